@@ -36,11 +36,15 @@ _FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedSearch:
-    """A finished search and its files. ``model`` is ``None`` if the reference itself is selected."""
+    """A finished search and its files. ``model`` is ``None`` if the reference itself is selected.
+
+    ``is_cut_short``: the time limit of the run ended it.
+    """
 
     result: SearchResult
     folder: Path
     raw_winner: Placement
+    is_cut_short: bool = False
 
     @property
     def model(self) -> Path | None:
@@ -81,25 +85,20 @@ def data_digest(source: DataSource | None) -> str:
     return digest.hexdigest()
 
 
-def keep(
-    store: Store,
-    key: str,
-    result: SearchResult,
-    raw_winner: Placement,
-    files: Path,
-    about: Mapping[str, str],
-) -> CachedSearch:
-    """Put a finished search into the cache, with the model and scheme files found in ``files``.
+def keep(store: Store, key: str, found: CachedSearch, about: Mapping[str, str]) -> CachedSearch:
+    """Put a finished search into the cache, with the files in its folder; returns the search with the cached files.
 
-    ``about`` describes the entry for ``qdqspec cache``: names of case, model, backend and device.
+    ``about`` describes the entry for ``qdqspec cache``: names of case, model, backend and device. If another process
+    stored another result first, the search is returned as it is.
     """
+    result, files = found.result, found.folder
 
     def fill(folder: Path) -> None:
         lines = [json.dumps(trial_to_json(trial)) for trial in result.trials]
         (folder / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         # In full: the placement of everything may be confirmed and selected without a trial of the search.
         conclusions = to_data(replace(result, trials=()))
-        conclusions |= {"raw_winner": raw_winner.digest, "about": dict(about)}
+        conclusions |= {"raw_winner": found.raw_winner.digest, "about": dict(about)}
         (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
         for name in _FILES:
             if (files / name).is_file():
@@ -108,7 +107,15 @@ def keep(
             if table_of(files / name).is_file():
                 shutil.copytree(files / name, folder / name)
 
-    return CachedSearch(result=result, folder=store.put(key, fill), raw_winner=raw_winner)
+    folder = store.put(key, fill)
+    return replace(found, folder=folder) if _same_files(folder / SCHEME, files / SCHEME) else found
+
+
+def _same_files(one: Path, other: Path) -> bool:
+    try:
+        return one.read_bytes() == other.read_bytes()
+    except OSError:
+        return False
 
 
 def table_of(folder: Path) -> Path:

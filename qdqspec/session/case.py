@@ -111,6 +111,16 @@ class CaseSetup:
         """Backend and variant of the case."""
         return self.backend.target
 
+    @property
+    def about(self) -> dict[str, str]:
+        """Names of case, model, device and target, for a cache entry."""
+        return {
+            "case": self.case.name,
+            "model": self.given.where,
+            "device": self.device.key,
+            "target": self.target,
+        }
+
     @cached_property
     def key(self) -> str:
         """The cache key of a finished search of this case."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
 from qdqspec.baseline.store import Renewal
-from qdqspec.checks._requests import requests_of
+from qdqspec.checks._requests import needs_of, requests_of
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model, require_path
 from qdqspec.lint import lint_model
@@ -24,17 +25,19 @@ from qdqspec.session.culprits import culprits_of
 from qdqspec.session.files import profiles_of
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
 from qdqspec.session.parity import BothModels, compare_models
-from qdqspec.session.pipeline import Finder
 from qdqspec.session.probes import search_input
 from qdqspec.session.resources import Resources
+from qdqspec.session.winner import Finder
 from qdqspec.types import (
     AccuracyEvidence,
     Case,
     CaseRecord,
+    CheckResult,
     CheckSpec,
     CulpritEvidence,
     DeviceKey,
     Evidence,
+    EvidenceKind,
     Finding,
     GraphPart,
     LatencyEvidence,
@@ -44,6 +47,7 @@ from qdqspec.types import (
     ParitySearch,
     SearchResult,
     SurvivalEvidence,
+    Verdict,
 )
 from qdqspec.types.requests import (
     FigureRequest,
@@ -61,12 +65,17 @@ CULPRIT_SECONDS = 30.0  # time limit of error attribution after a failed check
 
 
 class CaseWork:
-    """The evidence of one case in one session. Each attribute is computed once, on first access."""
+    """The evidence of one case in one session, and the verdicts on it. Each part is computed once, on first access."""
 
     def __init__(self, case: Case, resources: Resources, store: Store, device: DeviceKey) -> None:
         self.setup = CaseSetup(case, resources, device)
         self.finder = Finder(self.setup, store, self.validate)
         self.store = store
+        self.seconds_left = resources.seconds_left
+        self.results: dict[str, CheckResult] = {}
+        self.raised: set[str] = set()  # checks whose result is an error
+        self.judged: dict[str, CheckSpec] = {}
+        self._needs: set[EvidenceKind] = set()
         self.culprits: CulpritEvidence | None = None
         self._figures: dict[str, Mapping[str, float]] = {}
         self._parity: ParityEvidence | None = None
@@ -95,6 +104,59 @@ class CaseWork:
             regression={} if self._gate is None else self._gate.evidence,
             output=None if setup.settings.mode == "plan" else setup.output,
             warnings=self.warnings,
+        )
+
+    def evidence(self, needs: frozenset[EvidenceKind]) -> Evidence:
+        """The evidence of a finished search; the requested kinds are measured."""
+        setup, search = self.setup, self.search
+        self._needs.update(needs)
+        return Evidence(
+            case=setup.case,
+            backend=setup.backend.name,
+            target=setup.target,
+            device=setup.device,
+            model_sha256=setup.given.sha256,
+            search=search,
+            pairs=self.finder.pairs,
+            latency=self.latency if "latency" in needs else None,
+            parity=self.parity if "parity" in needs else None,
+            culprits=self.culprits if "parity" in needs else None,
+            parity_search=self.parity_search if "parity" in needs else {},
+            accuracy=self.accuracy if "accuracy" in needs else {},
+            size_bytes=self.sizes if "size" in needs else {},
+            regression=self.gate.evidence if "regression" in needs else {},
+            survival=self.survival if "survival" in needs else {},
+            lint=self.lint if "lint" in needs else {},
+            figures=self.figures if "figures" in needs else {},
+            node_ops={node.name: node.op_type for node in setup.given.nodes},
+            output=setup.output,
+            warnings=self.warnings,
+        )
+
+    @property
+    def record(self) -> CaseRecord:
+        """The record of the case with all its evidence; nothing is searched, or measured after a check raised."""
+        return CaseRecord(evidence=self._gathered, results=tuple(self.results.values()))
+
+    @property
+    def _gathered(self) -> Evidence:
+        if self.finder.found is None:
+            return self.unsearched
+        needs: set[EvidenceKind] = {"latency", "parity"}  # for every case, whatever its checks
+        needs |= self._needs
+        for check in self.judged.values():
+            needs |= needs_of(check) if check.id not in self.raised else set()
+        try:
+            return replace(self.evidence(frozenset(needs)), graph=self.graph)
+        except QdqspecError:
+            if not self.raised:
+                raise
+            return self.evidence(frozenset())
+
+    def add(self, check: CheckSpec, verdict: Verdict) -> None:
+        """Record the verdict of a check."""
+        self.results[check.id] = CheckResult(
+            id=check.id, kind=check.kind, severity=check.severity, verdict=verdict
         )
 
     @property

@@ -1,245 +1,89 @@
-"""The finished search of a case: from the cache if it passes its recheck, selected by digest, or run now."""
+"""The pipeline of a case, from its model to the verdict of a check.
+
+    case > model > regions > units > space of placements > strategy
+                                                             |  ^
+                                                   placement v  | trial
+                                        rehearse > insert Q/DQ > build > race
+                                                             |
+        finalists: built anew and timed with the reference > winner
+                                                             |
+        latency, parity, accuracy, size, survival, lint > evidence > check > verdict
+
+`judge` is the whole pipeline, `tune` its part up to the winner. Each step is done once for a case: what precedes the
+search is computed on first access. The modules of the steps:
+
+    prepare    case, prepare, start, correcting, runtimes
+    search     tuning (candidates, constraint, oracle)
+    confirm    confirm, timing
+    winner     winner (cached, files)
+    evidence   evidence (parity, culprits, probes, gate)
+
+`session` holds the cases of a run, `study` runs a search step by step; `compared_runtimes`, `targets` and `upgrade`
+compare finished searches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cached_property, partial
-from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from qdqspec.errors import BackendError, QdqspecError, StateError
-from qdqspec.graph.model import require_path
+from qdqspec.checks._requests import needs_of
+from qdqspec.checks._verdicts import timed_out
+from qdqspec.checks.base import Check
 from qdqspec.measurement.store import Store
-from qdqspec.placement.scheme import read_scheme
-from qdqspec.session.cached import MODEL, PATTERNS, RAW_MODEL, SCHEME, CachedSearch, keep, recall
+from qdqspec.registry import resolve
+from qdqspec.session.cached import MODEL, PATTERNS, RAW_MODEL, CachedSearch, keep
 from qdqspec.session.case import CaseSetup
-from qdqspec.session.files import (
-    REFERENCE,
-    make_folder,
-    open_journal,
-    refuse_own,
-    take_results,
-    write_patterns,
-    write_results,
-)
-from qdqspec.session.timing import BUILDS, FIRST_BUILDS, FIRST_ROUNDS, ROUNDS, recheck
-from qdqspec.session.tuning import Tuned, Tuning
-from qdqspec.types import LatencyEvidence, PlacedPair, Placement
-from qdqspec.units import metric_text
+from qdqspec.session.files import REFERENCE, open_journal, refuse_own, write_patterns, write_results
+from qdqspec.session.tuning import Tuning
+from qdqspec.types import CheckSpec, LatencyEvidence, Verdict
+from qdqspec.units import seconds_text
+
+if TYPE_CHECKING:
+    from qdqspec.session.evidence import CaseWork
 
 
-class Finder:
-    """Finds the winner of a case once. ``latency`` is what the search measured of it, if anything.
+def judge(work: CaseWork, check: CheckSpec) -> Verdict:
+    """The verdict of a check; inconclusive if the time limit of the run left it undecided."""
+    kind = cast("Check", resolve("check", check.kind))
+    limit = seconds_text(work.setup.settings.time_limit or 0.0)
+    if work.seconds_left() == 0 and work.finder.found is None:
+        return timed_out(limit)
+    work.require(check)  # prepare and probe: its data, labels and metric can be used
+    winner = work.finder.kept  # search and confirm: `tune`, or a cached winner that passes its recheck
+    work.gather(check)  # winner against reference
+    verdict = kind.judge(check.params, work.evidence(needs_of(check) | {"parity"}))
+    if verdict.outcome == "fail" and winner.is_cut_short:
+        return timed_out(limit, verdict)
+    return verdict
 
-    ``found`` is the finished search, or ``None`` before `kept` was read. ``validate`` raises if inputs of the checks
-    cannot be used; it is called before a search begins.
+
+def tune(
+    setup: CaseSetup, store: Store, validate: Callable[[], None]
+) -> tuple[CachedSearch, LatencyEvidence]:
+    """Search for the fastest placement within the limits of a case; write its results to its folder and the cache.
+
+    ``validate`` raises if inputs of the checks cannot be used. The latency is the one measured by the confirmation.
     """
-
-    def __init__(self, setup: CaseSetup, store: Store, validate: Callable[[], None] = lambda: None) -> None:
-        self.setup = setup
-        self.store = store
-        self.latency: LatencyEvidence | None = None
-        self.is_cut_short = False  # the time limit of the run ended the search
-        self.found: CachedSearch | None = None
-        self._validate = validate
-        self._failure: QdqspecError | None = None
-
-    @property
-    def kept(self) -> CachedSearch:
-        """The finished search: from the cache if it passes its recheck, else run now.
-
-        A failure is not retried in this session: every check of the case raises the same error.
-        """
-        if self._failure is not None:
-            raise self._failure
-        try:
-            if self.found is None:
-                with self.setup.alone():
-                    self.found = self._found()
-            return self.found
-        except StateError:
-            raise  # another run in the folder may have ended by the next attempt
-        except QdqspecError as error:
-            self._failure = error
-            raise
-
-    @cached_property
-    def tuned_path(self) -> Path:
-        """The file of the selected model: the tuned model, or the user's own if unchanged."""
-        return self.kept.model or require_path(self.setup.given)
-
-    @cached_property
-    def pairs(self) -> tuple[PlacedPair, ...]:
-        """The selected Q/DQ pairs with their numbers."""
-        kept = self.kept
-        return () if kept.result.unchanged else read_scheme(kept.folder / SCHEME).pairs
-
-    def measured(self, kept: CachedSearch, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
-        """Time the reference and the selected model, interleaved, from fresh builds.
-
-        Raises `BackendError` if the tuned model does not run any more.
-        """
-        if kept.model is None:
-            return self._timed(kept, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
-        measured = self._timed(kept, builds, rounds)
-        if "tuned" not in measured.samples:
-            raise BackendError(
-                f"the tuned model could not be built and run again: {measured.failures['tuned']}",
-                where=kept.model,
-                cure="tune it anew with --qdq-mode=run",
-            )
-        return measured
-
-    def _found(self) -> CachedSearch:
-        settings = self.setup.settings
-        known = None if settings.no_cache else recall(self.store, self.setup.key)
-        if settings.scheme is not None:
-            return self._chosen(settings.scheme, known)
-        if settings.mode in ("measure", "verify"):
-            return self._required(known)
-        if known is not None and not settings.retune and self._is_kept(known):
-            take_results(known, self.setup.given, self.setup.output)
-            return known
-        if known is not None:  # now rather than later: another process may store its own result meanwhile
-            self.store.discard(self.setup.key)
-        return self._tuned()
-
-    def _tuned(self) -> CachedSearch:
-        """Prepare, correct, search, confirm, write. Parity and other evidence follow when checks need them."""
-        setup = self.setup
-        refuse_own(setup.output, (REFERENCE, MODEL, RAW_MODEL), setup.given)  # before the work
-        self._validate()
-        with open_journal(setup.output, setup.journal_header, setup.prepared.warnings) as journal:
-            # Regions, calibrated ranges, limits, corrections and the rehearsal are made when `Tuning` is opened.
-            with Tuning(setup.prepared, setup.resources, journal) as tuning:
-                tuning.search.run()  # propose, rehearse, build, race; every trial is in the journal before the next
-                tuned = tuning.confirm()  # the finalists are built anew and timed together
-            self.latency = tuned.latency
-            kept = self._written(tuned)
-            # Last, because they mark the journal as finished: a result that could not be written is not searched again.
-            for role, trial in tuned.confirmed:
-                journal.append(trial, role=role)
-        return kept
-
-    def _written(self, tuned: Tuned) -> CachedSearch:
-        """The result in its folder and, unless disabled, in the cache."""
-        setup, result, raw_winner = self.setup, tuned.result, tuned.raw_winner
-        folder, target = setup.output, setup.target
-        write_results(setup.prepared, result, raw_winner, folder, target)
-        patterns = folder / PATTERNS
-        write_patterns(setup.prepared, result, tuned.intervals, patterns, target, setup.device.key)
-        self.is_cut_short = setup.resources.seconds_left() == 0  # such a search is not cached
-        if setup.settings.no_cache or self.is_cut_short:
-            return CachedSearch(result=result, folder=folder, raw_winner=raw_winner)
-        about = {
-            "case": setup.case.name,
-            "model": setup.given.where,
-            "device": setup.device.key,
-            "target": target,
-        }
-        kept = keep(self.store, setup.key, result, raw_winner, folder, about)
-        # another process may have stored its result first
-        is_ours = _same_files(kept.folder / SCHEME, folder / SCHEME)
-        return kept if is_ours else replace(kept, folder=folder)
-
-    def _is_kept(self, known: CachedSearch) -> bool:
-        """Whether a cached winner is reused. If not, a new search follows, which CI must request explicitly."""
-        if known.model is None:
-            return True
-        if lacking := self._inaccuracy(known.model):
-            return self._is_kept_in_ci(known, lacking, is_usable=False)
-        found = recheck(partial(self._timed, known), self.setup.case.tune.min_gain)
-        self.latency = found.latency
-        if found.outcome == "inconclusive":
-            self._note(f"{found.finding}; it is kept. Measure again later, or tune again with --qdq-retune")
-        if found.outcome in ("faster", "inconclusive"):
-            return True
-        return self._is_kept_in_ci(known, found.finding, is_usable=found.outcome == "slower")
-
-    def _is_kept_in_ci(self, known: CachedSearch, finding: str, *, is_usable: bool) -> bool:
-        """Whether a cached winner that is not proved faster is reused: in CI a search runs only on request."""
-        if not self.setup.settings.in_ci:
-            self._note(f"{finding}; it was tuned again")
-            self.setup.resources.report_wait(
-                f"{finding}: tuning again"
-            )  # before the search, which takes minutes
-            return False
-        if not is_usable:
-            raise StateError(
-                f"{finding}; no search is started in CI",
-                where=known.model,
-                cure="tune again with --qdq-retune",
-            )
-        self._note(f"{finding}; it is kept, since no search is started in CI. Tune again with --qdq-retune")
-        return True
-
-    def _note(self, text: str) -> None:
-        self.setup.prepared.warnings.append(text)
-
-    def _inaccuracy(self, model: Path) -> str:
-        """Why a cached winner fails ``tune.accuracy``, else an empty text. The code of a metric may have changed."""
-        rules, scores = self.setup.case.tune.accuracy, self.setup.prepared.scores
-        if rules is None:
-            return ""
-        value = scores.of_file(model, rules.metric, rules.output).value
-        least = rules.least(scores.of_reference(rules.metric, rules.output).value)
-        if value >= least:
-            return ""
-        return (
-            f"the cached winner has {rules.key} {metric_text(rules.metric, value)} now, less than the "
-            f"{metric_text(rules.metric, least)} that tune.accuracy asks for"
+    refuse_own(setup.output, (REFERENCE, MODEL, RAW_MODEL), setup.given)  # before the work
+    validate()
+    prepared = setup.prepared
+    with open_journal(setup.output, setup.journal_header, prepared.warnings) as journal:
+        # Opening it makes regions, space, calibrated ranges, corrections, limits and the rehearsal.
+        with Tuning(prepared, setup.resources, journal) as tuning:
+            tuning.search.run()  # ask, rehearse, build, race, tell; each trial is in the journal before the next
+            tuned = tuning.confirm()
+        result, raw_winner, target = tuned.result, tuned.raw_winner, setup.target
+        write_results(prepared, result, raw_winner, setup.output, target)
+        patterns = setup.output / PATTERNS
+        write_patterns(prepared, result, tuned.intervals, patterns, target, setup.device.key)
+        is_cut_short = setup.resources.seconds_left() == 0  # by the time limit of the run: not cached
+        found = CachedSearch(
+            result=result, folder=setup.output, raw_winner=raw_winner, is_cut_short=is_cut_short
         )
-
-    def _required(self, known: CachedSearch | None) -> CachedSearch:
-        case, mode = self.setup.case, self.setup.settings.mode
-        if known is None:
-            raise StateError(
-                f"no winner is known for {case.name} on this device, and mode '{mode}' does not search",
-                where=case.spec or case.model,
-                cure="run it once with --qdq-mode=run",
-            )
-        return known
-
-    def _chosen(self, digest: str, known: CachedSearch | None) -> CachedSearch:
-        """The placement of a known trial whose digest begins with ``digest``, rebuilt from its labels."""
-        case, trials = self.setup.case, known.result.trials if known else ()
-        found = {t.placement.digest: t.placement for t in trials if t.ok}
-        if known is not None:
-            # a confirmed winner may be no trial of the search
-            found[known.result.winner.digest] = known.result.winner
-        meant = [placement for name, placement in found.items() if name.startswith(digest)]
-        if known is None or len(meant) != 1:
-            raise StateError(
-                f"several trials of {case.name} have a scheme that begins with '{digest}'"
-                if meant
-                else f"no trial of {case.name} on this device has scheme {digest}",
-                where=case.spec or case.model,
-                cure="run the case once without --qdq-scheme, and take a digest from its trials.jsonl",
-            )
-        if meant[0].digest == known.result.winner.digest:
-            return known
-        return self._rebuilt(known, meant[0])
-
-    def _rebuilt(self, known: CachedSearch, placement: Placement) -> CachedSearch:
-        result = replace(
-            known.result,
-            winner=placement,
-            unchanged=not placement.sites,
-            reason=f"scheme {placement.digest} was asked for",
-            provenance=replace(known.result.provenance, source="replayed"),
-        )
-        folder = self.setup.output / placement.digest
-        make_folder(folder)
-        write_results(self.setup.prepared, result, placement, folder, self.setup.target)
-        return CachedSearch(result=result, folder=folder, raw_winner=placement)
-
-    def _timed(self, kept: CachedSearch, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
-        """Time the reference and the selected model, interleaved, from fresh builds."""
-        return self.setup.timed(kept.model or require_path(self.setup.given), builds, rounds)
-
-
-def _same_files(one: Path, other: Path) -> bool:
-    try:
-        return one.read_bytes() == other.read_bytes()
-    except OSError:
-        return False
+        if not (setup.settings.no_cache or is_cut_short):
+            found = keep(store, setup.key, found, setup.about)
+        # Last, because they mark the journal as finished: a result that could not be written is not searched again.
+        for role, trial in tuned.confirmed:
+            journal.append(trial, role=role)
+    return found, tuned.latency

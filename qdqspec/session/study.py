@@ -32,8 +32,8 @@ from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
 from qdqspec.session.case import CaseSetup
 from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placed, write_placement
+from qdqspec.session.oracle import Rehearser
 from qdqspec.session.prepare import Prepared
-from qdqspec.session.rehearsing import Rehearser
 from qdqspec.session.tuning import MakeStrategy, Tuned, named
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial

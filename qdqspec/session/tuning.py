@@ -28,9 +28,8 @@ from qdqspec.session.confirm import Confirmed, confirm, most_builds
 from qdqspec.session.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.session.correcting import SECONDS
 from qdqspec.session.files import BuildLogs
-from qdqspec.session.oracle import RehearsalOracle, RehearsedMetric
+from qdqspec.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.session.prepare import Prepared
-from qdqspec.session.rehearsing import Rehearser
 from qdqspec.session.resources import Resources
 from qdqspec.session.start import Start, warm_starts
 from qdqspec.temporary import TemporaryFolder

@@ -15,7 +15,7 @@ def test_what_is_left_shrinks_and_never_goes_below_nothing(
     session = Session(root=tmp_path, backend="fake", time_limit=100.0)
     started = session._started[1]
     for now, left in ((0.0, 100.0), (40.0, 60.0), (500.0, 0.0)):
-        monkeypatch.setattr("qdqspec.session.time.monotonic", lambda now=now: started + now)
+        monkeypatch.setattr("qdqspec.session.session.time.monotonic", lambda now=now: started + now)
         assert session._seconds_left() == pytest.approx(left)
     session.close()
 

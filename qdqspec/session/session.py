@@ -1,0 +1,401 @@
+"""A session: the cases of a run, and what they share: backends, cache, device lock, time limit and the run's record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack, cast
+
+from qdqspec import __version__
+from qdqspec.backends.base import Availability
+from qdqspec.baseline.store import Renewal
+from qdqspec.cases import SPEC_SUFFIXES, find_case
+from qdqspec.checks._verdicts import raised
+from qdqspec.config import Settings
+from qdqspec.config.declared import check_option
+from qdqspec.errors import BackendUnavailableError, ConfigError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.measurement.isolate import Isolated
+from qdqspec.measurement.lock import DeviceLock, log_wait
+from qdqspec.measurement.store import Store
+from qdqspec.parity.scores import joined_metrics
+from qdqspec.placement.import_qdq import import_placement
+from qdqspec.session.compared_runtimes import compare_runtimes, grouped
+from qdqspec.session.culprits import MOST, culprits_of
+from qdqspec.session.evidence import CaseWork, skipped_record
+from qdqspec.session.given_data import GivenFiles, is_model
+from qdqspec.session.parity import SideBySide
+from qdqspec.session.pipeline import judge
+from qdqspec.session.probes import Prober, read_probe
+from qdqspec.session.resources import Backends, Resources
+from qdqspec.session.result import Result
+from qdqspec.session.study import AnyStrategy, Study
+from qdqspec.session.targets import find_common, folder_of
+from qdqspec.session.tuning import plan_text
+from qdqspec.spec.inline import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
+from qdqspec.types import (
+    Case,
+    CaseRecord,
+    CheckResult,
+    CheckSpec,
+    CommonPlacement,
+    CulpritEvidence,
+    Evidence,
+    EvidenceKind,
+    Loader,
+    Metric,
+    Probe,
+    Progress,
+    Region,
+    RunRecord,
+    RuntimeComparison,
+    SearchResult,
+)
+from qdqspec.types.requests import InputLimits
+
+_Key = tuple[str, str, str, int, int, str]
+
+
+class Session:
+    """Tunes, measures and checks cases. Errors of the input or the machine are raised as `QdqspecError`.
+
+    ``overrides`` are fields of `Settings`, such as ``backend="onnxruntime"`` or ``seed=7``. ``watch`` is called with
+    the progress of a search. ``metrics`` are task metrics and ``loaders`` data loaders by the names used in specs; see
+    `Metric` and `Loader`. Close a session after use: it holds child processes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        watch: Callable[[Progress], None] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        loaders: Mapping[str, Loader] | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.settings = Settings(**overrides) if settings is None else replace(settings, **overrides)
+        for option in self.settings.backend_option:
+            check_option(option, "backend_option", command_line=True)
+        self.watch = watch
+        self.metrics = joined_metrics(metrics or {})
+        self.loaders = dict(loaders or {})
+        self._files = GivenFiles()
+        self.backends = Backends(self.settings)
+        self._runtimes: tuple[RuntimeComparison, ...] = ()
+        self._common: tuple[CommonPlacement, ...] = ()
+        self._store = Store(self.settings.cache_dir)
+        self._works: dict[_Key, CaseWork] = {}
+        self._waits: list[float] = []  # seconds of each wait for other runs on the device
+        self._skipped: dict[_Key, CaseRecord] = {}
+        self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
+
+    @property
+    def backend(self) -> Isolated:
+        """The backend of the run, with each engine in a process of its own."""
+        return self.backends.default.backend
+
+    def availability(self, case: Case) -> Availability:
+        """Whether the backend is usable here and has one of the case's number formats; if not, why not."""
+        runtime = self.backends.of(case)
+        found = runtime.backend.probe(runtime.options)
+        wanted = case.quantize.formats
+        if not found.usable:
+            return found
+        here = runtime.backend.capabilities(runtime.options)
+        if not set(wanted).isdisjoint(here.formats):
+            return found
+        reasons = [f"; {here.lacking[name]}" for name in wanted if name in here.lacking]
+        return replace(
+            found,
+            usable=False,
+            why=f"{runtime.backend.name} has no {' or '.join(wanted)} on this device{''.join(reasons)}",
+            install=f"choose one of its formats ({', '.join(here.formats)}), or another backend",
+        )
+
+    def target(self, case: Case) -> str:
+        """The backend of a case and its variant."""
+        return self.backends.of(case).backend.target
+
+    def tune(self, model: GivenModel | Case, **asked: Unpack[AskedWithStrategy]) -> Result:
+        """Search for the fastest placement of a model, or of a case of a spec; `Asked` lists the options.
+
+        A cached winner that passes its recheck is reused. Raises `QdqspecError` for errors of input or machine.
+        """
+        case = self._asked(model, asked)
+        evidence = self.evidence(case, frozenset({"latency", "parity"}))
+        record = self._run_record([CaseRecord(evidence=evidence)])
+        kept = self.work(case).finder.kept
+        return Result(record=record, kept=kept, given=self.model(case), files=self._files)
+
+    def find_culprits(
+        self,
+        model: GivenModel | Case,
+        tuned: GivenModel | None = None,
+        *,
+        most: int | None = MOST,
+        **asked: Unpack[AskedWithStrategy],
+    ) -> CulpritEvidence:
+        """Rank the Q/DQ pairs of a quantized model by the accuracy they cost.
+
+        The model is ``tuned``, from any tool, or else the winner. Returns the ``most`` pairs with the largest error,
+        all for ``None``. Nothing is timed, except by the search that runs first
+        if there is neither ``tuned`` nor a cached winner.
+        """
+        work = self.work(self.case(model, asked))
+        if tuned is None:
+            return culprits_of(work.setup, work.finder.pairs, most=most)
+        imported = import_placement(load_model(Path(cast("PathLike", self.file(tuned)))), work.setup.given)
+        return culprits_of(work.setup, imported.pairs, most=most)
+
+    def probe(
+        self,
+        model: PathLike,
+        tuned: PathLike,
+        file: PathLike,
+        limits: InputLimits | None = None,
+        *,
+        values: Mapping[str, Any] | None = None,
+    ) -> Probe:
+        """Run one input, saved by a parity check, on a model and its tuned model.
+
+        The outputs are checked against ``limits``, by default those saved in the file. ``values`` are the inputs of the
+        model that are fixed, which the tuned model does not have.
+        """
+        kept = read_probe(Path(file))
+        shapes = {name: list(array.shape) for name, array in kept.feeds.items()}
+        case = inline_case(model, {"shapes": shapes, "values": values or {}})
+        setup = self.work(case).setup
+        with SideBySide(setup.resources, case.model, Path(tuned).absolute(), setup.fixed) as models:
+            return Prober(models, limits or kept.params, kept.typical).probe(kept.feeds, kept.inputs)
+
+    def study(
+        self,
+        model: GivenModel | Case,
+        *,
+        strategy: AnyStrategy | None = None,
+        folder: PathLike | None = None,
+        **asked: Unpack[Asked],
+    ) -> Study:
+        """The same search, step by step; see `Study`.
+
+        ``strategy`` is a name, an object with ask, tell and done, or a callable that makes one from a `SearchSetup` and
+        a random generator. With ``folder`` the study is saved there from the start, and resumed if it already exists.
+        """
+        case = self._asked(model, asked)
+        own = self.backends.of(case).settings
+        settings = {name: getattr(own, name) for name in ("backend", "device", "threads", "seed")}
+        return Study(
+            self.work(case).setup,
+            settings,
+            strategy=strategy,
+            folder=None if folder is None else Path(folder).absolute(),
+        )
+
+    def _asked(self, model: GivenModel | Case, asked: Mapping[str, object]) -> Case:
+        """The requested case; raises `BackendUnavailableError` if the backend cannot run it."""
+        case = self.case(model, asked)
+        found = self.availability(case)
+        if not found.usable:
+            raise BackendUnavailableError(
+                f"backend {case.backend or self.settings.backend} is not usable here: {found.why}",
+                cure=found.install or None,
+            )
+        return case
+
+    def case(self, model: GivenModel | Case, asked: Mapping[str, Any]) -> Case:
+        """A model with its options as a case; ``spec.qdq.yaml::id`` selects a case of a spec.
+
+        A case of a spec accepts ``metrics`` only: a spec names metrics and holds no code.
+        """
+        words = {word: value for word, value in asked.items() if word != "metrics"}
+        case = self._case(self.file(model), self._files.asked(words))
+        return replace(case, metrics=joined_metrics(case.metrics, asked.get("metrics", {})))
+
+    def file(self, model: GivenModel | Case) -> PathLike | Case:
+        """A model in memory as a file; anything else as it is."""
+        return self._files.model(model) if is_model(model) else cast("PathLike | Case", model)
+
+    def _case(self, model: PathLike | Case, asked: Mapping[str, object]) -> Case:
+        if not isinstance(model, Case) and SPEC_SUFFIXES[0] not in str(model):
+            return inline_case(model, asked)
+        if asked:
+            raise ConfigError(
+                "a spec's case says what is asked of it", where=str(model), cure="change it there"
+            )
+        if isinstance(model, Case):
+            return model
+        return find_case(str(model), self.settings, Path.cwd())
+
+    def model(self, case: Case) -> Model:
+        """The user's model, loaded and validated."""
+        return self.work(case).setup.given
+
+    def regions(self, case: Case) -> tuple[Region, ...]:
+        """The regions of the model."""
+        return self.work(case).setup.prepared.regions
+
+    def search(self, case: Case) -> SearchResult:
+        """Tune the case, or return the cached winner if it passes its recheck."""
+        return self.work(case).search
+
+    def evidence(self, case: Case, needs: frozenset[EvidenceKind]) -> Evidence:
+        """The evidence of a case; the requested kinds are measured."""
+        return self.work(case).evidence(needs)
+
+    def judge(self, case: Case, check: CheckSpec) -> CheckResult:
+        """Measure what the check needs, judge it, and add the verdict to the record.
+
+        An error is recorded as a failed check, and raised.
+        """
+        work = self.work(case)
+        work.judged[check.id] = check
+        if check.id not in work.results or check.id in work.raised:
+            try:
+                verdict = judge(work, check)
+            except Exception as error:
+                work.raised.add(check.id)
+                work.add(check, raised(error))
+                raise
+            work.raised.discard(check.id)
+            work.add(check, verdict)
+        return work.results[check.id]
+
+    def skip(self, case: Case, why: str) -> None:
+        """Record a case that cannot run here, with the reason."""
+        self._skipped[_key(case)] = skipped_record(case, case.backend or self.settings.backend, why)
+
+    def plan(self, case: Case) -> str:
+        """The size of the search and an upper bound of its cost; nothing is built."""
+        return plan_text(self.work(case).setup.prepared, case.tune)
+
+    def compare_runtimes(self) -> tuple[RuntimeComparison, ...]:
+        """Time the models of cases that differ in the runtime only, interleaved; see `RuntimeComparison`.
+
+        Cases that were not searched are left out. The result is part of the record.
+        """
+        if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
+            searched = [work for work in self._works.values() if work.finder.found is not None]
+            self._runtimes = tuple(
+                compare_runtimes(name, works, self._watched) for name, works in grouped(searched)
+            )
+        return self._runtimes
+
+    def find_common(self, weights: Mapping[str, float]) -> tuple[CommonPlacement, ...]:
+        """Find one placement for the cases that differ in the runtime only; ``weights`` are by backend.
+
+        Cases that were not searched are left out. The result is part of the record.
+        """
+        searched = [work for work in self._works.values() if work.finder.found is not None]
+        self._common = tuple(
+            find_common(name, works, weights, self._watched, folder_of(works))
+            for name, works in grouped(searched)
+        )
+        return self._common
+
+    def output(self, case: Case) -> Path:
+        """The output folder of the case."""
+        return self.work(case).setup.output
+
+    def record(self) -> RunRecord:
+        """The record of all cases judged, searched or skipped so far, with all their evidence."""
+        works = self._works.values()
+        found = (work.record for work in works if work.results or work.finder.found is not None)
+        return self._run_record((*found, *self._skipped.values()), self._runtimes, self._common)
+
+    def _run_record(
+        self,
+        cases: Iterable[CaseRecord],
+        runtimes: tuple[RuntimeComparison, ...] = (),
+        common: tuple[CommonPlacement, ...] = (),
+    ) -> RunRecord:
+        started, clock = self._started
+        found = tuple(cases)
+        seconds = time.monotonic() - clock
+        return RunRecord(
+            version=__version__,
+            started=started,
+            seconds=seconds,
+            cases=found,
+            runtimes=runtimes,
+            common=common,
+        )
+
+    def renewals(self) -> tuple[Renewal, ...]:
+        """Measured baseline entries that ``update`` requests; the caller writes them."""
+        return tuple(renewal for work in self._works.values() for renewal in work.renewals)
+
+    def close(self) -> None:
+        """Stop the child processes."""
+        self.backends.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def work(self, case: Case) -> CaseWork:
+        """The work of a case, shared by all its checks."""
+        key = _key(case)
+        if key not in self._works:
+            case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
+            case = self._files.loaded(case, self.loaders)
+            self._works[key] = CaseWork(
+                case, self._resources(case), self._store, self.backends.of(case).device
+            )
+        return self._works[key]
+
+    def _resources(self, case: Case) -> Resources:
+        report, runtime = partial(self._report_wait, case.name), self.backends.of(case)
+        return Resources(
+            backend=runtime.backend,
+            options=runtime.options,
+            settings=runtime.settings,
+            exclusive=lambda: DeviceLock(
+                f"{self.settings.device}-{runtime.device.key}", report=report, waited=self._waits.append
+            ),
+            waited=lambda: sum(self._waits),
+            report_wait=report,
+            watch=self._tell,
+            seconds_left=self._seconds_left,
+        )
+
+    def _seconds_left(self) -> float | None:
+        """Seconds left of the time limit, which applies to the whole run."""
+        limit = self.settings.time_limit
+        return None if limit is None else max(0.0, limit - (time.monotonic() - self._started[1]))
+
+    def _watched(self, name: str, text: str) -> None:
+        """Report a step without trials."""
+        self._tell(Progress(case=name, phase=text, done=0, total=0))
+
+    def _tell(self, progress: Progress) -> None:
+        if self.watch is not None:
+            self.watch(progress)
+
+    def _report_wait(self, name: str, text: str) -> None:
+        if self.watch is None:
+            log_wait(f"{name}: {text}")
+        else:
+            self.watch(Progress(case=name, phase="waiting", done=0, total=0, waiting=text))
+
+
+def _key(case: Case) -> _Key:
+    """The identity of a case's work; a fixture may have replaced model or data, a caller the rules.
+
+    A rewritten model is a different one. Data and ``start_from`` are identified by path: a search may itself write the
+    file that the next one starts from.
+    """
+    asked = repr((case.backend, case.inputs, case.patterns, case.regions, case.quantize, case.tune))
+    try:
+        written = case.model.stat()
+    except OSError:  # reported when the model is loaded
+        return str(case.spec), case.name, str(case.model), 0, 0, asked
+    return str(case.spec), case.name, str(case.model), written.st_mtime_ns, written.st_size, asked

@@ -1,0 +1,243 @@
+"""The winner of a case: from the cache if it passes its recheck, selected by digest, or searched now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Literal
+
+from qdqspec.errors import BackendError, QdqspecError, StateError
+from qdqspec.graph.model import require_path
+from qdqspec.measurement.store import Store
+from qdqspec.placement.scheme import read_scheme
+from qdqspec.session.cached import SCHEME, CachedSearch, recall
+from qdqspec.session.case import CaseSetup
+from qdqspec.session.files import make_folder, take_results, write_results
+from qdqspec.session.pipeline import tune
+from qdqspec.session.timing import BUILDS, ROUNDS
+from qdqspec.types import LatencyEvidence, PlacedPair, Placement
+from qdqspec.units import interval_text, metric_text, ratio_text
+
+FIRST_BUILDS, FIRST_ROUNDS = 2, 12
+SECOND_BUILDS, SECOND_ROUNDS = 4, 48
+
+Outcome = Literal["faster", "inconclusive", "slower", "broken"]
+Measure = Callable[[int, int], LatencyEvidence]  # builds and rounds
+
+
+class Finder:
+    """Finds the winner of a case once. ``latency`` is what the search measured of it, if anything.
+
+    ``found`` is the finished search, or ``None`` before `kept` was read. ``validate`` raises if inputs of the checks
+    cannot be used; it is called before a search begins.
+    """
+
+    def __init__(self, setup: CaseSetup, store: Store, validate: Callable[[], None] = lambda: None) -> None:
+        self.setup = setup
+        self.store = store
+        self.latency: LatencyEvidence | None = None
+        self.found: CachedSearch | None = None
+        self._validate = validate
+        self._failure: QdqspecError | None = None
+
+    @property
+    def kept(self) -> CachedSearch:
+        """The finished search: from the cache if it passes its recheck, else run now.
+
+        A failure is not retried in this session: every check of the case raises the same error.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if self.found is None:
+                with self.setup.alone():
+                    self.found = self._found()
+            return self.found
+        except StateError:
+            raise  # another run in the folder may have ended by the next attempt
+        except QdqspecError as error:
+            self._failure = error
+            raise
+
+    @cached_property
+    def tuned_path(self) -> Path:
+        """The file of the selected model: the tuned model, or the user's own if unchanged."""
+        return self.kept.model or require_path(self.setup.given)
+
+    @cached_property
+    def pairs(self) -> tuple[PlacedPair, ...]:
+        """The selected Q/DQ pairs with their numbers."""
+        kept = self.kept
+        return () if kept.result.unchanged else read_scheme(kept.folder / SCHEME).pairs
+
+    def measured(self, kept: CachedSearch, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
+        """Time the reference and the selected model, interleaved, from fresh builds.
+
+        Raises `BackendError` if the tuned model does not run any more.
+        """
+        if kept.model is None:
+            return self._timed(kept, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
+        measured = self._timed(kept, builds, rounds)
+        if "tuned" not in measured.samples:
+            raise BackendError(
+                f"the tuned model could not be built and run again: {measured.failures['tuned']}",
+                where=kept.model,
+                cure="tune it anew with --qdq-mode=run",
+            )
+        return measured
+
+    def _found(self) -> CachedSearch:
+        settings = self.setup.settings
+        known = None if settings.no_cache else recall(self.store, self.setup.key)
+        if settings.scheme is not None:
+            return self._chosen(settings.scheme, known)
+        if settings.mode in ("measure", "verify"):
+            return self._required(known)
+        if known is not None and not settings.retune and self._is_kept(known):
+            take_results(known, self.setup.given, self.setup.output)
+            return known
+        if known is not None:  # now rather than later: another process may store its own result meanwhile
+            self.store.discard(self.setup.key)
+        found, self.latency = tune(self.setup, self.store, self._validate)
+        return found
+
+    def _is_kept(self, known: CachedSearch) -> bool:
+        """Whether a cached winner is reused. If not, a new search follows, which CI must request explicitly."""
+        if known.model is None:
+            return True
+        if lacking := self._inaccuracy(known.model):
+            return self._is_kept_in_ci(known, lacking, is_usable=False)
+        found = recheck(partial(self._timed, known), self.setup.case.tune.min_gain)
+        self.latency = found.latency
+        if found.outcome == "inconclusive":
+            self._note(f"{found.finding}; it is kept. Measure again later, or tune again with --qdq-retune")
+        if found.outcome in ("faster", "inconclusive"):
+            return True
+        return self._is_kept_in_ci(known, found.finding, is_usable=found.outcome == "slower")
+
+    def _is_kept_in_ci(self, known: CachedSearch, finding: str, *, is_usable: bool) -> bool:
+        """Whether a cached winner that is not proved faster is reused: in CI a search runs only on request."""
+        if not self.setup.settings.in_ci:
+            self._note(f"{finding}; it was tuned again")
+            self.setup.resources.report_wait(
+                f"{finding}: tuning again"
+            )  # before the search, which takes minutes
+            return False
+        if not is_usable:
+            raise StateError(
+                f"{finding}; no search is started in CI",
+                where=known.model,
+                cure="tune again with --qdq-retune",
+            )
+        self._note(f"{finding}; it is kept, since no search is started in CI. Tune again with --qdq-retune")
+        return True
+
+    def _note(self, text: str) -> None:
+        self.setup.prepared.warnings.append(text)
+
+    def _inaccuracy(self, model: Path) -> str:
+        """Why a cached winner fails ``tune.accuracy``, else an empty text. The code of a metric may have changed."""
+        rules, scores = self.setup.case.tune.accuracy, self.setup.prepared.scores
+        if rules is None:
+            return ""
+        value = scores.of_file(model, rules.metric, rules.output).value
+        least = rules.least(scores.of_reference(rules.metric, rules.output).value)
+        if value >= least:
+            return ""
+        return (
+            f"the cached winner has {rules.key} {metric_text(rules.metric, value)} now, less than the "
+            f"{metric_text(rules.metric, least)} that tune.accuracy asks for"
+        )
+
+    def _required(self, known: CachedSearch | None) -> CachedSearch:
+        case, mode = self.setup.case, self.setup.settings.mode
+        if known is None:
+            raise StateError(
+                f"no winner is known for {case.name} on this device, and mode '{mode}' does not search",
+                where=case.spec or case.model,
+                cure="run it once with --qdq-mode=run",
+            )
+        return known
+
+    def _chosen(self, digest: str, known: CachedSearch | None) -> CachedSearch:
+        """The placement of a known trial whose digest begins with ``digest``, rebuilt from its labels."""
+        case, trials = self.setup.case, known.result.trials if known else ()
+        found = {t.placement.digest: t.placement for t in trials if t.ok}
+        if known is not None:
+            # a confirmed winner may be no trial of the search
+            found[known.result.winner.digest] = known.result.winner
+        meant = [placement for name, placement in found.items() if name.startswith(digest)]
+        if known is None or len(meant) != 1:
+            raise StateError(
+                f"several trials of {case.name} have a scheme that begins with '{digest}'"
+                if meant
+                else f"no trial of {case.name} on this device has scheme {digest}",
+                where=case.spec or case.model,
+                cure="run the case once without --qdq-scheme, and take a digest from its trials.jsonl",
+            )
+        if meant[0].digest == known.result.winner.digest:
+            return known
+        return self._rebuilt(known, meant[0])
+
+    def _rebuilt(self, known: CachedSearch, placement: Placement) -> CachedSearch:
+        result = replace(
+            known.result,
+            winner=placement,
+            unchanged=not placement.sites,
+            reason=f"scheme {placement.digest} was asked for",
+            provenance=replace(known.result.provenance, source="replayed"),
+        )
+        folder = self.setup.output / placement.digest
+        make_folder(folder)
+        write_results(self.setup.prepared, result, placement, folder, self.setup.target)
+        return CachedSearch(result=result, folder=folder, raw_winner=placement)
+
+    def _timed(self, kept: CachedSearch, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
+        """Time the reference and the selected model, interleaved, from fresh builds."""
+        return self.setup.timed(kept.model or require_path(self.setup.given), builds, rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recheck:
+    """The outcome of one or two measurements of a cached winner; ``latency`` is the last of them.
+
+    A slow period of a noisy machine must not start a search that takes minutes. So a winner is rejected only if two
+    measurements from fresh builds prove that it gains less than ``tune.min_gain``.
+
+    ``faster``: one measurement proves that it gains more than ``min_gain``. ``slower``: both prove that it gains less.
+    ``broken``: it cannot be built and run any more. ``inconclusive``: everything else.
+    """
+
+    outcome: Outcome
+    latency: LatencyEvidence
+    min_gain: float = 0.0
+
+    @property
+    def finding(self) -> str:
+        """The outcome as text, for a warning."""
+        if self.outcome == "broken":
+            return f"the cached winner could not be built and run again: {self.latency.failures['tuned']}"
+        speedup = self.latency.speedup
+        figures = f"{ratio_text(speedup.median)}x (95 %: {interval_text(speedup)})"
+        asked = f"the {100 * self.min_gain:g} % of tune.min_gain"
+        if self.outcome == "slower":
+            lost = "is slower than the reference" if speedup.high < 1 else f"gains less than {asked}"
+            return f"the cached winner {lost} in two measurements: {figures}"
+        by = f" by {asked}" if self.min_gain else ""
+        return f"inconclusive: the cached winner is neither proved faster nor proved slower{by}: {figures}"
+
+
+def recheck(measure: Measure, min_gain: float = 0.0) -> Recheck:
+    """Measure a cached winner; if the gain is not proved, repeat once with more builds and rounds."""
+    least = 1 / (1 - min_gain)
+    below = []
+    for builds, rounds in ((FIRST_BUILDS, FIRST_ROUNDS), (SECOND_BUILDS, SECOND_ROUNDS)):
+        latency = measure(builds, rounds)
+        if "tuned" not in latency.samples:
+            return Recheck(outcome="broken", latency=latency)
+        if latency.speedup.low > least:
+            return Recheck(outcome="faster", latency=latency, min_gain=min_gain)
+        below.append(latency.speedup.high < least)
+    return Recheck(outcome="slower" if all(below) else "inconclusive", latency=latency, min_gain=min_gain)
