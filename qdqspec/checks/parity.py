@@ -6,10 +6,28 @@ import math
 from functools import partial
 from typing import ClassVar, NamedTuple
 
-from qdqspec.checks._parity_limits import AGREEMENT, LIMITS, NAME_WIDTH, Limit, broken, value_of
-from qdqspec.checks._parity_params import ParityParams, SearchParams
-from qdqspec.checks._parity_search import comparison_sections, probe_sections, search_advice, search_sections
-from qdqspec.checks._parity_words import QUANTIZATION, RUNTIME, advice, blame, culprits_table, steps_table
+from qdqspec.checks._parity_params import (
+    AGREEMENT,
+    LIMITS,
+    NAME_WIDTH,
+    Limit,
+    ParityParams,
+    SearchParams,
+    broken,
+    value_of,
+)
+from qdqspec.checks._parity_text import (
+    QUANTIZATION,
+    RUNTIME,
+    advice,
+    blame,
+    comparison_sections,
+    culprits_table,
+    probe_sections,
+    search_advice,
+    search_sections,
+    steps_table,
+)
 from qdqspec.checks._verdicts import WIDTH, is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
 from qdqspec.types import (
