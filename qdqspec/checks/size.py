@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from qdqspec.checks._params import Positive, require_a_limit
 from qdqspec.checks._verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import ByteSize, CheckParams
-from qdqspec.types import Evidence, EvidenceKind, Outcome, Section, Verdict
+from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 from qdqspec.units import ratio_text, size_text
 
 
@@ -48,7 +48,7 @@ class SizeCheck:
             Section(
                 title="Budget",
                 headers=("metric", "value", "budget", "verdict"),
-                rows=tuple((*row, _outcome(holds)) for _, holds, row in limits),
+                rows=tuple((*row, "pass" if holds else "fail") for _, holds, row in limits),
             ),
             numbers={"tuned_bytes": tuned, "reference_bytes": reference, "ratio": tuned / reference},
             advice=_advice(evidence),
@@ -79,10 +79,6 @@ def _limits(params: SizeParams, tuned: int, reference: int) -> list[_Limit]:
 
 def _sign(holds: bool) -> str:
     return "<=" if holds else ">"
-
-
-def _outcome(holds: bool) -> Outcome:
-    return "pass" if holds else "fail"
 
 
 def _advice(evidence: Evidence) -> str:

@@ -109,7 +109,12 @@ def find_pairs(apart: TakenApart) -> tuple[FoundPair, ...]:
             alike = found.setdefault((pair.quantized, pair.tensor), [])
             for index, known in enumerate(alike):
                 if _same(known, pair):
-                    alike[index] = _joined(known, pair)
+                    alike[index] = replace(
+                        known,
+                        ends=tuple(sorted({*known.ends, *pair.ends})),
+                        hidden=known.hidden or pair.hidden,
+                        nodes=(*known.nodes, *pair.nodes),
+                    )
                     break
             else:
                 alike.append(pair)
@@ -120,15 +125,6 @@ def _same(one: FoundPair, other: FoundPair) -> bool:
     if one.numbers is None or other.numbers is None:
         return one.problem == other.problem
     return one.numbers.same(other.numbers)
-
-
-def _joined(one: FoundPair, other: FoundPair) -> FoundPair:
-    return replace(
-        one,
-        ends=tuple(sorted({*one.ends, *other.ends})),
-        hidden=one.hidden or other.hidden,
-        nodes=(*one.nodes, *other.nodes),
-    )
 
 
 def _pair(apart: TakenApart, node: Node) -> FoundPair:

@@ -78,12 +78,10 @@ def _operators(model: Model) -> dict[str, Node]:
     return {
         node.name: node
         for node in model.nodes
-        if node.outputs[:1] and not node.is_marker and not _is_constant(model, node)
+        if node.outputs[:1]
+        and not node.is_marker
+        and not (node.op_type == "Constant" and node.outputs[0] in model.constants)
     }
-
-
-def _is_constant(model: Model, node: Node) -> bool:
-    return node.op_type == "Constant" and node.outputs[0] in model.constants
 
 
 def _change(a: Model, b: Model, one: Node, other: Node) -> str:

@@ -89,7 +89,9 @@ def calibrate_with(
     clipped = spans.keys() - _answers(model)
     found["mean"] = spans | {tensor: means[tensor] for tensor in clipped}
     if _FROM_HISTOGRAM.keys() & set(methods):
-        histograms = {tensor: Histogram(spans[tensor]) for tensor in clipped if _has_tails(spans[tensor])}
+        histograms = {
+            tensor: Histogram(spans[tensor]) for tensor in clipped if spans[tensor].largest > _NEGLIGIBLE
+        }
         for values in map(watch.values, feeds()):
             for tensor in histograms.keys() & values.keys():
                 histograms[tensor].add(values[tensor])
@@ -137,10 +139,6 @@ def _answers(model: Model) -> set[str]:
     bounded = (t for node in model.nodes if node.op_type in _BOUNDED for t in node.outputs)
     logits = (node.inputs[0] for node in model.nodes if node.op_type == "Softmax")
     return {*model.outputs, *bounded, *logits}
-
-
-def _has_tails(span: TensorRange) -> bool:
-    return span.largest > _NEGLIGIBLE
 
 
 def _is_float(value: Array) -> bool:

@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeAlias
 
 from tabulate import tabulate
 
-from qdqspec.regions.bodies import Body
 from qdqspec.regions.forecast import Forecast
 from qdqspec.regions.inspection import Inspection, Judged, PatternCount, inspect_model
 from qdqspec.regions.repeats import Run, runs_of
@@ -151,7 +150,7 @@ def _bodies(inspection: Inspection, most: int) -> str:
             body.nodes,
             sum(r.type == "LEAF" for r in body.regions),
             plain(body.name, _NAME),
-            _body_text(body),
+            _cut(body.regions[0].pattern_text) if body.regions else "constants only",
         )
         for body in inspection.bodies[:most]
     ]
@@ -162,10 +161,6 @@ def _bodies(inspection: Inspection, most: int) -> str:
     functions = any(not body.placed for body in inspection.bodies)
     note = " (nothing is placed in local functions)" if functions else ""
     return f"Bodies of If, Loop and Scan{note}\n{table}{rest}"
-
-
-def _body_text(body: Body) -> str:
-    return _cut(body.regions[0].pattern_text) if body.regions else "constants only"
 
 
 def _many(count: int, noun: str) -> str:

@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from qdqspec.types import BaselineFigure, Case, DeviceKey, Evidence, RegressionEvidence, Section, Verdict
+from qdqspec.types import BaselineFigure, Case, DeviceKey, Evidence, RegressionEvidence, Verdict
 
 
 def model_path(case: Case) -> str:
@@ -83,8 +83,5 @@ class Redactor:
             verdict,
             headline=self.text(verdict.headline),
             advice=self.text(verdict.advice),
-            sections=tuple(self._section(section) for section in verdict.sections),
+            sections=tuple(replace(section, text=self.text(section.text)) for section in verdict.sections),
         )
-
-    def _section(self, section: Section) -> Section:
-        return replace(section, text=self.text(section.text))

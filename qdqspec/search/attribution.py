@@ -363,13 +363,9 @@ def fullest(space: SchemeSpace, codes: Sequence[int]) -> dict[str, int]:
     return found
 
 
-def _all_float(costs: CostModel) -> Codes:
-    return np.full(len(costs.blocks), FP, dtype=np.int8)
-
-
 def _single(costs: CostModel, index: int, code: int) -> Codes:
     """One block quantized, all others float."""
-    codes = _all_float(costs)
+    codes = np.full(len(costs.blocks), FP, dtype=np.int8)
     codes[index] = code
     return codes
 

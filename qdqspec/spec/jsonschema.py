@@ -33,15 +33,12 @@ def _tidy(node: Any) -> Any:
         if key in ("properties", "$defs")
         else _tidy(value)
         for key, value in node.items()
-        if not _noise(key, value)
+        if not (
+            (key == "title" and isinstance(value, str))
+            or (key == "default" and (value is None or isinstance(value, dict | list)))
+        )
     }
     choices = [choice for choice in kept.pop("anyOf", ()) if choice != {"type": "null"}]
     if len(choices) == 1:
         return {**choices[0], **kept}
     return {**kept, "anyOf": choices} if choices else kept
-
-
-def _noise(key: str, value: object) -> bool:
-    return (key == "title" and isinstance(value, str)) or (
-        key == "default" and (value is None or isinstance(value, dict | list))
-    )

@@ -41,7 +41,7 @@ def combinations(
             extended[n].update(entry)
         if not fits:
             added.append(dict(entry))
-    return tuple(_ordered(choice) for choice in (*extended, *added))
+    return tuple({axis: choice[axis] for axis in AXES if axis in choice} for choice in (*extended, *added))
 
 
 def named_combinations(choices: Sequence[Choice]) -> dict[str, Choice]:
@@ -77,7 +77,3 @@ def _product(axes: Mapping[str, Sequence[Value]], exclude: Sequence[Mapping[str,
 
 def _agrees(choice: Mapping[str, Value], entry: Mapping[str, Value]) -> bool:
     return all(choice.get(axis, value) == value for axis, value in entry.items())
-
-
-def _ordered(choice: Mapping[str, Value]) -> Choice:
-    return {axis: choice[axis] for axis in AXES if axis in choice}
