@@ -35,7 +35,7 @@ from modelopt.onnx.quantization.autotune import workflows
 from modelopt.onnx.quantization.autotune.utils import MODE_PRESETS
 from tabulate import tabulate
 
-from qdqspec.backends.base import Array
+from qdqspec.arrays import Array
 from qdqspec.config import Settings
 from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.model import Model

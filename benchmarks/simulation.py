@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from qdqspec.backends.base import Array, BuildOptions, Capabilities
+from qdqspec.arrays import Array
+from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake import FakeDevice, FakeEngine, options_from
 from qdqspec.backends.fake.cost import cost_of
 from qdqspec.config import Settings

@@ -16,11 +16,10 @@ from functools import cache
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from qdqspec.arrays import Array
 from qdqspec.errors import BackendError
 
-Array: TypeAlias = npt.NDArray[np.generic]
 Header: TypeAlias = dict[str, Any]
 
 _LENGTH = struct.Struct("<I")

@@ -12,14 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from qdqspec.arrays import Array as Array
 from qdqspec.config import Settings
 from qdqspec.config.declared import BackendOptions
 from qdqspec.types import DeviceKey, Kind, LayerTime, Samples, ShapeProfile
 
-Array = npt.NDArray[np.generic]
 BUILD_SECONDS = 600.0
 
 

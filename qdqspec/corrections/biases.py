@@ -9,12 +9,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.corrections.layers import Array, Layer
+from qdqspec.arrays import Array, Floats
+from qdqspec.corrections.layers import Layer
 from qdqspec.corrections.statistics import Means
 from qdqspec.quantize.formats import QuantParams
 from qdqspec.quantize.scales import dequantize
-
-Floats = npt.NDArray[np.float64]
 
 
 def mean_shift(layer: Layer, weight: Array, params: QuantParams, integers: Array, means: Means) -> Floats:

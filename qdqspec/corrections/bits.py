@@ -11,14 +11,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.corrections.layers import Array, Layer
+from qdqspec.arrays import Array, Floats
+from qdqspec.corrections.layers import Layer
 from qdqspec.quantize.formats import QuantParams
 
 MOST = 127  # the largest weight
 PAIR = 128  # the largest sum of two neighbours of equal sign
 _REDUCED = 63  # the largest weight of 7 bits
-
-Floats = npt.NDArray[np.float64]
 
 
 def overflow_free_scale(layer: Layer, weight: Array, reduced: QuantParams) -> npt.NDArray[np.float32]:

@@ -8,19 +8,16 @@ from itertools import islice
 from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from qdqspec.backends.base import Array
+from qdqspec.arrays import Array, Feed, Floats
 from qdqspec.graph.model import Model
 from qdqspec.parity.gate import MOST_DB
 from qdqspec.placement.pairs import QuantSource
 from qdqspec.rehearsal import Rehearsal, Runtime, Subject
-from qdqspec.rehearsal.rehearsal import Feed
 from qdqspec.types import Placement
 
 Part: TypeAlias = Literal["fit", "held-out"]
 
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 SAMPLES = 12  # of each part
 TINY = 1e-30  # lower bound of powers

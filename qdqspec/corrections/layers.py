@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Array, Floats32
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_default
 from qdqspec.placement.ops import weight_input
 from qdqspec.types import Site
-
-Array: TypeAlias = npt.NDArray[np.generic]
-Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,7 @@ class Layer:
             return np.ascontiguousarray(np.moveaxis(last, -1, 1))
         return np.ascontiguousarray(matrix[0] if self._is_transposed else matrix[0].T)
 
-    def rows(self, value: Array, most: int) -> Floats | None:
+    def rows(self, value: Array, most: int) -> Floats32 | None:
         """Inputs as (group, row, column), at most ``most`` rows, evenly spaced; ``None`` for another shape."""
         data = value.astype(np.float32, copy=False)
         if self.node.op_type != "Conv":
@@ -63,7 +61,7 @@ class Layer:
             return _some(data.reshape(-1, data.shape[-1]), most)[None]
         return self._windows(data, most)
 
-    def _windows(self, data: Floats, most: int) -> Floats | None:
+    def _windows(self, data: Floats32, most: int) -> Floats32 | None:
         """The input windows of a convolution at some of its output positions."""
         kernel, attributes = self.shape[2:], self.node.attributes
         rank = len(kernel)
@@ -139,7 +137,7 @@ def _numbers(value: object, count: int, otherwise: int = 1) -> list[int]:
     return [int(one) for one in cast("list[int]", value)] if value is not None else [otherwise] * count
 
 
-def _some(rows: Floats, most: int) -> Floats:
+def _some(rows: Floats32, most: int) -> Floats32:
     return rows[_evenly(len(rows), most)]
 
 

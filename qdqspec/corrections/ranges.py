@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, helper
 
-from qdqspec.backends.base import Array, Engine
+from qdqspec.arrays import Array, Feed
+from qdqspec.backends.base import Engine
 from qdqspec.corrections.judge import Errors, Judge, powers
 from qdqspec.graph.protos import copy_model
 from qdqspec.placement.pairs import QuantSource
@@ -23,12 +24,11 @@ from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS
 from qdqspec.rehearsal import Rehearsal
-from qdqspec.rehearsal.rehearsal import Feed, Values
+from qdqspec.rehearsal.rehearsal import Values
 from qdqspec.rehearsal.switches import Edge
 from qdqspec.types import Placement
 
 Ranges = Mapping[str, TensorRange]
-Floats = npt.NDArray[np.float64]
 
 LEAST_DB = 0.02  # smallest gain of one choice over all samples
 FIT_SAMPLES = 6  # samples on which single choices are tried

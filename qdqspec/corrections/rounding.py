@@ -8,14 +8,12 @@ by the second moments of the layer's input. Columns of largest input power come 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from qdqspec.corrections.layers import Array, Layer
+from qdqspec.arrays import Array, Floats
+from qdqspec.corrections.layers import Layer
 from qdqspec.corrections.statistics import InputStatistics
 from qdqspec.quantize.formats import QuantParams
 from qdqspec.quantize.scales import quantize, steps_of
-
-Floats = npt.NDArray[np.float64]
 
 DAMPING = 0.01  # of the mean diagonal of the second moments
 _BLOCK = 128  # columns after which errors are propagated to the rest

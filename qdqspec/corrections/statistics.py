@@ -9,11 +9,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.corrections.layers import Array, Layer
+from qdqspec.arrays import Array, Feed
+from qdqspec.corrections.layers import Layer
 from qdqspec.quantize.formats import QuantParams
 from qdqspec.quantize.scales import dequantize, quantize
 
-Feed: TypeAlias = Mapping[str, Array]
 Observe: TypeAlias = Callable[[Sequence[str], Iterable[Feed]], Iterator[Mapping[str, Array]]]
 Moments: TypeAlias = npt.NDArray[np.float32]
 

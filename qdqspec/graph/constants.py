@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from qdqspec.arrays import Array
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.protos import copy_model, graphs_inside, size_of
-
-Array = npt.NDArray[np.generic]
 
 LIMIT_BYTES = 2**20  # limit for a result that is larger than its inputs
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.arrays import Array
 from qdqspec.errors import SpecError
 from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.model import Model
@@ -19,7 +18,6 @@ from qdqspec.graph.scopes import bodies_of, defined_in, unique_node_names
 from qdqspec.registry import did_you_mean
 from qdqspec.types import FixedValue
 
-Array: TypeAlias = npt.NDArray[np.generic]
 _TAKEN = {True: "then_branch", False: "else_branch"}
 
 

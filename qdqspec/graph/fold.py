@@ -15,11 +15,10 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from qdqspec.arrays import Array
 from qdqspec.graph.constants import FoldedConstants, fold_constants
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.protos import copy_model
-
-Array = npt.NDArray[np.generic]
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 _LSTM_WEIGHTS = (1, 2)  # inputs W and R

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import onnx
 
+from qdqspec.arrays import Array
 from qdqspec.graph.declared import contradictions, redeclared
-from qdqspec.graph.fixed import Array, fix_inputs, fixed_arrays
+from qdqspec.graph.fixed import fix_inputs, fixed_arrays
 from qdqspec.graph.functions import inlined
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model

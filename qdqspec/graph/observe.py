@@ -11,20 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.arrays import Array
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
 from qdqspec.graph.protos import copy_model, refill
 from qdqspec.graph.scopes import Scope, Scopes, bodies_of, find_scopes
 from qdqspec.graph.wire import Parts, parts_of
 
-Array: TypeAlias = npt.NDArray[np.generic]
 _SCAN_SINCE = 9  # before, a Scan had a batch axis and other attributes
 
 

@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from qdqspec.arrays import Array
 from qdqspec.graph.opset import opset_of
 from qdqspec.graph.protos import copy_model
 from qdqspec.graph.trt import meanings
-
-Array = npt.NDArray[np.generic]
 
 _KNOWS_DEQUANTIZE = 19  # onnx 1.23 has no version of DequantizeLinear for lower opsets
 

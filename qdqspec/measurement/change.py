@@ -14,7 +14,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from qdqspec.measurement.stats import Floats, pooled_deviation, student_t, trimmed_mean
+from qdqspec.arrays import Floats
+from qdqspec.measurement.stats import pooled_deviation, student_t, trimmed_mean
 from qdqspec.types import Change, Clock, Interval, LatencyEvidence, Samples
 
 RANK_ALPHA = 0.01  # one-sided

@@ -18,14 +18,8 @@ from pathlib import Path
 from types import TracebackType
 
 from qdqspec import errors
-from qdqspec.backends.base import (
-    PLAIN,
-    Array,
-    Availability,
-    Backend,
-    BuildOptions,
-    Capabilities,
-)
+from qdqspec.arrays import Array
+from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Capabilities
 from qdqspec.codec import from_data
 from qdqspec.config import options_of
 from qdqspec.errors import BackendError, OutputError

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqspec.backends.base import Array, Engine
+from qdqspec.arrays import Array
+from qdqspec.backends.base import Engine
 from qdqspec.measurement.together import ratios_between
 from qdqspec.types import Clock, LayerTime, ProfileLatency, Samples, ShapeProfile
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from qdqspec.arrays import Floats
 from qdqspec.backends.base import Engine
-from qdqspec.measurement.stats import Floats, log_ratios, signed_rank_bounds, wilcoxon_p
+from qdqspec.measurement.stats import log_ratios, signed_rank_bounds, wilcoxon_p
 from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
 
 LOOKS = (6, 12, 24, 48)  # numbers of pairs after which the test is evaluated

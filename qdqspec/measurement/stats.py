@@ -12,9 +12,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Floats
 from qdqspec.types import Interval
-
-Floats = npt.NDArray[np.float64]
 
 EXACT_LIMIT = 30  # pairs up to which the signed-rank distribution is enumerated
 

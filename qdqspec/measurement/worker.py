@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from qdqspec import registry
-from qdqspec.backends.base import Array, Backend, Engine
+from qdqspec.arrays import Array
+from qdqspec.backends.base import Backend, Engine
 from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.measurement._processor import one_processor

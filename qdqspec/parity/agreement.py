@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Array
 from qdqspec.types import TopK
 
-Array = npt.NDArray[np.generic]
 Classes = npt.NDArray[np.intp]  # one row for each classified position, best first
 
 

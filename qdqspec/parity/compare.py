@@ -12,16 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from qdqspec.arrays import Array, Floats
 from qdqspec.errors import DataError
 from qdqspec.parity.agreement import Agreement
 from qdqspec.parity.typical import Typical
 from qdqspec.types import ParityEvidence, TensorParity, TopK
 
-Array = npt.NDArray[np.generic]
 Outputs = Mapping[str, Array]
-Floats = npt.NDArray[np.float64]
 _CompareFunc = Callable[..., Mapping[str, Any]]  # Polygraphy is not typed
 
 _STEPS = 255  # of an 8-bit grid

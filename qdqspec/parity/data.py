@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from qdqspec.arrays import Array
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model
 from qdqspec.parity.random_inputs import random_feeds
@@ -25,7 +25,6 @@ from qdqspec.units import count_text
 
 __all__ = ["Dataset", "Feeds", "open_data", "random_feeds", "shaped_by_data"]
 
-Array = npt.NDArray[np.generic]
 Feed = dict[str, Array]
 
 _MOST_LABELS = 1 << 31  # bytes; labels are held in memory

@@ -7,15 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from qdqspec.arrays import Array, Shape
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model
-from qdqspec.parity.shapes import InputSpec, Shape
+from qdqspec.parity.shapes import InputSpec
 from qdqspec.registry import did_you_mean
 from qdqspec.types import ShapeProfile
-
-Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)

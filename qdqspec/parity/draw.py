@@ -13,15 +13,14 @@ from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from qdqspec.arrays import Array
 from qdqspec.parity.domain import Axis, InputDomain, Span
 from qdqspec.parity.recipes import Kind, Recipe
 
 Drawn: TypeAlias = dict[str, Recipe]  # by input
-Array: TypeAlias = npt.NDArray[np.generic]
 T = TypeVar("T")
 
 _FLOATS: tuple[Kind, ...] = (

@@ -13,7 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from qdqspec.backends.base import Array, Engine
+from qdqspec.arrays import Array
+from qdqspec.backends.base import Engine
 from qdqspec.parity.compare import sqnr_db
 from qdqspec.types import EXACT_DB
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Array
 from qdqspec.errors import DataError
 from qdqspec.types import ImageRules
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Array = npt.NDArray[np.generic]
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Array
 from qdqspec.errors import ConfigError, DataError
 from qdqspec.parity.tallies import BUILT_IN, Tally, tally_named
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Metric
 
-Array = npt.NDArray[np.generic]
 Batches = Iterable[Mapping[str, Array]]
 
 _HOW = (

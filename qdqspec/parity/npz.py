@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
+from qdqspec.arrays import Array
 from qdqspec.errors import DataError
 
-Array = npt.NDArray[np.generic]
 _HOW = "write it with numpy.savez(path, input_name=array), one array per model input"
 _READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,

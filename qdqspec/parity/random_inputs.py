@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from qdqspec.arrays import Array, Shape
 from qdqspec.graph.model import Model
-from qdqspec.parity.shapes import InputSpec, Shape, input_specs
-
-Array = npt.NDArray[np.generic]
+from qdqspec.parity.shapes import InputSpec, input_specs
 
 # upper bound of integers, unless the model indicates an index range: suits masks and segment numbers
 _FEW = 2

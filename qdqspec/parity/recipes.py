@@ -9,9 +9,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Array
 from qdqspec.parity.domain import InputDomain
 
-Array = npt.NDArray[np.generic]
 Kind: TypeAlias = Literal[
     "zeros", "constant", "denormal", "spike", "alternating", "uniform", "normal", "sample"
 ]

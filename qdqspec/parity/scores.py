@@ -12,7 +12,8 @@ from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 
-from qdqspec.backends.base import Array, Engine
+from qdqspec.arrays import Array
+from qdqspec.backends.base import Engine
 from qdqspec.errors import ConfigError, DataError, QdqspecError
 from qdqspec.parity.data import Dataset
 from qdqspec.parity.gate import Runs

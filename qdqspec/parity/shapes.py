@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
+from qdqspec.arrays import Array, Shape
 from qdqspec.errors import ModelError, SpecError
 from qdqspec.graph.model import Model
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Inputs, InputShape, ShapeProfile
-
-Array = npt.NDArray[np.generic]
-Shape = tuple[int, ...]
 
 _LARGEST = 1 << 31  # bytes of an input, which is created and sent whole
 _NO_NUMBERS = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)

@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Array
 from qdqspec.errors import DataError
 
-Array = npt.NDArray[np.generic]
 Counts = npt.NDArray[np.int64]
 Right = npt.NDArray[np.bool_]
 

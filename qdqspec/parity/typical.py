@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.generic]
+from qdqspec.arrays import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

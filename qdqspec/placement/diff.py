@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Array
 from qdqspec.graph.model import Model
-from qdqspec.placement.found import Array, FoundPair, Numbers, find_pairs
+from qdqspec.placement.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.skeleton import SkeletonDiff, compare_skeletons
 from qdqspec.placement.strip import TakenApart, take_apart
 from qdqspec.types import Consumer

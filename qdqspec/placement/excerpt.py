@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.utils import Extractor
 
+from qdqspec.arrays import Array, Shape
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node, TensorType
 from qdqspec.types import Consumer, InputShape, Placement
 
-Array = npt.NDArray[np.generic]
-Shape = tuple[int, ...]
 Spans = Mapping[str, InputShape]  # by tensor
 
 

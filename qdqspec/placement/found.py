@@ -23,8 +23,6 @@ from qdqspec.placement.restore import blocks_of, found_scales, is_constant, is_d
 from qdqspec.placement.strip import TakenApart
 from qdqspec.types import Consumer
 
-Array = npt.NDArray[np.generic]
-
 COMPUTED = "its scale or zero point is computed"
 RESCALES = "its DequantizeLinear has other numbers than its QuantizeLinear"
 

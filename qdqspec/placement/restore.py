@@ -11,6 +11,7 @@ import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
+from qdqspec.arrays import Array
 from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.protos import is_external
@@ -23,8 +24,6 @@ from qdqspec.graph.trt import (
     is_pair_op,
     of_e8m0,
 )
-
-Array = npt.NDArray[np.generic]
 
 # Default axis and block of TensorRT's operators: onnx-tensorrt, onnxOpImporters.cpp.
 _DEFAULTS = {

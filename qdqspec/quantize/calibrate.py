@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqspec.arrays import Array, Feed
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import Observer, observe
@@ -25,8 +26,6 @@ from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS, as_real
 from qdqspec.units import count_text
 
-Array: TypeAlias = npt.NDArray[np.generic]
-Feed: TypeAlias = Mapping[str, Array]
 Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]
 
 # Takes a model and returns a function that runs it: feed in, outputs by name out. The model comes from `observe`;

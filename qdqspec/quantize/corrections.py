@@ -9,11 +9,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Array
 from qdqspec.quantize.codec import packed, unpacked
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.types import Site
 
-Array: TypeAlias = npt.NDArray[np.generic]
 WeightKey: TypeAlias = tuple[str, str, int | None]  # tensor, number format, axis of the scales
 
 

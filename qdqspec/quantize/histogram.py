@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Floats
 from qdqspec.quantize.ranges import TensorRange
 
 BINS = 2048
@@ -15,8 +16,6 @@ PERCENTILE = 99.99  # percentage of all values that is not clipped
 _LEVELS = 128  # of the magnitude, as in an 8-bit symmetric grid
 _MSE_CANDIDATES = 128
 _MSE_STEPS = 255  # of an 8-bit grid over the whole range
-
-Floats = npt.NDArray[np.float64]
 
 
 class Histogram:

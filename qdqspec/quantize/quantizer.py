@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Array
 from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, rounding_text, shift_text, weight_key
@@ -24,7 +25,6 @@ from qdqspec.quantize.scales import (
 )
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
-Array = npt.NDArray[np.generic]
 _Key = tuple[str, str, int | None, bool, tuple[Consumer, ...]]
 
 

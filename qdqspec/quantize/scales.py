@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from qdqspec.arrays import Array
 from qdqspec.quantize.formats import NumberFormat, QuantParams
 from qdqspec.quantize.ranges import TensorRange
 
-Array = npt.NDArray[np.generic]
 Scales = npt.NDArray[np.float32]
 
 _SMALLEST = np.finfo(np.float32).smallest_normal  # kernels flush subnormal scales to zero

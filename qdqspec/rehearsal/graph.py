@@ -13,10 +13,10 @@ from math import prod
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.arrays import Floats
 from qdqspec.errors import PlacementError
 from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
@@ -28,7 +28,6 @@ from qdqspec.placement.pairs import Pair, PairMaker
 from qdqspec.rehearsal.switches import Edge, Switches
 from qdqspec.types import Consumer
 
-Floats: TypeAlias = npt.NDArray[np.float64]
 _Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
 
 _SPLIT_TAKES_NUMBER = 18  # the first opset whose Split has the number of outputs as an attribute

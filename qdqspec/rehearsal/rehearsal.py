@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +12,8 @@ from typing import Self, TypeAlias
 
 import numpy as np
 
-from qdqspec.backends.base import Array, Engine
+from qdqspec.arrays import Array, Feed
+from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError, ModelError, PlacementError, QdqspecError
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import size_of
@@ -27,7 +28,6 @@ from qdqspec.rehearsal.switches import Edge, Setting, Switches, is_foreign
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Placement, Rehearsed, Site
 
-Feed: TypeAlias = Mapping[str, Array]
 Values: TypeAlias = dict[Edge, Array]
 
 SAMPLES = 8

@@ -16,14 +16,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.backends.base import Array, Engine
+from qdqspec.arrays import Array, Feed, Floats
+from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError
 from qdqspec.parity.compare import sqnr_db
 from qdqspec.parity.gate import MOST_DB
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.rehearsal.graph import SwitchedModel
-from qdqspec.rehearsal.rehearsal import Feed, Rehearsal, RehearsalRefusedError, run
+from qdqspec.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError, run
 from qdqspec.rehearsal.switches import Edge, Switches, with_labels
 from qdqspec.types import Label, Placement, Site
 
@@ -31,7 +32,6 @@ SEGMENTS = 6
 FIRST = 2  # samples on which every pair is measured
 MOST_NOISE = 0.95  # pairs that cause this share of their segment's noise are measured on all samples
 
-Floats = npt.NDArray[np.float64]
 Group: TypeAlias = tuple[int, ...]  # the numbers of switches that are on together
 
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from qdqspec.arrays import Floats
 from qdqspec.search.blocks import CostModel
-from qdqspec.search.crossings import FP, Codes, Floats
+from qdqspec.search.crossings import FP, Codes
 from qdqspec.types import Label, format_of
 
 PRICES = 12  # prices of noise, from free to prohibitive

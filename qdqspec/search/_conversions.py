@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qdqspec.search.crossings import FLOAT, Codes, Domains, Edge, Floats
+from qdqspec.arrays import Floats
+from qdqspec.search.crossings import FLOAT, Codes, Domains, Edge
 
 
 class Conversions:

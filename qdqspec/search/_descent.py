@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from qdqspec.search.crossings import Codes, Domains, Edge, Floats
+from qdqspec.arrays import Floats
+from qdqspec.search.crossings import Codes, Domains, Edge
 
 SWEEPS = 20  # an upper bound; it converges in a few
 _MOST_ENDS = 8  # ends of an edge whose conversions are cached: with more there are too many labellings

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from qdqspec.arrays import Floats
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._accuracy import power
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import Block, unit_labels
-from qdqspec.search.crossings import FP, Floats
+from qdqspec.search.crossings import FP
 from qdqspec.types import Label, Placement, Trial
 
 DOUBT_SHARE = 0.5  # of the uncertainty, by which a prediction may be below the limit: a probability of 0.3

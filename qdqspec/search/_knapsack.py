@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from qdqspec.arrays import Floats
 from qdqspec.search.blocks import CostModel
-from qdqspec.search.crossings import FP, Codes, Floats
+from qdqspec.search.crossings import FP, Codes
 
 BISECTIONS = 12
 DECADES = 6  # of the price, in either direction from the ratio of whole time to whole noise

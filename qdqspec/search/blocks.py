@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qdqspec.arrays import Floats
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._conversions import Conversions
 from qdqspec.search._descent import Descent
-from qdqspec.search.crossings import FP, Codes, Crossings, Floats, domains_of, edges_between
+from qdqspec.search.crossings import FP, Codes, Crossings, domains_of, edges_between
 from qdqspec.types import Label, LayerTime, Trial, format_of, kind_of
 
 TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # standard deviations of logarithms when a model is drawn

@@ -16,7 +16,6 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.types import LABELS, format_of, kind_of
 
 Codes = npt.NDArray[np.int8]
-Floats = npt.NDArray[np.float64]
 
 FP, FULL = LABELS.index("fp"), LABELS.index("in+out")
 FLOAT = 0  # the domain of floats

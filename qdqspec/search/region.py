@@ -23,6 +23,7 @@ from qdqspec.search._classes import (
     spread,
     tied_classes,
 )
+from qdqspec.search._pure import Labels
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.select import reaches
@@ -36,7 +37,6 @@ DRAWS = 20  # for each scheme of the budget, before a pattern counts as exhauste
 PATIENCE = 0.2  # share of a pattern's schemes that may lose in a row, ...
 LEAST_PATIENCE = 6  # ... and at least this many
 
-Labels: TypeAlias = dict[str, Label]
 Inner: TypeAlias = Generator[list[Proposal], list[Trial], Labels]
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from qdqspec.graph.ops import ANCHORS, copies_values
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import Unit
 from qdqspec.search._classes import spent_by_unit
+from qdqspec.search._pure import Labels
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import Block, fuse
@@ -29,8 +29,6 @@ from qdqspec.types import HALVES, Label, LayerTime, Trial, kind_of, label_of
 
 MOST_NODES = 12  # in a group; a larger one is not extended by following operators
 STEP = 2  # expected gain of one step, in units of eps; less is not measurable in a race
-
-Labels: TypeAlias = dict[str, Label]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

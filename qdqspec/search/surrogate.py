@@ -17,11 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Floats
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.flow import flow_of
 from qdqspec.regions.pattern import PatternMaker
 from qdqspec.search.blocks import Block, CostModel
-from qdqspec.search.crossings import FP, Codes, Floats
+from qdqspec.search.crossings import FP, Codes
 
 PRIOR_DOUBT = 0.5  # standard deviation of the prior, relative to its mean
 LEAST_DOUBT = 0.002  # lower bound of the standard deviation, relative to the reference's time

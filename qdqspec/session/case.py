@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from qdqspec import __version__
-from qdqspec.backends.base import Array, Engine
+from qdqspec.arrays import Array
+from qdqspec.backends.base import Engine
 from qdqspec.config import claim_folder, find_folder
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.declared import unconfirmed_outputs

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from qdqspec.backends.base import Array, Backend, BuildOptions
+from qdqspec.arrays import Array, Feed
+from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.corrections.find import Found, Question, find_corrections
 from qdqspec.corrections.judge import MIN_SAMPLES, Judge
 from qdqspec.corrections.ranges import Ranges
@@ -16,7 +17,6 @@ from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
 from qdqspec.parity.data import Dataset
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.quantize.calibrate import Feed
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import RehearsalRefusedError

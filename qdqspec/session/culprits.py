@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from qdqspec.backends.base import Array, BuildOptions, Engine
+from qdqspec.arrays import Array
+from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.weights import WeightStore

@@ -37,13 +37,12 @@ from qdqspec.measurement.change import (
     ratio_interval,
     ratio_times,
 )
+from qdqspec.session.timing import Measure
 from qdqspec.types import Case, Change, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples
 from qdqspec.types.requests import BaselineRequest
 
 FIRST_BUILDS, FIRST_ROUNDS = 3, 24
 CLOSE_BUILDS, CLOSE_ROUNDS = 6, 48
-
-Measure = Callable[[int, int], LatencyEvidence]  # builds and rounds of a new measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,12 @@ from typing import Self
 
 import numpy as np
 
+from qdqspec.arrays import Feed
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.parity.gate import MOST_DB, OutputGate
 from qdqspec.parity.metrics import Score
 from qdqspec.parity.scores import Scores
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.quantize.calibrate import Feed
 from qdqspec.rehearsal import (
     Rehearsal,
     RehearsalRefusedError,

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from qdqspec.backends.base import Array, Engine
+from qdqspec.arrays import Array
+from qdqspec.backends.base import Engine
 from qdqspec.checks._requests import requests_of
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path

@@ -9,7 +9,8 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import get_args
 
-from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
+from qdqspec.arrays import Array, Feed
+from qdqspec.backends.base import Backend, BuildOptions, Capabilities
 from qdqspec.config import hooks
 from qdqspec.corrections.find import Found
 from qdqspec.errors import BackendError, PatternError
@@ -25,7 +26,7 @@ from qdqspec.parity.scores import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.quantize.calibrate import Feed, Method, calibrate, calibrate_with
+from qdqspec.quantize.calibrate import Method, calibrate, calibrate_with
 from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.given import given_ranges
 from qdqspec.quantize.quantizer import Quantizer

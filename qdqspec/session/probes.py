@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from qdqspec.backends.base import Array
+from qdqspec.arrays import Array, Feed
 from qdqspec.checks.base import Check
 from qdqspec.errors import BackendError, ConfigError, DataError
 from qdqspec.files import write_whole
@@ -37,7 +37,6 @@ from qdqspec.types.requests import InputLimits, InputRequest
 if TYPE_CHECKING:
     from qdqspec.parity.draw import Drawn
 
-Feed = Mapping[str, Array]
 
 _CHECK = "check.json"  # the metadata beside the arrays
 _MOST_BYTES = 1 << 20  # largest size of the metadata

@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 from pydantic import BaseModel
 
-from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
+from qdqspec.arrays import Array, Feed
+from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.config import hooks
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import BackendError, ModelError, StateError
@@ -25,7 +26,6 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.plain_json import read_json
-from qdqspec.quantize.calibrate import Feed
 from qdqspec.regions.fusion import groups_of
 from qdqspec.rehearsal import Runtime
 from qdqspec.temporary import TemporaryFolder

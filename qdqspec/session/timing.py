@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
+from qdqspec.arrays import Array
+from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.graph.model import load_model
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.profiles import Feeds
@@ -29,6 +31,8 @@ from qdqspec.types import (
     ShapeProfile,
     TuneRules,
 )
+
+Measure: TypeAlias = Callable[[int, int], LatencyEvidence]  # by numbers of builds and rounds
 
 BUILDS, ROUNDS = 3, 24  # the same precision as the confirmation of a search
 

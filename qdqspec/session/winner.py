@@ -16,7 +16,7 @@ from qdqspec.session.cached import SCHEME, CachedSearch, recall
 from qdqspec.session.case import CaseSetup
 from qdqspec.session.files import make_folder, take_results, write_results
 from qdqspec.session.pipeline import tune
-from qdqspec.session.timing import BUILDS, ROUNDS
+from qdqspec.session.timing import BUILDS, ROUNDS, Measure
 from qdqspec.types import LatencyEvidence, PlacedPair, Placement
 from qdqspec.units import interval_text, metric_text, ratio_text
 
@@ -24,7 +24,6 @@ FIRST_BUILDS, FIRST_ROUNDS = 2, 12
 SECOND_BUILDS, SECOND_ROUNDS = 4, 48
 
 Outcome = Literal["faster", "inconclusive", "slower", "broken"]
-Measure = Callable[[int, int], LatencyEvidence]  # builds and rounds
 
 
 class Finder:

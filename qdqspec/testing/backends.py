@@ -26,7 +26,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec import registry
-from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
+from qdqspec.arrays import Array
+from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.config import hooks
 from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH
 from qdqspec.config.settings import DEFAULT_BACKEND

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "qdqspec"
 
 LAYERS = {
-    "errors": 0, "types": 0, "units": 0, "registry": 0, "config": 0, "codec": 0,
+    "errors": 0, "types": 0, "units": 0, "registry": 0, "config": 0, "codec": 0, "arrays": 0,
     "files": 0, "plain_json": 0, "temporary": 0, "wire": 0,
     "spec": 1, "graph": 1,
     "regions": 2, "quantize": 2, "backends": 2, "baseline": 2,

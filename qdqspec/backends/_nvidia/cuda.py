@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqspec.backends.base import Array
+from qdqspec.arrays import Array
 from qdqspec.errors import BackendError, BackendUnavailableError
 
 INSTALL = "pip install 'qdqspec[tensorrt]'"

@@ -30,7 +30,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.arrays import Array
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.config.declared import NUMBER, BackendOption, BackendOptions, one_of, whole
 from qdqspec.errors import BackendError
 from qdqspec.types import DeviceKey, LayerTime, Samples

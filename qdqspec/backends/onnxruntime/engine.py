@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qdqspec.arrays import Array
 from qdqspec.backends import _cpu
 from qdqspec.backends._source import read_source
-from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.graph import graph_hash, read_graph
 from qdqspec.backends.onnxruntime.layers import map_kernels
 from qdqspec.backends.onnxruntime.messages import cure_for, plainly

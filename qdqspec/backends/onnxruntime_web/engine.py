@@ -11,9 +11,10 @@ import numpy as np
 import onnx
 from onnx import external_data_helper
 
+from qdqspec.arrays import Array
 from qdqspec.backends import _cpu
 from qdqspec.backends._source import read_source
-from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.graph import graph_hash
 from qdqspec.backends.onnxruntime.layers import map_kernels
 from qdqspec.backends.onnxruntime.profile import layer_times, parse_profile

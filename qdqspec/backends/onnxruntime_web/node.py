@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from qdqspec.arrays import Array
 from qdqspec.backends._orphans import dying_with_parent
 from qdqspec.backends.onnxruntime_web.install import HERE, NODE, require_node, require_package
 from qdqspec.backends.onnxruntime_web.messages import cure_for, plainly
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.wire import Array, Header, Stream, WireClosedError
+from qdqspec.wire import Header, Stream, WireClosedError
 
 _START_SECONDS = 60.0
 _FLAGS = ("--single-threaded-gc", "--expose-gc")

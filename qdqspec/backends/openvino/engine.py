@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from qdqspec.arrays import Array
 from qdqspec.backends import _cpu
 from qdqspec.backends._source import read_source
-from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.openvino.graph import graph_hash, read_kernels
 from qdqspec.backends.openvino.layers import find_origins, layer_times, named_nodes
 from qdqspec.backends.openvino.library import (

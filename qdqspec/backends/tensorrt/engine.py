@@ -19,9 +19,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qdqspec.arrays import Array, Shape
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.state import GpuWatch
-from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.tensorrt.api import installed_version, parts, require_tensorrt
 from qdqspec.backends.tensorrt.build import Build, Built
 from qdqspec.backends.tensorrt.cache import Shared
@@ -38,7 +39,6 @@ from qdqspec.backends.tensorrt.ops import (
     lacking,
 )
 from qdqspec.backends.tensorrt.options import OPTIONS, options_from
-from qdqspec.backends.tensorrt.profiles import Shape
 from qdqspec.backends.tensorrt.run import Bound, Session, check_feeds, ports_of
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.files import write_whole

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
+from qdqspec.arrays import Shape
 from qdqspec.errors import BackendError
 from qdqspec.types import InputShape, ShapeProfile
 
 if TYPE_CHECKING:
     import tensorrt as trt
-
-Shape: TypeAlias = tuple[int, ...]
 
 
 def add_profiles(

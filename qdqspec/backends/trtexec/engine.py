@@ -23,9 +23,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from qdqspec.arrays import Array
 from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._nvidia.smi import capability_of, gpu_facts
-from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.tensorrt import ops as trt_ops
 from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
 from qdqspec.backends.tensorrt.layer_json import read_times

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from qdqspec.backends.base import Array
+from qdqspec.arrays import Array
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.types import ShapeProfile

@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqspec.backends.base import Array, BuildOptions
+from qdqspec.arrays import Array
+from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError, OutputError, PlacementError, QdqspecError
 from qdqspec.measurement.bench import FLOOR_EPS, NOISE_BUILDS, NOISE_ROUNDS, Bench

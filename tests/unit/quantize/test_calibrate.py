@@ -11,11 +11,12 @@ import pytest
 from arrays import arrays_of
 from onnx import TensorProto, helper
 
+from qdqspec.arrays import Feed
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
-from qdqspec.quantize.calibrate import Feed, calibrate, calibrate_with
+from qdqspec.quantize.calibrate import calibrate, calibrate_with
 from qdqspec.quantize.ranges import TensorRange
 
 METHODS = ("max", "percentile", "entropy", "mse", "mean")

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import numpy_helper
 
-from qdqspec.backends.base import Array, BuildOptions, Engine
+from qdqspec.arrays import Array
+from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.checks._requests import requests_of
 from qdqspec.cli import main
 from qdqspec.errors import BackendError, DataError

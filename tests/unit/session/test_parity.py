@@ -15,7 +15,8 @@ from narrow import within_7_bits
 from onnx import numpy_helper
 
 from qdqspec import verify
-from qdqspec.backends.base import Array, BuildOptions, Engine
+from qdqspec.arrays import Array
+from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.config import Settings
 from qdqspec.errors import BackendError

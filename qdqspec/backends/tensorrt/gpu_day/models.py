@@ -22,7 +22,7 @@ from qdqspec.types import Consumer, Placement, Site
 if TYPE_CHECKING:
     import onnx
 
-    from qdqspec.backends.base import Array
+    from qdqspec.arrays import Array
 
 IMAGE = (1, 16, 32, 32)
 ROWS = (32, 256)

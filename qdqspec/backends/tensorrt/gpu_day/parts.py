@@ -40,7 +40,7 @@ from qdqspec.parity.compare import sqnr_db
 from qdqspec.types import InputShape, ShapeProfile
 
 if TYPE_CHECKING:
-    from qdqspec.backends.base import Array
+    from qdqspec.arrays import Array
     from qdqspec.types import Samples
 
 Facts: TypeAlias = dict[str, Any]

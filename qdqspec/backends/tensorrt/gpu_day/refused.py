@@ -19,7 +19,7 @@ from qdqspec.graph.model import Model
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from qdqspec.backends.base import Array
+    from qdqspec.arrays import Array
 
 F32 = np.float32
 _ROWS = "float[4,16] x"
