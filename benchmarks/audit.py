@@ -51,7 +51,6 @@ from qdqspec.quantize.ranges import tie_ranges
 from qdqspec.regions import find_regions
 from qdqspec.session import Session
 from qdqspec.testing.graphs import ranges_for
-from qdqspec.testing.reorder import told_otherwise
 from qdqspec.types import (
     Case,
     Inputs,
@@ -62,6 +61,8 @@ from qdqspec.types import (
     RegionRules,
     ShapeProfile,
 )
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 THROUGH: tuple[Optimizer, ...] = (
     "constant-folding", "onnxruntime-basic", "onnxruntime-extended", "onnxruntime-all", "onnxslim", "onnxscript",
@@ -104,6 +105,8 @@ class Audit:
         return OK if sorted(leaves) == sorted(everything) else "nodes without a leaf"
 
     def same(self) -> str:
+        from reorder import told_otherwise
+
         regions = find_regions(self.given)
         if find_regions(load_model(self.path)) != regions:
             return "other regions the second time"

@@ -1,7 +1,7 @@
 """Thousands of odd models through everything that reads or changes one: ``python benchmarks/odd_models.py [--tune N]``.
 
 The models are ONNX's own: every test of an operator (`onnx.backend.test`, all operators and opsets), its converted and
-real ones that come without weights, and `qdqspec.testing.odd`. Each goes through the verbs that need no engine, then
+real ones that come without weights, and `tests/support/odd`. Each goes through the verbs that need no engine, then
 placements are drawn, inserted, checked, loaded by ONNX Runtime where it loads the float model, and taken out again,
 which must give the model back. With ``--tune N`` every N-th is tuned on the simulated device as well.
 
@@ -43,8 +43,9 @@ from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session
-from qdqspec.testing.odd import ODD_MODELS
 from qdqspec.types import Placement
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 DRAWS = 4  # placements of each model and backend
 TARGETS = ("tensorrt-10", "tensorrt-11", "onnxruntime-cpu")
@@ -52,6 +53,7 @@ TARGETS = ("tensorrt-10", "tensorrt-11", "onnxruntime-cpu")
 
 def models() -> Iterator[tuple[str, onnx.ModelProto]]:
     """All models that come with onnx, those with weights from elsewhere left out, and ours."""
+    from odd import ODD_MODELS
     from onnx.backend.test.case.node import collect_testcases
     from onnx.backend.test.loader import load_model_tests
 

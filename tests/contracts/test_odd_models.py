@@ -1,6 +1,6 @@
 """Every verb on every odd model: a result, or one clear error, and never a traceback.
 
-The models and what is to be expected of them are `qdqspec.testing.odd`. Tuning runs on the simulated device, which
+The models and what is to be expected of them are `tests/support/odd`. Tuning runs on the simulated device, which
 gives real outputs, and for some on ONNX Runtime.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from odd import ODD_MODELS, OddModel
 
 from qdqspec.backends.fake import FakeDevice
 from qdqspec.cli import main
@@ -29,7 +30,6 @@ from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session
 from qdqspec.session.result import Result
-from qdqspec.testing.odd import ODD_MODELS, OddModel
 from qdqspec.types import Inputs
 
 _SOME_OPSETS = (

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 import pytest
+from odd import ODD_MODELS
 from PIL import Image
 
 from qdqspec.cases import load_cases
@@ -16,7 +17,6 @@ from qdqspec.config import Settings
 from qdqspec.graph.model import load_model
 from qdqspec.parity.data import open_data
 from qdqspec.parity.shapes import InputSpec, require_inputs
-from qdqspec.testing.odd import ODD_MODELS
 from qdqspec.types import Data
 
 FAKE = ("--backend", "fake")

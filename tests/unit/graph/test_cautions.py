@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from odd import ODD_MODELS
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.model import Model, load_model
-from qdqspec.testing.odd import ODD_MODELS
 
 ODD = {odd.name: odd for odd in ODD_MODELS}
 SAID = {

@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 import pytest
 from hypothesis import given
+from odd import ODD_MODELS, OddModel
 from onnx import numpy_helper
 
 from qdqspec.graph.flat import MARKERS, closed, flat_form, is_flat, opened
 from qdqspec.graph.model import Model
 from qdqspec.testing.graphs import onnx_models
-from qdqspec.testing.odd import ODD_MODELS, OddModel
 
 TWO = """<ir_version: 8, opset_import: ["": 17]> g (bool yes, float[4] x) => (float[4] y)
     <float[4] w = {1, 2, 3, 4}> {

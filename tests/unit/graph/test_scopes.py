@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 from hypothesis import given
 from hypothesis import strategies as st
+from odd.bodies import BODIES
 
 from qdqspec.graph.scopes import Scopes, find_scopes, has_bodies
-from qdqspec.testing.odd.bodies import BODIES
 
 
 def scopes_of(text: str) -> Scopes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from qdqspec.testing.odd.written import CONV, DENSE, OddModel, write
+from odd.written import CONV, DENSE, OddModel, write
 
 
 def _if() -> onnx.ModelProto:

@@ -6,7 +6,7 @@ from functools import partial
 
 import onnx
 
-from qdqspec.testing.odd.written import DENSE, OddModel, name_nodes, rename_tensors, write
+from odd.written import DENSE, OddModel, name_nodes, rename_tensors, write
 
 _TWO_LAYERS = """net (float[1, 8] x) => (float[1, 8] y) {
     h = MatMul(x, w)

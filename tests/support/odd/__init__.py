@@ -4,11 +4,11 @@
 command. Each entry states its unusual property and the expected result of tuning it.
 """
 
-from qdqspec.testing.odd.bodies import BODIES
-from qdqspec.testing.odd.graphs import GRAPHS
-from qdqspec.testing.odd.names import NAMES
-from qdqspec.testing.odd.tensors import TENSORS
-from qdqspec.testing.odd.written import OddModel
+from odd.bodies import BODIES
+from odd.graphs import GRAPHS
+from odd.names import NAMES
+from odd.tensors import TENSORS
+from odd.written import OddModel
 
 ODD_MODELS: tuple[OddModel, ...] = (*NAMES, *BODIES, *TENSORS, *GRAPHS)
 

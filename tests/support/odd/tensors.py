@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.testing.odd.written import CONV, DENSE, OddModel, write
+from odd.written import CONV, DENSE, OddModel, write
 
 
 def _of_type(name: str) -> onnx.ModelProto:

@@ -7,7 +7,7 @@ from functools import partial
 import onnx
 from onnx import helper
 
-from qdqspec.testing.odd.written import CONV, DENSE, OddModel, write
+from odd.written import CONV, DENSE, OddModel, write
 
 OPSETS = tuple(range(7, 26))
 
