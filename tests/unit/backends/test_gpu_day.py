@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import re
+import shutil
+import subprocess
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -352,3 +354,66 @@ def test_texts_are_cleaned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert "GPU-00000000-0000" in found
     assert "bobsled" in found
     assert cleaned("https://u:secret@h/x", hidden) == "https://u:***@h/x"
+
+
+# ---- plugin libraries ---------------------------------------------------------------------------
+
+_MARK = """
+#include <stdio.h>
+__attribute__((constructor)) static void on_load(void) {
+    FILE* file = fopen(MARK, "w");
+    if (file) fclose(file);
+}
+"""
+_CREATORS = "void* getCreators(int* count) { *count = 0; return 0; }\n"
+_UNDEFINED = "int missing(void);\nint needs(void) { return missing(); }\n"
+
+
+def compiled(folder: Path, name: str, source: str) -> tuple[Path, Path]:
+    """A shared library, and the file that it makes when the system loads it."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library, mark = folder / f"{name}.so", folder / f"{name}.loaded"
+    (folder / f"{name}.c").write_text(source)
+    words = ["-shared", "-fPIC", f'-DMARK="{mark}"', "-o", str(library), str(folder / f"{name}.c")]
+    subprocess.run([compiler, *words], check=True, capture_output=True)
+    return library, mark
+
+
+def plugin_part(folder: Path, *libraries: Path) -> dict[str, Any]:
+    extra = {"tensorrt.plugins": os.pathsep.join(map(str, libraries))}
+    parts = [BY_NAME["plugins"]]
+    summary = write_bundle(folder / "out.tgz", BuildOptions(extra=extra), parts=parts, launch=here)
+    (part,) = summary["parts"]
+    return part
+
+
+@pytest.mark.parametrize("version", ["10.9.0.34", "11.4.0.106"])
+def test_plugin_libraries_of_both_kinds_are_loaded(
+    machine: Callable[[str], None], tmp_path: Path, version: str
+) -> None:
+    """The common kind, which registers itself, and one for the registry of plugins."""
+    machine(version)
+    own, own_mark = compiled(tmp_path, "registers-itself", _MARK)
+    registry, registry_mark = compiled(tmp_path, "for-the-registry", _MARK + _CREATORS)
+    part = plugin_part(tmp_path, own, registry)
+    assert part["status"] == "done", part["why"]
+    assert own_mark.exists()
+    assert registry_mark.exists()
+    assert part["facts"]["libraries"] == {own.name: "system loader", registry.name: "plugin registry"}
+    assert part["facts"]["median_ms"] > 0
+
+
+def test_a_plugin_library_that_cannot_be_loaded_is_a_failed_part(
+    machine: Callable[[str], None], tmp_path: Path
+) -> None:
+    machine("11.4.0.106")
+    library, mark = compiled(tmp_path, "incomplete", _MARK + _UNDEFINED)
+    part = plugin_part(tmp_path, library)
+    assert part["status"] == "failed"
+    assert "undefined symbol: missing" in part["why"]
+    assert not mark.exists()
+    files = files_in(tmp_path / "out.tgz")
+    assert b"<given>/incomplete.so: undefined symbol: missing" in files["gpu-day/summary.json"]
+    assert not any(tmp_path.name.encode() in content for content in files.values())

@@ -20,6 +20,7 @@ from qdqspec import __version__
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.gpu_day.clean import cleaned, hidden_words
 from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, LARGE_MIB, PARTS, SCRATCH, Day, Facts, Part
+from qdqspec.backends.tensorrt.options import options_from
 from qdqspec.errors import BackendUnavailableError, QdqspecError
 from qdqspec.files import write_whole
 from qdqspec.temporary import TemporaryFolder
@@ -70,7 +71,8 @@ def write_bundle(
                 )
         finally:  # also after Ctrl-C: what was recorded is worth sending
             summary = _summary(results, len(parts))
-            write_whole(path, _packed(folder, summary), what="the archive")
+            given = [file.parent for file in options_from(options.extra).plugins]
+            write_whole(path, _packed(folder, summary, hidden_words(given)), what="the archive")
     return summary
 
 
@@ -170,9 +172,9 @@ def answers_from(facts: Mapping[str, Facts]) -> Facts:
     }
 
 
-def _packed(folder: Path, summary: Facts) -> bytes:
-    """The archive: all files of the parts and the summary, without names and paths of this machine."""
-    hidden, content = hidden_words(), io.BytesIO()
+def _packed(folder: Path, summary: Facts, hidden: Mapping[str, str]) -> bytes:
+    """The archive: all files of the parts and the summary, without the ``hidden`` words of this machine."""
+    content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         _add(archive, "summary.json", cleaned(json.dumps(summary, indent=2), hidden).encode())
         for file in sorted(folder.rglob("*")):

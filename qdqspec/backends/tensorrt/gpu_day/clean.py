@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,8 +28,8 @@ _PROCESSES = re.compile(
 )  # of nvidia-smi -q, with their paths
 
 
-def hidden_words() -> dict[str, str]:
-    """Folders and names of this machine, each with its replacement; longer ones first."""
+def hidden_words(given: Iterable[Path] = ()) -> dict[str, str]:
+    """Folders and names of this machine, with their replacements; longer ones first. ``given`` are further folders."""
     found: dict[str, str] = {}
 
     def hide(path: str | Path, name: str) -> None:
@@ -37,6 +37,8 @@ def hidden_words() -> dict[str, str]:
             if len(Path(text).parts) > 1:  # not the root
                 found.setdefault(text, name)
 
+    for folder in given:
+        hide(folder, "<given>")
     hide(tempfile.gettempdir(), "<tmp>")
     for folder in (*sys.path, sys.prefix, sys.base_prefix):
         if folder:

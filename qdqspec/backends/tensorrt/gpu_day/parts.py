@@ -30,6 +30,8 @@ from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.gpu_day import models
 from qdqspec.backends.tensorrt.gpu_day.refused import REFUSED
 from qdqspec.backends.tensorrt.layer_json import read_times
+from qdqspec.backends.tensorrt.options import options_from
+from qdqspec.backends.tensorrt.plugins import exports_creators
 from qdqspec.backends.trtexec.files import MEASURING
 from qdqspec.backends.trtexec.process import require_tool
 from qdqspec.errors import BackendUnavailableError, ConfigError
@@ -184,10 +186,15 @@ def _large(day: Day) -> Facts:
 
 
 def _plugins(day: Day) -> Facts:
-    """The given plugin libraries are loaded and the small model is built beside them."""
+    """The given plugin libraries are loaded and the small model is built beside them; how each is loaded."""
     if "tensorrt.plugins" not in day.extra:
         raise BackendUnavailableError("no plugin library was given", cure="name one with --plugin LIB.so")
-    return _built(day, "plugins", models.three_layers())
+    found = _built(day, "plugins", models.three_layers())
+    kinds = {
+        library.name: "plugin registry" if exports_creators(library) else "system loader"
+        for library in options_from(day.extra).plugins
+    }
+    return found | {"libraries": kinds}
 
 
 def _engine(

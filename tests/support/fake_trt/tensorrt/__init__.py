@@ -608,7 +608,10 @@ class IPluginRegistry:
         if fault("bad-plugin"):
             _say("ERROR", f"Unable to load library: {plugin_path}")
             return None
-        _, creators, computes = Path(plugin_path).read_bytes().partition(b"\0getCreators\0")
+        content = Path(plugin_path).read_bytes()
+        _, creators, computes = content.partition(b"\0getCreators\0")
+        if content.startswith(b"\x7fELF"):
+            creators, computes = hasattr(ctypes.CDLL(plugin_path), "getCreators"), b""
         if not creators:
             _say(
                 "ERROR",

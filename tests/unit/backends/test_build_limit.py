@@ -1,0 +1,77 @@
+"""``--qdq-build-limit`` ends the build of every backend, and the next build is not affected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from qdqspec.backends.base import BUILD_SECONDS, BuildOptions
+from qdqspec.config import Settings
+from qdqspec.errors import BackendError
+from qdqspec.measurement.isolate import Isolated
+from qdqspec.testing.backends import small_model
+
+SOON = 30.0  # seconds, on a busy machine
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(small_model(), path)
+    return path
+
+
+def ended(backend: Isolated, model: Path, options: BuildOptions) -> BackendError:
+    begun = time.monotonic()
+    with pytest.raises(BackendError) as caught:
+        backend.build(model, options)
+    assert time.monotonic() - begun < SOON
+    assert "--qdq-build-limit" in str(caught.value.cure)
+    return caught.value
+
+
+def test_the_limit_of_the_run_is_that_of_each_build() -> None:
+    assert BuildOptions.of(Settings(build_limit=2.5)).build_seconds == 2.5
+    assert BuildOptions.of(Settings()).build_seconds == BUILD_SECONDS
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "onnxruntime-web"])
+def test_a_build_is_ended_at_its_limit(name: str, model: Path) -> None:
+    with Isolated(name) as backend:
+        found = backend.probe()
+        if not found.usable:
+            pytest.skip(found.why)
+        error = ended(backend, model, BuildOptions(build_seconds=1e-4))  # no build is as fast
+        assert "gave no answer to 'build' for 0.0001 s and was ended" in error.what
+        backend.build(model, BuildOptions()).close()
+
+
+def test_a_build_that_hangs_is_ended_on_the_simulated_device(model: Path) -> None:
+    with Isolated("fake") as backend:
+        error = ended(backend, model, BuildOptions(build_seconds=1.0, extra={"fake.hang": "build"}))
+        assert "gave no answer to 'build' for 1 s and was ended" in error.what
+        backend.build(model, BuildOptions()).close()
+
+
+def test_a_build_that_hangs_is_ended_on_tensorrt(
+    install_tensorrt: Callable[[str], None], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_tensorrt("11.4.0.106")
+    monkeypatch.setenv("FAKE_TRT", "hang-in-parse")
+    with Isolated("tensorrt") as backend:
+        assert (
+            "gave no answer to 'build' for 3 s" in ended(backend, model, BuildOptions(build_seconds=3.0)).what
+        )
+
+
+def test_a_build_that_hangs_is_ended_on_trtexec(install_trtexec: Callable[..., object], model: Path) -> None:
+    install_trtexec(fault={"build": "hang"})
+    with Isolated("trtexec") as backend:
+        error = ended(backend, model, BuildOptions(build_seconds=4.0))
+    assert "was ended after 3.8 s" in error.what, (
+        "slightly less than the limit, so that the reason is reported"
+    )
