@@ -37,8 +37,8 @@ def hidden_words(given: Iterable[Path] = ()) -> dict[str, str]:
             if len(Path(text).parts) > 1:  # not the root
                 found.setdefault(text, name)
 
-    for folder in given:
-        hide(folder, "<given>")
+    for parent in given:
+        hide(parent, "<given>")
     hide(tempfile.gettempdir(), "<tmp>")
     for folder in (*sys.path, sys.prefix, sys.base_prefix):
         if folder:
