@@ -2,11 +2,13 @@
 
 Two launchers with one interface: `Zygote` forks children of a process that has the backend's library loaded (about a
 millisecond each); `Interpreters` starts a fresh interpreter for each engine (a tenth of a second or more) where forking
-is unavailable or unsafe.
+is unavailable or unsafe. To load a library takes about a second, so that a zygote that is given back is kept for the
+next caller with the same backend and the same environment.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hmac
 import json
@@ -22,12 +24,13 @@ from typing import IO, Any
 
 from qdqspec.errors import BackendError
 from qdqspec.measurement._child import Child, Interpreter, engine_folder, kill, last_words, start_worker
-from qdqspec.temporary import TemporaryFolder
+from qdqspec.temporary import TemporaryFolder, shared_folder
 from qdqspec.wire import Stream
 
 START_TIMEOUT = 120.0  # seconds to import a backend's library, on a loaded machine with a cold disk cache
 _CONTROL_LIMIT = 1 << 16  # bytes of one control message
 _POLL_SECONDS = 0.2
+_MOST_IDLE = 4  # zygotes kept for later, of about 100 MB each
 _CURE = "import the backend's library in a Python shell to see why"
 
 
@@ -39,6 +42,7 @@ class Zygote:
     """Forks children from a process with the backend's library loaded, by default in this environment."""
 
     def __init__(self, backend: str, interpreter: Interpreter | None = None) -> None:
+        self.circumstances = _circumstances(backend) if interpreter is None else None
         self._own = TemporaryFolder()
         self._scratch = self._own.path
         # The garbage collector may close an engine in the middle of another request of this thread.
@@ -186,11 +190,58 @@ def can_fork() -> bool:
 def open_launcher(
     backend: str, *, fork: bool, interpreter: Interpreter | None = None
 ) -> Zygote | Interpreters:
-    """The fast launcher if requested and safe, else the plain one."""
+    """The fast launcher if requested and safe, else the plain one. It belongs to the caller until `give_back`."""
     if fork:
         with contextlib.suppress(NotForkableError):
-            return Zygote(backend, interpreter)
+            idle = _taken(_circumstances(backend)) if interpreter is None else None
+            return idle or Zygote(backend, interpreter)
     return Interpreters(backend, interpreter)
+
+
+def give_back(launcher: Zygote | Interpreters) -> None:
+    """Keep a zygote of this environment, whose children have all ended, for a later caller; close another launcher."""
+    surplus: list[Zygote | Interpreters] = []
+    with _IDLE_LOCK:
+        if isinstance(launcher, Zygote) and launcher.circumstances and launcher.alive:
+            _IDLE.append(launcher)
+            surplus += _IDLE[:-_MOST_IDLE]
+            del _IDLE[:-_MOST_IDLE]
+        else:
+            surplus.append(launcher)
+    for each in surplus:
+        each.close()
+
+
+@atexit.register
+def close_idle() -> None:
+    """Stop all idle zygotes."""
+    with _IDLE_LOCK:
+        idle = _IDLE.copy()
+        _IDLE.clear()
+    for each in idle:
+        each.close()
+
+
+_IDLE: list[Zygote] = []  # the one that was given back last is the last
+_IDLE_LOCK = threading.Lock()
+
+
+def _taken(circumstances: tuple[object, ...]) -> Zygote | None:
+    """An idle zygote that was started under these circumstances."""
+    with _IDLE_LOCK:
+        for place in reversed(range(len(_IDLE))):
+            if _IDLE[place].circumstances == circumstances:
+                found = _IDLE.pop(place)
+                if found.alive:
+                    return found
+                found.close()
+    return None
+
+
+def _circumstances(backend: str) -> tuple[object, ...]:
+    """What a zygote takes from this process when it starts; pytest sets one of the variables for each test."""
+    variables = frozenset(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST")
+    return backend, os.getpid(), sys.executable, tuple(sys.path), variables, shared_folder("runs")
 
 
 def _accepted(server: socket.socket, process: subprocess.Popen[bytes], token: bytes) -> socket.socket | None:

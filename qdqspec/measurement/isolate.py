@@ -25,7 +25,7 @@ from qdqspec.config import options_of
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.graph.weights import WEIGHTS
 from qdqspec.measurement._child import Child, Interpreter
-from qdqspec.measurement._processes import Interpreters, Zygote, can_fork, open_launcher
+from qdqspec.measurement._processes import Interpreters, Zygote, can_fork, give_back, open_launcher
 from qdqspec.measurement._records import options_to_json
 from qdqspec.measurement.worker import backend_by_name
 from qdqspec.quantize.scales import as_real
@@ -66,8 +66,9 @@ class Isolated:
         self._interpreter = interpreter
         self._launcher: Zygote | Interpreters | None = None
         self._close_launcher: weakref.finalize[[], Isolated] | None = None
+        self._engines: weakref.WeakSet[IsolatedEngine] = weakref.WeakSet()
         self._builds = 0
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self.cpu_seconds: Counter[str] = Counter()  # of engines, by kind of request
         self.name = self._local.name
         self.target = self._local.target
@@ -94,8 +95,13 @@ class Isolated:
         with self._starting:
             serial, self._builds = self._builds, self._builds + 1
             launcher = self._open_launcher()
-        child = launcher.start()
-        engine = IsolatedEngine(child, model, self._call_timeout, self.cpu_seconds)
+        engine = IsolatedEngine(launcher.start(), model, self._call_timeout, self.cpu_seconds)
+        with self._starting:
+            self._engines.add(engine)
+            closed = launcher is not self._launcher
+        if closed:
+            engine.close()
+            raise BackendError("the backend was closed while an engine started", where=model)
         words = options_to_json(replace(options, serial=options.serial + serial))
         request = {"do": "build", "model": str(model.absolute()), "options": words}
         answer, _ = engine.ask(request, timeout=self._build_timeout or options.build_seconds)
@@ -105,9 +111,13 @@ class Isolated:
 
     def close(self) -> None:
         """Kill all children. A later build starts new ones."""
-        if self._close_launcher is not None:
-            self._close_launcher()
-        self._launcher = self._close_launcher = None
+        with self._starting:
+            launcher, self._launcher = self._launcher, None
+            engines = list(self._engines)
+        for engine in engines:
+            engine.close()
+        if launcher is not None and self._close_launcher is not None and self._close_launcher.detach():
+            give_back(launcher)
 
     def __enter__(self) -> Isolated:
         return self

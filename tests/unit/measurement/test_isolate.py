@@ -18,11 +18,13 @@ import pytest
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake import FakeDevice
 from qdqspec.errors import BackendError, OutputError
-from qdqspec.measurement._processes import can_fork
+from qdqspec.measurement._child import Child
+from qdqspec.measurement._processes import Zygote, can_fork, close_idle
 from qdqspec.measurement.isolate import Isolated, IsolatedEngine
 
+needs_fork = pytest.mark.skipif(not can_fork(), reason="no safe fork here")
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
-LAUNCHERS = [pytest.param(True, marks=pytest.mark.skipif(not can_fork(), reason="no safe fork here")), False]
+LAUNCHERS = [pytest.param(True, marks=needs_fork), False]
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS, ids=["zygote", "interpreter"])
@@ -174,6 +176,7 @@ def test_nothing_is_left_in_the_temporary_folder(
             engine = build(backend, model)
             assert engine.graph_hash
             assert any(file.is_file() for file in tmp_path.rglob("*"))
+        close_idle()
         assert not any(file.is_file() for file in tmp_path.rglob("*"))
 
 
@@ -186,6 +189,64 @@ def test_a_killed_zygote_is_replaced(model: Path) -> None:
             launcher._process.kill()
             launcher._process.wait()
         build(backend, model).close()
+
+
+@needs_fork
+def test_a_loaded_library_serves_the_next_backend(model: Path) -> None:
+    with Isolated("fake") as first:
+        engine = build(first, model)
+        zygote = first._launcher
+    assert not _is_running(engine.pid)
+    with Isolated("fake") as second, Isolated("fake") as third:
+        build(second, model)
+        build(third, model)
+        assert second._launcher is zygote
+        assert third._launcher is not zygote
+
+
+@needs_fork
+def test_a_changed_environment_loads_the_library_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Isolated("fake") as first:
+        build(first, model)
+        zygote = first._launcher
+    monkeypatch.setenv("QDQSPEC_TEST_OF_LAUNCHERS", "1")
+    with Isolated("fake") as second:
+        build(second, model)
+        assert second._launcher is not zygote
+
+
+@needs_fork
+def test_few_idle_processes_are_kept(model: Path) -> None:
+    backends = [Isolated("fake") for _ in range(6)]
+    for backend in backends:
+        build(backend, model)
+    zygotes = [backend._launcher for backend in backends]
+    for backend in backends:
+        backend.close()
+    assert sum(zygote is not None and zygote.alive for zygote in zygotes) == 4
+    close_idle()
+    assert not any(zygote is not None and zygote.alive for zygote in zygotes)
+
+
+def test_an_engine_that_starts_while_its_backend_closes_is_ended(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    with Isolated("fake") as backend:
+        build(backend, model).close()
+        launcher = backend._launcher
+        assert launcher is not None
+        start = launcher.start
+
+        def late() -> Child:
+            started.append(start())
+            backend.close()
+            return started[0]
+
+        monkeypatch.setattr(launcher, "start", late)
+        with pytest.raises(BackendError, match="closed while an engine started"):
+            build(backend, model)
+        assert not _is_running(started[0].pid)
 
 
 def test_an_interrupt_closes_the_engine(
@@ -203,7 +264,7 @@ def test_an_interrupt_closes_the_engine(
             engine.bind(feeds)
 
 
-@pytest.mark.skipif(not can_fork(), reason="no safe fork here")
+@needs_fork
 def test_an_interrupted_request_does_not_confuse_the_next(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,8 +342,6 @@ def test_children_die_with_a_killed_zygote(model: Path) -> None:
 @pytest.mark.parametrize("name", ["fake", "onnxruntime"])
 def test_loading_a_backend_starts_no_threads(name: str) -> None:
     """Forking is safe with one thread only; the launcher checks, and falls back to the slow way."""
-    from qdqspec.measurement._processes import Zygote
-
     Zygote(name).close()
 
 
@@ -294,6 +353,14 @@ def test_onnx_runtime_runs_isolated(models: Path, feeds: dict[str, np.ndarray], 
         assert first.graph_hash == second.graph_hash
         assert len((first.time(2) + second.time(3)).cpu_ms) == 5
         np.testing.assert_array_equal(first.run(feeds)["logits"], second.run(feeds)["logits"])
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _processes_with(word: str) -> list[int]:
