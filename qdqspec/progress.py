@@ -13,11 +13,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from qdqspec.types import Progress
+from qdqspec.units import plain
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 HEARTBEAT_SECONDS = 60.0
+STEP_SECONDS = 5.0
 
 
 class Display(Protocol):
@@ -37,16 +39,35 @@ def tally(progress: Progress) -> str:
     parts = [f"best {1 / progress.best:.2f}x"] if progress.best else []
     parts += [f"{progress.kept} kept, {progress.dropped} dropped, {progress.undecided} no difference"]
     parts += [f"{progress.failed} failed"] if progress.failed else []
-    if progress.seconds_left is not None:
-        parts.append(f"{duration(progress.seconds_left)} left")
-    return ", ".join(parts)
+    return ", ".join([*parts, *_left(progress)])
+
+
+def _left(progress: Progress) -> list[str]:
+    return [] if progress.seconds_left is None else [f"{duration(progress.seconds_left)} left"]
+
+
+def bar_texts(progress: Progress, width: int) -> tuple[str, str]:
+    """The texts before and after the bar, at most ``width`` characters together: the case's name is cut first."""
+    doing = progress.doing or progress.phase
+    if not progress.total:
+        after = ""
+    elif width >= _WIDE:
+        after = f"{progress.done} of {progress.total}, {tally(progress)}"
+    else:
+        best = [f"best {1 / progress.best:.2f}x"] if progress.best else []
+        after = ", ".join([f"{progress.done} of {progress.total}", *best, *_left(progress)])
+    return f"{plain(progress.case, max(width - len(doing) - len(after) - 1, 8))} {doing}", after
+
+
+_WIDE = 90  # characters without the bar
 
 
 def heartbeat_line(progress: Progress) -> str:
-    """The line that a run without a terminal prints every minute, and the line of a wait."""
-    if progress.waiting:
-        return f"[qdqspec] {progress.case}: {progress.waiting}"
-    return f"[qdqspec] {progress.case}: {progress.phase}, trial {progress.done} of {progress.total}, {tally(progress)}"
+    """The line that a run without a terminal prints every minute, and the line of a wait or a step."""
+    said = progress.waiting or progress.doing or progress.phase
+    if progress.waiting or not progress.total:
+        return f"[qdqspec] {progress.case}: {said}"
+    return f"[qdqspec] {progress.case}: {said}, trial {progress.done} of {progress.total}, {tally(progress)}"
 
 
 def duration(seconds: float) -> str:
@@ -57,18 +78,32 @@ def duration(seconds: float) -> str:
 
 
 class Heartbeat:
-    """Writes one line a minute, however many updates arrive, so that the job does not look stuck."""
+    """Writes one line a minute, however many updates arrive, so that the job does not look stuck.
+
+    The first step of a case is written at once, a later one outside the search if the last line is some seconds old.
+    """
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
         self._clock = clock
         self._last = clock()
+        self._case = ""
 
     def update(self, progress: Progress) -> None:
-        """Write the state if the last line is old enough; a wait at once."""
+        """Write the state if the last line is old enough; a wait and the first step of a case at once."""
         if progress.waiting:
             self._write(heartbeat_line(progress))
-        elif self._clock() - self._last >= HEARTBEAT_SECONDS:
+            return
+        is_step = bool(progress.doing) and not progress.total
+        old = (
+            -1.0
+            if is_step and progress.case != self._case
+            else STEP_SECONDS
+            if is_step
+            else HEARTBEAT_SECONDS
+        )
+        self._case = progress.case
+        if self._clock() - self._last >= old:
             self._last = self._clock()
             self._write(heartbeat_line(progress))
 
@@ -86,7 +121,10 @@ class Bar:
         self,
         file: TextIO | None = None,
         terminal: Callable[[], AbstractContextManager[object]] = nullcontext,
+        *,
+        colored: bool = True,
     ) -> None:
+        self._colored = colored
         self._file = file
         self._terminal = terminal
         self._drawn: RichProgress | None = None
@@ -102,16 +140,12 @@ class Bar:
             return
         with self._terminal():
             if self._drawn is None:
-                self._drawn = _rich_progress(self._file)
-                self._drawn.add_task("", total=None, tally="")
+                self._drawn = _rich_progress(self._file, colored=self._colored)
+                self._drawn.add_task("", total=1, after="")
                 self._drawn.start()
-            self._drawn.update(
-                self._drawn.task_ids[0],
-                description=f"{progress.case} {progress.phase}",
-                completed=progress.done,
-                total=progress.total,
-                tally=tally(progress),
-            )
+            before, after = bar_texts(progress, self._drawn.console.width - _BAR_WIDTH - 3)
+            task, total = self._drawn.task_ids[0], progress.total or 1  # rich takes None for "as before"
+            self._drawn.update(task, description=before, completed=progress.done, total=total, after=after)
             self._drawn.refresh()
 
     def close(self) -> None:
@@ -122,17 +156,19 @@ class Bar:
             self._drawn = None
 
 
-def _rich_progress(file: TextIO | None) -> RichProgress:
+_BAR_WIDTH = 16
+
+
+def _rich_progress(file: TextIO | None, *, colored: bool) -> RichProgress:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as RichProgress
 
     return RichProgress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[tally]}", markup=False),
-        console=Console(file=file),
+        BarColumn(bar_width=_BAR_WIDTH),
+        TextColumn("{task.fields[after]}", markup=False),
+        console=Console(file=file, no_color=None if colored else True),
         auto_refresh=False,
         transient=True,
         redirect_stdout=False,

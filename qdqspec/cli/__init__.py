@@ -27,7 +27,7 @@ from qdqspec.cli.specs import add_verbs as add_spec_verbs
 from qdqspec.cli.tune import add_verbs as add_tune
 from qdqspec.cli.upgrade import add_verbs as add_upgrade
 from qdqspec.cli.verify import add_verbs as add_verify
-from qdqspec.cli.words import FINE, IMPOSSIBLE, complain
+from qdqspec.cli.words import COLOR, FINE, IMPOSSIBLE, complain
 from qdqspec.errors import QdqspecError
 from qdqspec.registry import did_you_mean
 
@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FINE
     try:
         arguments = _parsed(words)
+        COLOR.set(getattr(arguments, "color", "auto"))
         code: int = arguments.run(arguments)
     except QdqspecError as error:
         complain(f"qdqspec: {error}")

@@ -15,6 +15,7 @@ from qdqspec.cases import find_cases
 from qdqspec.cli.asked import add_words, case_as_asked
 from qdqspec.cli.several import backends_asked, on_backends, weights
 from qdqspec.cli.words import (
+    COLOR,
     FINE,
     IMPOSSIBLE,
     WANTING,
@@ -235,7 +236,9 @@ def _compare_runtimes(session: Session, weights: Mapping[str, float]) -> bool:
 
 @contextmanager
 def _watched(session: Session) -> Iterator[None]:
-    display: Display = Bar(file=sys.stderr) if sys.stderr.isatty() else Heartbeat(complain)
+    display: Display = (
+        Bar(file=sys.stderr, colored=COLOR.get() != "never") if sys.stderr.isatty() else Heartbeat(complain)
+    )
     session.watch = display.update
     try:
         yield

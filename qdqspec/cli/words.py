@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, cast
 
 from qdqspec import registry
 from qdqspec.config import Settings, add_options, find_root, flags_given, load_settings
 from qdqspec.errors import OutputError
+from qdqspec.report.terminal import colored, wants_color, within
 
 FINE, WANTING, IMPOSSIBLE = 0, 1, 2
 
@@ -44,6 +48,12 @@ def add_verb(
         add_help=False,
     )
     parser.add_argument("--json", action="store_true", help="Write JSON to standard output.")
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="Colour; auto (the default): on a terminal, unless NO_COLOR is set.",
+    )
     machine = parser.add_argument_group("where and how it runs")
     add_options(machine.add_argument, prefix="--", only=options)
     rare = [action for action in machine._group_actions if action.dest not in _COMMON]  # noqa: SLF001 - no other list
@@ -88,20 +98,31 @@ def backend_named(name: str) -> Backend:
     return cast("Backend", found() if isinstance(found, type) else found)
 
 
+COLOR: ContextVar[str] = ContextVar("color", default="auto")  # the value of --color of the running command
+
+
 def say(text: str) -> None:
-    """Write a line to standard output."""
-    sys.stdout.write(f"{text}\n")
+    """Write text to standard output: on a terminal in colour, with tables within its width."""
+    if sys.stdout.isatty():
+        text = within(text, shutil.get_terminal_size().columns)
+    _write(text, sys.stdout)
 
 
 def say_json(value: object) -> None:
     """Write a value as JSON to standard output."""
-    say(json.dumps(value, indent=2))
+    sys.stdout.write(f"{json.dumps(value, indent=2)}\n")
 
 
 def complain(text: str) -> None:
-    """Write a line to standard error."""
-    sys.stderr.write(f"{text}\n")
+    """Write a line to standard error, on a terminal in colour."""
+    _write(text, sys.stderr)
     sys.stderr.flush()
+
+
+def _write(text: str, stream: TextIO) -> None:
+    if wants_color(COLOR.get(), os.environ, is_terminal=stream.isatty()):
+        text = colored(text)
+    stream.write(f"{text}\n")
 
 
 def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:

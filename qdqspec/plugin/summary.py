@@ -85,9 +85,11 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
 def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> None:
     from qdqspec.report.notes import warning_lines
     from qdqspec.report.tables import summary_table
+    from qdqspec.report.terminal import colored
 
     width = shutil.get_terminal_size().columns if terminal.isatty() else None
-    terminal.write_line(summary_table(record, width=width))
+    paint = colored if terminal.hasmarkup else str
+    terminal.write_line(paint(summary_table(record, width=width)))
     if record.runtimes or record.common:
         from qdqspec.report.runtimes import runtimes_text
 

@@ -117,6 +117,7 @@ class Search:
         """At most ``n`` proposals; empty when the strategy has no more or the budget is spent."""
         if self.trials and self._budget.reached(_candidates(self.trials)):
             return ()
+        self._step("choosing a placement")
         proposals = self._held[:n] or self._strategy.ask(n)
         self._held = self._held[n:]
         self._awaited.update(map(_key, proposals))
@@ -133,6 +134,7 @@ class Search:
     def build(self, proposal: Proposal) -> Built:
         """Only build a proposal; `measure` makes a trial of it."""
         self._begin(proposal)
+        self._step(f"building {self._next}")
         return self._bench.build(
             len(self.trials),
             proposal.placement,
@@ -144,6 +146,7 @@ class Search:
 
     def measure(self, built: Built) -> Trial:
         """Race a built candidate, and write its trial to the journal."""
+        self._step(f"timing {self._next}")
         return self._journalled(replace(self._bench.measure(built), number=len(self.trials)))
 
     def tell(self, trials: Sequence[Trial]) -> None:
@@ -179,6 +182,19 @@ class Search:
                 self._held = list(proposals)
             else:
                 self._strategy.tell([answer])
+
+    def _step(self, doing: str) -> None:
+        """Report the beginning of a step, with the present time left."""
+        if self._watch is None:
+            return
+        progress = Progress(case=self._case, phase="", done=0, total=self._budget.trials)
+        if self.trials:
+            progress = _progress(self._case, self.trials, self._budget, self._bench)
+        self._watch(replace(progress, doing=doing))
+
+    @property
+    def _next(self) -> str:
+        return f"candidate {len(self.trials)}" if self.trials else "the reference"
 
     def _begin(self, proposal: Proposal) -> None:
         if not self.trials and (proposal.placement.sites or proposal.subgraph):

@@ -163,6 +163,7 @@ def compare_models(setup: CaseSetup, tuned: Path, *, divided: bool = True) -> Pa
     The given model is the user's own file, fed the values of the inputs that the case fixes. ``divided`` also compares
     both with the Q/DQ arithmetic as ONNX defines it.
     """
+    setup.resources.report_step("comparing outputs")
     feeds, kind = setup.prepared.comparison_data()
     reference = setup.case.model.absolute() if setup.fixed else require_path(setup.given)
     with SideBySide(setup.resources, reference, tuned, setup.fixed, divided=divided) as models:

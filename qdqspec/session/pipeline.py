@@ -66,6 +66,7 @@ def tune(
     ``validate`` raises if inputs of the checks cannot be used. The latency is the one measured by the confirmation.
     """
     refuse_own(setup.output, (REFERENCE, MODEL, RAW_MODEL), setup.given)  # before the work
+    setup.resources.report_step("checking the data")
     validate()
     prepared = setup.prepared
     with open_journal(setup.output, setup.journal_header, prepared.warnings) as journal:

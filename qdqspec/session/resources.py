@@ -26,6 +26,7 @@ class Resources:
     watch: Watch | None
     seconds_left: Callable[[], float | None] = lambda: None  # of the run's time limit
     waited: Callable[[], float] = lambda: 0.0  # seconds spent waiting for other runs on the device
+    report_step: Callable[[str], None] = lambda _: None  # the beginning of a step outside a search
     report_wait: Callable[[str], None] = log_wait
 
     @property

@@ -363,6 +363,7 @@ class Session:
             ),
             waited=lambda: sum(self._waits),
             report_wait=report,
+            report_step=partial(self._watched, case.name),
             watch=self._tell,
             seconds_left=self._seconds_left,
         )
@@ -373,8 +374,8 @@ class Session:
         return None if limit is None else max(0.0, limit - (time.monotonic() - self._started[1]))
 
     def _watched(self, name: str, text: str) -> None:
-        """Report a step without trials."""
-        self._tell(Progress(case=name, phase=text, done=0, total=0))
+        """Report the beginning of a step outside a search."""
+        self._tell(Progress(case=name, phase="", done=0, total=0, doing=text))
 
     def _tell(self, progress: Progress) -> None:
         if self.watch is not None:

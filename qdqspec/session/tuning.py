@@ -93,15 +93,18 @@ class Tuning:
     ) -> None:
         self._prepared, self._work = prepared, work
         self._started = time.monotonic(), time.process_time()
+        work.report_step("calibrating")
         rules, space = prepared.case.tune, prepared.space
         # Separate generators, so that a resumed run, which measures less, asks for the same placements.
         lots, order = np.random.default_rng(work.settings.seed).spawn(2)
         make = make or named(rules.strategy)
         self._name = name or rules.strategy
+        work.report_step("running the reference")
         self._constraint = constraint_of(prepared, work.backend, work.options)
         trials = trials_of(rules, space, make)
         with ExitStack() as opened:
             folder = self._folder = opened.enter_context(TemporaryFolder())
+            work.report_step("looking for corrections")
             self._bench = _bench(prepared, work, folder, order, self._constraint)
             opened.callback(self._bench.close)
             self._oracle = _oracle(prepared, work, self._constraint, opened)
@@ -126,6 +129,7 @@ class Tuning:
         """Rebuild the finalists, time them together, and select the final model."""
         prepared, space = self._prepared, self._prepared.space
         trials, everything = tuple(self.search.trials), space.resolve(space.everything())
+        self._work.report_step("building the finalists again and timing them together")
         half = half_reference(prepared, self._folder)
         confirmed = confirm(
             trials,
@@ -177,6 +181,7 @@ class Tuning:
         """
         if self._oracle is None:
             return (), self._no_oracle()
+        self._work.report_step("measuring the error of each block")
         rules = self._prepared.case.tune
         spent = time.monotonic() - self._started[0]
         left = [ERRORS_SHARE * spent, SECONDS[rules.preset], self._work.seconds_left()]

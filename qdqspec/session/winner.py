@@ -89,6 +89,7 @@ class Finder:
 
     def _found(self) -> CachedSearch:
         settings = self.setup.settings
+        self.setup.resources.report_step("reading the model and its data")
         known = None if settings.no_cache else recall(self.store, self.setup.key)
         if settings.scheme is not None:
             return self._chosen(settings.scheme, known)
@@ -106,6 +107,7 @@ class Finder:
         """Whether a cached winner is reused. If not, a new search follows, which CI must request explicitly."""
         if known.model is None:
             return True
+        self.setup.resources.report_step("timing the cached winner again")
         if lacking := self._inaccuracy(known.model):
             return self._is_kept_in_ci(known, lacking, is_usable=False)
         found = recheck(partial(self._timed, known), self.setup.case.tune.min_gain)

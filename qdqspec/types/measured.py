@@ -258,7 +258,9 @@ class SearchResult:
 class Progress:
     """The progress of a search, for progress bars and heartbeat lines. ``best`` is the ratio to the reference.
 
-    ``waiting`` states what the run waits for; the other fields are unknown then.
+    One is reported after each trial, with ``doing`` empty, and one at the beginning of each step, which ``doing``
+    names: calibrating, building candidate 4. ``total`` is 0 outside the search. ``waiting`` states what the run waits
+    for; the other fields are unknown then.
     """
 
     case: str
@@ -273,3 +275,4 @@ class Progress:
     seconds: float = 0.0
     seconds_left: float | None = None
     waiting: str = ""
+    doing: str = ""

@@ -171,7 +171,11 @@ def test_progress_is_told(open_session: Open, case: Case) -> None:
     session, seen = open_session(), list[Progress]()
     session.watch = seen.append
     total = session.search(case).total
-    assert [progress.done for progress in seen] == list(range(1, total + 1))
+    assert [progress.done for progress in seen if not progress.doing] == list(range(1, total + 1))
+    steps = [progress.doing for progress in seen if progress.doing]
+    assert steps[:3] == ["reading the model and its data", "checking the data", "calibrating"]
+    assert steps.index("building the reference") < steps.index("timing candidate 1")
+    assert "building the finalists again and timing them together" in steps
 
 
 SLOW_INTEGERS = {"fake.integer": "4"}
@@ -773,8 +777,9 @@ def test_a_second_run_waits_for_the_first_and_takes_its_result(
         assert holder.stdout.readline() == "held\n"
 
         def watch(progress: Progress) -> None:
-            waits.append(progress)
-            holder.kill()  # as if it had ended
+            if progress.waiting:
+                waits.append(progress)
+                holder.kill()  # as if it had ended
 
         second.watch = watch
         taken = second.search(case)

@@ -1,0 +1,56 @@
+"""Tables within the width of a terminal, and colours where they are wanted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tabulate import tabulate
+
+from qdqspec.report.terminal import colored, wants_color, within
+
+
+@pytest.mark.parametrize(
+    ("choice", "environment", "is_terminal", "wanted"),
+    [
+        ("auto", {}, True, True),
+        ("auto", {}, False, False),
+        ("auto", {"NO_COLOR": "1"}, True, False),
+        ("auto", {"NO_COLOR": ""}, True, True),
+        ("auto", {"FORCE_COLOR": "1"}, False, True),
+        ("auto", {"TERM": "dumb"}, True, False),
+        ("always", {"NO_COLOR": "1"}, False, True),
+        ("never", {"FORCE_COLOR": "1"}, True, False),
+    ],
+)
+def test_colour_follows_the_option_then_the_environment(choice, environment, is_terminal, wanted):
+    assert wants_color(choice, environment, is_terminal=is_terminal) is wanted
+
+
+def test_verdicts_are_coloured_and_nothing_else():
+    assert colored("latency FAIL, 4 passed") == "latency \x1b[31mFAIL\x1b[0m, \x1b[32m4 passed\x1b[0m"
+    assert colored("warning: x\nfail: y") == "\x1b[33mwarning:\x1b[0m x\n\x1b[31mfail:\x1b[0m y"
+    plain = "case  ref ms\nFAILURE a warning: of x"
+    assert colored(plain) == plain
+
+
+CELLS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=90)
+
+
+@given(st.lists(st.tuples(CELLS, CELLS, st.integers(0, 10**6)), min_size=1, max_size=5), st.integers(44, 160))
+def test_a_table_is_within_the_width_and_keeps_its_rows(rows, width):
+    table = tabulate(rows, headers=("first", "second", "number"), disable_numparse=True)
+    shown = within(f"Title\n\n{table}\n\nA line after it", width).split("\n")
+    assert all(len(line) <= width for line in shown)
+    assert len(shown) == len(rows) + 6
+    assert (shown[0], shown[-1]) == ("Title", "A line after it")
+    for line, (first, second, number) in zip(shown[4:], rows, strict=False):
+        assert str(number) in line
+        assert line.startswith(first[:4])
+        assert second[:4] in line
+
+
+def test_what_fits_is_unchanged_and_a_footer_is_no_row():
+    text = "case      ms\n--------  --\nsqueeze   10\nfake on fake, medians on the cpu clock with intervals"
+    assert within(text, 60) == text
+    assert within(text, 20) == text

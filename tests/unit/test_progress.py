@@ -1,0 +1,56 @@
+"""What a bar and a log show of a search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from qdqspec.progress import Heartbeat, bar_texts
+from qdqspec.types import Progress
+
+STEP = Progress(case="specs/squeezenet.qdq.yaml::default", phase="", done=0, total=0, doing="calibrating")
+SEARCH = replace(
+    STEP,
+    phase="compose",
+    done=12,
+    total=60,
+    best=0.66,
+    kept=3,
+    dropped=8,
+    undecided=1,
+    seconds_left=240,
+    doing="timing candidate 12",
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("progress", [STEP, SEARCH, replace(SEARCH, doing="", seconds_left=None)])
+def test_the_texts_of_a_bar_fit(progress: Progress, width: int) -> None:
+    before, after = bar_texts(progress, width)
+    assert len(before) + len(after) <= width
+    assert (progress.doing or progress.phase) in before
+    assert "60" in after or not progress.total
+    assert "4 min left" in after or progress.seconds_left is None
+
+
+def test_a_log_has_the_first_step_of_a_case_and_later_those_after_long_ones() -> None:
+    now, lines = [0.0], list[str]()
+    heartbeat = Heartbeat(lines.append, clock=lambda: now[0])
+    heartbeat.update(STEP)
+    heartbeat.update(replace(STEP, doing="running the reference"))
+    now[0] = 9.0
+    heartbeat.update(replace(STEP, doing="looking for corrections"))
+    heartbeat.update(SEARCH)
+    now[0] = 70.0
+    heartbeat.update(SEARCH)
+    heartbeat.update(replace(STEP, case="other"))
+    assert lines == [
+        "[qdqspec] specs/squeezenet.qdq.yaml::default: calibrating",
+        "[qdqspec] specs/squeezenet.qdq.yaml::default: looking for corrections",
+        (
+            "[qdqspec] specs/squeezenet.qdq.yaml::default: timing candidate 12, trial 12 of 60, best 1.52x, 3 kept, "
+            "8 dropped, 1 no difference, 4 min left"
+        ),
+        "[qdqspec] other: calibrating",
+    ]
