@@ -213,7 +213,7 @@ class PairMaker:
         return Pair(nodes=nodes, constants=(), integer=None, output=output, opset=opset)
 
     def _dynamic(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
-        """An activation whose blocks get their scales at run time, with TensorRT's operators."""
+        """An activation whose blocks get their scales at run time, by operators of domain ``trt``."""
         fmt, output = params.format, self._output(site)
         quantized, scale, stored, outer = (
             self._name(site, kind) for kind in ("_quantized", "_scale", "_scale_quantized", "_scale_scale")
@@ -338,7 +338,7 @@ def _along(params: QuantParams) -> dict[str, int]:
 
 
 def _has_powers(params: QuantParams) -> bool:
-    """Whether scales are powers of two, stored as exponents, which only TensorRT's operators support."""
+    """Whether scales are powers of two, stored as exponents, which only operators of domain ``trt`` support."""
     return params.format.scale_type == onnx.TensorProto.FLOAT8E8M0
 
 

@@ -72,7 +72,7 @@ class Template:
         """``apart`` keeps initializers with external data as messages, so that it can be included on saving."""
         self._before, self._after = around_graph(proto)
         known = any(opset.domain == DOMAIN for opset in proto.opset_import)
-        self._after_foreign = self._after + (b"" if known else _IMPORT)  # with TensorRT's operators
+        self._after_foreign = self._after + (b"" if known else _IMPORT)  # with operators of domain ``trt``
         self._protos = proto.graph.node
         self._cuts = [cut_node(node) for node in proto.graph.node]
         self._ends = [0, *accumulate(len(inputs) for inputs, _ in self._cuts)]  # the first input of each node

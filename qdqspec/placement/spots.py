@@ -41,7 +41,7 @@ class Insert:
     covered: int
     readers: int
     makes_output: bool  # of the graph
-    foreign: bool  # whether operators of TensorRT's domain are among the nodes
+    foreign: bool  # whether operators of domain ``trt`` are among the nodes
     bias: CorrectedBias | None = None
 
 
@@ -152,7 +152,7 @@ class Spots:
         )
 
     def any_foreign(self, spots: Numbers) -> bool:
-        """Whether any of these positions adds operators of TensorRT's domain."""
+        """Whether any of these positions adds operators of domain ``trt``."""
         return bool(np.asarray(self._foreign)[spots].any())
 
 

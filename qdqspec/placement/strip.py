@@ -138,7 +138,7 @@ class _Stripping:
         return proto
 
     def _imported_for_pairs(self) -> bool:
-        """Whether only removed pairs use TensorRT's domain."""
+        """Whether only removed pairs use domain ``trt``."""
         ours = {node.index for node in self.found.model.nodes if is_pair_op(node.proto)}
         others = any(
             node.domain == DOMAIN and node.index not in self.found.gone for node in self.found.model.nodes

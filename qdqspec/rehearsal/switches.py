@@ -92,14 +92,14 @@ def labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ..
 def sites_of(space: SchemeSpace) -> tuple[Site, ...]:
     """The sites of every (unit, label) of a space that the reference runtime computes.
 
-    Blocks whose scales are computed when the model runs need operators specific to TensorRT and are left out.
+    Blocks whose scales are computed when the model runs are left out: the reference runtime lacks their operators.
     """
     found = (site for sites in labelled_sites(space).values() for site in sites)
     return tuple(dict.fromkeys(site for site in found if not is_foreign(site)))
 
 
 def is_foreign(site: Site) -> bool:
-    """Whether a pair consists of operators of TensorRT's domain, which the reference runtime lacks."""
+    """Whether a pair consists of operators of domain ``trt``, which the reference runtime lacks."""
     fmt = number_format(site.format)
     return fmt.dynamic and not fmt.at_run_time
 

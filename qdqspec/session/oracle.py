@@ -311,7 +311,7 @@ class RehearsalOracle:
         except RehearsalRefusedError as error:
             self._refuse(error.what)
         except (BackendError, PlacementError):
-            pass  # this placement cannot be rehearsed, such as one with formats specific to TensorRT
+            pass  # this placement cannot be rehearsed: the reference runtime lacks its formats
         return None
 
     def _refuse(self, reason: str) -> None:
