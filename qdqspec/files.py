@@ -153,3 +153,9 @@ def is_temporary(path: Path) -> bool:
 def is_full(error: BaseException) -> bool:
     """Whether an error means that a disk, a quota or a limit on files is exhausted."""
     return isinstance(error, OSError) and error.errno in _FULL
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

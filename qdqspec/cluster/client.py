@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from qdqspec import __version__
 from qdqspec.cluster.address import Address
 from qdqspec.cluster.case_process import Answer
-from qdqspec.cluster.content import file_digest
 from qdqspec.cluster.inventory import Device, WorkerInfo
 from qdqspec.cluster.jobs import CHUNK
 from qdqspec.cluster.request import FileEntry, Package
 from qdqspec.cluster.worker import HANDLERS, run_case
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError, StateError
+from qdqspec.files import file_digest
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import secrets
@@ -14,18 +13,12 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from qdqspec.files import explained
+from qdqspec.files import explained, file_digest
 
 MOST_BYTES = 50 << 30
 MOST_SECONDS = 30 * 86400.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PARTIAL = "receiving"
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class ContentStore:

@@ -23,11 +23,11 @@ from typing import Any
 
 from qdqspec import __version__
 from qdqspec.cluster.case_process import ANSWER, LOG, REQUEST, Answer, Failure, WorkerOptions
-from qdqspec.cluster.content import ContentStore, file_digest
+from qdqspec.cluster.content import ContentStore
 from qdqspec.cluster.request import CACHE, OUTPUT, FileEntry, Request
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import ConfigError, QdqspecError, StateError
-from qdqspec.files import replace_file
+from qdqspec.files import file_digest, replace_file
 from qdqspec.session.files import JOURNAL
 
 CHUNK = 32 << 20

@@ -15,11 +15,11 @@ from typing import Any, cast
 
 from qdqspec import __version__
 from qdqspec.checks.base import Check
-from qdqspec.cluster.content import file_digest
 from qdqspec.codec import from_data, to_data
 from qdqspec.config import Settings
 from qdqspec.config.declared import check_option
 from qdqspec.errors import ConfigError, DataError, ModelError, StateError
+from qdqspec.files import file_digest
 from qdqspec.graph.model import load_model
 from qdqspec.registry import resolve
 from qdqspec.types import Case, CheckSpec, Data, DataSource

@@ -30,7 +30,8 @@ def unconfirmed_outputs(model: Model) -> tuple[str, ...]:
     return tuple(
         output.name
         for output in model.proto.graph.output
-        if (declared := _declared(output)) is not None and not _follows(declared, known.shape(output.name))
+        if (declared := _declared(output)) is not None
+        and ((shape := known.shape(output.name)) is None or not allows(declared, shape))
     )
 
 
@@ -39,8 +40,8 @@ def contradictions(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[st
     found = {}
     for output in model.proto.graph.output:
         declared, shape = _declared(output), shapes.get(output.name)
-        if declared is not None and shape is not None and not _allows(declared, shape):
-            found[output.name] = f"{_text(declared)} is declared, {list(shape)} is computed"
+        if declared is not None and shape is not None and not allows(declared, shape):
+            found[output.name] = f"{shape_text(declared)} is declared, {list(shape)} is computed"
     return found
 
 
@@ -93,13 +94,11 @@ def _declared(output: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in kind.shape.dim)
 
 
-def _follows(declared: Sequence[int | None], known: Sequence[int | None] | None) -> bool:
-    return known is not None and _allows(declared, known)
-
-
-def _allows(declared: Sequence[int | None], shape: Sequence[int | None]) -> bool:
+def allows(declared: Sequence[int | None], shape: Sequence[int | None]) -> bool:
+    """Whether a shape agrees with a declaration, in which ``None`` is any size."""
     return len(declared) == len(shape) and all(d in (None, s) for d, s in zip(declared, shape, strict=True))
 
 
-def _text(declared: Sequence[int | None]) -> str:
+def shape_text(declared: Sequence[int | None]) -> str:
+    """``[1, ?, 3]``: a question mark for each unknown size."""
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in declared) + "]"

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.arrays import Array
 from qdqspec.errors import SpecError
 from qdqspec.graph.constants import fold_constants
+from qdqspec.graph.declared import allows, shape_text
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
 from qdqspec.graph.protos import all_graphs, copy_model, is_external, refill
@@ -62,9 +63,9 @@ def _fixed_array(model: Model, name: str, value: FixedValue) -> Array:
             where=model.where,
             cure=f"give `inputs.values` a value that {dtype} holds",
         )
-    if shape is not None and not _fits(cast.shape, shape):
+    if shape is not None and not allows(shape, cast.shape):
         raise SpecError(
-            f"the value of input '{name}' has shape {list(cast.shape)}, and the model takes {_text(shape)}",
+            f"the value of input '{name}' has shape {list(cast.shape)}, and the model takes {shape_text(shape)}",
             where=model.where,
             cure="write a scalar as 16000, an input of one element as [16000]",
         )
@@ -76,14 +77,6 @@ def _is_faithful(given: Array, cast: Array) -> bool:
     if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
         return bool((given == cast).all())
     return bool(np.isfinite(cast.astype(np.float64)).all())
-
-
-def _fits(shape: tuple[int, ...], taken: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(taken) and all(t in (None, s) for s, t in zip(shape, taken, strict=True))
-
-
-def _text(shape: tuple[int | None, ...]) -> str:
-    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
 
 
 # ---- branches ------------------------------------------------------------------------------------

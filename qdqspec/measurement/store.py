@@ -22,7 +22,15 @@ from typing import Any
 from filelock import FileLock
 
 from qdqspec.errors import StateError
-from qdqspec.files import explained, is_full, partial_folder, remove_partial, replace_file, unwritable
+from qdqspec.files import (
+    explained,
+    file_digest,
+    is_full,
+    partial_folder,
+    remove_partial,
+    replace_file,
+    unwritable,
+)
 from qdqspec.plain_json import content_sum, parse_json
 from qdqspec.temporary import TemporaryFolder
 
@@ -250,7 +258,7 @@ def _move_in(partial: Path, entry: Path) -> Path:
 
 
 def _write_manifest(folder: Path, created: float) -> None:
-    files = {path.relative_to(folder).as_posix(): _digest(path) for path in _files(folder)}
+    files = {path.relative_to(folder).as_posix(): file_digest(path) for path in _files(folder)}
     said: dict[str, object] = {"created": created, "files": files}
     data = json.dumps({**said, "sum": content_sum(said)}, indent=1).encode()
     with (folder / _MANIFEST).open("wb") as file:
@@ -264,7 +272,7 @@ def _damage(entry: Path) -> str | None:
     try:
         expected = _manifest(entry)["files"]
         for name in {*expected, *(p.relative_to(entry).as_posix() for p in _files(entry))}:
-            if _digest(entry / name) != expected.get(name):
+            if file_digest(entry / name) != expected.get(name):
                 return f"'{name}' is not what was put there"
     except FileNotFoundError as error:
         return f"'{Path(error.filename or _MANIFEST).name}' is missing"
@@ -296,8 +304,3 @@ def _files(folder: Path) -> list[Path]:
 
 def _size(entry: Path) -> int:
     return sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,6 +11,7 @@ import onnx
 
 from qdqspec.arrays import Array, Shape
 from qdqspec.errors import ModelError, SpecError
+from qdqspec.graph.declared import allows, shape_text
 from qdqspec.graph.model import Model
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Inputs, InputShape, ShapeProfile
@@ -156,10 +157,9 @@ def _resolve(
             cure=_declare(name, [dim if dim is not None else "?" for dim in wanted]),
         )
     shape = tuple(dim for dim in wanted if dim is not None)
-    fits = len(shape) == len(own) and all(a in (None, b) for a, b in zip(own, shape, strict=True))
-    if not fits:
+    if not allows(own, shape):
         raise ModelError(
-            f"input '{name}' is declared with shape {list(shape)}, but the model has {_text(own)}",
+            f"input '{name}' is declared with shape {list(shape)}, but the model has {shape_text(own)}",
             where=model.where,
             cure="give `inputs.shapes` what the model takes",
         )
@@ -204,7 +204,3 @@ def _declare(name: str, shape: object) -> str:
         f"declare it, inputs: {{shapes: {{{name}: [{spec}]}}}} in a spec or --shapes {name}:{words}, "
         "or give calibration data of that shape"
     )
-
-
-def _text(shape: tuple[int | None, ...]) -> str:
-    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"

@@ -91,7 +91,7 @@ def write_at_end(config: pytest.Config) -> None:
         except QdqspecError as error:
             config.stash.setdefault(TROUBLES, []).append(str(error))
         else:
-            ledger.lines += _written_lines(_near(file, config), renewals, dropped)
+            ledger.lines += _written_lines(near(file, config), renewals, dropped)
     if not dropping:
         ledger.lines += _obsolete_lines(ledger, config)
 
@@ -151,14 +151,15 @@ def _written_lines(file: str, renewals: Sequence[Renewal], dropped: Sequence[Nam
 
 def _obsolete_lines(ledger: Ledger, config: pytest.Config) -> list[str]:
     lines = [
-        f"Obsolete baseline: {_near(file, config)}: {'::'.join(name)}"
+        f"Obsolete baseline: {near(file, config)}: {'::'.join(name)}"
         for file, name in sorted(ledger.obsolete)
     ]
     specs = sorted({str(file.parent.parent.parent) for file, _ in ledger.obsolete})
-    folders = " ".join(_near(Path(spec), config) for spec in specs)
+    folders = " ".join(near(Path(spec), config) for spec in specs)
     return [*lines, f"Remove with:\n  qdqspec baseline prune {folders}"] if lines else []
 
 
-def _near(path: Path, config: pytest.Config) -> str:
+def near(path: Path, config: pytest.Config) -> str:
+    """A path relative to where pytest was started, if it is below."""
     relative = os.path.relpath(path, config.invocation_params.dir)
     return str(path) if relative.startswith("..") else relative

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import pytest
 from qdqspec.cases import is_spec
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
+from qdqspec.plugin.baselines import near
 from qdqspec.plugin.collect import PYTHON_SPECS, CheckItem
 from qdqspec.plugin.distribute import TROUBLES, own_record, record_of, write_reports, write_results
 from qdqspec.plugin.options import asked_for, settings_of
@@ -31,7 +31,7 @@ def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
         return None
     settings = settings_of(config)
     threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
-    cache = "no cache" if settings.no_cache else f"cache {_near(settings.cache_dir, config)}"
+    cache = "no cache" if settings.no_cache else f"cache {near(settings.cache_dir, config)}"
     return f"qdqspec: {settings.backend}, {threads}, mode {settings.mode}, {cache}"
 
 
@@ -98,17 +98,11 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
         terminal.write_line(line, yellow=True)
     settings: Settings = settings_of(config)
     if settings.output.is_dir():
-        terminal.write_line(f"Models and measurements: {_near(settings.output, config)}")
+        terminal.write_line(f"Models and measurements: {near(settings.output, config)}")
     for path in config.stash.get(_REPORTS, []):
-        terminal.write_line(f"Report: {_near(path, config)}")
+        terminal.write_line(f"Report: {near(path, config)}")
     from qdqspec.report.github import annotation_lines, is_github
 
     if any(is_github(path) for path in settings.report):
         for line in annotation_lines(record, config.rootpath):
             terminal.write_line(line)
-
-
-def _near(path: Path, config: pytest.Config) -> str:
-    """A path relative to where pytest was started, if it is below."""
-    relative = os.path.relpath(path, config.invocation_params.dir)
-    return str(path) if relative.startswith("..") else relative
