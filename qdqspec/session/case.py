@@ -10,7 +10,6 @@ from pathlib import Path
 
 from qdqspec import __version__
 from qdqspec.arrays import Array
-from qdqspec.backends.base import Engine
 from qdqspec.config import claim_folder, find_folder
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.declared import unconfirmed_outputs
@@ -21,11 +20,10 @@ from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
 from qdqspec.session.cached import data_digest, key_of
 from qdqspec.session.candidates import ROLE, half_reference, note_half
-from qdqspec.session.files import REFERENCE, BuildLogs
+from qdqspec.session.files import REFERENCE
 from qdqspec.session.prepare import Prepared
 from qdqspec.session.resources import Resources
 from qdqspec.session.timing import BUILDS, ROUNDS, time_files
-from qdqspec.session.tuning import MakeStrategy, Tuning
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, DeviceKey, LatencyEvidence
 
@@ -90,16 +88,14 @@ class CaseSetup:
     def prepared(self) -> Prepared:
         """The model, prepared for tuning."""
         if self._prepared is None:
-            self._prepared = self._made()
+            options, seed = self.resources.options, self.settings.seed
+            self._prepared = Prepared(self._shaped, self.given, self.backend, options, seed)
         return self._prepared
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """The notes of the preparation so far; empty if it has not begun."""
         return () if self._prepared is None else tuple(self._prepared.warnings)
-
-    def _made(self) -> Prepared:
-        return Prepared(self._shaped, self.given, self.backend, self.resources.options, self.settings.seed)
 
     @cached_property
     def output(self) -> Path:
@@ -174,10 +170,6 @@ class CaseSetup:
         """A lock on the output folder; a second run waits, then finds the work done."""
         return RunLock(self.output, self._shared.report_wait)
 
-    def tuning(self, journal: BuildLogs, make: MakeStrategy, name: str) -> Tuning:
-        """The search of this case by a strategy, to be run step by step."""
-        return Tuning(self.prepared, self.resources, journal, make=make, name=name)
-
     def timed(self, tuned: Path, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Time the given model and another with the same inputs, interleaved, from fresh builds.
 
@@ -191,7 +183,3 @@ class CaseSetup:
             measured = time_files(self.resources, files, loads, rules, builds=builds, rounds=rounds)
         note_half(self.prepared, measured)
         return measured
-
-    def engine(self, path: Path) -> AbstractContextManager[Engine]:
-        """An engine built from a model file; closed at the end of the block."""
-        return closing(self.backend.build(path, self.resources.options))

@@ -34,7 +34,7 @@ from qdqspec.session.case import CaseSetup
 from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placed, write_placement
 from qdqspec.session.oracle import Rehearser
 from qdqspec.session.prepare import Prepared
-from qdqspec.session.tuning import MakeStrategy, Tuned, named
+from qdqspec.session.tuning import MakeStrategy, Tuned, Tuning, named
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial
 
@@ -83,7 +83,9 @@ class Study:
             header = {**setup.journal_header, "strategy": name}
             self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
             self._logs = BuildLogs(self._journal, self._folder)
-            self._tuning = opened.enter_context(setup.tuning(self._logs, make, name))
+            self._tuning = opened.enter_context(
+                Tuning(setup.prepared, setup.resources, self._logs, make=make, name=name)
+            )
             self._rehearser = opened.enter_context(Rehearser(setup.prepared, setup.resources))
             self._describe(self._folder)
             if self._journal.trials():

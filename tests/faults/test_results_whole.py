@@ -44,7 +44,7 @@ def test_a_full_disk_leaves_the_old_results_as_they_were(
         other_model(project)
     before = {name: content for name, content in contents(folder).items() if name != JOURNAL}
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
 
     name = "qdqspec.session.files.shutil.copyfile" if cached else "qdqspec.session.files.write_scheme"
