@@ -56,6 +56,7 @@ class Capabilities:
     that compared engines can be pinned to the same core;
     ``fuses_in_half`` is true if quantized kernels fuse like those of float16, so that fusion is read from a float16
     build; ``computes_in_half`` if it has native float16 kernels, so that a float16 model is timed for comparison;
+    ``hardware`` is what engines run on, if other backends may run on it too; only one run is timed there at a time.
     ``enforces_output_shapes`` if a run fails where an output has another shape than the model declares.
     """
 
@@ -77,6 +78,7 @@ class Capabilities:
     computes: bool = True
     builds_side_by_side: bool = False
     one_processor: bool = False
+    hardware: str = ""  # cpu, gpu, npu; else the device is its own
     fuses_in_half: bool = False
     computes_in_half: bool = False
     enforces_output_shapes: bool = False

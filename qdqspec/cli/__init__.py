@@ -23,6 +23,7 @@ from qdqspec.cli.machine import add_verbs as add_machine_verbs
 from qdqspec.cli.modelopt import refuse_mode, refuse_words
 from qdqspec.cli.models import add_verbs as add_model_verbs
 from qdqspec.cli.qdq import add_verbs as add_qdq_verbs
+from qdqspec.cli.reduce import add_verbs as add_reduce
 from qdqspec.cli.specs import add_verbs as add_spec_verbs
 from qdqspec.cli.tune import add_verbs as add_tune
 from qdqspec.cli.upgrade import add_verbs as add_upgrade
@@ -113,6 +114,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         add_upgrade,
         add_explain,
         add_verify,
+        add_reduce,
         add_baseline,
         add_cache,
         add_cluster,

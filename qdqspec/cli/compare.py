@@ -1,13 +1,17 @@
-"""Command ``compare``: compare two run records case by case. It reads JSON only; nothing is measured."""
+"""Command ``compare``: two run records case by case, without measuring; or models of several runtimes, timed anew."""
 
 from __future__ import annotations
 
 import argparse
 import math
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec.cli.words import FINE, WANTING, add_verb, say, say_json
+from qdqspec.cli.folders import add_folder_words, known_of_folder
+from qdqspec.cli.words import FINE, WANTING, add_verb, complain, say, say_json, settings_from
+from qdqspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
@@ -19,11 +23,19 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "compare",
         compare,
-        does="Compare two run records: what became faster or slower. Exits 1 where something is proved slower.",
-        example="qdqspec compare before.json after.json --fail-on 5%",
+        does="Compare two run records: what became faster or slower; exits 1 where something is proved slower. Of "
+        "folders that `tune -o` wrote for one model on several runtimes: build and time their models together.",
+        example="qdqspec compare before.json after.json --fail-on 5%\n  qdqspec compare out/onnxruntime out/openvino",
+        options=("threads", "seed", "device", "build-limit", "backend-option"),
     )
-    parser.add_argument("before", type=Path, metavar="RUN_A", help="A record that --qdq-json wrote.")
-    parser.add_argument("after", type=Path, metavar="RUN_B", help="A later one, of the same device.")
+    parser.add_argument(
+        "before", type=Path, metavar="RUN_A|DIR", help="A record that --qdq-json wrote, or DIR."
+    )
+    parser.add_argument(
+        "after", type=Path, metavar="RUN_B|DIR", help="A later one, of the same device, or DIR."
+    )
+    parser.add_argument("more", type=Path, nargs="*", metavar="DIR", help="Further folders of results.")
+    add_folder_words(parser)
     parser.add_argument(
         "--fail-on",
         type=share,
@@ -43,6 +55,11 @@ def share(text: str) -> float:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Print the table; return 1 if a case is slower by more than ``--fail-on``."""
+    given = [arguments.before, arguments.after, *arguments.more]
+    if any(path.is_dir() for path in given):
+        return _compare_folders(given, arguments)
+    if arguments.more:
+        raise ConfigError("more than two records are given", cure="compare two of them at a time")
     from qdqspec.report.compare import compare_runs, comparison_text, comparison_to_json
     from qdqspec.report.record import read_record
 
@@ -53,3 +70,38 @@ def compare(arguments: argparse.Namespace) -> int:
         say(comparison_text(found))
     beyond = any(case.is_slower_beyond(arguments.fail_on) for case in found.cases)
     return WANTING if beyond else FINE
+
+
+def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
+    """Time the float and tuned models of results on several runtimes, interleaved, and print their ratios."""
+    from qdqspec.codec import to_data
+    from qdqspec.report.runtimes import comparison_text
+    from qdqspec.session import Session
+    from qdqspec.session.compared_runtimes import Side, compare_runtimes
+
+    known = [known_of_folder(folder.absolute(), arguments) for folder in folders]
+    for field in ("model", "backend"):
+        values = [getattr(each, field) for each in known]
+        if len(set(values)) != (1 if field == "model" else len(values)):
+            what = "are of different models" if field == "model" else "are of one runtime"
+            raise ConfigError(
+                f"these folders {what}: {', '.join(map(str, folders))}",
+                cure="name one folder for each runtime, of the same model",
+            )
+    with closing(Session(replace(settings_from(arguments), mode="measure"))) as session:
+        sides = [
+            Side(
+                setup=session.work(each.case).setup,
+                tuned=each.tuned if each.changed else None,
+                scheme=each.scheme,
+                pairs=each.pairs,
+                sqnr_db=each.sqnr_db,
+            )
+            for each in known
+        ]
+        found = compare_runtimes(known[0].name, sides, lambda name, text: complain(f"{name}: {text}"))
+    if arguments.json:
+        say_json({"schema_version": 1, "runtimes": [to_data(found)]})
+    else:
+        say(comparison_text(found))
+    return FINE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from qdqspec import registry
@@ -64,8 +64,8 @@ def split_backends(arguments: argparse.Namespace) -> tuple[str, ...]:
     return given
 
 
-def on_backends(cases: Sequence[Case], backends: Sequence[str]) -> list[Case]:
-    """Each case on each backend; the cases themselves without backends.
+def on_backends(cases: Sequence[Case], backends: Sequence[str], targets: Mapping[str, float]) -> list[Case]:
+    """Each case on each backend, with these ``targets``; the cases themselves without backends.
 
     Raises `ConfigError` for a case whose spec chooses its backend.
     """
@@ -78,7 +78,7 @@ def on_backends(cases: Sequence[Case], backends: Sequence[str]) -> list[Case]:
                 where=case.name,
                 cure="leave --backend out",
             )
-    return [_on(case, backend) for case in cases for backend in backends]
+    return [replace(_on(case, backend), targets=targets) for case in cases for backend in backends]
 
 
 def _on(case: Case, backend: str) -> Case:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from qdqspec.cases import find_cases
 from qdqspec.cli.asked import add_words, case_as_asked
+from qdqspec.cli.reduce import reduce_failures
 from qdqspec.cli.several import backends_asked, on_backends, weights
 from qdqspec.cli.words import (
     COLOR,
@@ -72,13 +73,17 @@ def add_verbs(verbs: Verbs) -> None:
         help="Backends, each with a weight (default: 1): tune on each, and find one placement for all that is "
         "slower than float on none, with the least weighted geometric mean of ratios.",
     )
+    parser.add_argument(
+        "--reduce-failures",
+        action="store_true",
+        help="Reduce the first candidate of each case that failed to a few nodes, as verb `reduce` does (DIR/faults).",
+    )
     add_words(parser)
 
 
 def tune(arguments: argparse.Namespace) -> int:
     """Tune every case; return 1 if a check of a spec fails, 2 if one could not be evaluated."""
     bare = Path(arguments.what).suffix == ".onnx"
-    targets = arguments.targets or {}
     backends = backends_asked(arguments)
     single = bare and not backends
     settings = settings_from(arguments, "spec/case" if arguments.output is None else "" if single else "case")
@@ -88,15 +93,17 @@ def tune(arguments: argparse.Namespace) -> int:
     elif arguments.output is not None:
         settings = replace(settings, output=arguments.output.absolute())
     cases = [case_as_asked(case, arguments) for case in _cases(arguments.what, settings, bare=bare)]
-    cases = on_backends(cases, backends)
+    cases = on_backends(cases, backends, arguments.targets or {})
     _prepare_output(cases, settings)
     _refuse_unknown_formats(settings)
     with closing(_session(settings, cases)) as session:
         if settings.mode == "plan":
             return _print_plans(cases, session)
         is_whole = _run(cases, session)
-        is_whole &= _compare_runtimes(session, targets)
+        is_whole &= _compare_runtimes(session)
         record = session.record()
+        if arguments.reduce_failures:
+            reduce_failures(session, cases)
     if model_file is not None and is_whole:
         _write_model(record, model_file)
     _report(record, settings, as_json=arguments.json)
@@ -221,13 +228,12 @@ def _run(cases: list[Case], session: Session) -> bool:
     return not errors
 
 
-def _compare_runtimes(session: Session, weights: Mapping[str, float]) -> bool:
-    """Time the runtimes of one model together; with weights find one placement for them. Return whether it worked."""
+def _compare_runtimes(session: Session) -> bool:
+    """Time the runtimes of one model together; find one placement for targets. Return whether it worked."""
     with _watched(session):
         try:
             session.compare_runtimes()
-            if weights:
-                session.find_common(weights)
+            session.find_common()
         except QdqspecError as error:
             complain(f"qdqspec: {error}")
             return False

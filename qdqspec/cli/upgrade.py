@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -12,16 +11,14 @@ from typing import TYPE_CHECKING
 
 from qdqspec.cases import find_cases, find_specs
 from qdqspec.cli.compare import share
+from qdqspec.cli.folders import add_folder_words, known_of_folder
 from qdqspec.cli.words import (
     FINE,
     WANTING,
-    add_values,
     add_verb,
-    inputs_given,
     say,
     say_json,
     settings_from,
-    shapes,
 )
 from qdqspec.config import Settings, find_folder
 from qdqspec.errors import BackendUnavailableError, StateError
@@ -77,11 +74,7 @@ def add_verbs(verbs: Verbs) -> None:
         metavar="SHARE",
         help="How much slower a tuned model may become, such as 5%% (default: 5%%).",
     )
-    parser.add_argument(
-        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of dynamic inputs of a DIR."
-    )
-    parser.add_argument("--data", type=Path, metavar="NPZ", help="Inputs of a DIR (default: random ones).")
-    add_values(parser, of="the model in a DIR")
+    add_folder_words(parser)
 
 
 def upgrade_check(arguments: argparse.Namespace) -> int:
@@ -122,7 +115,8 @@ def _models(what: str, arguments: argparse.Namespace, settings: Settings) -> Ite
     """The tuned models that an argument names."""
     folder = Path(what)
     if (folder / RESULT).is_file():
-        yield _of_folder(folder.absolute(), arguments)
+        known = known_of_folder(folder.absolute(), arguments)
+        yield _Known(known.case, known.name, known.tuned)
         return
     references = [str(path) for path in find_specs([folder])] if "::" not in what else [what]
     for reference in references:
@@ -130,20 +124,6 @@ def _models(what: str, arguments: argparse.Namespace, settings: Settings) -> Ite
             own = find_folder(settings, case)
             is_result = (own / RESULT).is_file() and (own / "tuned.onnx").is_file()
             yield _Known(case, case.name, own / "tuned.onnx" if is_result else None)
-
-
-def _of_folder(folder: Path, arguments: argparse.Namespace) -> _Known:
-    """The case of a folder of results: its reference, on the backend that it was tuned on."""
-    try:
-        result = json.loads((folder / RESULT).read_bytes())
-        backend, name = str(result["backend"]), str(result["case"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StateError(
-            f"the result cannot be read: {error}", where=folder / RESULT, cure="tune again"
-        ) from None
-    case = Case(id="default", model=folder / "reference.onnx", backend=backend)
-    inputs = inputs_given(case.inputs, shapes=arguments.shapes, data=arguments.data, values=arguments.values)
-    return _Known(replace(case, inputs=inputs), name, folder / "tuned.onnx")
 
 
 def _facts(environment: Environment, backend: str, options: BuildOptions) -> dict[str, str]:

@@ -39,6 +39,8 @@ class Declaration:
     ``replay`` gives the shell command that builds and times a file of a model with a tool of the runtime,
     ``(model, file, options)``.
     ``float16`` converts a model, ``(model, path, *, keep_io)``: an ``onnx.ModelProto``.
+    ``program`` gives the end of a Python program that builds the file ``MODEL`` with the runtime alone, as the backend
+    does, and runs it once on the arrays ``FEEDS``, ``(options)``.
     ``as_defined`` are the options of a build that computes each operator as ONNX defines it and fuses nothing, and
     ``optimized`` those of one with all optimizations; the default backend has both.
     """
@@ -54,6 +56,7 @@ class Declaration:
     bundle: Hook = ""
     replay: Hook = ""
     float16: Hook = ""
+    program: Hook = ""
     as_defined: Mapping[str, str] = field(default_factory=dict)
     optimized: Mapping[str, str] = field(default_factory=dict)
 

@@ -51,6 +51,7 @@ def compare_runtimes(config: pytest.Config) -> None:
     for session in sessions_of(config):
         try:
             if session.compare_runtimes():  # which starts processes again
+                session.find_common()
                 session.close()
         except QdqspecError as error:
             session.close()
@@ -115,10 +116,12 @@ def _joined(first: CaseRecord, second: CaseRecord) -> CaseRecord:
 
 
 def write_results(record: RunRecord) -> None:
-    """Write ``result.json`` of each case."""
+    """Write ``result.json`` of each case, and ``tune.json`` of cases on several runtimes."""
+    from qdqspec.report.result import write_comparisons
     from qdqspec.report.result import write_results as write
 
     write(record)
+    write_comparisons(record)
 
 
 def write_reports(record: RunRecord, settings: Settings) -> list[Path]:

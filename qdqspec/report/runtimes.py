@@ -145,17 +145,23 @@ def tables_of(record: RunRecord) -> list[tuple[Table, list[str]]]:
 
 def runtimes_text(record: RunRecord) -> str:
     """The tables and sentences of all comparisons; empty if there are none."""
-    parts: list[str] = []
-    for table, said in tables_of(record):
-        grid = tabulate(
-            table.rows,
-            headers=table.headers,
-            colalign=["right" if i in table.numbers else "left" for i in range(len(table.headers))],
-            disable_numparse=True,
-        )
-        rows = "\n".join(line.rstrip() for line in grid.splitlines())
-        parts.append("\n".join([table.title, *([rows] if table.rows else []), *said]))
-    return "\n\n".join(parts)
+    return "\n\n".join(_text_of(table, said) for table, said in tables_of(record))
+
+
+def comparison_text(found: RuntimeComparison) -> str:
+    """The table and sentences of one comparison."""
+    return _text_of(runtimes_table(found), conclusions(found))
+
+
+def _text_of(table: Table, said: list[str]) -> str:
+    grid = tabulate(
+        table.rows,
+        headers=table.headers,
+        colalign=["right" if i in table.numbers else "left" for i in range(len(table.headers))],
+        disable_numparse=True,
+    )
+    rows = "\n".join(line.rstrip() for line in grid.splitlines())
+    return "\n".join([table.title, *([rows] if table.rows else []), *said])
 
 
 def tune_to_json(

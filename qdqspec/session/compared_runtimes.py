@@ -23,6 +23,7 @@ from qdqspec.measurement.fresh import FreshBuilds
 from qdqspec.measurement.profiles import Load, attach
 from qdqspec.measurement.stats import drift
 from qdqspec.measurement.together import Together, joined, ratios_between
+from qdqspec.session.case import CaseSetup
 from qdqspec.session.evidence import CaseWork
 from qdqspec.session.timing import BUILDS, ROUNDS
 from qdqspec.session.tuning import clock_for
@@ -67,15 +68,40 @@ def common_clock(wanted: Clock, groups: Mapping[str, Sequence[Samples]]) -> Cloc
     return wanted if has_cpu else "wall"
 
 
-def all_locked(works: Sequence[CaseWork]) -> Callable[[], AbstractContextManager[object]]:
-    """A function that locks the devices of all works, in one order, so that two runs cannot wait for each other."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A case on its runtime, and its tuned model: ``None`` if the float model was selected."""
+
+    setup: CaseSetup
+    tuned: Path | None = None
+    scheme: str = ""
+    pairs: int = 0
+    sqnr_db: float | None = None
+
+
+def side_of(work: CaseWork) -> Side:
+    """A case that was searched."""
+    kept = work.finder.kept
+    if kept.model is None:
+        return Side(setup=work.setup)
+    return Side(
+        setup=work.setup,
+        tuned=kept.model,
+        scheme=kept.result.winner.digest,
+        pairs=kept.result.winner.pairs,
+        sqnr_db=work.parity.sqnr_db,
+    )
+
+
+def all_locked(setups: Sequence[CaseSetup]) -> Callable[[], AbstractContextManager[object]]:
+    """A function that locks the hardware of all cases, in one order, so that two runs cannot wait for each other."""
 
     @contextmanager
     def locked() -> Iterator[None]:
         with ExitStack() as stack:
-            devices = {work.setup.device.key: work for work in works}
-            for key in sorted(devices):
-                stack.enter_context(devices[key].setup.resources.exclusive())
+            found = {setup.resources.lock: setup.resources.exclusive for setup in setups}
+            for _, exclusive in sorted(found.items()):
+                stack.enter_context(exclusive())
             yield
 
     return locked
@@ -95,22 +121,22 @@ def grouped(works: Iterable[CaseWork]) -> list[tuple[str, list[CaseWork]]]:
     ]
 
 
-def compare_runtimes(name: str, works: Sequence[CaseWork], report: Report) -> RuntimeComparison:
+def compare_runtimes(name: str, sides: Sequence[Side], report: Report) -> RuntimeComparison:
     """Time the float models of all runtimes and their tuned models, and find the fastest that is accurate enough.
 
     A model that does not run any more is listed with the reason. Raises `BackendError` if no float model runs.
     """
     report(name, "comparing runtimes")
     started = time.monotonic()
-    blank = [model for work in works for model in _models(work)]
-    files = {model.label: _file(work, model.model) for work in works for model in _models(work)}
-    setups = [work.setup for work in works]
+    blank = [model for side in sides for model in _models(side)]
+    files = {model.label: _file(side, model.model) for side in sides for model in _models(side)}
+    setups = [side.setup for side in sides]
     clocks = {clock_for(setup.case.tune, setup.settings.threads) for setup in setups}
     timed = time_across(
         files,
         clock="cpu" if clocks == {"cpu"} else "wall",
         random=np.random.default_rng(setups[0].settings.seed),
-        exclusive=all_locked(works),
+        exclusive=all_locked(setups),
     )
     failures = {label: str(error) for label, error in timed.failures.items()}
     clock = common_clock("cpu" if clocks == {"cpu"} else "wall", timed.samples)
@@ -142,32 +168,31 @@ def compare_runtimes(name: str, works: Sequence[CaseWork], report: Report) -> Ru
     )
 
 
-def _models(work: CaseWork) -> list[RuntimeModel]:
+def _models(side: Side) -> list[RuntimeModel]:
     """The float model of a case and, unless that was selected, the tuned one; without times."""
-    setup, kept = work.setup, work.finder.kept
+    setup = side.setup
     blank = RuntimeModel(case=setup.case.name, backend=setup.backend.name, target=setup.target, model="float")
-    if kept.model is None:
+    if side.tuned is None:
         return [blank]
-    sqnr_db, least = work.parity.sqnr_db, setup.case.tune.limits.min_sqnr_db
+    sqnr_db, least = side.sqnr_db, setup.case.tune.limits.min_sqnr_db
     tuned = replace(
         blank,
         model="tuned",
-        scheme=kept.result.winner.digest,
-        pairs=kept.result.winner.pairs,
+        scheme=side.scheme,
+        pairs=side.pairs,
         sqnr_db=sqnr_db,
-        limit_db=least if least is not None and sqnr_db < least else None,
+        limit_db=least if least is not None and sqnr_db is not None and sqnr_db < least else None,
     )
     return [blank, tuned]
 
 
-def _file(work: CaseWork, model: Literal["float", "tuned"]) -> TimedFile:
-    setup, kept = work.setup, work.finder.kept
-    path = kept.model if model == "tuned" else None
+def _file(side: Side, model: Literal["float", "tuned"]) -> TimedFile:
+    path = side.tuned if model == "tuned" else None
     return TimedFile(
-        backend=setup.backend,
-        options=setup.resources.options,
-        path=path or require_path(setup.given),
-        loads=setup.prepared.loads,
+        backend=side.setup.backend,
+        options=side.setup.resources.options,
+        path=path or require_path(side.setup.given),
+        loads=side.setup.prepared.loads,
     )
 
 

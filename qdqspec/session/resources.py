@@ -24,6 +24,7 @@ class Resources:
     settings: Settings
     exclusive: Callable[[], AbstractContextManager[object]]
     watch: Watch | None
+    lock: str = ""  # the name of that lock
     seconds_left: Callable[[], float | None] = lambda: None  # of the run's time limit
     waited: Callable[[], float] = lambda: 0.0  # seconds spent waiting for other runs on the device
     report_step: Callable[[str], None] = lambda _: None  # the beginning of a step outside a search
@@ -55,6 +56,12 @@ class SessionBackend:
     def device(self) -> DeviceKey:
         """The device that it runs on."""
         return self.backend.device(self.options)
+
+    @cached_property
+    def lock(self) -> str:
+        """The name of the lock on its hardware, which other backends on the same hardware take too."""
+        hardware = self.backend.capabilities(self.options).hardware
+        return hardware if hardware == "cpu" else f"{self.settings.device}-{hardware or self.device.key}"
 
 
 class Backends:

@@ -25,7 +25,7 @@ from qdqspec.measurement.lock import DeviceLock, log_wait
 from qdqspec.measurement.store import Store
 from qdqspec.parity.scores import joined_metrics
 from qdqspec.placement.import_qdq import import_placement
-from qdqspec.session.compared_runtimes import compare_runtimes, grouped
+from qdqspec.session.compared_runtimes import compare_runtimes, grouped, side_of
 from qdqspec.session.culprits import MOST, culprits_of
 from qdqspec.session.evidence import CaseWork, skipped_record
 from qdqspec.session.given_data import GivenFiles, is_model
@@ -281,20 +281,22 @@ class Session:
         if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
             searched = [work for work in self._works.values() if work.finder.found is not None]
             self._runtimes = tuple(
-                compare_runtimes(name, works, self._watched) for name, works in grouped(searched)
+                compare_runtimes(name, [side_of(work) for work in works], self._watched)
+                for name, works in grouped(searched)
             )
         return self._runtimes
 
-    def find_common(self, weights: Mapping[str, float]) -> tuple[CommonPlacement, ...]:
-        """Find one placement for the cases that differ in the runtime only; ``weights`` are by backend.
+    def find_common(self) -> tuple[CommonPlacement, ...]:
+        """Find one placement for the cases that differ in the runtime only, if they have ``targets``.
 
         Cases that were not searched are left out. The result is part of the record.
         """
-        searched = [work for work in self._works.values() if work.finder.found is not None]
-        self._common = tuple(
-            find_common(name, works, weights, self._watched, folder_of(works))
-            for name, works in grouped(searched)
-        )
+        if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
+            works = (work for work in self._works.values() if work.setup.case.targets)
+            searched = [work for work in works if work.finder.found is not None]
+            self._common = tuple(
+                find_common(name, works, self._watched, folder_of(works)) for name, works in grouped(searched)
+            )
         return self._common
 
     def output(self, case: Case) -> Path:
@@ -358,9 +360,8 @@ class Session:
             backend=runtime.backend,
             options=runtime.options,
             settings=runtime.settings,
-            exclusive=lambda: DeviceLock(
-                f"{self.settings.device}-{runtime.device.key}", report=report, waited=self._waits.append
-            ),
+            exclusive=lambda: DeviceLock(runtime.lock, report=report, waited=self._waits.append),
+            lock=runtime.lock,
             waited=lambda: sum(self._waits),
             report_wait=report,
             report_step=partial(self._watched, case.name),

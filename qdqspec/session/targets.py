@@ -53,19 +53,18 @@ class _Candidate:
 def find_common(
     name: str,
     works: Sequence[CaseWork],
-    weights: Mapping[str, float],
     report: Callable[[str, str], None],
     output: Path,
 ) -> CommonPlacement:
     """Find the common placement of cases that differ in the runtime only, and write its model to ``output``.
 
-    ``weights`` are by backend. Raises `BackendError` if a float model does not run.
+    Weights are the ``targets`` of the cases. Raises `BackendError` if a float model does not run.
     """
     report(name, "one placement for several runtimes")
     started = time.monotonic()
     with TemporaryFolder() as folder:
         candidates = {c.placement.digest: c for c in _candidates(works, folder)}
-        search = _Search(works, weights, candidates)
+        search = _Search(works, candidates)
         timed = search.timed(candidates, builds=1, rounds=SCREENING_ROUNDS)
         ratios = search.ratios(timed)
         ranked = sorted(
@@ -87,12 +86,11 @@ def find_common(
 class _Search:
     """Times candidates on all runtimes, and chooses among the finalists."""
 
-    def __init__(
-        self, works: Sequence[CaseWork], weights: Mapping[str, float], candidates: Mapping[str, _Candidate]
-    ) -> None:
+    def __init__(self, works: Sequence[CaseWork], candidates: Mapping[str, _Candidate]) -> None:
         self._works = works
-        total = math.fsum(weights.get(_on(work), 1.0) for work in works)
-        self._weights = {_on(work): weights.get(_on(work), 1.0) / total for work in works}
+        weights = {_on(work): work.setup.case.targets[_on(work)] for work in works}
+        total = math.fsum(weights.values())
+        self._weights = {on: weight / total for on, weight in weights.items()}
         self._candidates = candidates
         clocks = {clock_for(work.setup.case.tune, work.setup.settings.threads) for work in works}
         self._clock: Clock = "cpu" if clocks == {"cpu"} else "wall"
@@ -123,7 +121,7 @@ class _Search:
             files,
             clock=self._clock,
             random=self._random,
-            exclusive=all_locked(self._works),
+            exclusive=all_locked([work.setup for work in self._works]),
             builds=builds,
             rounds=rounds,
         )

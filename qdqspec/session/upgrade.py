@@ -48,7 +48,7 @@ def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed
             files,
             clock=clock,
             random=np.random.default_rng(setup.settings.seed),
-            exclusive=all_locked([work]),
+            exclusive=all_locked([setup]),
         )
         for label in (FLOAT_HERE, TUNED_HERE):
             if label in timed.failures:

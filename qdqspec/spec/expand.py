@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qdqspec.spec.choices import MatrixSection
 from qdqspec.spec.kinds import check_ids
 from qdqspec.spec.matrix import Choice
 from qdqspec.spec.sections import skip_rules
@@ -31,7 +32,14 @@ def cases_of(
     spec: Spec, *, source: Path | None, case_line: int, check_lines: tuple[int, ...]
 ) -> tuple[Case, ...]:
     """The cases in the order of the matrix; each has all checks."""
-    choices = {"default": Choice()} if spec.matrix is None else spec.matrix.cases()
+    targets = spec.tune.targets or {}
+    matrix = spec.matrix
+    if targets:
+        axis = tuple(targets)
+        matrix = (
+            MatrixSection(backend=axis) if matrix is None else matrix.model_copy(update={"backend": axis})
+        )
+    choices = {"default": Choice()} if matrix is None else matrix.cases()
     plain = Case(
         id="default",
         model=spec.model,
@@ -39,6 +47,7 @@ def cases_of(
         line=case_line,
         title=spec.title,
         tags=spec.tags,
+        targets=targets,
         inputs=spec.inputs.rules(),
         patterns=spec.patterns.rules(),
         regions=spec.regions.rules(),

@@ -13,6 +13,7 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from qdqspec.spec.choices import MatrixSection
 from qdqspec.spec.evaluation import require_evaluation
@@ -20,7 +21,7 @@ from qdqspec.spec.expand import cases_of
 from qdqspec.spec.explain import error_without_file
 from qdqspec.spec.fields import Listed, Reason, Section, Words
 from qdqspec.spec.inputs import InputsSection
-from qdqspec.spec.kinds import Checks
+from qdqspec.spec.kinds import Checks, refused
 from qdqspec.spec.place import Place, SpecPath
 from qdqspec.spec.sections import (
     PatternsSection,
@@ -76,6 +77,9 @@ class Spec(Section):
         try:
             spec = handler(value)
             require_evaluation(spec.inputs, spec.tune, spec.checks)
+            if spec.tune.targets and spec.matrix is not None and spec.matrix.backend is not None:
+                both = "the matrix and 'tune.targets' both choose backends: take one of them"
+                raise refused({("tune", "targets"): PydanticCustomError("targets", both)})
             return spec
         except ValidationError as error:
             if isinstance(info.context, Place) and info.context.from_file:

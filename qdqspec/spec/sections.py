@@ -10,12 +10,12 @@ import math
 import re
 from typing import Annotated, Literal, Self, TypeAlias, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Reason, Section, Words
 from qdqspec.spec.formats import Formats
-from qdqspec.spec.kinds import Strategy, Target
+from qdqspec.spec.kinds import BackendName, Strategy, Target
 from qdqspec.spec.place import NamesFile, SpecPath
 from qdqspec.spec.vocabulary import Activations, Correction, Granularity, LabelKind, Method, Preset, RealType
 from qdqspec.types import AccuracyRules, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
@@ -227,6 +227,35 @@ class AccuracySection(Section):
         return AccuracyRules(metric=self.metric, min=self.min, max_drop=self.max_drop, output=self.output)
 
 
+def _weighted(value: object) -> object:
+    """``[onnxruntime: 2, openvino]`` as a mapping; 1 where no weight is stated."""
+    if not isinstance(value, list | tuple):
+        return value
+    found: dict[str, object] = {}
+    for item in value:
+        for name, weight in item.items() if isinstance(item, dict) else [(str(item), 1.0)]:
+            if name in found:
+                raise PydanticCustomError("targets", "'{name}' is named twice", {"name": name})
+            found[name] = weight
+    return found
+
+
+def _several(targets: dict[str, float]) -> dict[str, float]:
+    if len(targets) < 2:
+        raise PydanticCustomError("targets", "one placement for several runtimes needs two backends or more")
+    return targets
+
+
+Targets: TypeAlias = Annotated[
+    dict[BackendName, Positive],
+    BeforeValidator(
+        _weighted,
+        json_schema_input_type=dict[BackendName, Positive] | list[BackendName | dict[BackendName, Positive]],
+    ),
+    AfterValidator(_several),
+]
+
+
 class TuneSection(Section):
     """The search: how, how long, for what."""
 
@@ -267,6 +296,11 @@ class TuneSection(Section):
     float16: bool | None = Field(
         default=None,
         description="Time the model in float16 beside the reference; where not said, on backends that compute in it.",
+    )
+    targets: Targets | None = Field(
+        default=None,
+        description="Backends that one placement is found for, each with a weight (default: 1): a case for each, and "
+        "the placement that is slower than float on none.",
     )
     start_from: Listed[SpecPath] = Field(
         default=(), description="Pattern caches, journals, schemes and Q/DQ models to start from."

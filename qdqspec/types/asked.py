@@ -273,7 +273,8 @@ class SkipRules:
 class Case:
     """One model under one choice of the matrix, with all its rules. Paths are absolute.
 
-    ``backend`` is the runtime that the matrix chooses; without one, that of the run.
+    ``backend`` is the runtime that the matrix chooses; without one, that of the run. ``targets`` are the backends, each
+    with a weight, that one placement is to be found for; the case is the search on one of them.
 
     ``metrics`` are task metrics and ``loaders`` data loaders of the caller, by the name that a spec gives them.
     """
@@ -285,6 +286,7 @@ class Case:
     title: str = ""
     tags: tuple[str, ...] = ()
     backend: str | None = None
+    targets: Mapping[str, float] = field(default_factory=dict)
     matrix: Mapping[str, str | int | float] = field(default_factory=dict)
     inputs: Inputs = Inputs()
     patterns: PatternRules = PatternRules()

@@ -59,6 +59,9 @@ class FakeSession:
     def compare_runtimes(self):
         return ()
 
+    def find_common(self):
+        return ()
+
     def availability(self, case):
         if self.backend_usable:
             return Availability(usable=True)

@@ -29,6 +29,7 @@ declaration = Declaration(
     },
     kernel_origins=f"{__name__}.layers:map_kernels",
     float16=f"{__name__}.half:half_model",
+    program=f"{__name__}.options:program",
     as_defined={_OPTIMIZATION: "off"},
     optimized={_OPTIMIZATION: "all"},
 )

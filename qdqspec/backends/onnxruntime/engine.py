@@ -112,6 +112,7 @@ class OnnxRuntime:
             dynamic={"int8": DYNAMIC, "uint8": DYNAMIC},
             builds_side_by_side=True,
             one_processor=True,
+            hardware="cpu",
             enforces_output_shapes=True,  # if it is given the memory of the outputs
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from qdqspec.backends.base import BuildOptions
 from qdqspec.config.declared import LIBRARIES, BackendOption, BackendOptions, one_of
 
 AS_DEFINED = "off"
@@ -58,3 +59,25 @@ def libraries_from(extra: Mapping[str, str]) -> tuple[Path, ...]:
     """The libraries of custom operators to load."""
     libraries: tuple[Path, ...] = OPTIONS.read(extra).get("plugins", ())
     return libraries
+
+
+_PROGRAM = """import onnxruntime as ort
+
+settings = ort.SessionOptions()
+settings.intra_op_num_threads = {threads}
+settings.graph_optimization_level = ort.GraphOptimizationLevel.{level}
+{libraries}session = ort.InferenceSession(MODEL, settings, providers=["CPUExecutionProvider"])
+session.run(None, FEEDS)
+print("ONNX Runtime", ort.__version__, "builds and runs the model")
+"""
+
+
+def program(options: BuildOptions) -> str:
+    """A Python program that builds ``MODEL`` and runs it on ``FEEDS``."""
+    libraries = (
+        f"settings.register_custom_ops_library({str(library)!r})\n"
+        for library in libraries_from(options.extra)
+    )
+    return _PROGRAM.format(
+        threads=options.threads, level=LEVELS[level_from(options.extra)], libraries="".join(libraries)
+    )

@@ -87,6 +87,7 @@ class OnnxRuntimeWeb:
             dynamic={"int8": DYNAMIC, "uint8": DYNAMIC},
             builds_side_by_side=True,
             one_processor=True,
+            hardware="cpu",
         )
 
     def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeWebEngine:

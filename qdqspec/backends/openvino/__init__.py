@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from qdqspec.backends.openvino.engine import OpenVino as OpenVino
     from qdqspec.backends.openvino.engine import OpenVinoEngine as OpenVinoEngine
 
-declaration = Declaration(targets=("openvino-cpu",))
+declaration = Declaration(
+    targets=("openvino-cpu",),
+    program=f"{__name__}.library:program",
+)
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend", "OpenVino", "OpenVinoEngine")

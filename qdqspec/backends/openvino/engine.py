@@ -98,6 +98,7 @@ class OpenVino:
             reduce_range=on_cpu and _overflows(_cpu.detect()),
             builds_side_by_side=on_cpu,
             one_processor=on_cpu,
+            hardware=device_from(options.extra),
         )
 
     def build(self, model: Path, options: BuildOptions) -> OpenVinoEngine:

@@ -92,3 +92,23 @@ def properties(options: BuildOptions, *, profile: bool = False) -> dict[str, Any
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
     return found
+
+
+_PROGRAM = """import sys
+
+sys.modules["openvino_telemetry"] = None  # else importing openvino starts a process that reports usage
+import openvino
+
+core = openvino.Core()
+{extensions}settings = {properties!r}
+model = core.read_model(MODEL)
+compiled = core.compile_model(model, {device!r}, settings)
+compiled.create_infer_request().infer(FEEDS)
+print("OpenVINO", openvino.__version__, "builds and runs the model")
+"""
+
+
+def program(options: BuildOptions) -> str:
+    """A Python program that builds ``MODEL`` and runs it on ``FEEDS``."""
+    extensions = "".join(f"core.add_extension({str(lib)!r})\n" for lib in libraries_from(options.extra))
+    return _PROGRAM.format(extensions=extensions, device=device_name(options), properties=properties(options))

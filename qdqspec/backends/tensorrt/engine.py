@@ -105,6 +105,7 @@ class TensorRt:
             rules=RULES,
             fuses_in_half=True,
             computes_in_half=True,
+            hardware="gpu",
             lacking=lacking(found.capability, version),
             observes=False,  # with every tensor an output nothing fuses, and one more engine must be built
         )

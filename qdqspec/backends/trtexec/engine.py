@@ -156,6 +156,7 @@ class Trtexec:
             rules=trt_ops.RULES,
             fuses_in_half=True,
             computes_in_half=True,
+            hardware="gpu",
             lacking=trt_ops.lacking(capability, version)
             | {name: f"{name} goes through backend tensorrt" for name in here if name not in _FORMATS},
             observes=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import other_fake
 import pytest
 
 from qdqspec.report.record import record_to_json
@@ -63,3 +64,34 @@ def test_what_is_no_record_is_one_message_that_names_it(verb, records):
     result = verb("compare", "a.json", "other.json")
     assert result.code == 2
     assert result.err.startswith("qdqspec: other.json: this is no run record")
+
+
+@pytest.fixture
+def folders(verb, models, tmp_path, monkeypatch):
+    """Results of one model on two simulated devices."""
+    other_fake.install(monkeypatch, scale=0.5)
+    words = ("--trials", "2", "--min-sqnr-db", "none", "-o", "out")
+    assert verb("tune", models / "digits_resnet.onnx", "--backend", "fake,other", *words).code == 0
+    return "out/fake", "out/other"
+
+
+def test_folders_of_several_runtimes_are_timed_together(verb, folders):
+    (found,) = verb("compare", *folders, "--json").json["runtimes"]
+    assert found["reference"] == "other float"
+    ratios = {f"{m['backend']} {m['model']}": m["ratio"]["median"] for m in found["models"]}
+    assert ratios["other float"] == 1
+    assert ratios["fake float"] > 1.5  # a device of half the speed, with other kernels
+    text = verb("compare", *folders)
+    assert text.code == 0, text.err
+    assert "fastest at the accuracy asked for: " in text.out
+
+
+def test_folders_of_one_runtime_or_several_models_are_refused(verb, models, folders, tmp_path):
+    same = verb("compare", folders[0], folders[0])
+    assert (same.code, "are of one runtime" in same.err) == (2, True)
+    result = tmp_path / "out" / "other" / "result.json"
+    result.write_text(result.read_text().replace('"sha256": "', '"sha256": "0'))
+    different = verb("compare", *folders)
+    assert (different.code, "are of different models" in different.err) == (2, True)
+    damaged = verb("compare", folders[0], "out")
+    assert (damaged.code, "the result cannot be read" in damaged.err) == (2, True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import other_fake
 import pytest
 
-from qdqspec.backends.fake import true_ms
+from qdqspec.backends.fake import FakeDevice, true_ms
 from qdqspec.errors import BackendError
 from qdqspec.measurement.lock import DeviceLock
 from qdqspec.session import Session
@@ -144,3 +145,27 @@ def test_all_devices_are_locked_while_timing(models, tmp_path, other, monkeypatc
         taken.clear()
         session.compare_runtimes()
     assert taken == ["0-fake", "0-other"]
+
+
+def test_backends_on_one_processor_exclude_each_other(models, tmp_path, other, monkeypatch):
+    """One lock for both, also in the searches: the keys of results differ between backends."""
+    capabilities = FakeDevice.capabilities
+    monkeypatch.setattr(
+        FakeDevice, "capabilities", lambda *given: dataclasses.replace(capabilities(*given), hardware="cpu")
+    )
+    taken = []
+    enter = DeviceLock.__enter__
+    monkeypatch.setattr(DeviceLock, "__enter__", lambda self: taken.append(self._key) or enter(self))
+    with session_in(tmp_path) as session:
+        for backend in ("fake", "other"):
+            session.evidence(case_on(models, backend), frozenset({"latency", "parity"}))
+        assert {*taken} == {"cpu"}
+        taken.clear()
+        session.compare_runtimes()
+    assert taken == ["cpu"]
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-web", "openvino"])
+def test_runtimes_of_the_processor_share_its_lock(name):
+    with session_in(Path(), backend=name) as session:
+        assert session.backends.default.lock == "cpu"

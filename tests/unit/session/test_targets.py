@@ -29,9 +29,10 @@ def found_in(
         for backend in ("fake", "other"):
             matrix = {"backend": backend}
             model = models / "digits_resnet.onnx"
-            case = Case(id=backend, model=model, backend=backend, matrix=matrix, tune=rules)
+            targets = weights or {"fake": 1.0, "other": 1.0}
+            case = Case(id=backend, model=model, backend=backend, targets=targets, matrix=matrix, tune=rules)
             session.search(case)
-        (found,) = session.find_common(weights or {"fake": 1.0, "other": 1.0})
+        (found,) = session.find_common()
         assert session.record().common == (found,)
     return found, session
 

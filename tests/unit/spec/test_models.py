@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -131,6 +132,37 @@ def test_the_matrix_chooses_backends_and_ids_keep_their_order() -> None:
         "b8-onnxruntime": "onnxruntime", "b8-openvino": "openvino",
     }  # fmt: skip
     assert Spec(model="m.onnx", checks=[SPEEDUP]).cases()[0].backend is None
+
+
+@pytest.mark.parametrize("targets", [["onnxruntime", {"openvino": 2}], {"onnxruntime": 1, "openvino": 2}])
+def test_targets_make_a_case_for_each_backend_with_the_weights_of_all(targets: object) -> None:
+    spec = Spec(model="m.onnx", checks=[SPEEDUP], matrix={"batch": [1, 8]}, tune={"targets": targets})
+    cases = spec.cases()
+    assert [(case.id, case.backend) for case in cases] == [
+        ("b1-onnxruntime", "onnxruntime"), ("b1-openvino", "openvino"),
+        ("b8-onnxruntime", "onnxruntime"), ("b8-openvino", "openvino"),
+    ]  # fmt: skip
+    assert all(case.targets == {"onnxruntime": 1, "openvino": 2} for case in cases)
+    alone = Spec(model="m.onnx", checks=[SPEEDUP], tune={"targets": targets}).cases()
+    assert [case.matrix for case in alone] == [{"backend": "onnxruntime"}, {"backend": "openvino"}]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"tune": {"targets": ["fake"]}}, "needs two backends or more"),
+        ({"tune": {"targets": ["fake", {"fake": 2}]}}, "'fake' is named twice"),
+        ({"tune": {"targets": ["fake", "openvin"]}}, "did you mean 'openvino'?"),
+        ({"tune": {"targets": {"fake": 0, "openvino": 1}}}, "should be greater than 0"),
+        (
+            {"tune": {"targets": ["fake", "openvino"]}, "matrix": {"backend": ["fake"]}},
+            "both choose backends",
+        ),
+    ],
+)
+def test_targets_that_make_no_sense_are_refused(keys: dict[str, object], said: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(said)):
+        Spec(model="m.onnx", checks=[SPEEDUP], **keys)
 
 
 def test_a_backend_of_the_matrix_that_does_not_exist_is_refused_with_the_nearest() -> None:

@@ -1,0 +1,72 @@
+"""Folders of results that ``tune -o`` wrote: the case, its tuned model and its figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qdqspec.cli.words import add_values, inputs_given, shapes
+from qdqspec.errors import StateError
+from qdqspec.files import RESULT
+from qdqspec.types import Case, TuneRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownResult:
+    """The case of a folder: its reference, on the backend that it was tuned on. ``model`` is the digest of that.
+
+    ``changed`` is false if the float model was selected.
+    """
+
+    case: Case
+    name: str
+    tuned: Path
+    backend: str
+    model: str
+    changed: bool
+    scheme: str = ""
+    pairs: int = 0
+    sqnr_db: float | None = None
+
+
+def add_folder_words(parser: argparse.ArgumentParser) -> None:
+    """Declare the inputs of the models in folders."""
+    parser.add_argument(
+        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of dynamic inputs of a DIR."
+    )
+    parser.add_argument("--data", type=Path, metavar="NPZ", help="Inputs of a DIR (default: random ones).")
+    add_values(parser, of="the model in a DIR")
+
+
+def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
+    """The result in a folder. Raises `StateError` if it cannot be read."""
+    try:
+        result = json.loads((folder / RESULT).read_bytes())
+        backend, name = str(result["backend"]), str(result["case"])
+        limits = (result["search"] or {}).get("limits") or {}
+        case = Case(
+            id="default",
+            model=folder / "reference.onnx",
+            backend=backend,
+            tune=TuneRules(min_sqnr_db=limits.get("min_sqnr_db") or "none"),
+        )
+        inputs = inputs_given(
+            case.inputs, shapes=arguments.shapes, data=arguments.data, values=arguments.values
+        )
+        return KnownResult(
+            case=replace(case, inputs=inputs),
+            name=name,
+            tuned=folder / "tuned.onnx",
+            backend=backend,
+            model=str(result["model"]["sha256"]),
+            changed=result["status"] != "unchanged",
+            scheme=str((result["scheme"] or {}).get("digest", "")),
+            pairs=len(result["placement"]),
+            sqnr_db=(result["parity"] or {}).get("sqnr_db"),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateError(
+            f"the result cannot be read: {error}", where=folder / RESULT, cure="tune again"
+        ) from None

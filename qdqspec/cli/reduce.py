@@ -1,0 +1,131 @@
+"""Command ``reduce``: the smallest part of a model that still fails on a backend, for a bug report."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec.cli.words import (
+    FINE,
+    add_values,
+    add_verb,
+    complain,
+    model_given,
+    say,
+    say_json,
+    settings_from,
+    shapes,
+    writable_folder,
+)
+from qdqspec.errors import StateError
+
+if TYPE_CHECKING:
+    from qdqspec.cli.words import Verbs
+    from qdqspec.measurement.reduce import Reduced
+    from qdqspec.session import Session
+    from qdqspec.types import Case
+
+MINUTES = 5.0
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``reduce``."""
+    parser = add_verb(
+        verbs,
+        "reduce",
+        reduce,
+        does="Reduce a model that a backend refuses, or that crashes it, to a few nodes with random weights that "
+        "fail in the same way, and write a program that shows it.",
+        example="qdqspec reduce model.qdq.onnx --backend openvino -o fault/",
+        options=("backend", "device", "threads", "seed", "build-limit", "backend-option", "plugin"),
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", required=True, help="Where to write it.")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        metavar="M",
+        help=f"Time at most; what is smallest by then is written (default: {MINUTES:g}).",
+    )
+    parser.add_argument(
+        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."
+    )
+    add_values(parser)
+
+
+def reduce(arguments: argparse.Namespace) -> int:
+    """Reduce the model; raises `StateError` if it does not fail."""
+    from qdqspec.backends.base import BuildOptions
+    from qdqspec.measurement.isolate import Isolated
+    from qdqspec.measurement.reduce import reduce_model, with_shapes
+
+    settings = settings_from(arguments)
+    model = model_given(arguments.model, arguments.values)
+    if arguments.shapes is not None:
+        model = with_shapes(model, arguments.shapes)
+    folder = writable_folder(arguments.output.absolute())
+    with closing(Isolated(settings.backend)) as backend:
+        found = reduce_model(
+            model,
+            backend,
+            BuildOptions.of(settings),
+            folder,
+            seconds=60 * arguments.minutes,
+            seed=settings.seed,
+        )
+    if arguments.json:
+        say_json(
+            {"schema_version": 1, **asdict(found), "model": str(found.model), "program": str(found.program)}
+        )
+    else:
+        say(reduced_text(found))
+    return FINE
+
+
+def reduce_failures(session: Session, cases: Iterable[Case]) -> None:
+    """Reduce the first candidate of each case that failed to build or run, into ``faults/`` of its folder."""
+    from qdqspec.graph.model import load_model
+    from qdqspec.measurement.reduce import reduce_model
+    from qdqspec.session.files import make_folder, write_placement
+    from qdqspec.temporary import TemporaryFolder
+    from qdqspec.types import NOT_CANDIDATES
+
+    for case in cases:
+        setup, found = session.work(case).setup, session.work(case).finder.found
+        trials = () if found is None else found.result.trials
+        failed = [t for t in trials if not t.ok and t.phase not in NOT_CANDIDATES and not t.subgraph]
+        for trial in failed[:1]:
+            folder = setup.output / "faults" / f"{trial.number:03d}-{trial.placement.digest}"
+            complain(f"{case.name}: trial {trial.number} failed; it is reduced")
+            with TemporaryFolder() as scratch:
+                path = scratch / "candidate.onnx"
+                write_placement(setup.prepared, trial.placement, path)
+                make_folder(folder)
+                try:
+                    options = setup.resources.options
+                    reduced = reduce_model(
+                        load_model(path), setup.backend, options, folder, seconds=60 * MINUTES
+                    )
+                except StateError as error:
+                    complain(f"{case.name}: trial {trial.number}: {error}")
+                else:
+                    complain(f"{case.name}: {reduced_text(reduced)}")
+
+
+def reduced_text(found: Reduced) -> str:
+    """What was found, and where it is."""
+    lines = [
+        f"{found.nodes_before} nodes reduced to {found.nodes} in {found.attempts} attempts ({found.seconds:.0f} s): "
+        + found.failure.partition("\n")[0],
+        f"Model and program: {found.model}, {found.program.name}",
+    ]
+    if found.kept:
+        lines.append(f"The fault needs the values of {', '.join(found.kept)}; all other weights are random.")
+    if not found.complete:
+        lines.append("The time ended before nothing more could be removed: give it more with --minutes.")
+    return "\n".join(lines)
