@@ -1,10 +1,12 @@
 """What corrections give at one placement: SQNR on evaluation data without, with each alone, and with all of them.
 
     python benchmarks/corrections.py FOLDER [FOLDER ...] [--names NAME ...] [--corrections auto bits bias ...]
+        [--weights per-tensor]
 
-For each trained model of the folders that has data (`real_data.py`): everything quantized, and the linear operators
-alone with float outputs. Both are rehearsed on evaluation samples that corrections were neither found nor judged with.
-SQNR in dB at the worst tensor before final operators that saturate, then at the worst output.
+For each trained model of the folders that has data (`real_data.py`; `outlier_models.py` writes models to show
+equalization): everything quantized, and the linear operators alone with float outputs. Both are rehearsed on evaluation
+samples that corrections were neither found nor judged with. SQNR in dB at the worst tensor before final operators that
+saturate, then at the worst output. ``bits+bias`` is two corrections together.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ def main() -> int:
     )
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--names", nargs="*", default=[])
-    parser.add_argument("--corrections", nargs="*", default=["auto", "bits", "bias", "rounding", "ranges"])
+    parser.add_argument(
+        "--corrections", nargs="*", default=["auto", "equalization", "bits", "bias", "rounding", "ranges"]
+    )
+    parser.add_argument("--weights", choices=["per-channel", "per-tensor"], default="per-channel")
     arguments = parser.parse_args()
     rows, gains = [], []
     with tempfile.TemporaryDirectory() as scratch:
@@ -56,7 +61,7 @@ def main() -> int:
             if model.is_random or model.evaluation is None or "qdq" in model.name:
                 continue
             try:
-                found = list(_measured(model, arguments.corrections))
+                found = list(_measured(model, arguments.corrections, arguments.weights))
             except RehearsalRefusedError as error:
                 print(f"{model.name}: {error.what}", flush=True)
                 continue
@@ -71,7 +76,7 @@ def main() -> int:
     return 0
 
 
-def _measured(model: RealModel, corrections: list[str]) -> Iterator[list]:
+def _measured(model: RealModel, corrections: list[str], weights: str) -> Iterator[list]:
     """A row without corrections, and one for each of these."""
     before = None
     for words in ("none", *corrections):
@@ -80,7 +85,9 @@ def _measured(model: RealModel, corrections: list[str]) -> Iterator[list]:
             Session(root=Path(folder)) as session,
             ExitStack() as opened,
         ):
-            rules = QuantizeRules(corrections=words if words in ("none", "auto") else (words,))
+            rules = QuantizeRules(
+                corrections=words if words in ("none", "auto") else tuple(words.split("+")), weights=weights
+            )
             inputs = Inputs(
                 calibration=model.calibration, evaluation=model.evaluation, values=FIXED.get(model.name, {})
             )

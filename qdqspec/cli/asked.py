@@ -84,7 +84,7 @@ WORDS = (
         name="corrections",
         metavar="auto|none|LIST",
         help="What improves scales, weights and biases at no cost in time: auto (default), none, or some with commas: "
-        "margins, ranges, rounding, bits, bias.",
+        "equalization, margins, ranges, rounding, bits, bias.",
         read=_corrections,
     ),
     Word(

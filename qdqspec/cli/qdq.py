@@ -80,7 +80,14 @@ def import_model(arguments: argparse.Namespace) -> int:
             where=arguments.model,
             cure="; ".join(imported.notes) or "name a model with QuantizeLinear and DequantizeLinear nodes",
         )
-    write_scheme(arguments.output, imported.placement, imported.pairs, IMPORTED, imported.positions)
+    write_scheme(
+        arguments.output,
+        imported.placement,
+        imported.pairs,
+        IMPORTED,
+        imported.positions,
+        factors=imported.equalized,
+    )
     activations = imported.placement.pairs
     counts = {"activations": activations, "weights": len(imported.pairs) - activations}
     summary = f"{activations} activation and {counts['weights']} weight pairs in it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -13,6 +13,7 @@ import numpy as np
 
 from qdqspec.corrections.biases import bias_shift
 from qdqspec.corrections.bits import overflow_free_scale, without_overflow
+from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
 from qdqspec.corrections.judge import Errors, Judge, sure_db
 from qdqspec.corrections.layers import Layer, find_layers
 from qdqspec.corrections.margins import FACTORS, widened
@@ -21,6 +22,7 @@ from qdqspec.corrections.rounding import is_better, rounded_weight
 from qdqspec.corrections.statistics import Observe, observed_means, observed_statistics
 from qdqspec.graph.model import Model
 from qdqspec.placement.biases import biased_layer
+from qdqspec.placement.equalize import Equalization, equalized
 from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, WeightNumbers, weight_key
 from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.quantizer import Quantizer
@@ -33,8 +35,9 @@ USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or los
 RANGES_SHARE = 0.7  # of the time that is left
 LEAST_JUDGEMENTS = 6  # that fit in the time: where one on all samples takes longer, it is on fewer of them
 MARGIN_SAMPLES = 4  # held out, at least, to judge margins
-NEEDS_INPUTS = "bias"  # the correction for layers whose inputs are quantized too
+NEEDS_INPUTS = ("equalization", "bias")  # corrections for layers whose inputs are quantized too
 JUDGEMENTS = 25  # time limit, in times of the first judgement: a small model needs less than a large one
+EXACT_SAMPLES = 2  # on which an equalized model has to compute the same bits
 STATISTICS = 64  # samples for the statistics of layer inputs, every second one held out
 
 _Step: TypeAlias = Callable[["_Search", Corrections], tuple[Corrections, int]]
@@ -46,7 +49,8 @@ class Question:
 
     ``ranges`` gives those of every calibration method, including the case's own ``method``; ``fit_ranges`` those of
     that method by the even samples alone. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate
-    on the processor. Numbers of tensors in ``fixed`` are not changed.
+    on the processor. Numbers of tensors in ``fixed`` are not changed. ``equalized`` is the same question about a model
+    whose constants are scaled, with the ranges of these tensors calibrated again.
     """
 
     model: Model
@@ -60,21 +64,30 @@ class Question:
     allowed: tuple[str, ...]
     saturates: bool
     fixed: frozenset[str] = frozenset()
+    equalized: Callable[[Model, Collection[str]], Question]
     seconds: float
     clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The accepted corrections, and the gain of each that was tried, also of rejected ones."""
+    """The accepted corrections, and the gain of each that was tried, also of rejected ones.
+
+    ``model`` and ``numbers`` are those of the equalized model, ``None`` if no chain is ``equalized``.
+    """
 
     corrections: Corrections = NO_CORRECTIONS
     gains: tuple[CorrectionGain, ...] = ()
+    equalized: tuple[Equalization, ...] = ()
+    model: Model | None = None
+    numbers: Quantizer | None = None
 
 
 def find_corrections(question: Question) -> Found:
     """Try each allowed correction in turn. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
     search = _Search(question)
+    if "equalization" in question.allowed and not search.is_over:
+        search.attempt_equalization()
     if "margins" in question.allowed and search.judged >= MARGIN_SAMPLES and not search.is_over:
         search.attempt_margins()
     for name in CORRECTIONS:
@@ -82,7 +95,11 @@ def find_corrections(question: Question) -> Found:
             search.attempt(name, _STEPS[name])
     if {"bits", "rounding"} <= {*question.allowed} and search.rejected("bits") and not search.is_over:
         search.attempt("bits", _with_rounded_bits)
-    return Found(corrections=search.taken, gains=tuple(search.gains))
+    found = Found(corrections=search.taken, gains=tuple(search.gains))
+    if not search.equalized:
+        return found
+    question = search.question
+    return replace(found, equalized=search.equalized, model=question.model, numbers=question.numbers)
 
 
 class _Search:
@@ -90,12 +107,13 @@ class _Search:
 
     def __init__(self, question: Question) -> None:
         self.taken = question.numbers.corrections
+        self.equalized: tuple[Equalization, ...] = ()
         self.gains: list[CorrectionGain] = []
         started = question.clock()
         late = started + question.seconds / LEAST_JUDGEMENTS
         self.errors = question.judge.errors(question.numbers, is_late=lambda: question.clock() > late)
         self.judged = len(self.errors[0].powers) if self.errors else question.judge.samples
-        self.question = replace(question, judge=replace(question.judge, samples=self.judged))
+        self.question = self._on_judged(question)
         self.until = started + min(question.seconds, JUDGEMENTS * (question.clock() - started))
         self.layers = find_layers(question.model, question.sites)
         self.margin: tuple[float, frozenset[str]] = 1.0, frozenset()  # of ranges, and tensors without it
@@ -116,19 +134,55 @@ class _Search:
         if not changed:
             return
         after = self.question.judge.errors(self.numbers(tried))
-        taken = self.accepts(after, needs_inputs=name == NEEDS_INPUTS)
-        self.gains = [gain for gain in self.gains if gain.name != name]
-        self.gains.append(
-            CorrectionGain(
-                name=name,
-                before_db=before[0].total_db,
-                after_db=after[0].total_db,
-                changed=changed,
-                taken=taken,
-            )
-        )
+        taken = self.accepts(after, needs_inputs=name in NEEDS_INPUTS)
+        self._record(name, before, after, changed, taken=taken)
         if taken:
             self.taken, self.errors = tried, after
+
+    def _record(
+        self, name: str, before: tuple[Errors, ...], after: tuple[Errors, ...], changed: int, *, taken: bool
+    ) -> None:
+        """Record the gain of a correction; an earlier one of the same name is replaced."""
+        gain = CorrectionGain(
+            name=name,
+            before_db=before[0].total_db,
+            after_db=after[0].total_db,
+            changed=changed,
+            taken=taken,
+        )
+        self.gains = [*(known for known in self.gains if known.name != name), gain]
+
+    def attempt_equalization(self) -> None:
+        """Scale channels by powers of two where that helps. Other corrections are then found for the scaled model."""
+        question = self.question
+        sites = question.sites
+        quantized = {site.tensor for site in sites if not site.weight}
+        chosen = chosen_equalizations(
+            question.model,
+            question.fixed,
+            quantized,
+            WeightSteps(
+                steps=63 if question.saturates else 127,
+                per_channel=frozenset(site.tensor for site in sites if site.weight and site.axis is not None),
+            ),
+            lambda sources: question.observe(sources, question.judge.part("fit")),
+        )
+        if not chosen:
+            return
+        changes = tuple(change for _, change in chosen)
+        tensors = {tensor for chain, _ in chosen for tensor in chain.tensors}
+        other = self._on_judged(question.equalized(equalized(question.model, changes), tensors))
+        before = after = self.errors
+        if _computes_the_same(question, other):
+            after = other.judge.errors(other.numbers)
+        taken = self.accepts(after, needs_inputs=True)
+        self._record("equalization", before, after, len(changes), taken=taken)
+        if taken:
+            self.question, self.errors, self.equalized = other, after, changes
+
+    def _on_judged(self, question: Question) -> Question:
+        """The question, judged on as many samples as the first judgement."""
+        return replace(question, judge=replace(question.judge, samples=self.judged))
 
     def rejected(self, name: str) -> bool:
         """Whether a correction was tried and not accepted."""
@@ -143,8 +197,7 @@ class _Search:
         pairs = [
             (new, old)
             for new, old, placement in zip(after, self.errors, self.question.judge.placements, strict=True)
-            if old.total_db >= USABLE_DB
-            and not (needs_inputs and all(site.weight for site in placement.sites))
+            if _is_usable(new, old) and not (needs_inputs and all(site.weight for site in placement.sites))
         ]
         gains = _gains(*zip(*pairs, strict=True)) if pairs else []
         changed = [(new, old) for new, old in pairs if new.gain_db(old)]
@@ -174,15 +227,7 @@ class _Search:
         tried = self._with_margin(self._own_ranges, *margin)
         taken = found[best][0] > 0
         changed = [tensor for tensor, span in tried.items() if span != self._own_ranges.get(tensor)]
-        self.gains.append(
-            CorrectionGain(
-                name="margins",
-                before_db=before[0].total_db,
-                after_db=found[best][1][0].total_db,
-                changed=len(changed),
-                taken=taken,
-            )
-        )
+        self._record("margins", before, found[best][1], len(changed), taken=taken)
         if taken:
             self.margin = margin
             self.taken = replace(self.taken, ranges={tensor: tried[tensor] for tensor in changed})
@@ -250,10 +295,23 @@ class _Search:
         return [(site, self.layers[site.tensor]) for site in sites.values() if self._may_change(site)]
 
 
+def _computes_the_same(one: Question, other: Question) -> bool:
+    """Whether two models have the same outputs on some samples, bit for bit."""
+    runs = (q.observe(q.model.outputs, q.judge.part("fit", EXACT_SAMPLES)) for q in (one, other))
+    return all(
+        mine[name].tobytes() == its[name].tobytes() for mine, its in zip(*runs, strict=True) for name in mine
+    )
+
+
 def _gains(after: Iterable[Errors], before: Iterable[Errors]) -> list[float]:
     """The gain of each placement that is usable and affected."""
     pairs = zip(after, before, strict=True)
-    return [gain for new, old in pairs if old.total_db >= USABLE_DB and (gain := new.gain_db(old))]
+    return [gain for new, old in pairs if _is_usable(new, old) and (gain := new.gain_db(old))]
+
+
+def _is_usable(after: Errors, before: Errors) -> bool:
+    """Whether a placement's outputs are meaningful with or without a correction."""
+    return max(after.total_db, before.total_db) >= USABLE_DB
 
 
 def _is_gain(gains: Sequence[float]) -> bool:

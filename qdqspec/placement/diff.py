@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from qdqspec.arrays import Array
 from qdqspec.graph.model import Model
+from qdqspec.placement.equalize import Equalization, ScaledConstant, equalizations_of, scaled
 from qdqspec.placement.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.skeleton import SkeletonDiff, compare_skeletons
 from qdqspec.placement.strip import TakenApart, take_apart
@@ -37,7 +38,7 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change in a pair: ``kind`` is format, scale, zero point, axis, storage, integers or bias.
+    """One change in a pair: ``kind`` is format, scale, zero point, axis, storage, integers, bias or channels.
 
     ``low`` and ``high`` bound the relative change of a scale over its channels, such as -0.02 and 0.05.
     """
@@ -102,6 +103,7 @@ class _Side:
     model: Model
     stripped: Model
     at: Mapping[Consumer, FoundPair]
+    equalized: tuple[Equalization, ...]
 
     @classmethod
     def of(cls, part: TakenApart) -> _Side:
@@ -115,15 +117,27 @@ class _Side:
             if pair.unread:
                 void[pair.tensor] = void.get(pair.tensor, 0) + 1
                 at[Consumer(f"another pair of '{pair.tensor}'", void[pair.tensor])] = pair
-        return cls(part.found.model, part.stripped, at)
+        equalized = equalizations_of(part.found.model.flat, part.stripped.constants)
+        return cls(part.found.model, part.stripped, at, equalized)
+
+    def factors(self, tensor: str) -> tuple[tuple[ScaledConstant, tuple[int, ...]], ...]:
+        """How the channels of a constant are scaled."""
+        return tuple(
+            (c, one.exponents) for one in self.equalized for c in one.constants if c.tensor == tensor
+        )
 
     def half_steps(self, end: Consumer) -> Array | None:
         """Largest rounding error of a weight stored in integers; ``None`` if it is not stored."""
         pair = self.at.get(end)
         if pair is None or not pair.stored or pair.numbers is None:
             return None
-        rank = len(self.model.constants[pair.quantized].dims)
-        return None if pair.numbers.block else _spread(pair.numbers, rank) / 2
+        dims = list(self.model.constants[pair.quantized].dims)
+        if pair.numbers.block:
+            return None
+        half: Array = _spread(pair.numbers, len(dims)) / 2
+        for constant, exponents in self.factors(pair.tensor):
+            half = scaled(np.broadcast_to(half, dims), constant, exponents, -1)
+        return half
 
     def integers(self, pair: FoundPair) -> Array:
         """The stored integers of a weight."""
@@ -197,6 +211,11 @@ def _changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> I
         same = " in another way" if before.bias and after.bias else ""
         text = f"bias of its layer {words[bool(before.bias)]} > {words[bool(after.bias)]}{same}"
         yield Change(kind="bias", text=text)
+    factors = tuple(side.factors(pair.tensor) for side, pair in zip(sides, (before, after), strict=True))
+    if factors[0] != factors[1]:
+        words = ("as in the float model", "scaled by powers of two")
+        text = f"channels {words[bool(factors[0])]} > {'otherwise ' if all(factors) else ''}{words[bool(factors[1])]}"
+        yield Change(kind="channels", text=text)
     if before.stored and after.stored and before.numbers.same(after.numbers):
         yield from _integer_changes(sides[0].integers(before), sides[1].integers(after))
 

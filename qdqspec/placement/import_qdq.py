@@ -14,6 +14,7 @@ import numpy as np
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
+from qdqspec.placement.equalize import Equalization, ScaledValues, equalizations_of
 from qdqspec.placement.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.match import Matcher, positions
 from qdqspec.placement.scheme import params_of
@@ -40,11 +41,13 @@ class Imported:
     """The placement of a quantized model with its numbers, and notes for the reader.
 
     Tensor and node names are those of the model that `strip_qdq` makes. ``positions`` of its nodes are for
-    models with other names: see `qdqspec.placement.match`.
+    models with other names: see `qdqspec.placement.match`. The numbers are those of a model with the factors
+    ``equalized``.
     """
 
     placement: Placement
     pairs: tuple[PlacedPair, ...]
+    equalized: tuple[Equalization, ...] = ()
     notes: tuple[str, ...] = ()
     positions: Mapping[str, str] = field(default_factory=dict)
 
@@ -75,6 +78,7 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
         pairs=tuple(
             sorted((pair for pair, _ in kept), key=lambda pair: (pair.site.tensor, pair.site.consumers))
         ),
+        equalized=equalizations_of(model.flat, apart.stripped.constants),
         notes=tuple(notes),
         positions=positions(apart.stripped),
     )
@@ -182,13 +186,16 @@ def _kept(apart: TakenApart, found: Iterable[FoundPair], placed: Iterable[Placed
     The steps are the largest difference that a scheme does not hold.
     """
     sources = {(pair.tensor, _consumers(pair)): pair.quantized for pair in found if pair.stored}
+    floats = ScaledValues(apart.stripped)
+    for change in equalizations_of(apart.found.model.flat, apart.stripped.constants):
+        floats.add(change)
     for pair in placed:
         source = sources.get((pair.site.tensor, pair.site.consumers))
         if source is None:
             yield _Kept(pair)
             continue
         stored = apart.found.model.array(source)
-        weight = apart.stripped.array(pair.site.tensor).astype(np.float32, copy=False)
+        weight = floats.of(pair.site.tensor).astype(np.float32, copy=False)
         nearest = quantize(weight, params_of(pair, weight.shape))
         steps = math.ceil(np.abs(nearest.astype(np.float64) - stored.astype(np.float64)).max(initial=0))
         fmt = number_format(pair.site.format)

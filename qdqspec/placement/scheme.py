@@ -23,6 +23,7 @@ from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
 from qdqspec.placement.biases import biased_layer
+from qdqspec.placement.equalize import EQUALIZATIONS, Equalization, equalized, misfit_of
 from qdqspec.placement.insert import Inserted, insert_qdq
 from qdqspec.placement.match import Matcher
 from qdqspec.placement.pairs import misfit
@@ -46,11 +47,13 @@ class SchemeFile:
     """Content of a scheme file: the backend it was made for, and the sites with their numbers.
 
     ``positions`` are those of the nodes that read the sites, if the file has them: see `match.positions`.
-    ``dq_dtype`` is the type of tensors whose type the model does not state.
+    ``dq_dtype`` is the type of tensors whose type the model does not state. The numbers are those of a model with the
+    factors ``equalized``.
     """
 
     backend: str
     pairs: tuple[PlacedPair, ...]
+    equalized: tuple[Equalization, ...] = ()
     positions: Mapping[str, str] = field(default_factory=dict)
     dq_dtype: str | None = None
 
@@ -68,23 +71,26 @@ def write_scheme(
     positions: Mapping[str, str] | None = None,
     *,
     dq_dtype: str | None = None,
+    factors: Sequence[Equalization] = (),
 ) -> None:
     """Write a placement and the numbers of its sites atomically. One line per site.
 
     With ``positions`` of nodes, the sites can be matched in models with other names of tensors and nodes;
-    ``dq_dtype`` was assumed for tensors without a type. Raises `PlacementError` if ``pairs`` are not those of
-    the placement, `OutputError` if the file cannot be written.
+    ``dq_dtype`` was assumed for tensors without a type. The numbers are those of a model with ``factors``. Raises
+    `PlacementError` if ``pairs`` are not those of the placement, `OutputError` if the file cannot be written.
     """
     if {pair.site for pair in pairs} != placement.sites:
         raise PlacementError("the numbers given are not those of the placement", where=path)
     ordered = sorted(pairs, key=lambda pair: (pair.site.tensor, pair.site.consumers))
     records = [_record(pair, positions or {}) for pair in ordered]
+    channels = [change.record for change in factors]
     head = {
         "schema_version": SCHEMA_VERSION,
         "backend": backend,
         "digest": placement.digest,
-        "sum": _sum(backend, records),
+        "sum": _sum(backend, records, channels),
     } | ({} if dq_dtype is None else {"dq_dtype": dq_dtype})
+    head |= {"equalized": channels} if channels else {}
     sites = ",\n  ".join(map(json.dumps, records))
     write_text(path, f'{json.dumps(head)[:-1]}, "sites": [\n  {sites}\n]}}\n')
 
@@ -107,12 +113,12 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
 
     BatchNormalization is folded first, as in tuning, unless more sites fit the model without folding. Sites
     are matched by their names, by the nodes that read them, and by the position of these: see
-    `qdqspec.placement.match`. Sites that do not fit are omitted and noted; if none fits, `PlacementError` is
-    raised. A damaged scheme raises `StateError`.
+    `qdqspec.placement.match`. Sites that do not fit are omitted and noted; if none fits, or the model cannot have the
+    factors of the scheme, `PlacementError` is raised. A damaged scheme raises `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _checked(scheme, "the scheme")
     typed = model if known.dq_dtype is None else with_types(model, known.dq_dtype)
-    prepared, notes = prepared_for(typed, known.pairs, known.positions)
+    prepared, notes = prepared_for(typed, known.pairs, known.positions, known.equalized)
     fitted = fit_pairs(prepared, known.pairs, known.positions)
     if known.pairs and not fitted.pairs:
         first, reason = next(iter(fitted.reasons.items()))
@@ -183,13 +189,27 @@ def fit_pairs(
 
 
 def prepared_for(
-    model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None = None
+    model: Model,
+    pairs: Sequence[PlacedPair],
+    positions: Mapping[str, str] | None = None,
+    factors: Sequence[Equalization] = (),
 ) -> tuple[Model, list[str]]:
-    """The model that the sites were made for, and notes: folding replaces two tensors by one."""
+    """The model that the sites were made for, equalized by these factors, and notes.
+
+    Folding replaces two tensors by one. Raises `PlacementError` if it cannot have the factors.
+    """
     folded = fold_weights(model)
     if not pairs or not folded.gone or _fit(model, pairs, positions) > _fit(folded.model, pairs, positions):
-        return model, []
-    return folded.model, [folded.note]
+        found, notes = model, []
+    else:
+        found, notes = folded.model, [folded.note]
+    if (why := misfit_of(found, factors)) is not None:
+        raise PlacementError(
+            f"the scheme is for scaled channels, and {why}",
+            where=model.where,
+            cure="apply it to the float model that it was made for",
+        )
+    return equalized(found, factors), notes
 
 
 def _fit(model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None) -> tuple[int, int]:
@@ -310,9 +330,9 @@ def _end_record(end: Consumer, position: str | None) -> dict[str, object]:
     return end._asdict() | ({} if position is None else {"position": position})
 
 
-def _sum(backend: object, records: Iterable[object]) -> str:
-    """Checksum of the sites with their numbers, in any order. The digest covers the placement only."""
-    return content_sum([backend, *sorted(map(content_sum, records))])
+def _sum(backend: object, records: Iterable[object], factors: Sequence[object]) -> str:
+    """Checksum of factors and of sites with their numbers, in any order. The digest covers the placement only."""
+    return content_sum([backend, *sorted(map(content_sum, records)), *factors])
 
 
 # ---- the file border ----------------------------------------------------------------------------
@@ -384,6 +404,7 @@ class _File(BaseModel):
     schema_version: Literal[1]
     backend: str
     sites: list[_Site]
+    equalized: list[dict[str, object]] = []  # factors of channels, see `Equalization`
     digest: str | None = None  # of the placement; after an edit by hand it must be deleted
     sum: str | None = None  # of everything including numbers; ignored without a digest
     dq_dtype: Literal["float32", "float16", "bfloat16"] | None = (
@@ -394,6 +415,7 @@ class _File(BaseModel):
 def _checked(content: object, where: Path | str) -> SchemeFile:
     try:
         file = _File.model_validate(content)
+        factors = EQUALIZATIONS.validate_python(file.equalized)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"]) or "the whole file"
@@ -405,6 +427,7 @@ def _checked(content: object, where: Path | str) -> SchemeFile:
     known = SchemeFile(
         backend=file.backend,
         pairs=tuple(site.pair() for site in file.sites),
+        equalized=factors,
         positions={end.node: end.position for end in ends if end.position is not None},
         dq_dtype=file.dq_dtype,
     )
@@ -417,7 +440,7 @@ def _checked(content: object, where: Path | str) -> SchemeFile:
     if (
         file.digest is not None
         and file.sum is not None
-        and file.sum != _sum(file.backend, _raw_sites(content))
+        and file.sum != _sum(file.backend, _raw_sites(content), file.equalized)
     ):
         raise StateError(
             "the scheme is damaged: its numbers are not those that were written", where=where, cure=_CURE

@@ -26,6 +26,7 @@ from qdqspec.graph.protos import (
 from qdqspec.graph.trt import DOMAIN, is_pair_op
 from qdqspec.graph.weights import tensor_bytes
 from qdqspec.placement.biases import BIAS_INPUT, biases_before, with_value
+from qdqspec.placement.equalize import restored
 from qdqspec.placement.insert import RAISED_FROM, raised
 from qdqspec.placement.recognize import Recognition, recognize
 from qdqspec.placement.restore import within_reach
@@ -135,7 +136,7 @@ class _Stripping:
         graph.value_info.extend(v for v in self.found.model.flat.graph.value_info if v.name not in vanished)
         if self._imported_for_pairs():
             refill(proto.opset_import, [o for o in proto.opset_import if o.domain != DOMAIN])
-        return proto
+        return restored(proto, self.found.weights.restored)
 
     def _imported_for_pairs(self) -> bool:
         """Whether only removed pairs use domain ``trt``."""

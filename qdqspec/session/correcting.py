@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Backend, BuildOptions
@@ -29,13 +30,15 @@ SECONDS = {
     "extensive": 120.0,
 }  # by preset, if the search has no time limit
 SHARE = 0.15  # of the time limit
+NEED_RANGES = ("equalization", "margins", "ranges")  # corrections that need ranges by calibration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correcting:
     """A case with the inputs of correction. ``run`` makes a model runner.
 
-    ``ranges`` calibrates by every method, ``fit_ranges`` by the case's own on the even samples alone.
+    ``ranges`` calibrates by every method, ``fit_ranges`` by the case's own on the even samples alone; ``recalibrated``
+    are the numbers of an equalized model, in which the ranges of some tensors have changed.
     """
 
     case: Case
@@ -45,16 +48,16 @@ class Correcting:
     data: Dataset | None
     backend: Backend
     options: BuildOptions
-    ranges: Callable[[], Mapping[str, Ranges]]
-    fit_ranges: Callable[[], Ranges]
+    ranges: Callable[[Model], Mapping[str, Ranges]]
+    fit_ranges: Callable[[Model], Ranges]
+    recalibrated: Callable[[Model, Collection[str]], Quantizer]
     run: Callable[[ExitStack, Parts], Callable[[Feed], Mapping[str, Array]]]
     note: Callable[[str], None]
     fixed: frozenset[str] = frozenset()
 
     def find(self) -> Found:
         """The corrections that help; none without calibration data or if the model cannot be rehearsed."""
-        allowed = self.case.quantize.allowed_corrections
-        data = self.data
+        allowed, data = self.case.quantize.allowed_corrections, self.data
         able = self.backend.capabilities(self.options).computes
         if not allowed or not able or data is None or not self.space.units:
             return Found()
@@ -64,46 +67,50 @@ class Correcting:
                     f"corrections need {MIN_SAMPLES} calibration samples, and there are {len(data)}: none is applied"
                 )
             return Found()
-        placements = _with_halves(judged_placements(self.space))
         with ExitStack() as opened:
             judge = Judge(
                 model=self.model,
-                placements=placements,
+                placements=_with_halves(judged_placements(self.space)),
                 feeds=lambda: data,
                 runtime=reference_runtime(opened, self.options, self.backend),
             )
-            capabilities = self.backend.capabilities(self.options)
-            question = Question(
-                model=self.model,
-                judge=judge,
-                numbers=self.numbers,
-                sites=tuple(dict.fromkeys(s for p in placements for s in p.ordered)),
-                ranges=self.ranges,
-                fit_ranges=self.fit_ranges,
-                method=self.case.quantize.calibration,
-                observe=self._observed,
-                allowed=allowed
-                if self.case.inputs.scales is None
-                else tuple(n for n in allowed if n not in ("margins", "ranges")),
-                saturates=capabilities.reduce_range,
-                fixed=self.fixed,
-                seconds=self._seconds,
-            )
             try:
-                return find_corrections(question)
+                return find_corrections(self._question(self.model, self.numbers, judge))
             except (BackendError, RehearsalRefusedError) as error:
                 self.note(f"no corrections are applied: {error.what}")
                 return Found()
+
+    def _question(self, model: Model, numbers: Quantizer, judge: Judge) -> Question:
+        """The question about this model, which is the case's or an equalized one."""
+        rules = self.case.quantize
+        given = () if self.case.inputs.scales is None else NEED_RANGES
+        return Question(
+            model=model,
+            judge=replace(judge, model=model),
+            numbers=numbers,
+            sites=tuple(dict.fromkeys(s for p in judge.placements for s in p.ordered)),
+            ranges=partial(self.ranges, model),
+            fit_ranges=partial(self.fit_ranges, model),
+            method=rules.calibration,
+            observe=partial(self._observed, model),
+            allowed=tuple(name for name in rules.allowed_corrections if name not in given),
+            saturates=self.backend.capabilities(self.options).reduce_range,
+            fixed=self.fixed,
+            equalized=lambda other, tensors: self._question(other, self.recalibrated(other, tensors), judge),
+            seconds=self._seconds,
+        )
 
     @property
     def _seconds(self) -> float:
         most, minutes = SECONDS[self.case.tune.preset], self.case.tune.minutes
         return most if minutes is None else min(most, SHARE * 60 * minutes)
 
-    def _observed(self, tensors: Sequence[str], feeds: Iterable[Feed]) -> Iterator[Mapping[str, Array]]:
-        """The values of these tensors for each input."""
-        inputs = set(self.model.inputs)
-        observer = observe(self.model, [tensor for tensor in tensors if tensor not in inputs])
+    def _observed(
+        self, model: Model, tensors: Sequence[str], feeds: Iterable[Feed]
+    ) -> Iterator[Mapping[str, Array]]:
+        """The values of these tensors of a model for each input."""
+        inputs = set(model.inputs)
+        observer = observe(model, [tensor for tensor in tensors if tensor not in inputs])
         with ExitStack() as observers:
             execute = self.run(observers, observer.parts) if observer.names else None
             for feed in feeds:

@@ -24,6 +24,7 @@ from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import power_of, sqnr_db
 from qdqspec.parity.gate import MOST_DB, OutputGate, Runs
 from qdqspec.parity.noisiest import Noisiest
+from qdqspec.placement.equalize import Equalization
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import SchemeNumbers, fit_pairs, prepared_for
 from qdqspec.quantize.formats import BIAS_FORMAT
@@ -46,6 +47,7 @@ def culprits_of(
     pairs: Sequence[PlacedPair],
     output: str | None = None,
     *,
+    factors: Sequence[Equalization] = (),
     most: int | None = MOST,
     seconds: float | None = None,
 ) -> CulpritEvidence:
@@ -58,6 +60,7 @@ def culprits_of(
         feeds,
         data,
         output=output,
+        factors=factors,
         most=most,
         seconds=min(left, default=None),
         options=setup.resources.options,
@@ -71,6 +74,7 @@ def find_culprits(
     data: str,
     *,
     output: str | None = None,
+    factors: Sequence[Equalization] = (),
     most: int | None = MOST,
     seconds: float | None = None,
     options: BuildOptions | None = None,
@@ -78,13 +82,14 @@ def find_culprits(
     """The pairs with the largest error, measured at ``output`` or else at the output with the lowest SQNR.
 
     ``most`` is the number of pairs, all for ``None``; ``seconds`` limits the time, and the pairs found by then are
-    returned. If ONNX Runtime cannot compute the model, ``missing`` states so.
+    returned. The numbers of the pairs are those of the model with ``factors``. If ONNX Runtime cannot compute the
+    model, ``missing`` states so.
     """
     if not pairs:
         return CulpritEvidence(missing="nothing is quantized")
     with ExitStack() as opened:
         try:
-            measure = _Measure(opened, model, pairs, feeds, options or BuildOptions(), output)
+            measure = _Measure(opened, model, pairs, factors, feeds, options or BuildOptions(), output)
             found, rest = _noisiest(measure, most, seconds)
             return CulpritEvidence(
                 output=measure.output,
@@ -110,11 +115,12 @@ class _Measure:
         opened: ExitStack,
         model: Model,
         pairs: Sequence[PlacedPair],
+        factors: Sequence[Equalization],
         feeds: Iterable[Mapping[str, Array]],
         options: BuildOptions,
         output: str | None,
     ) -> None:
-        prepared, _ = prepared_for(model, pairs)
+        prepared, _ = prepared_for(model, pairs, factors=factors)
         fitting = fit_pairs(prepared, pairs).pairs
         backend = opened.enter_context(Isolated(ARITHMETIC))
         parts = _Parts(

@@ -208,7 +208,13 @@ class CaseWork:
 
     def _attribute(self, output: str | None) -> None:
         if output is not None and self.culprits is None:
-            self.culprits = culprits_of(self.setup, self.finder.pairs, output, seconds=CULPRIT_SECONDS)
+            self.culprits = culprits_of(
+                self.setup,
+                self.finder.pairs,
+                output,
+                factors=self.finder.factors,
+                seconds=CULPRIT_SECONDS,
+            )
 
     def _search_input(self, request: InputRequest, check: str) -> None:
         if request.key not in self.parity_search and not request.limits.broken_by(
@@ -317,10 +323,10 @@ class CaseWork:
         """The model in a few parts with their times and errors, for reports."""
         prepared, search = self.setup.prepared, self.search
         follows_kernels = self.setup.case.regions.by == "fusion"  # these may need a build
-        regions = find_regions(prepared.model) if follows_kernels else prepared.regions
+        regions = find_regions(prepared.folded) if follows_kernels else prepared.regions
         layers = profiles_of(search.trials, search.winner)
         return fold_graph(
-            prepared.model,
+            prepared.folded,
             regions,
             reference=layers["reference"],
             tuned=() if search.unchanged else layers.get("tuned", ()),

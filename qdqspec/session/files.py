@@ -21,6 +21,7 @@ from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.journal import Journal
 from qdqspec.placement.cache import gather
 from qdqspec.placement.cache_file import write_cache
+from qdqspec.placement.equalize import equalized
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import write_scheme
 from qdqspec.search.region import best_by_pattern
@@ -228,8 +229,14 @@ def make_folder(folder: Path) -> None:
 
 def write_placed(prepared: Prepared, placement: Placement, path: Path, backend: str) -> None:
     """Write the scheme of a placement, with its numbers."""
-    dq_dtype = prepared.case.quantize.dq_dtype
-    write_scheme(path, placement, prepared.numbers.placed(placement), backend, dq_dtype=dq_dtype)
+    write_scheme(
+        path,
+        placement,
+        prepared.numbers.placed(placement),
+        backend,
+        dq_dtype=prepared.case.quantize.dq_dtype,
+        factors=prepared.equalized_for(placement),
+    )
 
 
 def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
@@ -245,7 +252,8 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
         ):  # its integer weights stay on disk until they are written, like those of the given model
             base = stack.enter_context(partial_folder(path.parent))
             store = WeightStore(base, base=given.parent)
-        inserted = Inserter(prepared.model, prepared.numbers, store=store).insert(placement)
+        model = equalized(prepared.folded, prepared.equalized_for(placement))
+        inserted = Inserter(model, prepared.numbers, store=store).insert(placement)
         prepared.warnings.extend(note for note in inserted.notes if note not in prepared.warnings)
         save_model(inserted.parts, path, inputs=[given], base=base)
 

@@ -24,6 +24,7 @@ from qdqspec.measurement.profiles import Load
 from qdqspec.parity.data import Dataset, doubts, open_data, random_feeds
 from qdqspec.parity.scores import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
+from qdqspec.placement.equalize import Equalization, touched
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.calibrate import Method, calibrate, calibrate_with
@@ -38,7 +39,7 @@ from qdqspec.session.correcting import Correcting
 from qdqspec.session.runtimes import FusionBuild, Groups, Observing, groups_of_file
 from qdqspec.session.start import KeptScales, kept_scales
 from qdqspec.spec.problems import Problem, source_lines, spec_error
-from qdqspec.types import Case, DataSource, InputShape, PatternRules, Region
+from qdqspec.types import Case, DataSource, InputShape, PatternRules, Placement, Region
 
 RANDOM_SAMPLES = 8
 _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
@@ -47,8 +48,8 @@ _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.c
 class Prepared:
     """A case with its model, and everything derived from both; each attribute is computed on first access.
 
-    ``given`` is the user's model; ``model`` is the one that pairs are inserted into: the same with BatchNormalization
-    folded. ``warnings`` collects notes for the user.
+    ``given`` is the user's model, ``folded`` the same with BatchNormalization folded; ``model`` is the one that pairs
+    are inserted into, with scaled constants if equalization helps. ``warnings`` collects notes for the user.
     """
 
     def __init__(self, case: Case, given: Model, backend: Backend, options: BuildOptions, seed: int) -> None:
@@ -63,9 +64,9 @@ class Prepared:
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
                 "specialized to that value, and its outputs are compared with those of the file given"
             )
-        self.model = fold_weights(given).model
+        self.folded = fold_weights(given).model
         if case.quantize.dq_dtype is not None:
-            self.model = with_types(self.model, case.quantize.dq_dtype)
+            self.folded = with_types(self.folded, case.quantize.dq_dtype)
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -80,7 +81,7 @@ class Prepared:
     @cached_property
     def regions(self) -> tuple[Region, ...]:
         """The regions of the model, by the rules of the case."""
-        return find_regions(self.model, self.case.regions, groups=self.fused)
+        return find_regions(self.folded, self.case.regions, groups=self.fused)
 
     def replay_command(self, file: str) -> str:
         """The shell command that builds and times a candidate with a tool of the runtime; empty if it has none."""
@@ -117,15 +118,15 @@ class Prepared:
     def candidates(self) -> SchemeSpace:
         """All placements that the backend supports and the spec allows, before calibration."""
         require_patterns(self.case)
-        require_included(self.model, self.case.patterns)
-        for pattern in unmatched(self.model, self.case.patterns):
+        require_included(self.folded, self.case.patterns)
+        for pattern in unmatched(self.folded, self.case.patterns):
             self.warnings.append(f"pattern '{pattern}' matches nothing in {self.given.where}")
         self._warn_formats()
         return SchemeSpace(
-            self.model,
+            self.folded,
             self.capabilities,
-            allowed=allowed_nodes(self.model, self.case.patterns),
-            denied=denied_nodes(self.model, self.case.patterns),
+            allowed=allowed_nodes(self.folded, self.case.patterns),
+            denied=denied_nodes(self.folded, self.case.patterns),
             rules=self.case.quantize,
             regions=self.regions,
         )
@@ -222,15 +223,31 @@ class Prepared:
         space = self.candidates
         ranges = self._ranges(space)
         ranges |= {tensor: kept for tensor, kept in self._kept.ranges.items() if tensor in ranges}
-        quantizer = Quantizer(
-            self.model,
-            tie_ranges(self.model, ranges),
+        return space.known(ranges.keys()), self._quantizer(self.folded, ranges)
+
+    def _quantizer(self, model: Model, ranges: Mapping[str, TensorRange]) -> Quantizer:
+        return Quantizer(
+            model,
+            tie_ranges(model, ranges),
             reduce_range=self.capabilities.reduce_range,
             symmetric_activations=self.capabilities.symmetric_activations,
-            biases=space.bias_sources,
+            biases=self.candidates.bias_sources,
             corrections=Corrections(weights=self._kept.weights),
         )
-        return space.known(ranges.keys()), quantizer
+
+    def _recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
+        """The numbers of an equalized model, whose ranges differ at these tensors."""
+        known = self._numbered[1].calibrated
+        with ExitStack() as observers:
+            new = calibrate(
+                model,
+                [tensor for tensor in tensors if tensor in known],
+                self.feeds,
+                self.case.quantize.calibration,
+                partial(self._observe, observers),
+                note=self.note_once,
+            )
+        return self._quantizer(model, {**known, **new})
 
     def _ranges(self, space: SchemeSpace) -> dict[str, TensorRange]:
         """The range of each activation that may be quantized: from a file of scales, or from calibration."""
@@ -239,7 +256,7 @@ class Prepared:
             return given_ranges(given, space.tensors, self.given.where, self.warnings.append)
         with ExitStack() as observers:
             return calibrate(
-                self.model,
+                self.folded,
                 space.tensors,
                 self.feeds,
                 self.case.quantize.calibration,
@@ -253,13 +270,13 @@ class Prepared:
         if self.case.quantize.scales != "keep":
             return KeptScales()
         saturates = self.capabilities.reduce_range
-        return kept_scales(self.model, self.case.tune.start_from, self.note_once, saturates=saturates)
+        return kept_scales(self.folded, self.case.tune.start_from, self.note_once, saturates=saturates)
 
-    def _all_ranges(self) -> Mapping[str, Mapping[str, TensorRange]]:
+    def _all_ranges(self, model: Model) -> Mapping[str, Mapping[str, TensorRange]]:
         """The ranges of all activations by every method."""
         with ExitStack() as observers:
             found = calibrate_with(
-                self.model,
+                model,
                 self.space.tensors,
                 self.feeds,
                 get_args(Method),
@@ -268,11 +285,11 @@ class Prepared:
             )
             return {str(method): ranges for method, ranges in found.items()}
 
-    def _fit_ranges(self) -> Mapping[str, TensorRange]:
+    def _fit_ranges(self, model: Model) -> Mapping[str, TensorRange]:
         """The ranges of all activations by the case's method, calibrated on every second sample."""
         with ExitStack() as observers:
             return calibrate(
-                self.model,
+                model,
                 self.space.tensors,
                 lambda: islice(self.feeds(), 0, None, 2),
                 self.case.quantize.calibration,
@@ -286,7 +303,7 @@ class Prepared:
         space, numbers = self._numbered
         correcting = Correcting(
             case=self.case,
-            model=self.model,
+            model=self.folded,
             space=space,
             numbers=numbers,
             data=self.calibration,
@@ -294,11 +311,21 @@ class Prepared:
             options=self._options,
             ranges=self._all_ranges,
             fit_ranges=self._fit_ranges,
+            recalibrated=self._recalibrated,
             run=self._observe,
             note=self.note_once,
             fixed=self._kept.tensors,
         )
         return correcting.find()
+
+    @property
+    def model(self) -> Model:
+        """The folded model, equalized if that is an accepted correction."""
+        return self.corrections.model or self.folded
+
+    def equalized_for(self, placement: Placement) -> tuple[Equalization, ...]:
+        """The factors of the channels that a placement quantizes; its model has no others."""
+        return touched(self.folded, self.corrections.equalized, placement)
 
     @property
     def space(self) -> SchemeSpace:
@@ -308,7 +335,8 @@ class Prepared:
     @cached_property
     def numbers(self) -> Quantizer:
         """Scales, zero points and integer weights, with the accepted corrections applied."""
-        numbers, found = self._numbered[1], self.corrections
+        found = self.corrections
+        numbers = found.numbers or self._numbered[1]
         return numbers.corrected(found.corrections) if any(gain.taken for gain in found.gains) else numbers
 
     def _observe(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:

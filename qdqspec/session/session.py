@@ -148,9 +148,9 @@ class Session:
         """
         work = self.work(self.case(model, asked))
         if tuned is None:
-            return culprits_of(work.setup, work.finder.pairs, most=most)
+            return culprits_of(work.setup, work.finder.pairs, factors=work.finder.factors, most=most)
         imported = import_placement(load_model(Path(cast("PathLike", self.file(tuned)))), work.setup.given)
-        return culprits_of(work.setup, imported.pairs, most=most)
+        return culprits_of(work.setup, imported.pairs, factors=imported.equalized, most=most)
 
     def probe(
         self,

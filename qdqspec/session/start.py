@@ -16,6 +16,7 @@ from qdqspec.measurement.journal import read_journal
 from qdqspec.placement.cache import WarmStart
 from qdqspec.placement.cache import warm_starts as cached_starts
 from qdqspec.placement.cache_file import read_cache
+from qdqspec.placement.equalize import EQUALIZED
 from qdqspec.placement.import_qdq import import_placement, placement_for
 from qdqspec.placement.match import Matcher
 from qdqspec.placement.project import project
@@ -152,7 +153,11 @@ def kept_scales(
     kept = KeptScales()
     for path in (path for path in paths if path.suffix.lower() == _SUFFIX):
         before, refused = len(kept.tensors), 0
-        for site, pair in _fitted(model, load_model(path)):
+        quantized = load_model(path)
+        if any(prop.key == EQUALIZED for prop in quantized.flat.metadata_props):
+            note(f"{path.name}: its scales are those of equalized channels, and are not kept")
+            continue
+        for site, pair in _fitted(model, quantized):
             if not site.weight:
                 kept.ranges.setdefault(site.tensor, _range(pair))
             elif saturates and _can_overflow(model, site, _scale(pair)):

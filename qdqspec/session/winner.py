@@ -11,7 +11,8 @@ from typing import Literal
 from qdqspec.errors import BackendError, QdqspecError, StateError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.store import Store
-from qdqspec.placement.scheme import read_scheme
+from qdqspec.placement.equalize import Equalization
+from qdqspec.placement.scheme import SchemeFile, read_scheme
 from qdqspec.session.cached import SCHEME, CachedSearch, recall
 from qdqspec.session.case import CaseSetup
 from qdqspec.session.files import make_folder, take_results, write_results
@@ -66,10 +67,19 @@ class Finder:
         return self.kept.model or require_path(self.setup.given)
 
     @cached_property
+    def _scheme(self) -> SchemeFile | None:
+        kept = self.kept
+        return None if kept.result.unchanged else read_scheme(kept.folder / SCHEME)
+
+    @property
     def pairs(self) -> tuple[PlacedPair, ...]:
         """The selected Q/DQ pairs with their numbers."""
-        kept = self.kept
-        return () if kept.result.unchanged else read_scheme(kept.folder / SCHEME).pairs
+        return () if self._scheme is None else self._scheme.pairs
+
+    @property
+    def factors(self) -> tuple[Equalization, ...]:
+        """The factors of channels in the selected model."""
+        return () if self._scheme is None else self._scheme.equalized
 
     def measured(self, kept: CachedSearch, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Time the reference and the selected model, interleaved, from fresh builds.

@@ -132,8 +132,8 @@ class QuantizeSection(Section):
 
     corrections: Corrections = Field(
         default="auto",
-        description="Changes of ranges, weights and biases that reduce the error at no cost in time; auto: all that "
-        "help on held-out calibration data.",
+        description="Changes of channels, ranges, weights and biases that reduce the error at no cost in time; auto: "
+        "all that help on held-out calibration data.",
     )
 
     scales: Literal["keep", "recalibrate"] = Field(

@@ -16,7 +16,7 @@ Format: TypeAlias = Literal[
 ]  # fmt: skip
 Activations: TypeAlias = Literal["auto", "int8", "uint8", "int16", "uint16", "fp8"]
 Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]
-Correction: TypeAlias = Literal["ranges", "margins", "bits", "bias", "rounding"]
+Correction: TypeAlias = Literal["equalization", "ranges", "margins", "bits", "bias", "rounding"]
 LabelKind: TypeAlias = Literal["in+out", "in-only", "dynamic"]
 Granularity: TypeAlias = Literal["per-channel", "per-tensor"]
 RealType: TypeAlias = Literal["float32", "float16", "bfloat16"]

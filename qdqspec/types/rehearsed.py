@@ -23,7 +23,8 @@ class BlockError:
 class CorrectionGain:
     """What a correction gives with everything quantized: the SQNR at the worst guiding tensor on held-out samples.
 
-    ``changed`` are the ranges, weights or biases that it changes. One that is not ``taken`` does not help enough.
+    ``changed`` are the ranges, weights, biases or groups of channels that it changes. One that is not ``taken`` does
+    not help enough.
     """
 
     name: str

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from arrays import arrays_of
+from chain_models import ChainModel
 from onnx import TensorProto, helper
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
@@ -23,8 +24,9 @@ from qdqspec.placement.scheme import apply_scheme, write_scheme
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session
+from qdqspec.session.files import write_placed, write_placement
 from qdqspec.session.prepare import Prepared
-from qdqspec.types import Case, Inputs, QuantizeRules
+from qdqspec.types import Case, Inputs, Placement, QuantizeRules
 
 
 @pytest.fixture
@@ -199,3 +201,85 @@ def test_finer_steps_that_are_no_gain_alone_are_tried_with_rounding(
     assert [gain.after_db for gain in found.gains] == pytest.approx([31.0, together])
     assert len(found.corrections.weights) > 4
     assert next(totals, None) is None
+
+
+WIDTH = 16
+
+
+def with_outliers(session: Session, folder: Path, factor: float = 40.0) -> Prepared:
+    """A model whose LayerNormalization makes three channels larger than the others, with data."""
+    work = ChainModel(0, [1, 8, WIDTH])
+    gamma = np.ones(WIDTH, np.float32)
+    gamma[[2, 7, 11]] *= factor
+    constants = {"gamma": gamma, "beta": np.zeros(WIDTH, np.float32)}
+    for name in ("first", "second"):
+        weight = work.random.standard_normal((WIDTH, WIDTH)) / gamma[:, None]
+        constants[name] = weight.astype(np.float32)
+    constants["second"] *= gamma[:, None] / 4
+    work.constants += [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
+    work.add("LayerNormalization", "x", "gamma", "beta")
+    work.add("MatMul", work.now, "first")
+    work.add("Tanh")
+    work.add("MatMul", work.now, "second")
+    model, data = folder / "outliers.onnx", folder / "data.npz"
+    save_model(work.model().proto, model)
+    np.savez(data, x=np.random.default_rng(1).standard_normal((16, 8, WIDTH)).astype(np.float32))
+    rules = QuantizeRules(corrections=("equalization",))
+    case = Case(id="default", model=model, inputs=Inputs(calibration=data), quantize=rules)
+    return session.work(case).setup.prepared
+
+
+def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) -> None:
+    work = with_outliers(session, tmp_path)
+    (gain,) = work.corrections.gains
+    assert (gain.name, gain.changed, gain.taken) == ("equalization", 1, True)
+    assert gain.after_db - gain.before_db > 5
+    (change,) = work.corrections.equalized
+    assert [n for n, exponent in enumerate(change.exponents) if exponent] == [2, 7, 11]
+    assert work.numbers.calibrated["t0"].largest < 10  # 40 times the largest of the others before
+    placement = work.space.resolve(work.space.everything())
+    write_placement(work, placement, tmp_path / "q.onnx")
+    write_placed(work, placement, tmp_path / "scheme.json", "onnxruntime")
+    save_model(apply_scheme(work.given, tmp_path / "scheme.json").parts, tmp_path / "again.onnx")
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()
+    made = load_model(tmp_path / "q.onnx")
+    assert made.array("gamma").max() < 4
+    assert strip_qdq(made, work.given).proto == work.given.proto
+    np.testing.assert_array_equal(Model(strip_qdq(made).proto).array("gamma"), work.given.array("gamma"))
+
+
+def test_a_placement_elsewhere_keeps_its_constants(session: Session, tmp_path: Path) -> None:
+    work = with_outliers(session, tmp_path)
+    everything = work.space.resolve(work.space.everything())
+    second = Placement(sites=frozenset(s for s in everything.sites if s.tensor in ("t2", "second")))
+    assert len(second.sites) == 2
+    write_placement(work, second, tmp_path / "q.onnx")
+    write_placed(work, second, tmp_path / "scheme.json", "onnxruntime")
+    made = load_model(tmp_path / "q.onnx")
+    assert made.array("gamma").tobytes() == work.given.array("gamma").tobytes()
+    assert "equalized" not in (tmp_path / "scheme.json").read_text()
+
+
+def test_channels_of_alike_ranges_stay(session: Session, tmp_path: Path) -> None:
+    work = with_outliers(session, tmp_path, factor=1.0)
+    assert work.corrections.gains == ()
+    assert work.model is work.folded
+
+
+def test_a_model_that_computes_other_bits_is_refused(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = find.equalized
+
+    def wrong(model: Model, changes: object) -> Model:
+        made = original(model, changes)  # type: ignore[arg-type]
+        for tensor in made.proto.graph.initializer:
+            if tensor.name == "beta":
+                tensor.CopyFrom(onnx.numpy_helper.from_array(np.full(WIDTH, 1e-5, np.float32), "beta"))
+        return Model(made.proto, path=model.path)
+
+    monkeypatch.setattr(find, "equalized", wrong)
+    work = with_outliers(session, tmp_path)
+    (gain,) = work.corrections.gains
+    assert (gain.taken, gain.after_db) == (False, gain.before_db)
+    assert work.model is work.folded

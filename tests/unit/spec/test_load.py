@@ -147,7 +147,7 @@ def test_several_profiles(write: Write) -> None:
 @pytest.mark.parametrize(
     ("written", "corrections"),
     [
-        ("auto", ("margins", "bits", "bias", "rounding", "ranges")),
+        ("auto", ("equalization", "margins", "bits", "bias", "rounding", "ranges")),
         ("none", ()),
         ("[ranges, bits]", ("bits", "ranges")),
     ],

@@ -1,0 +1,208 @@
+"""Chooses the factors of equalization: those with the least estimated noise at the outputs of the layers behind.
+
+The noise of an activation is that of one step for the whole tensor, that of a weight of one step for each output
+channel, or one for the whole weight. The candidates are a share of the range of each channel that goes into the
+weights (SmoothQuant, arXiv 2211.10438; a half is the equalization of arXiv 1906.04721), and a limit for the channels
+with the largest ranges alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.arrays import Array, Floats
+from qdqspec.graph.model import Model
+from qdqspec.placement.equalize import (
+    Absorber,
+    Chain,
+    Equalization,
+    ScaledConstant,
+    ScaledValues,
+    find_chains,
+)
+
+SHARES = (0.25, 0.5, 0.75, 1.0)
+LIMITS = (1, 2, 3, 4)  # binary logarithms by which the largest range is reduced
+MOST = 10  # the largest exponent
+LEAST_GAIN = 0.1  # of the estimated noise; below it a chain stays as it is
+_STEPS = 255  # of an activation
+_TINY = 1e-30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSteps:
+    """How weights are quantized: steps to each side, and those with a scale for each output channel."""
+
+    steps: int
+    per_channel: frozenset[str]
+
+
+def chosen_equalizations(
+    model: Model,
+    fixed: Collection[str],
+    quantized: Collection[str],
+    weights: WeightSteps,
+    observed: Callable[[Sequence[str]], Iterable[Mapping[str, Array]]],
+) -> list[tuple[Chain, Equalization]]:
+    """The chains whose estimated noise some factors reduce, with these.
+
+    Chains of which no reader's input is in ``quantized`` are omitted. ``observed`` gives the values of tensors.
+    """
+    chains = [
+        chain
+        for chain in find_chains(model, fixed)
+        if any(absorber.source in quantized for absorber in chain.absorbers)
+    ]
+    if not chains:
+        return []
+    sources = dict.fromkeys(absorber.source for chain in chains for absorber in chain.absorbers)
+    statistics = _statistics(chains, observed(tuple(sources)))
+    scaling = ScaledValues(model)
+    found = []
+    for chain in chains:
+        exponents = _chosen(chain, statistics, weights, scaling)
+        if exponents is not None and scaling.add(change := chain.by(exponents)):
+            found.append((chain, change))
+    return found
+
+
+@dataclass(slots=True)
+class _Channels:
+    """Smallest and largest value and mean square of each channel of a tensor."""
+
+    low: Floats
+    high: Floats
+    squares: Floats
+    rows: int = 0
+
+    @property
+    def power(self) -> Floats:
+        return self.squares / max(self.rows, 1)
+
+
+def _statistics(chains: Iterable[Chain], observed: Iterable[Mapping[str, Array]]) -> dict[str, _Channels]:
+    """The channels of the tensors that absorbers read; tensors that are not finite are omitted."""
+    sources = {a.source: (chain.channels, a.axis) for chain in chains for a in chain.absorbers}
+    found = {source: _Channels(*np.zeros((3, channels))) for source, (channels, _) in sources.items()}
+    for values in observed:
+        for source, (channels, axis) in sources.items():
+            value = values.get(source)
+            if value is None or not value.size or source not in found:
+                continue
+            if not np.isfinite(value).all() or value.shape[axis] % channels:
+                del found[source]
+                continue
+            known = found[source]
+            apart = np.moveaxis(value.astype(np.float64), axis, 0).reshape(channels, -1)
+            known.low = np.minimum(known.low, apart.min(axis=1))
+            known.high = np.maximum(known.high, apart.max(axis=1))
+            known.squares += (apart**2).sum(axis=1)
+            known.rows += apart.shape[1]
+    return {source: known for source, known in found.items() if known.rows}
+
+
+def _chosen(
+    chain: Chain, statistics: Mapping[str, _Channels], weights: WeightSteps, scaling: ScaledValues
+) -> npt.NDArray[np.int64] | None:
+    """The best exponents of a chain's channels; ``None`` if none reduces the estimated noise enough."""
+    if not all(absorber.source in statistics for absorber in chain.absorbers):
+        return None
+    layers = [_Layer.of(a, statistics[a.source], chain, weights, scaling) for a in chain.absorbers]
+    ranges = np.max([np.maximum(layer.seen.high, -layer.seen.low) for layer in layers], axis=0)
+    columns = np.max([layer.largest.max(axis=0) for layer in layers], axis=0)
+    is_used = (ranges > 0) & (columns > 0)
+    if not is_used.any():
+        return None
+    best, least = None, sum(layer.noise(np.zeros(chain.channels)) for layer in layers) * (1 - LEAST_GAIN)
+    for wanted in _options(np.log2(ranges + _TINY), np.log2(columns + _TINY), is_used):
+        exponents = np.clip(np.rint(np.where(is_used, wanted, 0.0)), -MOST, MOST)
+        noise = sum(layer.noise(exponents) for layer in layers)
+        if noise < least:
+            best, least = exponents, noise
+    return None if best is None else best.astype(np.int64)
+
+
+def _options(ranges: Floats, columns: Floats, is_used: npt.NDArray[np.bool_]) -> Iterator[Floats]:
+    """Exponents to try, from binary logarithms."""
+    for share in SHARES:
+        wanted = (1 - share) * columns - share * ranges
+        yield wanted - np.median(wanted[is_used])
+    for limit in LIMITS:
+        yield np.minimum(ranges[is_used].max() - limit - ranges, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """A layer that reads a chain: its input's channels, and its weight by output and input channel.
+
+    ``maker`` are the largest magnitudes and the noise power for a step of 1 by channel of the weight that makes the
+    chain, if that has one scale.
+    """
+
+    seen: _Channels
+    largest: Floats  # magnitude; one row for a depthwise convolution
+    square: Floats  # sums of squares, alike
+    taps: int  # products of each output with one input channel
+    steps: int
+    per_channel: bool
+    is_depthwise: bool
+    maker: tuple[Floats, float] | None
+
+    @classmethod
+    def of(
+        cls, absorber: Absorber, seen: _Channels, chain: Chain, weights: WeightSteps, scaling: ScaledValues
+    ) -> _Layer:
+        rows = _by_channel(scaling, absorber.weight, chain.channels)
+        first = chain.constants[0]
+        maker = None
+        if chain.maker.op_type in ("Conv", "Gemm", "MatMul") and first.tensor not in weights.per_channel:
+            own = (
+                np.abs(_by_channel(scaling, first, chain.channels))
+                .transpose(1, 0, 2)
+                .reshape(chain.channels, -1)
+            )
+            power = seen.power / np.maximum((own**2).sum(axis=1), _TINY)  # of the maker's inputs, each
+            maker = own.max(axis=1), own.shape[1] * float(np.median(power))
+        return cls(
+            seen=seen,
+            largest=np.abs(rows).max(axis=-1),
+            square=(rows**2).sum(axis=-1),
+            taps=rows.shape[-1],
+            steps=weights.steps,
+            per_channel=absorber.weight.tensor in weights.per_channel,
+            is_depthwise=absorber.is_depthwise,
+            maker=maker,
+        )
+
+    def noise(self, exponents: Floats) -> float:
+        """The noise power at the outputs relative to the signal's, with these exponents."""
+        up, down = 2.0**exponents, 2.0**-exponents
+        gain = (self.square * down**2).sum(axis=0)  # from the power of one input channel to the outputs
+        step = ((self.seen.high * up).max() - (self.seen.low * up).min()) / _STEPS
+        noise = step**2 / 12 * float(gain.sum())
+        largest = self.largest * down
+        if self.is_depthwise:
+            rows = largest[0] if self.per_channel else largest.max()
+            noise += float(((rows / self.steps) ** 2 / 12 * self.taps * self.seen.power * up**2).sum())
+        else:
+            rows = largest.max(axis=1) if self.per_channel else np.full(len(largest), largest.max())
+            noise += float(
+                ((rows / self.steps) ** 2).sum() / 12 * self.taps * (self.seen.power * up**2).sum()
+            )
+        if self.maker is not None:
+            its_largest, power = self.maker
+            noise += ((its_largest * up).max() / self.steps) ** 2 / 12 * power * float(gain.sum())
+        return float(noise / max((self.square * self.seen.power).sum(), _TINY))
+
+
+def _by_channel(scaling: ScaledValues, constant: ScaledConstant, channels: int) -> Floats:
+    """A weight as (other axis, channel, rest)."""
+    weight = np.moveaxis(scaling.of(constant.tensor).astype(np.float64), constant.axis, 0)
+    apart = weight.reshape(
+        channels, constant.repeat, *weight.shape[1:]
+    )  # (channel, repeat, other, kernel...)
+    return np.moveaxis(apart, 2, 0).reshape(weight.shape[1], channels, -1)

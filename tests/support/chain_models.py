@@ -1,0 +1,115 @@
+"""Random models whose channels pass from a layer to the next, for equalization."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.graph.model import Model
+
+IMAGE_STEPS = ("conv", "depthwise", "relu", "leaky", "max", "average", "scale", "shift", "normalize", "gate")
+TOKEN_STEPS = ("linear", "relu", "scale", "shift", "layernorm", "prelu")
+ENDS = ("gemm", "transposed", "matmul", "conv", "global")
+SIZE, TOKENS = 6, 3
+
+
+class ChainModel:
+    """Builds a model step by step."""
+
+    def __init__(self, seed: int, shape: list[int]) -> None:
+        self.random = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[TensorProto] = []
+        self.now, self.input = "x", helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+
+    def constant(self, *shape: int, least: float | None = None) -> str:
+        values = self.random.standard_normal(shape).astype(np.float32)
+        name = f"c{len(self.constants)}"
+        values = values if least is None else np.abs(values) + np.float32(least)
+        self.constants.append(numpy_helper.from_array(values, name))
+        return name
+
+    def add(self, op: str, *inputs: str, **attributes: object) -> str:
+        output = f"t{len(self.nodes)}"
+        inputs = inputs or (self.now,)
+        self.nodes.append(
+            helper.make_node(op, list(inputs), [output], name=f"n{len(self.nodes)}", **attributes)
+        )
+        self.now = output
+        return output
+
+    def model(self, *outputs: str) -> Model:
+        infos = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in (self.now, *outputs)]
+        graph = helper.make_graph(self.nodes, "g", [self.input], infos, self.constants)
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return Model(made)
+
+
+def image_model(seed: int, steps: list[str], end: str, channels: int = 4) -> Model:
+    """A convolution, the steps, and a layer at the end."""
+    work = ChainModel(seed, [1, 3, SIZE, SIZE])
+    work.add("Conv", "x", work.constant(channels, 3, 3, 3), work.constant(channels), pads=[1, 1, 1, 1])
+    for step in steps:
+        _image_step(work, step, channels)
+    if end == "conv":
+        work.add("Conv", work.now, work.constant(2, channels, 1, 1))
+        return work.model()
+    columns = channels if end == "global" else channels * SIZE * SIZE
+    if end == "global":
+        work.add("GlobalAveragePool")
+    work.add("Flatten", axis=1)
+    _linear(work, end, columns)
+    return work.model()
+
+
+def token_model(seed: int, steps: list[str], end: str, channels: int = 4) -> Model:
+    """A LayerNormalization, the steps, and a layer at the end that reads tokens."""
+    work = ChainModel(seed, [2, TOKENS, channels])
+    work.add("LayerNormalization", "x", work.constant(channels), work.constant(channels))
+    for step in steps:
+        if step == "linear":
+            work.add("MatMul", work.now, work.constant(channels, channels))
+        elif step == "layernorm":
+            work.add("LayerNormalization", work.now, work.constant(channels))
+        elif step in ("scale", "shift"):
+            work.add("Mul" if step == "scale" else "Add", work.now, work.constant(channels))
+        else:
+            work.add(*(("PRelu", work.now, work.constant(1)) if step == "prelu" else ("Relu", work.now)))
+    if end in ("gemm", "transposed"):
+        work.constants.append(numpy_helper.from_array(np.array([-1, channels], np.int64), "rows"))
+        work.add("Reshape", work.now, "rows")
+    _linear(work, end, channels)
+    return work.model()
+
+
+def _image_step(work: ChainModel, step: str, channels: int) -> None:
+    if step == "conv":
+        work.add("Conv", work.now, work.constant(channels, channels, 1, 1), work.constant(channels))
+    elif step == "depthwise":
+        weight = work.constant(channels, 1, 3, 3)
+        work.add("Conv", work.now, weight, group=channels, pads=[1, 1, 1, 1])
+    elif step in ("max", "average"):
+        pool = {"max": "MaxPool", "average": "AveragePool"}[step]
+        work.add(pool, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    elif step in ("scale", "shift"):
+        work.add("Mul" if step == "scale" else "Add", work.now, work.constant(channels, 1, 1))
+    elif step == "normalize":
+        names = [work.constant(channels) for _ in range(3)]
+        work.add("BatchNormalization", work.now, *names, work.constant(channels, least=0.1))
+    elif step == "gate":  # squeeze and excitation
+        features = work.now
+        work.add("GlobalAveragePool")
+        work.add("Conv", work.now, work.constant(channels, channels, 1, 1))
+        work.add("Mul", features, work.add("Sigmoid"))
+    else:
+        work.add("LeakyRelu" if step == "leaky" else "Relu")
+
+
+def _linear(work: ChainModel, end: str, columns: int) -> None:
+    if end == "transposed":
+        work.add("Gemm", work.now, work.constant(5, columns), work.constant(5), transB=1)
+    elif end == "gemm":
+        work.add("Gemm", work.now, work.constant(columns, 5))
+    else:
+        work.add("MatMul", work.now, work.constant(columns, 5))
