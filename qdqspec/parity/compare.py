@@ -1,15 +1,14 @@
 """Compares outputs of the tuned model with the reference's, sample by sample.
 
-Polygraphy's comparison functions compute the largest difference and cosine of each sample; statistics over
-all samples (signal and noise power, the reference's range) are summed here, in float64.
+Polygraphy computes the cosine of each sample; all other statistics are computed here, in float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +19,8 @@ from qdqspec.parity.typical import Typical
 from qdqspec.types import ParityEvidence, TensorParity, TopK
 
 Outputs = Mapping[str, Array]
-_CompareFunc = Callable[..., Mapping[str, Any]]  # Polygraphy is not typed
 
 _STEPS = 255  # of an 8-bit grid
-_CHUNK = 2**16  # values passed to Polygraphy at once for small samples: a call takes milliseconds
 
 
 class Run(NamedTuple):
@@ -113,7 +110,6 @@ class _Output:
     high: float = 0.0
     max_abs: float = 0.0
     cosine: float = 1.0
-    pending: list[tuple[Floats, Floats]] = field(default_factory=list)
 
     def add(self, reference: Array, tuned: Array | None) -> None:
         """Add one sample. Changes this output."""
@@ -132,21 +128,14 @@ class _Output:
     def _add_floats(self, reference: Floats, tuned: Floats) -> None:
         if not reference.size:
             return
+        difference = reference - tuned
         self.values += reference.size
-        self.signal += float(np.square(reference).sum())
-        self.noise += float(np.square(reference - tuned).sum())
+        self.signal += _square_sum(reference)
+        self.noise += _square_sum(difference)
+        self.max_abs = max(self.max_abs, float(np.abs(difference).max()))
         self.low = min(self.low, float(reference.min()))
         self.high = max(self.high, float(reference.max()))
         self.cosine = min(self.cosine, _cosine(reference, tuned))
-        self.pending.append((reference, tuned))
-        if len(self.pending) * reference.size >= _CHUNK:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self.pending:
-            reference, tuned = map(np.concatenate, zip(*self.pending, strict=True))
-            self.max_abs = max(self.max_abs, _max_abs(reference, tuned))
-            self.pending.clear()
 
     def result(self) -> TensorParity:
         """The parity over all samples added."""
@@ -162,7 +151,6 @@ class _Output:
                 matches=False,
                 note=self.note,
             )
-        self._flush()
         high, low = max(self.high, self.typical.high), min(self.low, self.typical.low)
         return TensorParity(
             name=self.name,
@@ -195,6 +183,29 @@ def sqnr_db(signal: float, noise: float) -> float:
     return 10 * (math.log10(signal) - math.log10(noise)) if signal > 0 else -math.inf
 
 
+def signal_power(reference: Array) -> float:
+    """The sum of the squares of the finite values."""
+    finite = np.isfinite(reference)
+    return _square_sum(reference if finite.all() else reference[finite])
+
+
+def noise_power(reference: Array, seen: Array | None) -> float:
+    """The sum of squared differences where the reference is finite; infinite if the values cannot be compared."""
+    if seen is None or seen.shape != reference.shape:
+        return math.inf
+    finite = np.isfinite(reference)
+    if not finite.all():
+        reference, seen = reference[finite], seen[finite]
+    noise = _square_sum(np.subtract(reference, seen, dtype=np.float64))
+    return noise if math.isfinite(noise) else math.inf
+
+
+def _square_sum(values: Array) -> float:
+    """The sum of squares in float64, without BLAS, whose waiting threads would use CPU time."""
+    flat = np.asarray(values, np.float64).ravel()
+    return float(np.einsum("i,i->", flat, flat))
+
+
 def power_of(sqnr_db: float) -> float:
     """Noise power over signal power."""
     return float(10 ** (-sqnr_db / 10))
@@ -224,29 +235,15 @@ def _mismatch(reference: Array, tuned: Array | None) -> str:
     return ""
 
 
-def _max_abs(reference: Floats, tuned: Floats) -> float:
-    from polygraphy.comparator import SimpleCompareFunc
-
-    return float(_polygraphy(SimpleCompareFunc(check_error_stat="max"), reference, tuned)["max_absdiff"])
-
-
 def _cosine(reference: Floats, tuned: Floats) -> float:
     """The cosine similarity: exactly 1 if both are equal, also if both are zero; -1 if it is not defined."""
     if np.array_equal(reference, tuned):
         return 1.0
-    from polygraphy.comparator import CosineSimilarityCompareFunc
-
-    value = _polygraphy(CosineSimilarityCompareFunc(), reference, tuned)["cosine_similarity"]
-    return -1.0 if math.isnan(value) else float(value)
-
-
-def _polygraphy(func: _CompareFunc, reference: Floats, tuned: Floats) -> Mapping[str, float]:
-    """The metrics of one of Polygraphy's comparison functions, by name."""
-    from polygraphy.comparator import IterationResult
+    from polygraphy.comparator import CosineSimilarityCompareFunc, IterationResult
     from polygraphy.logger import G_LOGGER
 
     results = [IterationResult({"output": values}) for values in (reference, tuned)]
     # Its verdicts use its own tolerances; without this it prints them.
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL), np.errstate(all="ignore"):
-        metrics: Mapping[str, float] = func(*results)["output"].metric_values()
-    return metrics
+        found = CosineSimilarityCompareFunc()(*results)["output"].metric_values()["cosine_similarity"]
+    return -1.0 if math.isnan(found) else float(found)

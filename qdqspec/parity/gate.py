@@ -5,7 +5,6 @@ For the few samples the reference's outputs are kept; all data is run through bo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from itertools import islice
@@ -15,7 +14,7 @@ import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import Engine
-from qdqspec.parity.compare import sqnr_db
+from qdqspec.parity.compare import noise_power, signal_power, sqnr_db
 from qdqspec.types import EXACT_DB
 
 SAMPLES = 8
@@ -123,9 +122,8 @@ class _Powers:
         """Add the outputs of one sample. Changes this object."""
         for name, values in expected.items():
             if np.issubdtype(values.dtype, np.floating):
-                power, error = _powers(values, seen.get(name))
-                self._signal[name] = self._signal.get(name, 0.0) + power
-                self._noise[name] = self._noise.get(name, 0.0) + error
+                self._signal[name] = self._signal.get(name, 0.0) + signal_power(values)
+                self._noise[name] = self._noise.get(name, 0.0) + noise_power(values, seen.get(name))
 
     @property
     def by_output(self) -> dict[str, float]:
@@ -140,12 +138,3 @@ class _Powers:
         """The SQNR of the worst output."""
         return min(self.by_output.values(), default=MOST_DB)
 
-
-def _powers(expected: Array, seen: Array | None) -> tuple[float, float]:
-    """Signal and noise power of one output; infinite noise if it cannot be compared."""
-    reference = expected.astype(np.float64)
-    finite = np.isfinite(reference)
-    power = float(np.square(reference[finite]).sum())
-    if seen is None or seen.shape != expected.shape or not np.isfinite(seen[finite]).all():
-        return power, math.inf
-    return power, float(np.square(reference[finite] - seen[finite].astype(np.float64)).sum())

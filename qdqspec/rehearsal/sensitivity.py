@@ -19,7 +19,7 @@ import numpy.typing as npt
 from qdqspec.arrays import Array, Feed, Floats
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError
-from qdqspec.parity.compare import sqnr_db
+from qdqspec.parity.compare import noise_power, signal_power, sqnr_db
 from qdqspec.parity.gate import MOST_DB
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.formats import BIAS_FORMAT
@@ -169,12 +169,12 @@ def _measure(
     """Run one sample with each of these groups of switches on, and with none."""
     setting = np.zeros(count, np.bool_)
     reference = run(model, engine, setting, feed)
-    signal = np.array([_power(np.where(np.isfinite(value), value, 0)) for value in reference.values()])
+    signal = np.array(list(map(signal_power, reference.values())))
     for group, tally in tallies.items():
         setting[list(group)] = True
         seen = run(model, engine, setting, feed)
         setting[list(group)] = False
-        tally.add(signal, np.array([_power(_error(reference[edge], seen[edge])) for edge in reference]))
+        tally.add(signal, np.array([noise_power(value, seen.get(edge)) for edge, value in reference.items()]))
 
 
 def _fed(rehearsal: Rehearsal, index: int) -> Iterator[Feed]:
@@ -230,20 +230,6 @@ def _guiding_floats(rehearsal: Rehearsal) -> list[Edge]:
         for edge in rehearsal.guiding_edges
         if edge in values and np.issubdtype(values[edge].dtype, np.floating)
     ]
-
-
-def _error(reference: Array, seen: Array) -> npt.NDArray[np.float32]:
-    """The difference where the reference is finite; a value that is not finite there has an infinite error."""
-    with np.errstate(invalid="ignore"):
-        difference = np.asarray(seen, np.float32) - np.asarray(reference, np.float32)
-    difference[~np.isfinite(reference)] = 0
-    return np.nan_to_num(difference, nan=np.inf)
-
-
-def _power(values: Array) -> float:
-    return float(
-        np.square(values, dtype=np.float64).sum()
-    )  # without BLAS, whose waiting threads would use CPU time
 
 
 def _db(noise: Floats) -> float:

@@ -16,7 +16,7 @@ from qdqspec.arrays import Floats
 from qdqspec.search.blocks import CostModel
 from qdqspec.search.crossings import FP, Codes
 
-BISECTIONS = 12
+BISECTIONS = 9
 DECADES = 6  # of the price, in either direction from the ratio of whole time to whole noise
 PASSES = 3  # over all blocks, to spend the remaining noise
 LEAST_RISE = 1e-9  # smallest cost in milliseconds of a label with less noise, so that ratios are finite
@@ -36,11 +36,14 @@ def least_time(costs: CostModel, powers: Floats, most: float, share: float = 1.0
     rate = float(costs.times[:, FP].sum()) / max(most, float(powers.max(initial=0.0)) * 1e-12)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        codes = costs.compose(share, rate * 10**middle * powers)
+        codes = costs.compose(share, rate * 10**middle * powers, (feasible, infeasible))
         if noise_of(powers, codes) <= most:
             high, feasible = middle, codes
         else:
             low, infeasible = middle, codes
+    thorough = costs.compose(share, rate * 10**high * powers)  # from more starts than those of the bisection
+    if noise_of(powers, thorough) <= most:
+        feasible = min(feasible, thorough, key=lambda codes: costs.predict(codes, share))
     starts = [
         feasible,
         with_less_noise(costs, powers, infeasible, most),

@@ -88,15 +88,17 @@ def block_codes(space: SchemeSpace, blocks: Sequence[Block], labels: Mapping[str
 class CostModel:
     """Time of each block under each label, plus the cost of crossing between float and narrow formats.
 
-    A block's time is the mean of its times in profiles under that label; a label that was never measured costs as much
-    as the float kernel. Times are in milliseconds per run. A tensor that is produced in one domain and read in another
-    costs a conversion (`_conversions`).
+    A block's time is the median of its times in profiles under that label; a label that was never measured costs as
+    much as the float kernel. Times are in milliseconds per run, at the speed at which the reference was profiled: the
+    machine's speed changes between profiles, and a trial's ratio to the reference was measured beside it. A tensor that
+    is produced in one domain and read in another costs a conversion (`_conversions`).
     """
 
     def __init__(self, space: SchemeSpace, blocks: Sequence[Block]) -> None:
         self.space = space
         self.blocks = tuple(blocks)
         self.reference_ms = 0.0  # sum of all kernels of the float model
+        self._whole_ms = 0.0  # of a run of it, which may have time outside of kernels
         self._block_of = {node: b.index for b in blocks for u in b.units for node in space.by_id[u].nodes}
         self._edges = edges_between(space, self._block_of)
         domains = domains_of(space)
@@ -121,16 +123,20 @@ class CostModel:
         """A descent over these blocks, or over groups of them that share a code."""
         return Descent(offered, self._edges, self._domains, groups)
 
-    def compose(self, share: float, penalty: Floats | None = None) -> Codes:
+    def compose(
+        self, share: float, penalty: Floats | None = None, starts: Sequence[Codes] | None = None
+    ) -> Codes:
         """The labelling of least predicted time, with crossings weighted by ``share``.
 
-        ``penalty`` adds milliseconds to each block under each code: the price of its noise.
+        ``penalty`` adds milliseconds to each block under each code: the price of its noise. The descent begins at each
+        of ``starts``, by default at one label everywhere and at the fastest label of each block.
         """
         times = self.times
         self.times = times if penalty is None else times + penalty
         try:
-            starts = [self._uniform(code) for code in range(len(self.space.labels))]
-            starts.append(np.array([self._quickest(block) for block in self.blocks], dtype=np.int8))
+            if starts is None:
+                quickest = np.array([self._quickest(block) for block in self.blocks], dtype=np.int8)
+                starts = [*map(self._uniform, range(len(self.space.labels))), quickest]
             settled = [self._descent.settle(start, self.times, share * self.converting) for start in starts]
             return min(settled, key=lambda codes: self.predict(codes, share))
         finally:
@@ -185,24 +191,35 @@ class CostModel:
     def _learn(self, trial: Trial) -> None:
         spent = np.zeros(len(self.blocks))
         codes = block_codes(self.space, self.blocks, dict(trial.placement.labels))
+        scale = self._scale(trial)
         for layer in trial.layers:
+            milliseconds = scale * layer.milliseconds
             if layer.boundary:
                 for tensor in layer.tensors:
-                    self._conversions.learn(tensor, codes, layer.milliseconds / len(layer.tensors))
+                    self._conversions.learn(tensor, codes, milliseconds / len(layer.tensors))
                 continue
             owners = {self._block_of[node] for node in layer.nodes if node in self._block_of}
             for owner in owners:
-                spent[owner] += layer.milliseconds / len(owners)
+                spent[owner] += milliseconds / len(owners)
         for seen, code, milliseconds in zip(self._seen_times, codes, spent, strict=True):
             seen.setdefault(int(code), []).append(float(milliseconds))
+
+    def _scale(self, trial: Trial) -> float:
+        """The factor by which the kernels of a profile differ from the reference's by the measured difference."""
+        total = sum(layer.milliseconds for layer in trial.layers)
         if not self.reference_ms:
-            self.reference_ms = sum(layer.milliseconds for layer in trial.layers)
+            taken = trial.samples
+            self.reference_ms = total
+            self._whole_ms = taken.median_ms("cpu" if taken.cpu_ms else "wall") if taken.wall_ms else total
+            return 1.0
+        expected = self.reference_ms + ((trial.ratio or 1.0) - 1) * self._whole_ms
+        return expected / total if trial.ratio and total > 0 and expected > 0 else 1.0
 
     def _refit(self) -> None:
         for index, seen in enumerate(self._seen_times):
             for code in range(self.times.shape[1]):
                 values = seen.get(code) or seen.get(FP) or [0.0]
-                self.times[index, code] = np.mean(values)
+                self.times[index, code] = np.median(values)
         self.converting = self._conversions.costs()
 
     def _uniform(self, code: int) -> Codes:

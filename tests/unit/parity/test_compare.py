@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from qdqspec.errors import DataError
-from qdqspec.parity.compare import Comparison, Run, compare_outputs, sqnr_db
+from qdqspec.parity.compare import (
+    Comparison,
+    Run,
+    compare_outputs,
+    noise_power,
+    signal_power,
+    sqnr_db,
+)
 from qdqspec.parity.typical import Typical, typical_of
 from qdqspec.types import TensorParity, TopK
 
@@ -198,17 +205,27 @@ def test_polygraphy_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_polygraphy_gives_difference_and_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polygraphy_gives_the_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
     import polygraphy.comparator as comparator
 
     called = []
-    for name in ("SimpleCompareFunc", "CosineSimilarityCompareFunc"):
-        func = getattr(comparator, name)
-        monkeypatch.setattr(
-            comparator, name, lambda *a, _func=func, _name=name, **k: called.append(_name) or _func(*a, **k)
-        )
+    func = comparator.CosineSimilarityCompareFunc
+    monkeypatch.setattr(
+        comparator, "CosineSimilarityCompareFunc", lambda *a, **k: called.append(1) or func(*a, **k)
+    )
     parity_of((f32(1, 2), f32(1, 3)))
-    assert sorted(called) == ["CosineSimilarityCompareFunc", "SimpleCompareFunc"]
+    assert called
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_powers_are_of_finite_values_of_the_reference(dtype: type) -> None:
+    reference = np.array([[3, np.inf, np.nan], [4, 0, 0]], dtype)
+    assert signal_power(reference) == 25
+    assert noise_power(reference, reference) == 0
+    assert noise_power(reference, np.array([[1, 7, np.nan], [4, 1, 0]], dtype)) == 5
+    assert noise_power(reference, np.array([[np.nan, 7, 7], [4, 1, 0]], dtype)) == math.inf
+    assert noise_power(reference, np.array([[-np.inf, 7, 7], [4, 1, 0]], dtype)) == math.inf
+    assert noise_power(reference, reference[:1]) == noise_power(reference, None) == math.inf
 
 
 def test_importing_does_not_import_polygraphy() -> None:

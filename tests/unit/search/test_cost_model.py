@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from qdqspec.search.blocks import Block, block_codes, flips, fuse, unit_labels
+from qdqspec.search._pure import pure_placements
+from qdqspec.search.base import Proposal
+from qdqspec.search.blocks import Block, CostModel, block_codes, flips, fuse, unit_labels
 from qdqspec.search.crossings import FP, FULL, Crossings, domains_of, edges_between
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import LABELS, LayerTime
@@ -70,6 +73,21 @@ def test_what_is_composed_is_near_the_best_of_all_labellings(seed: int, learnt) 
     best = min(cost(np.array(codes, dtype=np.int8)) for codes in everything)
     composed = min(cost(costs.compose(share)) for share in (0.0, 0.5, 1.0, 2.0))
     assert composed <= 1.1 * best
+
+
+def test_the_speed_of_the_machine_during_a_profile_does_not_matter(learnt) -> None:
+    steady, oracle = learnt(0)
+    random = np.random.default_rng(0)
+    trials = []
+    for number, placement in enumerate(pure_placements(oracle.space)):
+        trial = oracle.answer(Proposal(placement=placement, phase="pure", profile=True))
+        factor = random.uniform(0.5, 2) if number else 1.0
+        slower = (replace(layer, milliseconds=factor * layer.milliseconds) for layer in trial.layers)
+        trials.append(replace(trial, layers=tuple(slower)))
+    costs = CostModel(steady.space, steady.blocks)
+    costs.learn(trials)
+    assert costs.times == pytest.approx(steady.times)
+    assert costs.converting == pytest.approx(steady.converting)
 
 
 def test_a_price_on_a_block_takes_it_out(learnt) -> None:
