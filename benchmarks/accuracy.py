@@ -40,7 +40,7 @@ from measured import Beside, Measured, agreement_of, agreement_text, db_text, ju
 from pydantic import TypeAdapter
 from real import quantized
 from real_data import RANDOM_WEIGHTS, RealModel, find_models
-from resumed import ROW, kept_rows, run_rows
+from resumed import run_rows, tuning_parser, words_of, write_row
 from tabulate import tabulate
 
 from qdqspec import tune
@@ -92,8 +92,7 @@ def main() -> int:
     arguments = _arguments()
     if arguments.row is not None:
         (model,) = find_models(arguments.folders, arguments.only, arguments.results / "data")
-        arguments.row.write_text(json.dumps(ROWS.dump_python(_row(model, arguments), mode="json")))
-        return 0
+        return write_row(arguments.row, ROWS, _row(model, arguments))
     with tempfile.TemporaryDirectory() as scratch:
         arguments.results = (arguments.results or Path(scratch)).absolute()
         if arguments.nncf:
@@ -108,21 +107,11 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folders", nargs="+", type=Path, help="folders of models with data")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="only these, by commas")
-    parser.add_argument("--minutes", type=float, default=1.0, help="of each search (default: 1)")
-    parser.add_argument(
-        "--limit", type=float, default=900, metavar="SECONDS", help="of a model (default: 900)"
-    )
+    parser = tuning_parser(__doc__, limit_s=900, minutes=1)
     parser.add_argument("--nncf", action="store_true", help="install NNCF with pip, and compare with it")
     parser.add_argument(
         "--quick", action="store_true", help=f"only {' and '.join(QUICK)}, .2 minutes a search"
     )
-    parser.add_argument("--results", type=Path, metavar="DIR", help="keep rows and tuned models here")
-    parser.add_argument(ROW, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.quick and arguments.row is None:
         arguments.only, arguments.minutes = list(QUICK), 0.2
@@ -130,28 +119,20 @@ def _arguments() -> argparse.Namespace:
 
 
 def _rows(arguments: argparse.Namespace) -> list[Row]:
-    path = arguments.results / "accuracy.json"
-    wanted = {}
-    for model in find_models(arguments.folders, arguments.only, arguments.results / "data"):
-        if model.name in RANDOM_WEIGHTS or model.is_random or "qdq" in model.name:
-            continue
-        words = [*map(str, arguments.folders), "--only", model.name, "--minutes", str(arguments.minutes)]
-        wanted[model.name] = [
-            *words,
-            "--results",
-            str(arguments.results),
-            *(["--nncf"] if arguments.nncf else []),
-        ]
-    print(f"{len(wanted)} models, {len(kept_rows(path).keys() & wanted)} of them known", file=sys.stderr)
-    found = run_rows(
+    wanted = {
+        model.name: [*words_of(arguments, model.name), *(["--nncf"] if arguments.nncf else [])]
+        for model in find_models(arguments.folders, arguments.only, arguments.results / "data")
+        if model.name not in RANDOM_WEIGHTS and not model.is_random and "qdq" not in model.name
+    }
+    return run_rows(
         Path(__file__),
         wanted,
-        path,
+        arguments.results / "accuracy.json",
+        ROWS,
         limit_s=arguments.limit,
-        failed=lambda key, why: {"name": key, "searches": {}, "failed": why},
-        show=lambda row: print(_table([ROWS.validate_python(row)]), file=sys.stderr, flush=True),
+        failed=lambda name, why: Row(name=name, searches={}, failed=why),
+        table=_table,
     )
-    return [ROWS.validate_python(row) for row in found.values()]
 
 
 # ---- one model ------------------------------------------------------------------------------------

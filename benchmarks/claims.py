@@ -21,10 +21,8 @@ A row has a process and a time limit; RESULTS/claims.json keeps it, and a run th
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +36,7 @@ from independent import Interval, compare, outputs, time_models
 from onnx import TensorProto, helper, numpy_helper
 from pydantic import TypeAdapter
 from real_data import RealModel, find_models
-from resumed import ROW, run_rows
+from resumed import parser_of, run_rows, write_row
 from tabulate import tabulate
 
 import qdqspec
@@ -104,8 +102,7 @@ def main() -> int:
     models = {model.name: model for model in _models(arguments)}
     if arguments.row is not None:
         row = _row(models[arguments.only[0]], arguments.loads[0], arguments.results)
-        arguments.row.write_text(json.dumps(ROWS.dump_python(row, mode="json")))
-        return 0
+        return write_row(arguments.row, ROWS, row)
     wanted = {
         f"{name} {load}": [
             str(arguments.results.absolute()), "--only", name, "--loads", load,
@@ -115,34 +112,30 @@ def main() -> int:
         for name in models
         for load in arguments.loads
     }  # fmt: skip
-    found = run_rows(
+    rows = run_rows(
         Path(__file__),
         wanted,
         arguments.results / "claims.json",
+        ROWS,
         limit_s=arguments.limit,
-        failed=lambda key, why: {
-            "model": key.rpartition(" ")[0],
-            "load": key.rpartition(" ")[2],
-            "failed": why,
-        },
-        show=lambda row: print(_table([ROWS.validate_python(row)]), file=sys.stderr, flush=True),
+        failed=_failed,
+        table=_table,
     )
-    rows = [ROWS.validate_python(row) for row in found.values()]
     print(_table(rows))
     return _judge(rows)
 
 
+def _failed(key: str, why: str) -> Row:
+    model, _, load = key.rpartition(" ")
+    return Row(model=model, load=load, failed=why)
+
+
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, limit_s=150)
     parser.add_argument("results", type=Path, help="folder of `real.py --results`, and of claims.json")
     parser.add_argument("--models", type=Path, nargs="*", default=[], help="folders of models with data")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="only these, by commas")
     parser.add_argument("--super-resolution", action="store_true", help="make such a model as well")
     parser.add_argument("--loads", nargs="*", default=["none", "memory"], choices=["none", "memory"])
-    parser.add_argument("--limit", type=float, default=150, metavar="SECONDS", help="of a row (default: 150)")
-    parser.add_argument(ROW, type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -35,7 +35,7 @@ import quantizers
 from measured import Beside, agreement_text, db_text, measure, ratio_text
 from pydantic import TypeAdapter
 from real_data import RANDOM_WEIGHTS, RealModel, find_models
-from resumed import ROW, kept_rows, run_limited, run_rows
+from resumed import run_limited, run_rows, tuning_parser, words_of, write_row
 from tabulate import tabulate
 
 from qdqspec.backends import _cpu
@@ -89,8 +89,7 @@ def main() -> int:
     arguments = _arguments()
     if arguments.row is not None:
         (model,) = find_models(arguments.folders, arguments.only, arguments.results / "data")
-        arguments.row.write_text(json.dumps(ROWS.dump_python(_row(model, arguments), mode="json")))
-        return 0
+        return write_row(arguments.row, ROWS, _row(model, arguments))
     with tempfile.TemporaryDirectory() as scratch:
         arguments.results = (arguments.results or Path(scratch)).absolute()
         rows = _rows(arguments)
@@ -108,42 +107,24 @@ def _rows(arguments: argparse.Namespace) -> list[Row]:
         if model.name in RANDOM_WEIGHTS and not (arguments.random or arguments.only):
             continue
         for via in (LINE, SPEC, PYTHON) if model.name in THREE_WAYS else (LINE,):
-            words = [*map(str, arguments.folders), "--only", model.name, "--via", via]
-            words += ["--minutes", str(arguments.minutes), "--results", str(arguments.results)]
-            words += ["--limit", str(arguments.limit)]
+            words = [*words_of(arguments, model.name), "--via", via]
             wanted[f"{model.name} by {via}"] = [*words, *(["--reuse"] if arguments.reuse else [])]
     if arguments.again:
         path.unlink(missing_ok=True)
-    print(f"{len(wanted)} rows, {len(kept_rows(path).keys() & wanted)} of them known", file=sys.stderr)
-    found = run_rows(
-        Path(__file__),
-        wanted,
-        path,
-        limit_s=arguments.limit,
-        failed=lambda key, why: {
-            "name": key.partition(" by ")[0],
-            "via": key.partition(" by ")[2],
-            "failed": why,
-        },
-        show=lambda row: print(_table([ROWS.validate_python(row)]), file=sys.stderr, flush=True),
-    )
-    return [ROWS.validate_python(row) for row in found.values()]
+    return run_rows(Path(__file__), wanted, path, ROWS, limit_s=arguments.limit, failed=_failed, table=_table)
+
+
+def _failed(key: str, why: str) -> Row:
+    name, _, via = key.partition(" by ")
+    return Row(name=name, via=via, failed=why)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folders", nargs="+", type=Path, help="folders of models with data")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="only these, by commas")
-    parser.add_argument("--minutes", type=float, default=0.4, help="of each search (default: 0.4)")
-    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="of a row (default: 300)")
+    parser = tuning_parser(__doc__, limit_s=300, minutes=0.4)
     parser.add_argument("--random", action="store_true", help="also models with random weights")
-    parser.add_argument("--results", type=Path, metavar="DIR", help="keep rows and tuned models here")
     parser.add_argument("--again", action="store_true", help="measure rows that are known as well")
     parser.add_argument("--reuse", action="store_true", help="do not tune what was tuned before")
     parser.add_argument("--via", default=LINE, help=argparse.SUPPRESS)
-    parser.add_argument(ROW, type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -1,11 +1,14 @@
 """Benchmarks that take long: each row in a process of its own with a time limit, kept in a file as soon as it is there.
 
+Their common options, how a child writes its row, and how all rows are collected are here too.
+
 A benchmark that is started again with the same file goes on with the rows that are missing. A process that ends without
 a row, or does not end in time, is a row with the reason in place of figures.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -14,10 +17,50 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
 
 GRACE_S = 5.0  # for a process to end after it was asked to
 ROW = "--row"  # the option of a benchmark by which its own child writes one row
+
+
+Row = TypeVar("Row")
+
+
+def parser_of(doc: str | None, *, limit_s: float) -> argparse.ArgumentParser:
+    """A parser with the options of each benchmark by rows."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="only these, by commas")
+    parser.add_argument(
+        "--limit", type=float, default=limit_s, metavar="SECONDS", help=f"of a row (default: {limit_s:g})"
+    )
+    parser.add_argument(ROW, type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def tuning_parser(doc: str | None, *, limit_s: float, minutes: float) -> argparse.ArgumentParser:
+    """A parser of a benchmark that tunes the models of folders."""
+    parser = parser_of(doc, limit_s=limit_s)
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of models with data")
+    parser.add_argument(
+        "--minutes", type=float, default=minutes, help=f"of each search (default: {minutes:g})"
+    )
+    parser.add_argument("--results", type=Path, metavar="DIR", help="keep rows and tuned models here")
+    return parser
+
+
+def words_of(arguments: argparse.Namespace, name: str) -> list[str]:
+    """The words by which the child of one model gets the options of a `tuning_parser`."""
+    given = {"only": name, **{key: getattr(arguments, key) for key in ("minutes", "limit", "results")}}
+    named = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+    return [*map(str, arguments.folders), *named]
+
+
+def write_row(path: Path, rows: TypeAdapter[Row], row: Row) -> int:
+    """Write the row of a child; returns its exit status."""
+    path.write_text(json.dumps(rows.dump_python(row, mode="json")))
+    return 0
 
 
 def kept_rows(path: Path) -> dict[str, Any]:
@@ -37,26 +80,31 @@ def run_rows(
     script: Path,
     wanted: Mapping[str, Sequence[str]],
     path: Path,
+    rows: TypeAdapter[Row],
     *,
     limit_s: float,
-    failed: Callable[[str, str], Any],
-    show: Callable[[Any], None],
-) -> dict[str, Any]:
+    failed: Callable[[str, str], Row],
+    table: Callable[[Sequence[Row]], str],
+) -> list[Row]:
     """Run ``script`` once for each key that ``path`` has no row of, with these words; all rows in the order wanted.
 
-    ``failed`` makes the row of a key from the reason.
+    ``failed`` makes the row of a key from the reason. The ``table`` of each row goes to standard error.
     """
-    rows = kept_rows(path)
+    kept = kept_rows(path)
+    print(f"{len(wanted)} rows, {len(kept.keys() & wanted)} of them known", file=sys.stderr)
+    found = []
     for key, words in wanted.items():
-        if key not in rows:
+        if key not in kept:
             made = path.with_name(f"{path.stem}.row.json")
             made.unlink(missing_ok=True)
             why = run_limited([sys.executable, str(script), *words, ROW, str(made)], limit_s)
-            rows[key] = json.loads(made.read_text()) if made.is_file() else failed(key, why)
+            missing = None if made.is_file() else rows.dump_python(failed(key, why), mode="json")
+            kept[key] = missing or json.loads(made.read_text())
             made.unlink(missing_ok=True)
-            keep_rows(path, rows)
-        show(rows[key])
-    return {key: rows[key] for key in wanted}
+            keep_rows(path, kept)
+        found.append(rows.validate_python(kept[key]))
+        print(table(found[-1:]), file=sys.stderr, flush=True)
+    return found
 
 
 def run_limited(words: Sequence[str], limit_s: float, log: Path | None = None) -> str:

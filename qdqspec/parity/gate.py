@@ -137,4 +137,3 @@ class _Powers:
     def worst_db(self) -> float:
         """The SQNR of the worst output."""
         return min(self.by_output.values(), default=MOST_DB)
-

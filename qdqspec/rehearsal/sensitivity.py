@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.arrays import Array, Feed, Floats
+from qdqspec.arrays import Feed, Floats
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError
 from qdqspec.parity.compare import noise_power, signal_power, sqnr_db

@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 SCRIPT = """\
 import json, sys
@@ -37,17 +37,20 @@ def resumed() -> ModuleType:
     return module
 
 
-def run(resumed: ModuleType, folder: Path, names: list[str], limit_s: float = 30.0) -> dict[str, Any]:
+def run(
+    resumed: ModuleType, folder: Path, names: list[str], limit_s: float = 30.0
+) -> dict[str, dict[str, str]]:
     (folder / "script.py").write_text(SCRIPT)
-    rows: dict[str, Any] = resumed.run_rows(
+    rows: list[dict[str, str]] = resumed.run_rows(
         folder / "script.py",
         {name: [name] for name in names},
         folder / "rows.json",
+        TypeAdapter(dict[str, str]),
         limit_s=limit_s,
         failed=lambda key, why: {"name": key, "failed": why},
-        show=lambda row: None,
+        table=str,
     )
-    return rows
+    return {row["name"]: row for row in rows}
 
 
 def test_a_run_goes_on_with_the_rows_that_are_missing(
