@@ -22,6 +22,7 @@ from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
 
 LOOKS = (6, 12, 24, 48)  # numbers of pairs after which the test is evaluated
 ALPHA = 0.02  # for each evaluation, one-sided: six pairs of one sign are the first that can decide
+VAIN = 0.85  # confidence of the interval that excludes a significant gain, which ends a race
 HOPELESS = 1.15  # a ratio above this after the first pairs ends the race
 HOPELESS_AFTER = 3
 # largest number of runs before a fresh engine is timed; integer kernels are warm after five or six
@@ -235,6 +236,11 @@ def _interval(differences: Floats) -> Interval | None:
 
 
 def _is_vain(ours: Samples, theirs: Samples, clock: Clock, eps: float) -> bool:
-    """Whether more pairs cannot help: the rank test has excluded a significant gain."""
-    bounds = signed_rank_bounds(log_ratios(ours.on(clock), theirs.on(clock)))
+    """Whether more pairs are unlikely to help: the rank test has excluded a significant gain.
+
+    The confidence is below that of a verdict: at 95 % half of the pairs are spent on challengers that are as fast as
+    the incumbent, and wins are as frequent (docs/decisions/0038).
+    """
+    differences = log_ratios(ours.on(clock), theirs.on(clock))
+    bounds = signed_rank_bounds(differences, VAIN) if len(differences) >= LOOKS[0] else None
     return bounds is not None and bounds.low > math.log1p(-eps)

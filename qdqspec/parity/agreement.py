@@ -13,6 +13,8 @@ from qdqspec.types import TopK
 
 Classes = npt.NDArray[np.intp]  # one row for each classified position, best first
 
+_FEW = 16  # best classes that are found one by one
+
 
 @dataclass(slots=True)
 class Agreement:
@@ -57,4 +59,10 @@ def in_common(reference: Array, tuned: Array, k: int, axis: int) -> int:
 def _best(scores: Array, k: int, axis: int) -> Classes:
     """The ``k`` best classes of each row. Earlier classes win ties, as in accuracy; NaN is the worst."""
     rows = np.moveaxis(scores, axis, -1).reshape(-1, scores.shape[axis]).astype(np.float64)
-    return np.argsort(-rows, axis=1, kind="stable")[:, :k]
+    if k > _FEW or not np.isfinite(rows).all():
+        return np.argsort(-rows, axis=1, kind="stable")[:, :k]
+    found = np.empty((len(rows), min(k, rows.shape[1])), np.intp)
+    for place in range(found.shape[1]):  # many classes need not be sorted for the few best
+        found[:, place] = rows.argmax(axis=1)
+        rows[np.arange(len(rows)), found[:, place]] = -np.inf
+    return found

@@ -19,7 +19,12 @@ from qdqspec.types import EXACT_DB
 
 SAMPLES = 8
 HELD_BYTES = 64 << 20  # of the reference's outputs on all data
-FEW, FAR_DB = 2, 6.0  # samples that show whether an SQNR is far from a limit
+FEW, FAR_DB = 2, 6.0  # samples that show whether an SQNR is far from a limit, until their error is known
+KNOWN, SURE, CLOSE_DB = (
+    4,
+    3.0,
+    1.0,
+)  # after so many on all samples, it is so many deviations, and this at least
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
 
@@ -36,6 +41,7 @@ class OutputGate:
 
     def __init__(self, reference: Runs, feeds: Iterable[Mapping[str, Array]], samples: int = SAMPLES) -> None:
         self._pairs = [(feed, reference.run(feed)) for feed in islice(feeds, samples)]
+        self._differences: list[float] = []  # SQNR on all samples minus that on the first few
 
     @property
     def samples(self) -> int:
@@ -51,15 +57,24 @@ class OutputGate:
         return _by_output((expected, engine.run(feed)) for feed, expected in self._pairs)
 
     def near(self, engine: Runs, limit_db: float) -> tuple[float, int]:
-        """The SQNR of the worst output, and the number of samples that it is of.
+        """The SQNR of the worst output, and the number of samples that were run.
 
-        Those are the first `FEW` if it is farther than `FAR_DB` from the limit on them, else all.
+        Those are the first `FEW` if the SQNR on all, as expected from these, is far from the limit, else all. What is
+        far follows from the engines that were run on all samples before.
         """
-        found = _Powers()
+        found, few_db, known = _Powers(), MOST_DB, self._differences
         for number, (feed, expected) in enumerate(self._pairs, 1):
             found.add(expected, engine.run(feed))
-            if number == FEW < self.samples and abs(found.worst_db - limit_db) > FAR_DB:
-                return found.worst_db, FEW
+            if number == FEW < self.samples:
+                few_db = found.worst_db
+                expected_db = few_db + float(np.median(known or [0.0]))
+                far = (
+                    FAR_DB if len(known) < KNOWN else max(CLOSE_DB, min(FAR_DB, SURE * float(np.std(known))))
+                )
+                if abs(expected_db - limit_db) > far:
+                    return expected_db, FEW
+        if self.samples > FEW:
+            known.append(found.worst_db - few_db)
         return found.worst_db, self.samples
 
 

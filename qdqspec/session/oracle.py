@@ -290,6 +290,14 @@ class RehearsalOracle:
     def _expected(self, rehearsed_db: float) -> float:
         return rehearsed_db + self.offset_db(rehearsed_db) + self.bias_db
 
+    @property
+    def _rehearsed_limit(self) -> float | None:
+        """The rehearsed SQNR of placements that are expected at the limit."""
+        if self._least_db is None:
+            return None
+        least = self._least_db - self.bias_db
+        return least - self.offset_db(least)
+
     def _residuals(self, rehearsed_db: float) -> list[float]:
         near = sorted(self._measured.values(), key=lambda pair: abs(pair[0] - rehearsed_db))[:NEAREST]
         return [measured - rehearsed for rehearsed, measured in near]
@@ -300,7 +308,7 @@ class RehearsalOracle:
             if self._gate is None:
                 self._gate = OutputGate(RehearsedEngine(rehearsal, _FLOAT), rehearsal.feeds())
             started = time.monotonic()
-            engine, limit = RehearsedEngine(rehearsal, placement), self._least_db
+            engine, limit = RehearsedEngine(rehearsal, placement), self._rehearsed_limit
             found, samples = (
                 (self._gate(engine), self._gate.samples) if limit is None else self._gate.near(engine, limit)
             )

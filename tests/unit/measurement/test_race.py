@@ -142,14 +142,14 @@ def test_a_race_is_won_at_a_look_and_at_the_first_where_it_is_clear(model: Path)
 
 @pytest.mark.parametrize("scale", [1.0, 1.03])
 def test_a_race_that_cannot_be_won_any_more_ends_between_looks(model: Path, scale: float) -> None:
-    """When the rank test rules out a gain of eps; pairs after that would teach nothing that counts."""
+    """When the rank test makes a gain of eps unlikely; pairs after that would teach nothing that counts."""
     eps = 0.02
     found = verdicts(model, scale, eps=eps, seeds=40)
     lost = [race for race in found if LOOKS[0] <= race.pairs < LOOKS[-1] and race.verdict != "faster"]
     assert len(lost) >= 30
     assert all(race.interval is not None for race in lost)
-    assert all(race.interval.low > 1 - eps or race.verdict == "slower" for race in lost if race.interval)
-    assert np.median([race.pairs for race in found]) <= 20
+    assert all(race.interval.median > 1 - eps or race.verdict == "slower" for race in lost if race.interval)
+    assert np.median([race.pairs for race in found]) <= 12
 
 
 def test_giving_up_early_costs_hardly_any_gain(model: Path) -> None:
