@@ -2,8 +2,8 @@
 
 Searches each model as ``qdqspec tune`` does, with ``MODEL_calibration.npz`` and ``MODEL_evaluation.npz`` beside it as
 data where they exist, and adds up the processor time that engines take, by what they run for: *noise* (how much builds
-differ), *screening* (of a fresh engine, warm-up included), *profile*, *accuracy*, *races*, *confirmation*, *builds*.
-*Own* is the time of this process. One float run is the median of the reference's runs in the confirmation. Processor
+differ), *screening* (of a fresh engine, warm-up included), *profile*, *accuracy* (of what was built, parity included),
+*rehearsal*, *corrections*, *races*, *confirmation*, *builds*. *Own* is the time of this process. One float run is the median of the reference's runs in the confirmation. Processor
 time is used since it does not depend on other work of the machine; on a quiet one the sum is the search's duration.
 ``untimed`` is the share of warm-up in the runs of noise, screening, races and confirmation.
 """
@@ -25,11 +25,25 @@ from typing import Any
 from tabulate import tabulate
 
 from qdqspec import Session
-from qdqspec.measurement import bench as benches
 from qdqspec.measurement.bench import Bench
+from qdqspec.rehearsal import Rehearsal
+from qdqspec.session.correcting import Correcting
+from qdqspec.session.oracle import RehearsalOracle
 
-KINDS = ("noise", "screening", "profile", "accuracy", "races", "confirmation", "builds")
-METHODS = {"measure_noise": "noise", "compare": "confirmation", "_race": "races"}
+KINDS = (
+    "noise", "screening", "profile", "accuracy", "rehearsal", "corrections", "races", "confirmation", "builds",
+)  # fmt: skip
+METHODS = {
+    (Bench, "measure_noise"): "noise",
+    (Bench, "compare"): "confirmation",
+    (Bench, "_race"): "races",
+    (Correcting, "find"): "corrections",
+    (Rehearsal, "__init__"): "rehearsal",
+    (Rehearsal, "values"): "rehearsal",
+    (RehearsalOracle, "noise"): "rehearsal",
+    (RehearsalOracle, "block_errors"): "rehearsal",
+}
+WHOLE = ("corrections", "rehearsal")  # all calls of engines inside belong to these
 CALLS = {"time": "screening", "layers": "profile", "run": "accuracy", "build": "builds"}
 
 
@@ -46,8 +60,7 @@ class Meter:
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
         """Adds what happens inside to the kind that a call of an engine belongs to."""
-        own = CALLS[name]
-        kind = self.kind or own if name == "time" else own
+        kind = self.kind if self.kind in WHOLE or (self.kind and name == "time") else CALLS[name]
         started = self.total()
         try:
             yield
@@ -59,7 +72,8 @@ class Meter:
 
         @functools.wraps(method)
         def counted(*given: Any, **named: Any) -> Any:
-            before, self.kind = self.kind, kind
+            before = self.kind
+            self.kind = before if before in WHOLE else kind
             try:
                 return method(*given, **named)
             finally:
@@ -109,8 +123,8 @@ class MeteredBackend:
 def cost_of(model: Path, **asked: Any) -> tuple[Any, ...]:
     """One row of the table."""
     meter = Meter()
-    for name, kind in METHODS.items():
-        setattr(Bench, name, meter.of(kind, ORIGINALS[name]))
+    for (owner, name), kind in METHODS.items():
+        setattr(owner, name, meter.of(kind, ORIGINALS[owner, name]))
     for name in ("calibration", "evaluation"):
         data = model.with_name(f"{model.stem}_{name}.npz")
         if data.is_file():
@@ -119,7 +133,7 @@ def cost_of(model: Path, **asked: Any) -> tuple[Any, ...]:
         home = Path(scratch)
         with Session(output=home / "reports", cache_dir=home / "cache") as session:
             meter.total = session.backend.cpu_seconds.total
-            session.backend = MeteredBackend(session.backend, meter)
+            session.backends.default.backend = MeteredBackend(session.backend, meter)
             started = time.process_time()
             result = session.tune(model, **asked)
             search = result.search
@@ -137,7 +151,7 @@ def cost_of(model: Path, **asked: Any) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-ORIGINALS = {name: getattr(benches.Bench, name) for name in METHODS}
+ORIGINALS = {(owner, name): getattr(owner, name) for owner, name in METHODS}
 
 
 def main() -> None:
