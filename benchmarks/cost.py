@@ -3,9 +3,10 @@
 Searches each model as ``qdqspec tune`` does, with ``MODEL_calibration.npz`` and ``MODEL_evaluation.npz`` beside it as
 data where they exist, and adds up the processor time that engines take, by what they run for: *noise* (how much builds
 differ), *screening* (of a fresh engine, warm-up included), *profile*, *accuracy* (of what was built, parity included),
-*rehearsal*, *corrections*, *races*, *confirmation*, *builds*. *Own* is the time of this process. One float run is the median of the reference's runs in the confirmation. Processor
-time is used since it does not depend on other work of the machine; on a quiet one the sum is the search's duration.
-``untimed`` is the share of warm-up in the runs of noise, screening, races and confirmation.
+*rehearsal*, *corrections*, *races*, *confirmation*, *builds*. *Own* is the time of this process. One float run is the
+median of the reference's runs in the confirmation. Processor time is used since it does not depend on other work of the
+machine; on a quiet one the sum is the search's duration. ``untimed`` is the share of warm-up in the runs of noise,
+screening, races and confirmation.
 """
 
 from __future__ import annotations
