@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from fnmatch import fnmatchcase
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from qdqspec.checks._budgets import ANY, Budgets, budget_for
-from qdqspec.checks._params import Number, Whole
+from qdqspec.checks._params import Number, Positive, Whole
 from qdqspec.checks._verdicts import faster_advice, unmeasured, verdict
-from qdqspec.checks.base import CheckParams
+from qdqspec.checks.base import CheckParams, longest_match
+from qdqspec.registry import did_you_mean, names
 from qdqspec.types import (
     Clock,
     Evidence,
@@ -23,6 +26,51 @@ from qdqspec.types import (
     Verdict,
 )
 from qdqspec.units import interval_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text
+
+ANY = "any"  # the table's entry for each device without one of its own
+
+_PERCENTILE = re.compile(r"p(100|\d{1,2}(?:\.\d{1,3})?)")
+_GLOB = re.compile(r"[*?\[]")
+
+
+def _table(value: object) -> object:
+    """A number, or percentiles without a device, is the budget of any device."""
+    alone = not isinstance(value, dict) or (value and all(_PERCENTILE.fullmatch(str(key)) for key in value))
+    return {ANY: value} if alone else value
+
+
+def _known_percentiles(budget: dict[str, float]) -> dict[str, float]:
+    for name in budget:
+        if not _PERCENTILE.fullmatch(name):
+            raise ValueError(f"'{name}' is no percentile such as p50, p99 or p99.9")
+    return budget
+
+
+def _known_devices(table: dict[str, Budget]) -> dict[str, Budget]:
+    """Reject a misspelt backend: its budget would never apply."""
+    backends = names("backend")
+    for name in table:
+        device = _GLOB.search(name) or any(part in backends for part in re.split(r"[- ]", name))
+        if name != ANY and not device:
+            near = did_you_mean(name.partition("-")[0], backends)
+            raise ValueError(f"'{name}' is no backend, target or device{near}; for all others write '{ANY}'")
+    return table
+
+
+def _shape(value: object) -> str:
+    return "percentiles" if isinstance(value, dict) else "number"
+
+
+Percentiles: TypeAlias = Annotated[
+    dict[str, Positive], Field(min_length=1), AfterValidator(_known_percentiles)
+]
+Budget: TypeAlias = Annotated[
+    Annotated[Positive, Tag("number")] | Annotated[Percentiles, Tag("percentiles")], Discriminator(_shape)
+]
+Table: TypeAlias = Annotated[dict[str, Budget], Field(min_length=1), AfterValidator(_known_devices)]
+Budgets: TypeAlias = Annotated[
+    Table, BeforeValidator(_table, json_schema_input_type=Positive | Percentiles | Table)
+]
 
 
 class LatencyParams(CheckParams):
@@ -208,6 +256,24 @@ def percentile(values: tuple[float, ...], percent: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def budget_for(
+    table: Mapping[str, float | dict[str, float]], target: str, device: str, percentile: float
+) -> dict[float, float] | None:
+    """Milliseconds by percentile for a device; ``None`` if the table has no entry for it.
+
+    A glob over the device's key takes precedence over its target, the target over its backend, and ``any`` is
+    last; of several that match, the longest applies. A plain number is the limit of the given ``percentile``.
+    """
+    devices = [name for name in table if name == device or (_GLOB.search(name) and fnmatchcase(device, name))]
+    name = max(devices, key=len) if devices else longest_match(table, target) or ANY
+    if name not in table:
+        return None
+    found = table[name]
+    if isinstance(found, dict):
+        return {float(p.removeprefix("p")): value for p, value in found.items()}
+    return {percentile: found}
 
 
 check = LatencyCheck()

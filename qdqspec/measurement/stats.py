@@ -1,6 +1,6 @@
 """Statistics for paired timings, with numpy only. Pure functions.
 
-scipy gives the same numbers, which the tests compare. Decision 42 states why it is not used.
+scipy gives the same numbers, which the tests compare. Decision 43 states why it is not used.
 """
 
 from __future__ import annotations
