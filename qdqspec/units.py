@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from qdqspec.types import EXACT_DB, Interval, Site
 
@@ -125,13 +126,18 @@ def count_text(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def list_text(names: Sequence[str], most: int) -> str:
+    """At most so many names, and the number of the others: ``a, b and 3 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def pair_text(site: Site, width: int = 36) -> str:
     """A Q/DQ pair by its tensor and its readers: ``fire2/x > fire2/conv:0``."""
     readers = [
         "graph output" if end.is_output else f"{plain(end.node, width)}:{end.input}" for end in site.consumers
     ]
-    more = f" and {len(readers) - 2} more" if len(readers) > 2 else ""
-    return f"{plain(site.tensor, width)} > {', '.join(readers[:2])}{more}"
+    return f"{plain(site.tensor, width)} > {list_text(readers, 2)}"
 
 
 def plain(text: object, width: int | None = None) -> str:

@@ -8,6 +8,7 @@ from onnx import TensorProto, TypeProto
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import is_default
+from qdqspec.units import list_text
 
 _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -79,5 +80,4 @@ def _is_numeric(kind: TypeProto) -> bool:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more
+    return list_text([f"'{name}'" for name in names], _SHOWN)

@@ -18,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from qdqspec.arrays import Array
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.protos import copy_model, graphs_inside, size_of
+from qdqspec.units import list_text
 
 LIMIT_BYTES = 2**20  # limit for a result that is larger than its inputs
 
@@ -221,9 +222,8 @@ class _Folding:
     def notes(self) -> Iterator[str]:
         """Notes about constant nodes that stay."""
         if self.too_large:
-            names = ", ".join(f"'{name}'" for name in self.too_large[:3])
-            more = f" and {len(self.too_large) - 3} more" if len(self.too_large) > 3 else ""
-            yield f"left as they are, because their result would be larger than {self.limit} bytes: {names}{more}"
+            names = list_text([f"'{name}'" for name in self.too_large], 3)
+            yield f"left as they are, because their result would be larger than {self.limit} bytes: {names}"
 
 
 def _fixed_constants(model: Model) -> frozenset[str]:

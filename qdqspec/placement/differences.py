@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from qdqspec.placement.diff import PairDiff, PairFacts, QdqDiff, percent_range
 from qdqspec.placement.skeleton import SkeletonDiff
-from qdqspec.units import count_text, plain
+from qdqspec.units import count_text, list_text, plain
 
 SCHEMA_VERSION = 1
 
@@ -82,9 +82,8 @@ def _more(count: int) -> Iterator[str]:
 
 
 def _where(pair: PairDiff) -> str:
-    readers = ", ".join(plain(reader, 40) for reader in pair.readers[:2])
-    more = f" and {len(pair.readers) - 2} more" if len(pair.readers) > 2 else ""
-    return f"{plain(pair.tensor, 48)} > {readers}{more}"
+    readers = [plain(reader, 40) for reader in pair.readers]
+    return f"{plain(pair.tensor, 48)} > {list_text(readers, 2)}"
 
 
 def _standing(pair: PairDiff, facts: PairFacts | None) -> tuple[str, str]:

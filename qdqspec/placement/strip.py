@@ -30,6 +30,7 @@ from qdqspec.placement.equalize import restored
 from qdqspec.placement.insert import RAISED_FROM, raised
 from qdqspec.placement.recognize import Recognition, recognize
 from qdqspec.placement.restore import within_reach
+from qdqspec.units import list_text
 
 RELU_INSERTED = "a Relu was inserted"  # prefix of a note on it
 NOT_REMOVED = "not removed"  # prefix of a note on Q/DQ that is kept
@@ -267,9 +268,8 @@ class _Stripping:
 
 def listed(names: Iterable[str], most: int = 3) -> str:
     """``4: 'a', 'b', 'c' and 1 more``."""
-    names = list(names)
-    shown = ", ".join(f"'{name}'" for name in names[:most])
-    return f"{len(names)}: {shown}" + (f" and {len(names) - most} more" if len(names) > most else "")
+    quoted = [f"'{name}'" for name in names]
+    return f"{len(quoted)}: {list_text(quoted, most)}"
 
 
 def _raised_from(proto: onnx.ModelProto) -> str | None:

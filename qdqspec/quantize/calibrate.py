@@ -24,7 +24,7 @@ from qdqspec.graph.wire import Parts
 from qdqspec.quantize.histogram import Histogram, entropy_range, mse_range, percentile_range
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS, as_real
-from qdqspec.units import count_text
+from qdqspec.units import count_text, list_text
 
 Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]
 
@@ -199,5 +199,4 @@ def _span(value: Array) -> TensorRange | None:
 
 
 def _quoted(tensors: Sequence[str]) -> str:
-    more = f" and {len(tensors) - _LISTED} more" if len(tensors) > _LISTED else ""
-    return ", ".join(f"'{tensor}'" for tensor in tensors[:_LISTED]) + more
+    return list_text([f"'{tensor}'" for tensor in tensors], _LISTED)

@@ -30,6 +30,7 @@ from qdqspec.units import (
     count_text,
     db_text,
     interval_text,
+    list_text,
     metric_text,
     ms_text,
     percent_text,
@@ -158,11 +159,10 @@ def pairs_table(found: Evidence) -> Table | None:
 def _pair_row(pair: PlacedPair) -> tuple[str, ...]:
     site = pair.site
     readers = ["graph output" if end.is_output else plain(end.node, 40) for end in site.consumers]
-    more = f" and {len(readers) - 3} more" if len(readers) > 3 else ""
     return (
         plain(site.tensor, 60),
         "weight" if site.weight else "activation",
-        ", ".join(readers[:3]) + more,
+        list_text(readers, 3),
         plain(site.format) + (f", axis {site.axis}" if site.axis is not None else ""),
         _span(pair.scale),
         _span(pair.zero_point),

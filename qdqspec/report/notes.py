@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqspec.report.names import distinct_names
 from qdqspec.types import RunRecord
+from qdqspec.units import list_text
 
 
 def warning_lines(record: RunRecord) -> list[str]:
@@ -12,9 +13,4 @@ def warning_lines(record: RunRecord) -> list[str]:
     for name, case in zip(distinct_names(record.cases), record.cases, strict=True):
         for text in case.evidence.warnings:
             cases.setdefault(text, []).append(name)
-    return [f"warning: {_names(names)}: {text}" for text, names in cases.items()]
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(dict.fromkeys(names[:2]))
-    return f"{shown} and {len(names) - 2} more" if len(names) > 2 else shown
+    return [f"warning: {list_text(names, 2)}: {text}" for text, names in cases.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqspec.report.names import distinct_names
 from qdqspec.types import EXACT_DB, CaseRecord, RunRecord, SearchLimits, SearchResult
-from qdqspec.units import db_text, plain, ratio_text
+from qdqspec.units import db_text, list_text, plain, ratio_text
 
 _SHOWN = 4  # names of cases listed under one limit
 _WIDTH = 44
@@ -62,9 +62,4 @@ def limit_text(limits: SearchLimits) -> str:
 def _by_case(limits: dict[str, list[str]]) -> str:
     if len(limits) == 1:
         return next(iter(limits))
-    return "; ".join(f"{text}: {_some(names)}" for text, names in limits.items())
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
+    return "; ".join(f"{text}: {list_text(names, _SHOWN)}" for text, names in limits.items())

@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from qdqspec.codec import to_data
 from qdqspec.types import LayerChange, Upgrade, UpgradeCheck
-from qdqspec.units import count_text, db_text, interval_text, ms_text, plain, ratio_text
+from qdqspec.units import count_text, db_text, interval_text, list_text, ms_text, plain, ratio_text
 
 SCHEMA_VERSION = 1
 MOST_LAYERS = 12  # of a case in the text
@@ -96,5 +96,4 @@ def _names(change: LayerChange) -> str:
     names = (
         change.nodes or tuple(f"conversion of {tensor}" for tensor in change.tensors) or ("unnamed kernel",)
     )
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return plain(", ".join(names[:_NAMED]) + more)
+    return plain(list_text(names, _NAMED))
