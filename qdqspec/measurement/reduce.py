@@ -19,7 +19,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.backends.base import Array, Backend, BuildOptions
+from qdqspec.arrays import Array
+from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.config import hooks
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph.model import QDQ_OPS, Model
