@@ -102,11 +102,11 @@ def _one_line(arguments: argparse.Namespace, store: Store) -> int:
 
 def _list(arguments: argparse.Namespace, store: Any) -> int:
     entries = store.entries()
+    size = sum(entry.size_bytes for entry in entries)
     if arguments.json:
         rows = [_row(entry) for entry in entries]
-        say_json({"schema_version": 1, "folder": str(store.folder), "entries": rows})
+        say_json({"schema_version": 1, "folder": str(store.folder), "size_bytes": size, "entries": rows})
     else:
-        size = sum(entry.size_bytes for entry in entries)
         say(f"{store.folder}: {len(entries)} finished searches, {size_text(size)}")
         for entry in entries:
             say(_line(entry))

@@ -98,7 +98,7 @@ def tune(arguments: argparse.Namespace) -> int:
     _refuse_unknown_formats(settings)
     with closing(_session(settings, cases)) as session:
         if settings.mode == "plan":
-            return _print_plans(cases, session)
+            return _print_plans(cases, session, as_json=arguments.json)
         is_whole = _run(cases, session)
         is_whole &= _compare_runtimes(session)
         record = session.record()
@@ -195,9 +195,14 @@ def _refuse_unknown_formats(settings: Settings) -> None:
             format_for(path)
 
 
-def _print_plans(cases: list[Case], session: Session) -> int:
-    for case in cases:
-        say(f"{case.name}: {session.plan(case)}")
+def _print_plans(cases: list[Case], session: Session, *, as_json: bool) -> int:
+    plans = {case.name: session.plan(case) for case in cases}
+    if as_json:
+        say_json(
+            {"schema_version": 1, "plans": [{"case": name, "plan": plan} for name, plan in plans.items()]}
+        )
+    else:
+        say("\n".join(f"{name}: {plan}" for name, plan in plans.items()))
     return FINE
 
 
@@ -263,7 +268,11 @@ def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
     if as_json:
         from qdqspec.report.record import record_to_json
 
-        say_json(record_to_json(record))
+        folders = {case.evidence.case.name: case.evidence.output for case in record.cases}
+        outputs = {name: str(folder) for name, folder in folders.items() if folder is not None}
+        say_json(
+            {**record_to_json(record), "outputs": outputs, "reports": [str(path) for path in settings.report]}
+        )
         return
     from qdqspec.report.notes import warning_lines
     from qdqspec.report.runtimes import runtimes_text

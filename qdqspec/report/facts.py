@@ -360,7 +360,7 @@ def case_facts(case: CaseRecord) -> tuple[tuple[str, str], ...]:
         change = percent_text(tuned / reference - 1)
         facts.append(("size", f"{size_text(reference)} to {size_text(tuned)} ({change})"))
     older = provenance_text(case)
-    return (*facts, *_search_facts(found), *((("numbers", older),) if older else ()))
+    return (*facts, *_search_facts(found), *((("of earlier runs", older),) if older else ()))
 
 
 def _search_facts(found: Evidence) -> list[tuple[str, str]]:

@@ -70,11 +70,11 @@ def _footer(record: RunRecord) -> str:
     if any(case.evidence.latency and case.evidence.latency.profiles for case in record.cases):
         first += "; of several shape profiles the weighted geometric mean"
     older = [
-        f"{plain(name, _NAME_WIDTH)} {said}"
+        f"{plain(name, _NAME_WIDTH)}: {said}"
         for name, case in zip(distinct_names(record.cases), record.cases, strict=True)
         if (said := provenance_text(case))
     ]
-    old = [f"Not measured in this run: {', '.join(older)}"] if older else []
+    old = [f"Of earlier runs: {'; '.join(older)}"] if older else []
     return "\n".join([first, *old, *status_lines(record)])
 
 
@@ -180,11 +180,14 @@ _LOUD = {
 
 
 def provenance_text(case: CaseRecord) -> str:
-    """Provenance of the numbers; empty if they were measured in this run."""
-    found = case.evidence.latency or case.evidence.search
-    if found is None or found.provenance.source == "measured":
-        return ""
-    return str(found.provenance)
+    """What is of an earlier run: the numbers, or only the search of the placement; empty if nothing is."""
+    latency, search = case.evidence.latency, case.evidence.search
+    found = latency or search
+    if found is not None and found.provenance.source != "measured":
+        return f"numbers {found.provenance}"
+    if search is not None and search.provenance.source != "measured":
+        return f"search {search.provenance}, times measured in this run"
+    return ""
 
 
 _COLUMNS = (

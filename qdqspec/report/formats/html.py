@@ -203,7 +203,7 @@ def _heading(case: CaseRecord, name: str) -> str:
     lines = [
         title,
         facts.gain_line(case),
-        *([f"The numbers are {older}."] if (older := provenance_text(case)) else []),
+        *([f"{older.capitalize()}."] if (older := provenance_text(case)) else []),
     ]
     said = "".join(f"<p>{_e(line)}</p>" for line in lines if line)
     return f'<div class="head"><div><h2>{_e(name)}</h2>{said}</div>{_gain(case)}</div>'

@@ -83,7 +83,7 @@ def _case_blocks(case: CaseRecord, name: str) -> list[Block]:
     older = provenance_text(case)
     blocks = [Block(heading), *([Block(title)] if title else []), Block(escape(facts.gain_line(case)))]
     if older:
-        blocks.append(Block(f"The numbers are {escape(older)}."))
+        blocks.append(Block(f"{escape(older.capitalize())}."))
     blocks += [Block(f"> {escape(plain(warning, facts.LONG))}") for warning in found.warnings]
     blocks += _checks(case)
     makers = (

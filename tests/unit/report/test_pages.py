@@ -18,7 +18,7 @@ from qdqspec.report.svg import ticks
 from qdqspec.report.tables import summary_table
 from qdqspec.testing.records import alone_case, cached_case, empty_run, faster_case, hostile_run, sample_run
 from qdqspec.testing.samples import sample_pairs
-from qdqspec.types import CaseRecord, Consumer, Outcome, RunRecord, Severity
+from qdqspec.types import CaseRecord, Consumer, Outcome, Provenance, RunRecord, Severity
 
 PAGES = (markdown, html)
 
@@ -84,6 +84,16 @@ def test_a_table_of_odd_names_is_one_printable_line_a_case() -> None:
     lines = summary_table(hostile_run()).splitlines()
     assert all(line.isprintable() for line in lines)
     assert len(lines) == 6  # heads, rule, one case, device, limit, reason
+
+
+def test_a_cached_placement_timed_in_this_run_is_named() -> None:
+    case = cached_case()
+    assert case.evidence.latency is not None
+    timed = replace(case.evidence.latency, provenance=Provenance())
+    again = replace(case, evidence=replace(case.evidence, latency=timed))
+    table = summary_table(replace(sample_run(), cases=(again,)))
+    assert "Of earlier runs: digits::default: search cached (2 h), times measured in this run" in table
+    assert "numbers cached (2 h)" in summary_table(replace(sample_run(), cases=(case,)))
 
 
 def test_a_table_of_nothing_says_so() -> None:
