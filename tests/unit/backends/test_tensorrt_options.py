@@ -49,6 +49,7 @@ def test_words_are_read(tmp_path: Path):
         ("tf32", "perhaps", "on or off"),
         ("hardware", "ampere", "did you mean 'ampere-plus'"),
         ("plugins", "nowhere.so", "there is no file"),
+        ("build-route", "", "a word is expected"),  # as if it were not set: it would pin nothing
         ("opt-levle", "3", "did you mean 'tensorrt.opt-level'"),
         ("fp16", "on", "strongly typed"),
         ("int8", "true", "in the types the model has"),
