@@ -150,8 +150,10 @@ def made_of_shapes(model: Model) -> frozenset[str]:
     """Tensors that are computed from shapes and constants alone, also in floating point."""
     found: set[str] = set()
     for node in model.nodes:
-        given = [name for end in model.bodies.get(node.name, ()) for name in end.inputs[:-1]]
-        read = (*node.inputs, *node.body_reads, *given)
+        read = node.inputs
+        if model.has_bodies or model.subgraph_reads:
+            given = [name for end in model.bodies.get(node.name, ()) for name in end.inputs[:-1]]
+            read = (*read, *node.body_reads, *given)
         operands = [name for name in read if name and name not in model.constants]
         if node.op_type in SHAPE_SOURCES or (operands and found.issuperset(operands)):
             found.update(name for name in node.outputs if name)

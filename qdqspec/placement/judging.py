@@ -22,16 +22,15 @@ from qdqspec.graph.ops import (
     data_inputs,
     is_default,
     is_float,
-    made_of_shapes,
     reads_data,
 )
-from qdqspec.placement.forms import format_choices
 from qdqspec.placement.ops import is_dynamic_linear, weight_input, weight_inputs
 from qdqspec.placement.rules import left_out
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.placement.units import NEEDS_WEIGHT, UnitFinder
-from qdqspec.regions.flow import flow_of
+from qdqspec.placement.units import NEEDS_WEIGHT
+from qdqspec.regions.flow import carried_of
 from qdqspec.regions.inspection import Judged
+from qdqspec.regions.search import uncollected
 from qdqspec.types import QuantizeRules
 
 _UNKNOWN = "an unknown type"
@@ -54,12 +53,18 @@ def judge(
     BatchNormalization and computed weights are folded first, as in tuning. ``note``, a remark about the backend, is
     passed on.
     """
-    rules = rules or QuantizeRules()
+    with uncollected():
+        return _judged(model, capabilities, rules or QuantizeRules(), backend, note)
+
+
+def _judged(
+    model: Model, capabilities: Capabilities, rules: QuantizeRules, backend: str, note: str
+) -> Judged:
     folded = fold_weights(model)
     gone = frozenset(folded.gone)
-    carried = flow_of(folded.model).carried
+    carried = carried_of(folded.model)
     words = _Words(folded.model, capabilities, rules, carried)
-    asked = _Words(folded.model, capabilities, replace(rules, outputs=True), carried)
+    asked = _Words(folded.model, capabilities, replace(rules, outputs=True), carried, like=words)
     # Folding renumbers nodes without a name: they are matched by their order.
     left = zip((node for node in model.nodes if node.name not in gone), folded.model.nodes, strict=True)
     reasons = {ours.name: words.reason(theirs) for ours, theirs in left if not ours.is_marker}
@@ -76,24 +81,29 @@ class _Words:
     """The reasons of one model, for one backend."""
 
     def __init__(
-        self, model: Model, capabilities: Capabilities, rules: QuantizeRules, carried: frozenset[int]
+        self,
+        model: Model,
+        capabilities: Capabilities,
+        rules: QuantizeRules,
+        carried: frozenset[int],
+        like: _Words | None = None,
     ) -> None:
         self._model = model
         self._can = capabilities
-        self._space = SchemeSpace(model, capabilities, rules=rules)
-        self._finder = UnitFinder(model, capabilities, rules, format_choices(rules, capabilities))
-        self._of_shapes = made_of_shapes(model)
+        self.space = SchemeSpace(model, capabilities, rules=rules, like=None if like is None else like.space)
+        self._finder = self.space.finder
+        self._of_shapes = self._finder.of_shapes
         self._carried = carried
 
     def reason(self, node: Node) -> str:
         """Why a node is not offered; empty if it is."""
-        if node.name in self._space.by_id:
+        if node.name in self.space.by_id:
             return ""
         return next(self._reasons(node))
 
     def outputs(self) -> Iterator[tuple[str, str]]:
         """Why each graph output stays float; empty if it may be quantized."""
-        offered = {tensor for unit in self._space.units for tensor in unit.outputs}
+        offered = {tensor for unit in self.space.units for tensor in unit.outputs}
         for tensor in self._model.outputs:
             yield tensor, "" if tensor in offered else self._why_not_made(tensor)
 
@@ -103,9 +113,9 @@ class _Words:
             return "no node computes it"
         if not is_float(self._model, tensor):
             return f"it holds {self._type(tensor)}"
-        if maker.name not in self._space.unit_of:
+        if maker.name not in self.space.unit_of:
             return next(self._reasons(maker))
-        head = self._model.by_name[self._space.unit_of[maker.name]]
+        head = self._model.by_name[self.space.unit_of[maker.name]]
         return self._unseen(tensor, head) or f"{maker.op_type}: the backend runs it with a float output only"
 
     def _reasons(self, node: Node) -> Iterator[str]:
@@ -116,7 +126,7 @@ class _Words:
             yield f"{op_type}: control flow; the nodes of its bodies count by themselves"
         if not is_default(node):
             yield f"{node.domain}:{op_type}: an operator that the backend does not know"
-        if node.name in self._space.unit_of:
+        if node.name in self.space.unit_of:
             yield f"{op_type}: quantized together with the operator before it"
         if rule := self._ruled.get(node.name):
             yield f"{op_type}: rule {rule} leaves it in float"
@@ -140,7 +150,7 @@ class _Words:
     def _ruled(self) -> dict[str, str]:
         """The placement rule that excluded a node that the operators alone would offer, by node."""
         names = self._can.rules
-        return left_out(self._model, tuple(self._finder.find(None)), names) if names else {}
+        return left_out(self._model, self.space.found, names) if names else {}
 
     def _runs(self, op_type: str) -> bool:
         kinds = (self._can.kinds(name, op_type) for name in self._can.formats)

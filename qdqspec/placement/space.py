@@ -26,7 +26,8 @@ _OF_UNITS = frozenset({"by_id", "unit_of", "_stands", "_offered"})  # cached pro
 class SchemeSpace:
     """All placements of one model that the backend can use and the spec allows.
 
-    Units are made of ``allowed`` nodes (all if ``None``); ``denied`` ones read nothing quantized.
+    Units are made of ``allowed`` nodes (all if ``None``); ``denied`` ones read nothing quantized. ``like`` is a
+    space that differs only in whether graph outputs may be quantized; units that this does not concern are its own.
     """
 
     def __init__(
@@ -38,13 +39,16 @@ class SchemeSpace:
         denied: Collection[str] = frozenset(),
         rules: QuantizeRules | None = None,
         regions: tuple[Region, ...] = (),
+        like: SchemeSpace | None = None,
     ) -> None:
         self.model = model
         self.regions = regions
         self.rules = rules or QuantizeRules()
         self.choices = format_choices(self.rules, capabilities)
-        finder = UnitFinder(model, capabilities, self.rules, self.choices)
-        found = apply_rules(model, tuple(finder.find(allowed)), capabilities.rules)
+        self.finder = UnitFinder(model, capabilities, self.rules, self.choices)
+        known = None if like is None else {unit.id: unit for unit in like.found}
+        self.found = tuple(self.finder.find(allowed, known))  # before the rules of the backend
+        found = apply_rules(model, self.found, capabilities.rules)
         self._denied = frozenset(denied)
         self._closed = self._denied | (
             {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()

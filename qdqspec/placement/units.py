@@ -5,7 +5,7 @@ The backend's capabilities determine what fuses.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -117,18 +117,41 @@ class UnitFinder:
         self._choices = choices
         self._outputs = rules.outputs
         self._allowed_kinds = rules.labels
-        self._of_shapes = made_of_shapes(model)
+        self.of_shapes = made_of_shapes(model)
 
-    def find(self, allowed: Collection[str] | None) -> Iterator[Unit]:
-        """The units in graph order, of ``allowed`` nodes (all if ``None``)."""
+    def find(
+        self, allowed: Collection[str] | None, known: Mapping[str, Unit] | None = None
+    ) -> Iterator[Unit]:
+        """The units in graph order, of ``allowed`` nodes (all if ``None``).
+
+        ``known`` are the units, by id, under rules that differ only in whether graph outputs may be quantized.
+        """
         taken: set[str] = set()
+        near = None if known is None else self._near_outputs()
         for node in self._model.nodes:
             if node.name in taken or (allowed is not None and node.name not in allowed):
                 continue
-            unit = self._unit(node)
+            is_known = known is not None and near is not None and node.name not in near
+            unit = known.get(node.name) if known is not None and is_known else self._unit(node)
             if unit is not None:
                 taken.update(unit.nodes)
                 yield unit
+
+    def _near_outputs(self) -> set[str]:
+        """The nodes whose unit may make a graph output: its producer, and those that it may be fused into."""
+        found: set[str] = set()
+        makers = [
+            self._model.producer[tensor] for tensor in self._model.outputs if tensor in self._model.producer
+        ]
+        while makers:
+            node = makers.pop()
+            found.add(node.name)
+            if node.op_type in self._capabilities.absorbs or node.op_type == "Add":
+                before = (self._model.producer.get(tensor) for tensor in node.inputs)
+                makers += [
+                    maker for maker in before if maker is not None and self._sole_reader(maker) is node
+                ]
+        return found
 
     def _unit(self, node: Node) -> Unit | None:
         shape = self._shape(node) if any(self._computes(node, choice) for choice in self._choices) else None
@@ -164,15 +187,14 @@ class UnitFinder:
         floats = biases is not None and not (
             node.op_type in self._capabilities.bare and self._is_followed(shape)
         )
-        possible = {
-            "in+out": bool(shape.outputs),
-            "in-only": floats,
-            "dynamic": shape.constants == weight_inputs(self._model, node)
-            and is_dynamic_linear(self._model, node),
-        }
+        possible = {"in+out": bool(shape.outputs), "in-only": floats}
+        kinds = [kind for kind in self._kinds(node, choice) if self._permits(kind)]
+        if "dynamic" in kinds:
+            weights = weight_inputs(self._model, node)
+            possible["dynamic"] = shape.constants == weights and is_dynamic_linear(self._model, node)
         return Form(
             choice=choice,
-            kinds=tuple(kind for kind in self._kinds(node, choice) if possible[kind] and self._permits(kind)),
+            kinds=tuple(kind for kind in kinds if possible[kind]),
             constants=tuple(self._constant(node, index, choice) for index in shape.constants),
             biases=biases or (),
         )
@@ -236,7 +258,7 @@ class UnitFinder:
         if not all(self.has_range(node, index) for index in constants):
             return None
         edges = tuple((node.inputs[i], Consumer(node.name, i)) for i in indexes if i not in constants)
-        if not edges or not self._of_shapes.isdisjoint(node.outputs):
+        if not edges or not self.of_shapes.isdisjoint(node.outputs):
             return None
         chain = tuple(self.chain(node))
         outputs = tuple(t for t in chain[-1].outputs if self._can_quantize(t, node))

@@ -116,6 +116,19 @@ def flow_of(model: Model) -> Flow:
     )
 
 
+def carried_of(model: Model) -> frozenset[int]:
+    """The nodes computed from shapes or constants alone, by index: `Flow.carried`."""
+    if model.has_bodies or model.subgraph_reads:
+        return flow_of(model).carried
+    live = [node for node in model.nodes if not is_constant(node)]
+    made_by = {tensor: node.index for node in live for tensor in node.outputs if tensor}
+    known = made_by.keys() | {*model.inputs}
+    reads: list[tuple[str, ...]] = [()] * len(model.nodes)
+    for node in live:
+        reads[node.index] = _reads(node, known, None)
+    return _carried(model, [node.index for node in live], reads, made_by)
+
+
 def _captures(model: Model, bodied: Iterable[int]) -> dict[int, frozenset[str]]:
     """The tensors that the bodies of a node read, by the node's index. Tensors made inside may be included."""
     found = {index: model.nodes[index].body_reads for index in bodied}

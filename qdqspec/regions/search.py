@@ -43,12 +43,12 @@ def find_regions(
 
     Source: Johnson, Pearson, Pingali, "The program structure tree", PLDI 1994.
     """
-    with _uncollected():
+    with uncollected():
         return _regions(flow_of(model), rules, groups)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Pause the cyclic garbage collector: no reference cycles are created here.
 
     Python runs the collector after many allocations, and each run visits all objects: it took a quarter of

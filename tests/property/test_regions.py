@@ -15,6 +15,7 @@ from reorder import told_otherwise
 from qdqspec.errors import PatternError
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.regions import Expression, canonical, find_bodies, find_regions, matched_nodes, matches, parse
+from qdqspec.regions.flow import carried_of, flow_of
 from qdqspec.testing.graphs import onnx_models
 from qdqspec.types import Region, RegionRules
 
@@ -311,3 +312,15 @@ def test_the_nodes_that_match_are_those_of_all_matches(rows, text):
 def test_node_name_globs_never_fail(text):
     if "/" in text:
         assert isinstance(matches(parse(text), model_of([("Relu", (-1,))])), tuple)
+
+
+@given(graphs(), st.integers(0, 100))
+def test_what_shapes_and_constants_alone_compute_needs_no_order(rows, seed: int) -> None:
+    model = model_of(rows, seed=seed)
+    assert carried_of(model) == flow_of(model).carried
+
+
+@given(onnx_models())
+def test_what_shapes_and_constants_alone_compute_in_models_with_bodies(proto: onnx.ModelProto) -> None:
+    model = Model(proto)
+    assert carried_of(model) == flow_of(model).carried

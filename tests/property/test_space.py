@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -129,3 +131,17 @@ def test_what_was_not_calibrated_is_not_touched(proto: onnx.ModelProto, data: st
         ranged = (site for site in placement.sites if not site.weight and site.format != RUN_TIME)
         assert {site.tensor for site in ranged} <= known
     assert len(space.known(space.tensors).units) == len(space.units)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(MODELS, RULES)
+def test_a_space_like_another_is_that_of_its_own_rules(
+    backend: str, proto: onnx.ModelProto, rules: QuantizeRules
+) -> None:
+    """Only graph outputs tell the two apart, so the units of one are reused in the other."""
+    model = Model(proto)
+    like = SchemeSpace(model, BACKENDS[backend], rules=rules)
+    for outputs in (True, False, "auto"):
+        other = replace(rules, outputs=outputs)
+        alone = SchemeSpace(model, BACKENDS[backend], rules=other)
+        assert SchemeSpace(model, BACKENDS[backend], rules=other, like=like).units == alone.units
