@@ -90,7 +90,9 @@ class _Words:
     ) -> None:
         self._model = model
         self._can = capabilities
-        self.space = SchemeSpace(model, capabilities, rules=rules, like=None if like is None else like.space)
+        self.space: SchemeSpace = SchemeSpace(
+            model, capabilities, rules=rules, like=None if like is None else like.space
+        )
         self._finder = self.space.finder
         self._of_shapes = self._finder.of_shapes
         self._carried = carried

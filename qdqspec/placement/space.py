@@ -47,7 +47,9 @@ class SchemeSpace:
         self.choices = format_choices(self.rules, capabilities)
         self.finder = UnitFinder(model, capabilities, self.rules, self.choices)
         known = None if like is None else {unit.id: unit for unit in like.found}
-        self.found = tuple(self.finder.find(allowed, known))  # before the rules of the backend
+        self.found: tuple[Unit, ...] = tuple(
+            self.finder.find(allowed, known)
+        )  # before the rules of the backend
         found = apply_rules(model, self.found, capabilities.rules)
         self._denied = frozenset(denied)
         self._closed = self._denied | (
