@@ -28,6 +28,9 @@ from qdqspec.placement.equalize import (
 SHARES = (0.25, 0.5, 0.75, 1.0)
 LIMITS = (1, 2, 3, 4)  # binary logarithms by which the largest range is reduced
 MOST = 10  # the largest exponent
+ROUNDS = (
+    4  # where a weight has one scale, so that its channels depend on those of the chains before and behind
+)
 LEAST_GAIN = 0.1  # of the estimated noise; below it a chain stays as it is
 _STEPS = 255  # of an activation
 _TINY = 1e-30
@@ -62,12 +65,16 @@ def chosen_equalizations(
     sources = dict.fromkeys(absorber.source for chain in chains for absorber in chain.absorbers)
     statistics = _statistics(chains, observed(tuple(sources)))
     scaling = ScaledValues(model)
-    found = []
-    for chain in chains:
-        exponents = _chosen(chain, statistics, weights, scaling)
-        if exponents is not None and scaling.add(change := chain.by(exponents)):
-            found.append((chain, change))
-    return found
+    exponents = [np.zeros(chain.channels, np.int64) for chain in chains]
+    are_tied = any(a.weight.tensor not in weights.per_channel for chain in chains for a in chain.absorbers)
+    for _ in range(ROUNDS if are_tied else 1):
+        for chain, own in zip(chains, exponents, strict=True):
+            more = _chosen(chain, own, statistics, weights, scaling)
+            if more is not None and np.abs(own + more).max() <= MOST and scaling.add(chain.by(more)):
+                own += more
+    together = ScaledValues(model)
+    changes = [(chain, chain.by(own)) for chain, own in zip(chains, exponents, strict=True) if own.any()]
+    return [(chain, change) for chain, change in changes if together.add(change)]
 
 
 @dataclass(slots=True)
@@ -78,6 +85,11 @@ class _Channels:
     high: Floats
     squares: Floats
     rows: int = 0
+
+    def scaled(self, exponents: npt.NDArray[np.int64]) -> _Channels:
+        """The channels with factors."""
+        up = 2.0**exponents
+        return _Channels(self.low * up, self.high * up, self.squares * up**2, self.rows)
 
     @property
     def power(self) -> Floats:
@@ -106,12 +118,20 @@ def _statistics(chains: Iterable[Chain], observed: Iterable[Mapping[str, Array]]
 
 
 def _chosen(
-    chain: Chain, statistics: Mapping[str, _Channels], weights: WeightSteps, scaling: ScaledValues
+    chain: Chain,
+    before: npt.NDArray[np.int64],
+    statistics: Mapping[str, _Channels],
+    weights: WeightSteps,
+    scaling: ScaledValues,
 ) -> npt.NDArray[np.int64] | None:
-    """The best exponents of a chain's channels; ``None`` if none reduces the estimated noise enough."""
+    """The best exponents of a chain's channels on top of those ``before``.
+
+    ``None`` if none reduces the estimated noise enough.
+    """
     if not all(absorber.source in statistics for absorber in chain.absorbers):
         return None
-    layers = [_Layer.of(a, statistics[a.source], chain, weights, scaling) for a in chain.absorbers]
+    seen = {source: statistics[source].scaled(before) for source in {a.source for a in chain.absorbers}}
+    layers = [_Layer.of(a, seen[a.source], chain, weights, scaling) for a in chain.absorbers]
     ranges = np.max([np.maximum(layer.seen.high, -layer.seen.low) for layer in layers], axis=0)
     columns = np.max([layer.largest.max(axis=0) for layer in layers], axis=0)
     is_used = (ranges > 0) & (columns > 0)

@@ -22,6 +22,7 @@ from onnx import TensorProto, numpy_helper
 from pydantic import Field, TypeAdapter, ValidationError
 
 from qdqspec.arrays import Array
+from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import SHAPE_SOURCES, is_default
 from qdqspec.graph.protos import copy_model, refill
@@ -313,12 +314,12 @@ class ScaledValues:
 
 
 def equalized(model: Model, changes: Collection[Equalization]) -> Model:
-    """The model with these factors, which its metadata holds. They have to fit: see `misfit_of`."""
+    """The model with these factors, which its metadata holds. They have to fit, as `misfit_of` states."""
     if not changes:
         return model
     scaling = ScaledValues(model)
-    for change in changes:
-        scaling.add(change)
+    if not all(map(scaling.add, changes)):
+        raise PlacementError("channels cannot be scaled exactly", where=model.where)
     proto = _with_constants(model.flat, scaling.values)
     proto.metadata_props.add(key=EQUALIZED, value=json.dumps([change.record for change in changes]))
     return Model(proto, path=model.path)

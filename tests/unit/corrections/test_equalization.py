@@ -1,0 +1,63 @@
+"""The choice of factors for chains of channels."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+from chain_models import image_model
+from onnx import numpy_helper
+
+from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
+from qdqspec.graph.model import Model
+from qdqspec.graph.observe import observe
+from qdqspec.placement.equalize import equalized
+
+FACTORS = 2.0 ** np.array([4, -3, 0, 2])
+
+
+def with_factors(model: Model) -> Model:
+    """The model with channels of the first convolution as different as `FACTORS`, and their inverses behind."""
+    proto = model.proto
+    for tensor, factors in zip(
+        proto.graph.initializer, (FACTORS[:, None, None, None], FACTORS, 1 / FACTORS), strict=False
+    ):
+        values = numpy_helper.to_array(tensor)
+        factors = factors[:, None, None] if tensor.name == "c2" else factors
+        tensor.CopyFrom(numpy_helper.from_array((values * factors).astype(np.float32), tensor.name))
+    return Model(proto)
+
+
+def observed(model: Model, tensors: object) -> list[dict[str, np.ndarray]]:
+    observer = observe(model, tensors)  # type: ignore[arg-type]
+    session = onnxruntime.InferenceSession(observer.parts.proto().SerializeToString())
+    random = np.random.default_rng(0)
+    feeds = [random.standard_normal((1, 3, 6, 6)).astype(np.float32) for _ in range(4)]
+    names = [output.name for output in session.get_outputs()]
+    return [observer.seen(dict(zip(names, session.run(names, {"x": feed}), strict=True))) for feed in feeds]
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_channels_get_alike_ranges(per_channel: bool) -> None:
+    model = with_factors(image_model(3, ["relu"], "conv"))
+    steps = WeightSteps(steps=127, per_channel=frozenset({"c0", "c2"} if per_channel else ()))
+    ((_, change),) = chosen_equalizations(model, (), {"t1"}, steps, lambda tensors: observed(model, tensors))
+
+    def spread(which: Model) -> float:
+        largest = np.max([values["t1"].max(axis=(0, 2, 3)) for values in observed(which, ["t1"])], axis=0)
+        return float(largest.max() / largest.min())
+
+    assert spread(model) > 16
+    assert spread(equalized(model, [change])) < spread(model) / 4
+
+
+@pytest.mark.parametrize("reason", ["fixed", "float", "infinite"])
+def test_chains_are_omitted(reason: str) -> None:
+    model = with_factors(image_model(3, ["relu"], "conv"))
+    fixed, quantized = {"t1"} if reason == "fixed" else (), {"t0"} if reason == "float" else {"t1"}
+    bad = [{"t1": np.full((1, 4, 6, 6), np.inf, np.float32)}]
+    steps = WeightSteps(steps=127, per_channel=frozenset())
+    found = chosen_equalizations(
+        model, fixed, quantized, steps, lambda names: bad if reason == "infinite" else observed(model, names)
+    )
+    assert found == []
