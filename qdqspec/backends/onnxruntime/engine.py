@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.metadata
 import platform
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.backends import _cpu
+from qdqspec.backends._in_process import refusals, time_runs
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.graph import graph_hash, read_graph
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _INSTALL = "pip install onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
-_CHECK_INPUTS = "check the names, types and shapes of the inputs"
+_refusals = partial(refusals, plainly=plainly, cure_for=cure_for)
 _FATAL = 4  # log severity: errors reach the caller as exceptions, standard error stays quiet
 _PROFILE_WARMUP = 5  # largest number of warm-up runs: times of short integer models are stable after five
 _INLINE_BYTES = "1024"  # larger constants of the optimized graph are written to an external file
@@ -159,7 +159,7 @@ class OnnxRuntimeEngine:
         session, binding = self._open(), self._require_bound(profile)[0]
         with _refusals("the model could not be run", self.model):
             _repeat(session, binding, warmup)
-            wall, cpu = _time_runs(session, binding, runs)
+            wall, cpu = time_runs(partial(session.run_with_iobinding, binding), runs)
         taken = Samples(wall_ms=wall, cpu_ms=cpu if self._options.threads == 1 else ())
         self._latest[profile] = taken
         return taken
@@ -234,26 +234,6 @@ def _repeat(session: ort.InferenceSession, binding: ort.IOBinding, runs: int) ->
         session.run_with_iobinding(binding)
 
 
-def _time_runs(
-    session: ort.InferenceSession, binding: ort.IOBinding, runs: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Wall and thread CPU milliseconds of each run, without garbage collection in between."""
-    wall, cpu = [], []
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for _ in range(runs):
-            start_cpu, start = time.thread_time_ns(), time.perf_counter_ns()
-            session.run_with_iobinding(binding)
-            stop, stop_cpu = time.perf_counter_ns(), time.thread_time_ns()
-            wall.append((stop - start) / 1e6)
-            cpu.append((stop_cpu - start_cpu) / 1e6)
-    finally:
-        if collecting:
-            gc.enable()
-    return tuple(wall), tuple(cpu)
-
-
 def _session(
     model: Path, options: BuildOptions, *, optimized: Path, profile: Path | None = None
 ) -> ort.InferenceSession:
@@ -307,18 +287,6 @@ def _register(settings: ort.SessionOptions, library: Path) -> None:
             where=library,
             cure="give --plugin a library that exports RegisterCustomOps and was built for this ONNX Runtime",
         ) from None
-
-
-@contextmanager
-def _refusals(what: str, model: Path, cure: str | None = _CHECK_INPUTS) -> Iterator[None]:
-    """Convert ONNX Runtime's exceptions to `BackendError`, with its reason on one line."""
-    try:
-        yield
-    except BackendError:
-        raise
-    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
-        why = plainly(error)
-        raise BackendError(f"{what}: {why}", where=model, cure=cure_for(why) or cure) from None
 
 
 backend = OnnxRuntime

@@ -6,11 +6,9 @@ formats hold for the CPU, where they were measured; no GPU or NPU has been avail
 
 from __future__ import annotations
 
-import gc
 import platform
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.backends import _cpu
+from qdqspec.backends._in_process import CHECK_INPUTS, refusals, time_runs
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.openvino.graph import graph_hash, read_kernels
@@ -37,7 +36,7 @@ from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import Clock, DeviceKey, LayerTime, Samples
 
-_CHECK_INPUTS = "check the names, types and shapes of the inputs"
+_refusals = partial(refusals, plainly=plainly, cure_for=cure_for)
 _PROFILE_WARMUP = 5  # largest number of warm-up runs
 
 
@@ -145,7 +144,7 @@ class OpenVinoEngine:
         with _refusals("the model could not be run", self.model):
             for _ in range(warmup):
                 request.infer(share_outputs=True)
-            wall, cpu = _time_runs(request, runs)
+            wall, cpu = time_runs(partial(request.infer, share_outputs=True), runs)
         alone = self._options.threads == 1 and device_from(self._options.extra) == CPU
         taken = Samples(wall_ms=wall, cpu_ms=cpu if alone else ())
         self._latest[profile] = taken
@@ -192,7 +191,7 @@ class OpenVinoEngine:
             raise BackendError(
                 f"the inputs do not fit the model: {' and '.join(texts)}",
                 where=self.model,
-                cure=_CHECK_INPUTS,
+                cure=CHECK_INPUTS,
             )
         return {name: np.array(feeds[name], order="C") for name in self._inputs}
 
@@ -238,24 +237,6 @@ def _request(compiled: Any, values: Mapping[str, Array]) -> Any:
     return request
 
 
-def _time_runs(request: Any, runs: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Wall and thread CPU milliseconds of each run, without garbage collection in between."""
-    wall, cpu = [], []
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for _ in range(runs):
-            start_cpu, start = time.thread_time_ns(), time.perf_counter_ns()
-            request.infer(share_outputs=True)
-            stop, stop_cpu = time.perf_counter_ns(), time.thread_time_ns()
-            wall.append((stop - start) / 1e6)
-            cpu.append((stop_cpu - start_cpu) / 1e6)
-    finally:
-        if collecting:
-            gc.enable()
-    return tuple(wall), tuple(cpu)
-
-
 def _kernel_times(request: Any, *, runs: int, warmup: int) -> dict[str, float]:
     """Mean microseconds of each kernel by name, without the warm-up: counters are means since the build."""
     before = _counters(request, warmup)
@@ -270,18 +251,6 @@ def _counters(request: Any, runs: int) -> dict[str, float]:
     for _ in range(runs):
         request.infer(share_outputs=True)
     return {info.node_name: info.real_time.total_seconds() * 1e6 for info in request.get_profiling_info()}
-
-
-@contextmanager
-def _refusals(what: str, model: Path | None, cure: str | None = _CHECK_INPUTS) -> Iterator[None]:
-    """Convert OpenVINO's exceptions to `BackendError`, with its reason on one line."""
-    try:
-        yield
-    except BackendError:
-        raise
-    except Exception as error:  # noqa: BLE001 - OpenVINO raises RuntimeError, TypeError and others
-        why = plainly(error)
-        raise BackendError(f"{what}: {why}", where=model, cure=cure_for(why) or cure) from None
 
 
 backend = OpenVino
