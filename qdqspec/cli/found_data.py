@@ -123,9 +123,7 @@ def _relative(path: Path, base: Path) -> str:
 
 
 def _said(model: Model, name: str) -> str:
+    from qdqspec.graph.declared import shape_text
+
     shape = model.shape(name)
-    return (
-        name
-        if shape is None
-        else f"{name} [{', '.join('?' if side is None else str(side) for side in shape)}]"
-    )
+    return name if shape is None else f"{name} {shape_text(shape)}"

@@ -102,12 +102,13 @@ class RegionSearch(Stepwise):
             losses = 0 if trial.incumbent else losses + 1
             if trial.incumbent:
                 best = dict(trial.placement.labels)
-            if trial.ok and trial.ratio is not None and self._reaches(trial):
+            if (
+                trial.ok
+                and trial.ratio is not None
+                and reaches(trial, self._setup.min_sqnr_db, self._setup.min_accuracy)
+            ):
                 measured[choice] = trial.ratio
         return best
-
-    def _reaches(self, trial: Trial) -> bool:
-        return reaches(trial, self._setup.min_sqnr_db, self._setup.min_accuracy)
 
     def _choices(
         self, classes: Sequence[TiedClass], held: Choice, measured: Mapping[Choice, float], draws: int

@@ -121,7 +121,7 @@ class Gatekeeper:
     def _refused(self, name: str, file: Path, reason: str) -> RegressionEvidence:
         return RegressionEvidence(
             state="unlike" if reason else "missing",
-            file=self._shown(file),
+            file=_shown(self._case, file),
             command=self._command(name, "changed" if reason else "new"),
             reason=reason,
             required=self._settings.baseline == "require",
@@ -163,7 +163,7 @@ class Gatekeeper:
             )
         return RegressionEvidence(
             state="compared",
-            file=self._shown(file),
+            file=_shown(self._case, file),
             command=command,
             baseline=known.ratio.interval,
             ratio=ratio_interval(ratio_times(seen.latency)),
@@ -193,7 +193,7 @@ class Gatekeeper:
         )
         return RegressionEvidence(
             state="written",
-            file=self._shown(file),
+            file=_shown(self._case, file),
             command=self._command(name, "changed"),
             baseline=old.interval if old else None,
             ratio=entry.ratio.interval,
@@ -212,9 +212,6 @@ class Gatekeeper:
         given = [key for key in ("backend", "device", "threads") if key in self._settings.origins]
         words += [f"--qdq-{key}={getattr(self._settings, key)}" for key in given]
         return shlex.join([*words, f"--qdq-update={update}"])
-
-    def _shown(self, file: Path) -> str:
-        return _shown(self._case, file)
 
 
 def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict[str, RegressionEvidence]:
