@@ -1,9 +1,15 @@
 """Tunes models on several runtimes and times all of them together: ``python benchmarks/runtimes.py OUT MODEL ...``.
 
-Prints a row for each model: the float and tuned model of each runtime over the fastest float model, timed interleaved,
-and the time of everything quantized over each runtime's own float model, from that runtime's search. Inputs are random
-unless a file ``MODEL.npz`` is beside the model. A model whose results are in OUT is not measured again, so that an
-interrupted run goes on. The load average before and after is recorded with each model.
+Prints a row for each model and runtime: float and tuned model over the fastest float model, timed interleaved, and
+everything quantized over the runtime's own float model, from that runtime's search. Then the bars:
+
+- ``tuned``: on no runtime but the first is the tuned model slower than its float model, or than everything quantized if
+  that meets the accuracy limit (the whole interval lies above).
+- ``chosen``: the winner is within 3 % of the best when `qdqspec compare` times all models once more.
+- ``wall``: a search takes at most 3 times as long as on the first runtime.
+
+Inputs are random unless MODEL.npz or MODEL_calibration.npz is beside the model. A model whose results are in OUT is not
+measured again, so that an interrupted run goes on. The load average before and after is recorded with each model.
 """
 
 from __future__ import annotations
@@ -13,74 +19,125 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-LOAD = "load.json"
+LOAD, AGAIN = "load.json", "again.json"
+NEAR, SLOWER = 1.03, 3.0  # of the best runtime's time, of the first runtime's search
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--backends", default="onnxruntime,openvino")
-    parser.add_argument("--trials", help="builds of each search (default: as the preset)")
+    parser.add_argument("--minutes", help="time of each search (default: as the preset)")
     parser.add_argument("--preset", default="quick")
     arguments = parser.parse_args()
     for model in arguments.models:
         measure(model, arguments)
-    for folder in sorted(path.parent for path in arguments.out.glob("*/tune.json")):
+    print("| model | runtime, model | over the fastest float | everything / own float | search s | |")
+    print("|---|---|---|---|---|---|")
+    folders = sorted(path.parent for path in arguments.out.glob("*/tune.json"))
+    for folder in folders:
         print("\n".join(rows(folder)))
+    for folder in folders:
+        print("\n".join(bars(folder, arguments.backends.split(","))))
 
 
 def measure(model: Path, arguments: argparse.Namespace) -> None:
-    """Tune a model on all backends, unless its results are there."""
+    """Tune a model on all backends, and time the results once more, unless that is done."""
     folder = arguments.out / model.stem
-    if (folder / "tune.json").exists():
-        return
-    before = os.getloadavg()
-    words = [
-        "tune",
-        str(model),
-        "--backend",
-        arguments.backends,
-        "-o",
-        str(folder),
-        "--preset",
-        arguments.preset,
-    ]
-    words += ["--trials", arguments.trials] if arguments.trials else []
-    data = model.with_suffix(".npz")
-    words += ["--calibration", str(data)] if data.exists() else []
-    subprocess.run([sys.executable, "-m", "qdqspec", *words], check=False, stdout=sys.stderr)
-    if folder.is_dir():
-        (folder / LOAD).write_text(json.dumps({"before": before, "after": os.getloadavg()}))
+    if not (folder / "tune.json").exists():
+        before = os.getloadavg()
+        words = ["tune", str(model), "--backend", arguments.backends, "-o", str(folder)]
+        words += ["--preset", arguments.preset]
+        words += ["--minutes", arguments.minutes] if arguments.minutes else []
+        for data in (model.with_suffix(".npz"), model.with_name(f"{model.stem}_calibration.npz")):
+            words += ["--calibration", str(data)] if data.exists() else []
+        run(words)
+        if folder.is_dir():
+            (folder / LOAD).write_text(json.dumps({"before": before, "after": os.getloadavg()}))
+    if (folder / "tune.json").exists() and not (folder / AGAIN).exists():
+        results = [str(folder / backend) for backend in arguments.backends.split(",")]
+        again = run(["compare", *results, "--json"])
+        (folder / AGAIN).write_text(again or "null")
 
 
-def rows(folder: Path) -> list[str]:
+def run(words: list[str]) -> str:
+    """Run a verb and return its output; empty if it failed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "qdqspec", *words], check=False, stdout=subprocess.PIPE, text=True
+    )
+    print(f"qdqspec {' '.join(words)}: {done.returncode}", file=sys.stderr)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def rows(folder: Path) -> Iterator[str]:
     """A model's lines, as cells of a Markdown table."""
     (found,) = json.loads((folder / "tune.json").read_text())["runtimes"]
-    load = json.loads((folder / LOAD).read_text()) if (folder / LOAD).exists() else {}
-    lines = []
     for model in found["models"]:
-        label = f"{model['target']} {model['model']}"
-        ratio = model["ratio"]
+        result, ratio = result_of(folder, model["backend"]), model["ratio"]
         figures = f"not timed: {model['failure']}" if ratio is None else interval(ratio)
-        marks = [
-            word for word in ("reference", "winner") if found[word] == f"{model['backend']} {model['model']}"
-        ]
-        cells = [folder.name, label, figures, everything(folder, model), " ".join(marks)]
-        lines.append("| " + " | ".join(cells) + " |")
-    if load:
-        lines.append(f"load average {load['before'][0]:.1f} before, {load['after'][0]:.1f} after")
-    return lines
+        label = f"{model['backend']} {model['model']}"
+        marks = [word for word in ("reference", "winner") if found[word] == label]
+        whole = everything(result) if model["model"] == "float" else None
+        cells = [folder.name, label, figures, "" if whole is None else interval(whole)]
+        cells.append(f"{result['search']['seconds']:.0f}" if model["model"] == "float" else "")
+        yield "| " + " | ".join([*cells, " ".join(marks)]) + " |"
 
 
-def everything(folder: Path, model: dict[str, Any]) -> str:
-    """Everything quantized over the runtime's own float model, in the row of that."""
-    result = json.loads((folder / model["case"].partition("::")[2] / "result.json").read_text())
-    ratio = (result["latency"] or {}).get("ratios", {}).get("everything")
-    return "" if ratio is None or model["model"] == "tuned" else f"everything {interval(ratio)}"
+def bars(folder: Path, backends: list[str]) -> Iterator[str]:
+    """A line for each bar of a model; the first word says whether it holds."""
+    first, *others = [result_of(folder, backend) for backend in backends]
+    for result in others:
+        tuned, whole = (result["latency"] or {}).get("ratios", {}).get("tuned"), everything(result)
+        if tuned is not None:
+            limits = [1.0] + ([whole["high"]] if whole is not None and is_accurate(result) else [])
+            yield verdict(
+                tuned["low"] <= min(limits), f"{folder.name}: tuned on {result['backend']}", interval(tuned)
+            )
+        slower = result["search"]["seconds"] / first["search"]["seconds"]
+        yield verdict(
+            slower <= SLOWER, f"{folder.name}: wall of the search on {result['backend']}", f"{slower:.2f}"
+        )
+    again = json.loads((folder / AGAIN).read_text()) if (folder / AGAIN).exists() else None
+    if again is not None:
+        (found,) = json.loads((folder / "tune.json").read_text())["runtimes"]
+        (later,) = again["runtimes"]
+        ratios = {f"{m['backend']} {m['model']}": m["ratio"]["median"] for m in later["models"] if m["ratio"]}
+        near = ratios[found["winner"]] / ratios[later["winner"]]
+        yield verdict(
+            near <= NEAR, f"{folder.name}: chosen {found['winner']}", f"{near:.3f} of {later['winner']}"
+        )
+    if (folder / LOAD).exists():
+        load = json.loads((folder / LOAD).read_text())
+        yield f"load average of {folder.name}: {load['before'][0]:.1f} before, {load['after'][0]:.1f} after"
+
+
+def verdict(holds: bool, what: str, figure: str) -> str:
+    return f"{'holds' if holds else 'MISSED'}: {what}: {figure}"
+
+
+def result_of(folder: Path, backend: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / backend / "result.json").read_text())
+    return found
+
+
+def everything(result: dict[str, Any]) -> dict[str, float] | None:
+    """The ratio of everything quantized over the runtime's own float model; the winner's if it is that."""
+    found: dict[str, float] | None = (result["latency"] or {}).get("ratios", {}).get("everything")
+    return found
+
+
+def is_accurate(result: dict[str, Any]) -> bool:
+    """Whether a uniform placement meets the SQNR limit."""
+    floor = result["search"]["limits"]["min_sqnr_db"]
+    pure = [t["sqnr_db"] for t in result["trials"]["list"] if t["phase"] == "pure" and t["number"]]
+    return floor is None or any(sqnr is not None and sqnr >= floor for sqnr in pure)
 
 
 def interval(ratio: dict[str, float]) -> str:

@@ -203,7 +203,15 @@ def _two_engines(
 def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]) -> Engine:
     from qdqspec.report.explain import Engine
 
-    return Engine(name=role, layers=trial.layers, end_to_end_ms=median_ms, ops=ops, notes=trial.samples.notes)
+    sites = (site for site in trial.placement.sites if not site.weight)
+    return Engine(
+        name=role,
+        layers=trial.layers,
+        end_to_end_ms=median_ms,
+        ops=ops,
+        quantized=frozenset(end.node for site in sites for end in site.consumers),
+        notes=trial.samples.notes,
+    )
 
 
 def _result(folder: Path) -> tuple[dict[str, Any], Evidence]:
@@ -312,9 +320,32 @@ def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) ->
         clock: Clock = "cpu" if settings.threads == 1 else "wall"
         found = profile_models(models, backend, options, inputs, clock=clock, seed=settings.seed)
     return [
-        Engine(name=name, layers=one.layers, end_to_end_ms=one.median_ms, ops=ops, notes=one.samples.notes)
+        Engine(
+            name=name,
+            layers=one.layers,
+            end_to_end_ms=one.median_ms,
+            ops=ops,
+            quantized=_quantized(models[name]),
+            notes=one.samples.notes,
+        )
         for name, one in found.items()
     ]
+
+
+def _quantized(path: Path) -> frozenset[str]:
+    """The nodes of a model that read a dequantized activation."""
+    from qdqspec.graph.model import QDQ_OPS, load_model
+
+    model = load_model(path)
+    makers = ((node, model.producer.get(tensor)) for node in model.nodes for tensor in node.inputs)
+    return frozenset(
+        node.name
+        for node, maker in makers
+        if node.op_type not in QDQ_OPS
+        and maker is not None
+        and maker.op_type == "DequantizeLinear"
+        and maker.inputs[0] not in model.constants
+    )
 
 
 # ---- reading ------------------------------------------------------------------------------------

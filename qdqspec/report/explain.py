@@ -30,6 +30,7 @@ class Engine:
     layers: tuple[LayerTime, ...]
     end_to_end_ms: float | None = None
     ops: Mapping[str, str] = field(default_factory=dict)  # operators by node, if the model is known
+    quantized: frozenset[str] = frozenset()  # nodes that read a dequantized activation, if the model is known
     notes: tuple[str, ...] = ()
     corrections: tuple[CorrectionGain, ...] = ()  # that the search of this engine tried
 
@@ -52,6 +53,15 @@ class Engine:
     def integer(self) -> tuple[LayerTime, ...]:
         """Kernels that compute in integers or another narrow format."""
         return tuple(layer for layer in self.kernels if layer.integer)
+
+    @property
+    def left_in_float(self) -> tuple[LayerTime, ...]:
+        """Kernels of nodes that read quantized activations, and that compute in floats all the same."""
+        return tuple(
+            layer
+            for layer in self.kernels
+            if not layer.integer and not self.quantized.isdisjoint(layer.nodes)
+        )
 
     @property
     def float_writers(self) -> tuple[LayerTime, ...]:

@@ -270,6 +270,7 @@ def _engine_json(engine: Engine) -> dict[str, Any]:
         "kernels": len(engine.kernels),
         "integer_kernels": len(engine.integer),
         "float_writers": len(engine.float_writers),
+        "left_in_float": [_layer_json(layer) for layer in engine.left_in_float],
         "unfused_pairs": [_layer_json(layer) for layer in engine.lonely_pairs],
         "conversions": [_layer_json(layer) for layer in engine.conversions],
         "layers": [asdict(layer) | {"precision": precision_of(layer)} for layer in engine.layers],

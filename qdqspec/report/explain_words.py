@@ -71,6 +71,7 @@ def reasons(comparison: Comparison) -> list[str]:
     return [
         f"By layer, {text}.",
         _integers(comparison),
+        _left_in_float(comparison.tuned),
         _pairs(comparison),
         _conversions(comparison),
         _fusions("run as more kernels than before", comparison.lost_fusions),
@@ -159,6 +160,16 @@ def _integers(comparison: Comparison) -> str:
         before = f" (before: {len(ours.float_writers)})" if ours.float_writers else ""
         text += f"; {len(theirs.float_writers)} of these write floats{before}"
     return f"{text}."
+
+
+def _left_in_float(engine: Engine) -> str:
+    left = engine.left_in_float
+    if not left or not engine.integer:
+        return ""
+    return (
+        f"{count_text(len(left), 'kernel')} with quantized inputs {'does' if len(left) == 1 else 'do'} not compute "
+        f"in integers{_cost(left, engine)}: {_names(left)}."
+    )
 
 
 def _pairs(comparison: Comparison) -> str:

@@ -170,7 +170,7 @@ def test_inspect_and_lint(odd: OddModel, net: Path, verb: Verb) -> None:
     refused = odd.name == "no-nodes"
     for words in (["--json"], ["--verbose", "--include-all"], ["--backend", "fake", "--max-nodes", "2"]):
         assert verb("inspect", "net.onnx", *words).code == (2 if refused else 0)
-    targets = ("tensorrt-10", "tensorrt-11", "onnxruntime-cpu")
+    targets = ("tensorrt-10", "tensorrt-11", "onnxruntime-cpu", "openvino-cpu")
     looked = verb("lint", "net.onnx", *(word for target in targets for word in ("--target", target)))
     assert looked.code in ((2,) if refused else (0, 1))
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 declaration = Declaration(
     targets=("openvino-cpu",),
+    lint_targets=("openvino-cpu",),
+    lint_package="openvino",
+    lint_rules=f"{__name__}.lint",
     program=f"{__name__}.library:program",
 )
 

@@ -53,8 +53,10 @@ class OpenVino:
         facts = {"cpu": cpu.product, "int8 path": _describe(cpu), "cores": str(cpu.cores)}
         try:
             openvino = import_openvino()
-            devices = list(openvino.Core().available_devices)
-            facts = {"openvino": str(openvino.__version__), "devices": ", ".join(devices)} | facts
+            core = openvino.Core()
+            devices = list(core.available_devices)
+            named = (f"{device}: {core.get_property(device, 'FULL_DEVICE_NAME')}" for device in devices)
+            facts = {"openvino": str(openvino.__version__), "devices": "; ".join(named)} | facts
             wanted = device_name(options)
         except BackendUnavailableError as error:
             return Availability(usable=False, why=error.what, install=INSTALL, facts=facts)

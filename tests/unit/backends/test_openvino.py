@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import onnx
 import pytest
 from onnx import helper
 from openvino_installed import require_openvino
+from operator_models import IMAGE, Graph, conv
 
 from qdqspec import tune
 from qdqspec.backends.base import BuildOptions
@@ -314,3 +316,22 @@ def test_a_search_on_a_real_model(
     assert {trial["status"] for trial in built} == {"ok"}
     integer = {layer["op_type"] for trial in built for layer in trial.get("layers", ()) if layer["integer"]}
     assert "Convolution" in integer
+
+
+def test_doctor_lists_the_devices_with_their_names() -> None:
+    facts = OpenVino().probe().facts
+    assert re.search(r"CPU: \w+", facts["devices"])
+
+
+def test_explain_names_what_did_not_run_in_integers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    g = Graph()
+    y = g.pair(conv(g, g.input(IMAGE)))
+    onnx.save(g.model(g.pair(g.node("Softmax", y, axis=-1))), tmp_path / "m.onnx")
+    assert main(["explain", str(tmp_path / "m.onnx"), "--backend", "openvino"]) == 0
+    softmax = next(node.name for node in g.nodes if node.op_type == "Softmax")
+    said = capsys.readouterr().out
+    assert re.search(
+        rf"1 kernel with quantized inputs does not compute in integers \(.*\): {softmax}\.", said
+    ), said

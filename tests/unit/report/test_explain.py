@@ -208,3 +208,14 @@ def test_what_stands_alone_is_named_by_its_tensor_and_by_what_makes_that() -> No
     assert engine.behind(alone) is maker
     text = explain_text([Engine(name="reference", layers=(maker, other)), engine])
     assert "  QuantizeLinear of /a/y: 0.100 ms, behind /a/Conv\n" in text
+
+
+def test_kernels_that_read_quantized_tensors_and_run_in_float_are_named():
+    layers = kernel("conv", integer=True), kernel("softmax"), kernel("other")
+    tuned = engine(*layers, quantized=frozenset({"conv", "softmax"}))
+    reference = engine(kernel("conv"), kernel("softmax"), kernel("other"), name="reference")
+    said = paragraph(compare(reference, tuned))
+    assert "1 kernel with quantized inputs does not compute in integers (1.00 ms, 33.3 %): softmax." in said
+    assert "do not compute in integers" not in paragraph(compare(tuned, reference))
+    (left,) = explain_json([reference, tuned])["engines"][1]["left_in_float"]
+    assert left["nodes"] == ["softmax"]

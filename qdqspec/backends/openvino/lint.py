@@ -1,0 +1,191 @@
+"""Lint rules for OpenVINO's CPU plugin, ids ``OVC001`` and so on; importing the module registers them.
+
+All rules were found by building small models with OpenVINO 2026.4.1 on x86-64, and are verified against the installed
+version in ``tests/unit/lint/test_openvino.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from onnx import TensorProto
+
+from qdqspec.backends.openvino.ops import ABSORBED, LABELS
+from qdqspec.graph.model import Node
+from qdqspec.lint import rules
+from qdqspec.lint.rules import Hit
+from qdqspec.lint.view import View, type_name
+
+_MEASURED = "measured, OpenVINO 2026.4.1"
+_PRODUCTS = ("Conv", "Gemm", "MatMul")
+_CHANNELS = 1  # the axis
+_EIGHT_BITS = frozenset({TensorProto.INT8, TensorProto.UINT8})
+
+rule = partial(rules.rule, targets=("openvino-cpu",))
+
+
+@rule(
+    "OVC001",
+    "refused",
+    "A constant behind a pair is added to or multiplied by quantized data: the model does not compile",
+    cure="leave this constant in float",
+    source=f"{_MEASURED}: AddTransformation and MultiplyPartialTransformation fail with \"index '0' out of range\"",
+)
+def quantized_constants(view: View) -> Iterator[Hit]:
+    """An Add, Mul, or Sub with the constant first; not of a constant with one value, or one a channel of an image."""
+    for node in view.operators:
+        if node.op_type not in ("Add", "Mul", "Sub"):
+            continue
+        made = [view.dequantizer(tensor) for tensor in node.inputs]
+        stored = [None if dq is None else _constant_of(view, dq) for dq in made]
+        if None in made or (stored[0] is None) == (stored[1] is None):
+            continue
+        index = 0 if stored[0] is not None else 1
+        if node.op_type == "Sub" and index == 1:
+            continue
+        dims = tuple(view.model.constants[stored[index] or ""].dims)
+        shape = view.model.shape(node.outputs[0])
+        if (
+            int(np.prod(dims)) > 1
+            and shape is not None
+            and not _is_per_channel(view, node, index, dims, shape)
+        ):
+            yield Hit(node.name, f"reads '{node.inputs[index]}', a constant of shape {list(dims)}")
+
+
+def _constant_of(view: View, dequantizer: Node) -> str | None:
+    """The constant that a pair, or the DQ of stored integers, represents."""
+    if view.stored_weight(dequantizer) is not None:
+        return view.stored_weight(dequantizer)
+    tensor = view.before_pair(dequantizer.outputs[0])
+    return tensor if tensor in view.model.constants else None
+
+
+def _is_per_channel(
+    view: View, node: Node, index: int, dims: tuple[int, ...], shape: tuple[int | None, ...]
+) -> bool:
+    """Whether a constant varies along the channels only, of data that no convolution makes."""
+    rank = len(shape)
+    varies = [axis + rank - len(dims) for axis, size in enumerate(dims) if size > 1]
+    return rank > 2 and varies == [_CHANNELS] and view.convolution_behind(node.inputs[1 - index]) is None
+
+
+@rule(
+    "OVC010",
+    "slow",
+    "A weight is not int8 with zero point 0: its operator runs in float",
+    cure="store weights as int8 with zero point 0, of 7 bits where the processor has no VNNI",
+    source=f"{_MEASURED}: Conv with uint8 weights, with a zero point of 3, in 16 bits",
+)
+def odd_weights(view: View) -> Iterator[Hit]:
+    """A Conv of quantized data whose weight has another type or a zero point."""
+    for node in view.operators:
+        weight = view.weight_dequantizer(node) if node.op_type == "Conv" else None
+        if weight is None or view.dequantizer(node.inputs[0]) is None:
+            continue
+        numbers = view.numbers(weight)
+        if numbers.elem_type != TensorProto.INT8:
+            yield Hit(node.name, f"has a weight of {type_name(numbers.elem_type)}")
+        elif numbers.zero_point is not None and np.any(numbers.zero_point):
+            yield Hit(node.name, "has a weight with a zero point")
+
+
+@rule(
+    "OVC011",
+    "slow",
+    "Pairs of other types than int8 and uint8: the operators around them run in float",
+    cure="choose uint8 for activations and int8 for weights",
+    source=f"{_MEASURED}: Conv between pairs of uint16 and int16",
+)
+def other_types(view: View) -> Iterator[Hit]:
+    """Each activation that is quantized to another type."""
+    for node in view.heads:
+        elem_type = view.numbers(node).elem_type
+        if not view.quantizes_constant(node) and elem_type not in _EIGHT_BITS:
+            yield Hit(node.name, f"quantizes '{node.inputs[0]}' to {type_name(elem_type)}")
+
+
+@rule(
+    "OVC012",
+    "slow",
+    "The data is quantized and the weight is not: the operator runs in float",
+    cure="quantize the weight too, or leave the data in float",
+    source=_MEASURED,
+)
+def float_weights(view: View) -> Iterator[Hit]:
+    """A Conv, Gemm or MatMul of quantized data with a float constant."""
+    for node in view.operators:
+        is_float = node.op_type in _PRODUCTS and node.inputs[1] in view.model.constants
+        if is_float and view.dequantizer(node.inputs[0]) is not None:
+            yield Hit(node.name, f"has a float weight '{node.inputs[1]}'")
+
+
+@rule(
+    "OVC013",
+    "slow",
+    "A product of two activations runs in float, with a dequantization of both",
+    cure="leave its inputs in float",
+    source=_MEASURED,
+)
+def two_activations(view: View) -> Iterator[Hit]:
+    """A MatMul of two quantized activations."""
+    for node in view.operators:
+        made = (
+            [view.dequantizer(tensor) for tensor in node.inputs[:2]] if node.op_type == "MatMul" else [None]
+        )
+        if all(dq is not None and _constant_of(view, dq) is None for dq in made):
+            yield Hit(node.name, "multiplies two quantized activations")
+
+
+@rule(
+    "OVC014",
+    "slow",
+    "One side of a sum is quantized and the other is not: the sum is a separate float kernel",
+    cure="quantize both sides: the sum is computed in the kernel of a convolution then; or neither",
+    source=_MEASURED,
+)
+def one_sided_sums(view: View) -> Iterator[Hit]:
+    """An Add or Sub of two activations with a convolution on the float side, whose result is quantized."""
+    for node in view.operators:
+        if node.op_type not in ("Add", "Sub") or not view.only_quantized(node.outputs[0]):
+            continue
+        bare = [tensor for tensor in node.inputs if view.dequantizer(tensor) is None]
+        if len(bare) == 1 and view.convolution_behind(bare[0]) is not None:
+            yield Hit(node.name, f"reads '{bare[0]}' in float")
+
+
+@rule(
+    "OVC015",
+    "slow",
+    "An operator without an integer kernel is between pairs: it runs in float, and each pair may be a conversion",
+    cure="leave it in float, together with its neighbours where they are small",
+    source=f"{_MEASURED}: ConvTranspose, Pad, Softmax, Tile, GatherElements, Resize that interpolates, and others",
+)
+def no_integer_kernel(view: View) -> Iterator[Hit]:
+    """An operator that is neither in the table of operators nor fused, between a pair and a quantized result."""
+    for node in view.operators:
+        fits = node.op_type in LABELS and not _interpolates(node)
+        if fits or node.op_type in ABSORBED or not node.inputs or not node.outputs:
+            continue
+        if view.dequantizer(node.inputs[0]) is not None and view.only_quantized(node.outputs[0]):
+            yield Hit(node.name, f"is a {node.op_type}")
+
+
+def _interpolates(node: Node) -> bool:
+    return node.op_type == "Resize" and node.attributes.get("mode", b"nearest") != b"nearest"
+
+
+@rule(
+    "OVC016",
+    "note",
+    "Activations are int8: results differ from the arithmetic of ONNX on processors without VNNI",
+    cure="quantize activations to uint8, with any zero point",
+    source=f"{_MEASURED}, AVX2: SQNR of squeezenet's outputs 9.3 dB with int8 activations, 35.9 with uint8",
+)
+def signed_activations(view: View) -> Iterator[Hit]:
+    """Each activation that is quantized to int8."""
+    for node in view.heads:
+        if not view.quantizes_constant(node) and view.numbers(node).elem_type == TensorProto.INT8:
+            yield Hit(node.name, f"quantizes '{node.inputs[0]}'")
