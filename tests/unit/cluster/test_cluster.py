@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +69,13 @@ def processes_of_cases() -> list:
     return [one for one in running if "qdqspec.cluster.case_process" in (one.info["cmdline"] or [])]
 
 
-def test_a_case_on_a_cluster_gives_what_it_gives_here(settings, case, tmp_path):
+def test_a_case_on_a_cluster_gives_what_it_gives_here(settings, case, tmp_path, monkeypatch):
+    from qdqspec.cluster.client import Cluster
+
+    fetched, fetch_file = [], Cluster._fetch_file
+    monkeypatch.setattr(
+        Cluster, "_fetch_file", lambda self, *words: fetched.append(words[2]) or fetch_file(self, *words)
+    )
     with opened(settings) as session:
         there = session.evidence(case, NEEDS)
         folder, record = session.output(case), session.record()
@@ -81,6 +88,10 @@ def test_a_case_on_a_cluster_gives_what_it_gives_here(settings, case, tmp_path):
     assert {"reference.onnx", "tuned.onnx", "scheme.json", "trials.jsonl"} <= {
         p.name for p in folder.iterdir()
     }
+    names, digests = [entry.path for entry in fetched], [entry.sha256 for entry in fetched]
+    assert any(name.endswith("scheme.json") for name in names)
+    assert not any(name.endswith("reference.onnx") for name in names), "it is the client's own model"
+    assert len({*digests}) == len(digests), "the cache entry's copies are not sent a second time"
     assert [case.evidence.case.name for case in record.cases] == ["chain::default"]
     lines = entries(folder)
     assert lines[-1]["phase"] == "confirm"
@@ -152,18 +163,46 @@ def test_work_of_a_lost_worker_is_done_elsewhere(settings, case, fault):
 
 
 @rare
-def test_a_killed_client_leaves_nothing_running_and_is_resumed(settings, case, processes, tmp_path):
+def test_a_slow_worker_keeps_its_case(settings, case):
+    """A worker that does nothing most of the time, and answers within its lease."""
+    notes = []
+    with opened(settings) as session:
+        session.watch = lambda progress: notes.append(progress.waiting)
+        future = session._future(replace(case, tune=TuneRules(trials=16)))
+        slow = worker_of(session)
+        end = time.monotonic() + PATIENCE
+        while not future.done():
+            assert time.monotonic() < end
+            slow.send_signal(signal.SIGSTOP)
+            time.sleep(LEASE / 3)
+            slow.send_signal(signal.SIGCONT)
+            time.sleep(LEASE / 6)
+        assert future.result().record.evidence.search.total >= 8
+        lines = entries(session.output(case))
+    assert not any("elsewhere" in note for note in notes if note)
+    trials = [(line["phase"], line["placement"]) for line in lines if line["phase"] != "confirm"]
+    assert len(trials) == len(
+        {(line["phase"], line["trial"]) for line in lines if line["phase"] != "confirm"}
+    )
+
+
+@rare
+@pytest.mark.parametrize("signal_sent", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
+def test_an_ended_client_leaves_nothing_running_and_is_resumed(
+    settings, case, processes, tmp_path, signal_sent
+):
     words = ["tune", str(case.model), "--backend", "fake", "--trials", "60", "--cluster", processes.address]
     program = (
-        "from qdqspec.cluster import client\n"
+        "import sys\nfrom qdqspec.cluster import client\n"
         f"client.LEASE = {LEASE}\n"
-        f"from qdqspec.cli import main\nmain({[*words, '-o', str(tmp_path / 'out')]!r})"
+        f"from qdqspec.cli import main\nsys.exit(main({[*words, '-o', str(tmp_path / 'out')]!r}))"
     )
     journal = tmp_path / "out" / "trials.jsonl"
     client = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.DEVNULL)
     wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 2)
-    client.kill()
-    client.wait()
+    client.send_signal(signal_sent)
+    code = client.wait(PATIENCE)
+    assert code == (130 if signal_sent == signal.SIGINT else -signal.SIGKILL)
     wait_for(lambda: not processes_of_cases(), 4 * LEASE)
     before = journal.read_bytes()
     before = before[: before.rfind(b"\n") + 1]
