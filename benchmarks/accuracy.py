@@ -241,10 +241,17 @@ def _best(beside: Beside, limit: str) -> tuple[str, float]:
     return ("float", 1.0) if others.get(role, math.inf) >= 1 else (role, others[role])
 
 
-def _own(beside: Beside, limit: str) -> Measured | None:
-    """The tuned model at a limit; ``None`` where it was not measured, or does not keep the limit here."""
-    one = beside.models.get(limit)
-    return one if one is not None and one.ratio is not None and _keeps(one, limit, beside) else None
+def _own(row: Row, limit: str) -> float | None:
+    """The time of the model tuned at a limit over float's; ``None`` where it was not measured, or misses the limit.
+
+    An unchanged model is float itself: its measured ratio is noise.
+    """
+    if row.searches[limit].unchanged:
+        return 1.0
+    one = None if row.beside is None else row.beside.models.get(limit)
+    if row.beside is None or one is None or one.ratio is None or not _keeps(one, limit, row.beside):
+        return None
+    return one.ratio.median
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -259,20 +266,21 @@ def _cells(row: Row) -> list[list[str]]:
     found = []
     for limit, search in row.searches.items():
         one, (which, best) = row.beside.models.get(limit), _best(row.beside, limit)
-        own = _own(row.beside, limit)
+        own = _own(row, limit)
         kept = "" if own is not None or one is None else " (below the limit)"
+        tuned = f"failed: {search.failed}" if search.failed else ratio_text(one)
         found.append(
             [
                 row.name,
                 limit,
-                f"failed: {search.failed}" if search.failed else ratio_text(one),
+                "unchanged" if search.unchanged else tuned,
                 db_text(one) + kept,
                 agreement_text(one),
                 f"{search.builds} ({search.below} below)",
                 f"{search.seconds:.0f}",
                 f"{best:.3f}",
                 which,
-                "-" if own is None or own.ratio is None else f"{own.ratio.median / best:.3f}",
+                "-" if own is None else f"{own / best:.3f}",
             ]
         )
     return found
@@ -296,12 +304,11 @@ def _means(rows: Sequence[Row]) -> str:
     """Geometric means over the models, a line a limit; where no tuned model keeps the limit, float counts."""
     lines = []
     for limit in (*LIMITS, METRIC):
-        pairs = []
-        for row in rows:
-            if row.beside is not None and limit in row.searches:
-                own = _own(row.beside, limit)
-                ours = own.ratio.median if own is not None and own.ratio is not None else 1.0
-                pairs.append((ours, _best(row.beside, limit)[1]))
+        pairs = [
+            (_own(row, limit) or 1.0, _best(row.beside, limit)[1])
+            for row in rows
+            if row.beside is not None and limit in row.searches
+        ]
         if pairs:
             to_float = statistics.geometric_mean([ours for ours, _ in pairs])
             to_best = statistics.geometric_mean([ours / best for ours, best in pairs])
