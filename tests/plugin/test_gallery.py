@@ -1,0 +1,66 @@
+"""The specs of docs/gallery load, and the first plans on its model, which pip downloads."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from qdqspec.cli import main
+from qdqspec.spec.load import load_spec
+
+GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
+SPECS = sorted(GALLERY.glob("*.qdq.yaml"))
+
+
+@pytest.fixture(scope="module")
+def fetching() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gallery_fetch", GALLERY / "fetch.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_spec_has_a_model_and_a_line_in_the_page(fetching: ModuleType) -> None:
+    page = (GALLERY / "index.md").read_text(encoding="utf-8")
+    assert {path.name.partition(".")[0] for path in SPECS} == set(fetching.MODELS)
+    for path in SPECS:
+        name, spec = path.name.partition(".")[0], load_spec(path, root=GALLERY)
+        assert Path(str(spec.model)).name == f"{name}.onnx"
+        assert spec.checks
+        assert path.name in page
+        assert fetching.MODELS[name].package.partition("==")[0] in page
+
+
+@pytest.mark.parametrize("name", ["vision", "speech", "text"])
+def test_the_data_has_one_array_per_input(fetching: ModuleType, name: str, tmp_path: Path) -> None:
+    fetching.write_data(name, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{name}_calibration.npz",
+        f"{name}_evaluation.npz",
+    ]
+
+
+@pytest.mark.parametrize("name", ["vision", "speech"])
+def test_a_fetched_model_plans(
+    fetching: ModuleType,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copy(GALLERY / f"{name}.qdq.yaml", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    try:
+        fetching.fetch(name, tmp_path)
+    except subprocess.CalledProcessError:
+        pytest.skip("pip cannot download here")
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", f"{name}.qdq.yaml", "--mode", "plan"]) == 0
+    assert "can be quantized, up to" in capsys.readouterr().out
