@@ -53,12 +53,12 @@ def rounding_text(integers: Array, nearest: Array) -> str:
         return ""
     if np.abs(steps).max() > np.iinfo(np.int8).max:
         raise ValueError("integers differ from the nearest ones by more than a byte holds")
-    return _packed(steps.astype(np.int8))
+    return packed(steps.astype(np.int8))
 
 
 def rounding_steps(text: str, size: int) -> npt.NDArray[np.int8]:
     """The differences in a text of `rounding_text`; raises `ValueError` if damaged or not of ``size`` integers."""
-    return np.asarray(_unpacked(text, np.dtype(np.int8), size), np.int8)
+    return np.asarray(unpacked(text, np.dtype(np.int8), size), np.int8)
 
 
 def rounded(nearest: Array, text: str) -> Array:
@@ -69,21 +69,21 @@ def rounded(nearest: Array, text: str) -> Array:
 
 def shift_text(shift: npt.NDArray[np.float32] | None) -> str:
     """What is added to a bias, as text; empty if there is nothing."""
-    return "" if shift is None else _packed(shift.astype("<f4"))
+    return "" if shift is None else packed(shift.astype("<f4"))
 
 
 def shift_of(text: str, channels: int) -> npt.NDArray[np.float32] | None:
     """The shift in a text of `shift_text`; raises `ValueError` if damaged or not of so many channels."""
-    return np.asarray(_unpacked(text, np.dtype("<f4"), channels), np.float32) if text else None
+    return np.asarray(unpacked(text, np.dtype("<f4"), channels), np.float32) if text else None
 
 
-def _packed(values: Array) -> str:
+def packed(values: Array) -> str:
     """The values as text: bytes in the order of memory, compressed with zlib, in base64."""
     return base64.b64encode(zlib.compress(values.tobytes(), 9)).decode("ascii")
 
 
-def _unpacked(text: str, dtype: np.dtype[np.generic], size: int) -> Array:
-    """The ``size`` values of a text of `_packed`; raises `ValueError` if it is damaged or holds another number."""
+def unpacked(text: str, dtype: np.dtype[np.generic], size: int) -> Array:
+    """The ``size`` values of a text of `packed`; raises `ValueError` if it is damaged or holds another number."""
     try:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(base64.b64decode(text, validate=True), size * dtype.itemsize + 1)

@@ -31,6 +31,7 @@ from qdqspec.session.prepare import Prepared
 from qdqspec.types import Interval, LayerTime, Placement, SearchResult, Trial
 
 JOURNAL, REFERENCE, LAYERS = "trials.jsonl", "reference.onnx", "layers.csv"
+CORRECTIONS = "corrections.json"  # those found, for a search that is resumed
 LOGS = "logs"  # a folder, one file a build
 
 

@@ -34,7 +34,14 @@ from qdqspec.measurement.store import Store
 from qdqspec.registry import resolve
 from qdqspec.session.cached import MODEL, PATTERNS, RAW_MODEL, CachedSearch, keep
 from qdqspec.session.case import CaseSetup
-from qdqspec.session.files import REFERENCE, open_journal, refuse_own, write_patterns, write_results
+from qdqspec.session.files import (
+    CORRECTIONS,
+    REFERENCE,
+    open_journal,
+    refuse_own,
+    write_patterns,
+    write_results,
+)
 from qdqspec.session.tuning import Tuning
 from qdqspec.types import CheckSpec, LatencyEvidence, Verdict
 from qdqspec.units import seconds_text
@@ -70,6 +77,8 @@ def tune(
     validate()
     prepared = setup.prepared
     with open_journal(setup.output, setup.journal_header, prepared.warnings) as journal:
+        resumes = bool(journal.trials())
+        prepared.keep_corrections(setup.output / CORRECTIONS, setup.journal_header, resumes=resumes)
         # Opening it makes regions, space, calibrated ranges, corrections, limits and the rehearsal.
         with Tuning(prepared, setup.resources, journal) as tuning:
             tuning.search.run()  # ask, rehearse, build, race, tell; each trial is in the journal before the next

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
+from pathlib import Path
 from typing import get_args
 
 from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Backend, BuildOptions, Capabilities
 from qdqspec.config import hooks
 from qdqspec.corrections.find import Found
+from qdqspec.corrections.kept import read_found, write_found
 from qdqspec.errors import BackendError, PatternError
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.declared import with_types
@@ -24,7 +27,7 @@ from qdqspec.measurement.profiles import Load
 from qdqspec.parity.data import Dataset, doubts, open_data, random_feeds
 from qdqspec.parity.scores import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
-from qdqspec.placement.equalize import Equalization, touched
+from qdqspec.placement.equalize import Equalization, equalized, find_chains, touched
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.calibrate import Method, calibrate, calibrate_with
@@ -59,6 +62,7 @@ class Prepared:
         self._backend = backend
         self._options = options
         self._seed = seed
+        self._kept_at: tuple[Path | None, Mapping[str, object], bool] = None, {}, False
         for name, value in case.inputs.values.items():
             self.note_once(
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
@@ -297,9 +301,32 @@ class Prepared:
                 note=lambda _: None,  # the whole data was calibrated before
             )
 
+    def keep_corrections(self, path: Path, run: Mapping[str, object], *, resumes: bool) -> None:
+        """Write the corrections to a file once they are found; a search that ``resumes`` takes them from it.
+
+        ``run`` describes model, data and rules: a file of another run is not used.
+        """
+        self._kept_at = path, run, resumes
+
     @cached_property
     def corrections(self) -> Found:
         """The corrections that help on held-out calibration data, and the gain of each."""
+        path, run, resumes = self._kept_at
+        known = read_found(path, run, self.folded) if path is not None and resumes else None
+        if known is not None and known.equalized:
+            names = {constant.tensor for change in known.equalized for constant in change.constants}
+            chains = [
+                c for c in find_chains(self.folded) if names.issuperset(one.tensor for one in c.constants)
+            ]
+            model = equalized(self.folded, known.equalized)
+            numbers = self._recalibrated(model, {tensor for chain in chains for tensor in chain.tensors})
+            return replace(known, model=model, numbers=numbers)
+        found = known or self._found()
+        if path is not None and known is None and found.gains:
+            write_found(path, run, found)
+        return found
+
+    def _found(self) -> Found:
         space, numbers = self._numbered
         correcting = Correcting(
             case=self.case,

@@ -31,7 +31,7 @@ from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
 from qdqspec.session.case import CaseSetup
-from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placed, write_placement
+from qdqspec.session.files import CORRECTIONS, JOURNAL, BuildLogs, make_folder, write_placed, write_placement
 from qdqspec.session.oracle import Rehearser
 from qdqspec.session.prepare import Prepared
 from qdqspec.session.tuning import MakeStrategy, Tuned, Tuning, named
@@ -83,6 +83,9 @@ class Study:
             header = {**setup.journal_header, "strategy": name}
             self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
             self._logs = BuildLogs(self._journal, self._folder)
+            setup.prepared.keep_corrections(
+                self._folder / CORRECTIONS, setup.journal_header, resumes=bool(self._journal.trials())
+            )
             self._tuning = opened.enter_context(
                 Tuning(setup.prepared, setup.resources, self._logs, make=make, name=name)
             )
@@ -312,3 +315,5 @@ def _copy_journal(source: Path, target: Path) -> None:
     with explained("the study", target):
         for name in (JOURNAL, header):
             copy_whole(source / name, target / name)
+        if (source / CORRECTIONS).is_file():
+            copy_whole(source / CORRECTIONS, target / CORRECTIONS)

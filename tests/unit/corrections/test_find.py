@@ -24,6 +24,7 @@ from qdqspec.placement.scheme import apply_scheme, write_scheme
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session
+from qdqspec.session.correcting import Correcting
 from qdqspec.session.files import write_placed, write_placement
 from qdqspec.session.prepare import Prepared
 from qdqspec.types import Case, Inputs, Placement, QuantizeRules
@@ -206,7 +207,9 @@ def test_finer_steps_that_are_no_gain_alone_are_tried_with_rounding(
 WIDTH = 16
 
 
-def with_outliers(session: Session, folder: Path, factor: float = 40.0) -> Prepared:
+def with_outliers(
+    session: Session, folder: Path, factor: float = 40.0, names: tuple[str, ...] = ("equalization",)
+) -> Prepared:
     """A model whose LayerNormalization makes three channels larger than the others, with data."""
     work = ChainModel(0, [1, 8, WIDTH])
     gamma = np.ones(WIDTH, np.float32)
@@ -224,7 +227,7 @@ def with_outliers(session: Session, folder: Path, factor: float = 40.0) -> Prepa
     model, data = folder / "outliers.onnx", folder / "data.npz"
     save_model(work.model().proto, model)
     np.savez(data, x=np.random.default_rng(1).standard_normal((16, 8, WIDTH)).astype(np.float32))
-    rules = QuantizeRules(corrections=("equalization",))
+    rules = QuantizeRules(corrections=names)
     case = Case(id="default", model=model, inputs=Inputs(calibration=data), quantize=rules)
     return session.work(case).setup.prepared
 
@@ -283,3 +286,40 @@ def test_a_model_that_computes_other_bits_is_refused(
     (gain,) = work.corrections.gains
     assert (gain.taken, gain.after_db) == (False, gain.before_db)
     assert work.model is work.folded
+
+
+def numbers_of(work: Prepared) -> object:
+    placement = work.space.resolve(work.space.everything())
+    return work.numbers.placed(placement), work.equalized_for(placement), work.corrections.gains
+
+
+@pytest.mark.parametrize("corrections", ["equalization", "bias"])
+def test_a_resumed_search_has_the_corrections_of_the_first_run(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corrections: str
+) -> None:
+    def case() -> Prepared:
+        with Session(root=tmp_path) as other:
+            if corrections == "equalization":
+                return with_outliers(other, tmp_path, names=("equalization", "margins", "rounding", "ranges"))
+            return prepared(other, models, tmp_path, ("bias", "rounding"))
+
+    path, run = tmp_path / "corrections.json", {"model": "of this test"}
+    first = case()
+    first.keep_corrections(path, run, resumes=False)
+    expected = numbers_of(first)
+    assert any(gain.taken for gain in first.corrections.gains)
+
+    def fails(_: object) -> object:
+        raise AssertionError("found anew")
+
+    monkeypatch.setattr(Correcting, "find", fails)
+    again = case()
+    again.keep_corrections(path, run, resumes=True)
+    assert numbers_of(again) == expected
+    uses = (({"model": "another"}, True, ""), (run, False, ""), (run, True, "x"))
+    for name, resumes, damaged in uses if corrections == "equalization" else ():
+        other = case()
+        other.keep_corrections(path, name, resumes=resumes)
+        path.write_text(path.read_text() + damaged)
+        with pytest.raises(AssertionError, match="found anew"):
+            _ = other.corrections

@@ -22,13 +22,16 @@ from chains import chain_model
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.checks.speedup import check as speedup_check
+from qdqspec.corrections.find import Found
 from qdqspec.errors import BackendError, DataError, ModelError, OutputError, QdqspecError, StateError
 from qdqspec.session import Session
 from qdqspec.session.cached import data_digest, key_of
+from qdqspec.session.correcting import Correcting
 from qdqspec.session.evidence import CaseWork
 from qdqspec.types import (
     Case,
     CheckSpec,
+    CorrectionGain,
     Inputs,
     LatencyEvidence,
     ParityEvidence,
@@ -553,6 +556,25 @@ def interrupted(session: Session, case: Case, after: int) -> None:
     session.watch = watch
     with pytest.raises(KeyboardInterrupt):
         session.search(case)
+
+
+def test_an_interrupted_search_keeps_its_corrections(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Correcting] = []
+    gain = CorrectionGain(name="bits", before_db=20.0, after_db=20.5, changed=3, taken=False)
+
+    def find(correcting: Correcting) -> Found:
+        calls.append(correcting)
+        return Found(gains=(gain,))
+
+    monkeypatch.setattr(Correcting, "find", find)
+    interrupted(open_session(), case, 3)
+    assert len(calls) == 1
+    assert open_session().search(case).corrections == (gain,)
+    assert len(calls) == 1
+    open_session(retune=True).search(case)  # a new search finds its own
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("after", [1, 3])
