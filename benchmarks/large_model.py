@@ -1,11 +1,12 @@
 """A model above 2 GB through every verb and a search: ``python benchmarks/large_model.py [GIBIBYTES] [--trials N]``.
 
-Products with weights in one external file, mostly zeros, which takes no disk. For each verb the seconds, the peak
-memory of our own process and the most that its engines (child processes) held at a time, in all and until the winner
-was confirmed. Bar: our own process at most 1.3 times the model in `tune`. Needs disk for the results (reference, tuned,
-what the verbs write) and memory for two engines (one unfused takes as much). ``--only VERB`` leaves the others out.
-``--room GIBIBYTES`` has the search believe that the machine has so much memory for engines; with
-``--unseen`` it believes what the machine says, and the largest engine is killed where they hold more. Linux only.
+Products with weights in one external file, mostly zeros, which takes no disk; with ``--random`` none is zero. For each
+verb the seconds, the peak memory of our own process and the most that its engines (child processes) held at a time, in
+all and until the winner was confirmed. Bar: our own process at most 1.3 times the model in `tune`. Needs disk for the
+results (reference, tuned, what the verbs write) and memory for two engines (one unfused takes as much).
+``--only VERB`` leaves the others out. ``--room GIBIBYTES`` has the search believe that the machine has so much memory
+for engines; with ``--unseen`` it believes what the machine says, and the largest engine is killed where they hold more.
+Linux only.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ BAR = 1.3
 _FILLED = 16384  # values of each weight that are not zero
 
 
-def write_model(folder: Path, gibibytes: float) -> Path:
-    """MatMul > Relu, as often as it takes; the weights are holes in a file but for their first values."""
+def write_model(folder: Path, gibibytes: float, *, is_random: bool = False) -> Path:
+    """MatMul > Relu, as often as it takes; the weights are holes in a file but for their first values, or random."""
     size = 4 * ROWS * COLUMNS
     count = int(np.ceil(gibibytes * 2**30 / size))
     random = np.random.default_rng(0)
@@ -40,8 +41,10 @@ def write_model(folder: Path, gibibytes: float) -> Path:
     with (folder / "large.bin").open("wb") as file:
         for i in range(count):
             file.seek(i * size)
-            file.write(random.normal(0, 0.05, _FILLED).astype(np.float32).tobytes())
             dims = (ROWS, COLUMNS) if i % 2 == 0 else (COLUMNS, ROWS)
+            count_filled = ROWS * COLUMNS if is_random else _FILLED
+            values = random.standard_normal(count_filled, np.float32)
+            file.write((values * np.float32((2 / dims[0]) ** 0.5 if is_random else 0.05)).tobytes())
             weight = TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=dims)
             weight.data_location = TensorProto.EXTERNAL
             for key, value in (("location", "large.bin"), ("offset", i * size), ("length", size)):
@@ -139,12 +142,15 @@ def main() -> int:
     parser.add_argument("--room", type=float)
     parser.add_argument("--unseen", action="store_true")
     parser.add_argument("--only", default="", help="one verb")
+    parser.add_argument(
+        "--random", action="store_true", help="weights that are random throughout, not mostly zeros"
+    )
     asked = parser.parse_args()
     within = ["--unseen" if asked.unseen else "--seen", str(asked.room)] if asked.room else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pyproject.toml").touch()
-        model = write_model(folder, asked.gibibytes)
+        model = write_model(folder, asked.gibibytes, is_random=asked.random)
         size = (folder / "large.bin").stat().st_size / 2**20
         tuned = "out/tuned.onnx"
         steps = {
