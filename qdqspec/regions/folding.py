@@ -10,6 +10,7 @@ from itertools import count
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import ANCHORS
+from qdqspec.regions.fusion import joined
 from qdqspec.types import EXACT_DB, BlockError, GraphPart, LayerTime, PlacedPair, Region
 
 MOST_PARTS = 60
@@ -65,22 +66,8 @@ def fold_graph(
 
 def _bundles(at: Mapping[str, int], layers: Iterable[LayerTime]) -> dict[int, _Nodes]:
     """By their first node, the nodes that share a kernel, directly or through another kernel."""
-    parent = {i: i for i in at.values()}
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    for layer in layers:
-        roots = sorted({root(at[name]) for name in layer.nodes if name in at})
-        if not layer.boundary:
-            parent.update(dict.fromkeys(roots[1:], roots[0]))
-    found: dict[int, list[int]] = {}
-    for i in parent:
-        found.setdefault(root(i), []).append(i)
-    return {first: tuple(nodes) for first, nodes in found.items()}
+    kernels = ([at[name] for name in layer.nodes if name in at] for layer in layers if not layer.boundary)
+    return {group[0]: group for group in joined(sorted(at.values()), kernels)}
 
 
 class _Branch:

@@ -12,6 +12,7 @@ import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.regions.fusion import joined
 from qdqspec.search._conversions import Conversions
 from qdqspec.search._descent import Descent
 from qdqspec.search.crossings import FP, Codes, Crossings, domains_of, edges_between
@@ -33,25 +34,15 @@ class Block:
 
 def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[Block, ...]:
     """Join units that share a kernel of any profile; in graph order."""
-    parent = {unit.id: unit.id for unit in space.units}
-
-    def root(name: str) -> str:
-        while parent[name] != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
-
-    for layers in profiles:
-        for layer in layers:
-            members = [space.unit_of[node] for node in layer.nodes if node in space.unit_of]
-            for other in members[1:] if not layer.boundary else ():
-                parent[root(other)] = root(members[0])
-    groups: dict[str, list[str]] = {}
-    for unit in space.units:
-        groups.setdefault(root(unit.id), []).append(unit.id)
+    kernels = (
+        [space.unit_of[node] for node in layer.nodes if node in space.unit_of]
+        for layers in profiles
+        for layer in layers
+        if not layer.boundary
+    )
+    groups = joined((unit.id for unit in space.units), kernels)
     return tuple(
-        Block(index=index, units=tuple(names), codes=_offered(space, names))
-        for index, names in enumerate(groups.values())
+        Block(index=index, units=names, codes=_offered(space, names)) for index, names in enumerate(groups)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from qdqspec.regions.fusion import groups_of
+from qdqspec.regions.fusion import groups_of, joined
 from qdqspec.session import Session
 from qdqspec.types import Case, LayerTime, RegionRules
 
@@ -27,3 +27,7 @@ def test_the_kernels_of_onnx_runtime(tmp_path, models):
     block = "/layer1/layer1.0"
     assert {f"{block}/conv2/Conv", f"{block}/Add", f"{block}/Relu_1"} in leaves
     assert {f"{block}/conv1/Conv", f"{block}/Relu"} in leaves
+
+
+def test_keys_are_joined_directly_and_through_other_groups() -> None:
+    assert joined("abcdef", ["ce", "", "ae", "f"]) == (("a", "c", "e"), ("b",), ("d",), ("f",))
