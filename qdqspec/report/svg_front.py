@@ -41,10 +41,9 @@ class _Plane:
     def around(cls, spots: Sequence[Spot]) -> _Plane:
         levels = [spot.level for spot in spots]
         low, high = min(spot.ratio for spot in spots), max([1.0, *(spot.ratio for spot in spots)])
-        wide, tall = (
-            (high - low) * 0.08 or 0.05,
-            (max(levels) - min(levels)) * 0.12 or 0.05 * abs(levels[0]) or 1.0,
-        )
+        wide = (high - low) * 0.08 or 0.05
+        span, size = max(levels) - min(levels), max(1.0, *map(abs, levels))
+        tall = max(span * 0.12, 1e-4 * size) if span else 0.05 * size
         return cls(max(0.0, low - wide), high + wide, min(levels) - tall, max(levels) + tall)
 
     def x(self, ratio: float) -> float:

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qdqspec.report.charts import baseline_chart, errors_chart, front_chart
@@ -60,6 +60,8 @@ def test_better_is_left_and_up() -> None:
 FIGURES = st.floats(1e-3, 1e3)
 
 
+@example([(1.0, 1.2e-107), (1.0, 1.2e-107)])
+@example([(1.0, 0.98), (1.0, 0.9800000000000001)])
 @given(st.lists(st.tuples(FIGURES, st.floats(-200, 199)), min_size=2, max_size=8))
 def test_any_front_stays_in_its_picture(points: list[tuple[float, float]]) -> None:
     search = cached_case().evidence.search
