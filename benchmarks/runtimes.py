@@ -4,7 +4,7 @@ Prints a row for each model and runtime: float and tuned model over the fastest 
 everything quantized over the runtime's own float model, from that runtime's search. Then the bars:
 
 - ``tuned``: on no runtime but the first is the tuned model slower than its float model, or than everything quantized if
-  that meets the accuracy limit (the whole interval lies above).
+  a trial showed that this meets the accuracy limit (the whole interval lies above).
 - ``chosen``: the winner is within 3 % of the best when `qdqspec compare` times all models once more.
 - ``wall``: a search takes at most 3 times as long as on the first runtime.
 
@@ -96,7 +96,7 @@ def bars(folder: Path, backends: list[str]) -> Iterator[str]:
     for result in others:
         tuned, whole = (result["latency"] or {}).get("ratios", {}).get("tuned"), everything(result)
         if tuned is not None:
-            limits = [1.0] + ([whole["high"]] if whole is not None and is_accurate(result) else [])
+            limits = [1.0] + ([whole["high"]] if whole is not None and is_accurate(folder, result) else [])
             yield verdict(
                 tuned["low"] <= min(limits), f"{folder.name}: tuned on {result['backend']}", interval(tuned)
             )
@@ -133,11 +133,14 @@ def everything(result: dict[str, Any]) -> dict[str, float] | None:
     return found
 
 
-def is_accurate(result: dict[str, Any]) -> bool:
-    """Whether a uniform placement meets the SQNR limit."""
+def is_accurate(folder: Path, result: dict[str, Any]) -> bool:
+    """Whether everything quantized is known to meet the SQNR limit: a trial of the search measured it."""
     floor = result["search"]["limits"]["min_sqnr_db"]
-    pure = [t["sqnr_db"] for t in result["trials"]["list"] if t["phase"] == "pure" and t["number"]]
-    return floor is None or any(sqnr is not None and sqnr >= floor for sqnr in pure)
+    journal = (folder / result["backend"] / "trials.jsonl").read_text().splitlines()
+    trials = [trial for trial in map(json.loads, journal) if "phase" in trial]
+    whole = {trial["placement"] for trial in trials if trial.get("role") == "everything"}
+    known = [t["sqnr_db"] for t in trials if t["placement"] in whole and t.get("sqnr_db") is not None]
+    return bool(known) and (floor is None or max(known) >= floor)
 
 
 def interval(ratio: dict[str, float]) -> str:
