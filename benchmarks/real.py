@@ -106,9 +106,10 @@ def _rows(arguments: argparse.Namespace) -> list[Row]:
     for model in find_models(arguments.folders, arguments.only, arguments.results / "data"):
         if model.name in RANDOM_WEIGHTS and not (arguments.random or arguments.only):
             continue
-        for via in (LINE, SPEC, PYTHON) if model.name in THREE_WAYS else (LINE,):
+        for via in (LINE, SPEC, PYTHON) if arguments.every_way or model.name in THREE_WAYS else (LINE,):
             words = [*words_of(arguments, model.name), "--via", via]
-            wanted[f"{model.name} by {via}"] = [*words, *(["--reuse"] if arguments.reuse else [])]
+            words += ["--reuse"] if arguments.reuse else []
+            wanted[f"{model.name} by {via}"] = [*words, *(["--every-way"] if arguments.every_way else [])]
     if arguments.again:
         path.unlink(missing_ok=True)
     return run_rows(Path(__file__), wanted, path, ROWS, limit_s=arguments.limit, failed=_failed, table=_table)
@@ -124,6 +125,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--random", action="store_true", help="also models with random weights")
     parser.add_argument("--again", action="store_true", help="measure rows that are known as well")
     parser.add_argument("--reuse", action="store_true", help="do not tune what was tuned before")
+    parser.add_argument(
+        "--every-way",
+        action="store_true",
+        help="each model on the command line, by a spec and from Python; what tuning comes to, without measuring",
+    )
     parser.add_argument("--via", default=LINE, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -133,6 +139,8 @@ def _row(model: RealModel, arguments: argparse.Namespace) -> Row:
     folder = arguments.results / model.name / arguments.via.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     search = _searched(model, folder, arguments)
+    if arguments.every_way:
+        return Row(name=model.name, via=arguments.via, is_random=model.is_random, search=search)
     files, failures = quantized(model, folder)
     if search.failed:
         failures["tuned"] = search.failed

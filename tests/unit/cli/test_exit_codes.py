@@ -130,13 +130,13 @@ CODES = {
     "cluster start --host 10.0.0.5": 2,
     "worker tcp://10.0.0.5:8786": 2,
     "upgrade-check tuned --python nowhere": 2,
+    "reduce broken.onnx -o out": 2,
+    "reduce net.onnx --backend toaster -o out": 2,
     "config": 0,
     "config --mode sleep": 2,
 }
-ELSEWHERE = {
-    "worker",
-    "upgrade-check",
-}  # a worker runs until it is stopped; a second runtime has tests of its own
+# A worker runs until it is stopped; a second runtime and models that a backend refuses have tests of their own.
+ELSEWHERE = {"worker", "upgrade-check", "reduce"}
 
 
 @pytest.mark.parametrize("words", CODES)

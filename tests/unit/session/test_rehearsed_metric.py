@@ -15,7 +15,16 @@ from arrays import arrays_of
 from onnx import numpy_helper
 
 from qdqspec.session import Session
-from qdqspec.types import NOT_CANDIDATES, AccuracyRules, Case, Inputs, InputShape, ShapeProfile, TuneRules
+from qdqspec.types import (
+    NOT_CANDIDATES,
+    AccuracyRules,
+    Case,
+    Inputs,
+    InputShape,
+    QuantizeRules,
+    ShapeProfile,
+    TuneRules,
+)
 
 BATCH = 20
 MOST_FAILED = 5  # one build of five
@@ -39,6 +48,7 @@ def case_of(model: Path, name: str, sample: tuple[int, ...], calibration: Path, 
         id="default",
         model=model,
         inputs=Inputs(profiles=(profile,), calibration=calibration, evaluation=evaluation),
+        quantize=QuantizeRules(corrections="none"),  # equalization takes the factors of hard layers out again
         tune=TuneRules(trials=12, accuracy=AccuracyRules(metric="top1", max_drop=0.01)),
     )
 
