@@ -14,7 +14,7 @@ import numpy as np
 from qdqspec.corrections.biases import bias_shift
 from qdqspec.corrections.bits import overflow_free_scale, without_overflow
 from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
-from qdqspec.corrections.judge import Errors, Judge, sure_db
+from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, sure_db
 from qdqspec.corrections.layers import Layer, find_layers
 from qdqspec.corrections.margins import FACTORS, widened
 from qdqspec.corrections.ranges import Ranges, chosen_ranges
@@ -27,11 +27,10 @@ from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, WeightNumb
 from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges, tied_groups
-from qdqspec.types import CORRECTIONS, Consumer, CorrectionGain, Site
+from qdqspec.types import CORRECTIONS, Consumer, CorrectionGain, Placement, Site
 
 LEAST_DB = 0.1  # smallest mean gain over placements on held-out samples
 MOST_LOSS_DB = 0.05  # largest loss of any of these placements
-USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or losses are not meaningful
 RANGES_SHARE = 0.7  # of the time that is left
 LEAST_JUDGEMENTS = 6  # that fit in the time: where one on all samples takes longer, it is on fewer of them
 MARGIN_SAMPLES = 4  # held out, at least, to judge margins
@@ -49,14 +48,19 @@ class Question:
 
     ``ranges`` gives those of every calibration method, including the case's own ``method``; ``fit_ranges`` those of
     that method by the even samples alone. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate
-    on the processor. Numbers of tensors in ``fixed`` are not changed. ``equalized`` is the same question about a model
-    whose constants are scaled, with the ranges of these tensors calibrated again.
+    on the processor. Numbers of tensors in ``fixed`` are not changed. ``units`` are those that everything quantizes;
+    ``place`` gives the placement of some of them, ``without`` the placements to judge with some in floating point.
+    ``equalized`` is the same question about a model whose constants are scaled, with the ranges of these tensors
+    calibrated again.
     """
 
     model: Model
     judge: Judge
     numbers: Quantizer
     sites: tuple[Site, ...]
+    units: tuple[str, ...]
+    place: Callable[[Collection[str]], Placement]
+    without: Callable[[Collection[str]], tuple[Placement, ...]]
     ranges: Callable[[], Mapping[str, Ranges]]
     fit_ranges: Callable[[], Ranges]
     method: str
@@ -115,8 +119,20 @@ class _Search:
         self.judged = len(self.errors[0].powers) if self.errors else question.judge.samples
         self.question = self._on_judged(question)
         self.until = started + min(question.seconds, JUDGEMENTS * (question.clock() - started))
+        is_usable = any(one.total_db >= USABLE_DB for one in self.errors)
+        if self.errors and not is_usable and question.clock() < late:
+            self._leave_dominating_units()
         self.layers = find_layers(question.model, question.sites)
         self.margin: tuple[float, frozenset[str]] = 1.0, frozenset()  # of ranges, and tensors without it
+
+    def _leave_dominating_units(self) -> None:
+        """Judge the other units alone, if a few make the outputs of all placements meaningless."""
+        question, judge = self.question, self.question.judge
+        left = judge.dominating(question.numbers, question.units, question.place)
+        if left:
+            placements = (judge.placements[0], *question.without(left))
+            self.question = replace(question, judge=replace(judge, placements=placements))
+            self.errors = self.question.judge.errors(question.numbers)
 
     @property
     def is_over(self) -> bool:

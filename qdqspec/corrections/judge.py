@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, TypeAlias
@@ -22,6 +22,9 @@ Part: TypeAlias = Literal["fit", "held-out"]
 SAMPLES = 12  # of each part
 TINY = 1e-30  # lower bound of powers
 LEAST_SAMPLES = 2  # that a judgement is based on, also where one takes long
+USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or losses are not meaningful
+MOST_LEFT = 4  # units that are left in floating point so that the others can be judged,
+LEFT_SHARE = 4  # and one in so many
 MIN_SAMPLES = 4  # of both parts together; fewer cannot be split
 
 
@@ -69,6 +72,36 @@ class Judge:
                 if len(rows[0]) >= LEAST_SAMPLES and is_late():
                     break
         return tuple(Errors(np.array(row)) for row in rows)
+
+    def dominating(
+        self, numbers: QuantSource, units: Sequence[str], place: Callable[[Collection[str]], Placement]
+    ) -> tuple[str, ...]:
+        """The few units without which all others together are usable; empty if there are none or too many.
+
+        Each is found by halving: the half of the units with the lower SQNR is divided further. ``place`` gives the
+        placement of some units, whose pairs are those of the first of `placements`.
+        """
+        left: list[str] = []
+        most = min(MOST_LEFT, len(units) // LEFT_SHARE)
+        with self.open(numbers, "fit") as rehearsal:
+            references = list(islice(rehearsal.references(), LEAST_SAMPLES))
+
+            def total_db(some: Collection[str]) -> float:
+                setting = rehearsal.switches.setting(place(some))
+                runs = [(reference, rehearsal.values(setting, feed)) for feed, reference in references]
+                rows = [
+                    powers([(known[e], found[e]) for e in rehearsal.guiding_edges]) for known, found in runs
+                ]
+                return Errors(np.array(rows)).total_db
+
+            while total_db(rest := [unit for unit in units if unit not in left]) < USABLE_DB:
+                if len(left) >= most:
+                    return ()
+                while len(rest) > 1:
+                    middle = len(rest) // 2
+                    rest = min(rest[:middle], rest[middle:], key=total_db)
+                left += rest
+        return tuple(left)
 
 
 @dataclass(frozen=True, slots=True)

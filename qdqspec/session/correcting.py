@@ -82,13 +82,16 @@ class Correcting:
 
     def _question(self, model: Model, numbers: Quantizer, judge: Judge) -> Question:
         """The question about this model, which is the case's or an equalized one."""
-        rules = self.case.quantize
+        rules, labels = self.case.quantize, self.space.everything()
         given = () if self.case.inputs.scales is None else NEED_RANGES
         return Question(
             model=model,
             judge=replace(judge, model=model),
             numbers=numbers,
             sites=tuple(dict.fromkeys(s for p in judge.placements for s in p.ordered)),
+            units=tuple(labels),
+            place=lambda units: self.space.resolve({unit: labels[unit] for unit in units}),
+            without=lambda units: _with_halves(judged_placements(self.space, units)),
             ranges=partial(self.ranges, model),
             fit_ranges=partial(self.fit_ranges, model),
             method=rules.calibration,
@@ -118,14 +121,18 @@ class Correcting:
                 yield {**{name: feed[name] for name in tensors if name in feed}, **found}
 
 
-def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:
-    """The placements that corrections are judged on: everything, and only linear operators with float outputs."""
+def judged_placements(space: SchemeSpace, without: Collection[str] = ()) -> tuple[Placement, ...]:
+    """The placements that corrections are judged on: everything, and only linear operators with float outputs.
+
+    The units in ``without`` stay in floating point.
+    """
     linear = {
         unit.id: "in-only"
         for unit in space.units
-        if unit.op_type in ("Gemm", "MatMul") and "in-only" in unit.labels
+        if unit.op_type in ("Gemm", "MatMul") and "in-only" in unit.labels and unit.id not in without
     }
-    found = (space.resolve(space.everything()), space.resolve(linear))
+    everything = {unit: label for unit, label in space.everything().items() if unit not in without}
+    found = (space.resolve(everything), space.resolve(linear))
     return tuple({placement.digest: placement for placement in found if placement.sites}.values())
 
 

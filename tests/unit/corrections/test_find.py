@@ -232,6 +232,42 @@ def with_outliers(
     return session.work(case).setup.prepared
 
 
+def with_hard_layers(session: Session, folder: Path, *hard: int) -> Prepared:
+    """Sixteen linear layers, of which the ``hard`` ones read channels with scales from 1 to 10,000."""
+    work = ChainModel(0, [1, 8, WIDTH])
+    for number in range(16):
+        weight = work.random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / np.float32(WIDTH**0.5)
+        if number in hard:
+            factors = work.random.permutation(np.geomspace(1, 1e4, WIDTH)).astype(np.float32)
+            work.constants.append(onnx.numpy_helper.from_array(factors, f"factors{number}"))
+            work.add("Mul", work.now, f"factors{number}")
+            weight /= factors[:, None]
+        work.constants.append(onnx.numpy_helper.from_array(weight, f"weight{number}"))
+        work.add("MatMul", work.now, f"weight{number}")
+        work.add("Tanh")
+    model, data = folder / "hard.onnx", folder / "data.npz"
+    save_model(work.model().proto, model)
+    np.savez(data, x=np.random.default_rng(1).standard_normal((16, 8, WIDTH)).astype(np.float32))
+    rules = QuantizeRules(corrections=("rounding",))
+    case = Case(id="default", model=model, inputs=Inputs(calibration=data), quantize=rules)
+    return session.work(case).setup.prepared
+
+
+@pytest.mark.parametrize("hard", [(3,), (1, 6)])
+def test_a_few_hard_layers_do_not_hide_what_the_others_gain(
+    session: Session, tmp_path: Path, hard: tuple[int, ...]
+) -> None:
+    (gain,) = with_hard_layers(session, tmp_path, *hard).corrections.gains
+    assert gain.before_db < find.USABLE_DB
+    assert gain.taken
+
+
+def test_where_many_layers_are_hard_nothing_is_judged(session: Session, tmp_path: Path) -> None:
+    (gain,) = with_hard_layers(session, tmp_path, *range(16)).corrections.gains
+    assert gain.before_db < find.USABLE_DB
+    assert not gain.taken
+
+
 def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) -> None:
     work = with_outliers(session, tmp_path)
     (gain,) = work.corrections.gains
