@@ -23,10 +23,10 @@ import numpy as np
 from real_data import RealModel, find_models
 from tabulate import tabulate
 
+from qdqspec.preparation.correcting import judged_placements
+from qdqspec.preparation.runtimes import reference_runtime
 from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, Subject
 from qdqspec.session import Session
-from qdqspec.session.correcting import judged_placements
-from qdqspec.session.runtimes import reference_runtime
 from qdqspec.types import Case, Inputs, QuantizeRules
 
 SAMPLES = 32

@@ -26,10 +26,10 @@ from typing import Any
 from tabulate import tabulate
 
 from qdqspec import Session
+from qdqspec.accuracy.oracle import RehearsalOracle
 from qdqspec.measurement.bench import Bench
+from qdqspec.preparation.correcting import Correcting
 from qdqspec.rehearsal import Rehearsal
-from qdqspec.session.correcting import Correcting
-from qdqspec.session.oracle import RehearsalOracle
 
 KINDS = (
     "noise", "screening", "profile", "accuracy", "rehearsal", "corrections", "races", "confirmation", "builds",

@@ -42,10 +42,10 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.import_qdq import placement_for
 from qdqspec.placement.insert import Inserter
+from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.files import write_placement
+from qdqspec.preparation.timing import time_files
 from qdqspec.session import Session
-from qdqspec.session.case import CaseSetup
-from qdqspec.session.files import write_placement
-from qdqspec.session.timing import time_files
 from qdqspec.types import NOT_CANDIDATES, Case, Interval, LatencyEvidence, Placement, SearchResult, Site
 
 HEADERS = (

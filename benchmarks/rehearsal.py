@@ -26,10 +26,10 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.parity.gate import SAMPLES, OutputGate
 from qdqspec.placement.insert import Inserter
+from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.runtimes import unfused
 from qdqspec.rehearsal import Rehearsal, Runtime, Sensitivities, Subject, find_sensitivities, sites_of
 from qdqspec.session import Session
-from qdqspec.session.prepare import Prepared
-from qdqspec.session.runtimes import unfused
 from qdqspec.types import Case, Inputs, Placement
 
 COSTS = ("model", "switches", "open s", "sensitivities s", "float ms", "off / float", "on / float")

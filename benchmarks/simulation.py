@@ -22,9 +22,9 @@ from qdqspec.backends.fake.cost import cost_of
 from qdqspec.config import Settings
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.insert import Inserter
-from qdqspec.session.files import open_journal
-from qdqspec.session.prepare import Prepared
-from qdqspec.session.resources import Resources
+from qdqspec.preparation.files import open_journal
+from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.resources import Resources
 from qdqspec.session.tuning import Tuned, Tuning
 from qdqspec.types import Case, Interval, Label, LayerTime, Placement, Samples, Trial
 

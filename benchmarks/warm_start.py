@@ -33,11 +33,11 @@ from tabulate import tabulate
 from qdqspec.config import Settings
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
+from qdqspec.preparation.cached import PATTERNS
+from qdqspec.preparation.files import write_patterns
+from qdqspec.preparation.timing import time_files
 from qdqspec.session import Session
-from qdqspec.session.cached import PATTERNS
 from qdqspec.session.evidence import CaseWork
-from qdqspec.session.files import write_patterns
-from qdqspec.session.timing import time_files
 from qdqspec.types import NOT_CANDIDATES, Case, SearchResult, Trial
 
 NEAR = 1.02  # what is within this of a time is as good

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
+from qdqspec.accuracy.culprits import MOST
 from qdqspec.checks._requests import needs_of
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
@@ -18,7 +19,6 @@ from qdqspec.report.record import read_record
 from qdqspec.report.result import write_results
 from qdqspec.report.write import write_report
 from qdqspec.session import Session
-from qdqspec.session.culprits import MOST
 from qdqspec.session.given_data import GivenFiles, is_model
 from qdqspec.session.result import Result
 from qdqspec.spec.inline import AskedWithStrategy, GivenModel, PathLike

@@ -119,7 +119,7 @@ def _list(arguments: argparse.Namespace, store: Any) -> int:
 
 
 def _line(entry: StoreEntry) -> str:
-    from qdqspec.session.cached import about
+    from qdqspec.preparation.cached import about
 
     said = about(entry.folder)
     what = " on ".join(said[word] for word in ("case", "device") if word in said) or "(not said)"
@@ -127,7 +127,7 @@ def _line(entry: StoreEntry) -> str:
 
 
 def _row(entry: StoreEntry) -> dict[str, Any]:
-    from qdqspec.session.cached import about
+    from qdqspec.preparation.cached import about
 
     return {
         "key": entry.folder.name,

@@ -37,9 +37,9 @@ _SCHEME, _REFERENCE = "scheme.json", "reference.onnx"
 
 def explain_culprits(arguments: argparse.Namespace) -> int:
     """Rank the pairs and print them."""
+    from qdqspec.accuracy.culprits import culprits_of
     from qdqspec.report.culprits import culprits_json, culprits_text
     from qdqspec.session import Session
-    from qdqspec.session.culprits import culprits_of
 
     if len(arguments.what) > 1:
         raise ConfigError("the pairs of one model are ranked at a time", cure="name one case or model")

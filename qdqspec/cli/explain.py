@@ -305,8 +305,8 @@ def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) ->
     from qdqspec.backends.base import BuildOptions
     from qdqspec.graph.model import load_model
     from qdqspec.measurement.isolate import Isolated
+    from qdqspec.preparation.timing import profile_models
     from qdqspec.report.explain import Engine
-    from qdqspec.session.timing import profile_models
 
     ops = {node.name: node.op_type for path in models.values() for node in load_model(path).nodes}
     with closing(Isolated(settings.backend)) as backend:

@@ -91,7 +91,7 @@ def reduce_failures(session: Session, cases: Iterable[Case]) -> None:
     """Reduce the first candidate of each case that failed to build or run, into ``faults/`` of its folder."""
     from qdqspec.graph.model import load_model
     from qdqspec.measurement.reduce import reduce_model
-    from qdqspec.session.files import make_folder, write_placement
+    from qdqspec.preparation.files import make_folder, write_placement
     from qdqspec.temporary import TemporaryFolder
     from qdqspec.types import NOT_CANDIDATES
 

@@ -140,7 +140,7 @@ def _facts(environment: Environment, backend: str, options: BuildOptions) -> dic
 
 
 def _checked(session: Session, known: _Known, environment: Environment, allowed: float) -> Upgrade:
-    from qdqspec.session.upgrade import check_upgrade
+    from qdqspec.upgrade import check_upgrade
 
     work = session.work(known.case)
     found = check_upgrade(work, known.tuned or work.finder.tuned_path, environment, allowed)

@@ -28,7 +28,7 @@ from qdqspec.cluster.request import CACHE, OUTPUT, FileEntry, Request
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import ConfigError, QdqspecError, StateError
 from qdqspec.files import file_digest, replace_file
-from qdqspec.session.files import JOURNAL
+from qdqspec.preparation.files import JOURNAL
 
 CHUNK = 32 << 20
 _HEADER = "trials.header.json"

@@ -31,10 +31,10 @@ from qdqspec.files import copy_whole, explained
 from qdqspec.measurement.journal import trial_from_json
 from qdqspec.measurement.lock import RunLock
 from qdqspec.measurement.store import Store
+from qdqspec.preparation.cached import about
+from qdqspec.preparation.files import JOURNAL, BuildLogs, open_journal
 from qdqspec.report.record import record_from_json
 from qdqspec.session import Session
-from qdqspec.session.cached import about
-from qdqspec.session.files import JOURNAL, BuildLogs, open_journal
 from qdqspec.types import (
     Case,
     CaseRecord,

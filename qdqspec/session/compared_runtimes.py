@@ -23,10 +23,9 @@ from qdqspec.measurement.fresh import FreshBuilds
 from qdqspec.measurement.profiles import Load, attach
 from qdqspec.measurement.stats import drift
 from qdqspec.measurement.together import Together, joined, ratios_between
-from qdqspec.session.case import CaseSetup
+from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.session.evidence import CaseWork
-from qdqspec.session.timing import BUILDS, ROUNDS
-from qdqspec.session.tuning import clock_for
 from qdqspec.types import Clock, Interval, RuntimeComparison, RuntimeModel, Samples
 
 Report = Callable[[str, str], None]  # of a case, and what is done

@@ -9,6 +9,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
+from qdqspec.accuracy.culprits import culprits_of
+from qdqspec.accuracy.parity import BothModels, compare_models
+from qdqspec.accuracy.probes import search_input
 from qdqspec.baseline.store import Renewal
 from qdqspec.checks._requests import needs_of, requests_of
 from qdqspec.errors import QdqspecError
@@ -18,15 +21,12 @@ from qdqspec.measurement.race import MIXED_LAUNCHES
 from qdqspec.measurement.store import Store
 from qdqspec.parity.scores import accuracy_evidence
 from qdqspec.placement.survival import check_survival
+from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.files import profiles_of
+from qdqspec.preparation.resources import Resources
 from qdqspec.regions.folding import fold_graph
 from qdqspec.regions.search import find_regions
-from qdqspec.session.case import CaseSetup
-from qdqspec.session.culprits import culprits_of
-from qdqspec.session.files import profiles_of
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
-from qdqspec.session.parity import BothModels, compare_models
-from qdqspec.session.probes import search_input
-from qdqspec.session.resources import Resources
 from qdqspec.session.winner import Finder
 from qdqspec.types import (
     AccuracyEvidence,

@@ -37,7 +37,7 @@ from qdqspec.measurement.change import (
     ratio_interval,
     ratio_times,
 )
-from qdqspec.session.timing import Measure
+from qdqspec.preparation.timing import Measure
 from qdqspec.types import Case, Change, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples
 from qdqspec.types.requests import BaselineRequest
 

@@ -31,10 +31,9 @@ from qdqspec.checks._requests import needs_of
 from qdqspec.checks._verdicts import timed_out
 from qdqspec.checks.base import Check
 from qdqspec.measurement.store import Store
-from qdqspec.registry import resolve
-from qdqspec.session.cached import MODEL, PATTERNS, RAW_MODEL, CachedSearch, keep
-from qdqspec.session.case import CaseSetup
-from qdqspec.session.files import (
+from qdqspec.preparation.cached import MODEL, PATTERNS, RAW_MODEL, CachedSearch, keep
+from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.files import (
     CORRECTIONS,
     REFERENCE,
     open_journal,
@@ -42,6 +41,7 @@ from qdqspec.session.files import (
     write_patterns,
     write_results,
 )
+from qdqspec.registry import resolve
 from qdqspec.session.tuning import Tuning
 from qdqspec.types import CheckSpec, LatencyEvidence, Verdict
 from qdqspec.units import seconds_text

@@ -8,8 +8,8 @@ from pathlib import Path
 from qdqspec.errors import StateError
 from qdqspec.files import RESULT, write_whole
 from qdqspec.graph.model import Model, require_path
-from qdqspec.session.cached import CachedSearch
-from qdqspec.session.files import make_folder, take_results
+from qdqspec.preparation.cached import CachedSearch
+from qdqspec.preparation.files import make_folder, take_results
 from qdqspec.session.given_data import GivenFiles
 from qdqspec.types import (
     Evidence,

@@ -12,6 +12,9 @@ from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 from qdqspec import __version__
+from qdqspec.accuracy.culprits import MOST, culprits_of
+from qdqspec.accuracy.parity import SideBySide
+from qdqspec.accuracy.probes import Prober, read_probe
 from qdqspec.backends.base import Availability
 from qdqspec.baseline.store import Renewal
 from qdqspec.cases import SPEC_SUFFIXES, find_case
@@ -25,14 +28,11 @@ from qdqspec.measurement.lock import DeviceLock, log_wait
 from qdqspec.measurement.store import Store
 from qdqspec.parity.scores import joined_metrics
 from qdqspec.placement.import_qdq import import_placement
+from qdqspec.preparation.resources import Backends, Resources
 from qdqspec.session.compared_runtimes import compare_runtimes, grouped, side_of
-from qdqspec.session.culprits import MOST, culprits_of
 from qdqspec.session.evidence import CaseWork, skipped_record
 from qdqspec.session.given_data import GivenFiles, is_model
-from qdqspec.session.parity import SideBySide
 from qdqspec.session.pipeline import judge
-from qdqspec.session.probes import Prober, read_probe
-from qdqspec.session.resources import Backends, Resources
 from qdqspec.session.result import Result
 from qdqspec.session.study import AnyStrategy, Study
 from qdqspec.session.targets import find_common, folder_of

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from qdqspec.accuracy.oracle import Rehearser
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import StateError
 from qdqspec.files import copy_whole, explained
@@ -26,14 +27,20 @@ from qdqspec.measurement.journal import Journal
 from qdqspec.measurement.lock import RunLock
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.plain_json import read_json
+from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.files import (
+    CORRECTIONS,
+    JOURNAL,
+    BuildLogs,
+    make_folder,
+    write_placed,
+    write_placement,
+)
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
-from qdqspec.session.case import CaseSetup
-from qdqspec.session.files import CORRECTIONS, JOURNAL, BuildLogs, make_folder, write_placed, write_placement
-from qdqspec.session.oracle import Rehearser
-from qdqspec.session.prepare import Prepared
 from qdqspec.session.tuning import MakeStrategy, Tuned, Tuning, named
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial

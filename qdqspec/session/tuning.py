@@ -12,26 +12,27 @@ from typing import Self, TypeAlias, cast
 
 import numpy as np
 
+from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
+from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.graph.model import require_path
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.bench import Bench
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.preparation.candidates import ROLE, CandidateFiles, PartFiles, half_reference, note_half
+from qdqspec.preparation.correcting import SECONDS
+from qdqspec.preparation.files import BuildLogs
+from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.resources import Resources
+from qdqspec.preparation.start import Start, warm_starts
+from qdqspec.preparation.timing import clock_for
 from qdqspec.regions.forecast import forecast_tuning
 from qdqspec.regions.inspect import forecast_line
 from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Search
 from qdqspec.search.select import Choice, raw_winner
-from qdqspec.session.candidates import ROLE, CandidateFiles, PartFiles, half_reference, note_half
 from qdqspec.session.confirm import Confirmed, confirm, most_builds
-from qdqspec.session.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
-from qdqspec.session.correcting import SECONDS
-from qdqspec.session.files import BuildLogs
-from qdqspec.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
-from qdqspec.session.prepare import Prepared
-from qdqspec.session.resources import Resources
-from qdqspec.session.start import Start, warm_starts
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     TRIALS,
@@ -69,11 +70,6 @@ class Tuned:
         ratios = self.latency.ratios
         found = {trial.placement.digest: ratios[role] for role, trial in self.confirmed if role in ratios}
         return {**found, self.result.winner.digest: ratios["tuned"]}
-
-
-def clock_for(rules: TuneRules, threads: int) -> Clock:
-    """The clock that decides races: thread CPU time for one thread, else wall time."""
-    return rules.clock if rules.clock != "auto" else "cpu" if threads == 1 else "wall"
 
 
 class Tuning:

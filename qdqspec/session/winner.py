@@ -13,11 +13,11 @@ from qdqspec.graph.model import require_path
 from qdqspec.measurement.store import Store
 from qdqspec.placement.equalize import Equalization
 from qdqspec.placement.scheme import SchemeFile, read_scheme
-from qdqspec.session.cached import SCHEME, CachedSearch, recall
-from qdqspec.session.case import CaseSetup
-from qdqspec.session.files import make_folder, take_results, write_results
+from qdqspec.preparation.cached import SCHEME, CachedSearch, recall
+from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.files import make_folder, take_results, write_results
+from qdqspec.preparation.timing import BUILDS, ROUNDS, Measure
 from qdqspec.session.pipeline import tune
-from qdqspec.session.timing import BUILDS, ROUNDS, Measure
 from qdqspec.types import LatencyEvidence, PlacedPair, Placement
 from qdqspec.units import interval_text, metric_text, ratio_text
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from qdqspec.errors import OutputError
-from qdqspec.session.files import JOURNAL
+from qdqspec.preparation.files import JOURNAL
 
 SET = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx", "scheme.json", "layers.csv")
 
@@ -47,7 +47,7 @@ def test_a_full_disk_leaves_the_old_results_as_they_were(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    name = "qdqspec.session.files.shutil.copyfile" if cached else "qdqspec.session.files.write_scheme"
+    name = "qdqspec.preparation.files.shutil.copyfile" if cached else "qdqspec.preparation.files.write_scheme"
     with monkeypatch.context() as patch:
         patch.setattr(name, full)
         with pytest.raises(OutputError, match="No space left") as caught:

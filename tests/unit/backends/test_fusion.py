@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from qdqspec.errors import StateError
+from qdqspec.preparation.runtimes import FILE
 from qdqspec.session import Session
-from qdqspec.session.runtimes import FILE
 from qdqspec.types import Case, RegionRules, TuneRules
 
 pytestmark = pytest.mark.usefixtures("engine_threads")

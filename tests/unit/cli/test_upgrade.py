@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.session.upgrade import judge_upgrade
 from qdqspec.types import Interval, Upgrade
+from qdqspec.upgrade import judge_upgrade
 
 SPEC = """\
 qdqspec: 1

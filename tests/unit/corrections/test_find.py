@@ -22,11 +22,11 @@ from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.scheme import apply_scheme, write_scheme
 from qdqspec.placement.strip import strip_qdq
+from qdqspec.preparation.correcting import Correcting
+from qdqspec.preparation.files import write_placed, write_placement
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session
-from qdqspec.session.correcting import Correcting
-from qdqspec.session.files import write_placed, write_placement
-from qdqspec.session.prepare import Prepared
 from qdqspec.types import Case, Inputs, Placement, QuantizeRules
 
 

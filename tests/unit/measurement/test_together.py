@@ -20,7 +20,7 @@ from qdqspec.errors import BackendError
 from qdqspec.measurement import together
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.together import Together, time_together
-from qdqspec.session.resources import Resources
+from qdqspec.preparation.resources import Resources
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Samples
 

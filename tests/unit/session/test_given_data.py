@@ -12,8 +12,8 @@ from qdqspec import Session
 from qdqspec.errors import DataError
 from qdqspec.parity.data import open_data
 from qdqspec.parity.shapes import InputSpec
+from qdqspec.preparation.cached import data_digest
 from qdqspec.session import given_data
-from qdqspec.session.cached import data_digest
 from qdqspec.session.given_data import GivenFiles
 from qdqspec.spec.inline import inline_case
 from qdqspec.types import Data

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import numpy_helper
 
+from qdqspec.accuracy.probes import SavedProbe, read_probe, search_input, write_probe
 from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.checks._requests import requests_of
@@ -24,7 +25,6 @@ from qdqspec.cli import main
 from qdqspec.errors import BackendError, DataError
 from qdqspec.parity.typical import Typical
 from qdqspec.session import Session
-from qdqspec.session.probes import SavedProbe, read_probe, search_input, write_probe
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Inputs, InputShape, ParitySearch, ShapeProfile, TriedInput
 from qdqspec.types.requests import InputRequest

@@ -12,11 +12,11 @@ from arrays import arrays_of
 
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
+from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.start import kept_scales
 from qdqspec.quantize.corrections import weight_key
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.session import Session
-from qdqspec.session.prepare import Prepared
-from qdqspec.session.start import kept_scales
 from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Case, Inputs, Placement, QuantizeRules, TuneRules
 

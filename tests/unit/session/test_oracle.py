@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.accuracy.oracle import FIRST_DOUBT_DB, RehearsalOracle, Rehearser
 from qdqspec.backends.fake import FakeDevice
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.session import Session
-from qdqspec.session.oracle import FIRST_DOUBT_DB, RehearsalOracle, Rehearser
 from qdqspec.types import Case, Inputs, Placement, Trial, TuneRules
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> net (float[1,4,8,8] x) => (float[1,4,8,8] y) {

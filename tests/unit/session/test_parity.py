@@ -15,6 +15,7 @@ from narrow import within_7_bits
 from onnx import numpy_helper
 
 from qdqspec import verify
+from qdqspec.accuracy.parity import SideBySide
 from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime import OnnxRuntime, OnnxRuntimeEngine
@@ -23,9 +24,8 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, load_model
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import compare_outputs
-from qdqspec.session.parity import SideBySide
-from qdqspec.session.resources import Resources
-from qdqspec.session.runtimes import ARITHMETIC
+from qdqspec.preparation.resources import Resources
+from qdqspec.preparation.runtimes import ARITHMETIC
 from qdqspec.types import ParityEvidence
 
 DATA = Path(__file__).parents[2] / "data"
@@ -199,7 +199,7 @@ def test_all_inputs_give_what_each_gives_with_one_engine_open_where_they_may_wai
     held: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A picture has a kilobyte: nine thousand bytes are all but the last, or eight."""
-    monkeypatch.setattr("qdqspec.session.parity.HELD_BYTES", held)
+    monkeypatch.setattr("qdqspec.accuracy.parity.HELD_BYTES", held)
     pictures = arrays_of(CALIBRATION)["input"][:12]
     feeds = [{"input": picture[None]} for picture in pictures]
     files = MODELS / "digits_resnet.onnx", EIGHT_BITS
@@ -241,7 +241,7 @@ def test_pairs_are_computed_as_onnx_defines_them(tmp_path: Path) -> None:
 
 
 def test_the_evidence_of_a_case_answers_what_its_checks_ask(evidence: ParityEvidence) -> None:
-    from qdqspec.session.parity import questions
+    from qdqspec.accuracy.parity import questions
     from qdqspec.testing.records import params_of
     from qdqspec.types import Case, CheckSpec, TopK
 

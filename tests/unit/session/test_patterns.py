@@ -8,7 +8,7 @@ import pytest
 
 from qdqspec import load_spec
 from qdqspec.errors import PatternError, SpecError
-from qdqspec.session.prepare import require_patterns
+from qdqspec.preparation.prepare import require_patterns
 from qdqspec.types import Case, PatternRules
 
 SPEC = """\

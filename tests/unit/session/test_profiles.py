@@ -15,10 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.weights import WeightStore
+from qdqspec.preparation.candidates import PartFiles
 from qdqspec.report.record import record_from_json, record_to_json
 from qdqspec.report.write import format_for
 from qdqspec.session import Session
-from qdqspec.session.candidates import PartFiles
 from qdqspec.types import Case, Inputs, InputShape, Placement, ShapeProfile, TuneRules
 
 

@@ -25,9 +25,9 @@ from qdqspec.checks.speedup import check as speedup_check
 from qdqspec.corrections.find import Found
 from qdqspec.errors import BackendError, DataError, ModelError, OutputError, QdqspecError, StateError
 from qdqspec.measurement._processes import close_idle
+from qdqspec.preparation.cached import data_digest, key_of
+from qdqspec.preparation.correcting import Correcting
 from qdqspec.session import Session
-from qdqspec.session.cached import data_digest, key_of
-from qdqspec.session.correcting import Correcting
 from qdqspec.session.evidence import CaseWork
 from qdqspec.types import (
     Case,
@@ -876,7 +876,7 @@ def test_nor_after_something_went_wrong(
         def full(*_: object, **__: object) -> None:
             raise OutputError("no space left")
 
-        monkeypatch.setattr("qdqspec.session.candidates.save_model", full)
+        monkeypatch.setattr("qdqspec.preparation.candidates.save_model", full)
         with closing(open_session()) as session, pytest.raises(OutputError):
             session.search(case)
     assert children() == before

@@ -20,9 +20,9 @@ from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.scheme import write_scheme
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.regions.search import find_regions
-from qdqspec.session.start import Start, warm_starts
 from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Placement, Trial
 

@@ -14,8 +14,8 @@ from qdqspec.graph.model import Model
 from qdqspec.placement.cache import gather
 from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.regions.search import find_regions
-from qdqspec.session.start import Start, warm_starts
 from qdqspec.types import Placement, Trial
 
 HERE = ("onnxruntime-cpu", "this-machine")

@@ -16,9 +16,9 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import Run, compare_outputs
-from qdqspec.session.case import CaseSetup
-from qdqspec.session.resources import Resources
-from qdqspec.session.runtimes import ARITHMETIC, unfused
+from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.resources import Resources
+from qdqspec.preparation.runtimes import ARITHMETIC, unfused
 from qdqspec.types import Case, ParityEvidence, TopK
 from qdqspec.types.requests import ParityRequest
 

@@ -18,10 +18,10 @@ from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
 from qdqspec.parity.data import Dataset
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.preparation.runtimes import reference_runtime
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import RehearsalRefusedError
-from qdqspec.session.runtimes import reference_runtime
 from qdqspec.types import Case, Placement, Site
 
 SECONDS = {

@@ -30,6 +30,9 @@ from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shape
 from qdqspec.placement.equalize import Equalization, equalized, find_chains, touched
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.preparation.correcting import Correcting
+from qdqspec.preparation.runtimes import FusionBuild, Groups, Observing, groups_of_file
+from qdqspec.preparation.start import KeptScales, kept_scales
 from qdqspec.quantize.calibrate import Method, calibrate, calibrate_with
 from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.given import given_ranges
@@ -38,9 +41,6 @@ from qdqspec.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_included, unmatched
 from qdqspec.regions.grammar import parse
 from qdqspec.regions.search import find_regions
-from qdqspec.session.correcting import Correcting
-from qdqspec.session.runtimes import FusionBuild, Groups, Observing, groups_of_file
-from qdqspec.session.start import KeptScales, kept_scales
 from qdqspec.spec.problems import Problem, source_lines, spec_error
 from qdqspec.types import Case, DataSource, InputShape, PatternRules, Placement, Region
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from qdqspec.accuracy.parity import SideBySide
 from qdqspec.arrays import Array, Feed
 from qdqspec.checks.base import Check
 from qdqspec.errors import BackendError, ConfigError, DataError
@@ -27,10 +28,9 @@ from qdqspec.parity.npz import npz_bytes, read_beside, read_members
 from qdqspec.parity.recipes import make, words
 from qdqspec.parity.tried import Tried
 from qdqspec.parity.typical import Typical, typical_of
+from qdqspec.preparation.cached import MODEL
+from qdqspec.preparation.case import CaseSetup
 from qdqspec.registry import resolve
-from qdqspec.session.cached import MODEL
-from qdqspec.session.case import CaseSetup
-from qdqspec.session.parity import SideBySide
 from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, TriedInput
 from qdqspec.types.requests import InputLimits, InputRequest
 

@@ -27,11 +27,11 @@ from qdqspec.parity.noisiest import Noisiest
 from qdqspec.placement.equalize import Equalization
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import SchemeNumbers, fit_pairs, prepared_for
+from qdqspec.preparation.candidates import CandidateFiles
+from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.runtimes import ARITHMETIC, reference_runtime, unfused
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, Runtime, Subject
-from qdqspec.session.candidates import CandidateFiles
-from qdqspec.session.case import CaseSetup
-from qdqspec.session.runtimes import ARITHMETIC, reference_runtime, unfused
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
 

@@ -19,8 +19,7 @@ from qdqspec.measurement.race import settle
 from qdqspec.parity.data import open_data, shaped_by_data
 from qdqspec.parity.random_inputs import random_feeds
 from qdqspec.parity.shapes import input_specs, resolve_shapes
-from qdqspec.session.resources import Resources
-from qdqspec.session.tuning import clock_for
+from qdqspec.preparation.resources import Resources
 from qdqspec.types import (
     Clock,
     Inputs,
@@ -35,6 +34,11 @@ from qdqspec.types import (
 Measure: TypeAlias = Callable[[int, int], LatencyEvidence]  # by numbers of builds and rounds
 
 BUILDS, ROUNDS = 3, 24  # the same precision as the confirmation of a search
+
+
+def clock_for(rules: TuneRules, threads: int) -> Clock:
+    """The clock that decides races: thread CPU time for one thread, else wall time."""
+    return rules.clock if rules.clock != "auto" else "cpu" if threads == 1 else "wall"
 
 
 def time_files(

@@ -18,8 +18,8 @@ from qdqspec.errors import BackendError, DataError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.admission import Admission
 from qdqspec.parity.gate import SAMPLES, AllData, OutputGate
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.search.select import reaches
-from qdqspec.session.prepare import Prepared
 from qdqspec.types import AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
 from qdqspec.units import count_text, metric_text, ratio_text
 

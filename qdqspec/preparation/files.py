@@ -24,10 +24,19 @@ from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.equalize import equalized
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import write_scheme
+from qdqspec.preparation.cached import (
+    FRONT,
+    MODEL,
+    PATTERNS,
+    RAW_MODEL,
+    REGIONS,
+    SCHEME,
+    CachedSearch,
+    table_of,
+)
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.search.region import best_by_pattern
 from qdqspec.search.select import reaches
-from qdqspec.session.cached import FRONT, MODEL, PATTERNS, RAW_MODEL, REGIONS, SCHEME, CachedSearch, table_of
-from qdqspec.session.prepare import Prepared
 from qdqspec.types import Interval, LayerTime, Placement, SearchResult, Trial
 
 JOURNAL, REFERENCE, LAYERS = "trials.jsonl", "reference.onnx", "layers.csv"

@@ -18,12 +18,12 @@ from qdqspec.graph.model import Model, require_path
 from qdqspec.measurement.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
-from qdqspec.session.cached import data_digest, key_of
-from qdqspec.session.candidates import ROLE, half_reference, note_half
-from qdqspec.session.files import REFERENCE
-from qdqspec.session.prepare import Prepared
-from qdqspec.session.resources import Resources
-from qdqspec.session.timing import BUILDS, ROUNDS, time_files
+from qdqspec.preparation.cached import data_digest, key_of
+from qdqspec.preparation.candidates import ROLE, half_reference, note_half
+from qdqspec.preparation.files import REFERENCE
+from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.resources import Resources
+from qdqspec.preparation.timing import BUILDS, ROUNDS, time_files
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, DeviceKey, LatencyEvidence
 

@@ -22,6 +22,9 @@ from qdqspec.parity.gate import MOST_DB, OutputGate
 from qdqspec.parity.metrics import Score
 from qdqspec.parity.scores import Scores
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.resources import Resources
+from qdqspec.preparation.runtimes import reference_runtime
 from qdqspec.rehearsal import (
     Rehearsal,
     RehearsalRefusedError,
@@ -31,9 +34,6 @@ from qdqspec.rehearsal import (
     quick_runs,
     sites_of,
 )
-from qdqspec.session.prepare import Prepared
-from qdqspec.session.resources import Resources
-from qdqspec.session.runtimes import reference_runtime
 from qdqspec.types import EXACT_DB, AccuracyRules, BlockError, Label, Placement, Rehearsed, Site, Trial
 from qdqspec.units import count_text, metric_text, seconds_text
 
