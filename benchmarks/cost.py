@@ -2,8 +2,9 @@
 
 Searches each model as ``qdqspec tune`` does, with ``MODEL_calibration.npz`` and ``MODEL_evaluation.npz`` beside it as
 data where they exist, and adds up the processor time that engines take, by what they run for: *noise* (how much builds
-differ), *screening* (of a fresh engine, warm-up included), *profile*, *accuracy* (of what was built, parity included),
-*rehearsal*, *corrections*, *races*, *confirmation*, *builds*. *Own* is the time of this process. One float run is the
+differ), *screening* (of a fresh engine, warm-up included), *profile*, accuracy of what was built on *few samples* and
+on *all data*, *parity* of the selected model, *calibration*, *corrections*, *rehearsal*, *races*, *confirmation*,
+*builds*. *Own* is the time of this process. One float run is the
 median of the reference's runs in the confirmation. Processor time is used since it does not depend on other work of the
 machine; on a quiet one the sum is the search's duration. ``untimed`` is the share of warm-up in the runs of noise,
 screening, races and confirmation.
@@ -27,25 +28,34 @@ from tabulate import tabulate
 
 from qdqspec import Session
 from qdqspec.accuracy.oracle import RehearsalOracle
+from qdqspec.accuracy.parity import SideBySide
 from qdqspec.measurement.bench import Bench
+from qdqspec.parity.gate import AllData
 from qdqspec.preparation.correcting import Correcting
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.rehearsal import Rehearsal
 
 KINDS = (
-    "noise", "screening", "profile", "accuracy", "rehearsal", "corrections", "races", "confirmation", "builds",
+    "calibration", "corrections", "rehearsal", "noise", "screening", "profile", "few samples", "all data", "parity",
+    "races", "confirmation", "builds",
 )  # fmt: skip
 METHODS = {
     (Bench, "measure_noise"): "noise",
     (Bench, "compare"): "confirmation",
     (Bench, "_race"): "races",
+    (Prepared, "_ranges"): "calibration",
     (Correcting, "find"): "corrections",
+    (AllData, "__call__"): "all data",
+    (SideBySide, "reference"): "parity",
+    (SideBySide, "tuned"): "parity",
+    (SideBySide, "_computed"): "parity",
     (Rehearsal, "__init__"): "rehearsal",
     (Rehearsal, "values"): "rehearsal",
     (RehearsalOracle, "noise"): "rehearsal",
     (RehearsalOracle, "block_errors"): "rehearsal",
 }
-WHOLE = ("corrections", "rehearsal")  # all calls of engines inside belong to these
-CALLS = {"time": "screening", "layers": "profile", "run": "accuracy", "build": "builds"}
+WHOLE = ("calibration", "corrections", "rehearsal", "all data", "parity")  # with all calls of engines inside
+CALLS = {"time": "screening", "layers": "profile", "run": "few samples", "build": "builds"}
 
 
 @dataclass(slots=True)

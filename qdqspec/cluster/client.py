@@ -64,6 +64,10 @@ class Listener(Protocol):
         """News of the job."""
         ...
 
+    def corrections(self, file: Path) -> None:
+        """The corrections that the search found, for another attempt; the file is removed after this call."""
+        ...
+
     def results(self, files: Mapping[str, Path], answer: Answer) -> None:
         """The case is done; the files are removed after this call."""
         ...
@@ -229,6 +233,7 @@ class Cluster:
     def _follow(self, job: str, worker: str, listener: Listener, package: Package, stuck: float) -> None:
         """Ask for news until the case is done, send the files it needs, and fetch its results."""
         seen, state, moved = 0, None, time.monotonic()
+        known = {entry.sha256 for entry in package.files}
         while True:
             self._require_open()
             news = self._ask(worker, job, seen)
@@ -239,6 +244,15 @@ class Cluster:
                 raise LostError(f"worker {worker} made no progress for {stuck:.0f} s")
             listener.news(news)
             seen += len(news["entries"])
+            if seen and news["corrections"] and news["corrections"]["sha256"] not in known:
+                known.add(news["corrections"]["sha256"])
+                self._fetched(
+                    worker,
+                    job,
+                    [news["corrections"]],
+                    {},
+                    lambda files: listener.corrections(*files.values()),
+                )
             if news["phase"] == "done":
                 break
             if news["need"]:
@@ -246,15 +260,28 @@ class Cluster:
                 moved = time.monotonic()
             else:
                 time.sleep(_ASK)
-        entries = tuple(from_data(FileEntry, entry) for entry in news["files"])
-        from qdqspec.temporary import TemporaryFolder
-
-        with TemporaryFolder() as folder:
-            own = dict(package.local)
-            self._lost_if(worker, self._client.sync, self._fetch, worker, job, entries, folder, own)
-            listener.results({entry.path: entry.below(folder) for entry in entries}, _answer(news["answer"]))
+        answer = _answer(news["answer"])
+        self._fetched(
+            worker, job, news["files"], package.local, lambda files: listener.results(files, answer)
+        )
         with suppress(LostError):
             self._lost_if(worker, self._call, worker, "stop", 5.0, job=job, taken=True)
+
+    def _fetched(
+        self,
+        worker: str,
+        job: str,
+        entries: Iterable[Any],
+        own: Mapping[str, Path],
+        take: Callable[[Mapping[str, Path]], None],
+    ) -> None:
+        """Fetch files of a job, and pass them by name; they are removed afterwards."""
+        from qdqspec.temporary import TemporaryFolder
+
+        found = tuple(from_data(FileEntry, entry) for entry in entries)
+        with TemporaryFolder() as folder:
+            self._lost_if(worker, self._client.sync, self._fetch, worker, job, found, folder, dict(own))
+            take({entry.path: entry.below(folder) for entry in found})
 
     def _ask(self, worker: str, job: str, seen: int) -> dict[str, Any]:
         """News of a job. Raises `LostError` if the worker does not answer for the lease, or knows the job no more."""

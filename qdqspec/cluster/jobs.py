@@ -28,6 +28,7 @@ from qdqspec.cluster.request import CACHE, OUTPUT, FileEntry, Request
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import ConfigError, QdqspecError, StateError
 from qdqspec.files import file_digest, replace_file
+from qdqspec.preparation.cached import CORRECTIONS
 from qdqspec.preparation.files import JOURNAL
 
 CHUNK = 32 << 20
@@ -55,6 +56,7 @@ class Job:
     answer: Any = None
     stopped: bool = False
     taken: bool = False  # the client has the results
+    corrections: FileEntry | None = None  # those found by the case, for another attempt
 
     def require_client(self) -> None:
         """Raise `StoppedError` if the client has not asked for the time of the lease."""
@@ -128,7 +130,7 @@ class Jobs:
                 self._store.link(entry.sha256, entry.below(job.folder))
         finally:
             lock.release()
-        for name in (JOURNAL, _HEADER, f"{CACHE}"):  # what the case writes to must be its own
+        for name in (JOURNAL, _HEADER, CORRECTIONS, CACHE):  # what the case writes to must be its own
             _unlink_copies(job.folder / (name if name == CACHE else f"{OUTPUT}/{name}"))
 
     def _run(self, job: Job) -> None:
@@ -155,6 +157,7 @@ class Jobs:
                     with suppress(OSError):  # it has just ended
                         process.stdin.write(b".")
                         process.stdin.flush()
+                job.corrections = job.corrections or _corrections(job.folder / OUTPUT)
                 time.sleep(_STEP)
         finally:
             with suppress(ProcessLookupError, PermissionError):
@@ -168,7 +171,7 @@ class Jobs:
         job.files = tuple(_results(job))
 
     async def ask(self, job: str, seen: int) -> dict[str, Any]:
-        """News of a job: phase, digests of files it needs, progress, and lines of its journal after ``seen``."""
+        """News of a job: phase, digests of files it needs, progress, corrections, journal lines after ``seen``."""
         found = self._known(job)
         header, entries = _journal(found.folder / OUTPUT, seen) if found.phase != "waiting" else (None, [])
         done = found.phase == "done"
@@ -178,6 +181,7 @@ class Jobs:
             "progress": found.progress,
             "header": header,
             "entries": entries,
+            "corrections": None if done else to_data(found.corrections),
             "answer": found.answer if done else None,
             "files": to_data(found.files) if done else [],
         }
@@ -204,7 +208,7 @@ class Jobs:
     async def get(self, job: str, path: str, offset: int) -> bytes:
         """A chunk of a result."""
         found = self._known(job)
-        entry = next((each for each in found.files if each.path == path), None)
+        entry = next((each for each in (*found.files, found.corrections) if each and each.path == path), None)
         if entry is None:
             raise StateError(f"the job has no file {path[:200]}")
 
@@ -266,6 +270,17 @@ def _journal(folder: Path, seen: int) -> tuple[Any, list[Any]]:
         return header, [json.loads(line) for line in lines[seen:]]
     except (OSError, ValueError):
         return None, []
+
+
+def _corrections(folder: Path) -> FileEntry | None:
+    """The file of the corrections in a folder, once the first trial shows that they are of this search."""
+    path = folder / CORRECTIONS
+    try:
+        if not (folder / JOURNAL).stat().st_size:
+            return None
+        return FileEntry(path=f"{OUTPUT}/{CORRECTIONS}", size=path.stat().st_size, sha256=file_digest(path))
+    except OSError:
+        return None
 
 
 def _unlink_copies(path: Path) -> None:

@@ -31,7 +31,7 @@ from qdqspec.files import copy_whole, explained
 from qdqspec.measurement.journal import trial_from_json
 from qdqspec.measurement.lock import RunLock
 from qdqspec.measurement.store import Store
-from qdqspec.preparation.cached import about
+from qdqspec.preparation.cached import CORRECTIONS, about
 from qdqspec.preparation.files import JOURNAL, BuildLogs, open_journal
 from qdqspec.report.record import record_from_json
 from qdqspec.session import Session
@@ -234,7 +234,7 @@ class _CaseRun:
             self._package = pack(self._case, settings)
         base = self._package
         package = Package(case=base.case, settings=base.settings, files=[*base.files], local=dict(base.local))
-        for name in (JOURNAL, _HEADER):
+        for name in (JOURNAL, _HEADER, CORRECTIONS):
             if (self._folder / name).is_file():
                 package.add(f"{OUTPUT}/{name}", self._folder / name)
         if not settings.no_cache:
@@ -276,6 +276,11 @@ class _CaseRun:
         role = {"role": entry["role"]} if "role" in entry else {}
         self._journal.append(trial_from_json(entry), **role, host=host)
         self._written += 1
+
+    def corrections(self, file: Path) -> None:
+        """Write the corrections beside the journal."""
+        with explained("the corrections", self._folder):
+            copy_whole(file, self._folder / CORRECTIONS)
 
     def results(self, files: Mapping[str, Path], answer: Answer) -> None:
         """Write the results, then the lines that mark the journal as finished, then the cache."""

@@ -28,10 +28,11 @@ from qdqspec.types import (
 
 STATE_VERSION = 9  # raised when the meaning of an entry changes, which invalidates older entries
 MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"
+CORRECTIONS = "corrections.json"  # those found, for other placements of the same search
 # Folders of models with the table in each: of a search with two objectives, and of strategy `region` on request.
 FRONT, REGIONS = "front", "regions"
 _CONCLUDED = "search.json"
-_FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTERNS, "layers.csv")
+_FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTERNS, CORRECTIONS, "layers.csv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

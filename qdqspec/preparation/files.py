@@ -25,6 +25,7 @@ from qdqspec.placement.equalize import equalized
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import write_scheme
 from qdqspec.preparation.cached import (
+    CORRECTIONS,
     FRONT,
     MODEL,
     PATTERNS,
@@ -40,7 +41,6 @@ from qdqspec.search.select import reaches
 from qdqspec.types import Interval, LayerTime, Placement, SearchResult, Trial
 
 JOURNAL, REFERENCE, LAYERS = "trials.jsonl", "reference.onnx", "layers.csv"
-CORRECTIONS = "corrections.json"  # those found, for a search that is resumed
 LOGS = "logs"  # a folder, one file a build
 
 
@@ -55,6 +55,7 @@ def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -
     path = folder / JOURNAL
     if _is_finished(path):
         _set_aside(path)
+        (folder / CORRECTIONS).unlink(missing_ok=True)  # a new search finds its own
     try:
         journal = Journal.open(path, header)
     except StateError as error:

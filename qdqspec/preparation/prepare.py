@@ -62,7 +62,7 @@ class Prepared:
         self._backend = backend
         self._options = options
         self._seed = seed
-        self._kept_at: tuple[Path | None, Mapping[str, object], bool] = None, {}, False
+        self._kept_at: tuple[Path | None, Mapping[str, object], bool] = None, {}, True
         for name, value in case.inputs.values.items():
             self.note_once(
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
@@ -301,18 +301,18 @@ class Prepared:
                 note=lambda _: None,  # the whole data was calibrated before
             )
 
-    def keep_corrections(self, path: Path, run: Mapping[str, object], *, resumes: bool) -> None:
-        """Write the corrections to a file once they are found; a search that ``resumes`` takes them from it.
+    def keep_corrections(self, path: Path, run: Mapping[str, object], *, read_only: bool = False) -> None:
+        """Take the corrections from a file of the same ``run``; else find them, and write them to it.
 
-        ``run`` describes model, data and rules: a file of another run is not used.
+        ``run`` describes model, data and rules. A file that is ``read_only`` is not written.
         """
-        self._kept_at = path, run, resumes
+        self._kept_at = path, run, read_only
 
     @cached_property
     def corrections(self) -> Found:
         """The corrections that help on held-out calibration data, and the gain of each."""
-        path, run, resumes = self._kept_at
-        known = read_found(path, run, self.folded) if path is not None and resumes else None
+        path, run, read_only = self._kept_at
+        known = read_found(path, run, self.folded) if path is not None else None
         if known is not None and known.equalized:
             names = {constant.tensor for change in known.equalized for constant in change.constants}
             chains = [
@@ -322,7 +322,7 @@ class Prepared:
             numbers = self._recalibrated(model, {tensor for chain in chains for tensor in chain.tensors})
             return replace(known, model=model, numbers=numbers)
         found = known or self._found()
-        if path is not None and known is None and found.gains:
+        if path is not None and not read_only and known is None and found.gains:
             write_found(path, run, found)
         return found
 

@@ -31,10 +31,9 @@ from qdqspec.checks._requests import needs_of
 from qdqspec.checks._verdicts import timed_out
 from qdqspec.checks.base import Check
 from qdqspec.measurement.store import Store
-from qdqspec.preparation.cached import MODEL, PATTERNS, RAW_MODEL, CachedSearch, keep
+from qdqspec.preparation.cached import CORRECTIONS, MODEL, PATTERNS, RAW_MODEL, CachedSearch, keep
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import (
-    CORRECTIONS,
     REFERENCE,
     open_journal,
     refuse_own,
@@ -77,8 +76,7 @@ def tune(
     validate()
     prepared = setup.prepared
     with open_journal(setup.output, setup.journal_header, prepared.warnings) as journal:
-        resumes = bool(journal.trials())
-        prepared.keep_corrections(setup.output / CORRECTIONS, setup.journal_header, resumes=resumes)
+        prepared.keep_corrections(setup.output / CORRECTIONS, setup.journal_header)
         # Opening it makes regions, space, calibrated ranges, corrections, limits and the rehearsal.
         with Tuning(prepared, setup.resources, journal) as tuning:
             tuning.search.run()  # ask, rehearse, build, race, tell; each trial is in the journal before the next

@@ -27,9 +27,9 @@ from qdqspec.measurement.journal import Journal
 from qdqspec.measurement.lock import RunLock
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.plain_json import read_json
+from qdqspec.preparation.cached import CORRECTIONS
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import (
-    CORRECTIONS,
     JOURNAL,
     BuildLogs,
     make_folder,
@@ -90,9 +90,7 @@ class Study:
             header = {**setup.journal_header, "strategy": name}
             self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
             self._logs = BuildLogs(self._journal, self._folder)
-            setup.prepared.keep_corrections(
-                self._folder / CORRECTIONS, setup.journal_header, resumes=bool(self._journal.trials())
-            )
+            setup.prepared.keep_corrections(self._folder / CORRECTIONS, setup.journal_header)
             self._tuning = opened.enter_context(
                 Tuning(setup.prepared, setup.resources, self._logs, make=make, name=name)
             )

@@ -13,7 +13,7 @@ from qdqspec.graph.model import require_path
 from qdqspec.measurement.store import Store
 from qdqspec.placement.equalize import Equalization
 from qdqspec.placement.scheme import SchemeFile, read_scheme
-from qdqspec.preparation.cached import SCHEME, CachedSearch, recall
+from qdqspec.preparation.cached import CORRECTIONS, SCHEME, CachedSearch, recall
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import make_folder, take_results, write_results
 from qdqspec.preparation.timing import BUILDS, ROUNDS, Measure
@@ -101,6 +101,9 @@ class Finder:
         settings = self.setup.settings
         self.setup.resources.report_step("reading the model and its data")
         known = None if settings.no_cache else recall(self.store, self.setup.key)
+        if known is not None:  # for other placements of this search, as another scheme
+            header = self.setup.journal_header
+            self.setup.prepared.keep_corrections(known.folder / CORRECTIONS, header, read_only=True)
         if settings.scheme is not None:
             return self._chosen(settings.scheme, known)
         if settings.mode in ("measure", "verify"):

@@ -12,14 +12,18 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from chains import SHAPE, chain_model
 from cluster_processes import LEASE, PATIENCE, wait_for
 
 from qdqspec.cases import load_cases
 from qdqspec.config import Settings
 from qdqspec.errors import BackendUnavailableError
+from qdqspec.plain_json import content_sum
 from qdqspec.session import Session
-from qdqspec.types import Case, TuneRules
+from qdqspec.types import Case, Inputs, TuneRules
 
 psutil = pytest.importorskip("psutil", reason="the extra [cluster] is not installed")
 rare = pytest.mark.skipif(
@@ -160,6 +164,33 @@ def test_work_of_a_lost_worker_is_done_elsewhere(settings, case, fault):
     ]
     assert len(trials) == len(set(trials)) >= 8  # none is lost, and none is there twice
     wait_for(lambda: not processes_of_cases(), 4 * LEASE)
+
+
+@rare
+def test_a_lost_workers_corrections_are_used_elsewhere(settings, processes, tmp_path):
+    """The gain in the client's file is changed before the worker is lost: the result has the changed one."""
+    x = np.random.default_rng(0).normal(0, 1, (16, *SHAPE[1:])).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x)
+    onnx.save(chain_model(), tmp_path / "chain.onnx")
+    processes.worker("three", "--backend", "onnxruntime")
+    processes.worker("four", "--backend", "onnxruntime")
+    case = Case(
+        id="default",
+        model=tmp_path / "chain.onnx",
+        inputs=Inputs(calibration=tmp_path / "data.npz"),
+        tune=TuneRules(trials=40),
+    )
+    with opened(replace(settings, backend="onnxruntime")) as session:
+        future = session._future(case)
+        lost, file = worker_of(session), session.output(case) / "corrections.json"
+        wait_for(file.exists)
+        content = json.loads(file.read_text())
+        run, _ = content.pop("run"), content.pop("sum")
+        content["gains"][0]["after_db"] = 123.0
+        file.write_text(json.dumps({"run": run, "sum": content_sum(content), **content}))
+        lost.kill()
+        found = future.result(PATIENCE).record.evidence.search.corrections
+    assert found[0].after_db == 123.0
 
 
 @rare

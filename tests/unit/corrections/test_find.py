@@ -341,7 +341,7 @@ def test_a_resumed_search_has_the_corrections_of_the_first_run(
 
     path, run = tmp_path / "corrections.json", {"model": "of this test"}
     first = case()
-    first.keep_corrections(path, run, resumes=False)
+    first.keep_corrections(path, run)
     expected = numbers_of(first)
     assert any(gain.taken for gain in first.corrections.gains)
 
@@ -350,12 +350,12 @@ def test_a_resumed_search_has_the_corrections_of_the_first_run(
 
     monkeypatch.setattr(Correcting, "find", fails)
     again = case()
-    again.keep_corrections(path, run, resumes=True)
+    again.keep_corrections(path, run)
     assert numbers_of(again) == expected
-    uses = (({"model": "another"}, True, ""), (run, False, ""), (run, True, "x"))
-    for name, resumes, damaged in uses if corrections == "equalization" else ():
+    uses = (({"model": "another"}, ""), (run, "x"))
+    for name, damaged in uses if corrections == "equalization" else ():
         other = case()
-        other.keep_corrections(path, name, resumes=resumes)
+        other.keep_corrections(path, name)
         path.write_text(path.read_text() + damaged)
         with pytest.raises(AssertionError, match="found anew"):
             _ = other.corrections

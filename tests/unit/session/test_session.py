@@ -579,6 +579,25 @@ def test_an_interrupted_search_keeps_its_corrections(
     assert len(calls) == 2
 
 
+def test_another_scheme_has_the_corrections_of_its_search(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Correcting] = []
+    gain = CorrectionGain(name="bits", before_db=20.0, after_db=20.5, changed=3, taken=False)
+
+    def find(correcting: Correcting) -> Found:
+        calls.append(correcting)
+        return Found(gains=(gain,))
+
+    monkeypatch.setattr(Correcting, "find", find)
+    first = open_session().search(case)
+    other = next(t for t in first.trials if t.placement.sites and t.placement != first.winner)
+    session = open_session(scheme=other.placement.digest)
+    assert session.search(case).winner == other.placement
+    assert session.work(case).setup.prepared.corrections.gains == (gain,)
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("after", [1, 3])
 def test_an_interrupted_search_goes_on_where_it_was(open_session: Open, case: Case, after: int) -> None:
     session = open_session()
