@@ -60,7 +60,7 @@ def longest_match(names: Iterable[str], target: str) -> str | None:
     """The most specific match for ``target``: the longest name equal to it or to its head up to a dash.
 
     Of ``onnxruntime`` and ``onnxruntime-cpu`` the second for ``onnxruntime-cpu``, the first for
-    ``onnxruntime-cuda``. A backend's name matches its own targets only: ``onnxruntime-web-node`` is no target of
+    ``onnxruntime-cuda``. A backend's name matches its own targets only: ``onnxruntime-web-wasm`` is no target of
     ``onnxruntime``.
     """
     owner = owner_of(target)

@@ -26,7 +26,7 @@ from qdqspec.measurement.parts import FLOAT, PartBench
 from qdqspec.measurement.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measurement.race import Entrant, Turn, both_of, profiled, race, warmed
 from qdqspec.measurement.stats import build_deviation, drift, inverse
-from qdqspec.measurement.together import Take, Together, joined
+from qdqspec.measurement.together import Take, Together, common_clock, joined
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
 # with three, the deviation is underestimated so often that one race in thirty is won falsely
@@ -241,18 +241,19 @@ class Bench:
         reference = candidates["reference"].id
         if why := broken.get(reference):
             raise BackendError(f"the reference model could not be built and run again: {why}")
-        ratios = found.ratios(reference, self.clock)
+        clock = common_clock(self.clock, timed)
+        ratios = found.ratios(reference, clock)
         present = {role: each.id for role, each in candidates.items() if each.id in timed}
         return LatencyEvidence(
-            clock=self.clock,
+            clock=clock,
             samples={role: joined(timed[each]) for role, each in present.items()},
             ratios={role: ratios[each] for role, each in present.items()},
             speedup=inverse(ratios[present["tuned"]])
             if "tuned" in present
             else Interval(median=1, low=1, high=1),
             builds=builds,
-            profiles=profile_latencies(self._loads, timed, present, self.clock),
-            drift=drift([build.on(self.clock) for group in timed.values() for build in group]),
+            profiles=profile_latencies(self._loads, timed, present, clock),
+            drift=drift([build.on(clock) for group in timed.values() for build in group]),
             failures={role: broken[each.id] for role, each in candidates.items() if each.id in broken},
         )
 

@@ -56,6 +56,12 @@ def ratios_between(groups: Mapping[str, Sequence[Samples]], base: str, clock: Cl
     return enclosed_ratios(steady, first if has_both else {}, base)
 
 
+def common_clock(wanted: Clock, groups: Mapping[str, Sequence[Samples]]) -> Clock:
+    """The clock that all samples have: wall time if a runtime reports no processor time."""
+    has_cpu = all(build.cpu_ms for builds in groups.values() for build in builds)
+    return wanted if has_cpu else "wall"
+
+
 def time_together(
     groups: Mapping[str, Sequence[Opener]],
     rounds: int,

@@ -22,7 +22,7 @@ from qdqspec.graph.model import require_path
 from qdqspec.measurement.fresh import FreshBuilds
 from qdqspec.measurement.profiles import Load, attach
 from qdqspec.measurement.stats import drift
-from qdqspec.measurement.together import Together, joined, ratios_between
+from qdqspec.measurement.together import Together, common_clock, joined, ratios_between
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.session.evidence import CaseWork
@@ -59,12 +59,6 @@ def time_across(
     fresh = FreshBuilds(clock=clock, random=random, exclusive=exclusive)
     openers = {name: [file.open] * builds for name, file in files.items()}
     return fresh.time(openers, rounds, make_room=lambda: None)
-
-
-def common_clock(wanted: Clock, groups: Mapping[str, Sequence[Samples]]) -> Clock:
-    """The clock that all samples have: wall time if a runtime reports no processor time."""
-    has_cpu = all(build.cpu_ms for builds in groups.values() for build in builds)
-    return wanted if has_cpu else "wall"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

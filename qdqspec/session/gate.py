@@ -38,7 +38,7 @@ from qdqspec.measurement.change import (
     ratio_times,
 )
 from qdqspec.preparation.timing import Measure
-from qdqspec.types import Case, Change, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples
+from qdqspec.types import Case, Change, DeviceKey, LatencyEvidence, RegressionEvidence, Samples
 from qdqspec.types.requests import BaselineRequest
 
 FIRST_BUILDS, FIRST_ROUNDS = 3, 24
@@ -248,7 +248,7 @@ def conditions_of(
 ) -> Conditions:
     """The conditions under which a ratio of this case is measured now."""
     return Conditions(
-        clock=clock_of(latency),
+        clock=latency.clock,
         model_sha256=model_sha256,
         rules=rules_of(case),
         scheme=scheme,
@@ -288,11 +288,6 @@ def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
         environment=dict(conditions.environment),
         recorded=conditions.recorded,
     )
-
-
-def clock_of(latency: LatencyEvidence) -> Clock:
-    """The clock of the samples: wall time if thread CPU time was not recorded."""
-    return latency.clock if latency.samples["tuned"].cpu_ms else "wall"
 
 
 def _shown(case: Case, file: Path) -> str:

@@ -22,12 +22,12 @@ from qdqspec.accuracy.parity import compare_models
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.bench import FLOOR_EPS
-from qdqspec.measurement.together import Together, ratios_between
+from qdqspec.measurement.together import Together, common_clock, ratios_between
 from qdqspec.placement.project import labels_of
 from qdqspec.preparation.files import make_folder, write_placed, write_placement
 from qdqspec.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.search.select import reaches
-from qdqspec.session.compared_runtimes import TimedFile, all_locked, common_clock, time_across
+from qdqspec.session.compared_runtimes import TimedFile, all_locked, time_across
 from qdqspec.session.evidence import CaseWork
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import NOT_CANDIDATES, Clock, CommonPlacement, Interval, Placement, TargetResult

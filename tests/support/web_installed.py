@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from qdqspec.backends.base import PLAIN, BuildOptions
 from qdqspec.backends.onnxruntime_web import OnnxRuntimeWeb
 
 
-def require_web() -> None:
-    """Skip the calling test, with the reason, if Node or the package is missing."""
-    availability = OnnxRuntimeWeb().probe()
+def require_web(options: BuildOptions = PLAIN) -> None:
+    """Skip the calling test, with the reason, if Node, a package or the browser asked for is missing."""
+    availability = OnnxRuntimeWeb().probe(options)
     if not availability.usable:
         pytest.skip(f"{availability.why}; {availability.install}")

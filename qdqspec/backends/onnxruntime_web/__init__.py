@@ -1,4 +1,4 @@
-"""ONNX Runtime Web in Node: the runtime that browsers use, its WebAssembly build on one thread."""
+"""ONNX Runtime Web in Node or headless Chromium: its WebAssembly build on one thread."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
     from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb as OnnxRuntimeWeb
     from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWebEngine as OnnxRuntimeWebEngine
 
-declaration = Declaration(targets=("onnxruntime-web-node",))
+declaration = Declaration(targets=("onnxruntime-web-wasm",))
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend", "OnnxRuntimeWeb", "OnnxRuntimeWebEngine")

@@ -1,4 +1,4 @@
-"""The backend `onnxruntime-web`, and its engine: a session in a Node process of its own."""
+"""The backend `onnxruntime-web`, and its engine: a session in a Node process or a browser of its own."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from qdqspec.backends.onnxruntime.profile import layer_times, parse_profile
 from qdqspec.backends.onnxruntime_web.install import (
     INSTALL,
     PACKAGE,
+    PLAYWRIGHT,
     pinned_version,
+    require_browser,
     require_node,
     require_package,
 )
 from qdqspec.backends.onnxruntime_web.node import Node
 from qdqspec.backends.onnxruntime_web.ops import ABSORBED, BLOCKED_4, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
-from qdqspec.backends.onnxruntime_web.options import OPTIONS, level_from
+from qdqspec.backends.onnxruntime_web.options import OPTIONS, level_from, wants_browser
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
@@ -39,14 +41,14 @@ _SLOWER_THAN_SEEN = 10
 
 
 class OnnxRuntimeWeb:
-    """The WebAssembly build with SIMD of ONNX Runtime in Node, on one thread."""
+    """The WebAssembly build with SIMD of ONNX Runtime in Node or headless Chromium, on one thread."""
 
     name = "onnxruntime-web"
-    target = "onnxruntime-web-node"
+    target = "onnxruntime-web-wasm"
     options = OPTIONS
 
-    def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
-        """Report whether Node and the pinned version of the package are installed."""
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
+        """Report whether Node, the pinned packages and, if it is wanted, a browser are installed."""
         cpu = _cpu.detect()
         facts = {"cpu": cpu.product, "cores": str(cpu.cores)}
         try:
@@ -54,12 +56,13 @@ class OnnxRuntimeWeb:
                 raise BackendUnavailableError("this backend needs Linux or macOS", cure="run it in WSL")
             facts = {"node": require_node()[1]} | facts
             facts = {PACKAGE: pinned_version(), "installed in": str(require_package())} | facts
+            facts["browser"] = _browser_fact(required=wants_browser(options.extra))
         except BackendUnavailableError as error:
             return Availability(usable=False, why=error.what, install=error.cure or INSTALL, facts=facts)
         return Availability(usable=True, facts=facts)
 
-    def device(self, options: BuildOptions) -> DeviceKey:  # noqa: ARG002 - one thread only
-        """Processor, major version of Node and major.minor of the package: V8 compiles the kernels."""
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """Processor, major version of Node or the browser, major.minor of the package: V8 compiles the kernels."""
         cpu, node = _cpu.detect(), require_node()[1]
         details = {
             "cpu": cpu.product,
@@ -70,8 +73,12 @@ class OnnxRuntimeWeb:
             "system": platform.platform(),
             "python": platform.python_version(),
         }
+        host = f"node{node.split('.')[0]}"
+        if wants_browser(options.extra):
+            details["chromium"] = require_browser()[1]
+            host = f"chromium{details['chromium'].split('.')[0]}"
         major_minor = ".".join(pinned_version().split(".")[:2])
-        return DeviceKey(key=f"{cpu.slug}-{PACKAGE}-{major_minor}-node{node.split('.')[0]}", details=details)
+        return DeviceKey(key=f"{cpu.slug}-{PACKAGE}-{major_minor}-{host}", details=details)
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """The operators that run in integers; the table is verified against the installed package by tests."""
@@ -91,12 +98,12 @@ class OnnxRuntimeWeb:
         )
 
     def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeWebEngine:
-        """Start Node and open a session; raise `BackendError` with ONNX Runtime's reason on one line."""
+        """Start Node or a browser and open a session; raise `BackendError` with ONNX Runtime's reason on one line."""
         return OnnxRuntimeWebEngine(model, options)
 
 
 class OnnxRuntimeWebEngine:
-    """A session in a Node process. The model file must exist as long as `layers` is used."""
+    """A session in Node or in a page of a browser. The model file must exist as long as `layers` is used."""
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
         self.model = model
@@ -117,7 +124,8 @@ class OnnxRuntimeWebEngine:
         self._slowest = 0.0  # run so far, in seconds
         self._bound: set[int] = set()
         self._latest: dict[int, Samples] = {}  # of these inputs, by profile
-        self._node: Node | None = Node(model)
+        browser = require_browser()[0] if wants_browser(options.extra) else ""
+        self._node: Node | None = Node(model, browser)
         try:
             _, values = self._node.ask(request, seconds=_PATIENCE * options.build_seconds)
         except BaseException:
@@ -195,6 +203,17 @@ class OnnxRuntimeWebEngine:
                 cure="check the names of the inputs",
             )
         return {name: np.asarray(value) for name, value in feeds.items()}
+
+
+def _browser_fact(*, required: bool) -> str:
+    """Version of the browser, or what is missing. Raises `BackendUnavailableError` if it is required and missing."""
+    try:
+        path, version = require_browser()
+    except BackendUnavailableError as error:
+        if required:
+            raise
+        return f"none ({error.what}; {error.cure})"
+    return f"Chromium {version} ({path}, {PLAYWRIGHT} {pinned_version(PLAYWRIGHT)})"
 
 
 def _source(model: Path) -> Model:

@@ -1,4 +1,4 @@
-"""Finds Node and the pinned package onnxruntime-web, and installs the package into the user's cache folder.
+"""Finds Node, the pinned packages and a browser, and installs the packages into the user's cache folder.
 
 ``python -m qdqspec.backends.onnxruntime_web.install`` runs ``npm ci`` there with the lock file of this folder.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,14 +20,17 @@ HERE = Path(__file__).parent
 INSTALL = f"python -m {__package__}.install"
 NODE = "install Node 20 or later with npm, and put node on PATH"
 PACKAGE = "onnxruntime-web"
+PLAYWRIGHT = "playwright-core"  # starts browsers; it installs none
+BROWSER = "install Chromium or Google Chrome, and put chromium or google-chrome on PATH"
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _OLDEST_NODE = 20
 _SECONDS = 60.0
 
 
 @cache
-def pinned_version() -> str:
-    """The version of the package in package.json."""
-    return str(json.loads((HERE / "package.json").read_text(encoding="utf-8"))["dependencies"][PACKAGE])
+def pinned_version(package: str = PACKAGE) -> str:
+    """The version of a package in package.json."""
+    return str(json.loads((HERE / "package.json").read_text(encoding="utf-8"))["dependencies"][package])
 
 
 def modules_folder() -> Path:
@@ -41,39 +45,51 @@ def require_node() -> tuple[str, str]:
     path = shutil.which("node")
     if path is None:
         raise BackendUnavailableError("there is no node on PATH", cure=NODE)
-    version = _version_of(path, Path(path).stat().st_mtime_ns)
+    version = _version_of(path, Path(path).stat().st_mtime_ns, NODE).removeprefix("v")
     major = version.split(".")[0]
     if not major.isdecimal() or int(major) < _OLDEST_NODE:
         raise BackendUnavailableError(f"Node {version or 'of unknown version'} is too old", cure=NODE)
     return path, version
 
 
-def require_package() -> Path:
-    """The folder with the package. Raises `BackendUnavailableError` if another version or none is installed."""
-    folder = modules_folder()
+def require_browser() -> tuple[str, str]:
+    """Path and version of Chromium or Chrome. Raises `BackendUnavailableError` if it or playwright-core is missing."""
+    require_package(PLAYWRIGHT)
+    path = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if path is None:
+        raise BackendUnavailableError("there is no Chromium on PATH", cure=BROWSER)
+    printed = _version_of(path, Path(path).stat().st_mtime_ns, BROWSER)
+    found = re.search(r"\d+(\.\d+)+", printed)
+    if found is None:
+        raise BackendUnavailableError(f"{path} --version printed no version: '{printed}'", cure=BROWSER)
+    return path, found.group()
+
+
+def require_package(package: str = PACKAGE) -> Path:
+    """The folder with the packages. Raises `BackendUnavailableError` if this one or its pinned version is missing."""
+    folder, wanted = modules_folder(), pinned_version(package)
     try:
-        text = (folder / "node_modules" / PACKAGE / "package.json").read_text(encoding="utf-8")
+        text = (folder / "node_modules" / package / "package.json").read_text(encoding="utf-8")
         found = json.loads(text).get("version")
     except (OSError, ValueError):
         raise BackendUnavailableError(
-            f"{PACKAGE} {pinned_version()} is not installed in {folder}", cure=INSTALL
+            f"{package} {wanted} is not installed in {folder}", cure=INSTALL
         ) from None
-    if found != pinned_version():
-        raise BackendUnavailableError(
-            f"{PACKAGE} {found} is in {folder}, {pinned_version()} is needed", cure=INSTALL
-        )
+    if found != wanted:
+        raise BackendUnavailableError(f"{package} {found} is in {folder}, {wanted} is needed", cure=INSTALL)
     return folder
 
 
 @cache
-def _version_of(path: str, _changed: int) -> str:
+def _version_of(path: str, _changed: int, install: str) -> str:
     try:
         done = subprocess.run(
             [path, "--version"], capture_output=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BackendUnavailableError(f"node cannot be run: {error}", where=path, cure=NODE) from None
-    return done.stdout.decode("utf-8", "replace").strip().removeprefix("v")
+        name = Path(path).name
+        raise BackendUnavailableError(f"{name} cannot be run: {error}", where=path, cure=install) from None
+    return done.stdout.decode("utf-8", "replace").strip()
 
 
 def main() -> int:

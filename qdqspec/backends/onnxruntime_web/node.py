@@ -1,4 +1,4 @@
-"""Starts Node with the worker of this folder, and sends it requests."""
+"""Starts Node with the worker of this folder, alone or with a browser, and sends it requests."""
 
 from __future__ import annotations
 
@@ -7,44 +7,58 @@ import os
 import socket
 import subprocess
 import tempfile
-import warnings
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
 from qdqspec.arrays import Array
-from qdqspec.backends._orphans import dying_with_parent
+from qdqspec.backends._orphans import start_program
 from qdqspec.backends.onnxruntime_web.install import HERE, NODE, require_node, require_package
 from qdqspec.backends.onnxruntime_web.messages import cure_for, plainly
-from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.errors import BackendError
+from qdqspec.temporary import TemporaryFolder
 from qdqspec.wire import Header, Stream, WireClosedError
 
 _START_SECONDS = 60.0
 _FLAGS = ("--single-threaded-gc", "--expose-gc")
 _LAST_BYTES = 2000
+_END_SECONDS = 5.0  # for a browser to end in order
 
 
 class Node:
-    """A process of Node with one model. It ends with `close`, with this object, and with this process."""
+    """A process of Node with one model, which it runs itself or, with the path of a browser, in a page there.
 
-    def __init__(self, model: Path) -> None:
+    It ends with `close`, with this object, and with this process.
+    """
+
+    def __init__(self, model: Path, browser: str = "") -> None:
         node, _ = require_node()
         folder = require_package()
         self._model = model
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        scratch = TemporaryFolder()  # of the browser
+        environment = {name: value for name, value in os.environ.items() if name != "NODE_OPTIONS"}
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [node, *_FLAGS, str(HERE / "worker.mjs"), str(theirs.fileno()), str(folder)]
+            command = [node, *_FLAGS, str(HERE / "worker.mjs"), str(theirs.fileno()), str(folder), browser]
             try:
-                self._process = _started(command, theirs.fileno(), self._log)
+                self._process = start_program(
+                    command,
+                    output=self._log,
+                    env=environment | {"TMPDIR": str(scratch.path)},
+                    install=NODE,
+                    pass_fds=(theirs.fileno(),),
+                )
             except BaseException:
                 ours.close()
                 self._log.close()
+                scratch.close()
                 raise
         self._stream = Stream(ours)
-        self._end = weakref.finalize(self, _end, self._process, self._stream, self._log)
-        self.versions: Mapping[str, str] = self._receive("start", _START_SECONDS)[0]["versions"]
+        patience = _END_SECONDS if browser else 0.0
+        self._end = weakref.finalize(self, _end, self._process, self._stream, self._log, scratch, patience)
+        self._thread: int | None = self._receive("start", _START_SECONDS)[0]["thread"]
 
     @property
     def pid(self) -> int:
@@ -90,9 +104,9 @@ class Node:
 
     def _follow_processors(self) -> None:
         """Let the thread that computes run on the processors that the calling thread may use."""
-        if hasattr(os, "sched_setaffinity"):
+        if hasattr(os, "sched_setaffinity") and self._thread is not None:
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(self._process.pid, os.sched_getaffinity(0))
+                os.sched_setaffinity(self._thread, os.sched_getaffinity(0))
 
     def _ended(self, what: str) -> BackendError:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -110,31 +124,22 @@ class Node:
         return BackendError(f"ONNX Runtime Web: {why}", where=self._model, cure=cure_for(why))
 
 
-def _started(command: list[str], connection: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    with warnings.catch_warnings():
-        # From 3.12 on Python warns of code between fork and exec if there are threads; here it is one system call.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(connection,),
-                preexec_fn=dying_with_parent(),
-                env={name: value for name, value in os.environ.items() if name != "NODE_OPTIONS"},
-            )
-        except OSError as error:
-            raise BackendUnavailableError(
-                f"node cannot be run: {error}", where=command[0], cure=NODE
-            ) from None
-
-
-def _end(process: subprocess.Popen[bytes], stream: Stream, log: IO[bytes]) -> None:
+def _end(
+    process: subprocess.Popen[bytes],
+    stream: Stream,
+    log: IO[bytes],
+    scratch: TemporaryFolder,
+    patience: float,
+) -> None:
+    """End Node, which ends its browser when the connection is closed; ``patience`` is the time for that."""
     stream.close()
+    if patience:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
     process.kill()
     process.wait()
     log.close()
+    scratch.close()
 
 
 def _last_words(log: IO[bytes]) -> str:

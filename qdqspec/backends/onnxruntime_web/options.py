@@ -13,6 +13,8 @@ LEVELS = {
     "off": "disabled",
 }  # the package's own names
 
+NONE = "none"
+
 OPTIONS = BackendOptions(
     backend="onnxruntime-web",
     options=(
@@ -23,13 +25,22 @@ OPTIONS = BackendOptions(
             help="How far ONNX Runtime rewrites a model before it runs it.",
             default="all",
         ),
+        BackendOption(
+            word="browser",
+            type=one_of(NONE, "chromium"),
+            in_files=True,
+            help="The browser that runs the models, without a window; none: Node runs them.",
+            default=NONE,
+        ),
     ),
-    refused={
-        "browser": ("models run in Node only", "leave it out; Node and Chromium have the same engine, V8"),
-    },
 )
 
 
 def level_from(extra: Mapping[str, str]) -> str:
     """The level of graph optimization in the package's words; raises `ConfigError` for an unknown value."""
     return LEVELS[str(OPTIONS.read(extra).get("optimization", "all"))]
+
+
+def wants_browser(extra: Mapping[str, str]) -> bool:
+    """Whether models run in a browser."""
+    return bool(OPTIONS.read(extra).get("browser", NONE) != NONE)

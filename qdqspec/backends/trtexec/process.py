@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from qdqspec.backends._nvidia.smi import environment
-from qdqspec.backends._orphans import dying_with_parent
+from qdqspec.backends._orphans import start_program
 from qdqspec.backends.trtexec.log import Report, read_log
 from qdqspec.backends.trtexec.messages import cause_of
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -169,7 +168,7 @@ def _examined(path: str, _changed: int) -> Tool:
 
 def _run(command: Sequence[str], seconds: float, model: Path) -> _Outcome:
     with tempfile.TemporaryFile() as output:
-        process = _start(command, output)
+        process = start_program(command, output=output, env=environment(), install=INSTALL)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -185,26 +184,6 @@ def _run(command: Sequence[str], seconds: float, model: Path) -> _Outcome:
             cure="give it more time with --qdq-build-limit, or a lower --builderOptimizationLevel",
         )
     return _Outcome(code=code, log=log, report=read_log(log))
-
-
-def _start(command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    with warnings.catch_warnings():
-        # From 3.12 on Python warns of code between fork and exec if there are threads; here it is one system call.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=dying_with_parent(),
-                env=environment(),
-            )
-        except OSError as error:
-            raise BackendUnavailableError(
-                f"trtexec cannot be run: {error}", where=command[0], cure=INSTALL
-            ) from None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -21,7 +21,7 @@ from web_installed import require_web
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime_web import OnnxRuntimeWeb, OnnxRuntimeWebEngine, install
 from qdqspec.checks.base import longest_match
-from qdqspec.errors import BackendError, ConfigError
+from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
@@ -104,13 +104,8 @@ def test_its_files_are_shipped() -> None:
 
 def test_a_budget_of_onnxruntime_is_none_of_onnxruntime_web() -> None:
     assert longest_match(["onnxruntime"], "onnxruntime-cpu") == "onnxruntime"
-    assert longest_match(["onnxruntime"], "onnxruntime-web-node") is None
-    assert longest_match(["onnxruntime", "onnxruntime-web"], "onnxruntime-web-node") == "onnxruntime-web"
-
-
-def test_a_browser_is_no_option_yet() -> None:
-    with pytest.raises(ConfigError, match="Node only"):
-        OnnxRuntimeWeb().options.read({"onnxruntime-web.browser": "chromium"})
+    assert longest_match(["onnxruntime"], "onnxruntime-web-wasm") is None
+    assert longest_match(["onnxruntime", "onnxruntime-web"], "onnxruntime-web-wasm") == "onnxruntime-web"
 
 
 # ---- with Node ------------------------------------------------------------------------------------

@@ -425,6 +425,18 @@ def test_confirmation_times_fresh_builds_of_every_role(make_lab: MakeLab) -> Non
     assert found.speedup.median == pytest.approx(2, rel=0.05)
 
 
+def test_a_runtime_without_processor_time_is_judged_by_elapsed_time(
+    make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = FakeEngine.time
+    monkeypatch.setattr(
+        FakeEngine, "time", lambda *words, **more: replace(original(*words, **more), cpu_ms=())
+    )
+    found = bench_of(make_lab(fast=Candidate(scale=0.5))).compare(roles(reference="reference", tuned="fast"))
+    assert found.clock == "wall"
+    assert found.speedup.median == pytest.approx(2, rel=0.05)
+
+
 def test_what_repeats_a_build_to_see_it_differ_is_built_fresh(make_lab: MakeLab) -> None:
     """And nothing else: candidates of a search share what builds learn, so that only what differs is told apart."""
     lab = make_lab(QUIET, fast=Candidate(scale=0.5))

@@ -1,0 +1,166 @@
+"""The backend `onnxruntime-web` in headless Chromium: the results of Node, elapsed time, an orderly end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from web_installed import require_web
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.onnxruntime_web import OnnxRuntimeWeb, OnnxRuntimeWebEngine, install
+from qdqspec.errors import BackendError, ConfigError
+from qdqspec.testing.backends import NODES, small_model
+
+IN_CHROMIUM = BuildOptions(extra={"onnxruntime-web.browser": "chromium"})
+FEEDS = {"x": np.random.default_rng(0).uniform(-1, 1, (1, 3, 8, 8)).astype(np.float32)}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    require_web(IN_CHROMIUM)
+    onnx.save(small_model(quantized=True), tmp_path / "small.onnx")
+    return tmp_path / "small.onnx"
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for all temporary files."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    return tmp_path / "scratch"
+
+
+@pytest.fixture
+def engine(scratch: Path, small: Path) -> Iterator[OnnxRuntimeWebEngine]:
+    with closing(OnnxRuntimeWeb().build(small, IN_CHROMIUM)) as built:
+        yield built
+
+
+def processes_with(word: str) -> list[int]:
+    """The processes whose command line or environment has a word."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if word.encode() in text:
+            found.append(int(folder.name))
+    return found
+
+
+def happens(what: Callable[[], bool]) -> bool:
+    """Whether something becomes true within ten seconds."""
+    for _ in range(200):
+        if what():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# ---- without a browser ----------------------------------------------------------------------------
+
+
+def test_without_a_browser_it_reports_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_web()
+    node = shutil.which("node")
+    monkeypatch.setattr(install, "require_package", lambda *_: Path())
+    monkeypatch.setattr(install.shutil, "which", lambda name: node if name == "node" else None)
+    asked = OnnxRuntimeWeb().probe(IN_CHROMIUM)
+    assert (asked.usable, asked.why) == (False, "there is no Chromium on PATH")
+    assert "install Chromium" in asked.install
+    assert OnnxRuntimeWeb().probe().usable
+    assert "no Chromium" in OnnxRuntimeWeb().probe().facts["browser"]
+
+
+def test_without_playwright_it_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(BackendError, match=r"playwright-core .* is not installed") as caught:
+        install.require_browser()
+    assert caught.value.cure == "python -m qdqspec.backends.onnxruntime_web.install"
+
+
+def test_another_browser_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one of none, chromium"):
+        OnnxRuntimeWeb().options.read({"onnxruntime-web.browser": "firefox"})
+
+
+# ---- with a browser -------------------------------------------------------------------------------
+
+
+def test_the_key_of_results_names_the_browser() -> None:
+    require_web(IN_CHROMIUM)
+    keys = [OnnxRuntimeWeb().device(options).key for options in (BuildOptions(), IN_CHROMIUM)]
+    assert "-node" in keys[0]
+    assert "-chromium" in keys[1]
+
+
+def test_it_computes_what_node_computes_with_the_same_kernels(
+    engine: OnnxRuntimeWebEngine, small: Path
+) -> None:
+    with closing(OnnxRuntimeWeb().build(small, BuildOptions())) as node:
+        np.testing.assert_array_equal(engine.run(FEEDS)["y"], node.run(FEEDS)["y"])
+        assert engine.graph_hash == node.graph_hash
+
+
+def test_it_takes_elapsed_time_in_steps_of_microseconds_and_times_layers(
+    engine: OnnxRuntimeWebEngine,
+) -> None:
+    engine.bind(FEEDS)
+    samples = engine.time(100)
+    assert not samples.cpu_ms
+    steps = np.diff(np.unique(np.round(samples.wall_ms, 6)))
+    assert 0.004 < steps.min() < 0.02  # without cross-origin isolation .1
+    layers = engine.layers(3)
+    assert {"conv", "gemm"} <= {node for layer in layers for node in layer.nodes} <= set(NODES)
+
+
+def test_wrong_inputs_are_refused_and_the_engine_goes_on(engine: OnnxRuntimeWebEngine) -> None:
+    with pytest.raises(BackendError, match="ONNX Runtime Web"):
+        engine.run({"x": np.ones((3, 8), np.float32)})
+    assert set(engine.run(FEEDS)) == {"y"}
+
+
+def test_weights_in_external_files_are_read(tmp_path: Path, small: Path) -> None:
+    model = small_model(quantized=True)
+    onnx.save(model, tmp_path / "big.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert (tmp_path / "w.bin").exists()
+    results = []
+    for path in (small, tmp_path / "big.onnx"):
+        with closing(OnnxRuntimeWeb().build(path, IN_CHROMIUM)) as built:
+            results.append(built.run(FEEDS)["y"])
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_browser_ends_with_its_engine_and_leaves_no_files(
+    engine: OnnxRuntimeWebEngine, scratch: Path, killed: bool
+) -> None:
+    assert len(processes_with(str(scratch))) > 2  # Node, the browser, its renderer
+    if killed:
+        assert engine._node is not None
+        os.kill(engine._node.pid, signal.SIGKILL)
+    engine.close()
+    assert happens(lambda: not processes_with(str(scratch)))
+    assert killed or not [path for path in scratch.rglob("*") if path.is_file()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
+def test_a_crash_of_the_page_is_an_error_with_the_reason(engine: OnnxRuntimeWebEngine) -> None:
+    assert engine._node is not None
+    assert engine._node._thread is not None
+    os.kill(engine._node._thread, signal.SIGKILL)
+    with pytest.raises(BackendError, match=r"ended with code 70 during 'run': .*the page crashed"):
+        engine.run(FEEDS)
