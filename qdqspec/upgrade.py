@@ -20,10 +20,10 @@ from qdqspec.graph.model import require_path
 from qdqspec.measurement.environment import Environment
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.layer_changes import median_layers, steady_changes
-from qdqspec.measurement.together import Together, joined, ratios_between
+from qdqspec.measurement.together import Together, common_clock, joined, ratios_between
 from qdqspec.parity.compare import Run, compare_outputs
 from qdqspec.preparation.timing import clock_for
-from qdqspec.session.compared_runtimes import TimedFile, all_locked, common_clock, time_across
+from qdqspec.session.compared_runtimes import TimedFile, all_locked, time_across
 from qdqspec.session.evidence import CaseWork
 from qdqspec.types import Clock, Interval, LayerChange, Upgrade, UpgradeState
 
