@@ -210,7 +210,8 @@ class RehearsalOracle:
         if self._metric is None or self._refused or not placement.sites:
             return None
         try:
-            return self._metric.keeps(placement, self._rehearser.including(placement))
+            rehearsal = self._rehearser.including(placement)
+            return self._metric.keeps(placement, rehearsal, self.predicted_db(placement))
         except RehearsalRefusedError as error:
             self._refuse(error.what)
         except (BackendError, PlacementError):
@@ -338,8 +339,10 @@ LEAST_FEEDS = 16  # of the evaluation data
 class RehearsedMetric:
     """Expects the metric of placements: of the reference, plus the change in a rehearsal, plus an offset from builds.
 
-    ``reference`` is the metric of the reference on all data, ``least`` the limit, ``seconds`` the search's time. All
-    evaluation data is used if the time allows, else its first feeds; then one sample more may be lost.
+    The offset is the median over builds whose SQNR is not lower than the placement's: what a build loses beyond its
+    rehearsal does not hold for placements with less noise. ``reference`` is the metric of the reference on all data,
+    ``least`` the limit, ``seconds`` the search's time. All evaluation data is used if the time allows, else its first
+    feeds; then one sample more may be lost.
     """
 
     scores: Scores
@@ -350,15 +353,36 @@ class RehearsedMetric:
     _feeds: int = 0  # used for each placement
     _float: Score | None = None
     _known: dict[str, float] = field(default_factory=dict)  # change of the metric, by digest
-    _offsets: list[float] = field(default_factory=list)
+    _sqnr_db: dict[str, float | None] = field(default_factory=dict)  # expected, by digest
+    _built: dict[str, tuple[float | None, float]] = field(default_factory=dict)  # SQNR and offset, by digest
 
-    def keeps(self, placement: Placement, rehearsal: Rehearsal) -> bool | None:
-        """Whether a placement is expected to meet the limit; ``None`` if the metric cannot be computed."""
-        expected = self.expected(placement, rehearsal)
-        return None if expected is None else expected + self._tolerance >= self.least
+    def keeps(self, placement: Placement, rehearsal: Rehearsal, sqnr_db: float | None) -> bool | None:
+        """Whether a placement with an expected SQNR meets the limit; ``None`` if the metric cannot be computed."""
+        if not self._rehearse(placement, rehearsal):
+            return None
+        self._sqnr_db[placement.digest] = sqnr_db
+        return self._expected(placement.digest) + self._tolerance >= self.least
 
-    def expected(self, placement: Placement, rehearsal: Rehearsal) -> float | None:
-        """The metric that a build of the placement is expected to have on all data."""
+    def learn(self, trial: Trial) -> None:
+        """Add the measured metric of a rehearsed candidate to the estimate of the offset."""
+        change = self._known.get(trial.placement.digest)
+        if change is not None and trial.accuracy is not None:
+            sqnr_db = trial.sqnr_db if trial.all_data_db is None else trial.all_data_db
+            self._built[trial.placement.digest] = sqnr_db, trial.accuracy - self.reference - change
+
+    def refused_text(self) -> str:
+        """The number of rehearsed placements expected to miss the limit and their best value; empty for none."""
+        values = [self._expected(digest) for digest in self._known if digest not in self._built]
+        missed = [value for value in values if value + self._tolerance < self.least]
+        if not missed:
+            return ""
+        return (
+            f"expected below {self.rules.key} {metric_text(self.rules.metric, self.least)} and not built: "
+            f"{count_text(len(missed), 'rehearsed placement')}, {metric_text(self.rules.metric, max(missed))} at most"
+        )
+
+    def _rehearse(self, placement: Placement, rehearsal: Rehearsal) -> bool:
+        """Rehearse the metric of a placement, once. False if the metric cannot be computed."""
         try:
             if self._float is None:
                 self._feeds = self._affordable(rehearsal)
@@ -367,27 +391,14 @@ class RehearsedMetric:
                 self._known[placement.digest] = self._score(placement, rehearsal).value - self._float.value
         except DataError:
             return (
-                None  # of the metric itself, for example on a part of the samples; it is computed for builds
+                False  # of the metric itself, for example on a part of the samples; it is computed for builds
             )
-        return self.reference + self._known[placement.digest] + float(np.median(self._offsets or [0.0]))
+        return True
 
-    def learn(self, trial: Trial) -> None:
-        """Add the measured metric of a rehearsed candidate to the estimate of the offset."""
-        change = self._known.get(trial.placement.digest)
-        if change is not None and trial.accuracy is not None:
-            self._offsets.append(trial.accuracy - self.reference - change)
-
-    def refused_text(self) -> str:
-        """The number of rehearsed placements expected to miss the limit and their best value; empty for none."""
-        offset = float(np.median(self._offsets or [0.0]))
-        values = [self.reference + change + offset for change in self._known.values()]
-        missed = [value for value in values if value + self._tolerance < self.least]
-        if not missed:
-            return ""
-        return (
-            f"expected below {self.rules.key} {metric_text(self.rules.metric, self.least)} and not built: "
-            f"{count_text(len(missed), 'rehearsed placement')}, {metric_text(self.rules.metric, max(missed))} at most"
-        )
+    def _expected(self, digest: str) -> float:
+        own = self._sqnr_db.get(digest)
+        offsets = [offset for db, offset in self._built.values() if own is None or db is None or db >= own]
+        return self.reference + self._known[digest] + float(np.median(offsets or [0.0]))
 
     @property
     def _tolerance(self) -> float:

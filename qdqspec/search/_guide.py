@@ -18,6 +18,7 @@ DOUBT_SHARE = 0.5  # of the uncertainty, by which a prediction may be below the 
 BINDING_DB = 3.0  # a limit is binding if everything quantized is within this margin of it
 THINNINGS = 6  # predictions for the number of units to leave out
 CLOSE_DB = 0.4  # margin above the limit within which a labelling is not corrected
+MOST_NOISE = 1e9  # over signal; of a unit whose rehearsed outputs have no signal it would be infinite
 UNKNOWN = 0.01  # noise over signal assumed for a unit of which no label can be rehearsed
 
 
@@ -126,6 +127,6 @@ class Guide:
 def _noise(noise: Mapping[tuple[str, Label], float], unit: str, label: Label) -> float:
     """The noise of a unit; for a label that cannot be rehearsed, the largest noise of the unit's other labels."""
     known = noise.get((unit, label))
-    if known is not None:
-        return known
-    return max((power for (name, _), power in noise.items() if name == unit), default=UNKNOWN)
+    if known is None:
+        known = max((power for (name, _), power in noise.items() if name == unit), default=UNKNOWN)
+    return min(known, MOST_NOISE)

@@ -14,6 +14,7 @@ from qdqspec.search._accuracy import power
 from qdqspec.search._guide import Guide
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup, Strategy
+from qdqspec.search.blocks import fuse
 from qdqspec.search.exhaustive import Exhaustive
 from qdqspec.search.optuna import OptunaSearch
 from qdqspec.search.region import RegionSearch
@@ -267,3 +268,17 @@ def test_units_are_left_out_with_few_predictions(least: float) -> None:
     without = ({unit: everything[unit] for unit in ranked[count:]} for count in range(len(ranked) + 1))
     largest = next(labels for labels in without if oracle.truth(space.resolve(labels)) >= least + 0.1)
     assert len(kept) >= len(largest) - 1
+
+
+def test_infinite_noise_is_a_number_that_sums_can_hold() -> None:
+    """A rehearsed output without a signal makes any noise infinitely large."""
+
+    class Silent(Additive):
+        def noise(self) -> Mapping[tuple[str, Label], float] | None:
+            return dict.fromkeys(super().noise() or {}, np.inf)
+
+    space = small_space()
+    powers = Guide(Silent(space)).powers(space, fuse(space, ()))
+    assert powers is not None
+    assert np.isfinite(powers).all()
+    assert powers.max() > power(0.0)

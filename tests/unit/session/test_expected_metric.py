@@ -1,0 +1,58 @@
+"""What is expected of a task metric before a build: rehearsed, and corrected by the builds that are as accurate."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from qdqspec.accuracy.oracle import RehearsedMetric
+from qdqspec.parity.metrics import Score
+from qdqspec.types import AccuracyRules, Placement, Site, Trial
+
+SAMPLES = 64
+
+
+class PerfectScores:
+    """Every placement has all samples right in its rehearsal."""
+
+    feeds = SAMPLES
+
+    def of_engine(self, engine: Any, metric: str, output: str | None, *, feeds: int) -> Score:
+        return Score(value=1.0, samples=feeds, right=np.ones(feeds, dtype=bool))
+
+
+def metric() -> RehearsedMetric:
+    rules = AccuracyRules(metric="top1", max_drop=0.01)
+    return RehearsedMetric(PerfectScores(), rules, 1.0, 0.99, 1e6)  # type: ignore[arg-type] # made up
+
+
+REHEARSAL: Any = SimpleNamespace(feeds=lambda: iter([{}]), outputs=lambda placement, feed: {})
+
+
+def placement_of(count: int) -> Placement:
+    return Placement(
+        sites=frozenset(Site(tensor=f"t{number}", consumers=(), format="int8") for number in range(count))
+    )
+
+
+def built(placement: Placement, sqnr_db: float, accuracy: float) -> Trial:
+    return Trial(number=1, placement=placement, phase="pure", ratio=0.7, sqnr_db=sqnr_db, accuracy=accuracy)
+
+
+def test_a_build_that_lost_a_sample_does_not_refuse_placements_with_less_noise() -> None:
+    found, first, better, worse = metric(), placement_of(3), placement_of(2), placement_of(4)
+    assert found.keeps(first, REHEARSAL, 30.6)
+    found.learn(built(first, 30.6, 63 / 64))
+    assert found.keeps(better, REHEARSAL, 47.4)
+    assert not found.keeps(worse, REHEARSAL, 30.0)
+    assert "not built: 1 rehearsed placement," in found.refused_text()
+
+
+def test_an_accurate_build_counts_for_placements_with_more_noise() -> None:
+    found, placements = metric(), [placement_of(count) for count in (2, 3, 4)]
+    for placement, sqnr_db, accuracy in zip(placements, (40.0, 38.0, 30.0), (1.0, 1.0, 63 / 64), strict=True):
+        assert found.keeps(placement, REHEARSAL, sqnr_db)
+        found.learn(built(placement, sqnr_db, accuracy))
+    assert found.keeps(placement_of(5), REHEARSAL, 29.0)  # one of three builds lost a sample
