@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import platform
-import signal
 import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec import registry
-from qdqspec.cli.words import FINE, add_verb, complain, say, say_json, settings_from
+from qdqspec.cli.words import FINE, add_verb, complain, end_on_sigterm, say, say_json, settings_from
 from qdqspec.errors import ConfigError
 from qdqspec.units import size_text
 
@@ -76,11 +75,6 @@ def add_verbs(verbs: Verbs) -> None:
     )
 
 
-def _end_on_sigterm() -> None:
-    """End on SIGTERM, which service managers send, as on Ctrl-C: with all processes."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
 def cluster(arguments: argparse.Namespace) -> int:
     """Run the scheduler, list workers, or make certificates."""
     settings = settings_from(arguments)
@@ -97,7 +91,7 @@ def cluster(arguments: argparse.Namespace) -> int:
 
     host = f"[{arguments.host}]" if ":" in arguments.host.removeprefix("tls://") else arguments.host
     address = Address.parse(f"{host}:{arguments.port}")
-    _end_on_sigterm()
+    end_on_sigterm()
     run_scheduler(address, settings.cluster_tls, lambda at: _started(arguments, at))
     return FINE
 
@@ -181,7 +175,7 @@ def worker(arguments: argparse.Namespace) -> int:
                 say(f"  {device.backend}: {device.key}")
         sys.stdout.flush()
 
-    _end_on_sigterm()
+    end_on_sigterm()
     run_worker(
         Address.parse(arguments.address),
         settings.cluster_tls,

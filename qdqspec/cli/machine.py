@@ -13,6 +13,7 @@ from qdqspec.cli.words import (
     add_verb,
     backend_named,
     complain,
+    end_on_sigterm,
     say,
     say_json,
     settings_from,
@@ -82,6 +83,7 @@ def _bundle(name: str, path: Path, options: BuildOptions, *, as_json: bool) -> i
             f"backend {name} has no bundle",
             cure="choose one that has, as --backend tensorrt (docs/gpu-day.md)",
         )
+    end_on_sigterm()  # the archive is written with what was recorded
     summary = load(hook)(path, options, say=complain)
     if as_json:
         say_json(summary)

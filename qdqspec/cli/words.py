@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -123,6 +124,11 @@ def _write(text: str, stream: TextIO) -> None:
     if wants_color(COLOR.get(), os.environ, is_terminal=stream.isatty()):
         text = colored(text)
     stream.write(f"{text}\n")
+
+
+def end_on_sigterm() -> None:
+    """End on SIGTERM, which service managers and batch systems send, as on Ctrl-C: in order, with all processes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:

@@ -23,6 +23,7 @@ from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.progress import shown
 from qdqspec.types import (
     Case,
+    CommonPlacement,
     DataSource,
     Evidence,
     EvidenceKind,
@@ -164,6 +165,45 @@ def qdq_case(
 
 
 @pytest.fixture
+def qdq_common(
+    qdq_session: Session,
+    qdq_metrics: Mapping[str, Metric],
+    qdq_data: Mapping[str, Loader],
+    pytestconfig: pytest.Config,
+) -> Callable[[str], CommonPlacement]:
+    """Return ``qdq_common("specs/a.qdq.yaml")``: the one placement for the runtimes of ``tune.targets``.
+
+    Of a spec with more axes, ``specs/a.qdq.yaml::case`` names one of the cases that it is for.
+    """
+
+    def common(reference: str) -> CommonPlacement:
+        file, _, chosen = reference.partition("::")
+        cases = find_cases(file, settings_of(pytestconfig), pytestconfig.rootpath)
+        if chosen:
+            rest = _without_backend(_one_case(reference, pytestconfig))
+            cases = tuple(case for case in cases if _without_backend(case) == rest)
+        kinds = {str(_without_backend(case)): case.id for case in cases}
+        if len(kinds) != 1 or not all(case.targets for case in cases):
+            raise SpecError(
+                f"'{reference}' means {len(kinds)} placements, and one is wanted"
+                if len(kinds) != 1
+                else f"'{reference}' has no tune.targets",
+                cure=f"append one of: {', '.join(f'::{case}' for case in kinds.values())}"
+                if len(kinds) != 1
+                else "name the runtimes: tune: {targets: [onnxruntime, openvino]}",
+            )
+        full = [replace(case, metrics=qdq_metrics, loaders=qdq_data) for case in cases]
+        with _recorded(pytestconfig, qdq_session):
+            return _present(next(iter(qdq_session.find_common(full)), None))
+
+    return common
+
+
+def _without_backend(case: Case) -> dict[str, object]:
+    return {axis: value for axis, value in case.matrix.items() if axis != "backend"}
+
+
+@pytest.fixture
 def qdq_report(pytestconfig: pytest.Config) -> Callable[[str], str | bytes]:
     """Return ``qdq_report("markdown")``: a report, in a format by name, of all judged so far in this process."""
 
@@ -249,5 +289,5 @@ def _one_case(reference: str, config: pytest.Config) -> Case:
 def _present(piece: T | None) -> T:
     """The evidence requested; skips the test in a run without timing."""
     if piece is None:
-        pytest.skip("not measured in this run: --qdq-mode=verify takes no timing")
+        pytest.skip("not measured in this run: --qdq-mode=verify and plan take no timing")
     return piece

@@ -38,7 +38,7 @@ from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.given import given_ranges
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
-from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_included, unmatched
+from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_matches, unmatched
 from qdqspec.regions.grammar import parse
 from qdqspec.regions.search import find_regions
 from qdqspec.spec.problems import Problem, source_lines, spec_error
@@ -122,7 +122,7 @@ class Prepared:
     def candidates(self) -> SchemeSpace:
         """All placements that the backend supports and the spec allows, before calibration."""
         require_patterns(self.case)
-        require_included(self.folded, self.case.patterns)
+        require_matches(self.folded, self.case.patterns)
         for pattern in unmatched(self.folded, self.case.patterns):
             self.warnings.append(f"pattern '{pattern}' matches nothing in {self.given.where}")
         self._warn_formats()

@@ -10,7 +10,7 @@ from qdqspec.regions.expressions import (
     matched_nodes,
     matches,
     parse,
-    require_included,
+    require_matches,
     unmatched,
 )
 from qdqspec.regions.forecast import Forecast, forecast_tuning
@@ -36,7 +36,7 @@ __all__ = [
     "matches",
     "parse",
     "render_text",
-    "require_included",
+    "require_matches",
     "to_json",
     "unmatched",
 ]

@@ -26,7 +26,7 @@ __all__ = [
     "matched_nodes",
     "matches",
     "parse",
-    "require_included",
+    "require_matches",
     "unmatched",
 ]
 
@@ -91,10 +91,11 @@ def denied_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
     return frozenset(denied | {node.name for node in model.nodes if _is_like(node.name, rules.exclude)})
 
 
-def require_included(model: Model, rules: PatternRules) -> None:
-    """Raise `SpecError` for a glob of ``include`` that matches no node, with the nearest name.
+def require_matches(model: Model, rules: PatternRules) -> None:
+    """Raise `SpecError` for a glob of ``include`` that matches no node, or if nothing in ``allow`` matches any.
 
-    ``include`` limits what may be quantized, so such a glob would leave the model unchanged without a reason.
+    They limit what may be quantized, so the model would stay unchanged without a reason. Names belong to one model, so
+    each must match; a list of operators may be for many models, so one that is absent is only a warning (`unmatched`).
     """
     names = [node.name for node in model.nodes if not is_constant(node)]
     for glob in rules.include:
@@ -107,6 +108,13 @@ def require_included(model: Model, rules: PatternRules) -> None:
             cure=f"it is an operator type: write it under patterns.allow (--allow {glob})"
             if is_operator
             else "patterns.nodes.include, allow_file and --include take globs over node names: /layer1/*",
+        )
+    if rules.allow and not _named(model, rules.allow):
+        operators = sorted({node.op_type for node in model.nodes})
+        raise SpecError(
+            f"nothing in patterns.allow matches a node: {', '.join(rules.allow)}",
+            where=model.where,
+            cure=f"operators of this model: {', '.join(operators)}",
         )
 
 

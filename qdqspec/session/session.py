@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -87,7 +87,7 @@ class Session:
         self._files = GivenFiles()
         self.backends = Backends(self.settings)
         self._runtimes: tuple[RuntimeComparison, ...] = ()
-        self._common: tuple[CommonPlacement, ...] = ()
+        self._common: dict[tuple[str, ...], CommonPlacement] = {}  # by the names of the cases
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
         self._waits: list[float] = []  # seconds of each wait for other runs on the device
@@ -286,18 +286,31 @@ class Session:
             )
         return self._runtimes
 
-    def find_common(self) -> tuple[CommonPlacement, ...]:
+    def find_common(self, cases: Sequence[Case] | None = None) -> tuple[CommonPlacement, ...]:
         """Find one placement for the cases that differ in the runtime only, if they have ``targets``.
 
-        Cases that were not searched are left out. The result is part of the record.
+        Given cases are searched if necessary; without them all that were searched count. The results are cached, and
+        part of the record. A run that takes no timing finds none.
         """
-        if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
-            works = (work for work in self._works.values() if work.setup.case.targets)
-            searched = [work for work in works if work.finder.found is not None]
-            self._common = tuple(
-                find_common(name, works, self._watched, folder_of(works)) for name, works in grouped(searched)
-            )
-        return self._common
+        if self.settings.mode not in ("run", "measure") or self._seconds_left() == 0:
+            return ()
+        for case in cases or ():
+            self.search(case)
+        names = None if cases is None else {case.name for case in cases}
+        works = [
+            work
+            for work in self._works.values()
+            if work.setup.case.targets
+            and work.finder.found is not None
+            and (names is None or work.setup.case.name in names)
+        ]
+        found = []
+        for name, group in grouped(works):
+            key = tuple(work.setup.case.name for work in group)
+            if key not in self._common:
+                self._common[key] = find_common(name, group, self._watched, folder_of(group))
+            found.append(self._common[key])
+        return tuple(found)
 
     def output(self, case: Case) -> Path:
         """The output folder of the case."""
@@ -307,7 +320,9 @@ class Session:
         """The record of all cases judged, searched or skipped so far, with all their evidence."""
         works = self._works.values()
         found = (work.record for work in works if work.results or work.finder.found is not None)
-        return self._run_record((*found, *self._skipped.values()), self._runtimes, self._common)
+        return self._run_record(
+            (*found, *self._skipped.values()), self._runtimes, tuple(self._common.values())
+        )
 
     def _run_record(
         self,

@@ -35,7 +35,9 @@ class PatternsSection(Section):
     """What may be quantized."""
 
     allow: Listed[Words] = Field(
-        default=(), description="Pattern expressions that may be quantized; none allows all."
+        default=(),
+        description="Pattern expressions that may be quantized; an empty list allows all. One that matches nothing is "
+        "a warning; if none matches anything, it is an error.",
     )
     deny: Listed[Words] = Field(default=(), description="Pattern expressions that are never quantized.")
     nodes: NodesSection = Field(default=NodesSection(), description="The same by node name.")

@@ -16,9 +16,7 @@ the first three on the command line only:
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +49,7 @@ from qdqspec.backends.trtexec.process import (
 from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH, BackendOption, BackendOptions, whole
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _OLDEST = 10  # major: earlier ones have no strongly typed networks
@@ -166,23 +165,23 @@ class Trtexec:
         """Build an engine file in a temporary folder."""
         tool = require_tool()
         loaded = load_model(model)
-        folder = Path(tempfile.mkdtemp(prefix="qdqspec-trtexec-"))
+        folder = TemporaryFolder()
         try:
             return TrtexecEngine(tool, loaded, folder, options)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.close()
             raise
 
 
 class TrtexecEngine:
     """An engine file, its layers, and the inputs it is timed with."""
 
-    def __init__(self, tool: Tool, model: Model, folder: Path, options: BuildOptions) -> None:
+    def __init__(self, tool: Tool, model: Model, folder: TemporaryFolder, options: BuildOptions) -> None:
         # By content: two builds of one model may take different kernels, and are still the same graph.
         self.graph_hash = model.sha256
         self._tool = tool
         self._model = model
-        self._folder = folder
+        self._temporary, self._folder = folder, folder.path
         self._words = options_from(options.extra)
         self._device = options.device
         self._feeds: dict[int, dict[str, Array]] = {}  # by profile
@@ -249,7 +248,7 @@ class TrtexecEngine:
     def close(self) -> None:
         """Remove the engine; closing twice has no effect."""
         self._open = False
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._temporary.close()
 
     def _build(self, options: BuildOptions) -> Report:
         plan, where = self._folder / "engine.plan", Path(self._model.where)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import tarfile
 
 import pytest
 
@@ -180,6 +183,20 @@ def test_doctor_of_a_backend_without_a_bundle(verb, tmp_path):
     assert result.code == 2
     assert "backend fake has no bundle" in result.err
     assert not (tmp_path / "out.tgz").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once there")
+def test_doctor_writes_the_bundle_when_it_is_told_to_end(tmp_path):
+    words = ["doctor", "--backend", "tensorrt", "--bundle", "out.tgz"]
+    command = [sys.executable, "-m", "qdqspec", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("1/")
+        process.terminate()
+        assert "Interrupted" in process.stderr.read()
+    assert process.returncode == 130
+    with tarfile.open(tmp_path / "out.tgz") as archive:
+        assert any(name.endswith("summary.json") for name in archive.getnames())
 
 
 def test_doctor_writes_the_bundle_of_a_backend(verb, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from qdqspec.regions import (
     matched_nodes,
     matches,
     parse,
-    require_included,
+    require_matches,
     unmatched,
 )
 from qdqspec.types import PatternRules
@@ -163,11 +163,18 @@ def test_unmatched_rules_are_reported_as_written(model):
 )
 def test_an_included_name_that_matches_nothing_is_an_error(model, glob, said, cure):
     """The model would be left unchanged, and nothing would say why."""
-    require_included(model, PatternRules(include=("Relu*",), exclude=("/head/*",)))
+    require_matches(model, PatternRules(include=("Relu*",), exclude=("/head/*",)))
     with pytest.raises(SpecError) as caught:
-        require_included(model, PatternRules(include=("Relu*", glob)))
+        require_matches(model, PatternRules(include=("Relu*", glob)))
     assert said in caught.value.what
     assert cure in str(caught.value.cure)
+
+
+def test_an_absent_operator_is_allowed_beside_a_present_one_and_not_alone(model):
+    require_matches(model, PatternRules(allow=("Conv", "Gemm")))
+    with pytest.raises(SpecError, match="Gemm, MatMul") as caught:
+        require_matches(model, PatternRules(allow=("Gemm", "MatMul")))
+    assert "Clip, Conv" in str(caught.value.cure)
 
 
 def test_an_expression_with_endless_ways_ends(models):

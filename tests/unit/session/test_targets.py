@@ -34,6 +34,8 @@ def found_in(
             session.search(case)
         (found,) = session.find_common()
         assert session.record().common == (found,)
+        assert session.find_common([case]) == ()  # of one runtime there is none
+        assert session.find_common()[0] is found
     return found, session
 
 
