@@ -1,7 +1,8 @@
 """Reduces a model that a backend refuses, or that crashes it, to a few nodes with random weights.
 
 The algorithm is delta debugging (ddmin of Zeller and Hildebrandt, 2002, with complements only): chunks of nodes are
-removed while the rest still fails in the same way; tensors that no remaining node makes become inputs. Each attempt is
+removed while the rest still fails in the same way; tensors that no remaining node makes become inputs. The nodes of
+bodies of If, Loop and Scan are among them: a body without its node is part of the graph around it. Each attempt is
 built in a process of its own. Polygraphy's ``debug reduce`` is not used: see docs/decisions/0042.
 """
 
@@ -23,8 +24,9 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.config import hooks
 from qdqspec.errors import BackendError, StateError
+from qdqspec.graph.flat import ENTER, LEAVE, MARKERS, closed
 from qdqspec.graph.model import QDQ_OPS, Model
-from qdqspec.graph.protos import copy_model, names_read_inside
+from qdqspec.graph.protos import all_graphs, copy_model, names_read_inside
 from qdqspec.graph.save import save_model, write_text
 from qdqspec.graph.weights import with_own_bytes
 from qdqspec.parity.shapes import resolve_shapes
@@ -42,7 +44,7 @@ Signature: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """A reduced model: its file, a program that shows the fault, and how it was found.
+    """A reduced model: its file, a program that shows the fault, and how it was found. Nodes of bodies are counted.
 
     ``failure`` is the message of the reduced model. ``kept`` are constants whose values the fault needs; all others are
     random. ``complete`` is false if the time ended before nothing more could be removed.
@@ -82,10 +84,11 @@ def reduce_model(
         assert cut is not None  # it was built
         names = [tensor.name for tensor in cut.graph.initializer if _may_vary(tensor)]
         kept = smallest(names, lambda some: attempts.fails(randomized(cut, some, seed)))
-        reduced = randomized(cut, kept, seed)
-        failure = attempts.failure(reduced)
+        flat = randomized(cut, kept, seed)
+        failure = attempts.failure(flat)
     if failure is None or attempts.signature(failure) != attempts.wanted:
         raise StateError(f"the failure is not reproducible: {first}", where=model.where)
+    reduced = closed(flat)
     save_model(reduced, folder / MODEL, inputs=model.user_files)
     write_text(folder / PROGRAM, program(reduced, backend.name, options, failure))
     return Reduced(
@@ -93,7 +96,7 @@ def reduce_model(
         program=folder / PROGRAM,
         failure=failure,
         nodes_before=len(everything),
-        nodes=len(nodes),
+        nodes=sum(len(graph.node) for graph in all_graphs(reduced.graph)),
         kept=tuple(kept),
         attempts=attempts.count,
         seconds=attempts.elapsed,
@@ -154,7 +157,7 @@ class _Attempts:
         return time.monotonic() - self._started
 
     def fails(self, proto: onnx.ModelProto | None) -> bool:
-        """Whether a model fails in the wanted way; false once the time is over."""
+        """Whether a model in flat form fails in the wanted way; false once the time is over."""
         self.over = self.over or self.elapsed > self._seconds
         if proto is None or self.over:
             return False
@@ -162,9 +165,9 @@ class _Attempts:
         return found is not None and self.signature(found) == self.wanted
 
     def failure(self, proto: onnx.ModelProto) -> str | None:
-        """The message if the model cannot be built or run once, else ``None``."""
+        """The message if the model of a flat form cannot be built or run once, else ``None``."""
         self.count += 1
-        save_model(proto, self._path)
+        save_model(closed(proto), self._path)
         try:
             with closing(self._backend.build(self._path, self._options)) as engine:
                 engine.run(feeds_of(proto))
@@ -181,46 +184,83 @@ class _Attempts:
 def _names(model: Model) -> frozenset[str]:
     """The names of nodes and tensors."""
     nodes = {word for node in model.nodes for word in (node.name, *node.inputs, *node.outputs)}
-    return frozenset({*nodes, *model.inputs, *model.outputs})
+    inner = (node for graph in all_graphs(model.proto.graph) for node in graph.node)
+    local = {word for node in inner for word in (node.name, *node.input, *node.output)}
+    return frozenset({*nodes, *local, *model.inputs, *model.outputs})
 
 
 class _Parts:
-    """Cuts nodes out of the main graph of a model. Bodies stay in their nodes."""
+    """Cuts nodes out of the flat form of a model (`qdqspec.graph.flat`); a body stays one while its node is kept."""
 
     def __init__(self, model: Model) -> None:
-        base = model.path.parent if model.path else None
         self._types = model.types
-        self._proto = model.proto
-        self._base = base
+        self._proto = model.flat
+        self._base = model.path.parent if model.path else None
         graph = self._proto.graph
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
         self._constants |= {
             name: tensor for name, tensor in model.constants.items() if name not in self._constants
         }
+        markers = [index for index, node in enumerate(graph.node) if node.domain == MARKERS]
+        ends = [index for index in markers if graph.node[index].op_type == LEAVE]
+        self._returned = {name for index in ends for name in graph.node[index].input}
+        for name in self._returned & {out for node in graph.node for out in node.output}:
+            self._constants.pop(name, None)  # a body returns what its nodes make
+        self._all = list(graph.node)
         self.nodes = [
-            node for node in graph.node if node.op_type != "Constant" or node.output[0] not in self._constants
+            index
+            for index, node in enumerate(graph.node)
+            if index not in set(markers)
+            and not (node.op_type == "Constant" and node.output[0] in self._constants)
         ]
-        ends = (*graph.input, *graph.initializer)
-        self._outer = {*(end.name for end in ends), *(name for node in graph.node for name in node.output)}
+        readers = {name: index for index, node in enumerate(graph.node) for name in node.input}
+        begins = {graph.node[i].output[-1]: i for i in markers if graph.node[i].op_type == ENTER}
+        self._bodies = [  # node, first marker, last marker
+            (readers[graph.node[end].output[0]], begins[graph.node[end].input[-1]], end) for end in ends
+        ]
+        ends_of_graph = (*graph.input, *graph.initializer)
+        self._outer = {
+            *(end.name for end in ends_of_graph),
+            *(name for node in graph.node for name in node.output),
+        }
         self._outputs = {output.name for output in graph.output}
 
     def cut(self, kept: Sequence[int]) -> onnx.ModelProto | None:
-        """The model of some nodes; ``None`` without nodes, or if the type of an input is unknown."""
-        nodes = [self.nodes[index] for index in kept]
-        made = {name for node in nodes for name in node.output if name}
+        """The model of some nodes, in flat form; ``None`` without nodes, or if the type of an input is unknown."""
+        owners = {self.nodes[index] for index in kept}
+        bodies = [(begin, end) for owner, begin, end in self._bodies if owner in owners]
+        chosen = sorted({*owners, *(marker for body in bodies for marker in body)})
+        within = {index for begin, end in bodies for index in range(begin, end + 1)}
+        made = {name for index in chosen for name in self._all[index].output if name}
+        nodes: list[onnx.NodeProto] = []
+        outside: dict[str, str] = {}  # inputs that replace what a body returns, and their tensors
+        for index in chosen:
+            node = self._all[index]
+            if node.domain == MARKERS and node.op_type == LEAVE:
+                for name in dict.fromkeys(node.input):
+                    if name and name not in made and name not in self._constants:
+                        outside[f"{name}~"] = name
+                        nodes.append(helper.make_node("Identity", [f"{name}~"], [name], f"{name}~"))
+            nodes.append(node)
+        made |= set(outside.values())
         inside = {name for node in nodes for name in names_read_inside(node)} & self._outer
         read = dict.fromkeys(
             name for name in (*(n for node in nodes for n in node.input), *sorted(inside)) if name
         )
         inputs = [name for name in read if name not in made and name not in self._constants]
-        unread = [n for node in nodes for n in node.output if n and (n not in read or n in self._outputs)]
-        if not nodes or any(name not in self._types for name in inputs):
+        unread = [
+            name
+            for index in chosen
+            for name in self._all[index].output
+            if name and index not in within and (name not in read or name in self._outputs)
+        ]
+        if not kept or any(outside.get(name, name) not in self._types for name in inputs):
             return None
         proto = copy_model(self._proto, but={"node", "initializer", "input", "output", "value_info"})
         del proto.metadata_props[:], proto.graph.quantization_annotation[:]
         proto.graph.node.extend(nodes)
-        proto.graph.input.extend(map(self._info, inputs))
-        proto.graph.output.extend(map(self._info, unread))
+        proto.graph.input.extend(self._info(name, outside.get(name, name)) for name in inputs)
+        proto.graph.output.extend(self._info(name, name) for name in unread)
         for name in read:
             if name in self._constants and name not in made:
                 tensor = TensorProto()
@@ -229,8 +269,8 @@ class _Parts:
                 proto.graph.initializer.append(tensor)
         return proto
 
-    def _info(self, name: str) -> onnx.ValueInfoProto:
-        known = self._types.get(name)
+    def _info(self, name: str, tensor: str) -> onnx.ValueInfoProto:
+        known = self._types.get(tensor)
         if known is None:
             return onnx.ValueInfoProto(name=name)
         return helper.make_tensor_value_info(name, known.elem_type, known.shape)
