@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from qdqspec import __version__
 from qdqspec.cli.baseline import add_verbs as add_baseline
@@ -94,11 +95,19 @@ def _near_option(unknown: Sequence[str], verb: argparse.ArgumentParser) -> str:
     return next(filter(None, (did_you_mean(option, known) for option in options)), "")
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are a message and where help is, without the list of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"{self.prog}: error: {message}\n  help: {self.prog} --help")
+        self.exit(IMPOSSIBLE)
+
+
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser of the command, and that of each verb."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="qdqspec",
-        description="Find, prove and gate Q/DQ placements in ONNX models. Tests run with pytest: pytest specs",
+        description="Search for, verify and gate Q/DQ placements in ONNX models. Tests run with pytest: pytest specs",
         epilog="qdqspec VERB --help shows an example of each verb.",
     )
     parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")

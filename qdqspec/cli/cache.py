@@ -25,7 +25,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "cache",
         cache,
-        does="List, prune, clear, export or import the cache of finished searches. Exits 1 where an entry is damaged.",
+        does="List, prune, clear, export or import cached searches. Exits 1 where an entry is damaged.",
         example="qdqspec cache prune --older-than 30d",
         options=["cache-dir"],
     )

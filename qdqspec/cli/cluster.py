@@ -28,7 +28,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "cluster",
         cluster,
-        does="Run the scheduler of a cluster, list its workers, or make its certificates.",
+        does="Run a scheduler, list its workers, or make certificates.",
         example="qdqspec cluster start --host 10.0.0.5",
         options=["cluster-tls"],
     )
@@ -54,7 +54,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "worker",
         worker,
-        does="Offer the devices of this machine to the scheduler at ADDRESS, until interrupted.",
+        does="Offer this machine's devices to a cluster until interrupted.",
         example="qdqspec worker tls://10.0.0.5:8786",
         options=["cluster-tls", "device", "backend-option", "plugin", "trtexec-args"],
     )

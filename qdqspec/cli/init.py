@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ def init(arguments: argparse.Namespace) -> int:
         return FINE
     for note in notes:
         say(f"note: {note}")
-    say(f"{output}: run it with: pytest {output}")
+    say(f"{output}: run it with: pytest {shlex.quote(str(output))}")
     return FINE
 
 

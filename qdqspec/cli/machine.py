@@ -35,7 +35,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "doctor",
         doctor,
-        does="Tell which backends work here, and how to get the others. Exits 0 when the chosen one works.",
+        does="List which backends work here, and how to get the others. Exits 0 when the chosen one works.",
         example=f"qdqspec doctor --backend {DEFAULT_BACKEND}",
         options=["backend", "device", "backend-option", "plugin"],
     )

@@ -64,7 +64,7 @@ def _add_inspect(verbs: Verbs) -> None:
         verbs,
         "inspect",
         inspect,
-        does="Print the regions of a model, their patterns, and what of it can be quantized.",
+        does="Print regions, their patterns, and what can be quantized.",
         example="qdqspec inspect model.onnx --verbose",
         options=["backend", "device"],
     )

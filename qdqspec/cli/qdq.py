@@ -31,7 +31,8 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "import",
         import_model,
-        does="Write the Q/DQ pairs of a model that another tool quantized, with their numbers, as a scheme.",
+        does="Write the Q/DQ pairs of a quantized model as a scheme. Their scales and zero points are kept, and the "
+        "model may be from another tool.",
         example="qdqspec import by-hand.qdq.onnx -o scheme.json",
     )
     importing.add_argument("model", type=Path, metavar="QDQ_MODEL")
@@ -57,8 +58,8 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "fold",
         fold,
-        does="Fold constants and drop what no node reads, but never QuantizeLinear, DequantizeLinear, "
-        "DynamicQuantizeLinear or an operator of another domain.",
+        does="Fold constants and remove what no node reads. QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear "
+        "and operators of other domains are never folded.",
         example="qdqspec fold model.qdq.onnx -o folded.onnx",
     )
     folding.add_argument("model", type=Path, metavar="MODEL")

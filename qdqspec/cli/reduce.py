@@ -38,8 +38,8 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "reduce",
         reduce,
-        does="Reduce a model that a backend refuses, or that crashes it, to a few nodes with random weights that "
-        "fail in the same way, and write a program that shows it.",
+        does="Reduce a model that a backend fails on to a few nodes. They have random weights and fail in the same "
+        "way: the backend rejects them or crashes. A program that shows it is written too.",
         example="qdqspec reduce model.qdq.onnx --backend openvino -o fault/",
         options=("backend", "device", "threads", "seed", "build-limit", "backend-option", "plugin"),
     )

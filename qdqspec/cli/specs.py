@@ -42,7 +42,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "schema",
         write_schema,
-        does="Write the JSON Schema of spec files, which editors complete from.",
+        does="Write the JSON Schema of spec files. Editors complete the keys of a spec with it.",
         example="qdqspec schema -o qdqspec.schema.json",
     )
     schema.add_argument("-o", "--output", type=Path, metavar="PATH", help="Write to a file.")

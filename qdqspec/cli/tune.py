@@ -53,7 +53,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "tune",
         tune,
-        does="Search the fastest Q/DQ placement of a model, or of every case of a spec. With several backends "
+        does="Search for the fastest Q/DQ placement of a model or spec. Of a spec: of each case. With several backends "
         "(--backend onnxruntime,openvino): on each of them, and then time the models of all together.",
         example="qdqspec tune model.onnx --calibration data.npz --minutes 5 -o tuned/",
         options=_OPTIONS,

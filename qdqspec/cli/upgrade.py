@@ -49,7 +49,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "upgrade-check",
         upgrade_check,
-        does="Replay tuned models under another version of the runtime, interleaved with the present one. Exits 1 "
+        does="Time tuned models under two versions of the runtime. Their runs are interleaved. Exits 1 "
         "where one is slower than allowed, slower than float, or less accurate there.",
         example="qdqspec upgrade-check specs --python next/bin/python --allow 5%",
         options=_OPTIONS,

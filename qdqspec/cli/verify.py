@@ -26,8 +26,8 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "verify",
         verify,
-        does="Measure how far a tuned model's outputs are from its original's, and what of that quantization causes, "
-        "and what the runtime. Nothing is timed. Exits 1 where a limit is not kept.",
+        does="Measure the error of a tuned model's outputs. The shares of quantization and of the runtime are "
+        "separated. Nothing is timed. Exits 1 where a limit is not kept.",
         example="qdqspec verify model.onnx tuned.onnx --data data.npz --min-sqnr-db 25\n"
         "  qdqspec verify model.onnx tuned.onnx --input reports/model/default/parity/parity.npz",
         options=_OPTIONS,

@@ -44,8 +44,8 @@ def add_verb(
         name,
         help=re.split(r"[.:;] ", does, maxsplit=1)[0].removesuffix("."),
         description=does,
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"{_EXAMPLE}\n  {example}",
+        formatter_class=_Formatter,
         add_help=False,
     )
     parser.add_argument("--json", action="store_true", help="Write JSON to standard output.")
@@ -66,8 +66,16 @@ def add_verb(
     return parser
 
 
+_EXAMPLE = "example:"
 _MANY = 6  # options that are shown by --help-all only, if a verb has so many
 _COMMON = ("qdq_backend", "qdq_mode", "qdq_threads", "qdq_report")
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Wraps descriptions, but no examples: these are lines to copy."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(_EXAMPLE) else super()._fill_text(text, width, indent)
 
 
 class _Help(argparse.Action):

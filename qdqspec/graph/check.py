@@ -32,7 +32,7 @@ def require_file(path: Path) -> None:
     if path.is_dir():
         raise ModelError("this is a folder, not a model file", where=path, cure="name the .onnx file in it")
     if not path.exists():
-        raise ModelError("there is no such model file", where=path, cure="check the path in the spec")
+        raise ModelError("there is no such model file", where=path, cure="check the path")
     if not path.is_file():
         raise ModelError("this is a device or a pipe, not a model file", where=path, cure="name a file")
 

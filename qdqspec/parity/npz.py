@@ -84,7 +84,7 @@ def read_members(file: Path) -> dict[str, Member]:
     stored in column-major order, or is not as long as its shape needs.
     """
     if not file.is_file():
-        raise DataError("there is no such data file", where=file, cure="check the path in the spec")
+        raise DataError("there is no such data file", where=file, cure="check the path")
     with _reading(file), zipfile.ZipFile(file) as archive:
         names = [info.filename for info in archive.infolist() if info.filename.endswith(".npy")]
         if not names:
@@ -97,7 +97,7 @@ def read_members(file: Path) -> dict[str, Member]:
 def read_npy(file: Path, name: str) -> Member:
     """The array of an .npy file, under a name. Only the header is read. Raises `DataError` as `read_members`."""
     if not file.is_file():
-        raise DataError("there is no such data file", where=file, cure="check the path in the spec")
+        raise DataError("there is no such data file", where=file, cure="check the path")
     with _reading(file), file.open("rb") as stream:
         shape, fortran, dtype = _header(stream, file, name)
         held = file.stat().st_size - stream.tell()

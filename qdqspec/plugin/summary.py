@@ -85,7 +85,7 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
 def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> None:
     from qdqspec.report.notes import warning_lines
     from qdqspec.report.tables import summary_table
-    from qdqspec.report.terminal import colored
+    from qdqspec.report.terminal import colored, wrapped
 
     width = shutil.get_terminal_size().columns if terminal.isatty() else None
     paint = colored if terminal.hasmarkup else str
@@ -95,7 +95,7 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
 
         terminal.write_line(f"\n{runtimes_text(record)}\n")
     for line in warning_lines(record):
-        terminal.write_line(line, yellow=True)
+        terminal.write_line(wrapped(line, width), yellow=True)
     settings: Settings = settings_of(config)
     if settings.output.is_dir():
         terminal.write_line(f"Models and measurements: {near(settings.output, config)}")

@@ -61,8 +61,9 @@ i.f3 { background: var(--f3); } i.float { background: var(--page); }
 .WARN, .inconclusive { color: var(--unsure); }
 details { margin-top: 18px; } summary { cursor: pointer; font-size: 14px; font-weight: 600; }
 details[open] > summary { margin-bottom: 8px; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 3px 18px; margin: 0; font-size: 13.5px; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+dl { display: grid; grid-template-columns: fit-content(45%) minmax(0, 1fr); gap: 3px 18px; margin: 0;
+  font-size: 13.5px; }
+dt { color: var(--soft); overflow-wrap: anywhere; } dd { margin: 0; overflow-wrap: anywhere; }
 svg { display: block; width: 100%; max-width: 640px; height: auto; }
 svg text { font-size: 12px; fill: var(--ink); } svg .tick { fill: var(--soft); font-size: 11px; }
 svg .end { text-anchor: end; } svg .middle { text-anchor: middle; } svg .value { font-weight: 600; }

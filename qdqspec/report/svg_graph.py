@@ -12,7 +12,7 @@ from qdqspec.units import count_text, db_text, ms_text, plain, share_text
 
 INSTALL = "pip install 'qdqspec[report]'"
 STYLES = 4  # of number formats: further ones look like the last
-_WIDTH, _HEIGHT, _ROW, _COLUMN, _MARGIN = 184, 42, 64, 204, 12  # pixels
+_WIDTH, _HEIGHT, _ROW, _COLUMN, _MARGIN = 216, 42, 64, 236, 12  # pixels
 _LONGEST = 27  # characters of a first line
 _LEAST_ERROR = 0.01  # share of the error from which a box shows it
 _UNBOUNDED = 1e6  # the library would otherwise scale the drawing down

@@ -9,6 +9,7 @@ from tabulate import SEPARATING_LINE, tabulate
 
 from qdqspec.report.names import distinct_names
 from qdqspec.report.status import below_limit, status_lines
+from qdqspec.report.terminal import wrapped
 from qdqspec.types import EXACT_DB, CaseRecord, RunRecord, SearchResult
 from qdqspec.units import db_text, interval_text, ms_text, plain, ratio_text
 
@@ -40,7 +41,7 @@ def summary_table(record: RunRecord, *, width: int | None = None) -> str:
     while width is not None and _wide(table) > width and any(column.rank for column in columns):
         columns.remove(max(columns, key=lambda column: column.rank))
         table = grid(record.cases, columns)
-    return f"{table}\n{_footer(record)}"
+    return f"{table}\n{wrapped(_footer(record), width)}"
 
 
 def grid(cases: Sequence[CaseRecord], columns: Sequence[Column]) -> str:

@@ -58,9 +58,9 @@ _LAYERS_NOTE = (
     "that their sum is not the latency. Upper bar: the reference, lower bar: the selected model."
 )
 _GRAPH_NOTE = (
-    "From the inputs at the top to the outputs. The coloured part of a box is the share of its nodes in that format. "
-    "Below: milliseconds in the reference and in the selected model, with a bar for the reference's; and its share of "
-    "the error of all blocks, each quantized alone. Point at a box for more."
+    "From the inputs at the top to the outputs; the frame scrolls. The coloured part of a box is the share of its "
+    "nodes in that format. Below: milliseconds in the reference and in the selected model, with a bar for the "
+    "reference's; and its share of the error of all blocks, each quantized alone. Point at a box for more."
 )
 _SYMBOLS = {"FAIL": "\u2717", "WARN": "!", "inconclusive": "?", "pass": "\u2713"}
 _MOST_FAILURES = 50

@@ -57,3 +57,30 @@ def test_a_shell_gets_completions(tmp_path):
         timeout=60,
     )
     assert (tmp_path / "found").read_text().split() == ["baseline"]
+
+
+def test_each_verb_has_one_line_in_80_columns(verb, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = verb().out.partition("VERB\n")[2].partition("\n\n")[0].splitlines()
+    names = [line.split()[0] for line in lines if not line.startswith(" " * 8)]
+    assert "tune" in names
+    wrapped = [line for line in lines if line.startswith(" " * 8)]
+    assert wrapped == [
+        "                 Time tuned models under two versions of the runtime"
+    ]  # under a long name
+
+
+@pytest.mark.parametrize("name", ["list", "explain", "verify"])
+def test_a_description_is_wrapped_and_an_example_is_not(verb, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "60")
+    description, _, example = verb(name, "--help").out.partition("example:\n")
+    assert max(map(len, description.splitlines())) <= 60
+    assert example.splitlines()[0].startswith("  qdqspec")
+
+
+def test_a_wrong_option_is_reported_without_the_list_of_all(verb):
+    result = verb("tune", "model.onnx", "--minuts", "3")
+    assert result.code == 2
+    assert "(did you mean '--minutes'?)" in result.err
+    assert "qdqspec tune --help" in result.err
+    assert len(result.err.splitlines()) == 2

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -36,6 +38,12 @@ def test_what_it_writes(verb, project, golden, name):
     assert result.code == 0
     assert result.out == f"{name}.qdq.yaml: run it with: pytest {name}.qdq.yaml\n"
     golden(f"cli/init-{name}.yaml", (project / f"{name}.qdq.yaml").read_text())
+
+
+def test_the_command_to_run_is_one_to_copy(verb, project):
+    result = verb("init", "digits_resnet.onnx", "-o", "my specs/größe.qdq.yaml", *FAKE)
+    command = result.out.partition("run it with: ")[2]
+    assert shlex.split(command) == ["pytest", str(Path("my specs", "größe.qdq.yaml"))]
 
 
 @pytest.mark.parametrize("odd", WRITABLE, ids=lambda odd: odd.name)

@@ -130,7 +130,7 @@ def test_a_refusal_keeps_its_reason_and_file(fake: Isolated, tmp_path: Path) -> 
     with pytest.raises(BackendError, match="no such model file") as caught:
         build(fake, tmp_path / "absent.onnx")
     assert caught.value.where == str(tmp_path / "absent.onnx")
-    assert caught.value.cure == "check the path in the spec"
+    assert caught.value.cure == "check the path"
 
 
 @needs_proc
