@@ -5,16 +5,27 @@ Prints seconds and microseconds a node on seven families of graphs, and each fam
 processor show. Bars: 1.1, and one second at 20,000 nodes. Shape inference, which a model does once for
 everybody, is timed on its own. Time is this thread's CPU time:
 the search runs in one thread and waits for nothing, so other work on the machine does not count.
+
+``--verbs`` measures the commands that take a model instead: the CPU time of a process and its children, best of
+``--repeat``, without that of the same command on a model of 20 nodes. The model is a residual net; the tuned one has
+pairs everywhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+import resource
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import candidates
 import onnx
 from onnx import TensorProto, helper
 from tabulate import tabulate
@@ -127,13 +138,81 @@ def seconds(model: Model) -> tuple[float, int]:
     return time.thread_time() - started, len(regions)
 
 
+VERBS = {
+    "inspect": ("inspect", "model.onnx"),
+    "lint": ("lint", "model.onnx", "--target", "onnxruntime-cpu"),
+    "lint, tuned": ("lint", "tuned.onnx", "--target", "onnxruntime-cpu"),
+    "init": ("init", "model.onnx", "-o", "model.qdq.yaml"),
+    "fold": ("fold", "tuned.onnx", "-o", "folded.onnx"),
+    "import": ("import", "tuned.onnx", "-o", "scheme.json"),
+    "apply": ("apply", "model.onnx", "scheme.json", "-o", "applied.onnx"),
+    "diff": ("diff", "model.onnx", "tuned.onnx"),
+    "strip": ("strip", "tuned.onnx", "-o", "stripped.onnx"),
+    "strip, reference": ("strip", "tuned.onnx", "--reference", "model.onnx", "-o", "stripped.onnx"),
+    "verify": ("verify", "model.onnx", "tuned.onnx"),
+    "explain": ("explain", "model.onnx"),
+}
+SMALL = 20  # nodes: what is measured there is start-up
+
+
+def grow_verbs(sizes: list[int], repeat: int, chosen: list[str]) -> None:
+    """Print the seconds of each command at each size, and its growth exponent."""
+    verbs = {name: words for name, words in VERBS.items() if not chosen or words[0] in chosen}
+    found: dict[str, list[float]] = {name: [] for name in verbs}
+    for size in (SMALL, *sizes):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_models(folder, size)
+            for verb, words in verbs.items():
+                found[verb].append(min(cpu_seconds(folder, words) for _ in range(repeat)))
+    rows = []
+    for verb, (start, *taken) in found.items():
+        own = [max(seconds - start, 1e-3) for seconds in taken]
+        points = [(math.log(size), math.log(seconds)) for size, seconds in zip(sizes, own, strict=True)]
+        slope = statistics.linear_regression(*zip(*points, strict=True)).slope
+        rows.append((verb, start, *own, slope, "ok" if slope <= 1.1 else "MISSED"))
+    print(tabulate(rows, ("verb", "start-up s", *sizes, "exponent", "bar"), floatfmt=".2f"))
+
+
+def write_models(folder: Path, size: int) -> None:
+    onnx.save(candidates.residual(size, 10**6), folder / "model.onnx")
+    (folder / "work").mkdir()
+    maker = candidates.Maker(candidates.load_model(folder / "model.onnx"), folder / "work")
+    maker.make(maker.space.everything(), "tuned.onnx")
+    for made in (folder / "work").iterdir():  # the model, and its weights where they lie beside it
+        made.rename(folder / made.name)
+    cpu_seconds(folder, VERBS["import"])
+
+
+def cpu_seconds(folder: Path, words: tuple[str, ...]) -> float:
+    """CPU time of a command and its children."""
+    for left in ("model.qdq.yaml", "folded.onnx", "applied.onnx", "stripped.onnx", "scheme.json"):
+        if left in words and words[words.index(left) - 1] == "-o":
+            (folder / left).unlink(missing_ok=True)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run = subprocess.run(
+        [sys.executable, "-m", "qdqspec", *words], cwd=folder, capture_output=True, text=True, check=False
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if run.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(words)}: {run.stderr}")
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 2500, 5000, 10_000, 20_000])
     parser.add_argument("--repeat", type=int, default=3, help="best of so many")
+    parser.add_argument(
+        "--verbs", nargs="*", metavar="VERB", help="measure these commands, or all that take a model"
+    )
     arguments = parser.parse_args()
+    if arguments.verbs is not None:
+        os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+        grow_verbs(arguments.sizes, arguments.repeat, arguments.verbs)
+        return
     rows, slopes = [], []
     for name, make in FAMILIES.items():
         points = []

@@ -100,6 +100,13 @@ def _positive(text: str) -> int:
 
 def inspect(arguments: argparse.Namespace) -> int:
     """Divide the model into regions and print them with the backend's ratings."""
+    from qdqspec.regions.search import uncollected
+
+    with uncollected():
+        return _inspect(arguments)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
     from qdqspec.parity.data import shaped_by_data
     from qdqspec.parity.shapes import require_inputs
     from qdqspec.regions.bodies import find_bodies

@@ -102,34 +102,40 @@ def _with_shapes(light: onnx.ModelProto) -> onnx.ModelProto:
 
 def _check_texts(proto: onnx.ModelProto, path: Path) -> None:
     """Reject names that are not UTF-8: protobuf returns them as bytes."""
-    for text in _texts(proto):
-        if not isinstance(text, str):
-            raise ModelError(f"a name in the model is not text: {text!r:.60}", where=path, cure=_AGAIN)
+    if {*map(type, chain.from_iterable(_texts(proto)))} <= {str}:
+        return
+    bad = next(text for text in chain.from_iterable(_texts(proto)) if not isinstance(text, str))
+    raise ModelError(f"a name in the model is not text: {bad!r:.60}", where=path, cure=_AGAIN)
 
 
-def _texts(proto: onnx.ModelProto) -> Iterator[str]:
-    yield from (proto.producer_name, proto.producer_version, proto.domain, proto.doc_string)
-    yield from (opset.domain for opset in proto.opset_import)
-    yield from _properties(proto.metadata_props)
+def _texts(proto: onnx.ModelProto) -> Iterator[Iterable[str]]:
+    """All names, in groups. Repeated fields are copied to lists, because iterating over them is slow."""
+    yield proto.producer_name, proto.producer_version, proto.domain, proto.doc_string
+    yield (opset.domain for opset in proto.opset_import)
+    yield _properties(proto.metadata_props)
     for graph in all_graphs(proto.graph):
-        yield from (graph.name, graph.doc_string)
+        yield graph.name, graph.doc_string
         for info in chain(graph.input, graph.output, graph.value_info):
-            yield info.name
-            yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim)
+            yield (info.name,)
+            yield (dim.dim_param for dim in info.type.tensor_type.shape.dim[:])
         yield from _node_texts(graph.node)
     for function in proto.functions:
-        yield from (function.name, function.domain, *function.input, *function.output)
+        yield function.name, function.domain, *function.input, *function.output
         yield from _node_texts(function.node)
     for tensor in tensors(proto):
-        yield tensor.name
-        yield from _properties(tensor.external_data)
+        yield (tensor.name,)
+        if len(tensor.external_data):
+            yield _properties(tensor.external_data)
 
 
-def _node_texts(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+def _node_texts(nodes: Iterable[onnx.NodeProto]) -> Iterator[Iterable[str]]:
     for node in nodes:
-        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-        yield from (attribute.name for attribute in node.attribute)
-        yield from _properties(node.metadata_props)
+        yield node.name, node.op_type, node.domain
+        yield node.input[:]
+        yield node.output[:]
+        yield [attribute.name for attribute in node.attribute[:]]
+        if len(node.metadata_props):
+            yield _properties(node.metadata_props)
 
 
 def _properties(entries: Iterable[onnx.StringStringEntryProto]) -> Iterator[str]:

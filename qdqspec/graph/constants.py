@@ -13,7 +13,6 @@ from math import prod
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
-from onnx.reference import ReferenceEvaluator
 
 from qdqspec.arrays import Array
 from qdqspec.graph.model import Model, Node
@@ -273,6 +272,8 @@ def _size_of_outputs(proto: onnx.ModelProto) -> int | None:
 
 def _computed(proto: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
     """The results of the reference implementation; ``None`` if it fails or gives another type."""
+    from onnx.reference import ReferenceEvaluator  # imported late: it takes as long as all of onnx
+
     feeds = {i.name: inputs[i.name] for i in proto.graph.input}
     names = [o.name for o in proto.graph.output]
     try:

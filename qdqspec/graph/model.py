@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -238,23 +238,31 @@ class Model:
         the tensors.
         """
         found: dict[str, TensorType] = {}
-        for scope in find_scopes(_inferred(self)).all:
-            graph = scope.graph
-            weights = {scope.unique(t.name): t for t in graph.initializer}
-            found |= {name: TensorType(t.data_type, tuple(t.dims)) for name, t in weights.items()}
+        one = cache(
+            TensorType
+        )  # equal types share one object: a model has thousands of tensors and few types
+        read: dict[bytes, TensorType] = {}
+        light = _inferred(self)
+        for scope in find_scopes(light).all if self.has_bodies else (None,):
+            graph = light.graph if scope is None else scope.graph
+            unique = str if scope is None else scope.unique
+            weights = {unique(t.name): t for t in graph.initializer}
+            found |= {name: one(t.data_type, tuple(t.dims)) for name, t in weights.items()}
             for info in (*graph.input, *graph.output, *graph.value_info):
-                if info.type.HasField("tensor_type"):
-                    found.setdefault(scope.unique(info.name), _tensor_type(info.type.tensor_type))
+                kind = info.type
+                if kind.HasField("tensor_type"):
+                    key = kind.SerializePartialToString()
+                    if key not in read:
+                        read[key] = one(kind.tensor_type.elem_type, _shape(kind.tensor_type))
+                    found.setdefault(unique(info.name), read[key])
         for name, tensor in self.constants.items():
-            found.setdefault(name, TensorType(tensor.data_type, tuple(tensor.dims)))
+            found.setdefault(name, one(tensor.data_type, tuple(tensor.dims)))
         known = {name: type_.elem_type for name, type_ in found.items() if type_.elem_type}
         if any(out not in known for node in self.nodes for out in node.outputs if out):
             told = unified([node.proto for node in self.nodes], self.opset, known)
             shapes = {name: found[name].shape if name in found else None for name in told}
-            found |= {name: TensorType(elem_type, shapes[name]) for name, elem_type in told.items()}
-        # equal types share one object: a model has thousands of tensors and few types
-        one: dict[TensorType, TensorType] = {}
-        return {name: one.setdefault(known, known) for name, known in found.items()}
+            found |= {name: one(elem_type, shapes[name]) for name, elem_type in told.items()}
+        return found
 
     def elem_type(self, tensor: str) -> int | None:
         """Element type of a tensor, or ``None`` if unknown."""
@@ -315,7 +323,7 @@ def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
     bodies: set[str] = set()  # the tensors that represent them
     named = zip(unique_node_names(protos), protos, scopes_of(protos), strict=True)
     for index, (name, proto, scope) in enumerate(named):
-        inputs, outputs = tuple(proto.input), tuple(proto.output)
+        inputs, outputs = tuple(proto.input[:]), tuple(proto.output[:])
         if bodies and not bodies.isdisjoint(inputs):
             inputs = tuple(tensor for tensor in inputs if tensor not in bodies)
         if proto.domain == MARKERS and proto.op_type == LEAVE:
@@ -323,17 +331,15 @@ def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
         yield Node(index, name, proto.op_type, proto.domain, inputs, outputs, proto, scope)
 
 
-def _tensor_type(proto: onnx.TypeProto.Tensor) -> TensorType:
+def _shape(proto: onnx.TypeProto.Tensor) -> tuple[int | None, ...] | None:
     if not proto.HasField("shape"):
-        return TensorType(proto.elem_type, None)
-    dims = (d.dim_value if d.HasField("dim_value") else None for d in proto.shape.dim)
-    return TensorType(proto.elem_type, tuple(dims))
+        return None
+    return tuple(d.dim_value if d.HasField("dim_value") else None for d in proto.shape.dim)
 
 
 def _inferred(model: Model) -> onnx.ModelProto:
     """Shape inference on a copy without big weights, which saves memory and avoids the 2 GB limit."""
-    light = onnx.ModelProto()
-    light.CopyFrom(without_weights(model.proto))
+    light = without_weights(model.proto)
     light.functions.extend(meanings(light))
     try:
         return shape_inference.infer_shapes(light, data_prop=True)

@@ -125,8 +125,9 @@ def is_commutative(node: Node, opset: int) -> bool:
 
 def data_inputs(node: Node) -> tuple[int, ...]:
     """Indexes of the present inputs that carry activations or weights."""
-    wanted = DATA_INPUTS.get(node.op_type, tuple(range(len(node.inputs))))
-    return tuple(i for i in wanted if i < len(node.inputs) and node.inputs[i])
+    inputs = node.inputs
+    wanted = DATA_INPUTS.get(node.op_type, range(len(inputs)))
+    return tuple([i for i in wanted if i < len(inputs) and inputs[i]])
 
 
 def has_floats(model: Model) -> bool:

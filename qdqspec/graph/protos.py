@@ -14,6 +14,9 @@ import onnx
 from onnx import TensorProto, external_data_helper
 
 Message: TypeAlias = onnx.ModelProto | onnx.GraphProto
+_TYPES = onnx.AttributeProto
+# attributes that hold neither tensors nor graphs
+_PLAIN = frozenset({_TYPES.INT, _TYPES.FLOAT, _TYPES.STRING, _TYPES.INTS, _TYPES.FLOATS, _TYPES.STRINGS})
 
 
 def copy_fields(source: Message, target: Message, *, but: Iterable[str] = ()) -> None:
@@ -47,10 +50,11 @@ def refill(field: Any, values: Iterable[object]) -> None:
 
 def graphs_inside(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The bodies of a control-flow node."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+    for attribute in node.attribute[:]:  # a copy as a list: iterating over a protobuf field is slow
+        if attribute.type not in _PLAIN:
+            if attribute.HasField("g"):
+                yield attribute.g
+            yield from attribute.graphs
 
 
 def names_read_inside(node: onnx.NodeProto) -> set[str]:
@@ -119,10 +123,12 @@ def size_of(tensor: TensorProto) -> int:
 def tensors_in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
     """Attribute values of nodes, and all tensors of their bodies."""
     for node in nodes:
-        for attribute in node.attribute:
+        for attribute in node.attribute[:]:  # see `graphs_inside`
+            if attribute.type in _PLAIN:
+                continue
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-        for graph in graphs_inside(node):
-            yield from graph.initializer
-            yield from tensors_in_nodes(graph.node)
+            for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from graph.initializer
+                yield from tensors_in_nodes(graph.node)

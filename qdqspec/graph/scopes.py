@@ -97,7 +97,8 @@ def find_scopes(proto: onnx.ModelProto) -> Scopes:
 
 def has_bodies(proto: onnx.ModelProto) -> bool:
     """Whether a model has a graph below the main graph."""
-    return any(True for node in proto.graph.node for _ in bodies_of(node))
+    owners = (node for node in proto.graph.node if node.op_type in _OWNERS)
+    return any(True for node in owners for _ in bodies_of(node))
 
 
 def bodies_of(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
@@ -117,13 +118,13 @@ def unique_node_names(protos: Iterable[onnx.NodeProto]) -> Iterator[str]:
     seen: set[str] = set()
     plain = pairs = 0
     for proto in protos:
-        number = pairs if proto.op_type in _OF_PAIRS else plain
-        name = proto.name
+        op_type, name = proto.op_type, proto.name
+        is_pair = op_type in _OF_PAIRS
         if not name or name in seen:
-            name = f"{proto.op_type}#{number}"
+            name = f"{op_type}#{pairs if is_pair else plain}"
         seen.add(name)
         yield name
-        if proto.op_type in _OF_PAIRS:
+        if is_pair:
             pairs += 1
         else:
             plain += 1

@@ -66,6 +66,8 @@ class SchemeSpace:
 
     def _apart(self, unit: Unit) -> Unit:
         """The unit without the outputs that only denied nodes read: these read floating point."""
+        if not self._denied:
+            return unit
         outputs = tuple(
             t for t in unit.outputs if any(e.node not in self._denied for e in self.model.ends(t))
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
@@ -117,6 +118,8 @@ class UnitFinder:
         self._choices = choices
         self._outputs = rules.outputs
         self._allowed_kinds = rules.labels
+        self._needs_weight = NEEDS_WEIGHT | capabilities.constant_weight
+        self._is_computed = cache(lambda op_type: any(self._computes(op_type, choice) for choice in choices))
         self.of_shapes = made_of_shapes(model)
 
     def find(
@@ -154,8 +157,8 @@ class UnitFinder:
         return found
 
     def _unit(self, node: Node) -> Unit | None:
-        shape = self._shape(node) if any(self._computes(node, choice) for choice in self._choices) else None
-        forms = tuple(form for form in self._forms(node, shape) if form.kinds)
+        shape = self._shape(node) if self._is_computed(node.op_type) else None
+        forms = tuple([form for form in self._forms(node, shape) if form.kinds])
         if not forms:
             return None
         whole = shape is not None and any(form.choice.activation for form in forms)
@@ -163,7 +166,7 @@ class UnitFinder:
         return Unit(
             id=node.name,
             op_type=node.op_type,
-            nodes=tuple(n.name for n in shape.chain) if shape and whole else (node.name,),
+            nodes=tuple([n.name for n in shape.chain]) if shape and whole else (node.name,),
             forms=forms,
             edges=shape.edges if shape and whole else (),
             outputs=shape.outputs if shape and gives else (),
@@ -188,7 +191,7 @@ class UnitFinder:
             node.op_type in self._capabilities.bare and self._is_followed(shape)
         )
         possible = {"in+out": bool(shape.outputs), "in-only": floats}
-        kinds = [kind for kind in self._kinds(node, choice) if self._permits(kind)]
+        kinds = [kind for kind in self._kinds(node.op_type, choice) if self._permits(kind)]
         if "dynamic" in kinds:
             weights = weight_inputs(self._model, node)
             possible["dynamic"] = shape.constants == weights and is_dynamic_linear(self._model, node)
@@ -202,7 +205,7 @@ class UnitFinder:
     def _is_followed(self, shape: _Shape) -> bool:
         """Whether an activation function directly follows the operator, not at the end of the graph."""
         behind = shape.chain[1:2]
-        ends = any(tensor in self._model.outputs for node in behind for tensor in node.outputs)
+        ends = any(tensor in self._model.output_ends for node in behind for tensor in node.outputs)
         return any(node.op_type in self._capabilities.absorbs for node in behind) and not ends
 
     def _blocked(self, node: Node, choice: FormatChoice, shape: _Shape | None) -> Form | None:
@@ -227,16 +230,16 @@ class UnitFinder:
             return False
         return dynamic_misfit(self._model, shape.edges[0][0], number_format(name), None) is None
 
-    def _computes(self, node: Node, choice: FormatChoice) -> bool:
-        """Whether the backend computes this operator in that format, its activations included."""
+    def _computes(self, op_type: str, choice: FormatChoice) -> bool:
+        """Whether the backend computes an operator in that format, its activations included."""
         if choice.activation is None:
             return False
         return bool(
-            self._capabilities.blocked_axes.get(node.op_type) if choice.block else self._kinds(node, choice)
+            self._capabilities.blocked_axes.get(op_type) if choice.block else self._kinds(op_type, choice)
         )
 
-    def _kinds(self, node: Node, choice: FormatChoice) -> tuple[Kind, ...]:
-        return self._capabilities.kinds(choice.format, node.op_type)
+    def _kinds(self, op_type: str, choice: FormatChoice) -> tuple[Kind, ...]:
+        return self._capabilities.kinds(choice.format, op_type)
 
     def _permits(self, kind: Kind) -> bool:
         """Whether the rules let units have labels of this kind."""
@@ -244,24 +247,24 @@ class UnitFinder:
 
     def _shape(self, node: Node) -> _Shape | None:
         """The format-independent parts; ``None`` if the operator, or one of its operands, is never quantized."""
-        weight = weight_input(self._model, node)
         if node.op_type in NEVER or not is_default(node):
             return None
         if node.op_type in RECURRENT:
             return self._recurrent(node)
-        if weight is None and node.op_type in NEEDS_WEIGHT | self._capabilities.constant_weight:
+        if node.op_type in self._needs_weight and weight_input(self._model, node) is None:
             return None
-        indexes = data_inputs(node)
-        if not all(is_float(self._model, node.inputs[index]) for index in indexes):
+        indexes, inputs, known = data_inputs(node), node.inputs, self._model.constants
+        for index in indexes:
+            if not is_float(self._model, inputs[index]):
+                return None
+        constants = tuple([index for index in indexes if inputs[index] in known])
+        if constants and not all(self.has_range(node, index) for index in constants):
             return None
-        constants = tuple(index for index in indexes if node.inputs[index] in self._model.constants)
-        if not all(self.has_range(node, index) for index in constants):
-            return None
-        edges = tuple((node.inputs[i], Consumer(node.name, i)) for i in indexes if i not in constants)
+        edges = tuple([(inputs[i], Consumer(node.name, i)) for i in indexes if i not in constants])
         if not edges or not self.of_shapes.isdisjoint(node.outputs):
             return None
         chain = tuple(self.chain(node))
-        outputs = tuple(t for t in chain[-1].outputs if self._can_quantize(t, node))
+        outputs = tuple([t for t in chain[-1].outputs if self._can_quantize(t, node)])
         return _Shape(chain=chain, edges=edges, constants=constants, outputs=outputs)
 
     def _recurrent(self, node: Node) -> _Shape | None:
@@ -345,20 +348,21 @@ class UnitFinder:
         )
 
     def _is_absorbed(self, last: Node, follower: Node) -> bool:
-        bounds = [tensor for tensor in follower.inputs[1:] if tensor]
         return (
             follower.op_type in self._capabilities.absorbs
             and follower.inputs[0] == last.outputs[0]
-            and all(tensor in self._model.constants for tensor in bounds)
+            and all(tensor in self._model.constants for tensor in follower.inputs[1:] if tensor)
         )
 
     def _sole_reader(self, node: Node) -> Node | None:
         """The only node that reads the only output, if there is no other reader."""
         if len(node.outputs) != 1:
             return None
-        ends = self._model.consumers.get(node.outputs[0], ())
-        seen_outside = node.outputs[0] in self._model.outputs or node.outputs[0] in self._model.captured
-        return self._model.by_name[ends[0].node] if len(ends) == 1 and not seen_outside else None
+        model, output = self._model, node.outputs[0]
+        ends = model.consumers.get(output, ())
+        if len(ends) != 1 or output in model.output_ends or output in model.captured:
+            return None
+        return model.by_name[ends[0].node]
 
     def _can_quantize(self, tensor: str, head: Node) -> bool:
         """Whether a tensor can be integer at its producer: all readers must accept that."""
@@ -377,5 +381,5 @@ class UnitFinder:
         """
         if self._outputs != "auto":
             return self._outputs
-        kinds = {kind for choice in self._choices for kind in self._kinds(head, choice)}
+        kinds = {kind for choice in self._choices for kind in self._kinds(head.op_type, choice)}
         return head.op_type in WEIGHT_INPUT and "in-only" not in kinds

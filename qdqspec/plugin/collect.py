@@ -154,8 +154,11 @@ class CaseNode(_Explained):
 
     def collect(self) -> Iterator[CheckItem]:
         """One item per check, in the order of the spec."""
+        first: CheckItem | None = None
         for check in self.case.checks:
-            yield CheckItem.of(self, self.case, check)
+            item = CheckItem.of(self, self.case, check, first)
+            first = first or item
+            yield item
 
 
 class CheckItem(pytest.Function):
@@ -166,9 +169,12 @@ class CheckItem(pytest.Function):
     check: CheckSpec
 
     @classmethod
-    def of(cls, parent: pytest.Collector, case: Case, check: CheckSpec) -> CheckItem:
-        """An item that runs the check through ordinary fixtures."""
-        item = cls.from_parent(parent, name=check.id, callobj=run_check)
+    def of(
+        cls, parent: pytest.Collector, case: Case, check: CheckSpec, like: CheckItem | None = None
+    ) -> CheckItem:
+        """An item that runs the check through ordinary fixtures: those of ``like``, an item of the same case."""
+        fixtures = None if like is None else like._fixtureinfo  # noqa: SLF001
+        item = cls.from_parent(parent, name=check.id, callobj=run_check, fixtureinfo=fixtures)
         item.cases = getattr(parent.parent, "cases", ())
         item.case = case
         item.check = check

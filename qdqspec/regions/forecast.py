@@ -72,8 +72,7 @@ def _at_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> tuple[Model
     """The model for shape inference with these shapes of inputs, and the dynamic dimensions that are set to 1."""
     if all(None not in (model.shape(name) or (None,)) for name in model.inputs):
         return model, ()
-    light = onnx.ModelProto()
-    light.CopyFrom(without_weights(model.proto))
+    light = without_weights(model.proto)
     free = [info for info in light.graph.input if info.name in model.inputs]
     sizes: dict[str, int] = {}  # by name of a dimension
     for info in free:
