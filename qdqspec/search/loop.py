@@ -5,6 +5,7 @@ The only loop for every strategy, in a test run, on the command line and in Pyth
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -36,12 +37,15 @@ class TrialLog(Protocol):
 class Budget:
     """The limits of a search: builds and seconds, whichever is reached first.
 
+    ``confirming`` is the number of builds that follow the search. The time that they will take, at the mean of the
+    builds so far, is kept back from ``seconds``, up to half of them.
     ``waited`` are the seconds that this process has waited for other runs on the device, which do not count.
     ``run_left`` are the seconds left of the time limit of the whole run, in which they do.
     """
 
     trials: int
     seconds: float | None = None
+    confirming: int = 0
     clock: Callable[[], float] = time.monotonic
     waited: Callable[[], float] = lambda: 0.0
     run_left: Callable[[], float | None] = lambda: None
@@ -55,13 +59,19 @@ class Budget:
         """Seconds since the search began, without those spent waiting."""
         return self.clock() - self.waited() - self.started
 
-    def reached(self, done: int) -> str:
-        """The limit that is reached after ``done`` builds, as text; empty if another build is allowed."""
-        if done >= self.trials:
+    def reached(self, trials: Sequence[Trial]) -> str:
+        """The limit that these trials have reached, as text; empty if another build is allowed."""
+        if _candidates(trials) >= self.trials:
             return f"its limit of {count_text(self.trials, 'build')}"
-        if self.seconds is not None and self.spent_seconds >= self.seconds:
+        if self.seconds is not None and self.spent_seconds >= self.seconds - self._kept_back(trials):
             return f"its limit of {seconds_text(self.seconds)}"
         return "the time limit of the run" if self.run_left() == 0 else ""
+
+    def _kept_back(self, trials: Sequence[Trial]) -> float:
+        builds = [trial.build_seconds for trial in trials if trial.ok and not trial.subgraph]
+        if not builds or self.seconds is None:
+            return 0.0
+        return min(self.confirming * statistics.mean(builds), self.seconds / 2)
 
 
 class Search:
@@ -108,14 +118,19 @@ class Search:
         return tuple(self.trials)
 
     @property
+    def spent_seconds(self) -> float:
+        """Seconds since the search began, without those spent waiting for other runs."""
+        return self._budget.spent_seconds
+
+    @property
     def ended_by(self) -> str:
         """The limit that ended the search, as text; empty if its strategy was done, or more is allowed."""
         is_done = self._strategy.done() and not self._held
-        return "" if is_done else self._budget.reached(_candidates(self.trials))
+        return "" if is_done else self._budget.reached(self.trials)
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """At most ``n`` proposals; empty when the strategy has no more or the budget is spent."""
-        if self.trials and self._budget.reached(_candidates(self.trials)):
+        if self.trials and self._budget.reached(self.trials):
             return ()
         self._step("choosing a placement")
         proposals = self._held[:n] or self._strategy.ask(n)

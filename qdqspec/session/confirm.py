@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from qdqspec.search.select import Choice, choose, finalists, front_of, reaches
 from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, Trial
 
 CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
+CLOSE_SHARE = 1.5  # of the time of the first confirmation that this takes, if all finalists differ
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
 
@@ -47,17 +49,20 @@ def confirm(
     pareto: bool,
     ended_by: str = "",
     beside: Mapping[str, Path] | None = None,
+    has_time: Callable[[float], bool] = lambda _: True,
 ) -> Confirmed:
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
     If the fastest is faster by the smallest gain and more, and too few builds were timed to prove it, it is measured
-    once more, with twice as many builds; that measurement decides.
+    once more, with twice as many builds, if it ``has_time`` for that many seconds; that measurement decides.
     Model files in ``beside``, by role, are timed too and never selected. ``ended_by`` is the limit that ended the
     search, if any. Raises `BackendError` if the reference does not build again.
     """
     roles = finalists(trials, everything, fits=constraint.reaches, admits=lambda each: _admitted(each, bench))
     members = _front_roles(trials, roles, constraint) if pareto else {}
+    started = time.monotonic()
     measured = bench.compare({**roles, **members, **(beside or {}), "tuned": roles["winner"]})
+    took = time.monotonic() - started
     points: tuple[FrontPoint, ...] = ()
     among = roles
     if pareto:
@@ -65,7 +70,11 @@ def confirm(
         ahead = {point.placement for point in points}
         among = {role: p for role, p in {**roles, **members}.items() if p.digest in ahead}
     choice = _chosen(trials, among, measured, bench, constraint, ended_by)
-    if choice.unchanged and (close := _undecided(trials, among, measured, bench, constraint)):
+    if (
+        choice.unchanged
+        and has_time(CLOSE_SHARE * took)
+        and (close := _undecided(trials, among, measured, bench, constraint))
+    ):
         measured = _measured_again(measured, close, roles, bench)
         choice = _chosen(trials, among, measured, bench, constraint, ended_by)
     return Confirmed(

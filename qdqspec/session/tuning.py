@@ -16,7 +16,7 @@ from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constr
 from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.graph.model import require_path
 from qdqspec.graph.weights import WeightStore
-from qdqspec.measurement.bench import Bench
+from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.preparation.candidates import ROLE, CandidateFiles, PartFiles, half_reference, note_half
@@ -32,7 +32,7 @@ from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Search
 from qdqspec.search.select import Choice, raw_winner
-from qdqspec.session.confirm import Confirmed, confirm, most_builds
+from qdqspec.session.confirm import FINALISTS, Confirmed, confirm, most_builds
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     TRIALS,
@@ -111,6 +111,7 @@ class Tuning:
                 Budget(
                     trials=trials,
                     seconds=None if rules.minutes is None else 60 * rules.minutes,
+                    confirming=CONFIRM_BUILDS * FINALISTS,
                     waited=work.waited,
                     run_left=work.seconds_left,
                 ),
@@ -135,6 +136,7 @@ class Tuning:
             pareto=prepared.case.tune.objective == "pareto",
             ended_by=self.search.ended_by,
             beside={} if half is None else {ROLE: half},
+            has_time=self._has_time,
         )
         note_half(prepared, confirmed.latency)
         winner = next(trial.placement for role, trial in confirmed.lines if role == "winner")
@@ -144,6 +146,11 @@ class Tuning:
             raw_winner=raw_winner(trials) or winner,
             confirmed=confirmed.lines,
         )
+
+    def _has_time(self, seconds: float) -> bool:
+        """Whether a measurement more ends before twice the search's time limit."""
+        minutes = self._prepared.case.tune.minutes
+        return minutes is None or self.search.spent_seconds + seconds <= 2 * 60 * minutes
 
     def _result(self, confirmed: Confirmed) -> SearchResult:
         prepared, (started, cpu_started) = self._prepared, self._started

@@ -278,7 +278,8 @@ class TuneSection(Section):
     )
     minutes: Minutes | None = Field(
         default=None,
-        description="Time at most: minutes, or 90s, 10m, 1h; waiting for other runs does not count.",
+        description="Time of the search: minutes, or 90s, 10m, 1h; waiting for other runs does not count. The builds "
+        "that confirm the result are included, up to half of it; a close result may take twice the time.",
     )
     objective: Literal["latency", "pareto"] = Field(
         default="latency", description="The fastest, or the front of latency and accuracy."

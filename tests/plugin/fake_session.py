@@ -61,7 +61,8 @@ class FakeSession:
         return ()
 
     def find_common(self, cases=()):
-        self._call("common", *(case.id for case in cases))
+        if cases:
+            self._call("common", *(case.id for case in cases))
         return tuple(
             CommonPlacement(
                 name=cases[0].spec_name,

@@ -294,3 +294,14 @@ def test_confirmations_of_an_earlier_run_are_not_taken_for_trials() -> None:
     trials, _ = run(bench, replay=[*journal("reference", "a"), confirm])
     assert bench.built == ["b", "c", "d", "e"]
     assert trials[2].ratio != 0.5
+
+
+@pytest.mark.parametrize(("build_seconds", "end"), [(0.0, 40.0), (2.0, 30.0), (100.0, 20.0)])
+def test_time_for_the_builds_that_confirm_is_kept_back_up_to_half(build_seconds, end):
+    now = 0.0
+    budget = Budget(trials=60, seconds=40.0, confirming=5, clock=lambda: now)
+    trial = Trial(number=0, phase="pure", placement=placement("a"), build_seconds=build_seconds)
+    now = end - 1
+    assert not budget.reached([trial])
+    now = end
+    assert budget.reached([trial]) == "its limit of 40 s"

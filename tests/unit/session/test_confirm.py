@@ -56,7 +56,7 @@ class Bench:
         return True
 
 
-def confirmed(bench: Bench, min_gain: float = 0.02) -> Any:
+def confirmed(bench: Bench, min_gain: float = 0.02, **more: Any) -> Any:
     race = Race(opponent=REFERENCE.digest, ratio=0.9, p_value=0.01, pairs=12, verdict="faster")
     trials = (
         Trial(number=0, phase="pure", placement=REFERENCE, incumbent=True, ratio=1.0),
@@ -70,7 +70,7 @@ def confirmed(bench: Bench, min_gain: float = 0.02) -> Any:
         score=lambda placement: None,
         min_accuracy=None,
     )
-    return confirm(trials, EVERYTHING, bench, constraint, pareto=False)  # type: ignore[arg-type] # their parts in it
+    return confirm(trials, EVERYTHING, bench, constraint, pareto=False, **more)  # type: ignore[arg-type] # their parts in it
 
 
 def test_what_is_proved_at_once_is_measured_once() -> None:
@@ -102,3 +102,11 @@ def test_what_gains_too_little_is_not_measured_again(first: Interval) -> None:
     bench = Bench(first)
     assert confirmed(bench).choice.unchanged
     assert len(bench.asked) == 1
+
+
+def test_what_is_near_is_not_measured_again_without_time() -> None:
+    bench = Bench(ratio(0.85, 0.93, 1.01))
+    asked = []
+    found = confirmed(bench, has_time=lambda seconds: bool(asked.append(seconds)))
+    assert found.choice.unchanged
+    assert len(bench.asked) == len(asked) == 1
