@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.graph.flat import closed
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.opset import opset_of, raise_opset
 from qdqspec.graph.protos import (
@@ -51,20 +52,35 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
     ``reference`` (the model before quantization) bit for bit. Models from `insert_qdq` are restored byte for
     byte, except that a raised opset stays raised. If the result has exactly the nodes, weights and interface
     of the reference (at the model's opset), the reference itself is returned: tools reorder, and raise the
-    opset. Pairs that cannot be removed are kept and noted. External data refers to the folder of ``model``,
-    and may be outside it if it is the reference's: `save_model` includes it.
+    opset. So it is if that holds after BatchNormalization and computed weights are folded, as tuning does first.
+    Pairs that cannot be removed are kept and noted. External data refers to the folder of ``model``, and may be
+    outside it if it is the reference's: `save_model` includes it.
     """
+    stripped, is_equal = _stripped(model, reference)
+    if reference is None or is_equal:
+        return stripped
+    folded = fold_weights(reference)
+    if folded.gone and model.by_name.keys().isdisjoint(folded.gone):
+        other, is_equal = _stripped(model, folded.model)
+        if is_equal:
+            restored_nodes = f"with the nodes that quantizing folded into weights, {listed(folded.gone)}"
+            return Stripped(_reachable(reference, model), (*other.notes, restored_nodes))
+    return stripped
+
+
+def _stripped(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
+    """As `strip_qdq`, without folding; and whether the result is the reference."""
     expected = None if reference is None else _at_opset_of(model, reference)
     work = _Stripping.of(recognize(model, expected))
     proto = work.proto()
     notes = [*work.notes()]
     if reference is not None and expected is not None:
         if _same_parts(proto, _reachable(expected, model), model):
-            return Stripped(_reachable(reference, model), (*notes, "equal to the reference"))
+            return Stripped(_reachable(reference, model), (*notes, "equal to the reference")), True
         notes.extend(_missing(proto, reference))
     if (before := _raised_from(model.proto)) is not None:
         notes.append(f"stays at opset {opset_of(model.proto)}, to which it was raised (was {before})")
-    return Stripped(proto, tuple(notes))
+    return Stripped(proto, tuple(notes)), False
 
 
 @dataclass(frozen=True, slots=True)

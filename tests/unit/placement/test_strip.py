@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
@@ -426,3 +427,34 @@ def test_stripping_changes_nothing_in_a_model_without_pairs(models: Path) -> Non
     stripped = strip_qdq(model)
     assert stripped.proto == model.proto
     assert stripped.notes == ()
+
+
+def with_norm(scale: float = 2.0) -> Model:
+    values = {
+        name: np.full(2, value, np.float32) for name, value in (("s", scale), ("b", 1), ("m", 3), ("v", 4))
+    }
+    return parsed(
+        "g (float[1,2,4,4] x) => (float[1,2,4,4] y) { [conv] c = Conv(x, w) "
+        "[norm] n = BatchNormalization(c, s, b, m, v) [relu] y = Relu(n) }",
+        w=np.arange(4, dtype=np.float32).reshape(2, 2, 1, 1),
+        **values,
+    )
+
+
+def test_what_tuning_folded_is_restored_from_the_reference() -> None:
+    reference = with_norm()
+    folded = fold_weights(reference)
+    sites = frozenset({Site(tensor="x", consumers=(Consumer("conv", 0),), format="uint8")})
+    quantizer = Quantizer(folded.model, ranges_for(folded.model))
+    model = Model(insert_qdq(folded.model, Placement(sites=sites), quantizer).proto)
+    assert "norm" not in model.by_name
+    stripped = strip_qdq(model, reference)
+    assert stripped.proto == reference.proto
+    assert stripped.notes[-1] == "with the nodes that quantizing folded into weights, 1: 'norm'"
+
+
+def test_a_reference_with_other_weights_in_what_was_folded_is_not_returned() -> None:
+    other = with_norm(scale=5.0)
+    stripped = strip_qdq(fold_weights(with_norm()).model, other)
+    assert stripped.proto != other.proto
+    assert any("not like the reference" in note for note in stripped.notes)
