@@ -54,6 +54,11 @@ def wire_field(number: int, content: bytes) -> bytes:
     return head(number, len(content)) + content
 
 
+def serialized(number: int, message: Message | onnx.NodeProto | TensorProto | onnx.ValueInfoProto) -> bytes:
+    """A message as field ``number``."""
+    return wire_field(number, message.SerializeToString(deterministic=True))
+
+
 def fields_between(message: Message, first: int, last: int) -> bytes:
     """The fields of a message whose numbers are from ``first`` to ``last``."""
     part = type(message)()
@@ -62,11 +67,11 @@ def fields_between(message: Message, first: int, last: int) -> bytes:
     return bytes(part.SerializeToString(deterministic=True))
 
 
-def cut_node(node: onnx.NodeProto) -> tuple[list[bytes], bytes]:
-    """A node's inputs, one field each, and the bytes after them."""
+def node_fields(node: onnx.NodeProto) -> list[bytes]:
+    """A node as field of its graph: the header, its inputs, a place for another one, and the rest."""
     inputs = [node_input(name) for name in node.input]
     whole = node.SerializeToString(deterministic=True)
-    return inputs, whole[sum(map(len, inputs)) :]
+    return [head(NODE, len(whole)), *inputs, b"", whole[sum(map(len, inputs)) :]]
 
 
 def node_input(name: str) -> bytes:
@@ -113,8 +118,7 @@ class Parts:
             if isinstance(piece, TensorProto):
                 model.graph.initializer.append(piece)
             else:
-                for chunk in _chunks(piece):
-                    model.graph.MergeFromString(chunk)
+                model.graph.MergeFromString(b"".join(_chunks(piece)))
         model.MergeFromString(self.after)
         return model
 
@@ -128,7 +132,7 @@ class Parts:
         yield self.before + head(_GRAPH, sum(_size(piece, own) for piece in self.graph))
         for piece in self.graph:
             if isinstance(piece, TensorProto):
-                yield wire_field(INITIALIZER, own(piece).SerializeToString(deterministic=True))
+                yield serialized(INITIALIZER, own(piece))
             else:
                 yield from _chunks(piece)
         yield self.after
@@ -149,7 +153,7 @@ def parts_of(proto: onnx.ModelProto, initializers: Iterable[TensorProto] | None 
     """A model in parts; no weight is copied. Other ``initializers`` than its own may be given."""
     before, after = around_graph(proto)
     tensors = proto.graph.initializer if initializers is None else initializers
-    nodes = [wire_field(NODE, node.SerializeToString(deterministic=True)) for node in proto.graph.node]
+    nodes = [serialized(NODE, node) for node in proto.graph.node]
     first = b"".join([*nodes, fields_between(proto.graph, NODE + 1, INITIALIZER - 1)])
     last = fields_between(proto.graph, INITIALIZER + 1, LAST)
     inner = tensors_in_nodes(proto.graph.node)

@@ -7,7 +7,7 @@ docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -24,8 +24,7 @@ from qdqspec.graph.protos import map_tensors, names_read_inside
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import Parts, parts_of
 from qdqspec.placement.pairs import PairMaker, QuantSource, makes_output
-from qdqspec.placement.splice import Cut, Template, insert_of
-from qdqspec.placement.spots import Insert
+from qdqspec.placement.splice import Insert, Template
 from qdqspec.quantize.formats import RUN_TIME
 from qdqspec.types import Consumer, Placement, Site
 
@@ -93,14 +92,9 @@ class Inserter:
             model, numbers, integer_weights=weights == "integer", floating=floating, store=store
         )
         self._inserts: list[Insert] = []
-        self._known: dict[
-            str, int
-        ] = {}  # numbers of inserts by the row of the site, or of the whole site and its part
-        # by such a number, the number of the variant that makes the graph output
-        self._behind: dict[int, int] = {}
-        self._wholes: list[Site] = []  # of inserts: the site, of which the insert may be a part
-        self._makers: set[int] = set()  # inserts that make graph outputs
-        self._opsets: list[int] = []
+        self._numbers: dict[str, int] = {}  # of the first insert, by key of the site
+        self._counts: dict[int, int] = {}  # of the inserts of a site, by the number of the first
+        self._special: set[int] = set()  # inserts that have an effect on the rest of the model
         self._bases: dict[int, _Base] = {}
         self._apart = store is None
         self._proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
@@ -108,75 +102,63 @@ class Inserter:
 
     def insert(self, placement: Placement) -> Inserted:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
-        if self._model.has_bodies:
-            numbers = [self._number(*part) for site in placement.ordered for part in self._parts(site)]
-        else:
-            numbers = list(map(self._known.get, [site.row for site in placement.ordered], repeat(-1)))
-        if -1 in numbers:
-            numbers = [self._number(site, site) for site in placement.ordered]
-        made = [self._inserts[n].site.tensor for n in self._makers.intersection(numbers)]
-        outputs = frozenset(made)
-        if outputs:
-            numbers = [self._beside(n) if self._inserts[n].site.tensor in outputs else n for n in numbers]
-        base = self._base(max([self._model.opset, *map(self._opsets.__getitem__, numbers)]))
-        renamed = base.renamed({tensor: self._maker.float_name(tensor) for tensor in outputs})
-        candidate = base.template.filled(base.spots(numbers, self._inserts), renamed)
-        if candidate is None or len(outputs) < len(made):
-            raise self._overlap(placement.ordered)
-        return Inserted(self._finished(candidate, numbers), base.notes)
+        sites = placement.ordered
+        numbers = self._made([site.row for site in sites], sites, {})
+        special = [self._inserts[number] for number in self._special.intersection(numbers)]
+        made = [insert.site.tensor for insert in special if makes_output(insert.site)]
+        names = {tensor: self._maker.float_name(tensor) for tensor in made}
+        if names:  # then these sites read the float tensor under its new name
+            keys = [site.row + "\n" if site.tensor in names else site.row for site in sites]
+            numbers = self._made(keys, sites, names)
+        base = self._base(max([self._model.opset, *(insert.opset for insert in special)]))
+        foreign = any(insert.foreign for insert in special)
+        placed = base.placed(numbers, self._inserts)
+        candidate = base.template.filled(placed, base.renamed(names), foreign=foreign)
+        if candidate is None or len(names) < len(made):
+            raise self._overlap(sites)
+        if any(insert.site.format == RUN_TIME for insert in special):
+            candidate = parts_of(with_kernels(candidate.proto()))
+        if self._model.has_bodies:  # integers go where the float weight is
+            inserts = (self._inserts[number] for number in numbers)
+            instead = {i.integer.name: i.site.tensor for i in inserts if i.integer is not None}
+            candidate = parts_of(closed(candidate.proto(), instead))
+        return Inserted(candidate, base.notes)
 
-    def _parts(self, site: Site) -> Iterator[tuple[Site, Site]]:
-        """A site split by the graphs that read it, as kernels are fused within a graph; each with the whole site."""
+    def _made(self, keys: Sequence[str], sites: Sequence[Site], names: Mapping[str, str]) -> list[int]:
+        """The pairs of the sites, each made once for a key. They read graph outputs under these ``names``."""
+        found = [*map(self._numbers.get, keys, repeat(-1))]
+        if -1 in found:
+            for key, site in zip(keys, sites, strict=True):
+                if key not in self._numbers:
+                    first = len(self._inserts)
+                    for part in self._parts(site):
+                        self._make(part, site, names)
+                    self._counts[first], self._numbers[key] = len(self._inserts) - first, first
+            found = [self._numbers[key] for key in keys]
+        if not self._model.has_bodies:
+            return found
+        return [part for first in found for part in range(first, first + self._counts[first])]
+
+    def _make(self, site: Site, whole: Site, names: Mapping[str, str]) -> None:
+        pair = self._maker.make(site, source=names.get(site.tensor, ""), whole=whole)
+        replaces = self._maker.stores_integers(whole) and self._maker.is_private(site.tensor)
+        covered = len(set(site.consumers)) if replaces else 0
+        readers = len(self._model.consumers.get(site.tensor, ()))
+        insert = Insert.of(site, pair, covered=covered, readers=readers)
+        is_at_run_time = site.format == RUN_TIME
+        if pair.opset > self._model.opset or insert.foreign or is_at_run_time or makes_output(site):
+            self._special.add(len(self._inserts))
+        self._inserts.append(insert)
+
+    def _parts(self, site: Site) -> list[Site]:
+        """A site split by the graphs that read it, as kernels are fused within a graph."""
+        if not self._model.has_bodies:
+            return [site]
         ends: dict[str, list[Consumer]] = {}
         for end in site.consumers:
             node = self._model.by_name.get(end.node)
             ends.setdefault(node.scope if node is not None else "", []).append(end)
-        for some in ends.values():
-            yield (site if len(ends) == 1 else replace(site, consumers=tuple(some))), site
-
-    def _finished(self, candidate: Parts, numbers: Sequence[int]) -> Parts:
-        """The candidate with kernels for dynamic ranges, and each body in its node.
-
-        Integers go where the float weight is.
-        """
-        if any(self._inserts[n].site.format == RUN_TIME for n in numbers):
-            candidate = parts_of(with_kernels(candidate.proto()))
-        if not self._model.has_bodies:
-            return candidate
-        inserts = (self._inserts[n] for n in numbers)
-        instead = {
-            insert.integer.name: insert.site.tensor for insert in inserts if insert.integer is not None
-        }
-        return parts_of(closed(candidate.proto(), instead))
-
-    def _number(self, site: Site, whole: Site) -> int:
-        key = site.row if site is whole else f"{whole.row}\n{site.row}"
-        if key not in self._known:
-            self._known[key] = self._make(site, whole, is_renamed=makes_output(site))
-        return self._known[key]
-
-    def _beside(self, number: int) -> int:
-        """The variant of an insert whose pair makes the graph output: the float tensor has another name."""
-        site = self._inserts[number].site
-        if number in self._makers:
-            return number
-        if number not in self._behind:
-            self._behind[number] = self._make(site, self._wholes[number], is_renamed=True)
-        return self._behind[number]
-
-    def _make(self, site: Site, whole: Site, *, is_renamed: bool) -> int:
-        source = self._maker.float_name(site.tensor) if is_renamed else ""
-        pair = self._maker.make(site, source=source, whole=whole)
-        stands_in = self._maker.stores_integers(whole) and self._maker.is_private(site.tensor)
-        covered = len(set(site.consumers)) if stands_in else 0
-        readers = len(self._model.consumers.get(site.tensor, ()))
-        number = len(self._inserts)
-        self._inserts.append(insert_of(site, pair, covered=covered, readers=readers))
-        self._wholes.append(whole)
-        self._opsets.append(pair.opset)
-        if makes_output(site):
-            self._makers.add(number)
-        return number
+        return [site if len(ends) == 1 else replace(site, consumers=tuple(some)) for some in ends.values()]
 
     def _overlap(self, sites: Iterable[Site]) -> PlacementError:
         seen: set[Consumer] = set()
@@ -225,31 +207,31 @@ class _Base:
         self._scopes = tuple(scopes_of(self._nodes)) if model.has_bodies else ()
         self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
         self.template = Template(flat, apart=apart)
-        self._spots: dict[int, int] = {}  # by the number of the insert
-        self._renamed: dict[frozenset[str], Mapping[int, Cut]] = {}
+        self._placed: dict[int, int] = {}  # numbers in the template
+        self._renamed: dict[frozenset[str], Mapping[int, list[tuple[int, int]]]] = {}
 
-    def spots(self, numbers: Sequence[int], inserts: Sequence[Insert]) -> list[int]:
-        """The positions of the inserts of these numbers."""
-        spots = list(map(self._spots.get, numbers, repeat(-1)))
-        if -1 in spots:
-            self._spots |= {n: self._find(inserts[n]) for n in numbers if n not in self._spots}
-            spots = list(map(self._spots.__getitem__, numbers))
-        return spots
+    def placed(self, numbers: Sequence[int], inserts: Sequence[Insert]) -> list[int]:
+        """The numbers of these inserts in the template."""
+        placed = list(map(self._placed.get, numbers, repeat(-1)))
+        if -1 in placed:
+            self._placed |= {n: self._place(inserts[n]) for n in numbers if n not in self._placed}
+            placed = list(map(self._placed.__getitem__, numbers))
+        return placed
 
-    def _find(self, insert: Insert) -> int:
-        """A position after the producer of the tensor, or before the first reader: in the graph of the readers."""
+    def _place(self, insert: Insert) -> int:
+        """The pair after the producer of the tensor, or before the first reader: in the graph of the readers."""
         site = insert.site
         places = [place for end in site.consumers if not end.is_output for place in self._places(end, site)]
         ends = list(dict.fromkeys(places))
         producer = self._producer.get(site.tensor)
         if producer is None or site.tensor in self._model.constants or self._is_captured(producer, ends):
-            return self.template.place(insert, ends, min(index for index, _ in ends))
-        return self.template.place(insert, ends, producer + 1)
+            return self.template.add(insert, ends, min(index for index, _ in ends))
+        return self.template.add(insert, ends, producer + 1)
 
     def _is_captured(self, producer: int, ends: Sequence[tuple[int, int]]) -> bool:
         return bool(self._scopes) and any(self._scopes[i] != self._scopes[producer] for i, _ in ends)
 
-    def renamed(self, names: Mapping[str, str]) -> Mapping[int, Cut]:
+    def renamed(self, names: Mapping[str, str]) -> Mapping[int, list[tuple[int, int]]]:
         """The nodes that make or read graph outputs whose float tensors get these names."""
         key = frozenset(names)
         if key not in self._renamed:

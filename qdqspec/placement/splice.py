@@ -1,18 +1,20 @@
 """Splices Q/DQ pairs into a model's bytes.
 
-A candidate is a sequence of pieces of bytes that were made once: the model's nodes unchanged and with inputs
-from pairs, and the nodes of each pair (`placement.spots`). See
-docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
+A candidate is a sequence of pieces of bytes that were made once: the fields of the model's nodes, the names that
+consumers of pairs read instead, and the nodes of each pair. Pieces have numbers, so that a candidate takes a few
+operations on columns of numbers. See docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, repeat
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
@@ -27,46 +29,65 @@ from qdqspec.graph.wire import (
     Piece,
     Run,
     around_graph,
-    cut_node,
     fields_between,
+    head,
+    node_fields,
     node_input,
-    wire_field,
+    serialized,
 )  # fmt: skip
 from qdqspec.placement.biases import BIAS_INPUT, CorrectedBias
-from qdqspec.placement.pairs import Pair, makes_output
-from qdqspec.placement.spots import Change, Insert, Numbers, Partial, Spots
+from qdqspec.placement.pairs import Pair
 from qdqspec.types import Site
 
-Cut: TypeAlias = tuple[list[bytes], bytes]  # a node: its inputs, and the bytes after them
+Numbers: TypeAlias = npt.NDArray[np.int64]
 
-_IMPORT = wire_field(
-    onnx.ModelProto.OPSET_IMPORT_FIELD_NUMBER, onnx.helper.make_opsetid(DOMAIN, VERSION).SerializeToString()
-)
+_IMPORT = serialized(onnx.ModelProto.OPSET_IMPORT_FIELD_NUMBER, onnx.helper.make_opsetid(DOMAIN, VERSION))
 _INLINE = 4096  # bytes: smaller initializers are kept serialized, larger ones as messages
 
 
-def insert_of(site: Site, pair: Pair, *, covered: int, readers: int) -> Insert:
-    """A pair as bytes."""
-    added = pair.bias is not None and pair.bias.is_added
-    constants = (*pair.constants, *([pair.bias.value] if added and pair.bias is not None else []))
-    return Insert(
-        site=site,
-        nodes=b"".join(wire_field(NODE, _bytes(node)) for node in pair.nodes),
-        constants=b"".join(wire_field(INITIALIZER, _bytes(tensor)) for tensor in constants),
-        integer=pair.integer,
-        stored=b"" if pair.integer is None else _piece(pair.integer),
-        output=pair.output,
-        opset=pair.opset,
-        covered=covered,
-        readers=readers,
-        makes_output=makes_output(site),
-        foreign=any(is_pair_op(node) for node in pair.nodes),
-        bias=pair.bias,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insert:
+    """The additions of a site to a model. ``nodes`` and ``constants`` are fields of the graph.
+
+    ``integer`` is the stored weight if there is one. It can replace the float weight if the chosen inserts
+    cover all its ``readers``; this one covers ``covered`` of them.
+    """
+
+    site: Site
+    nodes: bytes
+    constants: bytes
+    integer: TensorProto | None
+    output: str
+    opset: int
+    covered: int
+    readers: int
+    foreign: bool  # whether operators of domain ``trt`` are among the nodes
+    bias: CorrectedBias | None
+
+    @classmethod
+    def of(cls, site: Site, pair: Pair, *, covered: int, readers: int) -> Insert:
+        """A pair as bytes."""
+        added = [pair.bias.value] if pair.bias is not None and pair.bias.is_added else []
+        return cls(
+            site=site,
+            nodes=b"".join(serialized(NODE, node) for node in pair.nodes),
+            constants=b"".join(serialized(INITIALIZER, tensor) for tensor in (*pair.constants, *added)),
+            integer=pair.integer,
+            output=pair.output,
+            opset=pair.opset,
+            covered=covered,
+            readers=readers,
+            foreign=any(map(is_pair_op, pair.nodes)),
+            bias=pair.bias,
+        )
 
 
 class Template:
-    """A model split into pieces: nodes, initializers and the bytes between them, in the order of the file."""
+    """A model split into pieces, in the order of the file: fields of nodes, initializers, and the bytes between them.
+
+    The place of a piece in the model is a slot, with the same number as the piece. Each change by a pair is another
+    piece for a slot; the header of a node depends on the size of all of its pieces.
+    """
 
     def __init__(self, proto: onnx.ModelProto, *, apart: bool) -> None:
         """``apart`` keeps initializers with external data as messages, so that it can be included on saving."""
@@ -74,170 +95,174 @@ class Template:
         known = any(opset.domain == DOMAIN for opset in proto.opset_import)
         self._after_foreign = self._after + (b"" if known else _IMPORT)  # with operators of domain ``trt``
         self._protos = proto.graph.node
-        self._cuts = [cut_node(node) for node in proto.graph.node]
-        self._ends = [0, *accumulate(len(inputs) for inputs, _ in self._cuts)]  # the first input of each node
-        pieces: list[Piece] = [_written(cut) for cut in self._cuts]
-        pieces.append(fields_between(proto.graph, NODE + 1, INITIALIZER - 1))
-        self._apart = apart and not any(map(is_external, tensors_in_nodes(proto.graph.node)))
-        self._initializers = {t.name: len(pieces) + i for i, t in enumerate(proto.graph.initializer)}
-        pieces += [t if apart and is_external(t) else _piece(t) for t in proto.graph.initializer]
-        self._behind = len(pieces)  # the initializers
-        pieces.append(fields_between(proto.graph, INITIALIZER + 1, INPUT - 1))
-        self._inputs = {t.name: len(pieces) + i for i, t in enumerate(proto.graph.input)}
-        pieces += [wire_field(INPUT, _bytes(value)) for value in proto.graph.input]
-        pieces.append(fields_between(proto.graph, INPUT + 1, LAST))
+        self._pieces: list[Piece] = []  # in the order of the file, then those of changes
+        self._lengths = array("q")  # -1 for a message
+        self._nodes = array("q", (self._keep(node_fields(node)) for node in self._protos))  # the first slots
+        self._nodes.append(self._keep([fields_between(proto.graph, NODE + 1, INITIALIZER - 1)]))
+        self._sizes = array("q", (*(node.ByteSize() for node in self._protos), 0))
+        self._apart = apart and not any(map(is_external, tensors_in_nodes(self._protos)))
+        initializers = [t if apart and is_external(t) else _piece(t) for t in proto.graph.initializer]
+        self._initializers = {
+            t.name: i for i, t in enumerate(proto.graph.initializer, self._keep(initializers))
+        }
+        self._behind = self._keep([fields_between(proto.graph, INITIALIZER + 1, INPUT - 1)])
+        inputs = [serialized(INPUT, value) for value in proto.graph.input]
+        self._inputs = {t.name: i for i, t in enumerate(proto.graph.input, self._keep(inputs))}
+        self._slots = self._keep([fields_between(proto.graph, INPUT + 1, LAST)]) + 1
         self._constants = {n.output[0]: i for i, n in enumerate(self._protos) if n.op_type == "Constant"}
-        self._stock: list[Piece] = []  # the pieces in the order of the file, and those of inserts
-        self._lengths = array("q")
-        self._slots = len([self._kept(piece) for piece in pieces])
-        self._spots = Spots()
-        self._twice: dict[int, int] = {}  # nodes with two changed inputs, by these changes
+        self._heads: dict[int, int] = {}  # headers of nodes by their size
+        # Of each pair: the slot that its nodes are before, and the pieces of its nodes and constants.
+        self._added = array("q")
+        # Of each change: the number of the pair, the slot, the piece, and the node (the number of nodes for none).
+        self._changes = array("q")
+        # Pairs whose stored weight replaces the float one only together with others: the stored weight and changes.
+        self._partial: dict[int, tuple[Insert, int, list[tuple[int, int]]]] = {}
 
-    def _kept(self, piece: Piece) -> int:
-        self._stock.append(piece)
-        self._lengths.append(-1 if isinstance(piece, TensorProto) else len(piece))
-        return len(self._stock) - 1
+    def _keep(self, pieces: Sequence[Piece]) -> int:
+        """The number of the first of these new pieces."""
+        self._pieces += pieces
+        self._lengths.extend(-1 if isinstance(piece, TensorProto) else len(piece) for piece in pieces)
+        return len(self._pieces) - len(pieces)
 
-    def place(self, insert: Insert, ends: Sequence[tuple[int, int]], anchor: int) -> int:
-        """The number of a new position: an insert before node ``anchor``, read by the ``ends``, (node, input)."""
-        text = node_input(insert.output)
-        is_new = insert.makes_output  # then its name is kept, and the float tensor is renamed
-        changes = [
-            self._reading(node, i, text) for node, i in ends if is_new or self._cuts[node][0][i] != text
-        ]
-        if insert.bias is not None:
-            changes += self._with_bias(insert.bias, ends[0][0])
-        stored = self._kept(insert.stored) if insert.stored else -1
-        instead = tuple(self._instead(insert, stored)) if insert.stored else ()
-        number = self._spots.add(
-            anchor,
-            nodes=self._kept(insert.nodes),
-            constants=self._kept(insert.constants),
-            foreign=insert.foreign,
-            ends=[self._ends[node] + i for node, i in ends],
-            changes=[*changes, *instead] if insert.covered == insert.readers else changes,
+    def add(self, insert: Insert, ends: Sequence[tuple[int, int]], anchor: int) -> int:
+        """The number of a new insert, which is before node ``anchor`` and read by the ``ends``, (node, input)."""
+        number = len(self._added) // 3
+        self._added.extend(
+            (self._nodes[anchor], self._keep([insert.nodes, insert.constants]), len(self._pieces) - 1)
         )
-        if insert.stored and insert.covered < insert.readers:
-            self._spots.add_partial(number, Partial(insert, stored, instead))
+        text = self._keep([node_input(insert.output)])
+        for node, i in ends:
+            self._changes.extend((number, self._nodes[node] + 1 + i, text, node))
+        changes = [] if insert.bias is None else self._with_bias(number, insert.bias, ends[0][0])
+        if insert.integer is not None:
+            stored = self._keep([_piece(insert.integer)])
+            instead = self._instead(insert.site.tensor, insert.integer, stored)
+            if insert.covered < insert.readers:
+                self._partial[number] = insert, stored, instead
+            else:
+                changes += instead
+        for slot, piece in changes:
+            self._changes.extend((number, slot, piece, len(self._protos)))
         return number
 
-    def _with_bias(self, bias: CorrectedBias, node: int) -> Iterator[Change]:
-        """The change that gives a layer its corrected bias: another value of the constant, or one more input."""
+    def _with_bias(self, number: int, bias: CorrectedBias, node: int) -> list[tuple[int, int]]:
+        """The changes that give a layer its corrected bias: another value of the constant, or one more input."""
         name = bias.value.name
         if bias.is_added:
-            yield self._reading(node, BIAS_INPUT, node_input(name))
-        elif name in self._initializers:
-            yield Change(self._initializers[name], self._kept(_piece(bias.value)))
-        else:
-            constant = self._constants[name]
-            changed = wire_field(NODE, _constant(self._protos[constant], bias.value))
-            yield Change(constant, self._kept(changed))
+            text = self._keep([node_input(name)])
+            self._changes.extend((number, self._nodes[node] + 1 + BIAS_INPUT, text, node))
+            return []
+        if name in self._initializers:
+            return [(self._initializers[name], self._keep([_piece(bias.value)]))]
+        return self._constant(name, bias.value)
 
-    def _reading(self, node: int, i: int, text: bytes) -> Change:
-        return Change(node, self._kept(_written(self._cuts[node], [(i, text)])), i, text)
+    def _instead(self, weight: str, integer: TensorProto, stored: int) -> list[tuple[int, int]]:
+        """The changes that replace the float weight by stored integers."""
+        changes = []
+        if weight in self._inputs:  # callers can no longer feed the float weight
+            changes.append((self._inputs[weight], self._keep([b""])))
+        if weight in self._initializers:
+            changes.append((self._initializers[weight], stored))
+        elif weight in self._constants:
+            changes += self._constant(weight, integer)
+        return changes
 
-    def renamed(self, node: int, names: Mapping[str, str]) -> Cut:
-        """A node with other names for the tensors that it reads and makes."""
+    def _constant(self, name: str, value: TensorProto) -> list[tuple[int, int]]:
+        """The changes of the ``Constant`` node that makes a tensor, with this value instead."""
+        node = self._constants[name]
+        changed = onnx.NodeProto()
+        changed.CopyFrom(self._protos[node])
+        changed.output[0] = value.name
+        next(a for a in changed.attribute if a.name == "value").t.CopyFrom(value)
+        return self._replaced(node, changed)
+
+    def _replaced(self, node: int, changed: onnx.NodeProto) -> list[tuple[int, int]]:
+        """All changes of a node, whose number of inputs stays."""
+        fields = node_fields(changed)
+        first = self._keep(fields)
+        return [(self._nodes[node] + i, first + i) for i in range(len(fields))]
+
+    def renamed(self, node: int, names: Mapping[str, str]) -> list[tuple[int, int]]:
+        """The changes of a node that reads and makes tensors of other names."""
         changed = onnx.NodeProto()
         changed.CopyFrom(self._protos[node])
         rename_tensors(changed, lambda name: names.get(name, name))
-        return cut_node(changed)
+        return self._replaced(node, changed)
 
-    def _instead(self, insert: Insert, stored: int) -> Iterator[Change]:
-        """The changes that replace the float weight by stored integers."""
-        weight = insert.site.tensor
-        if weight in self._inputs:  # callers can no longer feed the float weight
-            yield Change(self._inputs[weight], self._kept(b""))
-        if weight in self._initializers:
-            yield Change(self._initializers[weight], stored)
-        elif weight in self._constants and insert.integer is not None:
-            node = self._constants[weight]
-            changed = wire_field(NODE, _constant(self._protos[node], insert.integer))
-            yield Change(node, self._kept(changed))
+    def filled(
+        self, numbers: Sequence[int], renamed: Mapping[int, list[tuple[int, int]]], *, foreign: bool
+    ) -> Parts | None:
+        """The model with these pairs; ``None`` if two of them are for one input. ``renamed`` nodes are replaced first.
 
-    def filled(self, numbers: Sequence[int], renamed: Mapping[int, Cut]) -> Parts | None:
-        """The model with the inserts of these positions; ``None`` if two of them are for one input.
-
-        ``renamed`` nodes are replaced first.
+        ``foreign`` is whether operators of domain ``trt`` are added.
         """
-        spots = np.array(numbers, np.int64)
-        if self._spots.overlap(spots):
+        chosen = np.zeros(len(self._added) // 3, np.bool_)
+        chosen[numbers] = True
+        changes = np.asarray(self._changes).reshape(-1, 4)
+        _, slots, pieces, nodes = changes[chosen[changes[:, 0]]].T
+        if len(slots) and np.bincount(slots).max() > 1:
             return None
         order = np.arange(self._slots)
-        own = self._change(order, spots, renamed)
-        instead, beside = self._spots.partial(numbers)
-        for change in instead:
-            order[change.slot] = change.piece
-        anchors, nodes, constants = self._spots.added(spots)
+        sizes = np.array(self._sizes)
+        for node, instead in renamed.items():
+            for slot, piece in instead:
+                order[slot] = piece
+            sizes[node] = sum(self._lengths[piece] for _, piece in instead[1:])
+        np.add.at(sizes, nodes, self._length(pieces) - self._length(order[slots]))
+        order[slots] = pieces
+        nodes = np.concatenate([nodes, np.fromiter(renamed, np.int64)])
+        changed = np.flatnonzero(np.bincount(nodes, minlength=len(sizes))[:-1])
+        order[np.array(self._nodes)[changed]] = self._headers(sizes[changed])
+        beside = self._beside(sorted(self._partial.keys() & set(numbers), key=self._anchor), order)
+        before, made, constants = np.asarray(self._added).reshape(-1, 3)[numbers].T
         behind = np.full(len(beside) + len(constants), self._behind)
-        added = np.concatenate([nodes, np.array(beside, np.int64), constants])
-        order = np.insert(order, np.concatenate([anchors, behind]), added)
-        after = self._after_foreign if self._spots.any_foreign(spots) else self._after
-        return Parts(self._before, tuple(self._runs(order, own)), after, apart=self._apart)
+        added = np.concatenate([made, np.array(beside, np.int64), constants])
+        order = np.insert(order, np.concatenate([before, behind]), added)
+        after = self._after_foreign if foreign else self._after
+        return Parts(self._before, tuple(self._runs(order)), after, apart=self._apart)
 
-    def _change(self, order: Numbers, spots: Numbers, renamed: Mapping[int, Cut]) -> list[bytes]:
-        """Write the change of each of these positions into ``order``.
+    def _length(self, pieces: Numbers) -> Numbers:
+        return np.asarray(self._lengths)[pieces]
 
-        Returns the pieces that only this candidate has: renamed nodes and those with many changes, numbered
-        from -1 down.
+    def _headers(self, sizes: Numbers) -> Numbers:
+        """The pieces that are headers of nodes of these sizes."""
+        known, kind = np.unique(sizes, return_inverse=True)
+        for size in known.tolist():
+            if size not in self._heads:
+                self._heads[size] = self._keep([head(NODE, size)])
+        return np.array([self._heads[size] for size in known.tolist()], np.int64)[kind]
+
+    def _anchor(self, number: int) -> int:
+        return self._added[3 * number]
+
+    def _beside(self, partial: Iterable[int], order: Numbers) -> list[int]:
+        """Weights to store beside the float ones. Those that several pairs cover together are replaced in ``order``.
+
+        Of the inserts of a weight the first in the graph takes its place, because stripping finds that one first.
         """
-        slots, pieces, changes = self._spots.changes(spots)
-        times = np.bincount(slots, minlength=len(order))
-        times[list(renamed)] = len(order)
-        times = times[slots]
-        order[slots[times == 1]] = pieces[times == 1]
-        order[slots[times == 2][::2]] = self._changed_twice(changes[times == 2])
-        others: dict[int, list[int]] = {node: [] for node in renamed}
-        for node, change in zip(slots[times > 2].tolist(), changes[times > 2].tolist(), strict=True):
-            others.setdefault(node, []).append(change)
-        order[list(others)] = -1 - np.arange(len(others))
-        return [
-            _written(renamed.get(node, self._cuts[node]), self._spots.texts(some))
-            for node, some in others.items()
-        ]
+        partial = [*partial]
+        covered = Counter[str]()
+        for insert, _, _ in map(self._partial.__getitem__, partial):
+            covered[insert.site.tensor] += insert.covered
+        beside = []
+        for insert, stored, instead in map(self._partial.__getitem__, partial):
+            if covered.pop(insert.site.tensor, 0) == insert.readers:
+                for slot, piece in instead:
+                    order[slot] = piece
+            else:
+                beside.append(stored)
+        return beside
 
-    def _changed_twice(self, changes: Numbers) -> list[int]:
-        """Nodes with two changes each, one after the other."""
-        pairs = (changes[::2] << 32 | changes[1::2]).tolist()
-        made = list(map(self._twice.get, pairs, repeat(-1)))
-        for at in [at for at, piece in enumerate(made) if piece < 0]:
-            pair = changes[2 * at : 2 * at + 2].tolist()
-            written = _written(self._cuts[self._spots.slot(pair[0])], self._spots.texts(pair))
-            made[at] = self._twice[pairs[at]] = self._kept(written)
-        return made
-
-    def _runs(self, order: Numbers, own: Sequence[bytes]) -> Iterator[Piece | Run]:
-        """Adjacent bytes joined; tensors, and the candidate's ``own`` pieces, separately."""
-        lengths = np.asarray(self._lengths)[order]
+    def _runs(self, order: Numbers) -> Iterator[Piece | Run]:
+        """Adjacent bytes joined; tensors separately."""
+        lengths = self._length(order)
         start = 0
-        for at in np.flatnonzero((order < 0) | (lengths < 0)).tolist():
-            yield Run(self._stock, order[start:at], int(lengths[start:at].sum()))
-            yield self._stock[order[at]] if order[at] >= 0 else own[-1 - order[at]]
+        for at in np.flatnonzero(lengths < 0).tolist():
+            yield Run(self._pieces, order[start:at], int(lengths[start:at].sum()))
+            yield self._pieces[order[at]]
             start = at + 1
-        yield Run(self._stock, order[start:], int(lengths[start:].sum()))
-
-
-def _written(cut: Cut, texts: Iterable[tuple[int, bytes]] = ()) -> bytes:
-    """A node with some of its inputs replaced."""
-    inputs = cut[0].copy()
-    for i, text in texts:
-        inputs[i : i + 1] = [text]  # one more input, if it is the first missing one
-    return wire_field(NODE, b"".join([*inputs, cut[1]]))
-
-
-def _constant(node: onnx.NodeProto, value: TensorProto) -> bytes:
-    """A ``Constant`` node with this value instead."""
-    changed = onnx.NodeProto()
-    changed.CopyFrom(node)
-    changed.output[0] = value.name
-    next(a for a in changed.attribute if a.name == "value").t.CopyFrom(value)
-    return _bytes(changed)
+        yield Run(self._pieces, order[start:], int(lengths[start:].sum()))
 
 
 def _piece(tensor: TensorProto) -> Piece:
-    small = tensor.ByteSize() < _INLINE
-    return wire_field(INITIALIZER, _bytes(tensor)) if small else tensor
-
-
-def _bytes(message: onnx.NodeProto | TensorProto | onnx.ValueInfoProto) -> bytes:
-    return bytes(message.SerializeToString(deterministic=True))
+    return serialized(INITIALIZER, tensor) if tensor.ByteSize() < _INLINE else tensor
