@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -42,6 +43,7 @@ from qdqspec.types import Site
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 _IMPORT = serialized(onnx.ModelProto.OPSET_IMPORT_FIELD_NUMBER, onnx.helper.make_opsetid(DOMAIN, VERSION))
+_NOTHING = -1  # in a slot
 _INLINE = 4096  # bytes: smaller initializers are kept serialized, larger ones as messages
 
 
@@ -110,6 +112,13 @@ class Template:
         self._inputs = {t.name: i for i, t in enumerate(proto.graph.input, self._keep(inputs))}
         self._slots = self._keep([fields_between(proto.graph, INPUT + 1, LAST)]) + 1
         self._constants = {n.output[0]: i for i, n in enumerate(self._protos) if n.op_type == "Constant"}
+        # By slot: its node (the number of nodes for none), and its piece if that node has no change: fewer to read.
+        counts = np.diff(self._nodes)
+        others = self._slots - counts.sum()
+        self._owners = np.repeat(np.arange(len(counts) + 1), [*counts, others])
+        self._unchanged = np.where(self._owners < len(counts), _NOTHING, np.arange(self._slots))
+        whole = [b"".join(self._pieces[a:b]) for a, b in pairwise(self._nodes)]
+        self._unchanged[self._nodes[:-1]] = np.arange(len(whole)) + self._keep(whole)
         self._heads: dict[int, int] = {}  # headers of nodes by their size
         # Of each pair: the slot that its nodes are before, and the pieces of its nodes and constants.
         self._added = array("q")
@@ -127,9 +136,8 @@ class Template:
     def add(self, insert: Insert, ends: Sequence[tuple[int, int]], anchor: int) -> int:
         """The number of a new insert, which is before node ``anchor`` and read by the ``ends``, (node, input)."""
         number = len(self._added) // 3
-        self._added.extend(
-            (self._nodes[anchor], self._keep([insert.nodes, insert.constants]), len(self._pieces) - 1)
-        )
+        nodes = self._keep([insert.nodes, insert.constants])
+        self._added.extend((self._nodes[anchor], nodes, nodes + 1))
         text = self._keep([node_input(insert.output)])
         for node, i in ends:
             self._changes.extend((number, self._nodes[node] + 1 + i, text, node))
@@ -202,7 +210,11 @@ class Template:
         _, slots, pieces, nodes = changes[chosen[changes[:, 0]]].T
         if len(slots) and np.bincount(slots).max() > 1:
             return None
-        order = np.arange(self._slots)
+        changed = np.zeros(len(self._sizes), np.bool_)
+        changed[nodes] = True
+        changed[list(renamed)] = True
+        changed[-1] = False  # no node
+        order = np.where(changed[self._owners], np.arange(self._slots), self._unchanged)
         sizes = np.array(self._sizes)
         for node, instead in renamed.items():
             for slot, piece in instead:
@@ -210,16 +222,14 @@ class Template:
             sizes[node] = sum(self._lengths[piece] for _, piece in instead[1:])
         np.add.at(sizes, nodes, self._length(pieces) - self._length(order[slots]))
         order[slots] = pieces
-        nodes = np.concatenate([nodes, np.fromiter(renamed, np.int64)])
-        changed = np.flatnonzero(np.bincount(nodes, minlength=len(sizes))[:-1])
         order[np.array(self._nodes)[changed]] = self._headers(sizes[changed])
-        beside = self._beside(sorted(self._partial.keys() & set(numbers), key=self._anchor), order)
+        beside = self._beside(self._partial.keys() & set(numbers), order)
         before, made, constants = np.asarray(self._added).reshape(-1, 3)[numbers].T
         behind = np.full(len(beside) + len(constants), self._behind)
         added = np.concatenate([made, np.array(beside, np.int64), constants])
         order = np.insert(order, np.concatenate([before, behind]), added)
         after = self._after_foreign if foreign else self._after
-        return Parts(self._before, tuple(self._runs(order)), after, apart=self._apart)
+        return Parts(self._before, tuple(self._runs(order[order != _NOTHING])), after, apart=self._apart)
 
     def _length(self, pieces: Numbers) -> Numbers:
         return np.asarray(self._lengths)[pieces]
@@ -232,20 +242,18 @@ class Template:
                 self._heads[size] = self._keep([head(NODE, size)])
         return np.array([self._heads[size] for size in known.tolist()], np.int64)[kind]
 
-    def _anchor(self, number: int) -> int:
-        return self._added[3 * number]
-
     def _beside(self, partial: Iterable[int], order: Numbers) -> list[int]:
         """Weights to store beside the float ones. Those that several pairs cover together are replaced in ``order``.
 
         Of the inserts of a weight the first in the graph takes its place, because stripping finds that one first.
         """
-        partial = [*partial]
+        in_order = sorted(partial, key=lambda number: self._added[3 * number])
+        found = [self._partial[number] for number in in_order]
         covered = Counter[str]()
-        for insert, _, _ in map(self._partial.__getitem__, partial):
+        for insert, _, _ in found:
             covered[insert.site.tensor] += insert.covered
         beside = []
-        for insert, stored, instead in map(self._partial.__getitem__, partial):
+        for insert, stored, instead in found:
             if covered.pop(insert.site.tensor, 0) == insert.readers:
                 for slot, piece in instead:
                     order[slot] = piece
