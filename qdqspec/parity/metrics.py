@@ -161,10 +161,17 @@ def _place(error: Exception, metric: Callable[..., object]) -> str | None:
 
 def _called(outputs: Mapping[str, Array], labels: Array) -> str:
     """The arguments of a metric, for messages to its author."""
-    shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in outputs.items())
-    return (
-        f"it is called with outputs by name ({shapes}) and labels {list(labels.shape)}, and gives one number"
+    shapes = ", ".join(f"{name} {_shape(values)}" for name, values in outputs.items())
+    return f"it is called with outputs by name ({shapes}) and labels {list(labels.shape)}, and must return one number"
+
+
+def _shape(values: Array) -> str:
+    apart = (
+        f"{len(values)} arrays, the first {list(values[0].shape)}"
+        if values.dtype == object and len(values)
+        else ""
     )
+    return apart or str(list(values.shape))
 
 
 def _kind(value: object) -> str:

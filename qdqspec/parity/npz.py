@@ -36,6 +36,7 @@ class Member:
     """One array of a file, described by its header. ``shape`` includes the first axis, the samples.
 
     ``is_npy``: the file holds this array alone. ``is_sample``: the array is one sample, and its first axis was added.
+    ``is_fortran``: it is stored in column-major order, and is read whole.
     """
 
     file: Path
@@ -44,6 +45,7 @@ class Member:
     dtype: np.dtype[np.generic]
     is_npy: bool = False
     is_sample: bool = False
+    is_fortran: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -55,8 +57,14 @@ class Member:
         size = self.row_bytes
         with _reading(self.file, self.name), self._opened() as stream:
             _header(stream, self.file, self.name)
+            if self.is_fortran:
+                whole = self._filled(_read_exactly(stream, size * self.shape[0]), size * self.shape[0], 0)
+                array = np.frombuffer(whole, dtype=self.dtype).reshape(self.shape, order="F")
+                yield from (np.array(row, order="C") for row in array)
+                return
             for row in range(self.shape[0]):
-                yield self._row(_read_exactly(stream, size), size, row)
+                data = self._filled(_read_exactly(stream, size), size, row)
+                yield np.frombuffer(data, dtype=self.dtype).reshape(self.shape[1:])
 
     def as_sample(self) -> Member:
         """The same array as one sample."""
@@ -71,17 +79,17 @@ class Member:
             with zipfile.ZipFile(self.file) as archive, archive.open(f"{self.name}.npy") as inside:
                 yield inside
 
-    def _row(self, data: bytes, size: int, row: int) -> Array:
+    def _filled(self, data: bytes, size: int, row: int) -> bytes:
         if len(data) < size:
             raise _damaged(self.file, self.name, f"it ends in row {row} of {self.shape[0]}")
-        return np.frombuffer(data, dtype=self.dtype).reshape(self.shape[1:])
+        return data
 
 
 def read_members(file: Path) -> dict[str, Member]:
     """The arrays of an .npz file by name. Only headers are read.
 
     Raises `DataError` if the file is missing or not an .npz, or an array is pickled, has no first axis, is
-    stored in column-major order, or is not as long as its shape needs.
+    larger than 2 GiB and in column-major order, or is not as long as its shape needs.
     """
     if not file.is_file():
         raise DataError("there is no such data file", where=file, cure="check the path")
@@ -101,9 +109,8 @@ def read_npy(file: Path, name: str) -> Member:
     with _reading(file), file.open("rb") as stream:
         shape, fortran, dtype = _header(stream, file, name)
         held = file.stat().st_size - stream.tell()
-    return _described(
-        Member(file=file, name=name, shape=shape, dtype=dtype, is_npy=True), held, fortran=fortran
-    )
+    member = Member(file=file, name=name, shape=shape, dtype=dtype, is_npy=True, is_fortran=fortran)
+    return _described(member, held)
 
 
 def npz_bytes(arrays: Mapping[str, Array], beside: Mapping[str, str] | None = None) -> bytes:
@@ -138,10 +145,11 @@ def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
     with archive.open(name) as stream:
         shape, fortran, dtype = _header(stream, file, name[:-4])
         held = archive.getinfo(name).file_size - stream.tell()
-    return _described(Member(file=file, name=name[:-4], shape=shape, dtype=dtype), held, fortran=fortran)
+    member = Member(file=file, name=name[:-4], shape=shape, dtype=dtype, is_fortran=fortran)
+    return _described(member, held)
 
 
-def _described(member: Member, held: int, *, fortran: bool) -> Member:
+def _described(member: Member, held: int) -> Member:
     """The array, checked; ``held`` is the number of bytes after its header."""
     where, file = f"array '{member.name}'", member.file
     if member.dtype.hasobject or member.dtype.names is not None:
@@ -156,13 +164,13 @@ def _described(member: Member, held: int, *, fortran: bool) -> Member:
             where=file,
             cure="stack one entry a sample",
         )
-    if fortran and len(member.shape) > 1:
+    _check_size(member, held)
+    if member.is_fortran and held > _LARGEST_ROW:
         raise DataError(
-            f"{where} is stored column by column (Fortran order), so its samples cannot be streamed",
+            f"{where} is stored column by column (Fortran order) and has {held:,} bytes, too many to read whole",
             where=file,
             cure="save numpy.ascontiguousarray(array)",
         )
-    _check_size(member, held)
     return member
 
 

@@ -139,7 +139,7 @@ class Scores:
         score = self.of_file(self._reference, metric, output)
         if not math.isfinite(score.value):
             raise DataError(
-                f"metric '{metric}' gave {score.value} for the model itself, and nothing can be held to that",
+                f"metric '{metric}' gave {score.value} for the model itself, so that no limit can be applied",
                 where=None if self._data is None else self._data.path,
                 cure="look at its outputs and labels, or use another metric",
             )

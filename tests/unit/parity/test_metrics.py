@@ -219,7 +219,9 @@ def test_what_ones_own_metric_raises_is_told_with_its_place() -> None:
     with pytest.raises(DataError, match="metric 'mine' raised KeyError: 'logits'") as caught:
         own(lambda outputs, labels: outputs["logits"])
     assert __file__ in str(caught.value.where)
-    assert "outputs by name (y [3, 3], z [2]) and labels [3]" in (caught.value.cure or "")
+    assert "outputs by name (y [3, 3], z 2 arrays, the first [2, 4]) and labels [3]" in (
+        caught.value.cure or ""
+    )
     assert isinstance(caught.value.__cause__, KeyError)
 
 
