@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from qdqspec import __version__
 from qdqspec.cluster.address import Address
 from qdqspec.cluster.case_process import Answer
+from qdqspec.cluster.content import CHUNK, IN_FLIGHT, send_file
 from qdqspec.cluster.inventory import Device, WorkerInfo
-from qdqspec.cluster.jobs import CHUNK
 from qdqspec.cluster.request import FileEntry, Package
 from qdqspec.cluster.worker import HANDLERS, run_case
 from qdqspec.codec import from_data, to_data
@@ -39,7 +39,6 @@ LEASE = 30.0  # seconds without an answer after which a worker counts as lost, a
 STUCK = (
     3600.0  # seconds without progress of a case after which its attempt is given up, beside its build limit
 )
-IN_FLIGHT = 3  # chunks
 _ASK = 0.5  # seconds between questions
 _CONNECT = 10.0
 _MISSING = 20.0  # seconds for which a device may have no worker: a Nanny restarts its own within a few
@@ -190,7 +189,8 @@ class Cluster:
     ) -> None:
         started = self._jobs[job] = _Started(threading.Event())
         package = listener.package()
-        request = json.dumps(to_data(package.request(job, self._topic, self._lease)))
+        twins = self._with(device, ())
+        request = json.dumps(to_data(package.request(job, self._topic, self._lease, twins)))
         future = self._client.submit(
             run_case,
             request,
@@ -311,26 +311,8 @@ class Cluster:
             self._lost_if(worker, self._client.sync, self._send_file, worker, job, digest, local[digest])
 
     async def _send_file(self, worker: str, job: str, digest: str, path: Path) -> None:
-        """Send a file in chunks, a few at a time; the last one, which lets the worker verify it, after the others."""
-        size, limit = path.stat().st_size, asyncio.Semaphore(IN_FLIGHT)
-        *offsets, last = range(0, size, CHUNK) or (0,)
-
-        def read(offset: int) -> bytes:
-            with path.open("rb") as file:
-                file.seek(offset)
-                return file.read(CHUNK)
-
-        async def send(offset: int, *, is_last: bool) -> bool:
-            async with limit:
-                data = await asyncio.to_thread(read, offset)
-                words = {"job": job, "digest": digest, "offset": offset, "data": data, "last": is_last}
-                found: bool = await asyncio.wait_for(
-                    self._client.rpc(worker).qdqspec_put(**words), self._lease + 60
-                )
-                return found
-
-        await asyncio.gather(*(send(offset, is_last=False) for offset in offsets))
-        if not await send(last, is_last=True) and await asyncio.to_thread(file_digest, path) != digest:
+        sent = await send_file(self._client.rpc(worker), job, digest, path, self._lease + 60)
+        if not sent and await asyncio.to_thread(file_digest, path) != digest:
             raise StateError("this file was changed while it was sent", where=path, cure="run again")
 
     async def _fetch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import secrets
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -17,8 +19,34 @@ from qdqspec.files import explained, file_digest
 
 MOST_BYTES = 50 << 30
 MOST_SECONDS = 30 * 86400.0
+CHUNK = 32 << 20
+IN_FLIGHT = 3  # chunks
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PARTIAL = "receiving"
+
+
+async def send_file(remote: Any, job: str, digest: str, path: Path, seconds: float) -> bool:
+    """Send a file to a job in chunks, a few at a time; the last one, which lets it be verified, after the others.
+
+    ``remote`` are the handlers of the job's worker; a chunk may take ``seconds``. False: the file has another digest.
+    """
+    size, limit = path.stat().st_size, asyncio.Semaphore(IN_FLIGHT)
+    *offsets, last = range(0, size, CHUNK) or (0,)
+
+    def read(offset: int) -> bytes:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(CHUNK)
+
+    async def send(offset: int, *, is_last: bool) -> bool:
+        async with limit:
+            data = await asyncio.to_thread(read, offset)
+            words = {"job": job, "digest": digest, "offset": offset, "data": data, "last": is_last}
+            found: bool = await asyncio.wait_for(remote.qdqspec_put(**words), seconds)
+            return found
+
+    await asyncio.gather(*(send(offset, is_last=False) for offset in offsets))
+    return await send(last, is_last=True)
 
 
 class ContentStore:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from qdqspec import __version__, registry
-from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.codec import from_data, to_data
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
+from qdqspec.preparation.resources import SessionBackend
 
 ANNOUNCED = "qdqspec"  # key of a worker's announcement, and of its free disk space among its metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A backend on a worker and its device key; formats and facts are those of `Capabilities` and `Availability`."""
+    """A backend on a worker and its device key; formats and facts are those of `Capabilities` and `Availability`.
+
+    ``lock`` is the name of the lock under which one run is timed at a time.
+    """
 
     backend: str
     target: str
     key: str
+    lock: str = ""
     formats: tuple[str, ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -88,9 +92,8 @@ def announce(settings: Settings, backends: tuple[str, ...]) -> Announcement:
 
 
 def _device(name: str, settings: Settings) -> Device | None:
-    found = cast("Any", registry.resolve("backend", name))
-    backend: Backend = found() if isinstance(found, type) else found
-    options = BuildOptions.of(settings)
+    known = SessionBackend(replace(settings, backend=name))
+    backend, options = known.backend, known.options
     available = backend.probe(options)
     if not available.usable:
         return None
@@ -99,7 +102,8 @@ def _device(name: str, settings: Settings) -> Device | None:
         return Device(
             backend=name,
             target=backend.target,
-            key=backend.device(options).key,
+            key=known.device.key,
+            lock=known.lock,
             formats=capabilities.formats,
             lacking=dict(capabilities.lacking),
             facts=dict(available.facts),

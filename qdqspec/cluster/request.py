@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -50,7 +50,8 @@ class Request:
     """What a worker is asked: a case as JSON data, settings, and the files that both need.
 
     ``topic`` is where the worker reports that it has begun; ``lease`` is after how many seconds without a question of
-    the client it stops.
+    the client it stops. ``twins`` are addresses of workers with the same device key. A request with ``helps`` is that
+    of a worker whose device, which it names, asks a twin for help.
     """
 
     id: str
@@ -60,6 +61,8 @@ class Request:
     case: Mapping[str, Any]
     settings: Mapping[str, Any]
     files: tuple[FileEntry, ...] = ()
+    twins: tuple[str, ...] = ()
+    helps: str = ""
 
 
 @dataclass(slots=True)
@@ -120,7 +123,7 @@ class Package:
                 self.add(f"{place}/{Path(name).relative_to(base).as_posix()}", Path(name))
         return Path(place) / path.relative_to(base)
 
-    def request(self, name: str, topic: str, lease: float) -> Request:
+    def request(self, name: str, topic: str, lease: float, twins: Iterable[str] = ()) -> Request:
         """The request of one attempt."""
         return Request(
             id=name,
@@ -130,6 +133,7 @@ class Package:
             case=self.case,
             settings=self.settings,
             files=tuple(self.files),
+            twins=tuple(twins),
         )
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from qdqspec.cluster.address import Address
 from qdqspec.cluster.case_process import WorkerOptions
 from qdqspec.cluster.inventory import ANNOUNCED, Announcement, announce
-from qdqspec.cluster.jobs import Jobs
+from qdqspec.cluster.jobs import Job, Jobs
+from qdqspec.cluster.relay import Relay
 from qdqspec.codec import from_data, to_data
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError
@@ -25,7 +26,10 @@ _CONFIG = (
     "qdqspec"  # section of Dask's configuration, through which the Nanny passes it to the worker's process
 )
 _JOBS: list[Jobs] = []  # of this process; one, set by `dask_setup`
-HANDLERS = {"ask": "qdqspec_ask", "put": "qdqspec_put", "get": "qdqspec_get", "stop": "qdqspec_stop"}
+HANDLERS = {
+    "ask": "qdqspec_ask", "put": "qdqspec_put", "get": "qdqspec_get", "stop": "qdqspec_stop",
+    "help": "qdqspec_help", "exchange": "qdqspec_exchange",
+}  # fmt: skip
 
 
 def run_worker(
@@ -84,19 +88,33 @@ def dask_setup(worker: Worker) -> None:
     import dask
 
     folder, options, announcement = dask.config.get(f"{_CONFIG}.given")
+    known = json.loads(announcement)
     jobs = Jobs(
         Path(folder),
         from_data(WorkerOptions, json.loads(options)),
         lambda topic, message: worker.log_event(
             topic, {**message, "worker": worker.address, "host": platform.node()}
         ),
+        from_data(Announcement, known),
+        lambda job: relayed(worker, job),
     )
     _JOBS[:] = [jobs]
-    known = json.loads(announcement)
     worker.startup_information[ANNOUNCED] = lambda _: known
     worker.metrics[ANNOUNCED] = lambda _: jobs.free_bytes
     for method, name in HANDLERS.items():
         worker.handlers[name] = getattr(jobs, method)
+
+
+def relayed(worker: Worker, job: Job) -> Callable[[], None]:
+    """Connect a job's process to its twins; returns a function that ends it."""
+    relay = Relay(job, worker.rpc, [each for each in job.request.twins if each != worker.address])
+    running = asyncio.run_coroutine_threadsafe(relay.run(), worker.loop.asyncio_loop)
+
+    def end() -> None:
+        relay.is_ended = True  # asyncio.wait_for of Python 3.11 may lose a cancellation
+        running.cancel()
+
+    return end
 
 
 def run_case(request: str) -> str:

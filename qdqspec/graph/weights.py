@@ -91,6 +91,19 @@ def share_weights(
     return map_tensors(proto, store.externalize)
 
 
+def content_digest(path: Path) -> str:
+    """The SHA-256 of a model's graph and tensors, wherever the bytes of these are stored."""
+    found = hashlib.sha256()
+
+    def added(tensor: TensorProto) -> TensorProto:
+        found.update(tensor_bytes(tensor, path.parent))
+        return _bare(tensor)
+
+    bare = map_tensors(onnx.load(path, load_external_data=False), added)
+    found.update(bare.SerializeToString(deterministic=True))
+    return found.hexdigest()
+
+
 def tensor_bytes(tensor: TensorProto, base: Path | None = None) -> bytes:
     """A tensor's elements in ONNX's raw format; external ones are read from the folder ``base``."""
     if is_external(tensor):

@@ -5,6 +5,7 @@ It is given a backend (normally an isolated one), a function that writes a place
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,12 +14,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
+from qdqspec.measurement._records import trial_from_json
 from qdqspec.measurement.admission import Admission
 from qdqspec.measurement.fresh import FreshBuilds
 from qdqspec.measurement.memory import HasMemory, has_memory
@@ -27,6 +29,14 @@ from qdqspec.measurement.profiles import Feeds, Load, Part, attach, loads_of, pr
 from qdqspec.measurement.race import Entrant, Turn, both_of, profiled, race, warmed
 from qdqspec.measurement.stats import build_deviation, drift, inverse
 from qdqspec.measurement.together import Take, Together, common_clock, joined
+from qdqspec.measurement.twins import (
+    Twins,
+    builds_on_each,
+    merged,
+    timing_request,
+    together_of,
+    trial_request,
+)
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
 # with three, the deviation is underestimated so often that one race in thirty is won falsely
@@ -91,7 +101,8 @@ class Bench:
     of one shape profile, or loads of several. Without ``write`` only model files are compared. ``extract`` writes only
     the named nodes with their pairs, and gives inputs for them. ``folder`` holds the candidates' files, and is removed
     from recorded messages. ``jobs`` is the number of parallel builds while no measurement is pending; if ``memory``
-    reports that not all of them fit at once, they are opened one after the other.
+    reports that not all of them fit at once, they are opened one after the other. ``twins`` are devices of the same key
+    that share the work.
     """
 
     def __init__(
@@ -109,8 +120,10 @@ class Bench:
         folder: Path | None = None,
         jobs: int = 1,
         memory: HasMemory = has_memory,
+        twins: Twins | None = None,
     ) -> None:
         self.clock: Clock = clock
+        self.twins = twins or Twins()
         self.eps = FLOOR_EPS
         self._backend = backend
         self._write = write
@@ -126,6 +139,7 @@ class Bench:
         self._parts = PartBench(partial(self._open, FLOAT), clock=clock, random=random)
         self._incumbent: _Incumbent | None = None
         self._seen: dict[str, Trial] = {}  # by hash of the optimized graph
+        self._build_seconds = 0.0  # of the latest build
 
     @property
     def best(self) -> float | None:
@@ -168,7 +182,7 @@ class Bench:
         except (BackendError, PlacementError) as error:
             failed = replace(blank, status="failed", error=self._reason(error))
             return Built(replace(failed, build_seconds=time.perf_counter() - start))
-        seconds = time.perf_counter() - start
+        self._build_seconds = seconds = time.perf_counter() - start
         trial = replace(blank, build_seconds=seconds, graph_hash=engine.graph_hash)
         return Built(trial, engine, profile=profile, timed=timed)
 
@@ -193,32 +207,66 @@ class Bench:
         except BackendError as error:
             return replace(built.trial, status="failed", error=self._reason(error), graph_hash="")
 
+    def trials(self, asked: Sequence[Mapping[str, Any]]) -> list[Trial]:
+        """Several trials, one made here and the others on twins, each raced against the same incumbent.
+
+        ``asked`` has the arguments of `trial` for each. Of those that won, the fastest becomes the incumbent.
+        """
+        members = self.twins.idle()
+        pending = [
+            (member, self.twins.ask(member, trial_request(**each)))
+            for member, each in zip(members, asked[1:], strict=False)
+        ]
+        start = time.monotonic()
+        found = [self.trial(**asked[0])]
+        spent = time.monotonic() - start
+        for (member, future), each in zip(pending, asked[1:], strict=False):
+            answered = self.twins.answer(member, future, spent)
+            trial = None if answered is None else trial_from_json(answered["trial"])
+            if trial is None or trial.placement != each["placement"]:
+                found.append(self.trial(**each))
+            else:
+                member.measured.add(trial.placement.digest)
+                found.append(self._adopted(replace(trial, twin=member.twin.name)))
+        return [*found, *(self.trial(**each) for each in asked[1 + len(pending) :])]
+
+    def _adopted(self, trial: Trial) -> Trial:
+        """A trial of a twin, which replaces the incumbent if it won and no other of the round is faster."""
+        if trial.incumbent and (trial.ratio or 1.0) >= (self.best or 1.0):
+            trial = replace(trial, incumbent=False)
+        self.recall(trial)
+        return trial
+
     def recall(self, trial: Trial) -> None:
         """Restore a trial of an earlier run as if it had been measured now, without building anything."""
         if trial.ok and trial.ratio is not None and not trial.subgraph:
             self._seen.setdefault(trial.graph_hash, trial)
         if self._admission is not None:
             self._admission.recall(trial)
-        if trial.incumbent:
+        is_known = self._incumbent is not None and self._incumbent.placement == trial.placement
+        if trial.incumbent and not is_known:
             self._replace_incumbent(_Incumbent(trial.placement, trial.ratio or 1.0))
 
     def measure_noise(self, placement: Placement) -> Samples:
         """Build one placement several times and set ``eps`` from the variation between the builds.
 
         ``eps`` is the larger of one per cent and twice the standard deviation between builds. Returns the samples.
-        Raises `BackendError` if it does not build again.
+        Raises `BackendError` if it does not build again. Twins that are prepared build the same placement, and the
+        deviations on all devices are pooled.
         """
-        builds = [Candidate.of(placement)] * NOISE_BUILDS
-        found = self._together({"noise": builds}, NOISE_ROUNDS, take=Turn.sample)
-        if found.failures:
-            why = self._reason(found.failures["noise"])
+        candidates = {"noise": Candidate.of(placement)}
+        blocks = self._spread(
+            candidates, NOISE_BUILDS, NOISE_ROUNDS, Turn.sample, _noise_builds, compared=False
+        )
+        if blocks[0].failures:
+            why = self._reason(blocks[0].failures["noise"])
             raise BackendError(f"the model was built once and then not again: {why}")
-        samples = joined(found.samples["noise"])
-        self.recall_noise(samples)
-        return samples
+        builds = [[build.on(self.clock) for build in block.samples["noise"]] for block in blocks]
+        self.eps = max(FLOOR_EPS, 2 * build_deviation(*builds))
+        return joined(blocks[0].samples["noise"])
 
     def recall_noise(self, samples: Samples) -> None:
-        """Set ``eps`` from samples that `measure_noise` returned."""
+        """Set ``eps`` from samples that `measure_noise` returned, without twins."""
         builds = np.asarray(samples.on(self.clock)).reshape(NOISE_BUILDS, -1)
         self.eps = max(FLOOR_EPS, 2 * build_deviation(builds))
 
@@ -235,7 +283,8 @@ class Bench:
         if the reference does not build; another role that fails is omitted, with its reason recorded.
         """
         candidates = {role: Candidate.of(model) for role, model in roles.items()}
-        found = self._together({each.id: [each] * builds for each in candidates.values()}, rounds)
+        distinct = {each.id: each for each in candidates.values()}
+        found = merged(self._spread(distinct, builds, rounds, Turn.both, builds_on_each))
         timed = found.samples
         broken = {each: self._reason(error) for each, error in found.failures.items()}
         reference = candidates["reference"].id
@@ -251,8 +300,8 @@ class Bench:
             speedup=inverse(ratios[present["tuned"]])
             if "tuned" in present
             else Interval(median=1, low=1, high=1),
-            builds=builds,
-            profiles=profile_latencies(self._loads, timed, present, clock),
+            builds=len(timed[reference]),
+            profiles=profile_latencies(self._loads, timed, present, clock, found.devices),
             drift=drift([build.on(clock) for group in timed.values() for build in group]),
             failures={role: broken[each.id] for role, each in candidates.items() if each.id in broken},
         )
@@ -414,6 +463,65 @@ class Bench:
         self._close_incumbent()
         self._incumbent = successor
 
+    def timed(
+        self, models: Mapping[str, Placement | str], builds: int, rounds: int, *, take: Take
+    ) -> Together:
+        """Fresh builds of placements, or of files beside the candidates, timed together, for another bench."""
+        found = self._together({
+            name: [Candidate.of(self._beside(model) if isinstance(model, str) else model)] * builds
+            for name, model in models.items()
+        }, rounds, take)  # fmt: skip
+        return replace(found, failures={n: BackendError(self._reason(e)) for n, e in found.failures.items()})
+
+    def _beside(self, name: str) -> Path:
+        if self._folder is None:
+            raise BackendError("this bench has no files beside its candidates")
+        return self._folder / Path(name).name
+
+    def file_of(self, placement: Placement) -> Path:
+        """The file of a placement, as it is built."""
+        with self._writing:
+            return self._files(placement, ())[0]
+
+    def _spread(
+        self,
+        candidates: Mapping[str, Candidate],
+        builds: int,
+        rounds: int,
+        take: Take,
+        each: Callable[[int, int, int], int],
+        *,
+        compared: bool = True,
+    ) -> list[Together]:
+        """Fresh builds of candidates timed together, here and on twins: one block for each device, this one first.
+
+        ``each`` gives the number of builds on each device, from the numbers of candidates, builds and devices. A block
+        that a twin does not complete is timed here as well. ``compared`` excludes twins not compared with this device.
+        """
+        patience = self._saved_seconds(candidates, builds, each)
+        members = self.twins.idle(seconds=patience, compared=compared)
+        count = each(len(candidates), builds, 1 + len(members)) if members else builds
+        request = timing_request(candidates, count, rounds, take)
+        pending = [(member, self.twins.ask(member, request)) for member in members if count < builds]
+        groups = {name: [candidate] * count for name, candidate in candidates.items()}
+        start = time.monotonic()
+        blocks = [self._together(groups, rounds, take)]
+        spent = time.monotonic() - start
+        for member, future in pending:
+            answered = self.twins.answer(member, future, spent)
+            block = None if answered is None else together_of(answered)
+            if block is None or not block.samples.keys() >= blocks[0].samples.keys():
+                block = self._together(groups, rounds, take)
+            blocks.append(block)
+        return blocks
+
+    def _saved_seconds(
+        self, candidates: Mapping[str, Candidate], builds: int, each: Callable[[int, int, int], int]
+    ) -> float:
+        """The time of the builds that one twin saves, which is worth waiting for it."""
+        saved = builds - each(len(candidates), builds, 2)
+        return max(0, saved) * len(candidates) * self._build_seconds
+
     def _together(
         self, groups: Mapping[str, Sequence[Candidate]], rounds: int, take: Take = Turn.both
     ) -> Together:
@@ -429,6 +537,11 @@ class Bench:
         """The recorded text of a failure, without the temporary folder of the candidates."""
         text = str(error)
         return text if self._folder is None else text.replace(f"{self._folder}{os.sep}", "")
+
+
+def _noise_builds(roles: int, builds: int, devices: int) -> int:  # noqa: ARG001 - there is one role
+    """The builds on each device that give as many degrees of freedom together as ``builds`` on one."""
+    return 1 + math.ceil((builds - 1) / devices)
 
 
 def _with_same_graph(trial: Trial, earlier: Trial) -> Trial:

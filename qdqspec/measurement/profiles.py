@@ -135,7 +135,11 @@ def merged(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float]) -> t
 
 
 def profile_latencies(
-    loads: Sequence[Load], timed: Mapping[str, Sequence[Samples]], roles: Mapping[str, str], clock: Clock
+    loads: Sequence[Load],
+    timed: Mapping[str, Sequence[Samples]],
+    roles: Mapping[str, str],
+    clock: Clock,
+    devices: int = 1,
 ) -> tuple[ProfileLatency, ...]:
     """Ratios to the reference at each profile; empty for a single profile.
 
@@ -146,7 +150,7 @@ def profile_latencies(
     found = []
     for number, load in enumerate(loads):
         own = {name: [build.profiles[number] for build in builds] for name, builds in timed.items()}
-        ratios = ratios_between(own, roles["reference"], clock)
+        ratios = ratios_between(own, roles["reference"], clock, devices)
         by_role = {role: ratios[name] for role, name in roles.items()}
         found.append(ProfileLatency(name=load.name, share=load.share, ratios=by_role))
     return tuple(found)

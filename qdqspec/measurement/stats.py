@@ -145,36 +145,43 @@ def pooled_deviation(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     return math.sqrt(squares / freedom), freedom
 
 
-def build_deviation(builds: Sequence[Sequence[float]] | Floats) -> float:
+def build_deviation(*devices: Sequence[Sequence[float]] | Floats) -> float:
     """Standard deviation of logarithms between fresh builds of one model, with the variation between runs removed.
 
-    Takes one sequence of samples for each of two or more builds; position ``i`` of every sequence belongs to the same
-    round. The variance of the builds' levels contains both kinds of variation; the part from runs that averaging leaves
-    is estimated from their variation about the build's level, and subtracted: analysis of variance with random effects
+    Takes one sequence of samples for each of two or more builds; position ``i`` of every sequence belongs to the
+    same round. Builds on several devices are compared on each device alone, and the deviations pooled. The variance
+    of the builds' levels contains both kinds of variation; the part from runs that averaging leaves is estimated
+    from their variation about the build's level, and subtracted: analysis of variance with random effects
     (Eisenhart 1947). On a busy machine runs cause most of it.
     """
-    logs = np.log(np.asarray(builds, dtype=np.float64))
-    apart = logs - logs.mean(axis=0)
-    among, _ = pooled_deviation([[trimmed_mean(build) for build in apart]])
+    logs = [np.log(np.asarray(builds, dtype=np.float64)) for builds in devices]
+    apart = [builds - builds.mean(axis=0) for builds in logs]
+    among, _ = pooled_deviation([[trimmed_mean(build) for build in builds] for builds in apart])
     # Each build contributes to the rounds' means, which reduces the deviation of its runs from them.
-    share_left = 1 - 1 / len(apart)
-    by_runs = float(np.mean([trimmed_error(build) ** 2 for build in apart])) / share_left
+    by_runs = float(
+        np.mean([trimmed_error(build) ** 2 / (1 - 1 / len(builds)) for builds in apart for build in builds])
+    )
     return math.sqrt(max(0.0, among**2 - by_runs))
 
 
-def ratio_intervals(roles: Mapping[str, Sequence[Sequence[float]]], base: str) -> dict[str, Interval]:
+def ratio_intervals(
+    roles: Mapping[str, Sequence[Sequence[float]]], base: str, devices: int = 1
+) -> dict[str, Interval]:
     """Every role's time over the base role's, with 95 % intervals that include run noise and build noise.
 
     Each role holds one sequence of samples per fresh build; position ``i`` of every sequence belongs to the same round.
     The level of a build is the trimmed mean of its logarithms, less the round's mean over all builds, which removes
     drift. Builds are the unit of replication: the deviation between builds of one role, pooled over the roles, already
     contains the run noise that averaging leaves. With a single build per role that deviation is unknown, and the
-    interval is (0, infinity).
+    interval is (0, infinity). Builds of several ``devices`` have equal means in each round and equally many builds of
+    each role on each device; every further device takes a degree of freedom (two-way analysis of variance).
     """
     logs = {role: np.log(np.asarray(builds, dtype=np.float64)) for role, builds in roles.items()}
     rounds = np.concatenate(list(logs.values())).mean(axis=0)
     levels = {role: [trimmed_mean(build - rounds) for build in builds] for role, builds in logs.items()}
-    deviation, freedom = pooled_deviation(list(levels.values()))
+    deviation, pooled = pooled_deviation(list(levels.values()))
+    freedom = max(0, pooled - (devices - 1))
+    deviation *= math.sqrt(pooled / freedom) if freedom else 1.0
     reach = student_t(0.95, freedom) * deviation if freedom else math.inf
     return {
         role: _interval(levels[role], levels[base], reach)
@@ -188,6 +195,7 @@ def enclosed_ratios(
     steady: Mapping[str, Sequence[Sequence[float]]],
     first: Mapping[str, Sequence[Sequence[float]]],
     base: str,
+    devices: int = 1,
 ) -> dict[str, Interval]:
     """Every role's time over the base role's, between two conditions of the caches.
 
@@ -195,10 +203,10 @@ def enclosed_ratios(
     format of `ratio_intervals`. A caller's program is between the two, so the estimate is their geometric mean, and the
     interval encloses the intervals of both. Without ``first`` it is that of ``steady``.
     """
-    found = ratio_intervals(steady, base)
+    found = ratio_intervals(steady, base, devices)
     if not first:
         return found
-    cold = ratio_intervals(first, base)
+    cold = ratio_intervals(first, base, devices)
     return {
         role: Interval(
             median=math.sqrt(found[role].median * cold[role].median),

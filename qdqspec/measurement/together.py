@@ -33,17 +33,23 @@ Take: TypeAlias = Callable[[Turn, Engine], Samples]  # how a turn is taken: `Tur
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Samples of each group's builds, and why a group has none: a group with one failure is omitted."""
+    """Samples of each group's builds, and why a group has none: a group with one failure is omitted.
+
+    ``devices`` is the number of devices that they were timed on.
+    """
 
     samples: dict[str, list[Samples]] = field(default_factory=dict)
     failures: dict[str, QdqspecError] = field(default_factory=dict)
+    devices: int = 1
 
     def ratios(self, base: str, clock: Clock) -> dict[str, Interval]:
         """Every group's time over that of the ``base`` group; see `ratios_between`."""
-        return ratios_between(self.samples, base, clock)
+        return ratios_between(self.samples, base, clock, self.devices)
 
 
-def ratios_between(groups: Mapping[str, Sequence[Samples]], base: str, clock: Clock) -> dict[str, Interval]:
+def ratios_between(
+    groups: Mapping[str, Sequence[Samples]], base: str, clock: Clock, devices: int = 1
+) -> dict[str, Interval]:
     """Every group's time over that of the ``base`` group, in both conditions if all builds have both.
 
     Each group has the samples of its fresh builds; see `enclosed_ratios`.
@@ -53,7 +59,7 @@ def ratios_between(groups: Mapping[str, Sequence[Samples]], base: str, clock: Cl
     }
     steady = {name: [build.on(clock) for build in builds] for name, builds in groups.items()}
     has_both = all(len(first[name]) == len(builds) for name, builds in groups.items())
-    return enclosed_ratios(steady, first if has_both else {}, base)
+    return enclosed_ratios(steady, first if has_both else {}, base, devices)
 
 
 def common_clock(wanted: Clock, groups: Mapping[str, Sequence[Samples]]) -> Clock:

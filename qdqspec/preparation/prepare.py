@@ -62,7 +62,7 @@ class Prepared:
         self._backend = backend
         self._options = options
         self._seed = seed
-        self._kept_at: tuple[Path | None, Mapping[str, object], bool] = None, {}, True
+        self._kept_at: tuple[Path | None, Mapping[str, object], bool, bool] = None, {}, True, True
         for name, value in case.inputs.values.items():
             self.note_once(
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
@@ -301,17 +301,20 @@ class Prepared:
                 note=lambda _: None,  # the whole data was calibrated before
             )
 
-    def keep_corrections(self, path: Path, run: Mapping[str, object], *, read_only: bool = False) -> None:
+    def keep_corrections(
+        self, path: Path, run: Mapping[str, object], *, read_only: bool = False, finds: bool = True
+    ) -> None:
         """Take the corrections from a file of the same ``run``; else find them, and write them to it.
 
-        ``run`` describes model, data and rules. A file that is ``read_only`` is not written.
+        ``run`` describes model, data and rules. A file that is ``read_only`` is not written. Unless it ``finds``
+        corrections, there are none without a file.
         """
-        self._kept_at = path, run, read_only
+        self._kept_at = path, run, read_only, finds
 
     @cached_property
     def corrections(self) -> Found:
         """The corrections that help on held-out calibration data, and the gain of each."""
-        path, run, read_only = self._kept_at
+        path, run, read_only, finds = self._kept_at
         known = read_found(path, run, self.folded) if path is not None else None
         if known is not None and known.equalized:
             names = {constant.tensor for change in known.equalized for constant in change.constants}
@@ -321,10 +324,16 @@ class Prepared:
             model = equalized(self.folded, known.equalized)
             numbers = self._recalibrated(model, {tensor for chain in chains for tensor in chain.tensors})
             return replace(known, model=model, numbers=numbers)
-        found = known or self._found()
+        found = known or (self._found() if finds else Found())
         if path is not None and not read_only and known is None and found.gains:
             write_found(path, run, found)
         return found
+
+    @property
+    def found_corrections(self) -> Path | None:
+        """The file of the corrections, if any were found."""
+        path, *_ = self._kept_at
+        return path if self.corrections.gains and path is not None and path.exists() else None
 
     def _found(self) -> Found:
         space, numbers = self._numbered

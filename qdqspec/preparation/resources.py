@@ -11,6 +11,7 @@ from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.config import Settings
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import log_wait
+from qdqspec.measurement.twins import Twins
 from qdqspec.search.loop import Watch
 from qdqspec.types import Case, DeviceKey
 
@@ -29,6 +30,7 @@ class Resources:
     waited: Callable[[], float] = lambda: 0.0  # seconds spent waiting for other runs on the device
     report_step: Callable[[str], None] = lambda _: None  # the beginning of a step outside a search
     report_wait: Callable[[str], None] = log_wait
+    twins: Twins | None = None  # devices of the same key that share the work of a search
 
     @property
     def jobs(self) -> int:

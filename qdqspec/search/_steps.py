@@ -33,6 +33,7 @@ class Stepwise:
 
     def __init__(self, steps: Steps, setup: SearchSetup) -> None:
         self.eps = UNTOLD_EPS
+        self.width = 1  # proposals that are measured at once, as last asked for
         self.guide = Guide(setup.accuracy)
         self.bar = NoiseBar()  # estimate from scored and rehearsed placements
         self._limits = setup
@@ -46,6 +47,7 @@ class Stepwise:
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """Return the next proposals; none while earlier ones are unanswered, or at the end."""
+        self.width = n
         batch, self._waiting = self._waiting[:n], self._waiting[n:]
         self._open += len(batch)
         return batch

@@ -16,6 +16,7 @@ candidate is below the limit.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -281,10 +282,11 @@ class Attribution(Stepwise):
             surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
         winless = 0
         while winless < SURROGATE_PATIENCE and not self._must_analyse:
-            proposal = self._drawn(space, costs, surrogate)
-            if proposal is None:
+            drawn = (self._drawn(space, costs, surrogate) for _ in range(self.width))
+            proposals = dict.fromkeys(placement for placement in drawn if placement is not None)
+            if not proposals:
                 return
-            for trial in (yield [_profiled(proposal, "surrogate")]):
+            for trial in (yield [_profiled(placement, "surrogate") for placement in proposals]):
                 winless = 0 if trial.incumbent else winless + 1
                 costs.learn([trial])
                 if trial.ok:
@@ -330,10 +332,10 @@ class Attribution(Stepwise):
             here = self._incumbent.placement.digest, self.least_db
             if here != near:
                 near, ahead = here, self._flipped(space, costs)
-            placement = next(ahead, None)
-            if placement is None:
+            placements = list(islice(ahead, self.width))
+            if not placements:
                 return
-            trials = yield [Proposal(placement=placement, phase="refine")]
+            trials = yield [Proposal(placement=placement, phase="refine") for placement in placements]
             refusals = 0 if trials else refusals + 1
             if refusals == REFUSALS:
                 return

@@ -9,13 +9,15 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice, takewhile
 from typing import Protocol, TypeAlias
 
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import Bench, Built
+from qdqspec.measurement.twins import Twins
 from qdqspec.search.base import Proposal, Strategy
-from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Race, Samples, Trial
+from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Race, Trial
 from qdqspec.units import count_text, seconds_text
 
 Watch = Callable[[Progress], None]
@@ -92,24 +94,26 @@ class Search:
         case: str,
         replay: Sequence[Trial] = (),
         watch: Watch | None = None,
+        twins: Twins | None = None,
     ) -> None:
         self.trials: list[Trial] = []
+        self._twins = twins or Twins()
         self._strategy = strategy
         self._bench = bench
         self._budget = budget
         self._log = log
         self._case = case
         self._watch = watch
-        self._noise = next((t.samples for t in replay if t.phase == "noise"), None)
+        self._noise = next((t for t in replay if t.phase == "noise"), None)
         self._recorded = deque(t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0))
         self._held: list[Proposal] = []  # asked of the strategy and not yet returned
         self._awaited: set[_Key] = set()  # returned and not yet told
 
     def __iter__(self) -> Iterator[Trial]:
-        while proposals := self.ask():
-            trial = self.evaluate(proposals[0])
-            self.tell([trial])
-            yield trial
+        while proposals := self.ask(self._round):
+            trials = self._evaluate_all(proposals)
+            self.tell(trials)
+            yield from trials
 
     def run(self) -> tuple[Trial, ...]:
         """Run to the end."""
@@ -145,6 +149,33 @@ class Search:
         """
         self._begin(proposal)
         return self._known(proposal) or self._recall(proposal) or self.measure(self.build(proposal))
+
+    @property
+    def _round(self) -> int:
+        """The number of proposals that are measured at once: one here and one on each twin, as recorded if resumed."""
+        if not self.trials:
+            return 1
+        if self._recorded:
+            twins = takewhile(lambda trial: trial.twin, islice(self._recorded, 1, None))
+            return 1 + sum(1 for _ in twins)
+        left = self._budget.trials - _candidates(self.trials)
+        return max(1, min(1 + len(self._twins.idle()), left))
+
+    def _evaluate_all(self, proposals: Sequence[Proposal]) -> list[Trial]:
+        """The trials of proposals that are measured at once, as `evaluate` gives them."""
+        if len(proposals) == 1:
+            return [self.evaluate(proposals[0])]
+        known = [self._known(proposal) or self._recall(proposal) for proposal in proposals]
+        fresh = [proposal for proposal, trial in zip(proposals, known, strict=True) if trial is None]
+        self._step(f"measuring {count_text(len(fresh), 'candidate')} on several devices")
+        asked = [
+            {"number": number, **{field.name: getattr(proposal, field.name) for field in fields(proposal)}}
+            for number, proposal in enumerate(fresh, len(self.trials))
+        ]
+        measured = iter(self._bench.trials(asked) if asked else ())
+        return [
+            trial or self._journalled(replace(next(measured), number=len(self.trials))) for trial in known
+        ]
 
     def build(self, proposal: Proposal) -> Built:
         """Only build a proposal; `measure` makes a trial of it."""
@@ -241,6 +272,7 @@ class Search:
             _settle_noise(trial.placement, self._noise, self._bench, self._log)
         trial = replace(trial, eps=self._bench.eps)
         self.trials.append(trial)
+        self._twins.learn(trial, self._bench.eps)
         if self._watch:
             self._watch(_progress(self._case, self.trials, self._budget, self._bench))
         return trial
@@ -269,13 +301,18 @@ def _candidates(trials: Sequence[Trial]) -> int:
     return sum(trial.phase not in NOT_CANDIDATES for trial in trials)
 
 
-def _settle_noise(reference: Placement, known: Samples | None, bench: Bench, log: TrialLog) -> None:
-    """Give the bench the variation between builds, from an earlier run if recorded, else measured now."""
-    if known is not None:
-        bench.recall_noise(known)
+def _settle_noise(reference: Placement, known: Trial | None, bench: Bench, log: TrialLog) -> None:
+    """Give the bench the variation between builds, from an earlier run if recorded, else measured now.
+
+    The line has ``eps``, since samples of twins, which may be part of it, are not in the journal.
+    """
+    if known is not None and known.eps is not None:
+        bench.eps = known.eps
+    elif known is not None:
+        bench.recall_noise(known.samples)
     else:
         noise = bench.measure_noise(reference)
-        log.append(Trial(number=0, phase="noise", placement=reference, samples=noise))
+        log.append(Trial(number=0, phase="noise", placement=reference, samples=noise, eps=bench.eps))
 
 
 def _check_reference(trial: Trial) -> None:

@@ -26,6 +26,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import DeviceLock, log_wait
 from qdqspec.measurement.store import Store
+from qdqspec.measurement.twins import Twins
 from qdqspec.parity.scores import joined_metrics
 from qdqspec.placement.import_qdq import import_placement
 from qdqspec.preparation.resources import Backends, Resources
@@ -66,7 +67,8 @@ class Session:
 
     ``overrides`` are fields of `Settings`, such as ``backend="onnxruntime"`` or ``seed=7``. ``watch`` is called with
     the progress of a search. ``metrics`` are task metrics and ``loaders`` data loaders by the names used in specs; see
-    `Metric` and `Loader`. Close a session after use: it holds child processes.
+    `Metric` and `Loader`. ``twins`` are devices that share the work of a search. Close a session after use: it holds
+    child processes.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class Session:
         watch: Callable[[Progress], None] | None = None,
         metrics: Mapping[str, Metric] | None = None,
         loaders: Mapping[str, Loader] | None = None,
+        twins: Twins | None = None,
         **overrides: Any,
     ) -> None:
         self.settings = Settings(**overrides) if settings is None else replace(settings, **overrides)
         for option in self.settings.backend_option:
             check_option(option, "backend_option", command_line=True)
         self.watch = watch
+        self._twins = twins
         self.metrics = joined_metrics(metrics or {})
         self.loaders = dict(loaders or {})
         self._files = GivenFiles()
@@ -382,6 +386,7 @@ class Session:
             report_step=partial(self._watched, case.name),
             watch=self._tell,
             seconds_left=self._seconds_left,
+            twins=self._twins,
         )
 
     def _seconds_left(self) -> float | None:

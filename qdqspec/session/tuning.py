@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 
 from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser
+from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import require_path
-from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.save import write_text
+from qdqspec.graph.weights import WeightStore, content_digest
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
+from qdqspec.measurement.twins import Twins, answer
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.preparation.cached import CORRECTIONS
 from qdqspec.preparation.candidates import ROLE, CandidateFiles, PartFiles, half_reference, note_half
+from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.correcting import SECONDS
 from qdqspec.preparation.files import BuildLogs
 from qdqspec.preparation.prepare import Prepared
@@ -119,7 +125,10 @@ class Tuning:
                 case=prepared.case.name,
                 replay=journal.trials(),
                 watch=work.watch,
+                twins=work.twins,
             )
+            if work.twins is not None:
+                open_twins(work.twins, prepared, self._bench)
             self._opened = opened.pop_all()
 
     def confirm(self) -> Tuned:
@@ -225,6 +234,53 @@ class Tuning:
         self.close()
 
 
+def open_twins(twins: Twins, prepared: Prepared, bench: Bench) -> None:
+    """Let twins prepare the same search, with the corrections that were found here."""
+    found = prepared.found_corrections
+    everything = prepared.space.resolve(prepared.space.everything())
+    twins.open(
+        {"corrections": None if found is None else found.read_text(encoding="utf-8")},
+        cache(lambda: content_digest(bench.file_of(everything))),
+        bench.clock,
+        prepared.note_once,
+    )
+
+
+class TwinBench:
+    """The bench of a twin: prepared like that of a search elsewhere, whose requests it answers."""
+
+    def __init__(self, setup: CaseSetup, folder: Path) -> None:
+        """``folder`` is where candidates are written."""
+        self._setup, self._folder = setup, folder
+        self._bench: Bench | None = None
+        setup.prepared.space  # noqa: B018 - calibrates, while the search does the same
+
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answer to a request; an ``error`` if the search cannot use this device."""
+        try:
+            if self._bench is None:
+                return {"digest": self._open(request["corrections"])}
+            return answer(self._bench, request)
+        except QdqspecError as error:
+            return {"error": str(error)}
+
+    def _open(self, corrections: str | None) -> str:
+        setup, prepared = self._setup, self._setup.prepared
+        path = setup.output / CORRECTIONS
+        if corrections is not None:
+            write_text(path, corrections)
+        prepared.keep_corrections(path, setup.journal_header, finds=False)
+        constraint = constraint_of(prepared, setup.resources.backend, setup.resources.options)
+        self._bench = _bench(prepared, setup.resources, self._folder, np.random.default_rng(), constraint)
+        half_reference(prepared, self._folder)
+        return content_digest(self._bench.file_of(prepared.space.resolve(prepared.space.everything())))
+
+    def close(self) -> None:
+        """Close all open engines."""
+        if self._bench is not None:
+            self._bench.close()
+
+
 def _bench(
     prepared: Prepared,
     work: Resources,
@@ -251,6 +307,7 @@ def _bench(
         extract=PartFiles(prepared, folder, store),
         folder=folder,
         jobs=work.jobs,
+        twins=work.twins,
     )
 
 

@@ -13,13 +13,13 @@ from cluster_processes import Processes
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory) -> Iterator[Processes]:
-    """A scheduler and two workers with the simulated device."""
+    """A scheduler and two workers with simulated devices of one key."""
     pytest.importorskip("distributed", reason="the extra [cluster] is not installed")
     found = Processes(tmp_path_factory.mktemp("cluster"))
     try:
         found.address = found.start("cluster", "start", "--port", "0", "--json")["address"]
-        for name in ("one", "two"):
-            found.worker(name, "--backend", "fake")
+        for device, name in enumerate(("one", "two")):
+            found.worker(name, "--backend", "fake", "--device", str(device))
         yield found
     finally:
         found.stop()

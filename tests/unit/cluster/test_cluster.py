@@ -100,6 +100,7 @@ def test_a_case_on_a_cluster_gives_what_it_gives_here(settings, case, tmp_path, 
     lines = entries(folder)
     assert lines[-1]["phase"] == "confirm"
     assert {line["host"] for line in lines} == {os.uname().nodename}
+    assert {line["twin"] for line in lines} <= {"", *(f"{os.uname().nodename} {n}-fake" for n in (0, 1))}
     with opened(settings) as session:  # the search is in the client's cache, whichever worker has it now
         assert session.search(case).provenance.source == "cached"
 
@@ -272,3 +273,20 @@ def test_closing_a_session_stops_its_case(settings, case):
         wait_for(lambda: processes_of_cases())
     assert future.exception() is not None
     wait_for(lambda: not processes_of_cases(), 3 * LEASE)
+
+
+def test_a_case_is_shared_by_twins_and_one_that_disagrees_is_reported(settings, case, processes):
+    """A third worker with the key, whose integer kernels are slow; the case may run on any of them."""
+    processes.worker("odd", "--backend", "fake", "--device", "2", "--backend-option", "fake.integer=2")
+    with opened(settings) as session:
+        future = session._future(replace(case, tune=TuneRules(trials=16)))
+        evidence = future.result(PATIENCE).record.evidence
+        lines = entries(session.output(case))
+    said = [text for text in evidence.warnings if "a device of the same key" in text]
+    twins = {line["twin"].rpartition(" ")[2] for line in lines} - {""}
+    if any("the other devices differ from this one" in text for text in said):
+        assert not twins
+    else:
+        assert ["2-fake" in text for text in said] == [True]
+        assert twins <= {"0-fake", "1-fake"}
+    wait_for(lambda: not processes_of_cases(), 4 * LEASE)

@@ -126,7 +126,7 @@ def test_every_trial_tells_what_difference_counts_here() -> None:
     log = Log()
     trials, script = run(Bench(fails=("b",)), log=log)
     assert {trial.eps for trial in (*trials, *script.told)} == {0.03}
-    assert [trial.eps for trial in log.trials] == [None, None, *[0.03] * 5]  # before it was known, and after
+    assert [trial.eps for trial in log.trials] == [None, *[0.03] * 6]  # before it was known, and after
 
 
 @pytest.mark.parametrize("how", ["replayed", "taken in at once"])
@@ -233,12 +233,19 @@ def journal(*names: str, fails: Sequence[str] = ()) -> list[Trial]:
     return log.trials
 
 
+def test_noise_without_its_eps_is_computed_from_the_samples() -> None:
+    recorded = [replace(t, eps=None) if t.phase == "noise" else t for t in journal(*NAMES)]
+    bench = Bench()
+    run(bench, replay=recorded)
+    assert (bench.noises, bench.eps) == ([NOISE], 0.03)
+
+
 def test_a_whole_journal_is_replayed_without_building() -> None:
     bench, log = Bench(), Log()
     trials, script = run(bench, replay=journal(*NAMES), log=log)
     assert bench.built == []
     assert bench.recalled == names_of(trials) == list(NAMES)
-    assert bench.noises == [NOISE]
+    assert bench.eps == 0.03
     assert log.trials == []
     assert len(script.told) == 6
 
