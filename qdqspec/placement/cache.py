@@ -175,7 +175,7 @@ def warm_starts(
         if (entries := _known(usable, frames, region.id)) is not None
     }
     starts: dict[str, WarmStart] = {}
-    unknown = _of_unknown(frames[0], space, known)
+    unknown = {unit.id: unit.full for unit in space.units if frames[0].leaf_of.get(unit.id) not in known}
     proved = not unknown and _is_own(cache, backend, device, frames, known)
     ranks = 1 if proved else _STARTS
     for rank in range(ranks if known else 0):
@@ -244,8 +244,3 @@ def _composed(
 def _ranked(entries: Sequence[Entry], rank: int) -> Entry:
     close = [entry for entry in entries if entry.ratio <= _CLOSE * entries[0].ratio]
     return close[rank] if rank < len(close) else entries[0]
-
-
-def _of_unknown(frames: Frames, space: SchemeSpace, known: Mapping[str, object]) -> dict[str, Label]:
-    """The full label for each unit in a region without entries."""
-    return {unit.id: unit.full for unit in space.units if frames.leaf_of.get(unit.id) not in known}

@@ -180,7 +180,8 @@ class PairMaker:
             attributes = _quantize_attributes(params)
             read = [source or site.tensor, *names]
             nodes.append(self._node(quantize, site, attributes, read, quantized))
-        attributes = _dequantize_attributes(params, elem_type)
+        # The output has the scale's type by default, which exponents must not be.
+        attributes = _along(params) | ({"output_dtype": elem_type} if _has_powers(params) else {})
         nodes.append(self._node(dequantize, site, attributes, [quantized, *names], output))
         bias = self._bias(whole)
         if bias is not None:
@@ -354,11 +355,6 @@ def _quantize_attributes(params: QuantParams) -> dict[str, int]:
     if not params.has_zero_point:
         attributes["output_dtype"] = params.format.elem_type
     return attributes
-
-
-def _dequantize_attributes(params: QuantParams, elem_type: int) -> dict[str, int]:
-    """The output has the scale's type by default, which exponents must not be."""
-    return _along(params) | ({"output_dtype": elem_type} if _has_powers(params) else {})
 
 
 def _tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:

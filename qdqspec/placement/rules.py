@@ -65,7 +65,8 @@ def conv_to_layernorm(model: Model, units: Units) -> Units:
             if maker is not None and maker.name in convs:
                 edge = norm.inputs[0], Consumer(norm.name, 0)
                 gained.setdefault(convs[maker.name], []).append(edge)
-                passed |= _read_once(model, way)
+                # If each tensor on the path has one reader, no other node needs the first one quantized.
+                passed |= {way[-1]} if all(_is_private(model, tensor) for tensor in way) else set()
     return tuple(_with_edges(unit, gained.get(unit.id, ()), passed) for unit in units)
 
 
@@ -221,11 +222,6 @@ def _way_back(model: Model, tensor: str) -> tuple[Node | None, list[str]]:
         way.append(maker.inputs[0])
         maker = model.producer.get(maker.inputs[0])
     return maker, way
-
-
-def _read_once(model: Model, way: list[str]) -> set[str]:
-    """The first tensor of the path, if each on it has one reader: then no other node needs it quantized."""
-    return {way[-1]} if all(_is_private(model, tensor) for tensor in way) else set()
 
 
 def _with_edges(unit: Unit, gained: Iterable[Edge], passed: set[str]) -> Unit:

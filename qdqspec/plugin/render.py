@@ -16,7 +16,7 @@ import pytest
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
 from qdqspec.plugin._compat import located_text
-from qdqspec.report.sections import section_text
+from qdqspec.report.notes import section_text
 from qdqspec.types import Case, CheckSpec, Verdict
 
 _MATTERING = ("backend", "device", "threads")  # other options that a verdict depends on, if they were set

@@ -112,7 +112,9 @@ def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
     for here, index in enumerate(searched, start=1):
         feeding = [vertex[p] for p in flow.producers[index] if p in vertex]
         if len(feeding) > 1 and tree.meet(feeding) == 0:
-            feeding = _main_feeds(feeding, works)
+            # Side inputs, which join from a graph input of their own without any anchor, are omitted: all layers
+            # read an attention mask or a position table, which would connect them into one structure.
+            feeding = [f for f in feeding if f in works] or feeding
         tree.add(feeding)
         for producer in feeding or (0,):
             successors[producer].append(here)
@@ -124,15 +126,6 @@ def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
             successors[here].append(last)
     tree.add([here for here in range(1, last) if successors[here][-1] == last])
     return structure_tree(tree.parent, post_dominators(successors))
-
-
-def _main_feeds(feeding: list[int], works: set[int]) -> list[int]:
-    """Omit side inputs, which join the main flow from a graph input of their own without any anchor.
-
-    All layers read an attention mask or a position table; if followed, it would connect all of them into one
-    structure without a single entry.
-    """
-    return [f for f in feeding if f in works] or feeding
 
 
 class _Builder:
