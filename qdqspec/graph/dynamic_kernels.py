@@ -8,6 +8,9 @@ kernels for another form of the same:
   operators, fused into ``DynamicQuantizeMatMul`` or ``MatMulIntegerToFloat``;
 - ``DynamicQuantizeLSTM`` of domain ``com.microsoft``, which quantizes its input and hidden state itself.
 
+A float sum of two tensors that a LayerNormalization reads becomes ``Sum``, which computes the same: an ``Add`` is fused
+with the normalization into SkipLayerNormalization, which takes 2 to 30 times the time of both (docs/decisions/0082).
+
 `with_kernels` replaces the first form by the second, `qdqspec.graph.dynamic_pairs` the second by the first. The node
 that was replaced is metadata of the new one, so that names and attributes return exactly.
 """
@@ -103,6 +106,9 @@ class _Lowering:
         self._added: list[TensorProto] = []
         self._unread: set[str] = set()  # what only the operators replaced may have read
         self._imports = {opset.domain for opset in flat.opset_import}
+        self._normalized = {
+            node.input[0] for node in graph.node if node.op_type == "LayerNormalization" and is_default(node)
+        }
 
     def proto(self) -> onnx.ModelProto:
         nodes = [new for node in self._flat.graph.node for new in self._lowered(node)]
@@ -120,6 +126,8 @@ class _Lowering:
         return proto
 
     def _lowered(self, node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
+        if self._is_fused_slowly(node):
+            return (_sum_of(node),)
         if not is_default(node) or node.op_type not in (*_LINEAR, "LSTM"):
             return (node,)
         pair = self._activation(node)
@@ -128,6 +136,15 @@ class _Lowering:
         if node.op_type == "LSTM":
             return self._lstm(node, pair) if self._fits_lstm(node) else (node,)
         return self._linear(node, pair) if self._fits_linear(node) else (node,)
+
+    def _is_fused_slowly(self, node: onnx.NodeProto) -> bool:
+        """Whether it adds two computed float tensors for a normalization."""
+        if node.op_type != "Add" or not is_default(node) or node.output[0] not in self._normalized:
+            return False
+        makers = map(self._producer.get, node.input)
+        return not any(name in self._constants for name in node.input) and not any(
+            maker is not None and maker.op_type == "DequantizeLinear" for maker in makers
+        )
 
     def _activation(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """The DynamicQuantizeLinear behind the first operand."""
@@ -264,6 +281,14 @@ class _Lowering:
                 continue
             kept.append(node)
         return kept[::-1]
+
+
+def _sum_of(add: onnx.NodeProto) -> onnx.NodeProto:
+    found = onnx.NodeProto()
+    found.CopyFrom(add)
+    found.op_type = "Sum"
+    found.metadata_props.add(key=REPLACED, value=encoded(add))
+    return found
 
 
 def _carried(dequantize: onnx.NodeProto) -> str:

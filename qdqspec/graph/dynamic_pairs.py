@@ -42,7 +42,7 @@ def with_pairs(model: Model, reference: Model | None = None) -> Model:
     A kernel that is used otherwise, with computed weights for example, is unchanged. The ``reference``, the model
     before quantization, shows where another tool split a Gemm.
     """
-    if not any(node.op_type in _KERNELS or _is_gather(model, node.proto) for node in model.nodes):
+    if not any(n.op_type in _KERNELS or _is_gather(model, n.proto) or _is_sum(n.proto) for n in model.nodes):
         return model
     proto = _Raising(model.flat, reference).proto()
     return model if proto is model.flat else Model(proto, path=model.path)
@@ -51,6 +51,19 @@ def with_pairs(model: Model, reference: Model | None = None) -> Model:
 def _is_gather(model: Model, node: onnx.NodeProto) -> bool:
     constant = model.constants.get(node.input[0]) if node.op_type == "Gather" else None
     return constant is not None and constant.data_type in (TensorProto.INT8, TensorProto.UINT8)
+
+
+def _is_sum(node: onnx.NodeProto) -> bool:
+    """Whether it was an Add before kernels were written."""
+    return node.op_type == "Sum" and any(prop.key == REPLACED for prop in node.metadata_props)
+
+
+def _add_of(node: onnx.NodeProto) -> onnx.NodeProto:
+    found = onnx.NodeProto()
+    found.CopyFrom(node)
+    found.op_type = "Add"
+    refill(found.metadata_props, [prop for prop in node.metadata_props if prop.key != REPLACED])
+    return found
 
 
 class _Raising:
@@ -123,6 +136,8 @@ class _Raising:
             return self._product(node)
         if node.op_type == LSTM and node.domain == DOMAIN:
             return self._lstm(node)
+        if _is_sum(node):
+            return [_add_of(node)]
         if node.op_type == "Gather" and is_default(node) and node.input[0] in self._constants:
             return self._gather(node)
         return []

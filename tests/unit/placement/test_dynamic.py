@@ -110,6 +110,22 @@ def _full_lstm() -> Model:
     return _model(nodes, weights)
 
 
+def _normalized() -> Model:
+    """A product, a residual sum, and its normalization."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "product"),
+        helper.make_node("Add", ["a", "x"], ["s"], "residual"),
+        helper.make_node("LayerNormalization", ["s", "scale", "shift"], ["n"], "normalization"),
+        helper.make_node("Add", ["n", "constant"], ["m"], "add"),
+        helper.make_node("LayerNormalization", ["m", "scale", "shift"], ["y"], "again"),
+    ]
+    weights = [
+        _tensor("w", _WIDTH, _WIDTH),
+        *(_tensor(name, _WIDTH) for name in ("scale", "shift", "constant")),
+    ]
+    return _model(nodes, weights)
+
+
 def _in_body() -> Model:
     """A product in each branch of an If."""
     branches = {
@@ -141,6 +157,7 @@ MODELS = {
     "lstm of two directions": lambda: _lstm(2),
     "lstm with all inputs": _full_lstm,
     "bodies": _in_body,
+    "normalized": _normalized,
 }
 
 
@@ -186,6 +203,17 @@ def test_onnx_runtime_has_one_kernel_for_each_operator(name: str, tmp_path: Path
     fused = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM")
     assert sum(kernels[op_type] for op_type in fused) == {"products": 2, "bodies": 2}.get(name, 1)
     assert not {"MatMul", "Gemm", "LSTM", "MatMulInteger", "DequantizeLinear", "Transpose"} & kernels.keys()
+
+
+def test_a_residual_sum_is_not_fused_with_its_normalization(tmp_path: Path) -> None:
+    model = _normalized()
+    kernels = _kernels(model.proto, tmp_path)
+    assert kernels["SkipLayerNormalization"] == 1
+    kernels = _kernels(_inserted(model), tmp_path)
+    assert (kernels["Sum"], kernels["Add"], kernels["LayerNormalization"]) == (1, 1, 2)
+    assert "SkipLayerNormalization" not in kernels
+    nodes = {node.name: node.op_type for node in _inserted(model).graph.node}
+    assert (nodes["residual"], nodes["add"]) == ("Sum", "Add")
 
 
 def test_products_of_one_tensor_share_its_quantization() -> None:
