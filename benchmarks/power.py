@@ -23,6 +23,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake import FakeEngine
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.stats import ratio_intervals
+from qdqspec.session.confirm import is_settled
 from qdqspec.types import LatencyEvidence, Samples
 
 SHARES = (1.02, 1.0, 0.99, 0.98, 0.97, 0.95, 0.9, 0.6)
@@ -92,7 +93,7 @@ def confirmed(
 ) -> tuple[float, ...]:
     """Whether a gain is proved and whether the truth is inside, by both conditions and by runs in a row; the runs."""
     bench = bench_of(folder, seed, words, share, first)
-    found = bench.compare(ROLES)
+    found = bench.compare(ROLES, is_settled=lambda ratios: is_settled([ratios["tuned"]], MIN_GAIN))
     both, row = found.ratios["tuned"], in_a_row(found)
     flags = [
         flag for each in (both, row) for flag in (each.high < 1 - MIN_GAIN, each.low <= share <= each.high)

@@ -14,7 +14,7 @@ import numpy as np
 from qdqspec.corrections.biases import bias_shift
 from qdqspec.corrections.bits import overflow_free_scale, without_overflow
 from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
-from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, sure_db
+from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, Numbers, sure_db
 from qdqspec.corrections.layers import Layer, find_layers
 from qdqspec.corrections.margins import FACTORS, widened
 from qdqspec.corrections.ranges import Ranges, chosen_ranges
@@ -31,9 +31,12 @@ from qdqspec.types import CORRECTIONS, Consumer, CorrectionGain, Placement, Site
 
 LEAST_DB = 0.1  # smallest mean gain over placements on held-out samples
 MOST_LOSS_DB = 0.05  # largest loss of any of these placements
+MOST_JUDGED = 3  # corrections whose errors are kept: a step may have judged what it returns
+SURE = 2.0  # standard errors by which a loss on the first samples is sure
 RANGES_SHARE = 0.7  # of the time that is left
 LEAST_JUDGEMENTS = 6  # that fit in the time: where one on all samples takes longer, it is on fewer of them
 MARGIN_SAMPLES = 4  # held out, at least, to judge margins
+OF_ACTIVATIONS = ("ranges",)  # corrections of ranges; the other steps change weights or biases
 NEEDS_INPUTS = ("equalization", "bias")  # corrections for layers whose inputs are quantized too
 JUDGEMENTS = 25  # time limit, in times of the first judgement: a small model needs less than a large one
 EXACT_SAMPLES = 2  # on which an equalized model has to compute the same bits
@@ -124,6 +127,7 @@ class _Search:
             self._leave_dominating_units()
         self.layers = find_layers(question.model, question.sites)
         self.margin: tuple[float, frozenset[str]] = 1.0, frozenset()  # of ranges, and tensors without it
+        self._judged: list[tuple[Corrections, tuple[Errors, ...]]] = []  # the last ones
 
     def _leave_dominating_units(self) -> None:
         """Judge the other units alone, if a few make the outputs of all placements meaningless."""
@@ -145,12 +149,13 @@ class _Search:
 
     def attempt(self, name: str, step: _Step) -> None:
         """Accept the result of a step if it gains on held-out samples, and record the gain."""
-        before = self.errors
+        before, needs_inputs = self.errors, name in NEEDS_INPUTS
         tried, changed = step(self, self.taken)
         if not changed:
             return
-        after = self.question.judge.errors(self.numbers(tried))
-        taken = self.accepts(after, needs_inputs=name in NEEDS_INPUTS)
+        numbers: Numbers = "activations" if name in OF_ACTIVATIONS else "weights"
+        after = self.judged_errors(tried, numbers, needs_inputs=needs_inputs)
+        taken = self.accepts(after, needs_inputs=needs_inputs)
         self._record(name, before, after, changed, taken=taken)
         if taken:
             self.taken, self.errors = tried, after
@@ -161,7 +166,7 @@ class _Search:
         """Record the gain of a correction; an earlier one of the same name is replaced."""
         gain = CorrectionGain(
             name=name,
-            before_db=before[0].total_db,
+            before_db=before[0].first(len(after[0].powers)).total_db,
             after_db=after[0].total_db,
             changed=changed,
             taken=taken,
@@ -210,17 +215,45 @@ class _Search:
         No placement may lose over all samples; the mean of the placements has to be a gain by its standard error too.
         With ``needs_inputs``, placements of weights alone are ignored: the correction holds for quantized inputs.
         """
-        pairs = [
-            (new, old)
-            for new, old, placement in zip(after, self.errors, self.question.judge.placements, strict=True)
-            if _is_usable(new, old) and not (needs_inputs and all(site.weight for site in placement.sites))
-        ]
+        if _is_cut_short(after, self.errors):
+            return False
+        pairs = self._decisive(after, self.errors, needs_inputs=needs_inputs)
         gains = _gains(*zip(*pairs, strict=True)) if pairs else []
         changed = [(new, old) for new, old in pairs if new.gain_db(old)]
         if not changed or not _is_gain(gains):
             return False
-        by_sample = np.mean([new.by_sample_db - old.by_sample_db for new, old in changed], axis=0)
-        return sure_db(by_sample) >= -MOST_LOSS_DB
+        return sure_db(np.mean([new.gains_db(old) for new, old in changed], axis=0)) >= -MOST_LOSS_DB
+
+    def judged_errors(
+        self,
+        corrections: Corrections,
+        numbers: Numbers,
+        before: tuple[Errors, ...] | None = None,
+        *,
+        needs_inputs: bool = False,
+    ) -> tuple[Errors, ...]:
+        """The errors with corrections of these numbers; on a few samples if a placement loses for sure."""
+        known = self.errors if before is None else before
+        if found := [errors for tried, errors in self._judged if tried is corrections]:
+            return found[0]
+
+        def is_lost(after: tuple[Errors, ...]) -> bool:
+            pairs = self._decisive(after, known, needs_inputs=needs_inputs)
+            return any(sure_db(new.gains_db(old), -SURE) < -MOST_LOSS_DB for new, old in pairs)
+
+        after = self.question.judge.compared(self.numbers(corrections), known, numbers, is_lost)
+        self._judged = [(corrections, after), *self._judged[:MOST_JUDGED]]
+        return after
+
+    def _decisive(
+        self, after: tuple[Errors, ...], before: tuple[Errors, ...], *, needs_inputs: bool
+    ) -> list[tuple[Errors, Errors]]:
+        """New and old errors of the placements whose outputs are usable, and for which a correction is meant."""
+        return [
+            (new, old)
+            for new, old, placement in zip(after, before, self.question.judge.placements, strict=True)
+            if _is_usable(new, old) and not (needs_inputs and all(site.weight for site in placement.sites))
+        ]
 
     def attempt_margins(self) -> None:
         """Widen the ranges of activations if that helps on samples that did not calibrate them.
@@ -229,14 +262,14 @@ class _Search:
         ranges of the other samples alone are compared with wider ones. The ranges in use, of twice as many samples,
         get half of the margin that is best there.
         """
-        question, before = self.question, self._errors_of(self._fit_ranges, 1.0, frozenset())
+        before = self._errors_of(self._fit_ranges, 1.0, frozenset())
         found: dict[tuple[float, frozenset[str]], tuple[float, tuple[Errors, ...]]] = {}
         for factor in FACTORS:
             for kept in dict.fromkeys((frozenset[str](), self.linear_inputs)):
-                after = self._errors_of(self._fit_ranges, factor, kept)
-                gains = _gains(after, before)
-                found[factor, kept] = (sum(gains) if _is_gain(gains) else 0.0), after
-                if min(gains, default=0.0) >= -MOST_LOSS_DB:
+                after = self._errors_of(self._fit_ranges, factor, kept, before)
+                gains, is_cut_short = _gains(after, before), _is_cut_short(after, before)
+                found[factor, kept] = (sum(gains) if _is_gain(gains) and not is_cut_short else 0.0), after
+                if min(gains, default=0.0) >= -MOST_LOSS_DB and not is_cut_short:
                     break  # no placement loses: no ranges have to be kept
         best = max(found, key=lambda key: found[key][0])
         margin = 1 + (best[0] - 1) / 2, best[1]
@@ -247,7 +280,7 @@ class _Search:
         if taken:
             self.margin = margin
             self.taken = replace(self.taken, ranges={tensor: tried[tensor] for tensor in changed})
-            self.errors = question.judge.errors(self.numbers(self.taken))
+            self.errors = self._whole_errors(self.taken)
 
     @cached_property
     def linear_inputs(self) -> frozenset[str]:
@@ -280,9 +313,17 @@ class _Search:
     def _with_margin(self, ranges: Ranges, factor: float, kept: frozenset[str]) -> Ranges:
         return widened(self.question.model, ranges, factor, {*kept, *self.question.fixed})
 
-    def _errors_of(self, ranges: Ranges, factor: float, kept: frozenset[str]) -> tuple[Errors, ...]:
-        wider = self._with_margin(ranges, factor, kept)
-        return self.question.judge.errors(self.numbers(replace(self.taken, ranges=wider)))
+    def _errors_of(
+        self, ranges: Ranges, factor: float, kept: frozenset[str], before: tuple[Errors, ...] | None = None
+    ) -> tuple[Errors, ...]:
+        tried = replace(self.taken, ranges=self._with_margin(ranges, factor, kept))
+        return (
+            self._whole_errors(tried) if before is None else self.judged_errors(tried, "activations", before)
+        )
+
+    def _whole_errors(self, ranges: Corrections) -> tuple[Errors, ...]:
+        """The errors with corrections of ranges, on all samples."""
+        return self.question.judge.compared(self.numbers(ranges), self.errors, "activations", lambda _: False)
 
     def _may_change(self, site: Site) -> bool:
         """Whether a weight has an integer format with scales of its own, and is not fixed."""
@@ -325,6 +366,11 @@ def _gains(after: Iterable[Errors], before: Iterable[Errors]) -> list[float]:
     return [gain for new, old in pairs if _is_usable(new, old) and (gain := new.gain_db(old))]
 
 
+def _is_cut_short(after: tuple[Errors, ...], before: tuple[Errors, ...]) -> bool:
+    """Whether errors are those of the first samples, because a placement loses by them."""
+    return bool(after) and len(after[0].powers) < len(before[0].powers)
+
+
 def _is_usable(after: Errors, before: Errors) -> bool:
     """Whether a placement's outputs are meaningful with or without a correction."""
     return max(after.total_db, before.total_db) >= USABLE_DB
@@ -359,9 +405,10 @@ def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]
     )
     linear = search.linear_inputs
     options = [*found, {t: own[t] if t in linear and t in own else r for t, r in found[-1].items()}]
-    errors = [question.judge.errors(search.numbers(corrected(ranges))) for ranges in options]
+    tried = [corrected(ranges) for number, ranges in enumerate(options) if ranges not in options[:number]]
+    errors = [search.judged_errors(some, "activations") for some in tried]
     totals = [(search.accepts(some), sum(one.total_db for one in some)) for some in errors]
-    chosen = corrected(options[totals.index(max(totals))])
+    chosen = tried[totals.index(max(totals))]
     return chosen, sum(span != taken.ranges.get(tensor) for tensor, span in chosen.ranges.items())
 
 

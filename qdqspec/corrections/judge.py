@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, TypeAlias
 
@@ -14,14 +14,16 @@ from qdqspec.graph.model import Model
 from qdqspec.parity.gate import MOST_DB
 from qdqspec.placement.pairs import QuantSource
 from qdqspec.rehearsal import Rehearsal, Runtime, Subject
+from qdqspec.rehearsal.rehearsal import Values
 from qdqspec.types import Placement
 
 Part: TypeAlias = Literal["fit", "held-out"]
-
+Numbers: TypeAlias = Literal["weights", "activations"]
 
 SAMPLES = 12  # of each part
 TINY = 1e-30  # lower bound of powers
 LEAST_SAMPLES = 2  # that a judgement is based on, also where one takes long
+SURE_SAMPLES = 4  # after which a correction that loses is rejected
 USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or losses are not meaningful
 MOST_LEFT = 4  # units that are left in floating point so that the others can be judged,
 LEFT_SHARE = 4  # and one in so many
@@ -37,6 +39,7 @@ class Judge:
     feeds: Callable[[], Iterable[Feed]]
     runtime: Runtime
     samples: int = SAMPLES  # of each part, at most
+    known: dict[tuple[int, Part], dict[int, Values]] = field(default_factory=dict)  # of float models
 
     def part(self, part: Part, samples: int | None = None) -> Iterator[Feed]:
         """The samples of a part."""
@@ -53,7 +56,7 @@ class Judge:
             samples=self.samples,
             data="calibration",
         )
-        return Rehearsal(subject, self.runtime)
+        return Rehearsal(subject, self.runtime, known=self.known.setdefault((id(self.model), part), {}))
 
     def errors(
         self,
@@ -62,16 +65,59 @@ class Judge:
         is_late: Callable[[], bool] = lambda: False,
     ) -> tuple[Errors, ...]:
         """The error of each placement; from `LEAST_SAMPLES` on, no further sample runs once ``is_late``."""
+        return self._errors(numbers, part, self.placements, lambda _: is_late())
+
+    def compared(
+        self,
+        numbers: QuantSource,
+        before: tuple[Errors, ...],
+        changed: Numbers | None,
+        is_lost: Callable[[tuple[Errors, ...]], bool],
+    ) -> tuple[Errors, ...]:
+        """The error of each placement, on fewer samples than ``before`` if ``is_lost`` is true of the first ones.
+
+        Placements without the numbers that ``changed`` are not run: they have the errors that they had.
+        """
+        affected = [
+            changed is None or any(site.weight == (changed == "weights") for site in placement.sites)
+            for placement in self.placements
+        ]
+
+        def whole(found: tuple[Errors, ...]) -> tuple[Errors, ...]:
+            left, samples = iter(found), len(found[0].powers)
+            return tuple(
+                next(left) if own else old.first(samples) for own, old in zip(affected, before, strict=True)
+            )
+
+        placements = tuple(p for p, own in zip(self.placements, affected, strict=True) if own)
+        if not placements:
+            return before
+        return whole(
+            self._errors(
+                numbers, "held-out", placements, lambda found: bool(is_lost(whole(found))), SURE_SAMPLES
+            )
+        )
+
+    def _errors(
+        self,
+        numbers: QuantSource,
+        part: Part,
+        placements: Sequence[Placement],
+        is_enough: Callable[[tuple[Errors, ...]], bool],
+        least: int = LEAST_SAMPLES,
+    ) -> tuple[Errors, ...]:
         with self.open(numbers, part) as rehearsal:
-            rows: list[list[Floats]] = [[] for _ in self.placements]
-            settings = [rehearsal.switches.setting(placement) for placement in self.placements]
+            rows: list[list[Floats]] = [[] for _ in placements]
+            settings = [rehearsal.switches.setting(placement) for placement in placements]
+            found: tuple[Errors, ...] = ()
             for feed, reference in rehearsal.references():
                 for row, setting in zip(rows, settings, strict=True):
-                    found = rehearsal.values(setting, feed)
-                    row.append(powers([(reference[e], found[e]) for e in rehearsal.guiding_edges]))
-                if len(rows[0]) >= LEAST_SAMPLES and is_late():
+                    values = rehearsal.values(setting, feed)
+                    row.append(powers([(reference[e], values[e]) for e in rehearsal.guiding_edges]))
+                found = tuple(Errors(np.array(row)) for row in rows)
+                if len(rows[0]) >= least and is_enough(found):
                     break
-        return tuple(Errors(np.array(row)) for row in rows)
+        return found
 
     def dominating(
         self, numbers: QuantSource, units: Sequence[str], place: Callable[[Collection[str]], Placement]
@@ -120,19 +166,23 @@ class Errors:
         """The SQNR of each sample at its worst tensor."""
         return np.asarray(_db(self.powers).min(axis=-1, initial=MOST_DB), np.float64)
 
+    def first(self, samples: int) -> Errors:
+        """The errors on the first samples."""
+        return Errors(self.powers[:samples])
+
     def gain_db(self, before: Errors) -> float:
-        """The increase of the SQNR over all samples, in dB."""
-        return float(self.total_db - before.total_db)
+        """The increase of the SQNR over the samples of this one, in dB."""
+        return float(self.total_db - before.first(len(self.powers)).total_db)
 
-    def sure_gain_db(self, before: Errors) -> float:
-        """The mean gain per sample, less its standard error."""
-        return sure_db(self.by_sample_db - before.by_sample_db)
+    def gains_db(self, before: Errors) -> Floats:
+        """The increase of the SQNR of each sample of this one, in dB."""
+        return self.by_sample_db - before.first(len(self.powers)).by_sample_db
 
 
-def sure_db(gains: Floats) -> float:
-    """The mean of gains by sample, less its standard error."""
+def sure_db(gains: Floats, errors: float = 1.0) -> float:
+    """The mean of gains by sample, less so many standard errors."""
     deviation = float(gains.std(ddof=1)) if len(gains) > 1 else 0.0
-    return float(gains.mean() - deviation / max(len(gains), 1) ** 0.5)
+    return float(gains.mean() - errors * deviation / max(len(gains), 1) ** 0.5)
 
 
 def powers(pairs: Iterable[tuple[Array, Array]]) -> Floats:

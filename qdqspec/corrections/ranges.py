@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Engine
-from qdqspec.corrections.judge import Errors, Judge, powers
+from qdqspec.corrections.judge import Errors, Judge, powers, sure_db
 from qdqspec.graph.protos import copy_model
 from qdqspec.placement.pairs import QuantSource
 from qdqspec.quantize.quantizer import Quantizer
@@ -32,6 +32,8 @@ Ranges = Mapping[str, TensorRange]
 
 LEAST_DB = 0.02  # smallest gain of one choice over all samples
 FIT_SAMPLES = 6  # samples on which single choices are tried
+LOST_SAMPLES = 2  # of these, on which a choice that loses on each is given up
+PATIENCE = 16  # groups of tensors in a row without a better choice, after which the rest is not tried
 
 
 def chosen_ranges(
@@ -52,15 +54,18 @@ def chosen_ranges(
     ):
         found = [(model.errors(numbers(option)), option) for option in options]
         best, first = max(found, key=lambda pair: pair[0].total_db)
-        current = dict(first)
+        current, winless = dict(first), 0
         for group in sorted(groups, key=lambda group: -_spread(group, options)):
+            winless += 1
             for option in _distinct(group, current, options):
                 if time.monotonic() > until:
                     return first, current
                 tried = current | {tensor: option[tensor] for tensor in group if tensor in option}
-                errors = model.errors(numbers(tried))
-                if errors.gain_db(best) >= LEAST_DB and errors.sure_gain_db(best) >= 0:
-                    current, best = tried, errors
+                errors = model.errors(numbers(tried), best)
+                if errors.gain_db(best) >= LEAST_DB and sure_db(errors.gains_db(best)) >= 0:
+                    current, best, winless = tried, errors, 0
+            if winless == PATIENCE:
+                break
     return first, current
 
 
@@ -127,8 +132,8 @@ class _Adjustable:
                 switch_input=model.input,
             )
 
-    def errors(self, numbers: Quantizer) -> Errors:
-        """The error with these numbers."""
+    def errors(self, numbers: Quantizer, best: Errors | None = None) -> Errors:
+        """The error with these numbers; of the first samples only if each of these has a larger error than ``best``."""
         values = _values(self.rehearsal, self.constants, numbers)
         given = {name: value for name, value in values if not np.array_equal(value, self.defaults[name])}
         rows = []
@@ -136,6 +141,10 @@ class _Adjustable:
             found = self.engine.run({**feed, **given, self.switch_input: self.setting})
             edges = self.rehearsal.guiding_edges
             rows.append(powers([(reference[e], found[self.names[e]]) for e in edges]))
+            if best is not None and len(rows) == LOST_SAMPLES:
+                errors = Errors(np.array(rows))
+                if errors.gains_db(best).max() < 0 and errors.gain_db(best) < 0:
+                    return errors
         return Errors(np.array(rows))
 
 

@@ -28,7 +28,7 @@ from qdqspec.measurement.parts import FLOAT, PartBench
 from qdqspec.measurement.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measurement.race import Entrant, Turn, both_of, profiled, race, warmed
 from qdqspec.measurement.stats import build_deviation, drift, inverse
-from qdqspec.measurement.together import Take, Together, common_clock, joined
+from qdqspec.measurement.together import IsSettled, Take, Together, common_clock, joined
 from qdqspec.measurement.twins import (
     Twins,
     builds_on_each,
@@ -276,18 +276,27 @@ class Bench:
         *,
         builds: int = CONFIRM_BUILDS,
         rounds: int = CONFIRM_ROUNDS,
+        is_settled: Callable[[Mapping[str, Interval]], bool] = lambda _: False,
     ) -> LatencyEvidence:
         """Build each role, a placement or a model file, freshly ``builds`` times and time all of them interleaved.
 
-        ``roles`` must include ``reference`` and ``tuned``. Equal models share their builds. Raises `BackendError`
-        if the reference does not build; another role that fails is omitted, with its reason recorded.
+        ``roles`` must include ``reference`` and ``tuned``. Equal models share their builds. It may end after half of
+        the rounds if the ratios by role are ``is_settled``. Raises `BackendError` if the reference does not build;
+        another role that fails is omitted, with its reason recorded.
         """
         candidates = {role: Candidate.of(model) for role, model in roles.items()}
         distinct = {each.id: each for each in candidates.values()}
-        found = merged(self._spread(distinct, builds, rounds, Turn.both, builds_on_each))
+        reference = candidates["reference"].id
+
+        def decides(so_far: Together) -> bool:
+            if reference not in so_far.samples:
+                return False
+            ratios = so_far.ratios(reference, common_clock(self.clock, so_far.samples))
+            return is_settled({role: ratios[c.id] for role, c in candidates.items() if c.id in ratios})
+
+        found = merged(self._spread(distinct, builds, rounds, Turn.both, builds_on_each, is_settled=decides))
         timed = found.samples
         broken = {each: self._reason(error) for each, error in found.failures.items()}
-        reference = candidates["reference"].id
         if why := broken.get(reference):
             raise BackendError(f"the reference model could not be built and run again: {why}")
         clock = common_clock(self.clock, timed)
@@ -492,11 +501,13 @@ class Bench:
         each: Callable[[int, int, int], int],
         *,
         compared: bool = True,
+        is_settled: IsSettled = lambda _: False,
     ) -> list[Together]:
         """Fresh builds of candidates timed together, here and on twins: one block for each device, this one first.
 
         ``each`` gives the number of builds on each device, from the numbers of candidates, builds and devices. A block
         that a twin does not complete is timed here as well. ``compared`` excludes twins not compared with this device.
+        Without twins it may end early, once it ``is_settled``.
         """
         patience = self._saved_seconds(candidates, builds, each)
         members = self.twins.idle(seconds=patience, compared=compared)
@@ -505,7 +516,8 @@ class Bench:
         pending = [(member, self.twins.ask(member, request)) for member in members if count < builds]
         groups = {name: [candidate] * count for name, candidate in candidates.items()}
         start = time.monotonic()
-        blocks = [self._together(groups, rounds, take)]
+        early = {} if pending else {"is_settled": is_settled}
+        blocks = [self._together(groups, rounds, take, **early)]
         spent = time.monotonic() - start
         for member, future in pending:
             answered = self.twins.answer(member, future, spent)
@@ -523,7 +535,11 @@ class Bench:
         return max(0, saved) * len(candidates) * self._build_seconds
 
     def _together(
-        self, groups: Mapping[str, Sequence[Candidate]], rounds: int, take: Take = Turn.both
+        self,
+        groups: Mapping[str, Sequence[Candidate]],
+        rounds: int,
+        take: Take = Turn.both,
+        is_settled: IsSettled = lambda _: False,
     ) -> Together:
         """Time fresh builds of candidates together. Open engines are closed if memory is short."""
         openers = {
@@ -531,7 +547,9 @@ class Bench:
             for name, candidates in groups.items()
         }
         kept = [self._incumbent.engine] if self._incumbent and self._incumbent.engine else []
-        return self._fresh.time(openers, rounds, beside=kept, make_room=self.close, take=take)
+        return self._fresh.time(
+            openers, rounds, beside=kept, make_room=self.close, take=take, is_settled=is_settled
+        )
 
     def _reason(self, error: QdqspecError) -> str:
         """The recorded text of a failure, without the temporary folder of the candidates."""

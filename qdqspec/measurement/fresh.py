@@ -10,7 +10,7 @@ import numpy as np
 from qdqspec.backends.base import Engine
 from qdqspec.measurement.memory import HasMemory, MemoryShortError, has_memory
 from qdqspec.measurement.race import Turn
-from qdqspec.measurement.together import Opener, Take, Together, time_together
+from qdqspec.measurement.together import IsSettled, Opener, Take, Together, time_together
 from qdqspec.measurement.two_at_a_time import time_two_at_a_time
 from qdqspec.types import Clock
 
@@ -42,6 +42,7 @@ class FreshBuilds:
         beside: Sequence[Engine] = (),
         make_room: Callable[[], None],
         take: Take = Turn.both,
+        is_settled: IsSettled = lambda _: False,
     ) -> Together:
         """Samples of each group's builds. If memory is short, ``make_room`` closes the engines in ``beside``."""
         clock, random, exclusive = self._clock, self._random, self._exclusive
@@ -57,6 +58,7 @@ class FreshBuilds:
                     memory=self._memory,
                     beside=beside,
                     take=take,
+                    is_settled=is_settled,
                 )
             except MemoryShortError:
                 self._is_short = True

@@ -28,6 +28,7 @@ MOST_SECONDS = 60.0  # of timing, after which no further round begins once there
 ENOUGH = 0.0025  # standard error of a build's level, a quarter of the smallest significant difference
 
 Opener: TypeAlias = Callable[[], Engine]
+IsSettled: TypeAlias = Callable[["Together"], bool]  # whether what was measured decides
 Take: TypeAlias = Callable[[Turn, Engine], Samples]  # how a turn is taken: `Turn.sample` or `Turn.both`
 
 
@@ -79,10 +80,12 @@ def time_together(
     memory: HasMemory = has_memory,
     beside: Sequence[Engine] = (),
     take: Take = Turn.both,
+    is_settled: IsSettled = lambda _: False,
 ) -> Together:
     """Open all engines, ``jobs`` at a time, warm them up, take ``rounds`` samples of each, and close them.
 
     From half of the rounds on it ends when more runs add no information: the remaining variation is between builds.
+    After half and three quarters of the rounds it ends if ``is_settled``.
     Slow models get fewer rounds (`MOST_SECONDS`).
     Timing, and not building, happens inside ``exclusive``, and begins when all are built. Raises `MemoryShortError` as
     soon as ``memory`` reports that the remaining ones do not fit ``beside`` the open ones, or if one fails for lack of
@@ -105,7 +108,7 @@ def time_together(
         built = (name for name in groups if name not in result.failures)
         result.samples.update({name: [Samples()] * len(groups[name]) for name in built})
         with exclusive():
-            _take_turns(engines, rounds, clock, random, result, take)
+            _take_turns(engines, rounds, clock, random, result, take, is_settled)
     return result
 
 
@@ -151,6 +154,7 @@ def _take_turns(
     random: np.random.Generator,
     result: Together,
     take: Take,
+    is_settled: IsSettled,
 ) -> None:
     turns: dict[tuple[str, int], Turn] = {}
     started = time.monotonic()
@@ -158,6 +162,8 @@ def _take_turns(
         if number > FEWEST and time.monotonic() - started > MOST_SECONDS:
             return
         if number > max(FEWEST, rounds // 2) and _are_known(result, clock):
+            return
+        if number - 1 in (rounds // 2, 3 * rounds // 4) and number > FEWEST and is_settled(result):
             return
         for position in random.permutation(len(engines)):
             name, index, engine = engines[position]

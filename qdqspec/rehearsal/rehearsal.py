@@ -71,16 +71,24 @@ class Subject:
 class Rehearsal:
     """Computes the effect of any placement of a subject's pairs on the outputs of the model."""
 
-    def __init__(self, subject: Subject, runtime: Runtime, *, memory_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        runtime: Runtime,
+        *,
+        memory_limit: int | None = None,
+        known: dict[int, Values] | None = None,
+    ) -> None:
         """Build and load the model with switches. ``memory_limit`` is in bytes, by default half of what is free.
 
+        ``known`` are values of the float model by sample, shared by rehearsals of the same model and data.
         Raises `RehearsalRefusedError` if the runtime lacks operators of the model, or the limit is exceeded.
         """
         self.subject = subject
         self.runtime = runtime
         self.guides = guiding_outputs(subject.model)
-        self._references: dict[int, Values] = {}
-        self._held = 0
+        self._references = {} if known is None else known
+        self._held = sum(value.nbytes for values in self._references.values() for value in values.values())
         with ExitStack() as opened:
             self.folder = opened.enter_context(TemporaryFolder())
             self.switches = Switches(site for site in subject.sites if not is_foreign(site))

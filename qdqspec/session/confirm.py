@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Place
 
 CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
 CLOSE_SHARE = 1.5  # of the time of the first confirmation that this takes, if all finalists differ
+PRECISE = 1.06  # high over low end of an interval that is precise enough to end a confirmation early
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
 
@@ -61,7 +62,12 @@ def confirm(
     roles = finalists(trials, everything, fits=constraint.reaches, admits=lambda each: _admitted(each, bench))
     members = _front_roles(trials, roles, constraint) if pareto else {}
     started = time.monotonic()
-    measured = bench.compare({**roles, **members, **(beside or {}), "tuned": roles["winner"]})
+    barred, min_gain = _barred(trials, constraint) | {roles["reference"].digest}, constraint.limits.min_gain
+    able = [role for role, each in {**roles, **members}.items() if each.digest not in barred]
+    measured = bench.compare(
+        {**roles, **members, **(beside or {}), "tuned": roles["winner"]},
+        is_settled=lambda ratios: is_settled([ratios[role] for role in able if role in ratios], min_gain),
+    )
     took = time.monotonic() - started
     points: tuple[FrontPoint, ...] = ()
     among = roles
@@ -75,7 +81,7 @@ def confirm(
         and has_time(CLOSE_SHARE * took)
         and (close := _undecided(trials, among, measured, bench, constraint))
     ):
-        measured = _measured_again(measured, close, roles, bench)
+        measured = _measured_again(measured, close, roles, bench, min_gain)
         choice = _chosen(trials, among, measured, bench, constraint, ended_by)
     return Confirmed(
         choice=choice,
@@ -86,6 +92,14 @@ def confirm(
             for number, (role, placement) in enumerate(roles.items(), len(trials))
         ),
         trials=tuple(_scored(trial, constraint) for trial in trials),
+    )
+
+
+def is_settled(ratios: Iterable[Interval], min_gain: float) -> bool:
+    """Whether precise intervals prove that each ratio to the reference is a gain of ``min_gain``, or less."""
+    enough = 1 - min_gain
+    return all(
+        (each.high < enough or each.low > enough) and each.high <= PRECISE * each.low for each in ratios
     )
 
 
@@ -136,7 +150,7 @@ def _undecided(
 
 
 def _measured_again(
-    measured: LatencyEvidence, role: str, roles: Mapping[str, Placement], bench: Bench
+    measured: LatencyEvidence, role: str, roles: Mapping[str, Placement], bench: Bench, min_gain: float
 ) -> LatencyEvidence:
     """The measurement with the reference and this role timed anew; unchanged if the role does not build again."""
     placement = roles[role]
@@ -144,6 +158,7 @@ def _measured_again(
     again = bench.compare(
         {"reference": roles["reference"], **dict.fromkeys(names, placement), "tuned": placement},
         builds=CLOSE_BUILDS,
+        is_settled=lambda ratios: is_settled([ratios["tuned"]] if "tuned" in ratios else [], min_gain),
     )
     if "tuned" not in again.ratios:
         return measured

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.corrections import find
 from qdqspec.corrections.judge import Errors, Judge
 from qdqspec.corrections.margins import widened
+from qdqspec.corrections.ranges import _Adjustable
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
@@ -27,7 +29,7 @@ from qdqspec.preparation.files import write_placed, write_placement
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session
-from qdqspec.types import Case, Inputs, Placement, QuantizeRules
+from qdqspec.types import Case, Consumer, Inputs, Placement, QuantizeRules, Site
 
 
 @pytest.fixture
@@ -119,6 +121,7 @@ def test_a_margin_that_loses_is_not_taken(
         return (Errors(np.tile([1.0, noise], (4, 1, 1))),) * len(judge.placements)
 
     monkeypatch.setattr(Judge, "errors", errors)
+    monkeypatch.setattr(Judge, "compared", lambda judge, numbers, *_: errors(judge, numbers))
     monkeypatch.setattr(find, "JUDGEMENTS", 1e9)
     found = prepared(session, models, tmp_path, ("margins",)).corrections
     assert [(gain.name, gain.taken) for gain in found.gains] == [("margins", False)]
@@ -150,17 +153,72 @@ def test_one_evaluation_of_a_slow_model_is_on_fewer_samples(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[int] = []
-    errors = Judge.errors
+    errors = Judge._errors
 
     def counted(self: Judge, *args: object, **more: object) -> tuple[Errors, ...]:
         found = errors(self, *args, **more)  # type: ignore[arg-type]
         judged.extend(len(one.powers) for one in found)
         return found
 
-    monkeypatch.setattr(Judge, "errors", counted)
+    monkeypatch.setattr(Judge, "_errors", counted)
     monkeypatch.setattr("qdqspec.corrections.find.LEAST_JUDGEMENTS", 1e9)
     assert prepared(session, models, tmp_path, ("bias",)).corrections.gains
     assert set(judged) == {2}
+
+
+def errors_of(*noise_db: float) -> Errors:
+    """Errors with this SQNR on each sample."""
+    return Errors(np.array([[[1.0, 10 ** (-db / 10)]] for db in noise_db]))
+
+
+def test_placements_without_changed_numbers_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def site(tensor: str, *, weight: bool) -> Site:
+        return Site(tensor=tensor, consumers=(Consumer("node", 0),), format="int8", weight=weight)
+
+    weights, activations = site("w", weight=True), site("x", weight=False)
+    placements = tuple(
+        Placement(sites=frozenset(sites)) for sites in ((weights, activations), (weights,), (activations,))
+    )
+    judge = Judge(model=None, placements=placements, feeds=list, runtime=None)  # type: ignore[arg-type]
+    run: list[Placement] = []
+
+    def judged(_: Judge, numbers: object, part: str, some: tuple[Placement, ...], is_enough, least: int):
+        run.extend(some)
+        found = tuple(errors_of(19.0, 18.5, 19.5, 19.0) for _ in some)
+        assert (least, is_enough(found)) == (4, True)
+        return found
+
+    monkeypatch.setattr(Judge, "_errors", judged)
+    before = (errors_of(*[20.0] * 12),) * 3
+    after = judge.compared(None, before, "weights", lambda found: found[0].gain_db(before[0]) < 0)  # type: ignore[arg-type]
+    assert run == [placements[0], placements[1]]
+    assert [round(one.total_db) for one in after] == [19, 19, 20]
+    assert {len(one.powers) for one in after} == {4}
+    everything = judge.compared(None, before, None, lambda _: True)  # type: ignore[arg-type]
+    assert (len(run), len(everything)) == (5, 3)
+
+
+@pytest.mark.parametrize(("error", "runs"), [(0.2, 2), (0.05, 6)])
+def test_a_range_that_loses_on_the_first_samples_is_given_up(error: float, runs: int) -> None:
+    edge = ("y", Consumer("", 0))
+    ran: list[object] = []
+
+    def run(feed: object) -> dict[str, np.ndarray]:
+        ran.append(feed)
+        return {"y": np.full(4, 1 + error)}
+
+    model = _Adjustable(
+        rehearsal=SimpleNamespace(guiding_edges=[edge]),  # type: ignore[arg-type]
+        engine=SimpleNamespace(run=run),  # type: ignore[arg-type]
+        constants={},
+        defaults={},
+        setting=np.ones(1, np.bool_),
+        feeds=[({}, {edge: np.ones(4)})] * 6,
+        names={edge: "y"},
+        switch_input="on",
+    )
+    found = model.errors(None, errors_of(*[20.0] * 6))  # type: ignore[arg-type]
+    assert len(ran) == len(found.powers) == runs
 
 
 def test_ranges_of_activations_come_from_several_methods(
@@ -192,6 +250,7 @@ def test_finer_steps_that_are_no_gain_alone_are_tried_with_rounding(
         return (Errors(np.tile([1.0, noise], (4, 1, 1))),) * len(judge.placements)
 
     monkeypatch.setattr(Judge, "errors", errors)
+    monkeypatch.setattr(Judge, "compared", lambda judge, numbers, *_: errors(judge, numbers))
     monkeypatch.setattr(find, "JUDGEMENTS", 1e9)  # these evaluations take no time
     own = OnnxRuntime.capabilities
     monkeypatch.setattr(

@@ -152,3 +152,20 @@ def test_slow_models_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: 
         {"a": [site.build] * 2}, 24, clock="wall", random=np.random.default_rng(0), exclusive=nullcontext
     )
     assert [len(build.wall_ms) for build in found.samples["a"]] == [rounds, rounds]
+
+
+def test_it_ends_after_half_or_three_quarters_of_the_rounds_where_it_is_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(together, "_are_known", lambda *_: False)
+    seen: list[int] = []
+
+    def is_settled(found: Together) -> bool:
+        seen.append(len(found.samples["a"][0].wall_ms))
+        return len(seen) == 2
+
+    site = Site(wanted=2)
+    random = np.random.default_rng(0)
+    groups = {"a": [site.build] * 2}
+    time_together(groups, 24, clock="wall", random=random, exclusive=nullcontext, is_settled=is_settled)
+    assert seen == [12, 18]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,8 +43,11 @@ class Bench:
         self._winner = iter(winner)
         self.asked: list[tuple[set[str], int]] = []
 
-    def compare(self, roles: Mapping[str, Placement], builds: int = 3) -> LatencyEvidence:
+    def compare(
+        self, roles: Mapping[str, Placement], *, builds: int = 3, is_settled: Callable[[Any], bool]
+    ) -> LatencyEvidence:
         self.asked.append((set(roles), builds))
+        self.is_settled = is_settled
         fast = next(self._winner)
         ratios = {role: fast if placement == FAST else SURE[role] for role, placement in roles.items()}
         samples = {role: Samples(wall_ms=(interval.median,) * builds) for role, interval in ratios.items()}
@@ -95,6 +98,25 @@ def test_what_is_near_is_measured_again_with_more_builds_which_decide(
     if selected == FAST:
         assert found.latency.ratios["tuned"] == second
         assert found.latency.ratios["everything"] == SURE["everything"]
+
+
+@pytest.mark.parametrize(
+    ("tuned", "is_settled"),
+    [
+        (ratio(0.88, 0.9, 0.92), True),  # a gain
+        (ratio(0.99, 1.0, 1.01), True),  # less than the smallest gain
+        (ratio(0.97, 0.98, 0.99), False),  # neither is proved
+        (ratio(0.8, 0.85, 0.9), False),  # a gain of unknown size
+    ],
+)
+def test_a_confirmation_ends_early_once_every_role_is_decided(tuned: Interval, is_settled: bool) -> None:
+    bench = Bench(ratio(0.85, 0.9, 0.95))
+    confirmed(bench)
+    slow = ratio(1.19, 1.2, 1.21)
+    assert (
+        bench.is_settled({"reference": SURE["reference"], "winner": tuned, "everything": slow}) is is_settled
+    )
+    assert not bench.is_settled({"winner": tuned, "everything": ratio(1.1, 1.2, 1.3)})
 
 
 @pytest.mark.parametrize("first", [ratio(0.97, 0.99, 1.01), ratio(0.98, 1.02, 1.06)])
