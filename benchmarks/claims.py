@@ -1,11 +1,11 @@
 """Compares the speed-up that qdqspec reports with what a program measures that uses the two models.
 
-    python benchmarks/claims.py RESULTS --models ../real ../models                # what `real.py --results` left there
-    python benchmarks/claims.py RESULTS --models ../models --only squeezenet10 --super-resolution
+    python benchmarks/claims.py RESULTS --models ../real ../models --minutes 1
+    python benchmarks/claims.py RESULTS --models ../models --only squeezenet10,super_resolution
 
-A *claim* is `qdqspec.measure(model, other)`: the measurement that confirms a search. *Other* is the tuned model that
-`benchmarks/real.py --results RESULTS` left, with the reference beside it, else the model of `quantize_static`: how a
-claim is measured does not depend on which it is. Beside the claim `benchmarks/independent.py` times the same files
+A *claim* is what a search reports of the model that it selects: each row runs `qdqspec.tune` with ``--minutes``. Where
+the search leaves the model as it is, or fails, `qdqspec.measure` times it against the model of `quantize_static`,
+within some seconds. Beside the claim `benchmarks/independent.py` times the same files
 with plain `InferenceSession.run`, fresh sessions, in two ways: *in a row*, five runs of one model at a time, and
 *alternating*, single runs of the models in turn, so that each finds the caches as another left them. Both once with
 nothing planted, and once beside processes that copy memory all the time, one for every other core. Bars: the median
@@ -15,7 +15,9 @@ has noise of its own, which counts against the claim here.
 With nothing planted the tuned model is timed beside that of `quantize_static` too. *Slower than static* is yes where
 the interval of their ratio lies above 1 while that model has an SQNR of 20 dB, the default limit of a search, or more.
 
-A row has a process and a time limit; RESULTS/claims.json keeps it, and a run that is started again goes on from there.
+A network for super-resolution with seeded weights is made and measured as well. Time is bounded: each independent
+figure has ``--seconds``, `quantize_static` a tenth of ``--limit``; the last column says what was shortened. A row has a
+process and a time limit; RESULTS/claims.json keeps it, and a run that is started again goes on from there.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,23 +34,35 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import quantizers
 from independent import Interval, compare, outputs, time_models
 from onnx import TensorProto, helper, numpy_helper
 from pydantic import TypeAdapter
 from real_data import RealModel, find_models
-from resumed import parser_of, run_rows, write_row
+from resumed import parser_of, run_limited, run_rows, write_row
 from tabulate import tabulate
 
 import qdqspec
+from qdqspec import types
 
 WAYS = {"in a row": (6, 5), "alternating": (20, 1)}  # rounds, and runs of one model at a time
 COPIED_BYTES = 48 << 20  # more than a last-level cache holds
 SQNR_FEEDS = 16  # evaluation samples at most
 KEEPS_DB = 20.0
+STATIC = f"""\
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import quantizers
+from independent import feeds_of
+from real_data import CALIBRATION
+model, data, made = map(Path, sys.argv[1:])
+feeds = feeds_of(data, model, CALIBRATION) if sys.argv[2] else []
+if why := quantizers.static(model, feeds, made):
+    raise SystemExit(why)
+"""
 HEADS = (
     "model",
-    "other",
+    "claim of",
     "load",
     "claimed",
     *WAYS,
@@ -55,6 +70,7 @@ HEADS = (
     "inside",
     "over static",
     "slower than static",
+    "shortened",
 )
 
 
@@ -70,6 +86,7 @@ class Row:
     measured: dict[str, Interval] | None = None
     over_static: Interval | None = None  # time of the tuned model over that of quantize_static
     static_db: float | None = None
+    shortened: str = ""
 
     @property
     def deviations(self) -> list[float]:
@@ -101,13 +118,14 @@ def main() -> int:
     arguments.results.mkdir(parents=True, exist_ok=True)
     models = {model.name: model for model in _models(arguments)}
     if arguments.row is not None:
-        row = _row(models[arguments.only[0]], arguments.loads[0], arguments.results)
+        row = _row(models[arguments.only[0]], arguments.loads[0], arguments)
         return write_row(arguments.row, ROWS, row)
     wanted = {
         f"{name} {load}": [
             str(arguments.results.absolute()), "--only", name, "--loads", load,
             "--models", *(str(folder.absolute()) for folder in arguments.models),
-            *(["--super-resolution"] if arguments.super_resolution else []),
+            "--minutes", str(arguments.minutes), "--seconds", str(arguments.seconds),
+            "--limit", str(arguments.limit),
         ]
         for name in models
         for load in arguments.loads
@@ -131,60 +149,88 @@ def _failed(key: str, why: str) -> Row:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = parser_of(__doc__, limit_s=150)
-    parser.add_argument("results", type=Path, help="folder of `real.py --results`, and of claims.json")
+    parser = parser_of(__doc__, limit_s=900)
+    parser.add_argument("results", type=Path, help="folder of claims.json, and of what tuning leaves")
     parser.add_argument("--models", type=Path, nargs="*", default=[], help="folders of models with data")
-    parser.add_argument("--super-resolution", action="store_true", help="make such a model as well")
+    parser.add_argument("--minutes", type=float, default=1.0, help="of each search (default: 1)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="of each independent figure (default: 60)"
+    )
     parser.add_argument("--loads", nargs="*", default=["none", "memory"], choices=["none", "memory"])
     return parser.parse_args()
 
 
 def _models(arguments: argparse.Namespace) -> Iterator[RealModel]:
-    folders = list(arguments.models)
-    if arguments.super_resolution:
-        folders.append(arguments.results / "made")
-        folders[-1].mkdir(exist_ok=True)
-        super_resolution(folders[-1] / "super_resolution.onnx")
-    for model in find_models(folders, arguments.only, arguments.results / "data"):
+    made = arguments.results / "made"
+    made.mkdir(exist_ok=True)
+    super_resolution(made / "super_resolution.onnx")
+    for model in find_models([*arguments.models, made], arguments.only, arguments.results / "data"):
         if "qdq" not in model.name:  # these are quantized already
             yield model
 
 
-def _row(model: RealModel, load: str, results: Path) -> Row:
+def _row(model: RealModel, load: str, arguments: argparse.Namespace) -> Row:
     with tempfile.TemporaryDirectory() as scratch:
-        static = Path(scratch) / "static.onnx"
-        why = quantizers.static(model.path, model.calibration_feeds(), static)
-        tuned = next(iter(sorted((results / model.name).glob("**/tuned.onnx"))), None)
-        if tuned is None and why:
-            return Row(model=model.name, load=load, failed=why)
-        reference = next(iter(sorted((results / model.name).glob("**/reference.onnx"))), model.path)
-        files = {"float": reference, "other": tuned or static}
-        if tuned and not why and load == "none":
-            files["static"] = static
+        static, feed = Path(scratch) / "static.onnx", model.feeds()[0]
+        why, shortened = _static(model, static, arguments.limit / 10), []
+        if "stopped" in why:
+            shortened.append(f"static: {why}")
         with planted(load):
-            claimed = _claim(model, reference, files["other"], Path(scratch))
-            feed, measured, over = model.feeds()[0], {}, None
+            tuned, claimed = _searched(model, arguments.results / model.name / load, arguments.minutes)
+            if tuned is None and why:
+                return Row(model=model.name, load=load, failed=f"unchanged, and {why}")
+            other = static if tuned is None else tuned
+            files = {"float": model.path, "other": other}
+            if tuned is None:
+                claimed = _measured(model, other, Path(scratch))
+            elif not why and load == "none":
+                files["static"] = static
+            measured, over = {}, None
             for way, (rounds, visit) in WAYS.items():
-                timing = time_models(files, feed, rounds=rounds, visit=visit)
+                timing = time_models(files, feed, rounds=rounds, visit=visit, seconds=arguments.seconds)
                 measured[way] = timing.ratio("float", "other")
+                shortened += [f"{way}: {timing.shortened}"] if timing.shortened else []
                 if way == "in a row" and "static" in timing.samples:
                     over = timing.ratio("other", "static")
         return Row(
             model=model.name,
             load=load,
-            other="tuned" if tuned else "static",
+            other="search" if tuned else "measure, static",
             claimed=claimed,
             measured=measured,
             over_static=over,
             static_db=None if over is None else _sqnr_db(model, static),
+            shortened="; ".join(shortened),
         )
 
 
-def _claim(model: RealModel, reference: Path, other: Path, scratch: Path) -> Interval:
+def _static(model: RealModel, made: Path, seconds: float) -> str:
+    """Make the model of quantize_static in a process that is ended after so long; why there is none."""
+    calibration = "" if model.calibration is None else str(model.calibration)
+    why = run_limited([sys.executable, "-c", STATIC, str(model.path), calibration, str(made)], seconds)
+    return why or ("" if made.is_file() else "it wrote no model")
+
+
+def _searched(model: RealModel, folder: Path, minutes: float) -> tuple[Path | None, Interval | None]:
+    """The model that a search selects, and what it claims; none where the model stays as it is."""
+    data = {"calibration": model.calibration, "evaluation": model.evaluation}
+    given = {name: path for name, path in data.items() if path is not None}
+    found = qdqspec.tune(model.path, output=folder, minutes=minutes, no_cache=True, **given)
+    if found.unchanged:
+        return None, None
+    return found.model, _told(found.speedup)
+
+
+def _measured(model: RealModel, other: Path, scratch: Path) -> Interval:
     data = {} if model.calibration is None else {"calibration": model.calibration}
-    found = qdqspec.measure(
-        reference, other, output=scratch / "reports", cache_dir=scratch / "cache", **data
-    ).speedup
+    return _told(
+        qdqspec.measure(
+            model.path, other, output=scratch / "reports", cache_dir=scratch / "cache", **data
+        ).speedup
+    )
+
+
+def _told(found: types.Interval) -> Interval:
     return Interval(median=found.median, low=found.low, high=found.high)
 
 
@@ -268,6 +314,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         ", ".join("yes" if inside else "no" for inside in row.inside),
         _text(row.over_static) if row.over_static else "",
         ("yes" if row.is_slower else "no") if row.over_static else "",
+        row.shortened,
     )
 
 

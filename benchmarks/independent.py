@@ -35,6 +35,7 @@ Feed: TypeAlias = dict[str, np.ndarray]
 Outputs: TypeAlias = dict[str, np.ndarray]
 
 BUILDS, ROUNDS, VISIT = 6, 6, 5
+FEWEST_BUILDS, FEWEST_ROUNDS = 3, 2  # where time is short
 STUDENT = (
     12.706,
     4.303,
@@ -64,12 +65,14 @@ class Interval:
 class Timing:
     """Milliseconds of each role, one number a round, one build after the other; equal indexes were taken side by side.
 
-    ``failures`` gives the reason for each role that could not be loaded or run.
+    ``failures`` gives the reason for each role that could not be loaded or run, ``shortened`` what was left out for
+    want of time.
     """
 
     samples: Mapping[str, Sequence[float]]
     failures: Mapping[str, str]
     builds: int
+    shortened: str = ""
 
     def ratio(self, role: str, base: str) -> Interval:
         """How the time of ``role`` relates to that of ``base``: the median over rounds of each build, over builds."""
@@ -89,12 +92,19 @@ def time_models(
     rounds: int = ROUNDS,
     visit: int = VISIT,
     seed: int = 0,
+    seconds: float = math.inf,
 ) -> Timing:
-    """Time each file on one input: ``builds`` times afresh, ``rounds`` rounds each, ``visit`` runs at a time."""
+    """Time each file on one input: ``builds`` times afresh, ``rounds`` rounds each, ``visit`` runs at a time.
+
+    Where the first build shows that this takes more than ``seconds``, each build has fewer rounds, at least two, and
+    then there are fewer builds, at least three.
+    """
     failures: dict[str, str] = {}
     samples: dict[str, list[float]] = {}
     shuffle = random.Random(seed)
-    for _ in range(builds):
+    asked, done = (builds, rounds), 0
+    while done < builds:
+        started = time.monotonic()
         sessions = {}
         for role, path in files.items():
             if role in failures:
@@ -104,13 +114,27 @@ def time_models(
                 sessions[role] = session, _runs(session, feed, visit)
             except Exception as error:  # noqa: BLE001 - the reason is the result
                 failures[role] = reason_of(error)
-        for _ in range(rounds):
+        opened, number = time.monotonic() - started, 0
+        while number < rounds:
             order = list(sessions)
             shuffle.shuffle(order)
             for role in order:
                 samples.setdefault(role, []).append(_visit(*sessions[role], feed))
+            number += 1
+            if not done and number == 1:
+                a_round = max(time.monotonic() - started - opened, 1e-9)
+                fitting = int((seconds / builds - opened) / a_round) if seconds < math.inf else rounds
+                rounds = min(rounds, max(FEWEST_ROUNDS, fitting))
+                at_most = seconds / (opened + rounds * a_round)
+                builds = min(builds, max(FEWEST_BUILDS, int(min(at_most, builds))))
+        done += 1
     whole = {role: taken for role, taken in samples.items() if role not in failures}
-    return Timing(samples=whole, failures=failures, builds=builds)
+    shortened = (
+        ""
+        if (builds, rounds) == asked
+        else f"{builds} builds of {rounds} rounds for {asked[0]} of {asked[1]}"
+    )
+    return Timing(samples=whole, failures=failures, builds=builds, shortened=shortened)
 
 
 def open_session(path: Path) -> ort.InferenceSession:

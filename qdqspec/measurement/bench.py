@@ -23,6 +23,7 @@ from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measurement._records import trial_from_json
 from qdqspec.measurement.admission import Admission
 from qdqspec.measurement.fresh import FreshBuilds
+from qdqspec.measurement.looks import Looks
 from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.measurement.parts import FLOAT, PartBench
 from qdqspec.measurement.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
@@ -100,9 +101,10 @@ class Bench:
     With ``admission`` a candidate's accuracy is measured too, and one below the limits cannot win. ``feeds`` are inputs
     of one shape profile, or loads of several. Without ``write`` only model files are compared. ``extract`` writes only
     the named nodes with their pairs, and gives inputs for them. ``folder`` holds the candidates' files, and is removed
-    from recorded messages. ``jobs`` is the number of parallel builds while no measurement is pending; if ``memory``
-    reports that not all of them fit at once, they are opened one after the other. ``twins`` are devices of the same key
-    that share the work.
+    from recorded messages. With ``looks`` it times reference and incumbent from time to time, and the intervals of
+    `compare` include what the ratio changed by between these times. ``jobs`` is the number of parallel builds while no
+    measurement is pending; if ``memory`` reports that not all of them fit at once, they are opened one after the other.
+    ``twins`` are devices of the same key that share the work.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class Bench:
         jobs: int = 1,
         memory: HasMemory = has_memory,
         twins: Twins | None = None,
+        looks: Looks | None = None,
     ) -> None:
         self.clock: Clock = clock
         self.twins = twins or Twins()
@@ -137,6 +140,7 @@ class Bench:
         self._fresh = FreshBuilds(clock=clock, random=random, exclusive=exclusive, jobs=jobs, memory=memory)
         self._writing = Lock()
         self._parts = PartBench(partial(self._open, FLOAT), clock=clock, random=random)
+        self._looks = looks
         self._incumbent: _Incumbent | None = None
         self._seen: dict[str, Trial] = {}  # by hash of the optimized graph
         self._build_seconds = 0.0  # of the latest build
@@ -203,7 +207,9 @@ class Bench:
                 before = self._incumbent
                 with self._exclusive():
                     trial = self._measure(trial, engine, built.profile)
-                return self._admitted(trial, before)
+                trial = self._admitted(trial, before)
+                self._look()
+                return trial
         except BackendError as error:
             return replace(built.trial, status="failed", error=self._reason(error), graph_hash="")
 
@@ -245,6 +251,7 @@ class Bench:
             self._admission.recall(trial)
         is_known = self._incumbent is not None and self._incumbent.placement == trial.placement
         if trial.incumbent and not is_known:
+            self._expect(trial)
             self._replace_incumbent(_Incumbent(trial.placement, trial.ratio or 1.0))
 
     def measure_noise(self, placement: Placement) -> Samples:
@@ -300,7 +307,8 @@ class Bench:
         if why := broken.get(reference):
             raise BackendError(f"the reference model could not be built and run again: {why}")
         clock = common_clock(self.clock, timed)
-        ratios = found.ratios(reference, clock)
+        times = (0.0, 0) if self._looks is None else self._looks.deviation
+        ratios = found.ratios(reference, clock, times)
         present = {role: each.id for role, each in candidates.items() if each.id in timed}
         return LatencyEvidence(
             clock=clock,
@@ -310,7 +318,7 @@ class Bench:
             if "tuned" in present
             else Interval(median=1, low=1, high=1),
             builds=len(timed[reference]),
-            profiles=profile_latencies(self._loads, timed, present, clock, found.devices),
+            profiles=profile_latencies(self._loads, timed, present, clock, found.devices, times),
             drift=drift([build.on(clock) for group in timed.values() for build in group]),
             failures={role: broken[each.id] for role, each in candidates.items() if each.id in broken},
         )
@@ -341,6 +349,8 @@ class Bench:
         """Close all open engines."""
         self._parts.close()
         self._close_incumbent()
+        if self._looks is not None:
+            self._looks.close()
 
     def _close_incumbent(self) -> None:
         if self._incumbent and self._incumbent.engine:
@@ -385,6 +395,7 @@ class Bench:
         layers: tuple[LayerTime, ...] = profiled(engine, samples.median_ms(self.clock)) if profile else ()
         trial = replace(trial, samples=samples, layers=layers)
         if self._incumbent is None:
+            self._expect(trial)
             self._replace_incumbent(_Incumbent(trial.placement, 1.0, engine))
             trial = replace(trial, incumbent=True, ratio=1.0)
         elif self._admission is not None and self._admission.is_too_noisy(trial):
@@ -408,6 +419,18 @@ class Bench:
             self._replace_incumbent(before)
         self._seen[trial.graph_hash] = trial
         return trial
+
+    def _expect(self, trial: Trial) -> None:
+        """Note how long the reference takes to build, which the first look does again."""
+        if self._looks is not None and self._incumbent is None:
+            self._looks.seconds = trial.build_seconds
+
+    def _look(self) -> None:
+        """Look at the reference and the incumbent, if it is another placement and a look is due."""
+        best = self._incumbent
+        if self._looks is not None and best is not None and best.engine is not None and best.placement.sites:
+            with self._exclusive():
+                self._looks.take_if_due(best.engine, partial(self._open, FLOAT))
 
     def _screened(self, samples: Samples) -> float:
         """The ratio to the reference by a few runs: sufficient for learning, not for winning."""

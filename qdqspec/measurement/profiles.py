@@ -140,17 +140,19 @@ def profile_latencies(
     roles: Mapping[str, str],
     clock: Clock,
     devices: int = 1,
+    times: tuple[float, int] = (0.0, 0),
 ) -> tuple[ProfileLatency, ...]:
     """Ratios to the reference at each profile; empty for a single profile.
 
-    ``timed`` holds the samples of every fresh build by the name that ``roles`` has for a role.
+    ``timed`` holds the samples of every fresh build by the name that ``roles`` has for a role; see `ratio_intervals`
+    for ``times``.
     """
     if len(loads) == 1:
         return ()
     found = []
     for number, load in enumerate(loads):
         own = {name: [build.profiles[number] for build in builds] for name, builds in timed.items()}
-        ratios = ratios_between(own, roles["reference"], clock, devices)
+        ratios = ratios_between(own, roles["reference"], clock, devices, times)
         by_role = {role: ratios[name] for role, name in roles.items()}
         found.append(ProfileLatency(name=load.name, share=load.share, ratios=by_role))
     return tuple(found)

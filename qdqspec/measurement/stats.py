@@ -15,6 +15,7 @@ import numpy.typing as npt
 from qdqspec.arrays import Floats
 from qdqspec.types import Interval
 
+FEWEST_FREEDOM = 3  # of a deviation between times
 EXACT_LIMIT = 30  # pairs up to which the signed-rank distribution is enumerated
 
 
@@ -164,8 +165,26 @@ def build_deviation(*devices: Sequence[Sequence[float]] | Floats) -> float:
     return math.sqrt(max(0.0, among**2 - by_runs))
 
 
+def time_deviation(series: Sequence[Sequence[Floats]]) -> tuple[float, int]:
+    """Standard deviation of a log ratio between times, with run noise removed, and its degrees of freedom.
+
+    Each series has the looks at one pair of builds, one after the other; a look is the log ratios of its rounds. Looks
+    of a series have the same builds, so what they differ by, beyond the noise of their runs, is the state of the
+    machine. (0, 0) below `FEWEST_FREEDOM`: Student's t is so large there that no gain could be proved.
+    """
+    several = [looks for looks in series if len(looks) > 1]
+    among, freedom = pooled_deviation([[trimmed_mean(look) for look in looks] for looks in several])
+    if freedom < FEWEST_FREEDOM:
+        return 0.0, 0
+    by_runs = float(np.mean([trimmed_error(look) ** 2 for looks in several for look in looks]))
+    return math.sqrt(max(0.0, among**2 - by_runs)), freedom
+
+
 def ratio_intervals(
-    roles: Mapping[str, Sequence[Sequence[float]]], base: str, devices: int = 1
+    roles: Mapping[str, Sequence[Sequence[float]]],
+    base: str,
+    devices: int = 1,
+    times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Interval]:
     """Every role's time over the base role's, with 95 % intervals that include run noise and build noise.
 
@@ -175,6 +194,10 @@ def ratio_intervals(
     contains the run noise that averaging leaves. With a single build per role that deviation is unknown, and the
     interval is (0, infinity). Builds of several ``devices`` have equal means in each round and equally many builds of
     each role on each device; every further device takes a degree of freedom (two-way analysis of variance).
+
+    All samples are of one time. ``times`` is what `time_deviation` gives of several: its variance is added twice, for
+    this time and for the time at which the ratio is measured again, with the degrees of freedom of the sum
+    (Satterthwaite 1946).
     """
     logs = {role: np.log(np.asarray(builds, dtype=np.float64)) for role, builds in roles.items()}
     rounds = np.concatenate(list(logs.values())).mean(axis=0)
@@ -182,9 +205,9 @@ def ratio_intervals(
     deviation, pooled = pooled_deviation(list(levels.values()))
     freedom = max(0, pooled - (devices - 1))
     deviation *= math.sqrt(pooled / freedom) if freedom else 1.0
-    reach = student_t(0.95, freedom) * deviation if freedom else math.inf
+    builds = deviation, freedom
     return {
-        role: _interval(levels[role], levels[base], reach)
+        role: _interval(levels[role], levels[base], builds, times)
         if role != base
         else Interval(median=1, low=1, high=1)
         for role in roles
@@ -196,6 +219,7 @@ def enclosed_ratios(
     first: Mapping[str, Sequence[Sequence[float]]],
     base: str,
     devices: int = 1,
+    times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Interval]:
     """Every role's time over the base role's, between two conditions of the caches.
 
@@ -203,10 +227,10 @@ def enclosed_ratios(
     format of `ratio_intervals`. A caller's program is between the two, so the estimate is their geometric mean, and the
     interval encloses the intervals of both. Without ``first`` it is that of ``steady``.
     """
-    found = ratio_intervals(steady, base, devices)
+    found = ratio_intervals(steady, base, devices, times)
     if not first:
         return found
-    cold = ratio_intervals(first, base, devices)
+    cold = ratio_intervals(first, base, devices, times)
     return {
         role: Interval(
             median=math.sqrt(found[role].median * cold[role].median),
@@ -217,9 +241,19 @@ def enclosed_ratios(
     }
 
 
-def _interval(side: Sequence[float], base: Sequence[float], reach: float) -> Interval:
+def _interval(
+    side: Sequence[float], base: Sequence[float], builds: tuple[float, int], times: tuple[float, int]
+) -> Interval:
     difference = float(np.mean(side) - np.mean(base))
-    half = reach * math.sqrt(1 / len(side) + 1 / len(base))
+    half = math.inf
+    deviation, freedom = builds
+    if freedom:
+        by_builds = deviation**2 * (1 / len(side) + 1 / len(base))
+        by_times = 2 * times[0] ** 2
+        if by_times:
+            shares = by_builds**2 / freedom + by_times**2 / times[1]
+            freedom = max(1, math.floor((by_builds + by_times) ** 2 / shares))
+        half = student_t(0.95, freedom) * math.sqrt(by_builds + by_times)
     return Interval(
         median=math.exp(difference), low=math.exp(difference - half), high=math.exp(difference + half)
     )

@@ -43,24 +43,28 @@ class Together:
     failures: dict[str, QdqspecError] = field(default_factory=dict)
     devices: int = 1
 
-    def ratios(self, base: str, clock: Clock) -> dict[str, Interval]:
+    def ratios(self, base: str, clock: Clock, times: tuple[float, int] = (0.0, 0)) -> dict[str, Interval]:
         """Every group's time over that of the ``base`` group; see `ratios_between`."""
-        return ratios_between(self.samples, base, clock, self.devices)
+        return ratios_between(self.samples, base, clock, self.devices, times)
 
 
 def ratios_between(
-    groups: Mapping[str, Sequence[Samples]], base: str, clock: Clock, devices: int = 1
+    groups: Mapping[str, Sequence[Samples]],
+    base: str,
+    clock: Clock,
+    devices: int = 1,
+    times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Interval]:
     """Every group's time over that of the ``base`` group, in both conditions if all builds have both.
 
-    Each group has the samples of its fresh builds; see `enclosed_ratios`.
+    Each group has the samples of its fresh builds; see `enclosed_ratios`, and `ratio_intervals` for ``times``.
     """
     first = {
         name: [build.first.on(clock) for build in builds if build.first] for name, builds in groups.items()
     }
     steady = {name: [build.on(clock) for build in builds] for name, builds in groups.items()}
     has_both = all(len(first[name]) == len(builds) for name, builds in groups.items())
-    return enclosed_ratios(steady, first if has_both else {}, base, devices)
+    return enclosed_ratios(steady, first if has_both else {}, base, devices, times)
 
 
 def common_clock(wanted: Clock, groups: Mapping[str, Sequence[Samples]]) -> Clock:

@@ -20,6 +20,7 @@ from qdqspec.graph.model import require_path
 from qdqspec.graph.save import write_text
 from qdqspec.graph.weights import WeightStore, content_digest
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
+from qdqspec.measurement.looks import Looks
 from qdqspec.measurement.twins import Twins, answer
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
@@ -291,6 +292,8 @@ def _bench(
     rules = prepared.case.tune
     store = WeightStore(folder, base=require_path(prepared.given).parent)
     inserter = Inserter(prepared.model, prepared.numbers, store=store)
+    clock = clock_for(rules, work.settings.threads)
+    is_real = work.backend.capabilities(work.options).computes  # simulated states would last no time
     return Bench(
         work.backend,
         CandidateFiles(
@@ -299,10 +302,11 @@ def _bench(
             lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
         ),
         prepared.loads,
-        clock=clock_for(rules, work.settings.threads),
+        clock=clock,
         random=random,
         options=work.options,
         exclusive=work.exclusive,
+        looks=Looks(clock=clock, random=random) if is_real else None,
         admission=constraint.admission,
         extract=PartFiles(prepared, folder, store),
         folder=folder,

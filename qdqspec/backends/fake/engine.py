@@ -8,6 +8,8 @@ with defaults in brackets:
 - ``fake.run_noise``, ``fake.wall_noise``: log standard deviation of single runs on the CPU and the wall
   clock (0.03 and 0.12: a shared machine). ``fake.build_noise``: the same between builds (0.012).
 - ``fake.drift``, ``fake.drift_period``: amplitude and period in simulated seconds of a slow variation (0, 30).
+- ``fake.state``, ``fake.state_period``: log standard deviation of integer kernels between states of the device,
+  and the simulated seconds that a state lasts (0, 30).
 - ``fake.scale``: slows everything by this factor (1). ``fake.integer``: slows integer kernels only;
   with 2 about half of them are slower than float.
 - ``fake.fail_rate``: share of candidates whose build fails, always the same ones (0). A model without
@@ -51,6 +53,8 @@ class FakeOptions:
     build_noise: float = 0.012
     drift: float = 0.0
     drift_period: float = 30.0
+    state: float = 0.0
+    state_period: float = 30.0
     scale: float = 1.0
     integer: float = 1.0
     fail_rate: float = 0.0
@@ -87,7 +91,8 @@ class FakeDevice:
 
     def __init__(self) -> None:
         self._builds = 0
-        self._now_ms = 0.0  # simulated time, which determines the drift
+        self._now_ms = 0.0  # simulated time, which determines drift and state
+        self._state = (-1, 0.0)  # the number of the last state, and its deviation
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
         """Always usable."""
@@ -147,6 +152,13 @@ class FakeDevice:
         """The factor on all times at the current simulated time."""
         return math.exp(words.drift * math.sin(2 * math.pi * self._now_ms / 1e3 / words.drift_period))
 
+    def state(self, words: FakeOptions) -> float:
+        """The factor on integer kernels in the current state."""
+        number = int(self._now_ms / 1e3 / words.state_period)
+        if number != self._state[0]:
+            self._state = number, float(np.random.default_rng([words.seed, number]).standard_normal())
+        return math.exp(words.state * self._state[1])
+
 
 class FakeEngine:
     """A model on the simulated device."""
@@ -188,7 +200,10 @@ class FakeEngine:
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
         """Draw the times of ``runs`` runs; at another profile work scales with the inputs, launches do not."""
         break_down(self._words, "time")
-        steady = math.fsum(layer.milliseconds for layer in self._layers_at(profile))
+        state = self._device.state(self._words)
+        steady = math.fsum(
+            layer.milliseconds * (state if layer.integer else 1.0) for layer in self._layers_at(profile)
+        )
         self._device.pass_time(warmup * steady)
         cpu, wall = zip(*(self._one_run(steady) for _ in range(runs)), strict=True) if runs else ((), ())
         return Samples(wall_ms=wall, cpu_ms=cpu)

@@ -1,0 +1,160 @@
+"""Looks during a search: intervals on a device with states that last longer than a claim, and when a look is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake import FakeDevice, FakeEngine, options_from
+from qdqspec.errors import BackendError
+from qdqspec.measurement.bench import Bench
+from qdqspec.measurement.looks import APART, LEAST_SECONDS, Looks
+from qdqspec.types import Consumer, Interval, LayerTime, Placement, Site
+
+REFERENCE = Placement(sites=frozenset())
+TUNED = Placement(sites=frozenset({Site(tensor="x", consumers=(Consumer("n", 0),), format="uint8")}))
+ROLES = {"reference": REFERENCE, "tuned": TUNED}
+RATIO = 0.7
+STEADY = {"fake.run_noise": "0.01", "fake.build_noise": "0.005"}
+STATES = {**STEADY, "fake.state": "0.04", "fake.state_period": "20"}
+
+
+class TwoModels(FakeDevice):
+    """A model of 26 ms in float and of ``RATIO`` of that in integers, whose builds are counted and can fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built: list[str] = []
+        self.is_broken = False
+
+    def build(self, model: Path, options: BuildOptions) -> FakeEngine:
+        if self.is_broken:
+            raise BackendError("no engine")
+        words = options_from(options.extra)
+        self.built.append(model.name)
+        self.pass_time(200)
+        milliseconds = 26.0 * (RATIO if model.name == "tuned" else 1.0)
+        layer = LayerTime(
+            name="conv", op_type="Conv", milliseconds=milliseconds, integer=model.name == "tuned"
+        )
+        random = np.random.default_rng([words.seed, len(self.built)])
+        return FakeEngine(self, model, words, (layer,), model.name, ("x",), random)
+
+    @property
+    def seconds(self) -> float:
+        return self._now_ms / 1e3
+
+
+class Lab:
+    """A bench on the simulated device, and its looks on the device's own time."""
+
+    def __init__(self, seed: int, words: dict[str, str], memory: bool = True) -> None:
+        self.device = TwoModels()
+        random = np.random.default_rng(seed)
+        self.looks = Looks(
+            clock="cpu", random=random, now=lambda: self.device.seconds, memory=lambda *_: memory
+        )
+        self.bench = Bench(
+            self.device,
+            lambda placement: Path("tuned" if placement.sites else "reference"),
+            {"x": np.zeros(1, np.float32)},
+            clock="cpu",
+            random=random,
+            options=BuildOptions(extra={**words, "fake.seed": str(seed)}),
+            looks=self.looks,
+        )
+
+    def search(self, trials: int, apart: float = 15.0) -> None:
+        """The reference, a winner, and placements that do not build, each some seconds after the one before."""
+        assert self.bench.trial(0, REFERENCE, "pure").incumbent
+        self.bench.trial(1, TUNED, "pure")
+        for number in range(trials):
+            self.wait(apart)
+            self.bench.trial(2 + number, TUNED, "pure")  # the same graph: it is not raced again
+
+    def wait(self, seconds: float) -> None:
+        self.device.pass_time(1e3 * seconds)
+
+    def claim(self) -> Interval:
+        return self.bench.compare(ROLES).ratios["tuned"]
+
+
+def covered(words: dict[str, str], trials: int, seeds: int = 40) -> float:
+    """The share of claims that hold the truth, after searches of so many trials."""
+    inside = 0
+    for seed in range(seeds):
+        lab = Lab(seed, words)
+        lab.search(trials)
+        found = lab.claim()
+        inside += found.low <= RATIO <= found.high
+    return inside / seeds
+
+
+def test_claims_hold_the_truth_on_a_device_with_states_that_last_longer_than_a_claim() -> None:
+    lab = Lab(0, STATES)
+    lab.search(2)
+    assert lab.looks.deviation == (0.0, 0)  # too few to tell
+    before = lab.device.seconds
+    lab.claim()
+    assert lab.device.seconds - before < 20  # the state's
+    assert covered(STATES, 0) < 0.5  # what one time says of it
+    assert covered(STATES, 12) >= 0.95
+
+
+def test_claims_hold_the_truth_as_before_on_a_device_without_states() -> None:
+    assert covered(STEADY, 0) >= 0.93
+    assert covered(STEADY, 12) >= 0.95
+    widths = []
+    for trials in (0, 12):
+        found = []
+        for seed in range(20):
+            lab = Lab(seed, STEADY)
+            lab.search(trials)
+            interval = lab.claim()
+            found.append(interval.high / interval.low - 1)
+        widths.append(np.median(found))
+    assert widths[1] < 1.35 * widths[0]
+
+
+def test_the_deviation_between_times_is_that_of_the_states() -> None:
+    found = []
+    for seed in range(40):
+        lab = Lab(seed, STATES)
+        lab.search(20, apart=40.0)
+        deviation, freedom = lab.looks.deviation
+        assert freedom >= 19
+        found.append(deviation)
+    assert np.median(found) == pytest.approx(0.04, rel=0.15)
+
+
+def test_looks_take_a_twentieth_of_the_time_and_keep_one_engine() -> None:
+    lab = Lab(0, STEADY)
+    lab.search(40, apart=1.0)
+    looks = sum(map(len, lab.looks._series))
+    assert 2 <= looks <= lab.device.seconds / LEAST_SECONDS
+    assert lab.looks.seconds * APART < 60
+    assert lab.device.built.count("reference") == 3  # first trial, second race, looks
+    lab.bench.close()
+    assert lab.looks.reference is None
+
+
+def test_without_memory_for_another_engine_there_are_no_looks() -> None:
+    lab = Lab(0, STATES, memory=False)
+    lab.search(10)
+    assert lab.looks.deviation == (0.0, 0)
+    assert lab.device.built.count("reference") == 2  # first trial and second race
+
+
+def test_an_engine_that_fails_in_a_look_does_not_end_the_search() -> None:
+    lab = Lab(0, STEADY)
+    lab.search(0)
+    lab.wait(60)
+    lab.device.is_broken = True
+    lab.bench._look()
+    lab.device.is_broken = False
+    lab.wait(60)
+    lab.bench._look()
+    assert lab.looks.reference is not None
