@@ -27,6 +27,8 @@ WORDS = {
     "--plugin_libraries": "--plugin LIB.so, once for each library",
     "--plugins": "--plugin LIB.so, once for each library",
     "--trtexec_benchmark_args": "--backend trtexec --trtexec-args=...",
+    "--graph_json": "--graph-json FILE",
+    "--verbose": "--backend-option tensorrt.verbose=on: the whole log is in logs/",
     "--autotune": "qdqspec tune MODEL --preset quick (or default, extensive)",
 }
 

@@ -105,7 +105,7 @@ def _list_kind(kind: registry.Kind, *, as_json: bool) -> int:
 def _about(kind: registry.Kind, name: str) -> str:
     """The first sentence of the documentation of an entry's module."""
     text = inspect.cleandoc(registry.module_of(kind, name).__doc__ or "")
-    return " ".join(text.split("\n\n")[0].split()).partition(". ")[0].removesuffix(".")
+    return " ".join(text.split("\n\n")[0].split()).partition(". ")[0].removesuffix(".").replace("``", "")
 
 
 def _lines(path: Path, case: Case) -> list[str]:

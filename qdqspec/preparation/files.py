@@ -234,7 +234,7 @@ def take_results(kept: CachedSearch, given: Model, folder: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Create the folder if it is missing; raises `OutputError` on failure."""
-    with explained("the folder", folder, "choose another output folder"):
+    with explained("the folder", folder, _CURE):
         folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -294,7 +294,7 @@ def _layers(trials: tuple[Trial, ...], winner: Placement) -> str:
     return text.getvalue()
 
 
-_CURE = "choose another output folder"
+_CURE = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"
 _DATA = ".data"  # suffix of the file that holds a model's weights
 _NUMBERED_MODEL = re.compile(r"[0-9]+\.onnx")
 
