@@ -165,6 +165,7 @@ def grow_verbs(sizes: list[int], repeat: int, chosen: list[str]) -> None:
             write_models(folder, size)
             for verb, words in verbs.items():
                 found[verb].append(min(cpu_seconds(folder, words) for _ in range(repeat)))
+                print(f"{size} nodes, {verb}: {found[verb][-1]:.2f} s", file=sys.stderr)
     rows = []
     for verb, (start, *taken) in found.items():
         own = [max(seconds - start, 1e-3) for seconds in taken]
@@ -195,7 +196,8 @@ def cpu_seconds(folder: Path, words: tuple[str, ...]) -> float:
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if run.returncode not in (0, 1):
-        raise SystemExit(f"{' '.join(words)}: {run.stderr}")
+        print(f"{' '.join(words)}: {run.stderr}", file=sys.stderr)
+        return math.nan
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
