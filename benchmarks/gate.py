@@ -34,7 +34,6 @@ from qdqspec.session.gate import (
     FIRST_BUILDS,
     FIRST_ROUNDS,
     Look,
-    clock_of,
     entry_from,
     look,
 )
@@ -109,9 +108,7 @@ def gate(
 def baseline_of(bench: Bench) -> Entry:
     """What ``--qdq-update`` would write."""
     taken = bench.compare(ROLES, builds=CLOSE_BUILDS, rounds=CLOSE_ROUNDS)
-    conditions = Conditions(
-        clock=clock_of(taken), model_sha256="0" * 64, rules={}, scheme="0", environment={}
-    )
+    conditions = Conditions(clock=taken.clock, model_sha256="0" * 64, rules={}, scheme="0", environment={})
     return entry_from(taken, conditions)
 
 

@@ -183,7 +183,7 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     said = {
         "missing": "no baseline of this check on this device",
         "unlike": f"the baseline is not compared with: {plain(found.reason, 100)}",
-        "damaged": f"damaged baseline: {plain(found.reason, 100)}",
+        "damaged": f"damaged baseline {plain(found.file.rpartition('/')[2], 40)}: {plain(found.reason, 60)}",
         "off": "baselines are off in this run",
     }.get(found.state, found.reason)
     advice = f"Measure on this device and commit what is written: {found.command}"

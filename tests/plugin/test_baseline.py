@@ -123,7 +123,7 @@ def test_a_damaged_baseline_fails_in_every_mode(kept, monkeypatch, ci):
     for mode in ("run", "measure", "verify"):
         result = kept.runpytest_inprocess("specs", f"--qdq-mode={mode}", "--qdq-baseline=warn")
         result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["damaged baseline: *", "*__baselines__/a/fake.json*"])
+        result.stdout.fnmatch_lines(["damaged baseline fake.json: *", "*__baselines__/a/fake.json*"])
         result.stdout.fnmatch_lines(
             ["Restore it from version control*--qdq-update=changed.", "*regression FAIL*"]
         )

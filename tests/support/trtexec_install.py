@@ -96,8 +96,8 @@ class Over:
         return self.code
 
 
-def run_here(command: Sequence[str], output: IO[bytes]) -> Over:
-    """Like ``qdqspec.backends.trtexec.process._start``, of the installed stand-in in this process."""
+def run_here(command: Sequence[str], *, output: IO[bytes], **_: object) -> Over:
+    """Like `start_program`, of the installed stand-in in this process."""
     script, code = Path(command[0]), 0
     with (
         _ONE_AT_A_TIME,

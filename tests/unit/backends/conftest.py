@@ -86,4 +86,4 @@ def install_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
 @pytest.fixture
 def trtexec_here(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in runs in this process: a search calls it hundreds of times, each an interpreter otherwise."""
-    monkeypatch.setattr("qdqspec.backends.trtexec.process._start", run_here)
+    monkeypatch.setattr("qdqspec.backends.trtexec.process.start_program", run_here)

@@ -12,11 +12,12 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec import find_culprits
+from qdqspec.accuracy import culprits
 from qdqspec.accuracy.culprits import culprits_of
 from qdqspec.backends.base import BuildOptions
 from qdqspec.graph.model import load_model
 from qdqspec.preparation.case import CaseSetup
-from qdqspec.session import Session, culprits
+from qdqspec.session import Session
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Consumer, CulpritEvidence, Inputs, PlacedPair, Site
 
