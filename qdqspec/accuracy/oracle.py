@@ -44,6 +44,7 @@ NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is 
 # with a large error, and on average half of the graph, optimized. On the first sample alone it is a quarter.
 RUNS_A_SWITCH, RUNS_QUICK = 1.5, 0.4
 SHARE, QUICK_SHARE = 0.25, 0.7  # largest share of a search's time for either variant
+MOST_TENSORS = 16  # neighbouring ones measured together where the quick variant takes more, at most
 MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
 
 _FLOAT = Placement(sites=frozenset())
@@ -181,14 +182,17 @@ class RehearsalOracle:
         whole = RUNS_A_SWITCH * self._run_seconds * len(rehearsal.switches)
         quick = RUNS_QUICK * self._run_seconds * quick_runs(rehearsal)
         left = float("inf") if seconds is None else seconds
+        tensors = 1
         if quick > QUICK_SHARE * left:
+            tensors = math.ceil(quick / (SHARE * left)) if left > 0 else MOST_TENSORS + 1
+        if tensors > MOST_TENSORS:
             self._missing = (
                 f"measuring each of {len(rehearsal.switches)} Q/DQ pairs alone would take about "
                 f"{seconds_text(quick)}, too much of {seconds_text(left)}"
             )
             return None
         is_quick = whole > min(SHARE * left, MOST_SECONDS)
-        return find_sensitivities(rehearsal, quick=is_quick).by_label(self._space)
+        return find_sensitivities(rehearsal, quick=is_quick, tensors=tensors).by_label(self._space)
 
     @property
     def errors(self) -> tuple[BlockError, ...]:

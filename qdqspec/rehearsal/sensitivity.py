@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from math import prod
 from typing import Any, TypeAlias
 
@@ -80,11 +80,12 @@ def quick_runs(rehearsal: Rehearsal) -> int:
 
 
 def find_sensitivities(
-    rehearsal: Rehearsal, *, segments: int = SEGMENTS, quick: bool = False
+    rehearsal: Rehearsal, *, segments: int = SEGMENTS, quick: bool = False, tensors: int = 1
 ) -> Sensitivities:
     """Measure every switch alone; with ``quick`` on the first sample only, those of one tensor together.
 
-    Raises `RehearsalRefusedError` if no guiding tensor is floating-point.
+    A quick analysis measures so many neighbouring ``tensors`` together, which get equal parts of their noise. Raises
+    `RehearsalRefusedError` if no guiding tensor is floating-point.
     """
     edges = _guiding_floats(rehearsal)
     if not edges:
@@ -95,7 +96,7 @@ def find_sensitivities(
     switches = rehearsal.switches
     noise, samples = np.zeros((len(switches), len(edges))), np.zeros(len(switches), np.int64)
     for low, high in _segments(rehearsal, segments):
-        for number, tally in _segment(rehearsal, edges, low, high, quick=quick).items():
+        for number, tally in _segment(rehearsal, edges, low, high, quick=quick, tensors=tensors).items():
             noise[number], samples[number] = tally.ratio, tally.samples
     return Sensitivities(
         switches=switches, guides=tuple(tensor for tensor, _ in edges), noise=noise, samples=samples
@@ -128,12 +129,12 @@ class _Tally:
 
 
 def _segment(
-    rehearsal: Rehearsal, edges: Sequence[Edge], low: int, high: int, *, quick: bool
+    rehearsal: Rehearsal, edges: Sequence[Edge], low: int, high: int, *, quick: bool, tensors: int
 ) -> Mapping[int, _Tally]:
     """The switches between two places, each alone: all on the first samples, those with the most noise on all."""
     graph = rehearsal.graph
     model = graph.part(low, len(graph.nodes), (low, high), edges)
-    groups = _groups(rehearsal, model.numbers, quick=quick)
+    groups = _groups(rehearsal, model.numbers, quick=quick, tensors=tensors)
     if not groups:
         return {}
     nothing = np.zeros(len(edges))
@@ -148,8 +149,8 @@ def _segment(
     return {number: tally.share(len(group)) for group, tally in tallies.items() for number in group}
 
 
-def _groups(rehearsal: Rehearsal, numbers: Iterable[int], *, quick: bool) -> list[Group]:
-    """The switches to measure: each alone, or with ``quick`` those that quantize one tensor alike together.
+def _groups(rehearsal: Rehearsal, numbers: Iterable[int], *, quick: bool, tensors: int = 1) -> list[Group]:
+    """The switches to measure: each alone, or with ``quick`` those that quantize neighbouring tensors alike together.
 
     Without those that count as exact: int32 biases, and weights of one element, which a scale represents.
     """
@@ -160,7 +161,21 @@ def _groups(rehearsal: Rehearsal, numbers: Iterable[int], *, quick: bool) -> lis
         if site.format != BIAS_FORMAT and not is_scalar:
             key = (site.tensor, site.format, site.axis, site.weight) if quick else number
             found.setdefault(key, []).append(number)
-    return list(map(tuple, found.values()))
+    if tensors == 1:
+        return list(map(tuple, found.values()))
+    alike = dict[Any, list[list[int]]]()
+
+    def place(number: int) -> int:
+        site = rehearsal.switches[number]
+        return rehearsal.graph.place((site.tensor, site.consumers[0]))
+
+    for key, group in sorted(found.items(), key=lambda item: min(map(place, item[1]))):
+        alike.setdefault((key[1], key[2] is None, key[3]), []).append(group)
+    return [
+        tuple(chain.from_iterable(groups[start : start + tensors]))
+        for groups in alike.values()
+        for start in range(0, len(groups), tensors)
+    ]
 
 
 def _measure(

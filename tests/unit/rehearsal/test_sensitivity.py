@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,20 @@ def test_a_quick_analysis_measures_pairs_of_one_tensor_together(model: Model) ->
     assert len(both) == 2
     assert found.noise[both[0]] == pytest.approx(found.noise[both[1]])
     assert 10 * np.log10(found.noise.sum() / single.noise.sum()) == pytest.approx(0, abs=3)
+
+
+@pytest.mark.parametrize("tensors", [2, 3, 100])
+def test_neighbouring_tensors_share_their_noise(model: Model, tensors: int) -> None:
+    with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(3)) as rehearsal:
+        found = find_sensitivities(rehearsal, segments=1, quick=True, tensors=tensors)
+        single = find_sensitivities(rehearsal, segments=1, quick=True)
+        sites = list(rehearsal.switches)
+    assert 10 * np.log10(found.noise.sum() / single.noise.sum()) == pytest.approx(0, abs=3)
+    for of_weights in (True, False):
+        alike = [number for number, site in enumerate(sites) if site.weight is of_weights]
+        together = Counter(float(found.noise[number].max()) for number in alike)
+        measured = len({sites[number].tensor for number in alike})
+        assert len(together) <= -(-measured // tensors)
 
 
 def test_a_weight_of_one_element_counts_as_exact() -> None:
