@@ -248,15 +248,15 @@ class Jobs:
             "files": to_data(found.files) if done else [],
         }
 
-    async def exchange(self, job: str, heard: int, messages: list[Any]) -> dict[str, Any]:
-        """Pass messages to the process of a job that helps another, and return its own after the first ``heard``."""
+    async def exchange(self, job: str, received: int, messages: list[Any]) -> dict[str, Any]:
+        """Pass messages to the process of a job that helps another, and return its own after the first ``received``."""
         found = self._known(job)
         for message in messages:
             await asyncio.to_thread(found.send, message)
         return {
             "phase": found.phase,
             "need": list(found.need),
-            "messages": found.messages[heard:],
+            "messages": found.messages[received:],
             "name": found.device,
         }
 

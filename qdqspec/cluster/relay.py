@@ -56,14 +56,14 @@ class Relay:
 
     async def _exchange(self, address: str, name: str, remote: Any) -> None:
         """Pass messages in both directions until the other job has ended."""
-        heard, is_joined = 0, False
+        received, is_joined = 0, False
         outgoing = self._job.to_twins.setdefault(address, [])
         outgoing.clear()
         while not self.is_ended:
             messages, outgoing[:] = outgoing[:], []
-            words = {"job": name, "heard": heard, "messages": messages}
+            words = {"job": name, "received": received, "messages": messages}
             news = await asyncio.wait_for(remote.qdqspec_exchange(**words), _SILENT)
-            heard += len(news["messages"])
+            received += len(news["messages"])
             if news["phase"] == "running" and not is_joined:
                 is_joined = True
                 self._job.send({"twin": address, "state": "joined", "name": news["name"]})

@@ -560,9 +560,8 @@ def interrupted(session: Session, case: Case, after: int) -> None:
         session.search(case)
 
 
-def test_an_interrupted_search_keeps_its_corrections(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def counted_corrections(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Correcting], CorrectionGain]:
+    """The calls that find corrections, which from now on find only this gain."""
     calls: list[Correcting] = []
     gain = CorrectionGain(name="bits", before_db=20.0, after_db=20.5, changed=3, taken=False)
 
@@ -571,6 +570,13 @@ def test_an_interrupted_search_keeps_its_corrections(
         return Found(gains=(gain,))
 
     monkeypatch.setattr(Correcting, "find", find)
+    return calls, gain
+
+
+def test_an_interrupted_search_keeps_its_corrections(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, gain = counted_corrections(monkeypatch)
     interrupted(open_session(), case, 3)
     assert len(calls) == 1
     assert open_session().search(case).corrections == (gain,)
@@ -582,14 +588,7 @@ def test_an_interrupted_search_keeps_its_corrections(
 def test_another_scheme_has_the_corrections_of_its_search(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[Correcting] = []
-    gain = CorrectionGain(name="bits", before_db=20.0, after_db=20.5, changed=3, taken=False)
-
-    def find(correcting: Correcting) -> Found:
-        calls.append(correcting)
-        return Found(gains=(gain,))
-
-    monkeypatch.setattr(Correcting, "find", find)
+    calls, gain = counted_corrections(monkeypatch)
     first = open_session().search(case)
     other = next(t for t in first.trials if t.placement.sites and t.placement != first.winner)
     session = open_session(scheme=other.placement.digest)
