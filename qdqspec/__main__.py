@@ -1,7 +1,19 @@
-"""``python -m qdqspec``."""
+"""The command ``qdqspec``, also as ``python -m qdqspec``."""
 
 import sys
 
-from qdqspec.cli import main
+INTERRUPTED = 130  # the convention of shells
 
-sys.exit(main())
+
+def main() -> int:
+    """Run one command and return the exit code. An interrupt of imports prints no traceback."""
+    try:
+        from qdqspec.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

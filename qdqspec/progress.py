@@ -6,6 +6,7 @@ during a timed run would be measured too.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from qdqspec.types import Progress
-from qdqspec.units import plain
+from qdqspec.units import plain, wrapped
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -135,7 +136,8 @@ class Bar:
             self.close()
             with self._terminal():
                 file = self._file or sys.stdout
-                file.write(f"{heartbeat_line(progress)}\n")
+                line = wrapped(heartbeat_line(progress), shutil.get_terminal_size().columns)
+                file.write(f"{line}\n")
                 file.flush()
             return
         with self._terminal():

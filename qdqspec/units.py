@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 
 from qdqspec.types import EXACT_DB, Interval, Site
@@ -164,3 +165,13 @@ def _blotted(word: str) -> str:
     user, at = word.index("://") + 3, word.rfind("@")
     colon = word.find(":", user)
     return f"{word[:colon]}:***{word[at:]}" if 0 <= colon < at else word
+
+
+def wrapped(text: str, width: int | None) -> str:
+    """The lines of the text broken between words, if they are longer than ``width``."""
+    if width is None:
+        return text
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )

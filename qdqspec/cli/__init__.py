@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from qdqspec import __version__
+from qdqspec.__main__ import INTERRUPTED
 from qdqspec.cli.baseline import add_verbs as add_baseline
 from qdqspec.cli.cache import add_verbs as add_cache
 from qdqspec.cli.cluster import add_verbs as add_cluster
@@ -32,8 +33,6 @@ from qdqspec.cli.verify import add_verbs as add_verify
 from qdqspec.cli.words import COLOR, FINE, IMPOSSIBLE, complain
 from qdqspec.errors import QdqspecError
 from qdqspec.registry import did_you_mean
-
-INTERRUPTED = 130  # the convention of shells
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
     except KeyboardInterrupt:
-        complain(
-            f"\nInterrupted. What was measured is kept; resume with:\n  {shlex.join(('qdqspec', *words))}"
-        )
+        start = "\n" if sys.stderr.isatty() else ""  # the terminal has written ^C
+        kept = f"; what was measured is kept. Resume with: {shlex.join(('qdqspec', *words))}"
+        complain(f"{start}Interrupted{kept if words[0] == 'tune' else ''}")
         return INTERRUPTED
     return code
 

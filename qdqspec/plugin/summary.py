@@ -85,7 +85,8 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
 def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> None:
     from qdqspec.report.notes import warning_lines
     from qdqspec.report.tables import summary_table
-    from qdqspec.report.terminal import colored, wrapped
+    from qdqspec.report.terminal import colored
+    from qdqspec.units import wrapped
 
     width = shutil.get_terminal_size().columns if terminal.isatty() else None
     paint = colored if terminal.hasmarkup else str

@@ -9,9 +9,8 @@ from tabulate import SEPARATING_LINE, tabulate
 
 from qdqspec.report.names import distinct_names
 from qdqspec.report.status import below_limit, status_lines
-from qdqspec.report.terminal import wrapped
 from qdqspec.types import EXACT_DB, CaseRecord, RunRecord, SearchResult
-from qdqspec.units import db_text, interval_text, ms_text, plain, ratio_text
+from qdqspec.units import db_text, interval_text, ms_text, plain, ratio_text, wrapped
 
 _NAME_WIDTH = 44
 

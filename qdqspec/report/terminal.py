@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -52,16 +51,6 @@ def within(text: str, width: int) -> str:
             lines[start:end] = _narrowed(lines[start:end], spans, width)
         at = end
     return "\n".join(lines)
-
-
-def wrapped(text: str, width: int | None) -> str:
-    """The lines of the text broken between words, if they are longer than ``width``."""
-    if width is None:
-        return text
-    return "\n".join(
-        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        for line in text.split("\n")
-    )
 
 
 def _is_row(line: str, spans: Sequence[tuple[int, int]]) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 
-from qdqspec.progress import Heartbeat, bar_texts
+from qdqspec.progress import Bar, Heartbeat, bar_texts
 from qdqspec.types import Progress
 
 STEP = Progress(case="specs/squeezenet.qdq.yaml::default", phase="", done=0, total=0, doing="calibrating")
@@ -32,6 +33,16 @@ def test_the_texts_of_a_bar_fit(progress: Progress, width: int) -> None:
     assert (progress.doing or progress.phase) in before
     assert "60" in after or not progress.total
     assert "4 min left" in after or progress.seconds_left is None
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_a_wait_is_written_in_lines_that_fit(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    what = "waits for a measurement on cpu-family6-model167 (process 4242, since 2026-11-22 10:02:11)"
+    file = StringIO()
+    Bar(file=file).update(replace(STEP, waiting=what))
+    assert all(len(line) <= width for line in file.getvalue().splitlines())
+    assert file.getvalue().split() == ["[qdqspec]", f"{STEP.case}:", *what.split()]
 
 
 def test_a_log_has_the_first_step_of_a_case_and_later_those_after_long_ones() -> None:

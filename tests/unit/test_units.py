@@ -15,6 +15,7 @@ from qdqspec.units import (
     plain,
     seconds_text,
     size_text,
+    wrapped,
 )
 
 
@@ -58,3 +59,9 @@ def test_any_text_becomes_one_printable_line(text: str, width: int) -> None:
     assert line.isprintable()
     if text.isprintable() and len(text) <= width:
         assert line == text
+
+
+def test_long_lines_break_between_words():
+    text = "warning: trust the ratio of /a/path/longer/than/the/width.onnx\nshort"
+    assert wrapped(text, 20) == "warning: trust the\n  ratio of\n  /a/path/longer/than/the/width.onnx\nshort"
+    assert wrapped(text, None) == text

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -183,6 +185,29 @@ def test_doctor_of_a_backend_without_a_bundle(verb, tmp_path):
     assert result.code == 2
     assert "backend fake has no bundle" in result.err
     assert not (tmp_path / "out.tgz").exists()
+
+
+INTERRUPTED_IMPORT = """
+import importlib, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["qdqspec", "inspect", "net.onnx"]
+module, _, function = {entry!r}.partition(":")
+sys.exit(getattr(importlib.import_module(module), function)())
+"""
+
+
+@pytest.mark.parametrize("module", ["qdqspec.cli", "qdqspec.cli.words", "argparse"])
+def test_ctrl_c_while_the_installed_command_imports_its_modules(module, tmp_path):
+    """The interrupt arrives at the import of ``module``, before any command is parsed."""
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    code = INTERRUPTED_IMPORT.format(module=module, entry=project["scripts"]["qdqspec"])
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (130, "")
+    assert len(ended.stderr.splitlines()) <= 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once there")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tabulate import tabulate
 
-from qdqspec.report.terminal import colored, wants_color, within, wrapped
+from qdqspec.report.terminal import colored, wants_color, within
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,6 @@ def test_verdicts_are_coloured_and_nothing_else():
     assert colored("warning: x\nfail: y") == "\x1b[33mwarning:\x1b[0m x\n\x1b[31mfail:\x1b[0m y"
     plain = "case  ref ms\nFAILURE a warning: of x"
     assert colored(plain) == plain
-
-
-def test_long_lines_break_between_words():
-    text = "warning: trust the ratio of /a/path/longer/than/the/width.onnx\nshort"
-    assert wrapped(text, 20) == "warning: trust the\n  ratio of\n  /a/path/longer/than/the/width.onnx\nshort"
-    assert wrapped(text, None) == text
 
 
 CELLS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=90)
