@@ -57,6 +57,11 @@ class DataDraft:
     evaluation: str = ""
     labelled: bool = False
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether one data set is used for both."""
+        return bool(self.calibration) and self.calibration == self.evaluation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
@@ -124,7 +129,8 @@ def _inputs(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]:
     )
     yield f"  {_line('calibration', data.calibration)}  # {about}"
     more = "" if data.labelled else "; with `labels` also for {kind: accuracy, max_drop: 1%}"
-    yield f"  {_line('evaluation', data.evaluation)}  # the same to judge by{more}"
+    judged = "the same data as calibration: name other samples" if data.is_shared else "the same to judge by"
+    yield f"  {_line('evaluation', data.evaluation)}  # {judged}{more}"
 
 
 _FLOATS = frozenset({"float", "double", "float16", "bfloat16"})

@@ -41,18 +41,25 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
             evaluation=_relative(evaluation, base),
             labelled=data is not None and data.labels is not None,
         )
-        return draft, Inputs(calibration=calibration, evaluation=evaluation), []
+        return draft, Inputs(calibration=calibration, evaluation=evaluation), _same(draft, path)
     if (images := _images(files, model, path, base)) is not None:
-        return (
-            images,
-            Inputs(),
-            ["check the transform of the images: mean and std are those of your training"],
-        )
+        note = "check the transform of the images: mean and std are those of your training"
+        return images, Inputs(), [note, *_same(images, path)]
     raise ConfigError(
         f"no data there fits the model's inputs: {', '.join(_said(model, name) for name in model.inputs)}",
         where=path,
         cure="save .npz files with one array per input, first axis samples",
     )
+
+
+def _same(draft: DataDraft, path: Path) -> list[str]:
+    """A note if evaluation uses the data that calibrates the ranges."""
+    if not draft.is_shared:
+        return []
+    folder = path if path.is_dir() else path.parent
+    said = "calibration and evaluation are the same data: accuracy looks better on it than on other data"
+    found = f"init finds {folder / 'calibration'} and {folder / 'evaluation'}"
+    return [f"{said}; name other samples at `evaluation` in the spec ({found})"]
 
 
 def opened(model: Model, path: Path) -> Dataset | None:
@@ -79,11 +86,27 @@ def _chosen(path: Path, fits: dict[Path, Dataset]) -> tuple[Path, Path]:
     found = list(fits)
     calibration = _named(found, _CALIBRATION)
     evaluation = _named(found, _EVALUATION)
+    if (folders := _folders(path, found)) is not None:
+        return _all_of(folders[0], found), _all_of(folders[1], found)
     if calibration is None and evaluation is None and len(found) > _MANY and path.is_dir():
-        return path, path
+        return _all_of(path, found), _all_of(path, found)
     labelled = next((file for file in found if fits[file].labels is not None), None)
     evaluation = evaluation or labelled or next((file for file in found if file != calibration), found[0])
     return calibration or next((file for file in found if file != evaluation), evaluation), evaluation
+
+
+def _folders(path: Path, files: Sequence[Path]) -> tuple[Path, Path] | None:
+    """The folders of calibration and evaluation data inside ``path``, if there is one of each by name."""
+    inside = (file.relative_to(path).parts for file in files if file.is_relative_to(path))
+    found = sorted({path / parts[0] for parts in inside if len(parts) > 1})
+    calibration, evaluation = _named(found, _CALIBRATION), _named(found, _EVALUATION)
+    return None if calibration is None or evaluation in (None, calibration) else (calibration, evaluation)
+
+
+def _all_of(folder: Path, files: Sequence[Path]) -> Path:
+    """The folder, or a glob if its files are in folders of it."""
+    own = [file for file in files if file.is_relative_to(folder)]
+    return folder if any(file.parent == folder for file in own) else folder / "**" / f"*{own[0].suffix}"
 
 
 def _named(files: Sequence[Path], pattern: re.Pattern[str]) -> Path | None:
@@ -101,17 +124,18 @@ def _images(files: Sequence[Path], model: Model, path: Path, base: Path) -> Data
     last = shape[3] in (1, 3) and shape[1] not in (1, 3)
     channels, height, width = (shape[3], shape[1], shape[2]) if last else (shape[1], shape[2], shape[3])
     size = [side if side else 224 for side in (height, width)]
-    folder = os.path.commonpath([str(file.parent) for file in images]) if path.is_dir() else ""
-    pattern = (
-        f"{_relative_text(Path(folder), base)}/**/*{images[0].suffix}"
-        if folder
-        else _relative_text(path, base)
-    )
+    if not path.is_dir():
+        patterns = [_relative_text(path, base)] * 2
+    else:
+        common = Path(os.path.commonpath([str(file.parent) for file in images]))
+        folders = _folders(path, images) or (common, common)
+        patterns = [f"{_relative_text(folder, base)}/**/*{images[0].suffix}" for folder in folders]
     rest = [f"size: {size}", f"layout: {'nhwc' if last else 'nchw'}"] + (
         ["colors: gray"] if channels == 1 else []
     )
-    text = f"{{images: {quoted(pattern)}, {', '.join(rest)}, mean: [0.0], std: [1.0]}}"
-    return DataDraft(calibration=text, evaluation=text)
+    transform = f"{', '.join(rest)}, mean: [0.0], std: [1.0]"
+    calibration, evaluation = (f"{{images: {quoted(pattern)}, {transform}}}" for pattern in patterns)
+    return DataDraft(calibration=calibration, evaluation=evaluation)
 
 
 def _relative_text(path: Path, base: Path) -> str:

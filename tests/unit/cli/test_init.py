@@ -142,6 +142,49 @@ def test_images_get_a_transform_of_the_models_size(verb, project, data):
     assert len(list(opened)) == 2
 
 
+SAME_DATA = "note: calibration and evaluation are the same data"
+
+
+@pytest.mark.parametrize("kind", ["one file", "many files", "images"])
+def test_one_data_set_for_both_is_stated_in_the_file_and_on_the_terminal(verb, project, data, kind):
+    for number in range(1 if kind == "one file" else 6):
+        if kind == "images":
+            Image.new("L", (20, 30)).save(data / f"{number}.png")
+        else:
+            np.savez(data / f"{number}.npz", **samples(2))
+    (data / "unrelated.npz").unlink()
+    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
+    assert result.code == 0
+    assert SAME_DATA in result.out
+    assert f"init finds {Path('data', 'calibration')} and {Path('data', 'evaluation')}" in result.out
+    (line,) = (
+        one for one in (project / "digits_resnet.qdq.yaml").read_text().splitlines() if "evaluation:" in one
+    )
+    assert "the same data as calibration" in line
+
+
+@pytest.mark.parametrize("kind", ["many files", "images"])
+@pytest.mark.parametrize("nested", ["", "cats"])
+@pytest.mark.parametrize("names", [("calibration", "evaluation"), ("train", "val")])
+def test_folders_named_after_their_use_are_separate_data(verb, project, data, kind, nested, names):
+    (data / "unrelated.npz").unlink()
+    for name in names:
+        (data / name / nested).mkdir(parents=True)
+        for number in range(6):
+            if kind == "images":
+                Image.new("L", (20, 30)).save(data / name / nested / f"{number}.png")
+            else:
+                np.savez(data / name / nested / f"{number}.npz", **samples(1))
+    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
+    assert result.code == 0
+    assert SAME_DATA not in result.out
+    (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
+    spec = {"input": InputSpec(dtype=np.dtype("f4"), shape=(1, 1, 16, 16))}
+    for source, name in zip((case.inputs.calibration, case.inputs.evaluation), names, strict=True):
+        assert str(data / name) in str(source.path if isinstance(source, Data) else source)
+        assert len(list(open_data(source, spec))) == 6
+
+
 def test_data_that_does_not_fit_states_what_the_model_takes(verb, data):
     result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
     assert result.code == 2
