@@ -112,7 +112,7 @@ class Heartbeat:
         """Do nothing: there is nothing to erase."""
 
 
-class Bar:
+class ProgressBar:
     """A live bar that is erased when closed. ``terminal()`` is entered around each access to the screen.
 
     Without ``file`` it draws on the value of ``sys.stdout`` inside ``terminal()``.

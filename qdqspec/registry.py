@@ -17,10 +17,10 @@ from typing import Literal, TypeAlias
 
 from qdqspec.errors import ConfigError
 
-Kind: TypeAlias = Literal["backend", "strategy", "check", "format"]
+RegistryKind: TypeAlias = Literal["backend", "strategy", "check", "format"]
 
 # Package (module path below qdqspec), entry-point group, and the attribute that a module defines.
-_ROOMS: dict[Kind, tuple[str, str, str]] = {
+_ROOMS: dict[RegistryKind, tuple[str, str, str]] = {
     "backend": ("backends", "qdqspec.backends", "backend"),
     "strategy": ("search", "qdqspec.strategies", "strategy"),
     "check": ("checks", "qdqspec.checks", "check"),
@@ -31,7 +31,7 @@ _NOT_ENTRIES = frozenset({"base", "blocks", "crossings", "loop", "select", "surr
 
 
 @cache
-def _built_in(kind: Kind) -> tuple[str, ...]:
+def _built_in(kind: RegistryKind) -> tuple[str, ...]:
     folder = Path(__file__).parent.joinpath(*_ROOMS[kind][0].split("."))
     stems = {path.stem for path in folder.glob("*.py")} | {
         path.parent.name for path in folder.glob("*/__init__.py")
@@ -41,16 +41,16 @@ def _built_in(kind: Kind) -> tuple[str, ...]:
 
 
 @cache
-def _entry_points(kind: Kind) -> dict[str, importlib.metadata.EntryPoint]:
+def _entry_points(kind: RegistryKind) -> dict[str, importlib.metadata.EntryPoint]:
     return {point.name: point for point in importlib.metadata.entry_points(group=_ROOMS[kind][1])}
 
 
-def names(kind: Kind) -> tuple[str, ...]:
+def names(kind: RegistryKind) -> tuple[str, ...]:
     """All names of a kind, built-in and installed, sorted. Imports none of them."""
     return tuple(sorted({*_built_in(kind), *_entry_points(kind)}))
 
 
-def module_of(kind: Kind, name: str) -> ModuleType:
+def module_of(kind: RegistryKind, name: str) -> ModuleType:
     """The module of a name: the built-in one, or that of an installed package's entry point.
 
     Raises `ConfigError` if there is none, with the nearest known name.
@@ -63,7 +63,7 @@ def module_of(kind: Kind, name: str) -> ModuleType:
     raise ConfigError(f"unknown {kind} '{name}'{near}", cure=f"known: {', '.join(names(kind))}")
 
 
-def resolve(kind: Kind, name: str) -> object:
+def resolve(kind: RegistryKind, name: str) -> object:
     """The object of a name. Raises `ConfigError` with the nearest known name if there is none.
 
     A built-in file ``x.py`` defines it as an attribute named after its package (``backend``, ``strategy``,

@@ -21,7 +21,7 @@ from qdqspec.measurement.environment import Environment
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.layer_changes import median_layers, steady_changes
 from qdqspec.measurement.together import Together, common_clock, joined, ratios_between
-from qdqspec.parity.compare import Run, compare_outputs
+from qdqspec.parity.compare import SampleOutputs, compare_outputs
 from qdqspec.preparation.timing import clock_for
 from qdqspec.session.compared_runtimes import TimedFile, all_locked, time_across
 from qdqspec.session.evidence import CaseWork
@@ -141,7 +141,7 @@ def _layers(files: Mapping[str, TimedFile]) -> tuple[LayerChange, ...]:
 def _sqnr_db(work: CaseWork, files: Mapping[str, TimedFile], label: str) -> float:
     """The SQNR of the worst output against the float model in this environment, on a few inputs."""
 
-    def runs() -> Iterator[Run]:
+    def runs() -> Iterator[SampleOutputs]:
         data, _ = work.setup.prepared.comparison_data()
         with ExitStack() as opened:
             engines = {}
@@ -150,6 +150,6 @@ def _sqnr_db(work: CaseWork, files: Mapping[str, TimedFile], label: str) -> floa
                 opened.callback(engines[each].close)
             for feeds in itertools.islice(data, SAMPLES):
                 own: dict[str, Array] = dict(feeds)
-                yield Run(engines[FLOAT_HERE].run(own), engines[label].run(own), None)
+                yield SampleOutputs(engines[FLOAT_HERE].run(own), engines[label].run(own), None)
 
     return compare_outputs(runs(), "sampled", ()).sqnr_db

@@ -32,7 +32,7 @@ class WireClosedError(Exception):
     """The connection is closed: the other process ended, or closed it."""
 
 
-class Stream:
+class FrameStream:
     """Whole frames over one connected socket. ``timeout`` is in seconds for the whole frame; ``None`` waits forever."""
 
     def __init__(self, connection: socket.socket) -> None:

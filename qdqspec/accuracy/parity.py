@@ -15,7 +15,7 @@ from qdqspec.checks._requests import requests_of
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.isolate import Isolated
-from qdqspec.parity.compare import Run, compare_outputs
+from qdqspec.parity.compare import SampleOutputs, compare_outputs
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.resources import Resources
 from qdqspec.preparation.runtimes import ARITHMETIC, unfused
@@ -51,12 +51,14 @@ class SideBySide:
         self._is_same = tuned == reference and not self._fixed
         self._arithmetic = self._unfused(work, tuned) if divided and tuned != reference else None
 
-    def run(self, feeds: Mapping[str, Array]) -> Run:
+    def run(self, feeds: Mapping[str, Array]) -> SampleOutputs:
         """The outputs for one input; raises `BackendError` if a model does not run on it."""
         expected = self.reference(feeds)
-        return Run(expected, expected if self._is_same else self.tuned(feeds), self._computed(feeds))
+        return SampleOutputs(
+            expected, expected if self._is_same else self.tuned(feeds), self._computed(feeds)
+        )
 
-    def runs(self, feeds: Iterable[Mapping[str, Array]]) -> Iterator[Run]:
+    def runs(self, feeds: Iterable[Mapping[str, Array]]) -> Iterator[SampleOutputs]:
         """The outputs for all inputs, in order. Raises like `run`.
 
         Each engine processes a batch of inputs before the next engine starts; `HELD_BYTES` limits the batch. If the
@@ -71,7 +73,7 @@ class SideBySide:
             tuned = references if self._is_same else [self.tuned(each) for each in batch]
             if is_all:
                 self._tuned.close()
-            yield from map(Run, references, tuned, [self._computed(each) for each in batch])
+            yield from map(SampleOutputs, references, tuned, [self._computed(each) for each in batch])
 
     def _referenced(
         self, left: Iterator[Mapping[str, Array]]
@@ -84,7 +86,7 @@ class SideBySide:
             outputs = self.reference(feeds)
             batch.append(feeds)
             references.append(outputs)
-            held += _bytes(feeds) + len(Run._fields) * _bytes(outputs)
+            held += _bytes(feeds) + len(SampleOutputs._fields) * _bytes(outputs)
             if held > HELD_BYTES:
                 return batch, references, False
         return batch, references, True

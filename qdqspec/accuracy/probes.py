@@ -22,7 +22,7 @@ from qdqspec.checks.base import Check
 from qdqspec.errors import BackendError, ConfigError, DataError
 from qdqspec.files import write_whole
 from qdqspec.graph.model import require_path
-from qdqspec.parity.compare import Comparison, compare_outputs
+from qdqspec.parity.compare import OutputComparison, compare_outputs
 from qdqspec.parity.domain import Span, input_domains, spans_of
 from qdqspec.parity.npz import npz_bytes, read_beside, read_members
 from qdqspec.parity.recipes import make, words
@@ -72,7 +72,7 @@ class Prober:
             seen = self._models.tuned(feeds)
         except BackendError as error:
             return Tried((_stopped(error),), _STOPPED)
-        comparison = Comparison(typical=self._typical)
+        comparison = OutputComparison(typical=self._typical)
         comparison.add(expected, seen)
         outputs = comparison.results()
         broken = self._broken(outputs)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdqspec.baseline.store import Entry
-from qdqspec.types import Case, Change, Clock, Outcome
+from qdqspec.types import Case, Clock, Outcome, TimeChange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def _shown(value: object) -> str:
     return "unset" if value is None else str(value)
 
 
-def judge_change(change: Change, allowed: float) -> Outcome:
+def judge_change(change: TimeChange, allowed: float) -> Outcome:
     """Fail if both the interval over builds and the rank test over rounds exclude the allowance."""
     if change.builds.high <= 1 + allowed:
         return "pass"
@@ -98,6 +98,6 @@ def judge_change(change: Change, allowed: float) -> Outcome:
     return "inconclusive"
 
 
-def is_stale(change: Change, allowed: float) -> bool:
+def is_stale(change: TimeChange, allowed: float) -> bool:
     """Whether the model became faster by more than the allowance, so that the baseline would hide a later loss."""
     return change.builds.high < 1 / (1 + allowed) and change.ranks.high < 1 / (1 + allowed)

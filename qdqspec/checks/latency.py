@@ -46,7 +46,7 @@ def _known_percentiles(budget: dict[str, float]) -> dict[str, float]:
     return budget
 
 
-def _known_devices(table: dict[str, Budget]) -> dict[str, Budget]:
+def _known_devices(table: dict[str, LatencyBudget]) -> dict[str, LatencyBudget]:
     """Reject a misspelt backend: its budget would never apply."""
     backends = names("backend")
     for name in table:
@@ -64,12 +64,14 @@ def _shape(value: object) -> str:
 Percentiles: TypeAlias = Annotated[
     dict[str, Positive], Field(min_length=1), AfterValidator(_known_percentiles)
 ]
-Budget: TypeAlias = Annotated[
+LatencyBudget: TypeAlias = Annotated[
     Annotated[Positive, Tag("number")] | Annotated[Percentiles, Tag("percentiles")], Discriminator(_shape)
 ]
-Table: TypeAlias = Annotated[dict[str, Budget], Field(min_length=1), AfterValidator(_known_devices)]
+BudgetTable: TypeAlias = Annotated[
+    dict[str, LatencyBudget], Field(min_length=1), AfterValidator(_known_devices)
+]
 Budgets: TypeAlias = Annotated[
-    Table, BeforeValidator(_table, json_schema_input_type=Positive | Percentiles | Table)
+    BudgetTable, BeforeValidator(_table, json_schema_input_type=Positive | Percentiles | BudgetTable)
 ]
 
 

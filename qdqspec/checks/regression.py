@@ -11,13 +11,13 @@ from qdqspec.baseline.compare import is_stale, judge_change
 from qdqspec.checks._verdicts import unmeasured, verdict
 from qdqspec.checks.base import CheckParams, Fraction
 from qdqspec.types import (
-    Change,
     Evidence,
     EvidenceKind,
     Interval,
     Outcome,
     RegressionEvidence,
     Section,
+    TimeChange,
     Verdict,
 )
 from qdqspec.types.requests import BaselineRequest, Request
@@ -69,7 +69,7 @@ class RegressionCheck:
 def _compare(
     params: RegressionParams,
     found: RegressionEvidence,
-    change: Change,
+    change: TimeChange,
     baseline: Interval,
     ratio: Interval,
 ) -> Verdict:
@@ -99,7 +99,7 @@ def _compare(
     )
 
 
-def _headline(change: Change, allowed: float, outcome: Outcome, *, stale: bool) -> str:
+def _headline(change: TimeChange, allowed: float, outcome: Outcome, *, stale: bool) -> str:
     moved, bounds, most = _moved(change.builds.median), _bounds(change.builds), share_text(allowed)
     against = f"{moved} {'as' if moved == _EQUAL else 'than'} the baseline (95 %: {bounds})"
     if stale:
@@ -141,7 +141,7 @@ def _ratios(found: RegressionEvidence, baseline: Interval, ratio: Interval) -> S
     )
 
 
-def _budget(change: Change, params: RegressionParams, outcome: Outcome) -> Section:
+def _budget(change: TimeChange, params: RegressionParams, outcome: Outcome) -> Section:
     ranks = change.ranks
     row = (
         percent_text(change.builds.median - 1),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
     from qdqspec.config import Settings
     from qdqspec.graph.model import Model
-    from qdqspec.report.explain import Engine
+    from qdqspec.report.explain import ExplainedEngine
     from qdqspec.types import Case, Clock, Evidence, Trial
 
 _GRAPH = ".graph.json"
@@ -94,7 +94,7 @@ def explain(arguments: argparse.Namespace) -> int:
     return FINE
 
 
-def _engines(arguments: argparse.Namespace) -> Sequence[Engine]:
+def _engines(arguments: argparse.Namespace) -> Sequence[ExplainedEngine]:
     settings = settings_from(arguments)
     if len(arguments.what) > 1:
         return _from_files(arguments.what)
@@ -113,16 +113,16 @@ def _engines(arguments: argparse.Namespace) -> Sequence[Engine]:
 # ---- exported engines ---------------------------------------------------------------------------
 
 
-def _from_files(what: Sequence[str]) -> list[Engine]:
+def _from_files(what: Sequence[str]) -> list[ExplainedEngine]:
     paths = [[Path(part) for part in word.split(",") if part] or [Path(word)] for word in what]
     names = _short_names([parts[0] for parts in paths])
     return [_from_exported(name, parts[:3]) for name, parts in zip(names, paths, strict=True)]
 
 
-def _from_exported(name: str, files: Sequence[Path]) -> Engine:
+def _from_exported(name: str, files: Sequence[Path]) -> ExplainedEngine:
     """The engine in files of a runtime's tool; of the first backend that can read them."""
     from qdqspec.config import hooks
-    from qdqspec.report.explain import Engine
+    from qdqspec.report.explain import ExplainedEngine
 
     refusal: BackendError | None = None
     for read in hooks.readers():
@@ -132,7 +132,7 @@ def _from_exported(name: str, files: Sequence[Path]) -> Engine:
             refusal = refusal or error
             continue
         notes = () if found.has_times else (f"{name} has no profile: give one with GRAPH,PROFILE",)
-        return Engine(name=name, layers=found.layers, end_to_end_ms=found.end_to_end_ms, notes=notes)
+        return ExplainedEngine(name=name, layers=found.layers, end_to_end_ms=found.end_to_end_ms, notes=notes)
     assert refusal is not None, "some backend reads exported engines"
     raise refusal
 
@@ -151,7 +151,7 @@ def _short_names(graphs: Sequence[Path]) -> list[str]:
 # ---- results of a run ---------------------------------------------------------------------------
 
 
-def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> list[Engine]:
+def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     folder = find_folder(settings, case)
     if not (folder / _RESULT).is_file():
         raise StateError(
@@ -160,7 +160,7 @@ def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> lis
     return _from_folder(folder, inputs, settings)
 
 
-def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Engine]:
+def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     """Reference and tuned model of a run's folder, and the run's result against its committed baseline."""
     from qdqspec.report.beside import baseline_notes
 
@@ -182,7 +182,7 @@ def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Engin
 
 def _two_engines(
     result: Mapping[str, Any], folder: Path, inputs: Inputs, settings: Settings
-) -> Sequence[Engine]:
+) -> Sequence[ExplainedEngine]:
     """The profiles taken by the search; if the winner was never profiled, both models are profiled now."""
     trials = [trial for trial in _trials(folder / _JOURNAL) if not trial.subgraph]
     digest = (result.get("scheme") or {}).get("digest")
@@ -200,11 +200,11 @@ def _two_engines(
     ]
 
 
-def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]) -> Engine:
-    from qdqspec.report.explain import Engine
+def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]) -> ExplainedEngine:
+    from qdqspec.report.explain import ExplainedEngine
 
     sites = (site for site in trial.placement.sites if not site.weight)
-    return Engine(
+    return ExplainedEngine(
         name=role,
         layers=trial.layers,
         end_to_end_ms=median_ms,
@@ -247,7 +247,9 @@ def _trials(path: Path) -> list[Trial]:
 # ---- models -------------------------------------------------------------------------------------
 
 
-def _from_model(path: Path, reference: Path | None, inputs: Inputs, settings: Settings) -> list[Engine]:
+def _from_model(
+    path: Path, reference: Path | None, inputs: Inputs, settings: Settings
+) -> list[ExplainedEngine]:
     """A quantized model and its float form: ``reference``, or the model without its pairs."""
     from qdqspec.graph.dynamic_pairs import with_pairs
     from qdqspec.graph.model import QDQ_OPS
@@ -301,12 +303,12 @@ def _require_shapes(model: Model, inputs: Inputs) -> None:
     resolve_shapes(model, shaped_by_data(model, inputs))
 
 
-def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[Engine]:
+def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     from qdqspec.backends.base import BuildOptions
     from qdqspec.graph.model import load_model
     from qdqspec.measurement.isolate import Isolated
     from qdqspec.preparation.timing import profile_models
-    from qdqspec.report.explain import Engine
+    from qdqspec.report.explain import ExplainedEngine
 
     ops = {node.name: node.op_type for path in models.values() for node in load_model(path).nodes}
     with closing(Isolated(settings.backend)) as backend:
@@ -320,7 +322,7 @@ def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) ->
         clock: Clock = "cpu" if settings.threads == 1 else "wall"
         found = profile_models(models, backend, options, inputs, clock=clock, seed=settings.seed)
     return [
-        Engine(
+        ExplainedEngine(
             name=name,
             layers=one.layers,
             end_to_end_ms=one.median_ms,

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
     from qdqspec.config import Settings
     from qdqspec.graph.model import Model
-    from qdqspec.regions.inspect import Section
+    from qdqspec.regions.inspect import InspectSection
     from qdqspec.regions.inspection import Judged
 
-SECTIONS: tuple[Section, ...] = ("regions", "patterns")
+SECTIONS: tuple[InspectSection, ...] = ("regions", "patterns")
 
 
 def add_verbs(verbs: Verbs) -> None:

@@ -76,7 +76,7 @@ def list_cases(arguments: argparse.Namespace) -> int:
     return IMPOSSIBLE if wrong or not found else FINE
 
 
-_KINDS: dict[str, registry.Kind] = {
+_KINDS: dict[str, registry.RegistryKind] = {
     "backends": "backend",
     "strategies": "strategy",
     "checks": "check",
@@ -84,7 +84,7 @@ _KINDS: dict[str, registry.Kind] = {
 }
 
 
-def _list_kind(kind: registry.Kind, *, as_json: bool) -> int:
+def _list_kind(kind: registry.RegistryKind, *, as_json: bool) -> int:
     """All entries of a kind with the first line of their documentation, those of installed packages among them."""
     found = {name: _about(kind, name) for name in registry.names(kind)}
     if as_json:
@@ -102,7 +102,7 @@ def _list_kind(kind: registry.Kind, *, as_json: bool) -> int:
     return FINE
 
 
-def _about(kind: registry.Kind, name: str) -> str:
+def _about(kind: registry.RegistryKind, name: str) -> str:
     """The first sentence of the documentation of an entry's module."""
     text = inspect.cleandoc(registry.module_of(kind, name).__doc__ or "")
     return " ".join(text.split("\n\n")[0].split()).partition(". ")[0].removesuffix(".").replace("``", "")

@@ -31,7 +31,7 @@ from qdqspec.cli.words import (
 from qdqspec.config import Settings, find_folder, note_owner, other_owner
 from qdqspec.errors import BackendUnavailableError, ConfigError, OutputError, QdqspecError
 from qdqspec.files import RESULT, explained
-from qdqspec.progress import Bar, Display, Heartbeat
+from qdqspec.progress import Display, Heartbeat, ProgressBar
 from qdqspec.types import Case, CheckResult, RunRecord
 
 if TYPE_CHECKING:
@@ -248,7 +248,9 @@ def _compare_runtimes(session: Session) -> bool:
 @contextmanager
 def _watched(session: Session) -> Iterator[None]:
     display: Display = (
-        Bar(file=sys.stderr, colored=COLOR.get() != "never") if sys.stderr.isatty() else Heartbeat(complain)
+        ProgressBar(file=sys.stderr, colored=COLOR.get() != "never")
+        if sys.stderr.isatty()
+        else Heartbeat(complain)
     )
     session.watch = display.update
     try:

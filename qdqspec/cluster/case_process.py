@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from qdqspec.cluster.request import Request, unpack
+from qdqspec.cluster.request import CaseRequest, unpack
 from qdqspec.codec import from_data, to_data
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
@@ -104,7 +104,7 @@ class Answer:
 def main() -> int:
     """Run the case of the folder that is the first argument."""
     folder = Path(sys.argv[1])
-    request = from_data(Request, json.loads((folder / REQUEST).read_text(encoding="utf-8")))
+    request = from_data(CaseRequest, json.loads((folder / REQUEST).read_text(encoding="utf-8")))
     options = from_data(WorkerOptions, json.loads(sys.argv[2]))
     channel = Channel(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # whatever else is printed belongs to the log
@@ -186,7 +186,7 @@ class _Twin:
             each.set_exception(LostTwinError(self.name))
 
 
-def _help(request: Request, folder: Path, options: WorkerOptions, channel: Channel) -> NoReturn:
+def _help(request: CaseRequest, folder: Path, options: WorkerOptions, channel: Channel) -> NoReturn:
     """Answer the requests of a case that runs on another device of the same key, until this process is ended."""
     from qdqspec.session import Session
     from qdqspec.session.tuning import TwinBench
@@ -200,7 +200,7 @@ def _help(request: Request, folder: Path, options: WorkerOptions, channel: Chann
             channel.send({"id": asked["id"], "answer": bench.answer(asked["request"])})
 
 
-def _answer(request: Request, folder: Path, options: WorkerOptions, channel: Channel) -> Answer:
+def _answer(request: CaseRequest, folder: Path, options: WorkerOptions, channel: Channel) -> Answer:
     from qdqspec.report.record import record_to_json
     from qdqspec.session import Session
 

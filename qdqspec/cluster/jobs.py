@@ -26,7 +26,7 @@ from qdqspec import __version__
 from qdqspec.cluster.case_process import ANSWER, LOG, REQUEST, Answer, Failure, WorkerOptions
 from qdqspec.cluster.content import CHUNK, ContentStore
 from qdqspec.cluster.inventory import Announcement
-from qdqspec.cluster.request import CACHE, OUTPUT, FileEntry, Request
+from qdqspec.cluster.request import CACHE, OUTPUT, CaseRequest, FileEntry
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import ConfigError, QdqspecError, StateError
 from qdqspec.files import file_digest, replace_file
@@ -47,7 +47,7 @@ class StoppedError(Exception):
 class Job:
     """The state of one job, shared by its thread and the event loop."""
 
-    request: Request
+    request: CaseRequest
     folder: Path
     asked: float = field(default_factory=time.monotonic)  # when the client last asked
     phase: str = "waiting"  # waiting, receiving, running, done
@@ -121,7 +121,7 @@ class Jobs:
 
     def run(self, text: str) -> str:
         """Run the job of a request; the task of the scheduler. Returns how it ended, in one word."""
-        request = from_data(Request, json.loads(text))
+        request = from_data(CaseRequest, json.loads(text))
         if request.version != __version__:
             raise ConfigError(f"the client has qdqspec {request.version}, this worker {__version__}")
         job = self._enter(request)
@@ -134,20 +134,20 @@ class Jobs:
 
     async def help(self, request: str) -> bool:
         """Begin to help a case of another worker, on another device of the same key; false if this one is not idle."""
-        asked = from_data(Request, json.loads(request))
+        asked = from_data(CaseRequest, json.loads(request))
         is_other = asked.helps not in ("", self._device(asked))
         if self._jobs or asked.version != __version__ or not is_other:
             return False
         threading.Thread(target=self._served, args=(self._enter(asked),), daemon=True).start()
         return True
 
-    def _enter(self, request: Request) -> Job:
+    def _enter(self, request: CaseRequest) -> Job:
         name = "".join(sign for sign in request.id if sign.isalnum())
         folder = self._folder / "jobs" / f"{os.getpid()}-{name}"
         job = self._jobs[request.id] = Job(request, folder, device=self._device(request))
         return job
 
-    def _device(self, request: Request) -> str:
+    def _device(self, request: CaseRequest) -> str:
         """The host, and the lock of the device that a request is about."""
         backend = request.case.get("backend") or request.settings.get("backend")
         locks = {each.backend: each.lock for each in self._announced.devices}

@@ -46,7 +46,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class CaseRequest:
     """What a worker is asked: a case as JSON data, settings, and the files that both need.
 
     ``topic`` is where the worker reports that it has begun; ``lease`` is after how many seconds without a question of
@@ -123,9 +123,9 @@ class Package:
                 self.add(f"{place}/{Path(name).relative_to(base).as_posix()}", Path(name))
         return Path(place) / path.relative_to(base)
 
-    def request(self, name: str, topic: str, lease: float, twins: Iterable[str] = ()) -> Request:
+    def request(self, name: str, topic: str, lease: float, twins: Iterable[str] = ()) -> CaseRequest:
         """The request of one attempt."""
-        return Request(
+        return CaseRequest(
             id=name,
             version=__version__,
             topic=topic,
@@ -175,7 +175,7 @@ def pack(case: Case, settings: Settings) -> Package:
     return package
 
 
-def unpack(request: Request, folder: Path, worker: Settings) -> tuple[Case, Settings]:
+def unpack(request: CaseRequest, folder: Path, worker: Settings) -> tuple[Case, Settings]:
     """The case and settings of a request, with paths in ``folder`` and the worker's own device, plugins and options.
 
     Raises `QdqspecError` for a path that leads out of the folder, or an option that only the worker's command line may

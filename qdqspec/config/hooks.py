@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from qdqspec import registry
 from qdqspec.config.settings import DEFAULT_BACKEND
 
-Names: TypeAlias = Literal[
+DeclaredNames: TypeAlias = Literal[
     "targets", "lint_targets", "optimizers", "placement_rules"
 ]  # fields of `Declaration`
 Hook: TypeAlias = str  # "module:attribute", imported when it is used
@@ -79,13 +79,13 @@ def owner_of(name: str) -> str:
     return max(owners, key=len, default="")
 
 
-def declares(names: Names, name: str) -> bool:
+def declares(names: DeclaredNames, name: str) -> bool:
     """Whether the backend that a name belongs to declares it. Imports the package of that backend alone."""
     owner = owner_of(name)
     return bool(owner) and name in getattr(declaration_of(owner), names)
 
 
-def all_names(names: Names) -> tuple[str, ...]:
+def all_names(names: DeclaredNames) -> tuple[str, ...]:
     """The names that all backends declare. Imports the packages of all."""
     found = map(declaration_of, registry.names("backend"))
     return tuple(name for declaration in found for name in getattr(declaration, names))

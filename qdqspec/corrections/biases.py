@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.arrays import Array, Floats
-from qdqspec.corrections.layers import Layer
+from qdqspec.corrections.layers import LinearLayer
 from qdqspec.corrections.statistics import Means
 from qdqspec.quantize.formats import QuantParams
 from qdqspec.quantize.scales import dequantize
 
 
-def mean_shift(layer: Layer, weight: Array, params: QuantParams, integers: Array, means: Means) -> Floats:
+def mean_shift(
+    layer: LinearLayer, weight: Array, params: QuantParams, integers: Array, means: Means
+) -> Floats:
     """What quantization adds to the mean of each output channel, for these means of the inputs by group."""
     real = layer.matrix(weight.astype(np.float32, copy=False)).astype(np.float64)
     stored = layer.matrix(dequantize(integers, params)).astype(np.float64)
@@ -26,7 +28,7 @@ def mean_shift(layer: Layer, weight: Array, params: QuantParams, integers: Array
 
 
 def bias_shift(
-    layer: Layer, weight: Array, params: QuantParams, integers: Array, fit: Means, held_out: Means
+    layer: LinearLayer, weight: Array, params: QuantParams, integers: Array, fit: Means, held_out: Means
 ) -> npt.NDArray[np.float32] | None:
     """What to add to the bias; ``None`` if it does not reduce the mean error for the held-out means of the inputs."""
     found = mean_shift(layer, weight, params, integers, fit)

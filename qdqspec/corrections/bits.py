@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.arrays import Array, Floats
-from qdqspec.corrections.layers import Layer
+from qdqspec.corrections.layers import LinearLayer
 from qdqspec.quantize.formats import QuantParams
 
 MOST = 127  # the largest weight
@@ -20,7 +20,7 @@ PAIR = 128  # the largest sum of two neighbours of equal sign
 _REDUCED = 63  # the largest weight of 7 bits
 
 
-def overflow_free_scale(layer: Layer, weight: Array, reduced: QuantParams) -> npt.NDArray[np.float32]:
+def overflow_free_scale(layer: LinearLayer, weight: Array, reduced: QuantParams) -> npt.NDArray[np.float32]:
     """The smallest scales, in the shape of those of 7 bits, with which no pair of weights overflows.
 
     Rounding adds at most a half to each of two neighbours, so that their exact sum has to stay below 127.
@@ -34,14 +34,14 @@ def overflow_free_scale(layer: Layer, weight: Array, reduced: QuantParams) -> np
     return np.asarray(np.minimum(reduced.scale, np.maximum(scale, least)), np.float32)
 
 
-def overflows(layer: Layer, integers: Array) -> bool:
+def overflows(layer: LinearLayer, integers: Array) -> bool:
     """Whether some pair of these weights can overflow."""
     if layer.is_depthwise:
         return False
     return bool((_pair_sums(layer.matrix(integers).astype(np.float64)) > PAIR).any())
 
 
-def without_overflow(layer: Layer, integers: Array) -> Array:
+def without_overflow(layer: LinearLayer, integers: Array) -> Array:
     """The integers, with the smaller one of each pair that can overflow moved towards zero as far as necessary."""
     if layer.is_depthwise:
         return integers

@@ -14,8 +14,8 @@ import numpy as np
 from qdqspec.corrections.biases import bias_shift
 from qdqspec.corrections.bits import overflow_free_scale, without_overflow
 from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
-from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, Numbers, sure_db
-from qdqspec.corrections.layers import Layer, find_layers
+from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, TensorKind, sure_db
+from qdqspec.corrections.layers import LinearLayer, find_layers
 from qdqspec.corrections.margins import FACTORS, widened
 from qdqspec.corrections.ranges import Ranges, chosen_ranges
 from qdqspec.corrections.rounding import is_better, rounded_weight
@@ -77,7 +77,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundCorrections:
     """The accepted corrections, and the gain of each that was tried, also of rejected ones.
 
     ``model`` and ``numbers`` are those of the equalized model, ``None`` if no chain is ``equalized``.
@@ -90,7 +90,7 @@ class Found:
     numbers: Quantizer | None = None
 
 
-def find_corrections(question: Question) -> Found:
+def find_corrections(question: Question) -> FoundCorrections:
     """Try each allowed correction in turn. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
     search = _Search(question)
     if "equalization" in question.allowed and not search.is_over:
@@ -102,7 +102,7 @@ def find_corrections(question: Question) -> Found:
             search.attempt(name, _STEPS[name])
     if {"bits", "rounding"} <= {*question.allowed} and search.rejected("bits") and not search.is_over:
         search.attempt("bits", _with_rounded_bits)
-    found = Found(corrections=search.taken, gains=tuple(search.gains))
+    found = FoundCorrections(corrections=search.taken, gains=tuple(search.gains))
     if not search.equalized:
         return found
     question = search.question
@@ -153,7 +153,7 @@ class _Search:
         tried, changed = step(self, self.taken)
         if not changed:
             return
-        numbers: Numbers = "activations" if name in OF_ACTIVATIONS else "weights"
+        numbers: TensorKind = "activations" if name in OF_ACTIVATIONS else "weights"
         after = self.judged_errors(tried, numbers, needs_inputs=needs_inputs)
         taken = self.accepts(after, needs_inputs=needs_inputs)
         self._record(name, before, after, changed, taken=taken)
@@ -227,7 +227,7 @@ class _Search:
     def judged_errors(
         self,
         corrections: Corrections,
-        numbers: Numbers,
+        numbers: TensorKind,
         before: tuple[Errors, ...] | None = None,
         *,
         needs_inputs: bool = False,
@@ -346,7 +346,7 @@ class _Search:
                 found[name] = numbers.params(site)
         return found
 
-    def weights(self) -> list[tuple[Site, Layer]]:
+    def weights(self) -> list[tuple[Site, LinearLayer]]:
         """The weight sites in integer formats, each with its layer; one for each number format."""
         sites = {weight_key(s): s for s in self.question.sites if s.weight and s.tensor in self.layers}
         return [(site, self.layers[site.tensor]) for site in sites.values() if self._may_change(site)]

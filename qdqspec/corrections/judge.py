@@ -17,8 +17,8 @@ from qdqspec.rehearsal import Rehearsal, Runtime, Subject
 from qdqspec.rehearsal.rehearsal import Values
 from qdqspec.types import Placement
 
-Part: TypeAlias = Literal["fit", "held-out"]
-Numbers: TypeAlias = Literal["weights", "activations"]
+SampleSplit: TypeAlias = Literal["fit", "held-out"]
+TensorKind: TypeAlias = Literal["weights", "activations"]
 
 SAMPLES = 12  # of each part
 TINY = 1e-30  # lower bound of powers
@@ -39,13 +39,13 @@ class Judge:
     feeds: Callable[[], Iterable[Feed]]
     runtime: Runtime
     samples: int = SAMPLES  # of each part, at most
-    known: dict[tuple[int, Part], dict[int, Values]] = field(default_factory=dict)  # of float models
+    known: dict[tuple[int, SampleSplit], dict[int, Values]] = field(default_factory=dict)  # of float models
 
-    def part(self, part: Part, samples: int | None = None) -> Iterator[Feed]:
+    def part(self, part: SampleSplit, samples: int | None = None) -> Iterator[Feed]:
         """The samples of a part."""
         return islice(self.feeds(), int(part == "held-out"), 2 * (samples or self.samples), 2)
 
-    def open(self, numbers: QuantSource, part: Part) -> Rehearsal:
+    def open(self, numbers: QuantSource, part: SampleSplit) -> Rehearsal:
         """The rehearsal of these numbers on a part of the samples."""
         sites = dict.fromkeys(site for placement in self.placements for site in placement.ordered)
         subject = Subject(
@@ -61,7 +61,7 @@ class Judge:
     def errors(
         self,
         numbers: QuantSource,
-        part: Part = "held-out",
+        part: SampleSplit = "held-out",
         is_late: Callable[[], bool] = lambda: False,
     ) -> tuple[Errors, ...]:
         """The error of each placement; from `LEAST_SAMPLES` on, no further sample runs once ``is_late``."""
@@ -71,7 +71,7 @@ class Judge:
         self,
         numbers: QuantSource,
         before: tuple[Errors, ...],
-        changed: Numbers | None,
+        changed: TensorKind | None,
         is_lost: Callable[[tuple[Errors, ...]], bool],
     ) -> tuple[Errors, ...]:
         """The error of each placement, on fewer samples than ``before`` if ``is_lost`` is true of the first ones.
@@ -101,7 +101,7 @@ class Judge:
     def _errors(
         self,
         numbers: QuantSource,
-        part: Part,
+        part: SampleSplit,
         placements: Sequence[Placement],
         is_enough: Callable[[tuple[Errors, ...]], bool],
         least: int = LEAST_SAMPLES,

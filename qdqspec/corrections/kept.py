@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qdqspec.codec import from_data
-from qdqspec.corrections.find import Found
+from qdqspec.corrections.find import FoundCorrections
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
 from qdqspec.placement.equalize import EQUALIZATIONS, misfit_of
@@ -25,7 +25,7 @@ from qdqspec.types import CorrectionGain
 _MOST_BYTES = 1 << 30
 
 
-def write_found(path: Path, run: Mapping[str, object], found: Found) -> None:
+def write_found(path: Path, run: Mapping[str, object], found: FoundCorrections) -> None:
     """Write corrections with their gains; ``run`` describes model, data and rules."""
     known = found.corrections
     content: dict[str, Any] = {
@@ -41,7 +41,7 @@ def write_found(path: Path, run: Mapping[str, object], found: Found) -> None:
     write_text(path, json.dumps({"run": content_sum(run), "sum": content_sum(content), **content}))
 
 
-def read_found(path: Path, run: Mapping[str, object], model: Model) -> Found | None:
+def read_found(path: Path, run: Mapping[str, object], model: Model) -> FoundCorrections | None:
     """The corrections in a file, without numbers; ``None`` if it is missing, damaged, or of another run or model."""
     try:
         content = read_json(path, most_bytes=_MOST_BYTES)
@@ -52,7 +52,7 @@ def read_found(path: Path, run: Mapping[str, object], model: Model) -> Found | N
         return None
 
 
-def _found(content: Mapping[str, Any], model: Model) -> Found | None:
+def _found(content: Mapping[str, Any], model: Model) -> FoundCorrections | None:
     equalized = EQUALIZATIONS.validate_python(content["equalized"])
     if misfit_of(model, equalized) is not None:
         return None
@@ -61,7 +61,7 @@ def _found(content: Mapping[str, Any], model: Model) -> Found | None:
         shape = tuple(model.constants[tensor].dims)
         integers = unpacked(text, number_format(name).dtype, prod(shape)).reshape(shape) if text else None
         weights[tensor, name, axis] = WeightNumbers(scale=np.array(scale, np.float32), integers=integers)
-    return Found(
+    return FoundCorrections(
         corrections=Corrections(
             ranges={tensor: TensorRange(low, high) for tensor, (low, high) in content["ranges"].items()},
             weights=weights,

@@ -17,7 +17,7 @@ from qdqspec.types import Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class LinearLayer:
     """A Conv, Gemm or MatMul with a constant weight. Columns are in the order (kernel position, input channel)."""
 
     node: Node
@@ -104,12 +104,12 @@ class Layer:
         return self.node.op_type == "Gemm" and bool(self.node.attributes.get("transB", 0))
 
 
-def find_layers(model: Model, sites: Iterable[Site]) -> dict[str, Layer]:
+def find_layers(model: Model, sites: Iterable[Site]) -> dict[str, LinearLayer]:
     """The linear layers of the main graph whose weights these sites quantize, by weight.
 
     Omitted are weights with several consumers, and nodes in a body, whose inputs cannot be observed in shape.
     """
-    found: dict[str, Layer] = {}
+    found: dict[str, LinearLayer] = {}
     for site in sites:
         if not site.weight or len(model.consumers.get(site.tensor, ())) != 1:
             continue
@@ -120,7 +120,7 @@ def find_layers(model: Model, sites: Iterable[Site]) -> dict[str, Layer]:
     return found
 
 
-def _layer(model: Model, node: Node) -> Layer | None:
+def _layer(model: Model, node: Node) -> LinearLayer | None:
     index = weight_input(model, node) if is_default(node) else None
     if index is None or index == 0 or node.scope or node.op_type not in ("Conv", "Gemm", "MatMul"):
         return None
@@ -130,7 +130,9 @@ def _layer(model: Model, node: Node) -> Layer | None:
     groups = int(cast("int", node.attributes.get("group", 1))) if node.op_type == "Conv" else 1
     if 0 in shape or len(shape) < 2:
         return None
-    return Layer(node=node, weight=node.inputs[index], shape=shape, source=node.inputs[0], groups=groups)
+    return LinearLayer(
+        node=node, weight=node.inputs[index], shape=shape, source=node.inputs[0], groups=groups
+    )
 
 
 def _numbers(value: object, count: int, otherwise: int = 1) -> list[int]:

@@ -20,12 +20,12 @@ from qdqspec.backends.base import Engine
 from qdqspec.corrections.judge import Errors, Judge, powers, sure_db
 from qdqspec.graph.protos import copy_model
 from qdqspec.placement.pairs import QuantSource
+from qdqspec.placement.units import Edge
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS
 from qdqspec.rehearsal import Rehearsal
 from qdqspec.rehearsal.rehearsal import Values
-from qdqspec.rehearsal.switches import Edge
 from qdqspec.types import Placement
 
 Ranges = Mapping[str, TensorRange]

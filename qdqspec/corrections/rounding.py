@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from qdqspec.arrays import Array, Floats
-from qdqspec.corrections.layers import Layer
+from qdqspec.corrections.layers import LinearLayer
 from qdqspec.corrections.statistics import InputStatistics
 from qdqspec.quantize.formats import QuantParams
 from qdqspec.quantize.scales import quantize, steps_of
@@ -77,7 +77,7 @@ def _diagonal(matrices: Floats) -> Floats:
     return np.diagonal(matrices, axis1=-2, axis2=-1)
 
 
-def rounded_weight(layer: Layer, weight: Array, params: QuantParams, inputs: InputStatistics) -> Array:
+def rounded_weight(layer: LinearLayer, weight: Array, params: QuantParams, inputs: InputStatistics) -> Array:
     """The integers of a weight by `gptq`, none larger than the largest nearest integer."""
     fmt, middle = params.format, _middle(params)
     nearest = (
@@ -93,7 +93,7 @@ def rounded_weight(layer: Layer, weight: Array, params: QuantParams, inputs: Inp
 
 
 def is_better(
-    layer: Layer, weight: Array, params: QuantParams, integers: Array, inputs: InputStatistics
+    layer: LinearLayer, weight: Array, params: QuantParams, integers: Array, inputs: InputStatistics
 ) -> bool:
     """Whether integers change the layer's outputs less than the nearest ones, for these inputs."""
     matrix, step, middle = _real(layer, weight), _steps(layer, params, weight.shape), _middle(params)
@@ -110,9 +110,9 @@ def _middle(params: QuantParams) -> int:
     return int(params.zero_point.reshape(-1)[0])
 
 
-def _real(layer: Layer, weight: Array) -> Floats:
+def _real(layer: LinearLayer, weight: Array) -> Floats:
     return layer.matrix(weight.astype(np.float32, copy=False)).astype(np.float64)
 
 
-def _steps(layer: Layer, params: QuantParams, shape: tuple[int, ...]) -> Floats:
+def _steps(layer: LinearLayer, params: QuantParams, shape: tuple[int, ...]) -> Floats:
     return layer.matrix(np.broadcast_to(steps_of(params, shape), shape)).astype(np.float64)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.arrays import Array, Feed
-from qdqspec.corrections.layers import Layer
+from qdqspec.corrections.layers import LinearLayer
 from qdqspec.quantize.formats import QuantParams
 from qdqspec.quantize.scales import dequantize, quantize
 
@@ -51,12 +51,12 @@ class InputStatistics:
 
 
 def observed_statistics(
-    layers: Iterable[Layer],
+    layers: Iterable[LinearLayer],
     feeds: Callable[[], Iterable[Feed]],
     samples: int,
     observe: Observe,
     pairs: Mapping[str, QuantParams] | None = None,
-) -> Iterator[tuple[Layer, InputStatistics, InputStatistics]]:
+) -> Iterator[tuple[LinearLayer, InputStatistics, InputStatistics]]:
     """The statistics of each layer over even and over odd samples, in batches that fit into memory.
 
     ``samples`` is the number of ``feeds``: of many samples, fewer rows of each are enough. Layers whose inputs
@@ -77,12 +77,12 @@ def observed_statistics(
 
 
 def observed_means(
-    layers: Sequence[Layer],
+    layers: Sequence[LinearLayer],
     feeds: Callable[[], Iterable[Feed]],
     samples: int,
     observe: Observe,
     pairs: Mapping[str, QuantParams] | None = None,
-) -> Iterator[tuple[Layer, Means, Means]]:
+) -> Iterator[tuple[LinearLayer, Means, Means]]:
     """The means of the columns of each layer's input over even and over odd samples.
 
     ``pairs`` are the parameters by which inputs are quantized, by weight; without them inputs are exact.
@@ -111,19 +111,19 @@ def observed_means(
             yield layer, fit, held_out
 
 
-def _rows(layer: Layer, samples: int) -> int:
+def _rows(layer: LinearLayer, samples: int) -> int:
     """The number of rows of each sample."""
     wanted = max(ROWS, ROWS_A_COLUMN * layer.columns)
     return min(MOST_ROWS, -(-2 * wanted // max(samples, 1)))
 
 
-def _stored(rows: Moments, layer: Layer, pairs: Mapping[str, QuantParams] | None) -> Moments:
+def _stored(rows: Moments, layer: LinearLayer, pairs: Mapping[str, QuantParams] | None) -> Moments:
     """The values that the layer reads where its input is quantized."""
     params = (pairs or {}).get(layer.weight)
     return rows if params is None else dequantize(quantize(rows, params), params)
 
 
-def _of(found: dict[str, InputStatistics], layer: Layer) -> InputStatistics:
+def _of(found: dict[str, InputStatistics], layer: LinearLayer) -> InputStatistics:
     if layer.weight not in found:
         groups, columns = layer.groups, layer.columns
         found[layer.weight] = InputStatistics(
@@ -133,8 +133,8 @@ def _of(found: dict[str, InputStatistics], layer: Layer) -> InputStatistics:
     return found[layer.weight]
 
 
-def _batches(layers: Sequence[Layer]) -> Iterator[list[Layer]]:
-    batch: list[Layer] = []
+def _batches(layers: Sequence[LinearLayer]) -> Iterator[list[LinearLayer]]:
+    batch: list[LinearLayer] = []
     taken = 0
     for layer in layers:
         size = 8 * layer.groups * layer.columns**2

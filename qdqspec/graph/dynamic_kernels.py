@@ -78,7 +78,7 @@ def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:
     return {t.name: t for t in graph.initializer} | values
 
 
-class Names:
+class FreeNames:
     """Names that nothing in a graph has yet."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
@@ -102,7 +102,7 @@ class _Lowering:
         graph = flat.graph
         self._producer = {name: node for node in graph.node for name in node.output if name}
         self._constants = constants_of(graph)
-        self._names = Names(graph)
+        self._names = FreeNames(graph)
         self._added: list[TensorProto] = []
         self._unread: set[str] = set()  # what only the operators replaced may have read
         self._imports = {opset.domain for opset in flat.opset_import}

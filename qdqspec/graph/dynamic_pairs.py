@@ -22,7 +22,7 @@ from qdqspec.graph.dynamic_kernels import (
     LSTM,
     QUANTIZE,
     REPLACED,
-    Names,
+    FreeNames,
     attribute_of,
     constants_of,
     is_default,
@@ -73,7 +73,7 @@ class _Raising:
         self._flat = flat
         self._reference = reference
         self._nodes = flat.graph.node
-        self._names = Names(flat.graph)
+        self._names = FreeNames(flat.graph)
         self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
         self._readers: dict[str, list[int]] = {}
         for index, node in enumerate(self._nodes):

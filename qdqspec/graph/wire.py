@@ -80,7 +80,7 @@ def node_input(name: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PieceRun:
     """A sequence of pieces of a graph: their indexes in a list that many models share, and their total bytes.
 
     No piece is accessed before it is written.
@@ -105,7 +105,7 @@ class Parts:
     """
 
     before: bytes
-    graph: tuple[Piece | Run, ...]
+    graph: tuple[Piece | PieceRun, ...]
     after: bytes
     apart: bool = False
 
@@ -138,11 +138,11 @@ class Parts:
         yield self.after
 
 
-def _chunks(piece: bytes | Run) -> Iterable[bytes]:
+def _chunks(piece: bytes | PieceRun) -> Iterable[bytes]:
     return (piece,) if isinstance(piece, bytes) else piece.chunks()
 
 
-def _size(piece: Piece | Run, own: Callable[[TensorProto], TensorProto]) -> int:
+def _size(piece: Piece | PieceRun, own: Callable[[TensorProto], TensorProto]) -> int:
     if isinstance(piece, TensorProto):
         size: int = own(piece).ByteSize()
         return len(head(INITIALIZER, size)) + size

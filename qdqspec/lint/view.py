@@ -42,7 +42,7 @@ LAYOUT = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Numbers:
+class QdqNumbers:
     """The parameters of one Q or DQ. ``scale`` is ``None`` if it is computed at run time."""
 
     elem_type: int | None  # of the stored numbers
@@ -52,7 +52,7 @@ class Numbers:
     block: int
     dynamic: bool = False  # whether the scales of blocks are computed at run time and multiplied by ``scale``
 
-    def same_scale(self, other: Numbers) -> bool:
+    def same_scale(self, other: QdqNumbers) -> bool:
         """Whether two pairs represent the same real numbers."""
         if self.scale is None or other.scale is None or self.elem_type != other.elem_type:
             return False
@@ -86,7 +86,7 @@ class View:
         self.target = target
         self.capability = capability
         self.versions = versions_of(target)  # of the target's runtime that are judged
-        self._numbers: dict[str, Numbers] = {}
+        self._numbers: dict[str, QdqNumbers] = {}
 
     @cached_property
     def pairs(self) -> tuple[Node, ...]:
@@ -135,13 +135,13 @@ class View:
                 found[node.name] = type_name(elem_type), since
         return found
 
-    def numbers(self, node: Node) -> Numbers:
+    def numbers(self, node: Node) -> QdqNumbers:
         """The numbers of a Q or DQ."""
         if node.name not in self._numbers:
             self._numbers[node.name] = self._read(node)
         return self._numbers[node.name]
 
-    def _read(self, node: Node) -> Numbers:
+    def _read(self, node: Node) -> QdqNumbers:
         finds = self._finds_scales(node)
         if finds is not None:
             return self._found_later(finds)
@@ -152,7 +152,7 @@ class View:
             known = node.inputs[2] in self.model.constants
             zero_point = self.model.array(node.inputs[2]).astype(np.float64) if known else None
         axis, block = blocks_of(node)
-        return Numbers(
+        return QdqNumbers(
             elem_type=self.model.elem_type(stored),
             scale=None if scale is None else scale.astype(np.float64),
             zero_point=zero_point,
@@ -165,12 +165,12 @@ class View:
         maker = self.model.producer.get(node.inputs[0]) if is_op(node, "DequantizeLinear") else node
         return maker if maker is not None and is_dynamic(maker) else None
 
-    def _found_later(self, node: Node) -> Numbers:
+    def _found_later(self, node: Node) -> QdqNumbers:
         """The numbers of a dynamically quantizing node: the common factor of its scales, if any."""
         known = [name for name in node.inputs[1:2] if name in self.model.constants]
         scale = self.model.array(known[0]).astype(np.float64) if known else np.ones(())
         axis, block = blocks_of(node)
-        return Numbers(
+        return QdqNumbers(
             elem_type=TensorProto.UINT8
             if node.op_type == QUANTIZE
             else self.model.elem_type(node.outputs[0]),

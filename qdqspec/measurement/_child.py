@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from qdqspec.files import explained
-from qdqspec.wire import Stream
+from qdqspec.wire import FrameStream
 
 LOG = "log.txt"
 _TAIL_BYTES = 4096
@@ -30,7 +30,7 @@ _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
 class Child:
     """A process that serves one engine. ``folder`` holds its log and temporary files."""
 
-    stream: Stream
+    stream: FrameStream
     folder: Path
     end: Callable[[], int]  # kills the process and returns its exit code, negative for a signal
     pid: int = 0  # 0 for a thread, as in some tests

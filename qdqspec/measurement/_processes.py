@@ -25,7 +25,7 @@ from typing import IO, Any
 from qdqspec.errors import BackendError
 from qdqspec.measurement._child import Child, Interpreter, engine_folder, kill, last_words, start_worker
 from qdqspec.temporary import TemporaryFolder, shared_folder
-from qdqspec.wire import Stream
+from qdqspec.wire import FrameStream
 
 START_TIMEOUT = 120.0  # seconds to import a backend's library, on a loaded machine with a cold disk cache
 _CONTROL_LIMIT = 1 << 16  # bytes of one control message
@@ -83,7 +83,7 @@ class Zygote:
         except BaseException:  # a child that was forked nevertheless sees its connection close
             ours.close()
             raise
-        return Child(Stream(ours), folder, lambda: self._end(answer["pid"]), answer["pid"])
+        return Child(FrameStream(ours), folder, lambda: self._end(answer["pid"]), answer["pid"])
 
     def close(self) -> None:
         """Stop the zygote, which kills its children first."""
@@ -173,7 +173,7 @@ class Interpreters:
             raise BackendError(
                 f"the process for an engine did not start (exit code {code})\n{words}".rstrip(), cure=_CURE
             )
-        return Child(Stream(connection), folder, lambda: kill(process), process.pid)
+        return Child(FrameStream(connection), folder, lambda: kill(process), process.pid)
 
     def close(self) -> None:
         """Kill all children."""

@@ -26,7 +26,7 @@ from qdqspec.measurement.fresh import FreshBuilds
 from qdqspec.measurement.looks import Looks
 from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.measurement.parts import FLOAT, PartBench
-from qdqspec.measurement.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
+from qdqspec.measurement.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measurement.race import Entrant, Turn, both_of, profiled, race, warmed
 from qdqspec.measurement.stats import build_deviation, drift, inverse
 from qdqspec.measurement.together import IsSettled, Take, Together, common_clock, joined
@@ -111,7 +111,7 @@ class Bench:
         self,
         backend: Backend,
         write: Callable[[Placement], Path] | None,
-        feeds: Feeds,
+        feeds: GivenFeeds,
         *,
         clock: Clock,
         random: np.random.Generator,

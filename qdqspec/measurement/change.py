@@ -16,7 +16,7 @@ import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.measurement.stats import pooled_deviation, student_t, trimmed_mean
-from qdqspec.types import Change, Clock, Interval, LatencyEvidence, Samples
+from qdqspec.types import Clock, Interval, LatencyEvidence, Samples, TimeChange
 
 RANK_ALPHA = 0.01  # one-sided
 UNKNOWN_DEVIATION = 0.024  # between builds, assumed with one build per role: the largest we have measured
@@ -74,7 +74,7 @@ def ratio_interval(times: BuildTimes) -> Interval:
     return _interval(level.center, level.variance, level.freedom)
 
 
-def change_between(now: BuildTimes, before: BuildTimes) -> Change:
+def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
     """The change of the ratio (without references: of the time), now over before.
 
     The interval is Welch's (1947): each run has its own variance between builds. The rank test is that of Mann and
@@ -83,7 +83,7 @@ def change_between(now: BuildTimes, before: BuildTimes) -> Change:
     ours, theirs = _level(now), _level(before)
     variance = ours.variance + theirs.variance
     freedom = _welch(ours, theirs)
-    return Change(
+    return TimeChange(
         builds=_interval(ours.center - theirs.center, variance, freedom),
         ranks=_exponential(shift_bounds(ours.rounds, theirs.rounds)),
         p_value=mann_whitney_p(ours.rounds, theirs.rounds),

@@ -38,10 +38,10 @@ class Part:
     profiles: tuple[ShapeProfile, ...] = ()
 
 
-Feeds = Mapping[str, Array] | tuple[Load, ...]
+GivenFeeds = Mapping[str, Array] | tuple[Load, ...]
 
 
-def loads_of(feeds: Feeds) -> tuple[Load, ...]:
+def loads_of(feeds: GivenFeeds) -> tuple[Load, ...]:
     """Inputs of one profile as a load; loads unchanged."""
     return feeds if isinstance(feeds, tuple) else (Load(feeds=feeds),)
 

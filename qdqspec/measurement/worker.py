@@ -37,7 +37,7 @@ from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.measurement._processor import one_processor
 from qdqspec.measurement._records import options_from_json
-from qdqspec.wire import Header, Stream, WireClosedError, travels
+from qdqspec.wire import FrameStream, Header, WireClosedError, travels
 
 CONTROL_LIMIT = 1 << 16  # bytes of one control message
 _DEATH_SIGNAL_OPTION = 1  # PR_SET_PDEATHSIG of Linux' prctl
@@ -49,7 +49,7 @@ Answer = tuple[Header, Mapping[str, Array]]
 class Service:
     """Answers the requests of one connection with one engine."""
 
-    stream: Stream
+    stream: FrameStream
     backend: Backend
     engine: Engine | None = field(default=None, init=False)
     # context of timed runs
@@ -198,7 +198,7 @@ def _fork(connection: socket.socket, control: socket.socket, backend: Backend, f
         control.close()
         _die_with_parent(parent)
         _enter(folder)
-        Service(Stream(connection), backend).serve()
+        Service(FrameStream(connection), backend).serve()
         code = 0
     except BaseException:  # noqa: BLE001 - written to the log; the parent gets the exit code
         traceback.print_exc()
@@ -244,7 +244,7 @@ def run_single(name: str, port: int, folder: Path) -> None:
     connection.sendall(token)
     threading.Thread(target=_exit_at_end_of, args=(lifeline, folder.parent), daemon=True).start()
     _enter(folder)
-    stream = Stream(connection)
+    stream = FrameStream(connection)
     try:
         backend = backend_by_name(name)
     except QdqspecError as error:

@@ -23,7 +23,7 @@ Outputs = Mapping[str, Array]
 _STEPS = 255  # of an 8-bit grid
 
 
-class Run(NamedTuple):
+class SampleOutputs(NamedTuple):
     """The outputs for one sample: of the float model, of the tuned model, and of its arithmetic as ONNX defines it."""
 
     reference: Outputs
@@ -31,7 +31,7 @@ class Run(NamedTuple):
     arithmetic: Outputs | None = None
 
 
-class Comparison:
+class OutputComparison:
     """Comparison of two models' outputs, sample by sample. ``tops`` requests agreement on classes too.
 
     SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that are
@@ -59,20 +59,20 @@ class Comparison:
 
 
 def compare_outputs(
-    runs: Iterable[Run | tuple[Outputs, Outputs]],
+    runs: Iterable[SampleOutputs | tuple[Outputs, Outputs]],
     data: str,
     tops: Iterable[TopK] = (),
     typical: Mapping[str, Typical] | None = None,
 ) -> ParityEvidence:
     """Compare (reference, tuned) outputs over all samples; ``data`` names the source of the inputs.
 
-    ``tops`` and ``typical`` are as for `Comparison`. If each run includes the arithmetic, quantization and
+    ``tops`` and ``typical`` are as for `OutputComparison`. If each run includes the arithmetic, quantization and
     runtime are compared separately. Raises `DataError` without a sample.
     """
-    total, quantization, runtime = (Comparison(tops, typical) for _ in range(3))
+    total, quantization, runtime = (OutputComparison(tops, typical) for _ in range(3))
     samples, divided = 0, True
     for run in runs:
-        reference, tuned, arithmetic = Run(*run)
+        reference, tuned, arithmetic = SampleOutputs(*run)
         samples += 1
         total.add(reference, tuned)
         if arithmetic is None:

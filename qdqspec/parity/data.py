@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from qdqspec.arrays import Array
+from qdqspec.arrays import Array, Feed
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model
 from qdqspec.parity.random_inputs import random_feeds
@@ -24,8 +24,6 @@ from qdqspec.types import DataSource, Inputs, InputShape
 from qdqspec.units import count_text
 
 __all__ = ["Dataset", "Feeds", "open_data", "random_feeds", "shaped_by_data"]
-
-Feed = dict[str, Array]
 
 _MOST_LABELS = 1 << 31  # bytes; labels are held in memory
 

@@ -37,7 +37,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class AxisRange:
     """One dimension: from ``least`` to ``most``. Axes of one ``name`` are equally long."""
 
     least: int
@@ -54,7 +54,7 @@ class InputDomain:
 
     name: str
     dtype: np.dtype[np.generic]
-    shapes: tuple[tuple[Axis, ...], ...]
+    shapes: tuple[tuple[AxisRange, ...], ...]
     known: Span
     tried: Span
 
@@ -121,7 +121,7 @@ def _tried(dtype: np.dtype[np.generic], known: Span, beyond: float) -> Span:
     return Span(max(wide.low, -largest), min(wide.high, largest))
 
 
-def _axes(profile: ShapeProfile, name: str, shape: Shape, names: Mapping[int, str]) -> tuple[Axis, ...]:
+def _axes(profile: ShapeProfile, name: str, shape: Shape, names: Mapping[int, str]) -> tuple[AxisRange, ...]:
     """The axes of an input: those of its profile, or else its one shape.
 
     Dimensions of the same name in the model are linked; dimensions without a name are linked if they are
@@ -130,7 +130,7 @@ def _axes(profile: ShapeProfile, name: str, shape: Shape, names: Mapping[int, st
     declared = profile.shapes.get(name)
     least, most = (shape, shape) if declared is None else (declared.min, declared.max)
     return tuple(
-        Axis(least=low, most=high, name=names.get(index) or f"axis {index} from {low} to {high}")
+        AxisRange(least=low, most=high, name=names.get(index) or f"axis {index} from {low} to {high}")
         for index, (low, high) in enumerate(zip(least, most, strict=True))
     )
 

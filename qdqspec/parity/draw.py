@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from qdqspec.arrays import Array
-from qdqspec.parity.domain import Axis, InputDomain, Span
-from qdqspec.parity.recipes import Kind, Recipe
+from qdqspec.parity.domain import AxisRange, InputDomain, Span
+from qdqspec.parity.recipes import Recipe, RecipeKind
 
 Drawn: TypeAlias = dict[str, Recipe]  # by input
 T = TypeVar("T")
 
-_FLOATS: tuple[Kind, ...] = (
+_FLOATS: tuple[RecipeKind, ...] = (
     "zeros",
     "constant",
     "uniform",
@@ -33,7 +33,7 @@ _FLOATS: tuple[Kind, ...] = (
     "denormal",
     "sample",
 )
-_WHOLE: tuple[Kind, ...] = ("zeros", "constant", "uniform", "sample")
+_WHOLE: tuple[RecipeKind, ...] = ("zeros", "constant", "uniform", "sample")
 _LEVELS = 6  # bits of a value between two bounds
 _SEEDS = 8  # bits
 _PLACES = 4  # bits: the positions of a spike
@@ -74,7 +74,7 @@ def _smaller(drawn: Drawn, domains: Sequence[InputDomain], profile: int) -> Iter
             yield {name: recipe for name, recipe in changed.items() if recipe is not None}
 
 
-def _shortened(recipe: Recipe, axes: tuple[Axis, ...], names: Collection[str]) -> Recipe | None:
+def _shortened(recipe: Recipe, axes: tuple[AxisRange, ...], names: Collection[str]) -> Recipe | None:
     """The recipe with the named axes at their least; ``None`` if its shape is of another profile."""
     if len(axes) != len(recipe.shape):
         return None
@@ -97,7 +97,7 @@ def _plain_recipes(domain: InputDomain, recipe: Recipe, made: Array) -> Iterator
     bounds = [inner.high, inner.low, domain.tried.high, domain.tried.low]
     if not domain.is_float and recipe.kind != "constant":
         bounds += [float(value) for value in np.unique(made)[:_FEW]]
-    kinds: tuple[Kind, ...] = ("constant", "spike") if domain.is_float else ("constant",)
+    kinds: tuple[RecipeKind, ...] = ("constant", "spike") if domain.is_float else ("constant",)
     for kind in kinds:
         yield from (replace(blank, kind=kind, first=bound) for bound in dict.fromkeys(bounds))
 

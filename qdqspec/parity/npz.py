@@ -32,7 +32,7 @@ _MOST_ARRAYS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class StoredArray:
     """One array of a file, described by its header. ``shape`` includes the first axis, the samples.
 
     ``is_npy``: the file holds this array alone. ``is_sample``: the array is one sample, and its first axis was added.
@@ -66,7 +66,7 @@ class Member:
                 data = self._filled(_read_exactly(stream, size), size, row)
                 yield np.frombuffer(data, dtype=self.dtype).reshape(self.shape[1:])
 
-    def as_sample(self) -> Member:
+    def as_sample(self) -> StoredArray:
         """The same array as one sample."""
         return replace(self, shape=(1, *self.shape), is_sample=True)
 
@@ -85,7 +85,7 @@ class Member:
         return data
 
 
-def read_members(file: Path) -> dict[str, Member]:
+def read_members(file: Path) -> dict[str, StoredArray]:
     """The arrays of an .npz file by name. Only headers are read.
 
     Raises `DataError` if the file is missing or not an .npz, or an array is pickled, has no first axis, is
@@ -102,14 +102,14 @@ def read_members(file: Path) -> dict[str, Member]:
         return {name[:-4]: _member(archive, file, name) for name in names}
 
 
-def read_npy(file: Path, name: str) -> Member:
+def read_npy(file: Path, name: str) -> StoredArray:
     """The array of an .npy file, under a name. Only the header is read. Raises `DataError` as `read_members`."""
     if not file.is_file():
         raise DataError("there is no such data file", where=file, cure="check the path")
     with _reading(file), file.open("rb") as stream:
         shape, fortran, dtype = _header(stream, file, name)
         held = file.stat().st_size - stream.tell()
-    member = Member(file=file, name=name, shape=shape, dtype=dtype, is_npy=True, is_fortran=fortran)
+    member = StoredArray(file=file, name=name, shape=shape, dtype=dtype, is_npy=True, is_fortran=fortran)
     return _described(member, held)
 
 
@@ -141,15 +141,15 @@ def read_beside(file: Path, name: str, most: int) -> str | None:
     return content.decode("utf-8", errors="replace")
 
 
-def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
+def _member(archive: zipfile.ZipFile, file: Path, name: str) -> StoredArray:
     with archive.open(name) as stream:
         shape, fortran, dtype = _header(stream, file, name[:-4])
         held = archive.getinfo(name).file_size - stream.tell()
-    member = Member(file=file, name=name[:-4], shape=shape, dtype=dtype, is_fortran=fortran)
+    member = StoredArray(file=file, name=name[:-4], shape=shape, dtype=dtype, is_fortran=fortran)
     return _described(member, held)
 
 
-def _described(member: Member, held: int) -> Member:
+def _described(member: StoredArray, held: int) -> StoredArray:
     """The array, checked; ``held`` is the number of bytes after its header."""
     where, file = f"array '{member.name}'", member.file
     if member.dtype.hasobject or member.dtype.names is not None:
@@ -174,7 +174,7 @@ def _described(member: Member, held: int) -> Member:
     return member
 
 
-def _check_size(member: Member, held: int) -> None:
+def _check_size(member: StoredArray, held: int) -> None:
     """Verify that an array is as long as its header states, and that a row fits in memory."""
     rows, size = member.shape[0], member.row_bytes
     if not size and rows > _MOST_EMPTY:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from qdqspec.arrays import Array
 from qdqspec.parity.domain import InputDomain
 
-Kind: TypeAlias = Literal[
+RecipeKind: TypeAlias = Literal[
     "zeros", "constant", "denormal", "spike", "alternating", "uniform", "normal", "sample"
 ]
 
@@ -28,7 +28,7 @@ class Recipe:
     ``number``; sample: data sample ``number`` times ``first`` plus ``second``.
     """
 
-    kind: Kind
+    kind: RecipeKind
     shape: tuple[int, ...]
     first: float = 0.0
     second: float = 0.0

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from qdqspec.errors import DataError
 from qdqspec.parity.images import SUFFIXES, ImageMember
-from qdqspec.parity.npz import Member, read_members, read_npy
+from qdqspec.parity.npz import StoredArray, read_members, read_npy
 from qdqspec.types import Data, DataSource
 
 LABELS = "labels"  # the one array of a data file that is not a model input
@@ -49,7 +49,7 @@ class TextMember:
         return [np.asarray(value) for value in self.values]
 
 
-AnyMember: TypeAlias = Member | ImageMember | TextMember
+AnyMember: TypeAlias = StoredArray | ImageMember | TextMember
 Arrays: TypeAlias = dict[str, AnyMember]  # by the name of the input, or `LABELS`
 
 
@@ -200,8 +200,8 @@ def _labels(file: Path) -> AnyMember:
 
 def as_samples(member: AnyMember, shape: tuple[int, ...]) -> AnyMember:
     """An array of an .npy file with the shape of one sample, as that sample."""
-    single = isinstance(member, Member) and member.is_npy and member.shape == shape[1:] != ()
-    return member.as_sample() if single and isinstance(member, Member) else member
+    single = isinstance(member, StoredArray) and member.is_npy and member.shape == shape[1:] != ()
+    return member.as_sample() if single and isinstance(member, StoredArray) else member
 
 
 def without_loader(source: DataSource, path: Path) -> DataSource:

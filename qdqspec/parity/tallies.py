@@ -47,11 +47,11 @@ def tally_named(name: str) -> Callable[[], Tally] | None:
     """The class of a built-in metric; ``None`` if there is none of that name."""
     if (match := _TOP_K.fullmatch(name)) is not None:
         k = int(match[1])
-        return lambda: TopK(k)
+        return lambda: TopKAccuracy(k)
     return MeanIoU if name == "miou" else None
 
 
-class TopK:
+class TopKAccuracy:
     """The share of samples whose label is among the ``k`` highest scores.
 
     Earlier classes win ties, NaN is wrong; axes after the second are flattened into it.

@@ -18,13 +18,13 @@ from qdqspec.placement.frames import Frames
 from qdqspec.placement.project import labels_of
 from qdqspec.placement.relative import Scheme
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.regions.pattern import Granularity
+from qdqspec.regions.pattern import PatternGranularity
 from qdqspec.types import NOT_CANDIDATES, Interval, Label, Placement, Region, Trial
 
 MOST = 32  # schemes per pattern
 MINIMUM_DISTANCE = 2  # schemes that differ in fewer sites count as duplicates
 UNPROVED = 0.02  # penalty of a ratio without confirmation by fresh builds
-GRANULARITIES: tuple[Granularity, ...] = ("structure+shapes", "structure")
+GRANULARITIES: tuple[PatternGranularity, ...] = ("structure+shapes", "structure")
 _BEST_TRIALS = 64  # trials whose schemes are stored
 _STARTS = 2  # warm starts of different rank; each takes one build of the next search
 _CLOSE = 1.1  # largest ratio of a lower rank to the best for a warm start
@@ -39,7 +39,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CacheEntry:
     """A scheme and the ratio of the fastest model with it; ``interval`` if fresh builds confirmed it."""
 
     scheme: Scheme
@@ -57,7 +57,7 @@ class Entry:
 class PatternCache:
     """Entries of each key, the best first; ``texts`` are readable forms of the patterns."""
 
-    entries: Mapping[Key, tuple[Entry, ...]] = field(default_factory=dict)
+    entries: Mapping[Key, tuple[CacheEntry, ...]] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -67,10 +67,10 @@ class PatternCache:
 
 
 def pruned(
-    entries: Iterable[Entry], *, most: int = MOST, minimum_distance: int = MINIMUM_DISTANCE
-) -> tuple[Entry, ...]:
+    entries: Iterable[CacheEntry], *, most: int = MOST, minimum_distance: int = MINIMUM_DISTANCE
+) -> tuple[CacheEntry, ...]:
     """The best entries first, without duplicates of better ones, at most ``most``."""
-    kept: list[Entry] = []
+    kept: list[CacheEntry] = []
     for entry in sorted(entries, key=lambda entry: entry.rank):
         if len(kept) == most:
             break
@@ -101,7 +101,7 @@ def gather(
     proved = confirmed or {}
     good = [t for t in trials if t.ok and t.ratio is not None and t.phase not in NOT_CANDIDATES]
     good.sort(key=lambda trial: _entry(Scheme(), trial, proved).rank)
-    found: dict[Key, list[Entry]] = {}
+    found: dict[Key, list[CacheEntry]] = {}
     texts: dict[str, str] = {}
     for granularity in GRANULARITIES:
         frames = Frames(space.model, space.regions, granularity)
@@ -127,12 +127,12 @@ def _told(frames: Frames, space: SchemeSpace, placement: Placement) -> Iterator[
         yield pattern, scheme, texts[pattern]
 
 
-def _entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> Entry:
+def _entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> CacheEntry:
     interval = confirmed.get(trial.placement.digest)
     if interval is not None:
-        return Entry(scheme=scheme, ratio=interval.median, interval=(interval.low, interval.high))
+        return CacheEntry(scheme=scheme, ratio=interval.median, interval=(interval.low, interval.high))
     assert trial.ratio is not None
-    return Entry(scheme=scheme, ratio=trial.ratio)
+    return CacheEntry(scheme=scheme, ratio=trial.ratio)
 
 
 # ---- into a search ------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class _Known(NamedTuple):
     """The entries for one region, and the index of the frames that they refer to."""
 
     frames: int
-    entries: tuple[Entry, ...]
+    entries: tuple[CacheEntry, ...]
 
 
 def warm_starts(
@@ -194,10 +194,10 @@ def _is_own(
     return all(Key(backend, device, pattern) in cache.entries for pattern in patterns)
 
 
-def _usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[Entry, ...]]:
+def _usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[CacheEntry, ...]]:
     """Entries by pattern: this device's, or if it has none those of all other devices."""
-    own: dict[str, tuple[Entry, ...]] = {}
-    others: dict[str, tuple[Entry, ...]] = {}
+    own: dict[str, tuple[CacheEntry, ...]] = {}
+    others: dict[str, tuple[CacheEntry, ...]] = {}
     for key, entries in cache.entries.items():
         if key.backend == backend:
             found = own if key.device == device else others
@@ -206,7 +206,7 @@ def _usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[E
 
 
 def _known(
-    usable: Mapping[str, tuple[Entry, ...]], frames: Sequence[Frames], region_id: str
+    usable: Mapping[str, tuple[CacheEntry, ...]], frames: Sequence[Frames], region_id: str
 ) -> _Known | None:
     """The entries for a region; those with its shapes if there are any."""
     for index, framed in enumerate(frames):
@@ -241,6 +241,6 @@ def _composed(
     return labels_of(space, *placements)
 
 
-def _ranked(entries: Sequence[Entry], rank: int) -> Entry:
+def _ranked(entries: Sequence[CacheEntry], rank: int) -> CacheEntry:
     close = [entry for entry in entries if entry.ratio <= _CLOSE * entries[0].ratio]
     return close[rank] if rank < len(close) else entries[0]

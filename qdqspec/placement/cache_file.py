@@ -18,7 +18,7 @@ from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEv
 
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.save import write_text
-from qdqspec.placement.cache import Entry, Key, PatternCache, pruned
+from qdqspec.placement.cache import CacheEntry, Key, PatternCache, pruned
 from qdqspec.placement.relative import parse_scheme
 
 SCHEMA_VERSION = 1
@@ -58,7 +58,7 @@ def cache_text(cache: PatternCache) -> str:
     return text.getvalue()
 
 
-def _row(entry: Entry) -> CommentedMap:
+def _row(entry: CacheEntry) -> CommentedMap:
     row = CommentedMap(ratio=float(entry.ratio))
     if entry.interval is not None:
         row["interval"] = list(map(float, entry.interval))
@@ -123,13 +123,13 @@ class _Scheme(_Row):
         self.entry()
         return self
 
-    def entry(self) -> Entry:
+    def entry(self) -> CacheEntry:
         try:
             scheme = parse_scheme(self.sites)
         except PlacementError as error:
             raise ValueError(error.what) from None
         interval = None if self.interval is None else (self.interval[0], self.interval[1])
-        return Entry(scheme=scheme, ratio=self.ratio, interval=interval)
+        return CacheEntry(scheme=scheme, ratio=self.ratio, interval=interval)
 
 
 class _Pattern(_Row):
@@ -163,7 +163,7 @@ def _checked(content: Any, where: Path) -> PatternCache:
         raise StateError(
             f"this is not a pattern cache: {place}: {problem['msg']}", where=where, cure=_CURE
         ) from None
-    entries: dict[Key, tuple[Entry, ...]] = {}
+    entries: dict[Key, tuple[CacheEntry, ...]] = {}
     for key, pattern in file.rows():
         own = (scheme.entry() for scheme in pattern.schemes)
         entries[key] = pruned((*entries.get(key, ()), *own))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.placement.frames import Frame, Frames
-from qdqspec.placement.relative import FLOAT, Place, RelativeSite, Scheme, scheme
+from qdqspec.placement.relative import FLOAT, PatternPlace, RelativeSite, Scheme, scheme
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.types import Consumer, Placement, Region, Site
 
@@ -48,7 +48,7 @@ def schemes_in(frames: Frames, placement: Placement) -> dict[str, Scheme]:
     return {region_id: scheme(sites) for region_id, sites in found.items()}
 
 
-def _places(frames: Frames, site: Site) -> Iterator[tuple[str, Place]]:
+def _places(frames: Frames, site: Site) -> Iterator[tuple[str, PatternPlace]]:
     """The places of a site: each edge, and the producer's output if all consumers read the tensor quantized."""
     model = frames.model
     nodes = {end for end in site.consumers if not end.is_output}
@@ -61,9 +61,9 @@ def _places(frames: Frames, site: Site) -> Iterator[tuple[str, Place]]:
     frame = frames.of(frames.leaf_of[maker.name])
     slot = frame.position[maker.name], maker.outputs.index(site.tensor)
     if len(nodes) < len(site.consumers):
-        yield frame.region.id, Place("result", *slot)
+        yield frame.region.id, PatternPlace("result", *slot)
     if readers and site.tensor in frame.region.outputs and readers == set(model.consumers[site.tensor]):
-        yield frame.region.id, Place("out", *slot)
+        yield frame.region.id, PatternPlace("out", *slot)
 
 
 def resolve_schemes(schemes: Mapping[str, Scheme], regions: Sequence[Region], model: Model) -> Placement:
@@ -133,7 +133,7 @@ def _ends(frames: Frames, frame: Frame, site: RelativeSite) -> list[tuple[str, C
     return ends
 
 
-def find_ends(frames: Frames, frame: Frame, place: Place) -> list[tuple[str, Consumer]] | None:
+def find_ends(frames: Frames, frame: Frame, place: PatternPlace) -> list[tuple[str, Consumer]] | None:
     """The edges at a place of a region; ``None`` if there is no such place."""
     model = frames.model
     if place.node >= len(frame.order):

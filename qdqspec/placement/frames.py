@@ -9,9 +9,9 @@ from functools import cached_property
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_commutative
-from qdqspec.placement.relative import Place
+from qdqspec.placement.relative import PatternPlace
 from qdqspec.regions.flow import flow_of
-from qdqspec.regions.pattern import Granularity, PatternMaker
+from qdqspec.regions.pattern import PatternGranularity, PatternMaker
 from qdqspec.types import Consumer, Region
 
 
@@ -32,14 +32,14 @@ class Frames:
     """
 
     def __init__(
-        self, model: Model, regions: Iterable[Region], granularity: Granularity = "structure+shapes"
+        self, model: Model, regions: Iterable[Region], granularity: PatternGranularity = "structure+shapes"
     ) -> None:
         self.model = model
         self.regions = {region.id: region for region in regions}
         self._granularity = granularity
         self._made: dict[str, Frame] = {}
         self._slots: dict[tuple[str, str], tuple[int, ...]] = {}
-        self._places: dict[Consumer, tuple[str, Place]] = {}
+        self._places: dict[Consumer, tuple[str, PatternPlace]] = {}
 
     @property
     def leaves(self) -> tuple[Region, ...]:
@@ -64,7 +64,7 @@ class Frames:
             )
         return self._made[region_id]
 
-    def place(self, end: Consumer) -> tuple[str, Place]:
+    def place(self, end: Consumer) -> tuple[str, PatternPlace]:
         """The leaf of an input, and its place there. Raises `PlacementError` if no leaf has it."""
         if end not in self._places:
             if end.node not in self.leaf_of:
@@ -72,7 +72,7 @@ class Frames:
             frame = self.of(self.leaf_of[end.node])
             # Its own slot, unless operands may be swapped.
             slot = self._slots_of(frame, self.model.by_name[end.node]).index(end.input)
-            self._places[end] = frame.region.id, Place("in", frame.position[end.node], slot)
+            self._places[end] = frame.region.id, PatternPlace("in", frame.position[end.node], slot)
         return self._places[end]
 
     def input(self, frame: Frame, node: str, slot: int) -> int | None:

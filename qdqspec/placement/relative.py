@@ -16,11 +16,11 @@ from qdqspec.errors import PlacementError
 FLOAT = "float"  # as a format: this edge stays float, whatever an inner region's scheme has
 
 
-Kind: TypeAlias = Literal["in", "out", "child", "result"]
-_KINDS: dict[str, Kind] = {"in": "in", "out": "out", "child": "child", "result": "result"}
+PlaceKind: TypeAlias = Literal["in", "out", "child", "result"]
+_KINDS: dict[str, PlaceKind] = {"in": "in", "out": "out", "child": "child", "result": "result"}
 
 
-class Place(NamedTuple):
+class PatternPlace(NamedTuple):
     """A place in a pattern, by the canonical index of a node and a slot of it.
 
     ``in``: that input of the node. ``out``: that output, for all readers. ``child``: of a COMPOSITE; the
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     model; ignored where it is not one.
     """
 
-    kind: Kind
+    kind: PlaceKind
     node: int
     slot: int
 
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 class RelativeSite:
     """A pair at a place, like `qdqspec.types.Site` without names; ``format`` may be `FLOAT`."""
 
-    place: Place
+    place: PatternPlace
     format: str
     axis: int = -1  # -1: one scale for the whole tensor
     weight: bool = False
@@ -89,7 +89,7 @@ def parse_scheme(text: str) -> Scheme:
             )
         kind, node, slot, weight, fmt, axis = match.groups()
         site = RelativeSite(
-            place=Place(_KINDS[kind], int(node), int(slot)),
+            place=PatternPlace(_KINDS[kind], int(node), int(slot)),
             format=fmt,
             axis=-1 if axis is None else int(axis),
             weight=weight is not None,

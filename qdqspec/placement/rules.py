@@ -25,7 +25,7 @@ from qdqspec.registry import did_you_mean
 from qdqspec.types import Consumer
 
 Units: TypeAlias = tuple[Unit, ...]
-Rule: TypeAlias = Callable[[Model, Units], Units]
+PlacementRule: TypeAlias = Callable[[Model, Units], Units]
 
 # Operators allowed between a convolution and its LayerNormalization: channels are moved last and back.
 _FP8_OPERATORS = frozenset({"Conv", "Gemm", "MatMul"})
@@ -116,7 +116,7 @@ def fp8_operators(model: Model, units: Units) -> Units:
     return tuple(kept(unit) for unit in units)
 
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, PlacementRule] = {
     "few-channel-conv": few_channel_conv,
     "large-fp8-kernel": large_fp8_kernel,
     "small-gemm": small_gemm,
@@ -129,12 +129,12 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def rule_named(name: str) -> Rule:
+def rule_named(name: str) -> PlacementRule:
     """A rule of the table, or one that a backend declares. Raises `ConfigError` for an unknown name."""
     if name in RULES:
         return RULES[name]
     if hooks.declares("placement_rules", name):
-        rule: Rule = hooks.load(hooks.declaration_of(hooks.owner_of(name)).placement_rules[name])
+        rule: PlacementRule = hooks.load(hooks.declaration_of(hooks.owner_of(name)).placement_rules[name])
         return rule
     known = (*RULES, *hooks.all_names("placement_rules"))
     raise ConfigError(

@@ -28,7 +28,7 @@ from qdqspec.graph.wire import (
     NODE,
     Parts,
     Piece,
-    Run,
+    PieceRun,
     around_graph,
     fields_between,
     head,
@@ -40,7 +40,7 @@ from qdqspec.placement.biases import BIAS_INPUT, CorrectedBias
 from qdqspec.placement.pairs import Pair
 from qdqspec.types import Site
 
-Numbers: TypeAlias = npt.NDArray[np.int64]
+Integers: TypeAlias = npt.NDArray[np.int64]
 
 _IMPORT = serialized(onnx.ModelProto.OPSET_IMPORT_FIELD_NUMBER, onnx.helper.make_opsetid(DOMAIN, VERSION))
 _NOTHING = -1  # in a slot
@@ -231,10 +231,10 @@ class Template:
         after = self._after_foreign if foreign else self._after
         return Parts(self._before, tuple(self._runs(order[order != _NOTHING])), after, apart=self._apart)
 
-    def _length(self, pieces: Numbers) -> Numbers:
+    def _length(self, pieces: Integers) -> Integers:
         return np.asarray(self._lengths)[pieces]
 
-    def _headers(self, sizes: Numbers) -> Numbers:
+    def _headers(self, sizes: Integers) -> Integers:
         """The pieces that are headers of nodes of these sizes."""
         known, kind = np.unique(sizes, return_inverse=True)
         for size in known.tolist():
@@ -242,7 +242,7 @@ class Template:
                 self._heads[size] = self._keep([head(NODE, size)])
         return np.array([self._heads[size] for size in known.tolist()], np.int64)[kind]
 
-    def _beside(self, partial: Iterable[int], order: Numbers) -> list[int]:
+    def _beside(self, partial: Iterable[int], order: Integers) -> list[int]:
         """Weights to store beside the float ones. Those that several pairs cover together are replaced in ``order``.
 
         Of the inserts of a weight the first in the graph takes its place, because stripping finds that one first.
@@ -261,15 +261,15 @@ class Template:
                 beside.append(stored)
         return beside
 
-    def _runs(self, order: Numbers) -> Iterator[Piece | Run]:
+    def _runs(self, order: Integers) -> Iterator[Piece | PieceRun]:
         """Adjacent bytes joined; tensors separately."""
         lengths = self._length(order)
         start = 0
         for at in np.flatnonzero(lengths < 0).tolist():
-            yield Run(self._pieces, order[start:at], int(lengths[start:at].sum()))
+            yield PieceRun(self._pieces, order[start:at], int(lengths[start:at].sum()))
             yield self._pieces[order[at]]
             start = at + 1
-        yield Run(self._pieces, order[start:], int(lengths[start:].sum()))
+        yield PieceRun(self._pieces, order[start:], int(lengths[start:].sum()))
 
 
 def _piece(tensor: TensorProto) -> Piece:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from qdqspec.placement.ops import (
 from qdqspec.quantize.formats import BIAS_FORMAT, number_format
 from qdqspec.types import Consumer, Kind, Label, QuantizeRules, Site
 
-Edge = tuple[str, Consumer]
+Edge: TypeAlias = tuple[str, Consumer]
 
 # operators whose integer kernels need a constant weight
 NEEDS_WEIGHT = frozenset({"Conv", "ConvTranspose", "Gemm"})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qdqspec.plugin._compat import is_worker, reporter_of, uncaptured
-from qdqspec.progress import Bar, Display, Heartbeat
+from qdqspec.progress import Display, Heartbeat, ProgressBar
 
 _DISPLAY = pytest.StashKey[Display | None]()
 
@@ -49,7 +49,7 @@ def _choose(config: pytest.Config) -> Display | None:
         return Heartbeat(_to_stderr(uncaptured(config)))
     if verbosity < 0 or not reporter.isatty():
         return Heartbeat(_to_reporter(reporter, uncaptured(config)))
-    return Bar(terminal=_own_line(reporter, uncaptured(config)))
+    return ProgressBar(terminal=_own_line(reporter, uncaptured(config)))
 
 
 _Terminal = Callable[[], AbstractContextManager[object]]

@@ -9,7 +9,7 @@ from functools import partial
 
 from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Backend, BuildOptions
-from qdqspec.corrections.find import Found, Question, find_corrections
+from qdqspec.corrections.find import FoundCorrections, Question, find_corrections
 from qdqspec.corrections.judge import MIN_SAMPLES, Judge
 from qdqspec.corrections.ranges import Ranges
 from qdqspec.errors import BackendError
@@ -55,18 +55,18 @@ class Correcting:
     note: Callable[[str], None]
     fixed: frozenset[str] = frozenset()
 
-    def find(self) -> Found:
+    def find(self) -> FoundCorrections:
         """The corrections that help; none without calibration data or if the model cannot be rehearsed."""
         allowed, data = self.case.quantize.allowed_corrections, self.data
         able = self.backend.capabilities(self.options).computes
         if not allowed or not able or data is None or not self.space.units:
-            return Found()
+            return FoundCorrections()
         if len(data) < MIN_SAMPLES:
             if self.case.quantize.corrections != "auto":
                 self.note(
                     f"corrections need {MIN_SAMPLES} calibration samples, and there are {len(data)}: none is applied"
                 )
-            return Found()
+            return FoundCorrections()
         with ExitStack() as opened:
             judge = Judge(
                 model=self.model,
@@ -78,7 +78,7 @@ class Correcting:
                 return find_corrections(self._question(self.model, self.numbers, judge))
             except (BackendError, RehearsalRefusedError) as error:
                 self.note(f"no corrections are applied: {error.what}")
-                return Found()
+                return FoundCorrections()
 
     def _question(self, model: Model, numbers: Quantizer, judge: Judge) -> Question:
         """The question about this model, which is the case's or an equalized one."""

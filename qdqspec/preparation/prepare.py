@@ -14,7 +14,7 @@ from typing import get_args
 from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Backend, BuildOptions, Capabilities
 from qdqspec.config import hooks
-from qdqspec.corrections.find import Found
+from qdqspec.corrections.find import FoundCorrections
 from qdqspec.corrections.kept import read_found, write_found
 from qdqspec.errors import BackendError, PatternError
 from qdqspec.graph.cautions import cautions
@@ -33,7 +33,7 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.preparation.runtimes import FusionBuild, Groups, Observing, groups_of_file
 from qdqspec.preparation.start import KeptScales, kept_scales
-from qdqspec.quantize.calibrate import Method, calibrate, calibrate_with
+from qdqspec.quantize.calibrate import calibrate, calibrate_with
 from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.given import given_ranges
 from qdqspec.quantize.quantizer import Quantizer
@@ -42,6 +42,7 @@ from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_mat
 from qdqspec.regions.grammar import parse
 from qdqspec.regions.search import find_regions
 from qdqspec.spec.problems import Problem, source_lines, spec_error
+from qdqspec.spec.vocabulary import Method
 from qdqspec.types import Case, DataSource, InputShape, PatternRules, Placement, Region
 
 RANDOM_SAMPLES = 8
@@ -312,7 +313,7 @@ class Prepared:
         self._kept_at = path, run, read_only, finds
 
     @cached_property
-    def corrections(self) -> Found:
+    def corrections(self) -> FoundCorrections:
         """The corrections that help on held-out calibration data, and the gain of each."""
         path, run, read_only, finds = self._kept_at
         known = read_found(path, run, self.folded) if path is not None else None
@@ -324,7 +325,7 @@ class Prepared:
             model = equalized(self.folded, known.equalized)
             numbers = self._recalibrated(model, {tensor for chain in chains for tensor in chain.tensors})
             return replace(known, model=model, numbers=numbers)
-        found = known or (self._found() if finds else Found())
+        found = known or (self._found() if finds else FoundCorrections())
         if path is not None and not read_only and known is None and found.gains:
             write_found(path, run, found)
         return found
@@ -335,7 +336,7 @@ class Prepared:
         path, *_ = self._kept_at
         return path if self.corrections.gains and path is not None and path.exists() else None
 
-    def _found(self) -> Found:
+    def _found(self) -> FoundCorrections:
         space, numbers = self._numbered
         correcting = Correcting(
             case=self.case,

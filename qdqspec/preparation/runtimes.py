@@ -147,7 +147,6 @@ FILE = "fusion.json"
 _MOST_BYTES = 256 << 20
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
-Feeds: TypeAlias = Mapping[str, Array]
 
 
 class _Kept(BaseModel):
@@ -166,7 +165,7 @@ class FusionBuild:
     half: bool
     note: Callable[[str], None]
 
-    def groups(self, feeds: Feeds) -> Groups:
+    def groups(self, feeds: Feed) -> Groups:
         """The nodes of each kernel: from an earlier run of the same model and device, else from a new build."""
         known = self._known()
         if known is None:
@@ -174,7 +173,7 @@ class FusionBuild:
             self._keep(known)
         return known
 
-    def _found(self, feeds: Feeds) -> Groups:
+    def _found(self, feeds: Feed) -> Groups:
         if not (self.half and has_floats(self.model)):
             return self._built(self.path, feeds)
         halves = {name: v.astype(np.float16) if v.dtype == np.float32 else v for name, v in feeds.items()}
@@ -191,7 +190,7 @@ class FusionBuild:
             self.note(f"what fuses was looked up in the model as it is, not in float16: {error.what}")
             return self._built(self.path, feeds)
 
-    def _built(self, path: Path, feeds: Feeds) -> Groups:
+    def _built(self, path: Path, feeds: Feed) -> Groups:
         with closing(self.backend.build(path, self.options)) as engine:
             engine.bind(feeds)
             return groups_of(engine.layers())

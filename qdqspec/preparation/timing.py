@@ -14,7 +14,7 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.graph.model import load_model
 from qdqspec.measurement.bench import Bench
-from qdqspec.measurement.profiles import Feeds
+from qdqspec.measurement.profiles import GivenFeeds
 from qdqspec.measurement.race import settle
 from qdqspec.parity.data import open_data, shaped_by_data
 from qdqspec.parity.random_inputs import random_feeds
@@ -44,7 +44,7 @@ def clock_for(rules: TuneRules, threads: int) -> Clock:
 def time_files(
     work: Resources,
     files: Mapping[str, Path],
-    feeds: Feeds,
+    feeds: GivenFeeds,
     rules: TuneRules,
     *,
     builds: int = BUILDS,

@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,8 @@ from qdqspec.graph.wire import Parts
 from qdqspec.quantize.histogram import Histogram, entropy_range, mse_range, percentile_range
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS, as_real
+from qdqspec.spec.vocabulary import Method
 from qdqspec.units import count_text, list_text
-
-Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]
 
 # Takes a model and returns a function that runs it: feed in, outputs by name out. The model comes from `observe`;
 # references to external data stay relative to the folder of the original.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from qdqspec.regions.grammar import Choice, Op, Part, Repeat
+from qdqspec.regions.grammar import Alternatives, Op, PatternPart, Repeat
 from qdqspec.regions.grammar import Sequence as InTurn
 
 
@@ -35,7 +35,7 @@ class _Piece:
     may_be_empty: bool
 
 
-def automaton_of(part: Part) -> Automaton:
+def automaton_of(part: PatternPart) -> Automaton:
     """The automaton of an expression."""
     made = Automaton()
     whole = _piece(part, made)
@@ -43,14 +43,14 @@ def automaton_of(part: Part) -> Automaton:
     return made
 
 
-def _piece(part: Part, made: Automaton) -> _Piece:
+def _piece(part: PatternPart, made: Automaton) -> _Piece:
     match part:
         case Op():
             made.ops.append(part)
             made.follow.append(set())
             only = frozenset({len(made.ops) - 1})
             return _Piece(only, only, may_be_empty=False)
-        case Choice():
+        case Alternatives():
             pieces = [_piece(choice, made) for choice in part.parts]
             return _Piece(
                 frozenset().union(*(p.first for p in pieces)),

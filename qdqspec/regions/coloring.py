@@ -20,7 +20,7 @@ EFFORT = 50_000  # vertex visits spent on ties; beyond that, symmetric vertices 
 
 
 # an input: its slot, the vertex that produces it, the index of the output
-Edge: TypeAlias = tuple[int, int, int]
+InEdge: TypeAlias = tuple[int, int, int]
 # by vertex: label of the edge, and the vertex at its other end
 Tagged: TypeAlias = list[list[tuple[bytes, int]]]
 
@@ -28,7 +28,7 @@ Tagged: TypeAlias = list[list[tuple[bytes, int]]]
 class Puzzle:
     """A labelled acyclic graph: vertices in topological order, their labels, and the edges into each."""
 
-    def __init__(self, labels: Sequence[str], edges: Sequence[Sequence[Edge]]) -> None:
+    def __init__(self, labels: Sequence[str], edges: Sequence[Sequence[InEdge]]) -> None:
         self.labels = labels
         self.edges = edges
         ways = {(slot, output) for row in edges for slot, _, output in row}

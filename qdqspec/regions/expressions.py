@@ -15,7 +15,16 @@ from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import reads_data
 from qdqspec.regions.automaton import automaton_of, taken_nodes
 from qdqspec.regions.flow import attribute_text, is_constant
-from qdqspec.regions.grammar import BUILT_INS, Choice, Expression, Op, Part, Repeat, Sequence, parse
+from qdqspec.regions.grammar import (
+    BUILT_INS,
+    Alternatives,
+    Expression,
+    Op,
+    PatternPart,
+    Repeat,
+    Sequence,
+    parse,
+)
 from qdqspec.registry import did_you_mean
 from qdqspec.types import PatternRules
 
@@ -140,7 +149,7 @@ class _Matcher:
         self._steps = 0
         self._defaults: dict[tuple[str, str], dict[str, onnx.AttributeProto]] = {}
 
-    def ways_from(self, part: Part, start: Node) -> list[tuple[str, ...]]:
+    def ways_from(self, part: PatternPart, start: Node) -> list[tuple[str, ...]]:
         """All complete matches that begin at a node, without those contained in another."""
         self._steps = 0
         ways = {tuple(n.name for n in way) for way in self._ways(part, (), start) if way}
@@ -148,7 +157,7 @@ class _Matcher:
         kept = [way for way in ways if not any(frozenset(way) < other for other in sets)]
         return sorted(kept, key=lambda way: [self._model.by_name[name].index for name in way])
 
-    def _ways(self, part: Part, path: Path, start: Node) -> Iterator[Path]:
+    def _ways(self, part: PatternPart, path: Path, start: Node) -> Iterator[Path]:
         self._steps += 1
         if self._steps > MOST_STEPS:
             return
@@ -157,7 +166,7 @@ class _Matcher:
                 for node in self._next(path, start):
                     if node not in path and self.fits(part, node):
                         yield (*path, node)
-            case Choice():
+            case Alternatives():
                 for choice in part.parts:
                     yield from self._ways(choice, path, start)
             case Sequence():
@@ -165,7 +174,7 @@ class _Matcher:
             case Repeat():
                 yield from self._repeated(part, path, start, LONGEST_REPEAT if part.many else 1)
 
-    def _in_turn(self, parts: tuple[Part, ...], path: Path, start: Node) -> Iterator[Path]:
+    def _in_turn(self, parts: tuple[PatternPart, ...], path: Path, start: Node) -> Iterator[Path]:
         if not parts:
             yield path
             return

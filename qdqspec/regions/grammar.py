@@ -46,25 +46,25 @@ class Op:
 class Sequence:
     """Parts that follow each other along data edges."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PatternPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternatives:
     """One of several parts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PatternPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """A part that is optional and, if ``many``, repeatable."""
 
-    part: Part
+    part: PatternPart
     many: bool
 
 
-Part: TypeAlias = Op | Sequence | Choice | Repeat
+PatternPart: TypeAlias = Op | Sequence | Alternatives | Repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Expression:
     """A parsed expression: a structure (``part``), or a glob over node names (``name``)."""
 
     text: str
-    part: Part | None = None
+    part: PatternPart | None = None
     name: str = ""
 
 
@@ -127,7 +127,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
 
-    def whole(self) -> Part:
+    def whole(self) -> PatternPart:
         """Parse the whole text as one expression."""
         part = self._choice()
         if self._token.kind != "end":
@@ -161,19 +161,19 @@ class _Parser:
             )
         return token
 
-    def _choice(self) -> Part:
+    def _choice(self) -> PatternPart:
         parts = [self._sequence()]
         while self._take("|"):
             parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
 
-    def _sequence(self) -> Part:
+    def _sequence(self) -> PatternPart:
         parts = [self._item()]
         while self._take(">"):
             parts.append(self._item())
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
-    def _item(self) -> Part:
+    def _item(self) -> PatternPart:
         part = self._group() if self._token.kind == "(" else self._operator()
         if self._token.kind in ("?", "*"):
             return Repeat(part, many=self._tokens[self._step()].kind == "*")
@@ -183,7 +183,7 @@ class _Parser:
         self._at += 1
         return self._at - 1
 
-    def _group(self) -> Part:
+    def _group(self) -> PatternPart:
         opened = self._need("(", "'('")
         self._depth += 1
         if self._depth > DEEPEST:
@@ -194,7 +194,7 @@ class _Parser:
         self._depth -= 1
         return part
 
-    def _operator(self) -> Part:
+    def _operator(self) -> PatternPart:
         if self._take("*"):
             return Op("*")
         token = self._need("word", "an operator")

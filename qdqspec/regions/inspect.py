@@ -23,7 +23,7 @@ _ASSUMED = 4  # dimensions of inputs that are listed
 _BAR = 30  # characters of the longest bar
 
 
-Section: TypeAlias = Literal["regions", "patterns"]
+InspectSection: TypeAlias = Literal["regions", "patterns"]
 
 
 def to_json(inspection: Inspection) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def render_text(
     verbose: bool = False,
     lines: int = 40,
     include_all: bool = False,
-    only: Collection[Section] = (),
+    only: Collection[InspectSection] = (),
 ) -> str:
     """The inspection as text: summary, tree, sizes, patterns, and nodes that cannot be quantized; or ``only``
     some sections.

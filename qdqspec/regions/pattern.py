@@ -17,13 +17,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.model import Model
-from qdqspec.regions.coloring import Edge, Puzzle, canonical_order
+from qdqspec.regions.coloring import InEdge, Puzzle, canonical_order
 from qdqspec.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
 from qdqspec.regions.flow import Flow, flow_of
-from qdqspec.regions.views import View, Viewer
+from qdqspec.regions.views import NodeView, Viewer
 from qdqspec.registry import did_you_mean
 
-Granularity: TypeAlias = Literal["structure", "structure+shapes"]
+PatternGranularity: TypeAlias = Literal["structure", "structure+shapes"]
 VERSION = "p1"
 LONGEST = 40  # operators that a text has one by one; larger patterns are written as counts
 REPEATING = 200  # nodes; larger blocks rarely repeat, and caching them costs memory
@@ -42,7 +42,9 @@ class Pattern:
     order: tuple[str, ...]
 
 
-def canonical(model: Model, nodes: Iterable[str], granularity: Granularity = "structure+shapes") -> Pattern:
+def canonical(
+    model: Model, nodes: Iterable[str], granularity: PatternGranularity = "structure+shapes"
+) -> Pattern:
     """The pattern of a set of nodes. Equal digests mean isomorphic; isomorphic sets have equal digests.
 
     The second half does not hold for highly symmetric sets, where the number of symmetric nodes times the
@@ -64,7 +66,7 @@ def canonical(model: Model, nodes: Iterable[str], granularity: Granularity = "st
 class PatternMaker:
     """Makes patterns of one model's node sets. Facts about single nodes are computed once."""
 
-    def __init__(self, flow: Flow, granularity: Granularity = "structure+shapes") -> None:
+    def __init__(self, flow: Flow, granularity: PatternGranularity = "structure+shapes") -> None:
         self._flow = flow
         self._viewer = Viewer(flow, with_shapes=granularity == "structure+shapes")
         self._solved: dict[tuple[object, ...], Solution] = {}
@@ -79,7 +81,7 @@ class PatternMaker:
         names = (self._flow.model.nodes[view.members[v - shared]].name for v in order if v >= shared)
         return Pattern(digest=digest, text=text, order=tuple(names))
 
-    def solution(self, view: View) -> Solution:
+    def solution(self, view: NodeView) -> Solution:
         """The pattern of a view. Cached, because most repeated blocks are equal before they are ordered."""
         if len(view.members) > REPEATING:
             return self._solve(view)
@@ -88,7 +90,7 @@ class PatternMaker:
             self._solved[key] = self._solve(view)
         return self._solved[key]
 
-    def _solve(self, view: View) -> Solution:
+    def _solve(self, view: NodeView) -> Solution:
         order, certificate = canonical_order(_puzzle(view))
         digest = hashlib.sha256(certificate.encode()).hexdigest()[:16]
         return Solution(order, f"{VERSION}-{digest}", self._text(view.members))
@@ -113,11 +115,11 @@ class Solution(NamedTuple):
     text: str
 
 
-def _puzzle(view: View) -> Puzzle:
+def _puzzle(view: NodeView) -> Puzzle:
     """The labelled graph of a view: first the outside tensors that several ends share, then the nodes."""
     shared = _shared_outside(view.feeds)
     labels = [""] * len(shared)
-    edges: list[list[Edge]] = [[] for _ in shared]
+    edges: list[list[InEdge]] = [[] for _ in shared]
     made: list[tuple[int, int]] = []  # vertex and output, by number of tensor
     texts: dict[tuple[object, ...], str] = {}
     feeds = iter(view.feeds)

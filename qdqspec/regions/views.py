@@ -1,6 +1,6 @@
 """The parts of nodes that a pattern compares, as small numbers.
 
-Most blocks of a model repeat. The properties that nodes of a `Kind` share are written once, and a `View`
+Most blocks of a model repeat. The properties that nodes of a `NodeKind` share are written once, and a `NodeView`
 holds the rest as small numbers, so that a repeated block is recognized before it is written or ordered.
 """
 
@@ -25,7 +25,7 @@ _RESULT = -1  # the reader of a graph output
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
+class NodeKind:
     """The properties of nodes without their neighbours; one object per kind, compared by identity.
 
     ``ends`` are slot and type of the inputs that are not constant.
@@ -42,7 +42,7 @@ class Kind:
         return f"{self.label}({','.join(inputs)})>{seen}"
 
 
-class View(NamedTuple):
+class NodeView(NamedTuple):
     """Nodes in canonical order with their kinds, the source of each end, and which outputs are read outside.
 
     In ``feeds`` tensors made inside are numbered from 0, outside ones from -1 down, in order of appearance.
@@ -50,7 +50,7 @@ class View(NamedTuple):
     """
 
     members: list[int]
-    kinds: list[Kind]
+    kinds: list[NodeKind]
     feeds: list[int]
     seen: list[str]
     inputs: list[str]
@@ -58,7 +58,7 @@ class View(NamedTuple):
 
 
 # A node: its kind, the tensors its ends read, and the tensors it makes with the readers of each.
-_Face: TypeAlias = tuple[Kind, Sequence[str], Sequence[tuple[str, Sequence[int]]]]
+_Face: TypeAlias = tuple[NodeKind, Sequence[str], Sequence[tuple[str, Sequence[int]]]]
 
 
 class Viewer:
@@ -68,11 +68,11 @@ class Viewer:
         self.place = {index: i for i, index in enumerate(flow.order)}
         self._faces = dict(zip(flow.order, _faces(flow, with_shapes), strict=True))
 
-    def view(self, indices: Iterable[int]) -> View:
+    def view(self, indices: Iterable[int]) -> NodeView:
         """The view of nodes given by index."""
         inside = set(indices)
         members = sorted(inside, key=self.place.__getitem__)
-        kinds: list[Kind] = []
+        kinds: list[NodeKind] = []
         feeds: list[int] = []
         seen: list[str] = []
         inputs: list[str] = []
@@ -98,7 +98,7 @@ class Viewer:
                     signs += "o"
                     outputs.append(tensor)
             seen.append(signs)
-        return View(members, kinds, feeds, seen, inputs, outputs)
+        return NodeView(members, kinds, feeds, seen, inputs, outputs)
 
 
 def _faces(flow: Flow, with_shapes: bool) -> Iterator[_Face]:
@@ -108,7 +108,7 @@ def _faces(flow: Flow, with_shapes: bool) -> Iterator[_Face]:
         readers[tensor] = (*readers.get(tensor, ()), _RESULT)
     for tensor, owner in flow.given_by.items():
         readers[tensor] = (*readers.get(tensor, ()), owner)
-    kinds: dict[tuple[object, ...], Kind] = {}
+    kinds: dict[tuple[object, ...], NodeKind] = {}
     for index in flow.order:
         node = model.nodes[index]
         own, reads, slots = flow.own[index], flow.reads[index], node.inputs
@@ -131,7 +131,7 @@ def _faces(flow: Flow, with_shapes: bool) -> Iterator[_Face]:
 
 def _kind(
     node: Node, opset: int, own: bytes, read: Sequence[str], flows: Sequence[bool] | None, made: Sequence[str]
-) -> Kind:
+) -> NodeKind:
     loose = node.op_type in COMMUTATIVE and is_commutative(node, opset)
     ends, constants = [], []
     for slot, known in enumerate(read):
@@ -140,7 +140,7 @@ def _kind(
             ends.append((told, known))
         elif known != _ABSENT:
             constants.append(f"c{told}:{known}")
-    return Kind(own.decode() + ",".join(made), tuple(ends), tuple(constants), len(made))
+    return NodeKind(own.decode() + ",".join(made), tuple(ends), tuple(constants), len(made))
 
 
 def _is_depthwise(model: Model, node: Node) -> bool:

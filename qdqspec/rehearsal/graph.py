@@ -25,7 +25,8 @@ from qdqspec.graph.protos import copy_model, map_tensors, names_read_inside
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.biases import BIAS_INPUT
 from qdqspec.placement.pairs import Pair, PairMaker
-from qdqspec.rehearsal.switches import Edge, Switches
+from qdqspec.placement.units import Edge
+from qdqspec.rehearsal.switches import Switches
 from qdqspec.types import Consumer
 
 _Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input

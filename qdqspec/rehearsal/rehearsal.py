@@ -20,11 +20,12 @@ from qdqspec.graph.protos import size_of
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.memory import bytes_left
-from qdqspec.parity.compare import Comparison
+from qdqspec.parity.compare import OutputComparison
 from qdqspec.placement.pairs import PairMaker, QuantSource
+from qdqspec.placement.units import Edge
 from qdqspec.rehearsal.graph import SwitchedModel, SwitchGraph
 from qdqspec.rehearsal.guiding import guiding_outputs
-from qdqspec.rehearsal.switches import Edge, Setting, Switches, is_foreign
+from qdqspec.rehearsal.switches import Switches, SwitchStates, is_foreign
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Placement, Rehearsed, Site
 
@@ -126,7 +127,7 @@ class Rehearsal:
     def error(self, placement: Placement) -> Rehearsed:
         """The error of a placement relative to the float model, at the outputs and at the guiding tensors."""
         setting = self.switches.setting(placement)
-        outputs, guiding = Comparison(), Comparison()
+        outputs, guiding = OutputComparison(), OutputComparison()
         samples = 0
         for samples, (feed, reference) in enumerate(self.references(), 1):  # noqa: B007 - counted
             values = self.values(setting, feed)
@@ -153,7 +154,7 @@ class Rehearsal:
         """The inputs."""
         return islice(iter(self.subject.feeds()), self.subject.samples)
 
-    def values(self, setting: Setting, feed: Feed) -> Values:
+    def values(self, setting: SwitchStates, feed: Feed) -> Values:
         """The values on `edges` with these switches on."""
         return run(self._model, self._engine, setting, feed)
 
@@ -207,7 +208,7 @@ class RehearsedEngine:
         return self.rehearsal.outputs(self.placement, feeds)
 
 
-def run(model: SwitchedModel, engine: Engine, setting: Setting, feed: Feed) -> Values:
+def run(model: SwitchedModel, engine: Engine, setting: SwitchStates, feed: Feed) -> Values:
     """The values that a model with switches computes, by edge; ``setting`` covers all switches, also those it lacks.
 
     Inputs with a default value may be absent from ``feed``. Outputs that are not arrays are omitted.

@@ -22,10 +22,11 @@ from qdqspec.errors import BackendError
 from qdqspec.parity.compare import noise_power, signal_power, sqnr_db
 from qdqspec.parity.gate import MOST_DB
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.units import Edge
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.rehearsal.graph import SwitchedModel
 from qdqspec.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError, run
-from qdqspec.rehearsal.switches import Edge, Switches, with_labels
+from qdqspec.rehearsal.switches import Switches, with_labels
 from qdqspec.types import Label, Placement, Site
 
 SEGMENTS = 6

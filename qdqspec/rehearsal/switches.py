@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from qdqspec.errors import PlacementError
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.units import Edge
 from qdqspec.quantize.formats import number_format
 from qdqspec.types import Consumer, Label, Placement, Site
 
-Edge: TypeAlias = tuple[str, Consumer]  # a tensor and its consumer
-Setting: TypeAlias = npt.NDArray[np.bool_]  # whether each switch is on, by number
+SwitchStates: TypeAlias = npt.NDArray[np.bool_]  # whether each switch is on, by number
 _Key: TypeAlias = tuple[str, Consumer, str, int | None, bool]
 
 
@@ -67,7 +67,7 @@ class Switches:
             )
         return [self._number[key] for key in keys]
 
-    def setting(self, placement: Placement) -> Setting:
+    def setting(self, placement: Placement) -> SwitchStates:
         """The switches of a placement on, all others off. Raises `PlacementError` if one does not exist."""
         found = np.zeros(len(self), np.bool_)
         for site in placement.ordered:

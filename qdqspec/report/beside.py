@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqspec.types import Change, Evidence
+from qdqspec.types import Evidence, TimeChange
 from qdqspec.units import percent_text, plain
 
 
@@ -32,7 +32,7 @@ def day_text(recorded: str) -> str:
     return plain(recorded, 40)[:10]
 
 
-def _moved(change: Change) -> str:
+def _moved(change: TimeChange) -> str:
     """``+9.8 % (95 %: +7.8 % to +11.8 %)``."""
     found = change.builds
     return f"{percent_text(found.median - 1)} (95 %: {percent_text(found.low - 1)} to {percent_text(found.high - 1)})"

@@ -8,7 +8,7 @@ from qdqspec.report.beside import day_text
 from qdqspec.report.facts import MOST_BLOCKS, ROLES, block_errors
 from qdqspec.report.svg import Step, Strip, convergence, distributions
 from qdqspec.report.svg_bars import Bar, bars
-from qdqspec.report.svg_forest import Row, forest
+from qdqspec.report.svg_forest import ForestRow, forest
 from qdqspec.report.svg_front import Spot, front
 from qdqspec.report.svg_graph import part_text
 from qdqspec.types import (
@@ -138,9 +138,9 @@ def baseline_chart(found: RegressionEvidence) -> str:
     return forest(rows, mark, "Tuned over reference") if len(rows) > 1 else ""
 
 
-def _figure(figure: BaselineFigure, name: str) -> Row:
+def _figure(figure: BaselineFigure, name: str) -> ForestRow:
     return _row(name, figure.ratio, "other")
 
 
-def _row(name: str, ratio: Interval, style: str) -> Row:
-    return Row(name, ratio.median, ratio.low, ratio.high, f"{ratio.median:.3f}", style)
+def _row(name: str, ratio: Interval, style: str) -> ForestRow:
+    return ForestRow(name, ratio.median, ratio.low, ratio.high, f"{ratio.median:.3f}", style)

@@ -18,12 +18,12 @@ from qdqspec.errors import StateError
 from qdqspec.measurement.change import BuildTimes, builds_of, change_between
 from qdqspec.report.beside import baseline_pairs
 from qdqspec.report.names import distinct_names
-from qdqspec.types import Change, Evidence, LatencyEvidence, RunRecord
+from qdqspec.types import Evidence, LatencyEvidence, RunRecord, TimeChange
 from qdqspec.units import count_text, ms_text, percent_text, plain
 
-Word: TypeAlias = Literal["faster", "same", "slower", "not timed"]
+SpeedWord: TypeAlias = Literal["faster", "same", "slower", "not timed"]
 _WORTH_TELLING = 0.01
-_ORDER: tuple[Word, ...] = ("slower", "faster", "same", "not timed")
+_ORDER: tuple[SpeedWord, ...] = ("slower", "faster", "same", "not timed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,10 @@ class ComparedCase:
     """One case of both runs: medians in milliseconds on the gating clock, and the change."""
 
     case: str
-    word: Word
+    word: SpeedWord
     before_ms: float | None = None
     after_ms: float | None = None
-    change: Change | None = None
+    change: TimeChange | None = None
     notes: tuple[str, ...] = ()
 
     def is_slower_beyond(self, allowed: float) -> bool:
@@ -173,7 +173,7 @@ def _drift(before: Evidence, after: Evidence) -> float:
     return after.latency.median_ms("reference") / before.latency.median_ms("reference")
 
 
-def _either_way(change: Change, drift: float) -> Change:
+def _either_way(change: TimeChange, drift: float) -> TimeChange:
     """One interval that covers the change with and without correction for the drift."""
     less, more = min(1.0, 1 / drift), max(1.0, 1 / drift)
     builds, ranks = change.builds, change.ranks
@@ -184,7 +184,7 @@ def _either_way(change: Change, drift: float) -> Change:
     )
 
 
-def _word(change: Change) -> Word:
+def _word(change: TimeChange) -> SpeedWord:
     if change.builds.high < 1 and change.ranks.high < 1:
         return "faster"
     return "slower" if change.builds.low > 1 and change.ranks.low > 1 else "same"

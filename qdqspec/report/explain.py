@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from qdqspec.report.explain_names import op_of, same_nodes
 from qdqspec.types import CorrectionGain, LayerTime
 
-Kind: TypeAlias = Literal["kernel", "conversion"]
+RowKind: TypeAlias = Literal["kernel", "conversion"]
 
 PAIR_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _NOTHING_MS = 0.0  # conversions that take no time are bookkeeping of the runtime and are not counted
@@ -23,7 +23,7 @@ _END = "the outputs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class ExplainedEngine:
     """One engine to explain: its layers in order of execution, and its end-to-end median if known."""
 
     name: str
@@ -102,7 +102,7 @@ class Row:
     """The same place in both engines: a kernel's nodes, or the conversions before them."""
 
     place: tuple[str, ...]
-    kind: Kind
+    kind: RowKind
     reference: tuple[LayerTime, ...]
     tuned: tuple[LayerTime, ...]
 
@@ -133,11 +133,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class EngineComparison:
     """Two engines of one network. ``renamed`` maps nodes of ``tuned`` to their names in the reference."""
 
-    reference: Engine
-    tuned: Engine
+    reference: ExplainedEngine
+    tuned: ExplainedEngine
     renamed: Mapping[str, str]
 
     @property
@@ -185,13 +185,13 @@ class Comparison:
         ]
 
 
-def compare(reference: Engine, tuned: Engine) -> Comparison:
+def compare(reference: ExplainedEngine, tuned: ExplainedEngine) -> EngineComparison:
     """Match the layers of two engines of one network."""
     names = [[node for layer in engine.kernels for node in layer.nodes] for engine in (reference, tuned)]
-    return Comparison(reference, tuned, same_nodes(*names))
+    return EngineComparison(reference, tuned, same_nodes(*names))
 
 
-def find_reference(engines: Sequence[Engine]) -> Engine:
+def find_reference(engines: Sequence[ExplainedEngine]) -> ExplainedEngine:
     """The engine to compare with: the only one without quantized layers, else the first."""
     plain = [engine for engine in engines if not engine.integer and not engine.lonely_pairs]
     return plain[0] if len(plain) == 1 else engines[0]
@@ -202,7 +202,7 @@ def is_pair(layer: LayerTime) -> bool:
     return layer.boundary and layer.op_type in PAIR_OPS
 
 
-def ops_in(nodes: Iterable[str], engine: Engine) -> set[str]:
+def ops_in(nodes: Iterable[str], engine: ExplainedEngine) -> set[str]:
     """Operators of nodes."""
     return {op_of(node, engine.ops) for node in nodes}
 

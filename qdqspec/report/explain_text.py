@@ -9,7 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from qdqspec.report.explain import Comparison, Engine, Row, compare, find_reference, is_pair
+from qdqspec.report.explain import EngineComparison, ExplainedEngine, Row, compare, find_reference, is_pair
 from qdqspec.report.explain_names import nodes_text
 from qdqspec.report.explain_words import advice, paragraph, place_text, ranking, sentences, short_reason
 from qdqspec.report.facts import Table, gains_table
@@ -21,12 +21,12 @@ _NAME_WIDTH = 60
 _LISTED = 12  # most unfused Q and DQ that are listed
 
 
-def explain_text(engines: Sequence[Engine], *, most: int = 12) -> str:
+def explain_text(engines: Sequence[ExplainedEngine], *, most: int = 12) -> str:
     """Explanation of one, two or several engines; tables are cut after ``most`` rows."""
     return "\n".join(plain(line) for line in _told(engines, most).split("\n"))
 
 
-def _told(engines: Sequence[Engine], most: int) -> str:
+def _told(engines: Sequence[ExplainedEngine], most: int) -> str:
     if len(engines) == 1:
         return _single(engines[0], most)
     reference = find_reference(engines)
@@ -53,7 +53,7 @@ def _told(engines: Sequence[Engine], most: int) -> str:
     )
 
 
-def explain_json(engines: Sequence[Engine]) -> dict[str, Any]:
+def explain_json(engines: Sequence[ExplainedEngine]) -> dict[str, Any]:
     """The explanation as an object, never truncated."""
     ordered = sorted(engines, key=lambda engine: engine.milliseconds)
     reference = find_reference(engines)
@@ -68,7 +68,7 @@ def explain_json(engines: Sequence[Engine]) -> dict[str, Any]:
     }
 
 
-def _single(engine: Engine, most: int) -> str:
+def _single(engine: ExplainedEngine, most: int) -> str:
     slowest = sorted(engine.layers, key=lambda layer: -layer.milliseconds)[:most]
     rows = [
         (
@@ -83,7 +83,7 @@ def _single(engine: Engine, most: int) -> str:
     return _joined([_summary([engine]), table, _gains([engine]), _notes([engine])])
 
 
-def _page(comparison: Comparison, most: int) -> str:
+def _page(comparison: EngineComparison, most: int) -> str:
     return _joined(
         [
             _summary([comparison.reference, comparison.tuned]),
@@ -102,26 +102,26 @@ def _lines(said: Sequence[str]) -> str:
     return "\n".join(said)
 
 
-def _matching(comparison: Comparison) -> str:
+def _matching(comparison: EngineComparison) -> str:
     if not comparison.renamed:
         return ""
     ours, theirs = comparison.reference.name, comparison.tuned.name
     return f"The table names nodes as {ours} does; those of {theirs} were matched by operator and order."
 
 
-def _gains(engines: Sequence[Engine]) -> str:
+def _gains(engines: Sequence[ExplainedEngine]) -> str:
     """What each correction gained in the searches that made these engines."""
     tables = [table for engine in engines if (table := gains_table(engine.corrections)) is not None]
     return _joined([f"{table.title}\n{_table(table.headers, table.rows, _align(table))}" for table in tables])
 
 
-def _notes(engines: Sequence[Engine]) -> str:
+def _notes(engines: Sequence[ExplainedEngine]) -> str:
     return "\n".join(dict.fromkeys(f"note: {note}" for engine in engines for note in engine.notes))
 
 
 # ---- tables -------------------------------------------------------------------------------------
 
-_FACTS: tuple[tuple[str, Callable[[Engine], str]], ...] = (
+_FACTS: tuple[tuple[str, Callable[[ExplainedEngine], str]], ...] = (
     ("end to end, median ms", lambda e: "-" if e.end_to_end_ms is None else ms_text(e.end_to_end_ms)),
     ("sum of layers, ms", lambda e: ms_text(e.sum_ms)),
     ("kernels", lambda e: _counted(e.kernels, e)),
@@ -132,12 +132,12 @@ _FACTS: tuple[tuple[str, Callable[[Engine], str]], ...] = (
 )
 
 
-def _summary(engines: Sequence[Engine]) -> str:
+def _summary(engines: Sequence[ExplainedEngine]) -> str:
     rows = [(title, *(cell(engine) for engine in engines)) for title, cell in _FACTS]
     return _table(("", *(plain(engine.name, 28) for engine in engines)), rows, "l" + "r" * len(engines))
 
 
-def _ranking_table(engines: Sequence[Engine], reference: Engine) -> str:
+def _ranking_table(engines: Sequence[ExplainedEngine], reference: ExplainedEngine) -> str:
     rows = []
     for engine in engines:
         change = (
@@ -160,7 +160,7 @@ def _ranking_table(engines: Sequence[Engine], reference: Engine) -> str:
     return _table(heads, rows, "lrrrrrrrr")
 
 
-def _steps(engines: Sequence[Engine]) -> str:
+def _steps(engines: Sequence[ExplainedEngine]) -> str:
     """The main differences between each engine and the next slower one."""
     lines = [
         f"{plain(faster.name)} beside {plain(slower.name)}: {short_reason(compare(slower, faster))}"
@@ -169,7 +169,7 @@ def _steps(engines: Sequence[Engine]) -> str:
     return "\n".join(lines)
 
 
-def _differences(comparison: Comparison, most: int) -> str:
+def _differences(comparison: EngineComparison, most: int) -> str:
     chosen = [row for row in comparison.rows if row.reference_ms != row.tuned_ms]
     rows = [
         (
@@ -189,7 +189,7 @@ def _differences(comparison: Comparison, most: int) -> str:
     return _table(heads, rows, "lrrrlll") + left if rows else ""
 
 
-def _pairs(comparison: Comparison) -> str:
+def _pairs(comparison: EngineComparison) -> str:
     engine = comparison.tuned
     if not engine.lonely_pairs:
         return ""
@@ -234,7 +234,7 @@ def _cell_ms(layers: Sequence[LayerTime], milliseconds: float) -> str:
     return f"{milliseconds:.4f}" if layers else "-"
 
 
-def _counted(layers: Sequence[LayerTime], engine: Engine) -> str:
+def _counted(layers: Sequence[LayerTime], engine: ExplainedEngine) -> str:
     spent = sum(layer.milliseconds for layer in layers)
     share = f" ({share_text(spent / engine.sum_ms)})" if layers and engine.sum_ms else ""
     return f"{len(layers)}{share}"
@@ -262,7 +262,7 @@ def _joined(parts: Sequence[str]) -> str:
 # ---- JSON ---------------------------------------------------------------------------------------
 
 
-def _engine_json(engine: Engine) -> dict[str, Any]:
+def _engine_json(engine: ExplainedEngine) -> dict[str, Any]:
     return {
         "name": engine.name,
         "end_to_end_ms": engine.end_to_end_ms,
@@ -279,7 +279,7 @@ def _engine_json(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _comparison_json(comparison: Comparison) -> dict[str, Any]:
+def _comparison_json(comparison: EngineComparison) -> dict[str, Any]:
     return {
         "reference": comparison.reference.name,
         "tuned": comparison.tuned.name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from qdqspec.report.explain import Comparison, Engine, Row, ops_in
+from qdqspec.report.explain import EngineComparison, ExplainedEngine, Row, ops_in
 from qdqspec.report.explain_names import nodes_text
 from qdqspec.types import LayerTime
 from qdqspec.units import count_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text, share_text
@@ -21,18 +21,18 @@ _POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPoo
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
-def paragraph(comparison: Comparison) -> str:
+def paragraph(comparison: EngineComparison) -> str:
     """Why the second engine is faster or slower than the first, as one paragraph."""
     return " ".join(sentences(comparison))
 
 
-def sentences(comparison: Comparison) -> list[str]:
+def sentences(comparison: EngineComparison) -> list[str]:
     """The sentences of the explanation: how much, why, what to try next, and how reliable the figures are."""
     said = [verdict(comparison), *reasons(comparison), *advice(comparison.tuned), caveat(comparison)]
     return [sentence for sentence in said if sentence]
 
 
-def ranking(engines: Sequence[Engine], reference: Engine) -> str:
+def ranking(engines: Sequence[ExplainedEngine], reference: ExplainedEngine) -> str:
     """Which of several engines is the fastest, and by how much."""
     best, worst = engines[0], engines[-1]
     text = (
@@ -46,7 +46,7 @@ def ranking(engines: Sequence[Engine], reference: Engine) -> str:
     return f"{text}.{lost}"
 
 
-def verdict(comparison: Comparison) -> str:
+def verdict(comparison: EngineComparison) -> str:
     """The first sentence: how much faster or slower."""
     ours, theirs = comparison.reference, comparison.tuned
     before, after = ms_texts_apart(ours.milliseconds, theirs.milliseconds)
@@ -59,7 +59,7 @@ def verdict(comparison: Comparison) -> str:
     return f"{theirs.name} is {more} slower than {ours.name}: {after} against {before} ms {told}."
 
 
-def reasons(comparison: Comparison) -> list[str]:
+def reasons(comparison: EngineComparison) -> list[str]:
     """Differences of the layers, the largest share first."""
     rows = comparison.rows
     kernels = _difference(row for row in rows if row.kind == "kernel")
@@ -79,7 +79,7 @@ def reasons(comparison: Comparison) -> list[str]:
     ]
 
 
-def short_reason(comparison: Comparison) -> str:
+def short_reason(comparison: EngineComparison) -> str:
     """The changes of counts in one line, for tables."""
     ours, theirs = comparison.reference, comparison.tuned
     changes = [
@@ -92,7 +92,7 @@ def short_reason(comparison: Comparison) -> str:
     return ", ".join(change for change in changes if change) or "the same kernels, timed otherwise"
 
 
-def advice(engine: Engine) -> list[str]:
+def advice(engine: ExplainedEngine) -> list[str]:
     """What to try next, where Q or DQ were not fused and the reason is visible."""
     quantizing = (layer for layer in engine.lonely_pairs if layer.op_type == "QuantizeLinear")
     makers = [maker for layer in quantizing if (maker := engine.behind(layer)) is not None]
@@ -129,7 +129,7 @@ def advice(engine: Engine) -> list[str]:
     return found
 
 
-def caveat(comparison: Comparison) -> str:
+def caveat(comparison: EngineComparison) -> str:
     """How reliable the sums of layers are."""
     engine = comparison.tuned
     if engine.end_to_end_ms is None or not engine.end_to_end_ms:
@@ -149,7 +149,7 @@ def place_text(row: Row) -> str:
     return f"before {nodes}" if row.kind == "conversion" else nodes
 
 
-def _integers(comparison: Comparison) -> str:
+def _integers(comparison: EngineComparison) -> str:
     ours, theirs = comparison.reference, comparison.tuned
     if not ours.integer and not theirs.integer:
         return ""
@@ -162,7 +162,7 @@ def _integers(comparison: Comparison) -> str:
     return f"{text}."
 
 
-def _left_in_float(engine: Engine) -> str:
+def _left_in_float(engine: ExplainedEngine) -> str:
     left = engine.left_in_float
     if not left or not engine.integer:
         return ""
@@ -172,7 +172,7 @@ def _left_in_float(engine: Engine) -> str:
     )
 
 
-def _pairs(comparison: Comparison) -> str:
+def _pairs(comparison: EngineComparison) -> str:
     ours, theirs = comparison.reference, comparison.tuned
     if not ours.lonely_pairs and not theirs.lonely_pairs:
         return ""
@@ -183,7 +183,7 @@ def _pairs(comparison: Comparison) -> str:
     return f"{text}."
 
 
-def _conversions(comparison: Comparison) -> str:
+def _conversions(comparison: EngineComparison) -> str:
     ours, theirs = comparison.reference.conversions, comparison.tuned.conversions
     if len(ours) == len(theirs):
         return ""
@@ -201,7 +201,7 @@ def _fusions(what: str, rows: Sequence[Row]) -> str:
     return f"The nodes of {places} {what} ({named}{more})."
 
 
-def _cost(layers: Sequence[LayerTime], engine: Engine) -> str:
+def _cost(layers: Sequence[LayerTime], engine: ExplainedEngine) -> str:
     spent = math.fsum(layer.milliseconds for layer in layers)
     return f" ({ms_text(spent)} ms, {share_text(spent / engine.sum_ms)})" if layers and engine.sum_ms else ""
 
@@ -223,5 +223,5 @@ def _difference(rows: Iterable[Row]) -> float:
     return math.fsum(row.difference_ms for row in rows)
 
 
-def _times(slow: Engine, fast: Engine) -> str:
+def _times(slow: ExplainedEngine, fast: ExplainedEngine) -> str:
     return f"{ratio_text(slow.milliseconds / fast.milliseconds)} times" if fast.milliseconds else "many times"

@@ -10,7 +10,7 @@ MAX_ROWS = 500  # of the summary table
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PageBlock:
     """A piece of a page. ``brief`` replaces it if the page is too long; without one it is kept."""
 
     text: str
@@ -21,9 +21,9 @@ class Block:
 class Page:
     """The head, one sequence of blocks per case, and the tail."""
 
-    head: Sequence[Block]
-    cases: Sequence[Sequence[Block]]
-    tail: Sequence[Block] = ()
+    head: Sequence[PageBlock]
+    cases: Sequence[Sequence[PageBlock]]
+    tail: Sequence[PageBlock] = ()
 
 
 def fitted(page: Page, limit_bytes: int, note: Callable[[int], str]) -> list[str]:
@@ -61,11 +61,11 @@ def _threshold(gains: list[tuple[int, int]], excess: int) -> float:
     return threshold
 
 
-def _shorter(block: Block, threshold: float) -> str:
+def _shorter(block: PageBlock, threshold: float) -> str:
     return block.brief if block.brief and _size(block.text) >= threshold else block.text
 
 
-def _total(blocks: Sequence[Block]) -> int:
+def _total(blocks: Sequence[PageBlock]) -> int:
     return sum(_size(block.text) for block in blocks)
 
 

@@ -43,26 +43,26 @@ from qdqspec.types import (
 SCHEMA_VERSION: Final = 1
 
 
-class Part(BaseModel):
+class RecordPart(BaseModel):
     """One JSON object."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
 
-class ModelPart(Part):
+class ModelPart(RecordPart):
     """The model's SHA-256, and its path relative to the spec, or its name if it is outside that folder."""
 
     sha256: str
     path: str
 
 
-class SchemePart(Part):
+class SchemePart(RecordPart):
     """The digest of the placement: equal digests have Q/DQ at the same places."""
 
     digest: str
 
 
-class TimedPart(Part):
+class TimedPart(RecordPart):
     """One role's samples, and their median on the gating clock."""
 
     median_ms: float
@@ -75,14 +75,14 @@ class OtherPart(TimedPart):
     role: str
 
 
-class SpeedupPart(Part):
+class SpeedupPart(RecordPart):
     """Reference time over tuned time, with the bounds of its 95 % confidence interval."""
 
     median: float
     ci95: tuple[float, float]
 
 
-class LatencyPart(Part):
+class LatencyPart(RecordPart):
     """Conditions of the times above. ``ratios`` are times over the reference's, by role.
 
     With several shape ``profiles`` these and the times above are weighted geometric means; each profile's
@@ -97,7 +97,7 @@ class LatencyPart(Part):
     provenance: Provenance
 
 
-class TrialPart(Part):
+class TrialPart(RecordPart):
     """One build of the search, without its placement and samples, which the journal keeps."""
 
     number: int
@@ -112,7 +112,7 @@ class TrialPart(Part):
     race: Race | None
 
 
-class TrialsPart(Part):
+class TrialsPart(RecordPart):
     """The search's builds; ``list`` also has the rebuilds for noise and confirmation."""
 
     total: int
@@ -121,7 +121,7 @@ class TrialsPart(Part):
     list: tuple[TrialPart, ...]
 
 
-class SearchPart(Part):
+class SearchPart(RecordPart):
     """The search and its winner."""
 
     strategy: str
@@ -141,13 +141,13 @@ class SearchPart(Part):
     provenance: Provenance
 
 
-class CountPart(Part):
+class CountPart(RecordPart):
     """A count."""
 
     count: int
 
 
-class PairPart(Part):
+class PairPart(RecordPart):
     """One Q/DQ pair, in names of the model without Q/DQ. ``consumers`` are (node, input) pairs."""
 
     tensor: str
@@ -159,7 +159,7 @@ class PairPart(Part):
     zero_point: tuple[int, ...]
 
 
-class ParityPart(Part):
+class ParityPart(RecordPart):
     """Parity of the worst output, of each output, and of quantization and the runtime separately."""
 
     sqnr_db: float
@@ -174,7 +174,7 @@ class ParityPart(Part):
     undivided: str = ""
 
 
-class CheckPart(Part):
+class CheckPart(RecordPart):
     """The result of one check."""
 
     id: str
@@ -187,7 +187,7 @@ class CheckPart(Part):
     advice: str
 
 
-class CasePart(Part):
+class CasePart(RecordPart):
     """``result.json``. Parts that were not measured are null. ``ops`` lists all nodes by op type, ``graph`` the
     model folded into a few parts with their times and errors.
 
@@ -230,7 +230,7 @@ class CasePart(Part):
     provenance: Provenance
 
 
-class RunPart(Part):
+class RunPart(RecordPart):
     """The run record: all cases of a run, and ``runtimes``: comparisons of cases that differ in the runtime only.
 
     ``common`` is one placement for all runtimes of such cases, if it was asked for.

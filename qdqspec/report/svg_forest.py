@@ -12,7 +12,7 @@ _LEFT, _RIGHT, _ROW, _FOOT = 148, 78, 26, 34
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ForestRow:
     """A name, an estimate with its bounds, and a label at the end. ``style`` is a CSS class."""
 
     name: str
@@ -23,7 +23,7 @@ class Row:
     style: str  # tuned for this run, other for the rest
 
 
-def forest(rows: Sequence[Row], mark: float | None, what: str) -> str:
+def forest(rows: Sequence[ForestRow], mark: float | None, what: str) -> str:
     """One line per row; a dashed line at ``mark``, the value to compare with. The axis need not begin at 0."""
     left, right = _span(rows, mark)
     height = _ROW * len(rows) + _FOOT
@@ -50,7 +50,7 @@ def forest(rows: Sequence[Row], mark: float | None, what: str) -> str:
     return frame(height, f"{what}: {said}", parts)
 
 
-def _span(rows: Sequence[Row], mark: float | None) -> tuple[float, float]:
+def _span(rows: Sequence[ForestRow], mark: float | None) -> tuple[float, float]:
     """Range of the axis: all bounds, but very wide intervals are cut near the estimates."""
     middles = [row.median for row in rows] + ([] if mark is None else [mark])
     reach = 2 * (max(middles) - min(middles)) + 0.05 * max(middles)

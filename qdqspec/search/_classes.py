@@ -12,7 +12,7 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import Unit
 from qdqspec.types import Label, LayerTime, format_of, kind_of
 
-Choice: TypeAlias = tuple[Label, ...]  # one label for each class
+ClassLabels: TypeAlias = tuple[Label, ...]  # one label for each class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def _offered(space: SchemeSpace, units: Iterable[Unit]) -> tuple[Label, ...]:
     return tuple(label for label in space.labels if label in offered)
 
 
-def spread(space: SchemeSpace, classes: Sequence[TiedClass], choice: Choice) -> dict[str, Label]:
+def spread(space: SchemeSpace, classes: Sequence[TiedClass], choice: ClassLabels) -> dict[str, Label]:
     """Labels of units from labels of classes. A unit that does not offer the label gets the nearest one."""
     labels: dict[str, Label] = {}
     for tied, label in zip(classes, choice, strict=True):
@@ -63,15 +63,15 @@ def _nearest(unit: Unit, label: Label) -> Label:
     return unit.full_in(format_of(label)) if kind_of(label) == "in+out" else "fp"
 
 
-def gathered(classes: Sequence[TiedClass], labels: Mapping[str, Label]) -> Choice:
+def gathered(classes: Sequence[TiedClass], labels: Mapping[str, Label]) -> ClassLabels:
     """The most frequent label of each class; units not named are ``fp``."""
     counts = (Counter(labels.get(name, "fp") for name in tied.units) for tied in classes)
     return tuple(count.most_common(1)[0][0] for count in counts)
 
 
-def pure_choices(space: SchemeSpace, classes: Sequence[TiedClass]) -> Iterator[Choice]:
+def pure_choices(space: SchemeSpace, classes: Sequence[TiedClass]) -> Iterator[ClassLabels]:
     """One label everywhere, float first; a class that does not offer the label gets the nearest one."""
-    seen: set[Choice] = set()
+    seen: set[ClassLabels] = set()
     for wanted in space.labels:
         choice = tuple(_nearest_of(tied, wanted) for tied in classes)
         if choice not in seen:

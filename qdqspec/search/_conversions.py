@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from qdqspec.arrays import Floats
-from qdqspec.search.crossings import FLOAT, Codes, Domains, Edge
+from qdqspec.search.crossings import FLOAT, Codes, Crossing, Domains
 
 
 class Conversions:
     """Milliseconds of each edge's conversions: one row for each edge, one column for each pair of domains."""
 
-    def __init__(self, edges: Sequence[Edge], domains: Domains) -> None:
+    def __init__(self, edges: Sequence[Crossing], domains: Domains) -> None:
         self._edges = edges
         self._domains = domains
         self._by_tensor = {edge.tensor: number for number, edge in enumerate(edges)}

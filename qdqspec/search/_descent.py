@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from qdqspec.arrays import Floats
-from qdqspec.search.crossings import Codes, Domains, Edge
+from qdqspec.search.crossings import Codes, Crossing, Domains
 
 SWEEPS = 20  # an upper bound; it converges in a few
 _MOST_ENDS = 8  # ends of an edge whose conversions are cached: with more there are too many labellings
@@ -26,7 +26,7 @@ class Descent:
     def __init__(
         self,
         offered: Sequence[tuple[int, ...]],
-        edges: Sequence[Edge],
+        edges: Sequence[Crossing],
         domains: Domains,
         groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
@@ -100,7 +100,7 @@ class Descent:
 class _Conversion:
     """The conversions of one edge under a labelling."""
 
-    def __init__(self, edge: Edge, domains: Domains) -> None:
+    def __init__(self, edge: Crossing, domains: Domains) -> None:
         self._edge, self._domains = edge, domains
         self._ends: Callable[[Any], object] | None = (
             itemgetter(*edge.blocks) if len(edge.blocks) <= _MOST_ENDS else None

@@ -10,7 +10,7 @@ from qdqspec.arrays import Floats
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._accuracy import power
 from qdqspec.search.base import AccuracyOracle
-from qdqspec.search.blocks import Block, unit_labels
+from qdqspec.search.blocks import UnitBlock, unit_labels
 from qdqspec.search.crossings import FP
 from qdqspec.types import Label, Placement, Trial
 
@@ -70,7 +70,7 @@ class Guide:
         found = [self.predicted_db(space.resolve(space.everything(c.name))) for c in space.choices]
         return any(db is not None and db < least_db + BINDING_DB for db in found)
 
-    def powers(self, space: SchemeSpace, blocks: Sequence[Block]) -> Floats | None:
+    def powers(self, space: SchemeSpace, blocks: Sequence[UnitBlock]) -> Floats | None:
         """The noise of each block alone under each code; ``None`` if unknown."""
         noise = None if self._oracle is None else self._oracle.noise()
         if noise is None:

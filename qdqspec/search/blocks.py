@@ -24,7 +24,7 @@ MOST_TOGETHER, MOST_SEEDS = 4, 64  # blocks flipped together, and the number of 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class UnitBlock:
     """Units with one label. ``codes`` are the labels that at least one of them offers, as numbers."""
 
     index: int
@@ -32,7 +32,7 @@ class Block:
     codes: tuple[int, ...]
 
 
-def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[Block, ...]:
+def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[UnitBlock, ...]:
     """Join units that share a kernel of any profile; in graph order."""
     kernels = (
         [space.unit_of[node] for node in layer.nodes if node in space.unit_of]
@@ -42,7 +42,8 @@ def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[B
     )
     groups = joined((unit.id for unit in space.units), kernels)
     return tuple(
-        Block(index=index, units=names, codes=_offered(space, names)) for index, names in enumerate(groups)
+        UnitBlock(index=index, units=names, codes=_offered(space, names))
+        for index, names in enumerate(groups)
     )
 
 
@@ -50,7 +51,7 @@ def _offered(space: SchemeSpace, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(sorted({space.labels.index(label) for name in names for label in space.by_id[name].labels}))
 
 
-def unit_labels(space: SchemeSpace, blocks: Sequence[Block], codes: Codes) -> dict[str, Label]:
+def unit_labels(space: SchemeSpace, blocks: Sequence[UnitBlock], codes: Codes) -> dict[str, Label]:
     """Labels of units from codes of blocks.
 
     Under "in+out" each unit gets its fullest label of the format; other labels apply to the units that offer them.
@@ -66,7 +67,7 @@ def unit_labels(space: SchemeSpace, blocks: Sequence[Block], codes: Codes) -> di
     return labels
 
 
-def block_codes(space: SchemeSpace, blocks: Sequence[Block], labels: Mapping[str, Label]) -> Codes:
+def block_codes(space: SchemeSpace, blocks: Sequence[UnitBlock], labels: Mapping[str, Label]) -> Codes:
     """Codes of blocks from labels of units: a block gets the fullest label among its units."""
     ranked = sorted(range(len(space.labels)), key=lambda code: kind_of(space.labels[code]) != "in+out")
     codes = np.full(len(blocks), FP, dtype=np.int8)
@@ -85,7 +86,7 @@ class CostModel:
     is produced in one domain and read in another costs a conversion (`_conversions`).
     """
 
-    def __init__(self, space: SchemeSpace, blocks: Sequence[Block]) -> None:
+    def __init__(self, space: SchemeSpace, blocks: Sequence[UnitBlock]) -> None:
         self.space = space
         self.blocks = tuple(blocks)
         self.reference_ms = 0.0  # sum of all kernels of the float model
@@ -216,10 +217,10 @@ class CostModel:
     def _uniform(self, code: int) -> Codes:
         return np.array([code if code in block.codes else FP for block in self.blocks], dtype=np.int8)
 
-    def _quickest(self, block: Block) -> int:
+    def _quickest(self, block: UnitBlock) -> int:
         return min(block.codes, key=lambda code: float(self.times[block.index, code]))
 
-    def local_ms(self, block: Block, code: int, codes: Codes, share: float = 1.0) -> float:
+    def local_ms(self, block: UnitBlock, code: int, codes: Codes, share: float = 1.0) -> float:
         """The predicted cost of a block and the tensors around it under a label, all else fixed."""
         kept, codes[block.index] = codes[block.index], code
         crossing = self._descent.crossing(block.index, codes, self.converting)

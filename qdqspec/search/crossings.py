@@ -60,7 +60,7 @@ def domains_of(space: SchemeSpace) -> Domains:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class Crossing:
     """A tensor between blocks. ``producer`` is -1 if no block produces it, ``outside`` is set if others read it."""
 
     tensor: str
@@ -84,7 +84,7 @@ class Edge:
         return [domains.pairs[made][domain] for domain in wanted]
 
 
-def edges_between(space: SchemeSpace, block_of: Mapping[str, int]) -> tuple[Edge, ...]:
+def edges_between(space: SchemeSpace, block_of: Mapping[str, int]) -> tuple[Crossing, ...]:
     """The activations that a labelling may have to convert; ``block_of`` gives the block of a node."""
     model, edges = space.model, []
     for tensor in sorted(space.tensors):
@@ -95,14 +95,14 @@ def edges_between(space: SchemeSpace, block_of: Mapping[str, int]) -> tuple[Edge
         outside = -1 in ends or tensor in model.outputs or tensor in model.captured
         if consumers or (outside and producer >= 0):
             elements = float(np.prod([dim or 1 for dim in model.shape(tensor) or ()]))
-            edges.append(Edge(tensor, elements, producer, consumers, outside))
+            edges.append(Crossing(tensor, elements, producer, consumers, outside))
     return tuple(edges)
 
 
 class Crossings:
     """All edges as arrays: the conversions of a labelling are computed in one vectorized pass."""
 
-    def __init__(self, edges: Sequence[Edge], domains: Domains) -> None:
+    def __init__(self, edges: Sequence[Crossing], domains: Domains) -> None:
         self._producer = np.array([edge.producer for edge in edges], dtype=np.int64)
         self._outside = np.array([edge.outside for edge in edges], dtype=bool)
         self._reader = np.array([c for edge in edges for c in edge.consumers], dtype=np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqspec.errors import ConfigError
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.search._classes import Choice, TiedClass, pure_choices, spread, tied_classes
+from qdqspec.search._classes import ClassLabels, TiedClass, pure_choices, spread, tied_classes
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 
@@ -57,7 +57,7 @@ def _count(space: SchemeSpace, classes: Sequence[TiedClass]) -> int:
     return count
 
 
-def _choices(space: SchemeSpace, classes: Sequence[TiedClass]) -> Iterator[tuple[str, Choice]]:
+def _choices(space: SchemeSpace, classes: Sequence[TiedClass]) -> Iterator[tuple[str, ClassLabels]]:
     pure = list(pure_choices(space, classes))
     yield from (("pure", choice) for choice in pure)
     for choice in itertools.product(*(tied.labels for tied in classes)):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qdqspec.errors import ConfigError
-from qdqspec.search._classes import Choice, TiedClass, gathered, pure_choices, spread, tied_classes
+from qdqspec.search._classes import ClassLabels, TiedClass, gathered, pure_choices, spread, tied_classes
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.select import reaches
@@ -80,12 +80,12 @@ class _Study:
         self._trial: Any = None
         self._repeats = 0
 
-    def enqueue(self, choices: Sequence[Choice]) -> None:
+    def enqueue(self, choices: Sequence[ClassLabels]) -> None:
         """Queue these choices to be asked for first."""
         for choice in dict.fromkeys(choices):
             self._study.enqueue_trial(dict(zip(self._labels, choice, strict=True)))
 
-    def choices(self) -> Iterator[Choice]:
+    def choices(self) -> Iterator[ClassLabels]:
         """Choices to try; `tell` has to follow each. Ends after too many consecutive known ones."""
         while self._repeats < REPEATS:
             self._trial = self._study.ask(self._labels)

@@ -15,7 +15,7 @@ import numpy as np
 
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._classes import (
-    Choice,
+    ClassLabels,
     TiedClass,
     gathered,
     pure_choices,
@@ -88,7 +88,7 @@ class RegionSearch(Stepwise):
 
     def _pattern(self, classes: Sequence[TiedClass], best: Labels, budget: int) -> Inner:
         """Try schemes of one pattern in addition to the winner so far; returns the new winner."""
-        measured: dict[Choice, float] = {}
+        measured: dict[ClassLabels, float] = {}
         patience = max(LEAST_PATIENCE, math.ceil(PATIENCE * budget))
         built = losses = 0
         for choice in self._choices(classes, gathered(classes, best), measured, DRAWS * budget):
@@ -111,8 +111,12 @@ class RegionSearch(Stepwise):
         return best
 
     def _choices(
-        self, classes: Sequence[TiedClass], held: Choice, measured: Mapping[Choice, float], draws: int
-    ) -> Iterator[Choice]:
+        self,
+        classes: Sequence[TiedClass],
+        held: ClassLabels,
+        measured: Mapping[ClassLabels, float],
+        draws: int,
+    ) -> Iterator[ClassLabels]:
         """Pure schemes first, then drawn ones; each once. ``measured`` grows while this runs."""
         seen = {held}
         for choice in pure_choices(self._space, classes):
@@ -125,7 +129,9 @@ class RegionSearch(Stepwise):
                 seen.add(choice)
                 yield choice
 
-    def _drawn(self, classes: Sequence[TiedClass], held: Choice, measured: Mapping[Choice, float]) -> Choice:
+    def _drawn(
+        self, classes: Sequence[TiedClass], held: ClassLabels, measured: Mapping[ClassLabels, float]
+    ) -> ClassLabels:
         if self._random.random() < RANDOM_SHARE:
             return tuple(self._label(tied.labels) for tied in classes)
         parents = sorted(measured, key=lambda choice: (measured[choice], choice))[:PARENTS] or [held]

@@ -16,7 +16,7 @@ EXAMINED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Selection:
     """The selected placement, the role under which it was confirmed, and the reason."""
 
     role: str
@@ -90,7 +90,7 @@ def choose(
     min_gain: float = 0.0,
     shortfall: str = "",
     ended_by: str = "",
-) -> Choice:
+) -> Selection:
     """The simplest placement inside the best interval, if its gain is proved.
 
     Simplest means fewest activation pairs. Proved means that the upper end of the 95 % interval of its time over the
@@ -108,7 +108,7 @@ def choose(
         ended = f"the search ended at {ended_by}, before it was done" if ended_by else ""
         rivals = _rivals(roles, ratios, barred, min_gain) or ([] if shortfall else [_NOTHING])
         reason = "; ".join(part for part in (shortfall, *rivals, ended) if part)
-        return Choice(role="reference", placement=reference, unchanged=True, reason=reason)
+        return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
     best = min(proved, key=lambda role: proved[role].median)
     inside = [role for role in proved if proved[role].median <= proved[best].high]
     role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
@@ -116,7 +116,7 @@ def choose(
     reason = f"{role}: {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
     if role != best:
         reason += f"; as fast as {best} within its interval, with fewer Q/DQ pairs"
-    return Choice(role=role, placement=roles[role], unchanged=False, reason=reason)
+    return Selection(role=role, placement=roles[role], unchanged=False, reason=reason)
 
 
 _NOTHING = "no placement was faster than the reference in any race"

@@ -23,7 +23,7 @@ from qdqspec.search._classes import spent_by_unit
 from qdqspec.search._pure import Labels
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.search.blocks import Block, fuse
+from qdqspec.search.blocks import UnitBlock, fuse
 from qdqspec.search.surrogate import classes_of
 from qdqspec.types import HALVES, Label, LayerTime, Trial, kind_of, label_of
 
@@ -61,7 +61,7 @@ class SubgraphSearch(Stepwise):
         yield from self._together(sorted(wins, key=lambda win: -win.gain), held, trials)
 
     def _alone(
-        self, groups: Sequence[Block], share: float
+        self, groups: Sequence[UnitBlock], share: float
     ) -> Generator[list[Proposal], list[Trial], list[Win]]:
         """Time the schemes of one kind on its first group; returns the best one, if it has a gain."""
         nodes = nodes_of(self._space, groups[0])
@@ -115,7 +115,7 @@ class SubgraphSearch(Stepwise):
         yield [each for each in proposals if self.is_worth_building(each.placement)]
 
 
-def schemes_of(space: SchemeSpace, group: Block) -> list[tuple[str, Labels]]:
+def schemes_of(space: SchemeSpace, group: UnitBlock) -> list[tuple[str, Labels]]:
     """The schemes to try on a group, by name, in addition to all float; each once.
 
     In each format all of it; only the inputs of units with integer inputs and float outputs; only the compute
@@ -183,7 +183,7 @@ def steps_of(wins: Sequence[Win], least: float) -> Iterator[Labels]:
 
 def kinds_of(
     space: SchemeSpace, layers: Sequence[LayerTime], fused: Sequence[tuple[str, ...]] = ()
-) -> list[tuple[list[Block], float]]:
+) -> list[tuple[list[UnitBlock], float]]:
     """Groups of the same kind, with their share of the whole time, the largest first.
 
     Kernels are those of ``fused`` if it is not empty, else of the profile. Without a profile all units have equal
@@ -191,7 +191,7 @@ def kinds_of(
     """
     kernels = [LayerTime(name="", op_type="", milliseconds=0.0, nodes=nodes) for nodes in fused]
     groups = groups_of(space, kernels or layers)
-    kinds: dict[int, list[Block]] = {}
+    kinds: dict[int, list[UnitBlock]] = {}
     for group, number in zip(groups, classes_of(space, groups), strict=True):
         kinds.setdefault(int(number), []).append(group)
     spent = spent_by_unit(space, layers)
@@ -203,7 +203,7 @@ def kinds_of(
     return sorted(shares, key=lambda kind: -kind[1])  # stable: ties in graph order
 
 
-def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[Block]:
+def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[UnitBlock]:
     """Units that share a kernel, each group extended by the cheap units that read it last, up to `MOST_NODES`."""
     groups: list[list[Unit]] = []
     group_of: dict[str, int] = {}
@@ -216,7 +216,7 @@ def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[Block]:
         groups[number] += units
         group_of.update(dict.fromkeys((unit.id for unit in units), number))
     return [
-        Block(index=index, units=tuple(unit.id for unit in units), codes=())
+        UnitBlock(index=index, units=tuple(unit.id for unit in units), codes=())
         for index, units in enumerate(groups)
     ]
 
@@ -235,7 +235,7 @@ def _maker(space: SchemeSpace, tensor: str) -> str:
     return space.unit_of.get(node.name, "") if node is not None else ""
 
 
-def nodes_of(space: SchemeSpace, group: Block) -> tuple[str, ...]:
+def nodes_of(space: SchemeSpace, group: UnitBlock) -> tuple[str, ...]:
     """The nodes of a group in graph order, including the copies between its units."""
     model = space.model
     nodes = {name for unit in group.units for name in space.by_id[unit].nodes}

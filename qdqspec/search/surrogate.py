@@ -21,14 +21,14 @@ from qdqspec.arrays import Floats
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.flow import flow_of
 from qdqspec.regions.pattern import PatternMaker
-from qdqspec.search.blocks import Block, CostModel
+from qdqspec.search.blocks import CostModel, UnitBlock
 from qdqspec.search.crossings import FP, Codes
 
 PRIOR_DOUBT = 0.5  # standard deviation of the prior, relative to its mean
 LEAST_DOUBT = 0.002  # lower bound of the standard deviation, relative to the reference's time
 
 
-def classes_of(space: SchemeSpace, blocks: Sequence[Block]) -> npt.NDArray[np.int64]:
+def classes_of(space: SchemeSpace, blocks: Sequence[UnitBlock]) -> npt.NDArray[np.int64]:
     """A class number for each block: equal if operators, attributes and shapes are equal."""
     maker = PatternMaker(flow_of(space.model), "structure+shapes")
     numbers: dict[str, int] = {}

@@ -11,7 +11,7 @@ from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
 from qdqspec.measurement.stats import inverse
-from qdqspec.search.select import Choice, choose, finalists, front_of, reaches
+from qdqspec.search.select import Selection, choose, finalists, front_of, reaches
 from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, Trial
 
 CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
@@ -29,7 +29,7 @@ class Confirmed:
     accuracies measured since.
     """
 
-    choice: Choice
+    choice: Selection
     latency: LatencyEvidence
     front: tuple[FrontPoint, ...]
     lines: tuple[tuple[str, Trial], ...]
@@ -110,7 +110,7 @@ def _chosen(
     bench: Bench,
     constraint: AccuracyConstraint,
     ended_by: str,
-) -> Choice:
+) -> Selection:
     """The choice among placements that meet the constraints on all data, which is verified for each choice."""
     ratios = {role: ratio for role, ratio in measured.ratios.items() if role in roles}
     barred = _barred(trials, constraint)

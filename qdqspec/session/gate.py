@@ -38,7 +38,7 @@ from qdqspec.measurement.change import (
     ratio_times,
 )
 from qdqspec.preparation.timing import Measure
-from qdqspec.types import Case, Change, DeviceKey, LatencyEvidence, RegressionEvidence, Samples
+from qdqspec.types import Case, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
 from qdqspec.types.requests import BaselineRequest
 
 FIRST_BUILDS, FIRST_ROUNDS = 3, 24
@@ -58,7 +58,7 @@ class Look:
     """A comparison with its measurement. ``number`` is 2 if that was the second, more precise one."""
 
     latency: LatencyEvidence
-    change: Change
+    change: TimeChange
     number: int
 
 
@@ -308,6 +308,6 @@ def _rounded(builds: Builds) -> Builds:
     return tuple(tuple(round(value, 6) for value in build) for build in builds)
 
 
-def _moved(change: Change, allowed: float) -> bool:
+def _moved(change: TimeChange, allowed: float) -> bool:
     """Whether a baseline differs from this run."""
     return judge_change(change, allowed) != "pass" or is_stale(change, allowed)

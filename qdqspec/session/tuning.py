@@ -38,7 +38,7 @@ from qdqspec.regions.inspect import forecast_line
 from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Search
-from qdqspec.search.select import Choice, raw_winner
+from qdqspec.search.select import Selection, raw_winner
 from qdqspec.session.confirm import FINALISTS, Confirmed, confirm, most_builds
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
@@ -209,7 +209,7 @@ class Tuning:
             return "the search had neither an accuracy constraint nor accuracy as an objective"
         return "the device is simulated"
 
-    def _rehearsed(self, choice: Choice) -> str:
+    def _rehearsed(self, choice: Selection) -> str:
         """The rehearsed figures for the reason of a choice."""
         least = self._constraint.min_sqnr_db
         if self._oracle is None:

@@ -8,9 +8,9 @@ from typing import Annotated, Self, TypeAlias, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.fields import Count, Listed, Section
+from qdqspec.spec.fields import Count, Listed, SpecSection
 from qdqspec.spec.formats import Formats
-from qdqspec.spec.kinds import BackendName, Strategy
+from qdqspec.spec.kinds import BackendName, StrategyName
 from qdqspec.spec.matrix import Choice, MatrixError, combinations, named_combinations
 from qdqspec.spec.vocabulary import AXES, MAX_CASES, Activations, Granularity, Method, Preset
 
@@ -32,7 +32,7 @@ Axis: TypeAlias = Annotated[
 ]
 
 
-class ChoiceSection(Section):
+class ChoiceSection(SpecSection):
     """Values of some axes."""
 
     quant: Formats | None = None
@@ -40,7 +40,7 @@ class ChoiceSection(Section):
     calibration: Method | None = None
     weights: Granularity | None = None
     activations: Activations | None = None
-    strategy: Strategy | None = None
+    strategy: StrategyName | None = None
     preset: Preset | None = None
     backend: BackendName | None = None
 
@@ -55,7 +55,7 @@ class ChoiceSection(Section):
         return {axis: getattr(self, axis) for axis in AXES if getattr(self, axis) is not None}
 
 
-class MatrixSection(Section):
+class MatrixSection(SpecSection):
     """One case for each combination of the axes' values; a value replaces the rule of its axis."""
 
     quant: Axis[Formats] | None = Field(
@@ -67,7 +67,7 @@ class MatrixSection(Section):
     calibration: Axis[Method] | None = Field(default=None, description="Replaces quantize.calibration.")
     weights: Axis[Granularity] | None = Field(default=None, description="Replaces quantize.weights.")
     activations: Axis[Activations] | None = Field(default=None, description="Replaces quantize.activations.")
-    strategy: Axis[Strategy] | None = Field(default=None, description="Replaces tune.strategy.")
+    strategy: Axis[StrategyName] | None = Field(default=None, description="Replaces tune.strategy.")
     preset: Axis[Preset] | None = Field(default=None, description="Replaces tune.preset.")
     backend: Axis[BackendName] | None = Field(
         default=None,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.fields import Count, Listed, Section, Words
+from qdqspec.spec.fields import Count, Listed, SpecSection, Words
 from qdqspec.spec.place import DataPath, SpecPath
 from qdqspec.types import Data, DataSource, ImageRules
 
@@ -24,7 +24,7 @@ Size: TypeAlias = Annotated[
 _TRANSFORM = ("size", "resize", "scale", "mean", "std", "layout", "colors")
 
 
-class DataSection(Section):
+class DataSection(SpecSection):
     """Data of the model's inputs."""
 
     arrays: DataPath | None = Field(

@@ -34,7 +34,7 @@ _SUBJECTS = ("Input", "Tuple", "List", "Dictionary", "String", "Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class SpecProblem:
     """A problem by its location in the data; ``at_key`` if the key is wrong, not its value."""
 
     loc: Loc
@@ -44,7 +44,7 @@ class Finding:
     note: str = ""
 
 
-def findings(error: ValidationError, model: type[BaseModel], data: object) -> Iterator[Finding]:
+def findings(error: ValidationError, model: type[BaseModel], data: object) -> Iterator[SpecProblem]:
     """All problems of ``data`` that ``model`` reported."""
     for details in error.errors(include_url=False):
         yield _finding(details, model, data)
@@ -76,28 +76,28 @@ def error_without_file(
     return SpecError("\n".join(rows), where=where)
 
 
-def _finding(details: ErrorDetails, model: type[BaseModel], data: object) -> Finding:
+def _finding(details: ErrorDetails, model: type[BaseModel], data: object) -> SpecProblem:
     loc: Loc = details["loc"]
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
         message = f"unknown key '{loc[-1]}' in {_place_name(loc[:-1], data)}"
         return _choice(loc, message, loc[-1], _keys_at(loc, model, data), "keys")
     if kind == "missing":
-        return Finding(loc=loc, message=f"'{loc[-1]}' is missing in {_place_name(loc[:-1], data)}")
+        return SpecProblem(loc=loc, message=f"'{loc[-1]}' is missing in {_place_name(loc[:-1], data)}")
     known = re.findall(r"'([^']*)'", str(context.get("expected")))
     if kind == "literal_error" and len(known) > 1:
         message = f"{_shown(value)} is not a value of '{_key(loc, data)}'"
         return _choice(loc, message, value, known, "values")
     if "known" in context:
         return _choice(loc, details["msg"], context.get("name", ""), context["known"], "names")
-    return Finding(loc=loc, message=_message(details, data), hint=context.get("hint", ""))
+    return SpecProblem(loc=loc, message=_message(details, data), hint=context.get("hint", ""))
 
 
-def _choice(loc: Loc, message: str, word: object, known: Sequence[str], what: str) -> Finding:
+def _choice(loc: Loc, message: str, word: object, known: Sequence[str], what: str) -> SpecProblem:
     """A finding about an invalid word: the nearest valid one as hint, all of them as note."""
     near = registry.did_you_mean(str(word), list(known)).strip(" ()")
     note = f"valid {what}: {', '.join(known)}"
-    return Finding(loc=loc, message=message, at_key=what == "keys", hint=near, note=note)
+    return SpecProblem(loc=loc, message=message, at_key=what == "keys", hint=near, note=note)
 
 
 def _message(details: ErrorDetails, data: object) -> str:

@@ -44,7 +44,7 @@ Fraction: TypeAlias = Annotated[
 ]
 
 
-class Section(BaseModel):
+class SpecSection(BaseModel):
     """A mapping of the spec. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

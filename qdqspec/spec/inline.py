@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from qdqspec.errors import ConfigError
 from qdqspec.registry import did_you_mean
 from qdqspec.spec.explain import error_without_file
-from qdqspec.spec.fields import Section
+from qdqspec.spec.fields import SpecSection
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.locate import Loc
 from qdqspec.spec.place import SpecPath
@@ -32,7 +32,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 GivenModel: TypeAlias = "PathLike | ModelProto"
 # A path, a table as in a spec, arrays by input name with samples along the first axis, or feeds, one a sample.
 GivenData: TypeAlias = PathLike | Mapping[str, Any] | Iterable[Mapping[str, Any]]
-Shape: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
+GivenShape: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
 
 
 class Asked(TypedDict, total=False):
@@ -56,7 +56,7 @@ class Asked(TypedDict, total=False):
     calibration: GivenData
     scales: PathLike
     evaluation: GivenData
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, GivenShape]
     values: Mapping[str, Any]
     batch: int
     allow: Sequence[str]
@@ -93,7 +93,7 @@ class AskedWithStrategy(Asked, total=False):
     strategy: str
 
 
-class BareSpec(Section):
+class BareSpec(SpecSection):
     """A spec without checks, for one case."""
 
     model: SpecPath

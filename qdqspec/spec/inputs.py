@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from pydantic_core import PydanticCustomError
 
 from qdqspec.spec.data import ShortData
-from qdqspec.spec.fields import Count, Listed, Positive, Section
+from qdqspec.spec.fields import Count, Listed, Positive, SpecSection
 from qdqspec.spec.place import SpecPath
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
@@ -23,7 +23,7 @@ def _shape(value: object) -> object:
 Dims: TypeAlias = Annotated[Listed[Count], Field(max_length=32)]
 
 
-class Shape(Section):
+class ShapeSection(SpecSection):
     """The shape of one input: the usual one, and its bounds where it is dynamic."""
 
     opt: Dims = Field(description="The shape that is measured.")
@@ -45,10 +45,12 @@ class Shape(Section):
         return InputShape(min=self.min or self.opt, opt=self.opt, max=self.max or self.opt)
 
 
-ShortShape: TypeAlias = Annotated[Shape, BeforeValidator(_shape, json_schema_input_type=Dims | Shape)]
+ShortShape: TypeAlias = Annotated[
+    ShapeSection, BeforeValidator(_shape, json_schema_input_type=Dims | ShapeSection)
+]
 
 
-def _one_weight(profile: dict[str, Shape]) -> dict[str, Shape]:
+def _one_weight(profile: dict[str, ShapeSection]) -> dict[str, ShapeSection]:
     if not profile:
         raise PydanticCustomError("shape", "a shape profile without an input")
     if len({shape.weight for shape in profile.values() if shape.weight is not None}) > 1:
@@ -85,20 +87,20 @@ def _value(given: object) -> object:
     return rows
 
 
-Value: TypeAlias = Annotated[
+InputValue: TypeAlias = Annotated[
     Any,
     BeforeValidator(_value),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "array"}]}),
 ]
 
 
-class InputsSection(Section):
+class InputsSection(SpecSection):
     """Shapes and data the model is run with."""
 
     shapes: Profiles = Field(
         default=(), description="Shape by input name, or a list of such tables (profiles)."
     )
-    values: dict[str, Value] = Field(
+    values: dict[str, InputValue] = Field(
         default={},
         description="Inputs fixed to a value, by name. The tuned model does not have them: what follows from them is "
         "folded, and of an If on them the branch that is taken remains.",
@@ -138,7 +140,7 @@ class InputsSection(Section):
         )
 
 
-def _profile_record(profile: dict[str, Shape]) -> ShapeProfile:
+def _profile_record(profile: dict[str, ShapeSection]) -> ShapeProfile:
     weights = [shape.weight for shape in profile.values() if shape.weight is not None]
     shapes = {name: shape.record() for name, shape in profile.items()}
     return ShapeProfile(shapes=shapes, weight=weights[0] if weights else 1.0)

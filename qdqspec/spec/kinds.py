@@ -157,7 +157,7 @@ def _backend(name: str) -> str:
 class _Registered:
     """Adds the names of a registry kind to the JSON Schema of a text field."""
 
-    def __init__(self, kind: registry.Kind) -> None:
+    def __init__(self, kind: registry.RegistryKind) -> None:
         self.kind = kind
 
     def __get_pydantic_json_schema__(
@@ -170,7 +170,7 @@ class _Registered:
 class _Declared:
     """Accepts the names that backends declare, and ``others``; imports the backend that a name belongs to alone."""
 
-    def __init__(self, names: hooks.Names, what: str, *others: str) -> None:
+    def __init__(self, names: hooks.DeclaredNames, what: str, *others: str) -> None:
         self.names, self.what, self.others = names, what, others
 
     def known(self) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ class _Declared:
         return {**handler(schema), "enum": list(self.known())}
 
 
-Strategy: TypeAlias = Annotated[str, AfterValidator(_strategy), _Registered("strategy")]
+StrategyName: TypeAlias = Annotated[str, AfterValidator(_strategy), _Registered("strategy")]
 Target: TypeAlias = Annotated[str, AfterValidator(_backend)]
 BackendName: TypeAlias = Annotated[str, AfterValidator(_backend_name), _Registered("backend")]
 LintTargetName: TypeAlias = Annotated[str, _Declared("lint_targets", "lint target")]

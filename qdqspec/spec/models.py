@@ -19,7 +19,7 @@ from qdqspec.spec.choices import MatrixSection
 from qdqspec.spec.evaluation import require_evaluation
 from qdqspec.spec.expand import cases_of
 from qdqspec.spec.explain import error_without_file
-from qdqspec.spec.fields import Listed, Reason, Section, Words
+from qdqspec.spec.fields import Listed, Reason, SpecSection, Words
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.kinds import Checks, refused
 from qdqspec.spec.place import Place, SpecPath
@@ -34,7 +34,7 @@ from qdqspec.spec.sections import (
 from qdqspec.types import Case
 
 
-class Spec(Section):
+class Spec(SpecSection):
     """What must hold of one quantized model.
 
     Built from a file by `load_spec`, or in Python with the same keys and the same validation:

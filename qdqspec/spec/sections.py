@@ -13,9 +13,9 @@ from typing import Annotated, Literal, Self, TypeAlias, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Reason, Section, Words
+from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Reason, SpecSection, Words
 from qdqspec.spec.formats import Formats
-from qdqspec.spec.kinds import BackendName, Strategy, Target
+from qdqspec.spec.kinds import BackendName, StrategyName, Target
 from qdqspec.spec.place import NamesFile, SpecPath
 from qdqspec.spec.vocabulary import Activations, Correction, Granularity, LabelKind, Method, Preset, RealType
 from qdqspec.types import AccuracyRules, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
@@ -24,14 +24,14 @@ from qdqspec.units import refuse_more_than_all
 # ---- what may be quantized, and how -------------------------------------------------------------
 
 
-class NodesSection(Section):
+class NodesSection(SpecSection):
     """Wildcards over node names."""
 
     include: Listed[Words] = Field(default=(), description="Only these nodes may be quantized.")
     exclude: Listed[Words] = Field(default=(), description="These nodes are never quantized.")
 
 
-class PatternsSection(Section):
+class PatternsSection(SpecSection):
     """What may be quantized."""
 
     allow: Listed[Words] = Field(
@@ -58,7 +58,7 @@ class PatternsSection(Section):
         )
 
 
-class RegionsSection(Section):
+class RegionsSection(SpecSection):
     """How the model is cut into regions."""
 
     by: Literal["structure", "names", "fusion", "manual"] = Field(
@@ -104,13 +104,13 @@ def _corrections(value: object) -> object:
     return value if isinstance(value, str) else tuple(names)
 
 
-Corrections: TypeAlias = Annotated[
+CorrectionNames: TypeAlias = Annotated[
     Literal["auto", "none"] | tuple[Correction, ...],
     BeforeValidator(_corrections, json_schema_input_type=Literal["auto", "none"] | tuple[Correction, ...]),
 ]
 
 
-class QuantizeSection(Section):
+class QuantizeSection(SpecSection):
     """Number formats and calibration."""
 
     format: Formats = Field(
@@ -132,7 +132,7 @@ class QuantizeSection(Section):
         description="How operators may be quantized; none given: in every way that the backend has.",
     )
 
-    corrections: Corrections = Field(
+    corrections: CorrectionNames = Field(
         default="auto",
         description="Changes of channels, ranges, weights and biases that reduce the error at no cost in time; auto: "
         "all that help on held-out calibration data.",
@@ -200,7 +200,7 @@ SqnrLimit: TypeAlias = Annotated[
 ]
 
 
-class AccuracySection(Section):
+class AccuracySection(SpecSection):
     """What a task metric must keep in the search; the keys are those of the check ``accuracy``."""
 
     metric: Words = Field(
@@ -258,10 +258,10 @@ Targets: TypeAlias = Annotated[
 ]
 
 
-class TuneSection(Section):
+class TuneSection(SpecSection):
     """The search: how, how long, for what."""
 
-    strategy: Strategy = Field(default="attribution", description="Search strategy.")
+    strategy: StrategyName = Field(default="attribution", description="Search strategy.")
     preset: Preset = Field(default="default", description="How thorough the search is.")
     trials: Count | None = Field(default=None, description="Search builds at most.")
     trials_per_region: Count | None = Field(
@@ -355,7 +355,7 @@ def _comparison(value: object) -> str:
     return text
 
 
-class SkipUnlessSection(Section):
+class SkipUnlessSection(SpecSection):
     """What the machine must have; the case is skipped elsewhere."""
 
     backend: Target | None = Field(default=None, description="A backend or target, such as tensorrt.")
@@ -373,7 +373,7 @@ def _reason(value: object) -> object:
     return {"reason": value} if isinstance(value, str) else value
 
 
-class XfailSection(Section):
+class XfailSection(SpecSection):
     """Why the case is expected to fail."""
 
     reason: Reason = Field(description="Why it is expected to fail.")

@@ -1,7 +1,7 @@
 """Closed sets of words in a spec: formats and axes, and the grammar of ids.
 
-Number formats and calibration methods are repeated here, because the packages that compute with them import
-numpy, which collection must not. A test compares both lists.
+Number formats are repeated here, because the package that computes with them imports numpy, which collection must not.
+A test compares both lists.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _OTHER_TYPES = (TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT32)
 
 
 @dataclass(slots=True)
-class Build:
+class ModelDraft:
     """A model under construction: its float32 tensors with their shapes, and its nodes."""
 
     draw: st.DrawFn

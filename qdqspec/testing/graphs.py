@@ -20,7 +20,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.ops import reads_data
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.ranges import TensorRange
-from qdqspec.testing._drawing import Build
+from qdqspec.testing._drawing import ModelDraft
 from qdqspec.types import Consumer, Placement, Site
 
 
@@ -40,7 +40,7 @@ def onnx_models(
     Scan.
     """
     names = ("twice", "") if repeated_names else ("",)
-    build = Build(draw, opset=draw(st.sampled_from(list(opsets))), odd_names=names)
+    build = ModelDraft(draw, opset=draw(st.sampled_from(list(opsets))), odd_names=names)
     build.add_input((1, 4, 6, 6))
     if draw(st.booleans()):
         build.add_input((3, 8))

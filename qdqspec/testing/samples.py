@@ -12,7 +12,6 @@ from qdqspec.types import (
     AccuracyEvidence,
     BaselineFigure,
     BlockError,
-    Change,
     Consumer,
     CorrectionGain,
     Culprit,
@@ -35,6 +34,7 @@ from qdqspec.types import (
     Site,
     SurvivalEvidence,
     TensorParity,
+    TimeChange,
     Trial,
     TriedInput,
 )
@@ -149,7 +149,7 @@ def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionE
             command="pytest specs/squeezenet.qdq.yaml::default::regression --qdq-update=changed",
             baseline=Interval(median=0.574, low=0.567, high=0.581),
             ratio=Interval(median=0.574 * moved, low=0.566 * moved, high=0.582 * moved),
-            change=Change(
+            change=TimeChange(
                 builds=Interval(median=moved, low=moved - 0.02, high=moved + 0.02),
                 ranks=Interval(median=moved, low=moved - 0.01, high=moved + 0.01),
                 p_value=0.0004 if abs(change) > 0.01 else 0.31,

@@ -30,7 +30,7 @@ from qdqspec.types.asked import (
     SkipRules,
     TuneRules,
 )
-from qdqspec.types.compared import BaselineFigure, BaselineState, Change, RegressionEvidence
+from qdqspec.types.compared import BaselineFigure, BaselineState, RegressionEvidence, TimeChange
 from qdqspec.types.evidence import (
     AccuracyEvidence,
     Evidence,
@@ -111,7 +111,6 @@ __all__ = [
     "BlockError",
     "Case",
     "CaseRecord",
-    "Change",
     "CheckResult",
     "CheckSpec",
     "Clock",
@@ -176,6 +175,7 @@ __all__ = [
     "SurvivalEvidence",
     "TargetResult",
     "TensorParity",
+    "TimeChange",
     "TopK",
     "Trial",
     "TriedInput",

@@ -11,7 +11,7 @@ BaselineState: TypeAlias = Literal["compared", "written", "missing", "unlike", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class TimeChange:
     """The change of a time, or a ratio of times, between two runs: the later over the earlier.
 
     ``builds`` is the 95 % interval over fresh builds. ``ranks`` are the bounds of a rank test over rounds: a
@@ -53,7 +53,7 @@ class RegressionEvidence:
     required: bool = False  # whether an incomparable baseline is a failure
     baseline: Interval | None = None
     ratio: Interval | None = None
-    change: Change | None = None
+    change: TimeChange | None = None
     looks: int = 1
     builds: int = 0
     recorded: str = ""

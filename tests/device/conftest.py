@@ -44,7 +44,7 @@ def tensorrt(device: Isolated) -> Isolated:
 
 
 @pytest.fixture(scope="session")
-def gpu(chosen: BuildOptions) -> cuda.Device:
+def gpu(chosen: BuildOptions) -> cuda.Gpu:
     """A GPU that CUDA can use, whatever else is installed."""
     try:
         if cuda.count_devices() <= chosen.device:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from qdqspec.backends._nvidia import cuda
-from qdqspec.backends._nvidia.cuda import CudaError, Device, DeviceBuffer, HostBuffer, Stream
+from qdqspec.backends._nvidia.cuda import CudaError, DeviceBuffer, Gpu, HostBuffer, Stream
 
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 
 
-def test_the_device_is_known(gpu: Device):
+def test_the_device_is_known(gpu: Gpu):
     assert gpu.name
     assert gpu.capability >= (5, 0)
     free, total = cuda.memory()
@@ -25,7 +25,7 @@ def test_the_device_is_known(gpu: Device):
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 5, 7), (1024, 1024)])
-def test_arrays_go_there_and_back(gpu: Device, shape: tuple[int, ...]):
+def test_arrays_go_there_and_back(gpu: Gpu, shape: tuple[int, ...]):
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     with ExitStack() as opened:
         stream = opened.enter_context(closing(Stream()))
@@ -38,7 +38,7 @@ def test_arrays_go_there_and_back(gpu: Device, shape: tuple[int, ...]):
         assert np.array_equal(back.view(values.dtype, shape), values)
 
 
-def test_a_captured_copy_runs_only_when_launched(gpu: Device):
+def test_a_captured_copy_runs_only_when_launched(gpu: Gpu):
     with ExitStack() as opened:
         stream = opened.enter_context(closing(Stream()))
         ours, back = (opened.enter_context(closing(HostBuffer(16))) for _ in range(2))
@@ -55,7 +55,7 @@ def test_a_captured_copy_runs_only_when_launched(gpu: Device):
         assert target.tolist() == [1, 1, 1, 1]
 
 
-def test_a_stream_goes_on_after_a_failed_capture(gpu: Device):
+def test_a_stream_goes_on_after_a_failed_capture(gpu: Gpu):
     with closing(Stream()) as stream:
         with pytest.raises(CudaError):
             stream.capture(stream.synchronize)  # waiting cannot be recorded
@@ -63,7 +63,7 @@ def test_a_stream_goes_on_after_a_failed_capture(gpu: Device):
         assert len(cuda.time_runs(stream, lambda: None, 3).device_ms) == 3
 
 
-def test_larger_copies_take_longer(gpu: Device):
+def test_larger_copies_take_longer(gpu: Gpu):
     """The clock tells 1 MiB from 64 MiB; how much each takes is not judged."""
     with ExitStack() as opened:
         stream = opened.enter_context(closing(Stream()))
@@ -79,7 +79,7 @@ def test_larger_copies_take_longer(gpu: Device):
     assert 0 < medians[0] < medians[1]
 
 
-def test_too_much_memory_is_an_error_with_cudas_name(gpu: Device):
+def test_too_much_memory_is_an_error_with_cudas_name(gpu: Gpu):
     with pytest.raises(CudaError) as caught:
         DeviceBuffer(gpu.memory_bytes * 4)
     assert caught.value.out_of_memory

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qdqspec.backends.tensorrt.layer_json import read_profile, read_times
 from qdqspec.backends.tensorrt.layers import parse_layers
-from qdqspec.backends.tensorrt.names import Names, metadata_names
+from qdqspec.backends.tensorrt.names import EngineNames, metadata_names
 from qdqspec.backends.trtexec.log import read_log
 from qdqspec.backends.trtexec.messages import find_all
 from qdqspec.errors import BackendError
@@ -100,7 +100,7 @@ def test_any_list_as_profile(profile):
 
 @given(names, names)
 def test_any_name(name, metadata):
-    for node in Names().of_layer(name, metadata):
+    for node in EngineNames().of_layer(name, metadata):
         assert node
 
 
@@ -168,7 +168,7 @@ def test_hostile_texts_end_soon(hostile):
     read(parse_layers, hostile)
     read(parse_layers, {"Layers": [hostile]})
     read(read_profile, hostile)
-    Names().of_layer(hostile, hostile)
+    EngineNames().of_layer(hostile, hostile)
     read_log(f"=== Profile (1 iterations ) ===\nTime(ms) Avg.(ms) Time(%) Layer\n{hostile}\n")
     find_all(hostile)
     without_passwords(hostile)

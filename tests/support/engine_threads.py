@@ -12,7 +12,7 @@ import threading
 from qdqspec.measurement._child import Child, engine_folder
 from qdqspec.measurement.worker import Service, backend_by_name
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.wire import Stream
+from qdqspec.wire import FrameStream
 
 PATIENCE = 60  # seconds for an answer that is under way when its engine is closed
 
@@ -35,11 +35,11 @@ class Threads:
             thread.join(PATIENCE)
             return 0
 
-        return Child(Stream(ours), engine_folder(self._own.path), end)
+        return Child(FrameStream(ours), engine_folder(self._own.path), end)
 
     def close(self) -> None:
         self._own.close()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:
-            Service(Stream(connection), backend_by_name(self._backend)).serve()
+            Service(FrameStream(connection), backend_by_name(self._backend)).serve()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.corrections.layers import Layer, find_layers
+from qdqspec.corrections.layers import LinearLayer, find_layers
 from qdqspec.graph.model import Model
 from qdqspec.types import Consumer, Site
 
@@ -21,6 +21,6 @@ def linear_model(op: str, weight: np.ndarray, rank: int, **attributes: object) -
     return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
 
 
-def layer_of(model: Model) -> Layer:
+def layer_of(model: Model) -> LinearLayer:
     site = Site(tensor="w", consumers=(Consumer("n", 1),), format="int8", weight=True)
     return find_layers(model, [site])["w"]

@@ -9,18 +9,18 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from qdqspec.wire import Stream, WireClosedError
+from qdqspec.wire import FrameStream, WireClosedError
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Stream, Stream]]:
-    one, other = (Stream(end) for end in socket.socketpair())
+def ends() -> Iterator[tuple[FrameStream, FrameStream]]:
+    one, other = (FrameStream(end) for end in socket.socketpair())
     yield one, other
     one.close()
     other.close()
 
 
-def test_frames_arrive_as_sent_whatever_the_sizes(ends: tuple[Stream, Stream]) -> None:
+def test_frames_arrive_as_sent_whatever_the_sizes(ends: tuple[FrameStream, FrameStream]) -> None:
     sender, receiver = ends
     random = np.random.default_rng(0)
     shapes = [(), (0, 3), (5,), (1 << 15,), (3,), (300, 300), (2, 2), (1, 1 << 14), (1,)]
@@ -42,7 +42,7 @@ def test_frames_arrive_as_sent_whatever_the_sizes(ends: tuple[Stream, Stream]) -
     thread.join()
 
 
-def test_an_end_within_a_frame_and_before_one_is_noticed(ends: tuple[Stream, Stream]) -> None:
+def test_an_end_within_a_frame_and_before_one_is_noticed(ends: tuple[FrameStream, FrameStream]) -> None:
     sender, receiver = ends
     sender.send({}, {"x": np.zeros(4)})
     sender.close()
@@ -51,6 +51,6 @@ def test_an_end_within_a_frame_and_before_one_is_noticed(ends: tuple[Stream, Str
         receiver.receive(10)
 
 
-def test_a_frame_that_does_not_come_ends_with_the_time(ends: tuple[Stream, Stream]) -> None:
+def test_a_frame_that_does_not_come_ends_with_the_time(ends: tuple[FrameStream, FrameStream]) -> None:
     with pytest.raises(TimeoutError):
         ends[1].receive(0.05)

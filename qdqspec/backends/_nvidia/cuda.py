@@ -72,7 +72,7 @@ def call(function: str, *arguments: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Gpu:
     """A GPU, and the CUDA versions of its driver and of the bindings, such as ``12.8``."""
 
     name: str
@@ -88,11 +88,11 @@ def count_devices() -> int:
     return int(call("cudaGetDeviceCount"))
 
 
-def describe(index: int = 0) -> Device:
+def describe(index: int = 0) -> Gpu:
     """The properties of a GPU. Initializes CUDA."""
     properties = call("cudaGetDeviceProperties", index)
     name = properties.name
-    return Device(
+    return Gpu(
         name=name.decode() if isinstance(name, bytes) else str(name),
         capability=(int(properties.major), int(properties.minor)),
         memory_bytes=int(properties.totalGlobalMem),
@@ -221,7 +221,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class RunTimes:
     """Milliseconds of runs: on the device, and on the host to enqueue each."""
 
     device_ms: tuple[float, ...]
@@ -234,7 +234,7 @@ def time_runs(
     runs: int,
     *,
     clock: Callable[[], float] = time.perf_counter,
-) -> Timed:
+) -> RunTimes:
     """Time each run of ``work`` on the device, between two events on the stream, and on the host.
 
     Runs are enqueued one after the other, so that launches by the host are not part of the times as long as a launch
@@ -253,7 +253,7 @@ def time_runs(
                 host.append(1e3 * (clock() - began))
             stream.synchronize()
             times.extend(stop.elapsed_ms(start) for start, stop in batch)
-    return Timed(tuple(times), tuple(host))
+    return RunTimes(tuple(times), tuple(host))
 
 
 def warm_up(stream: Stream, work: Callable[[], None], runs: int, milliseconds: float) -> int:

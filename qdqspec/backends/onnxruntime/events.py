@@ -26,16 +26,16 @@ class KernelEvent:
     dtype: str
 
 
-Timed: TypeAlias = tuple[
+TimedEvent: TypeAlias = tuple[
     str, KernelEvent, int
 ]  # unique name of the node; microseconds without those of its bodies
-_Found: TypeAlias = tuple[list[Timed], int]  # and the index of the next event
+_Found: TypeAlias = tuple[list[TimedEvent], int]  # and the index of the next event
 
 
-def runs_of(scopes: Scopes, events: Sequence[KernelEvent]) -> list[list[Timed]] | None:
+def runs_of(scopes: Scopes, events: Sequence[KernelEvent]) -> list[list[TimedEvent]] | None:
     """The kernels executed in each run of a graph; ``None`` if the events do not match it."""
     reader = _Reader(scopes, events)
-    runs: list[list[Timed]] = []
+    runs: list[list[TimedEvent]] = []
     at = 0
     while at < len(events):
         found = reader.main(at)
@@ -54,7 +54,7 @@ class _Reader:
 
     def main(self, at: int) -> _Found | None:
         """One run, starting at an event. Events of operators that are not in the file are skipped."""
-        timed: list[Timed] = []
+        timed: list[TimedEvent] = []
         for name, node in _nodes(self._main):
             found = self._node(name, node, at)
             while found is None:
@@ -68,7 +68,7 @@ class _Reader:
 
     def _body(self, scope: Scope, at: int) -> _Found | None:
         """One run of a body. Its kernels may run in another order than in the file."""
-        timed: list[Timed] = []
+        timed: list[TimedEvent] = []
         left = list(_nodes(scope))
         while left:
             for index in self._likely(left, at):
@@ -113,7 +113,7 @@ class _Reader:
 
     def _iterations(self, bodies: Sequence[Scope], at: int) -> Iterator[_Found]:
         """The kernels executed after no iteration, after one, and so on."""
-        timed: list[Timed] = []
+        timed: list[TimedEvent] = []
         while True:
             yield timed, at
             found = self._body(bodies[0], at) if bodies else None

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from qdqspec.backends.onnxruntime.events import KernelEvent, Timed, runs_of
+from qdqspec.backends.onnxruntime.events import KernelEvent, TimedEvent, runs_of
 from qdqspec.backends.onnxruntime.layers import Origin
 from qdqspec.graph.model import Model
 from qdqspec.graph.scopes import find_scopes
@@ -78,7 +78,7 @@ def layer_times(
     )
 
 
-def _spent(run: Sequence[Timed]) -> dict[str, int]:
+def _spent(run: Sequence[TimedEvent]) -> dict[str, int]:
     """Microseconds of each kernel in one run."""
     spent: dict[str, int] = {}
     for name, _, microseconds in run:

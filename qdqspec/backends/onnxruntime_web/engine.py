@@ -27,7 +27,7 @@ from qdqspec.backends.onnxruntime_web.install import (
     require_node,
     require_package,
 )
-from qdqspec.backends.onnxruntime_web.node import Node
+from qdqspec.backends.onnxruntime_web.node import NodeProcess
 from qdqspec.backends.onnxruntime_web.ops import ABSORBED, BLOCKED_4, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
 from qdqspec.backends.onnxruntime_web.options import OPTIONS, level_from, wants_browser
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -125,7 +125,7 @@ class OnnxRuntimeWebEngine:
         self._bound: set[int] = set()
         self._latest: dict[int, Samples] = {}  # of these inputs, by profile
         browser = require_browser()[0] if wants_browser(options.extra) else ""
-        self._node: Node | None = Node(model, browser)
+        self._node: NodeProcess | None = NodeProcess(model, browser)
         try:
             _, values = self._node.ask(request, seconds=_PATIENCE * options.build_seconds)
         except BaseException:
@@ -179,12 +179,12 @@ class OnnxRuntimeWebEngine:
             self._node.close()
         self._node = None
 
-    def _open(self) -> Node:
+    def _open(self) -> NodeProcess:
         if self._node is None:
             raise BackendError("the engine is closed", where=self.model, cure="build it again")
         return self._node
 
-    def _require_bound(self, profile: int) -> Node:
+    def _require_bound(self, profile: int) -> NodeProcess:
         node = self._open()
         if profile not in self._bound:
             raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")

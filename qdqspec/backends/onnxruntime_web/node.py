@@ -18,7 +18,7 @@ from qdqspec.backends.onnxruntime_web.install import HERE, NODE, require_node, r
 from qdqspec.backends.onnxruntime_web.messages import cure_for, plainly
 from qdqspec.errors import BackendError
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.wire import Header, Stream, WireClosedError
+from qdqspec.wire import FrameStream, Header, WireClosedError
 
 _START_SECONDS = 60.0
 _FLAGS = ("--single-threaded-gc", "--expose-gc")
@@ -26,7 +26,7 @@ _LAST_BYTES = 2000
 _END_SECONDS = 5.0  # for a browser to end in order
 
 
-class Node:
+class NodeProcess:
     """A process of Node with one model, which it runs itself or, with the path of a browser, in a page there.
 
     It ends with `close`, with this object, and with this process.
@@ -55,7 +55,7 @@ class Node:
                 self._log.close()
                 scratch.close()
                 raise
-        self._stream = Stream(ours)
+        self._stream = FrameStream(ours)
         patience = _END_SECONDS if browser else 0.0
         self._end = weakref.finalize(self, _end, self._process, self._stream, self._log, scratch, patience)
         self._thread: int | None = self._receive("start", _START_SECONDS)[0]["thread"]
@@ -126,7 +126,7 @@ class Node:
 
 def _end(
     process: subprocess.Popen[bytes],
-    stream: Stream,
+    stream: FrameStream,
     log: IO[bytes],
     scratch: TemporaryFolder,
     patience: float,

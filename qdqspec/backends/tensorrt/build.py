@@ -31,7 +31,7 @@ _ROUTE = "build_route"  # of IBuilderConfig, since 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltEngine:
     """An engine with the runtime that it depends on, and the recorded facts of its build."""
 
     engine: trt.ICudaEngine
@@ -52,7 +52,7 @@ class Build:
         self._log = log
         self._logger = logger
 
-    def run(self, profiles: Sequence[ShapeProfile]) -> Built:
+    def run(self, profiles: Sequence[ShapeProfile]) -> BuiltEngine:
         """Build and load the engine. Raises `BackendError` with TensorRT's own reasons, `ConfigError` for options."""
         import tensorrt as trt
 
@@ -74,7 +74,7 @@ class Build:
             "layers": engine.num_layers,
             "warnings": list(self._log.warnings),
         }
-        return Built(engine=engine, runtime=runtime, facts=facts, notes=self._log.notes)
+        return BuiltEngine(engine=engine, runtime=runtime, facts=facts, notes=self._log.notes)
 
     def _compile(self, profiles: Sequence[ShapeProfile]) -> tuple[trt.IHostMemory, dict[str, Any]]:
         import tensorrt as trt

@@ -33,7 +33,7 @@ _TIMEOUT = 180.0  # seconds; libraries of several gigabytes may be read from a s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class DeviceState:
     """The result of the query. ``why`` is empty if TensorRT can be used; ``capability`` is (0, 0) without a GPU."""
 
     why: str = ""
@@ -55,15 +55,15 @@ class Found:
         return f"{self.slug}-tensorrt-{major}.{minor}"
 
 
-def look(index: int = 0) -> Found:
+def look(index: int = 0) -> DeviceState:
     """The result of the query, made once per process. Never raises; does not initialize CUDA in this process."""
     return _look(index, os.environ.get("CUDA_VISIBLE_DEVICES"), tuple(sys.path))
 
 
 @cache
-def _look(index: int, visible: str | None, paths: tuple[str, ...]) -> Found:  # noqa: ARG001 - what it depends on
+def _look(index: int, visible: str | None, paths: tuple[str, ...]) -> DeviceState:  # noqa: ARG001 - what it depends on
     if installed_version() is None:
-        return Found(why="tensorrt is not installed", install=INSTALL)
+        return DeviceState(why="tensorrt is not installed", install=INSTALL)
     here = os.pathsep.join(path or str(Path.cwd()) for path in paths)
     try:
         done = subprocess.run(
@@ -76,20 +76,20 @@ def _look(index: int, visible: str | None, paths: tuple[str, ...]) -> Found:  # 
             env={**os.environ, "PYTHONPATH": here},
         )
     except subprocess.TimeoutExpired:
-        return Found(why=f"{_PROBE} gave no answer for {_TIMEOUT:g} s and was ended", install=_SEE_WHY)
+        return DeviceState(why=f"{_PROBE} gave no answer for {_TIMEOUT:g} s and was ended", install=_SEE_WHY)
     except OSError as error:
-        return Found(why=f"{_PROBE} could not be started: {error}", install=INSTALL)
+        return DeviceState(why=f"{_PROBE} could not be started: {error}", install=INSTALL)
     return _found_from(done)
 
 
-def _found_from(done: subprocess.CompletedProcess[str]) -> Found:
+def _found_from(done: subprocess.CompletedProcess[str]) -> DeviceState:
     lines = done.stdout.strip().splitlines()
     try:
         told = json.loads(lines[-1])
-        return Found(**{**told, "capability": tuple(told["capability"])})
+        return DeviceState(**{**told, "capability": tuple(told["capability"])})
     except (IndexError, ValueError, TypeError, KeyError):
         words = " ".join(done.stderr.split())[-300:]
-        return Found(why=f"{_PROBE} {_end(done.returncode)}; its last words: {words}", install=_SEE_WHY)
+        return DeviceState(why=f"{_PROBE} {_end(done.returncode)}; its last words: {words}", install=_SEE_WHY)
 
 
 def _end(code: int) -> str:
@@ -102,7 +102,7 @@ def _end(code: int) -> str:
 # ---- in the separate process --------------------------------------------------------------------
 
 
-def find(index: int) -> Found:
+def find(index: int) -> DeviceState:
     """Import TensorRT, initialize CUDA, and return the result."""
     try:
         require_tensorrt()
@@ -111,7 +111,7 @@ def find(index: int) -> Found:
         version, gpu, settings = trt.__version__, _gpu(index), gpu_settings(cuda.bus_id(index))
         _require_room_for_two(index)
     except BackendError as error:
-        return Found(why=error.what, install=error.cure or INSTALL, tensorrt=installed_version() or "")
+        return DeviceState(why=error.what, install=error.cure or INSTALL, tensorrt=installed_version() or "")
     facts = {
         "tensorrt": version,
         "gpu": gpu.name,
@@ -125,10 +125,10 @@ def find(index: int) -> Found:
     }
     if parts(version) > NEWEST:
         facts["note"] = f"qdqspec was checked against TensorRT up to {NEWEST[0]}.{NEWEST[1]}"
-    return Found(tensorrt=version, gpu=gpu.name, capability=gpu.capability, facts=facts)
+    return DeviceState(tensorrt=version, gpu=gpu.name, capability=gpu.capability, facts=facts)
 
 
-def _gpu(index: int) -> cuda.Device:
+def _gpu(index: int) -> cuda.Gpu:
     count = cuda.count_devices()
     if index >= count:
         raise BackendError(

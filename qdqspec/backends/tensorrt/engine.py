@@ -24,9 +24,9 @@ from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.state import GpuWatch
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.tensorrt.api import installed_version, parts, require_tensorrt
-from qdqspec.backends.tensorrt.build import Build, Built
+from qdqspec.backends.tensorrt.build import Build, BuiltEngine
 from qdqspec.backends.tensorrt.cache import Shared
-from qdqspec.backends.tensorrt.device import Found, look
+from qdqspec.backends.tensorrt.device import DeviceState, look
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.backends.tensorrt.log import open_log, refusals
 from qdqspec.backends.tensorrt.ops import (
@@ -39,7 +39,7 @@ from qdqspec.backends.tensorrt.ops import (
     lacking,
 )
 from qdqspec.backends.tensorrt.options import OPTIONS, options_from
-from qdqspec.backends.tensorrt.run import Bound, Session, check_feeds, ports_of
+from qdqspec.backends.tensorrt.run import Bound, Execution, check_feeds, ports_of
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.files import write_whole
 from qdqspec.graph.model import Model
@@ -135,12 +135,12 @@ class TensorRtEngine:
         self._log.verbose = self._words.verbose
         self._log.clear()
         gpu = cuda.describe(options.device)
-        found = Found(tensorrt=trt.__version__, gpu=gpu.name, capability=gpu.capability)
+        found = DeviceState(tensorrt=trt.__version__, gpu=gpu.name, capability=gpu.capability)
         key = f"{found.slug}-tensorrt-{trt.__version__}"
         self._shared = Shared(options.state, key, fresh=options.fresh, cache=self._words.timing_cache)
         free = cuda.memory()[0]
         build = Build(model, self._words, self._shared, self._log, logger)
-        self._built: Built | None = build.run(options.profiles)
+        self._built: BuiltEngine | None = build.run(options.profiles)
         with refusals(self._log, "the engine could not be read", model):
             self._ports = ports_of(self._built.engine)
             self.graph_hash = graph_hash(self._information(self._built.engine, None), model)
@@ -153,7 +153,7 @@ class TensorRtEngine:
             maxlen=_LAUNCHES
         )  # time to launch a run over its time on the device
         self._last_run = -math.inf  # on the clock of `time.perf_counter`
-        self._runner: tuple[dict[str, Shape], Session] | None = None
+        self._runner: tuple[dict[str, Shape], Execution] | None = None
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
@@ -259,10 +259,10 @@ class TensorRtEngine:
                 )
         return tuple(note for note in found if note)
 
-    def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Session:
+    def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Execution:
         engine = self._require_built().engine
         check_feeds(self._ports, feeds, self.model)
-        return Session(engine, self._ports, feeds, self._stream, self._log, self.model, profile=profile)
+        return Execution(engine, self._ports, feeds, self._stream, self._log, self.model, profile=profile)
 
     def _unbind(self, profile: int) -> None:
         bound = self._bound.pop(profile, None)
@@ -287,7 +287,7 @@ class TensorRtEngine:
             inspector.execution_context = context
         return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
-    def _require_built(self) -> Built:
+    def _require_built(self) -> BuiltEngine:
         if self._built is None:
             raise BackendError("the engine is closed", where=self.model, cure="build it again")
         return self._built
@@ -325,7 +325,7 @@ def _read_model(path: Path) -> Model:
     return Model(onnx.load(str(path), load_external_data=False), path=path)
 
 
-def _version_of(found: Found) -> dict[str, str]:
+def _version_of(found: DeviceState) -> dict[str, str]:
     return {"tensorrt": found.tensorrt} if found.tensorrt else {}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqspec.backends.tensorrt.layer_json import Json, read_graph, read_profile
-from qdqspec.backends.tensorrt.names import Names, plain_name
+from qdqspec.backends.tensorrt.names import EngineNames, plain_name
 from qdqspec.graph.model import Model
 from qdqspec.types import LayerTime
 
@@ -95,7 +95,7 @@ def parse_layers(
     Raises `BackendError` if a text cannot be read.
     """
     graph = read_graph(graph_json)
-    names = Names(model)
+    names = EngineNames(model)
     ends = names.tensors(_io_names(graph))[:1]
     timed = _times(read_layers(graph), read_profile(profile), profiled=profile is not None)
     return tuple(_layer_time(layer, milliseconds, names, ends) for layer, milliseconds in timed)
@@ -194,7 +194,7 @@ def _times(
             yield Layer(name), milliseconds
 
 
-def _layer_time(layer: Layer, milliseconds: float, names: Names, ends: tuple[str, ...]) -> LayerTime:
+def _layer_time(layer: Layer, milliseconds: float, names: EngineNames, ends: tuple[str, ...]) -> LayerTime:
     named = names.of_layer(layer.name, layer.metadata)
     nodes = tuple(node for node in named if not names.is_pair(node))
     lonely = layer.origin == "QDQ" or bool(named and not nodes)

@@ -41,7 +41,7 @@ def metadata_names(metadata: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-class Names:
+class EngineNames:
     """Finds nodes and tensors, in a model if there is one, else by the syntax of names."""
 
     def __init__(self, model: Model | None = None) -> None:

@@ -74,7 +74,7 @@ def check_feeds(ports: tuple[Port, ...], feeds: Mapping[str, Array], model: Path
             )
 
 
-class Session:
+class Execution:
     """One execution context with inputs on the device, ready for repeated runs.
 
     ``profile`` is the optimization profile to run with; by default the first that accepts the shapes of the inputs.
@@ -257,7 +257,7 @@ class Session:
 class Bound:
     """Timed inputs: their session on the device, and the run as a CUDA graph if it could be captured."""
 
-    session: Session
+    session: Execution
     feeds: Mapping[str, Array]
     graph: Graph | None = None
     note: str = ""  # why there is no graph although one was requested

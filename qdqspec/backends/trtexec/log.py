@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from qdqspec.backends.trtexec.messages import Finding, find_all, plain_lines, shortened
+from qdqspec.backends.trtexec.messages import MatchedMessage, find_all, plain_lines, shortened
 from qdqspec.types import NOT_CAPTURED
 
-Verdict: TypeAlias = Literal["PASSED", "FAILED", ""]
+RunOutcome: TypeAlias = Literal["PASSED", "FAILED", ""]
 
 _BANNER = re.compile(r"&&&& (RUNNING|PASSED|FAILED) TensorRT\.trtexec(?: \[TensorRT v(\d{4,9})\])?")
 _SUMMARY = re.compile(
@@ -35,11 +35,11 @@ class Report:
     ``layers`` are those of ``--dumpLayerInfo``, one line each.
     """
 
-    verdict: Verdict = ""
+    verdict: RunOutcome = ""
     version: tuple[int, int, int] | None = None
     statistics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[MatchedMessage, ...] = ()
     errors: tuple[str, ...] = ()
     profile: tuple[tuple[str, float], ...] = ()
     layers: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Report:
 def read_log(log: str) -> Report:
     """Parse a log; unknown lines are skipped."""
     lines = list(plain_lines(log))
-    verdict: Verdict = ""
+    verdict: RunOutcome = ""
     version = None
     statistics: dict[str, Mapping[str, float]] = {}
     facts: dict[str, str] = {}

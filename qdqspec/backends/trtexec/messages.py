@@ -15,7 +15,7 @@ Weight: TypeAlias = Literal["fatal", "note"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class MessageRule:
     """A kind of message: the text found in a line, its meaning, and what to do about it."""
 
     kind: str
@@ -25,7 +25,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MatchedMessage:
     """A message that matches a rule. ``text`` is the line without time and severity."""
 
     kind: str
@@ -34,8 +34,8 @@ class Finding:
     cure: str
 
 
-def _rule(kind: str, weight: Weight, pattern: str, cure: str = "") -> Rule:
-    return Rule(kind, weight, re.compile(pattern), cure)
+def _rule(kind: str, weight: Weight, pattern: str, cure: str = "") -> MessageRule:
+    return MessageRule(kind, weight, re.compile(pattern), cure)
 
 
 # The most specific first: a line belongs to the first rule that matches, a failed run to the first one found.
@@ -135,17 +135,17 @@ def plain_lines(log: str) -> Iterator[tuple[str, str]]:
         yield found["level"] or "", found["text"].strip()
 
 
-def find_all(log: str) -> tuple[Finding, ...]:
+def find_all(log: str) -> tuple[MatchedMessage, ...]:
     """Every message that matches a rule, in order, each text once."""
-    found: dict[Finding, None] = {}
+    found: dict[MatchedMessage, None] = {}
     for _, text in plain_lines(log):
         rule = None if text.startswith(_RETRIED) else _fitting(text)
         if rule:
-            found[Finding(rule.kind, rule.weight, shortened(text), rule.cure)] = None
+            found[MatchedMessage(rule.kind, rule.weight, shortened(text), rule.cure)] = None
     return tuple(found)
 
 
-def cause_of(findings: Iterable[Finding]) -> Finding | None:
+def cause_of(findings: Iterable[MatchedMessage]) -> MatchedMessage | None:
     """The most specific of the messages that end a run."""
     fatal = [finding for finding in findings if finding.weight == "fatal"]
     order = {rule.kind: index for index, rule in enumerate((*RULES, CRASH))}
@@ -157,7 +157,7 @@ CRASH = _rule(
 )
 
 
-def _fitting(text: str) -> Rule | None:
+def _fitting(text: str) -> MessageRule | None:
     text = text[:_READ]
     if _CRASH.match(text):
         return CRASH

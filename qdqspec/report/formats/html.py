@@ -15,7 +15,7 @@ from qdqspec.report.charts import (
     layers_chart,
     search_chart,
 )
-from qdqspec.report.fit import MAX_ROWS, Block, Page, fitted
+from qdqspec.report.fit import MAX_ROWS, Page, PageBlock, fitted
 from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
 from qdqspec.report.runtimes import tables_of
@@ -79,14 +79,14 @@ class HtmlFormat:
         named = zip(record.cases, distinct_names(record.cases), strict=True)
         page = Page(
             head=[
-                Block(_HEAD),
-                Block(f'<p class="lead">{_e(facts.run_line(record))}</p>'),
+                PageBlock(_HEAD),
+                PageBlock(f'<p class="lead">{_e(facts.run_line(record))}</p>'),
                 *_failures(record),
                 _summary(record),
                 *_runtimes(record),
             ],
             cases=[_case_blocks(case, name, index) for index, (case, name) in enumerate(named)],
-            tail=[Block("</main>\n</body>\n</html>")],
+            tail=[PageBlock("</main>\n</body>\n</html>")],
         )
         return "\n".join(fitted(page, LIMIT_BYTES, _more)) + "\n"
 
@@ -132,21 +132,21 @@ def _is_wide(table: facts.Table) -> bool:
     return sum(max(map(len, cells)) for cells in columns) > _WIDE
 
 
-def _summary(record: RunRecord) -> Block:
+def _summary(record: RunRecord) -> PageBlock:
     if not record.cases:
-        return Block('<p class="card">No case was run.</p>')
+        return PageBlock('<p class="card">No case was run.</p>')
     anchors = [f"case-{index}" for index in range(min(len(record.cases), MAX_ROWS))]
     failed = [
         index
         for index, case in enumerate(record.cases[:MAX_ROWS])
         if any(word == "FAIL" for word, *_ in facts.check_rows(case))
     ]
-    return Block(
+    return PageBlock(
         f'<div class="card">{_table(facts.summary(record), "summary", anchors=anchors, failed=failed)}</div>'
     )
 
 
-def _failures(record: RunRecord) -> list[Block]:
+def _failures(record: RunRecord) -> list[PageBlock]:
     """All failed checks, before everything else."""
     rows = []
     for index, (case, name) in enumerate(zip(record.cases, distinct_names(record.cases), strict=True)):
@@ -163,38 +163,38 @@ def _failures(record: RunRecord) -> list[Block]:
     body = "\n".join(rows[:_MOST_FAILURES])
     title = f"<h2>{count_text(len(rows), 'failed check')}</h2>"
     table = f'<table class="checks"><tbody>\n{body}\n</tbody></table>'
-    return [Block(f'<div class="card failures">{title}{table}{left}</div>')]
+    return [PageBlock(f'<div class="card failures">{title}{table}{left}</div>')]
 
 
 def _badge(word: str) -> str:
     return f'<span class="badge {word}">{_SYMBOLS[word]} {word}</span>'
 
 
-def _runtimes(record: RunRecord) -> list[Block]:
+def _runtimes(record: RunRecord) -> list[PageBlock]:
     """The comparisons of runtimes, each as a card."""
     blocks = []
     for table, lines in tables_of(record):
         said = "".join(f"<p>{_e(line)}</p>" for line in lines)
         body = f"<h3>{_title(table)}</h3>\n{_table(table)}{said}"
-        blocks.append(Block(f'<div class="card">{body}</div>', brief=_left_out(table)))
+        blocks.append(PageBlock(f'<div class="card">{body}</div>', brief=_left_out(table)))
     return blocks
 
 
-def _case_blocks(case: CaseRecord, name: str, index: int) -> list[Block]:
+def _case_blocks(case: CaseRecord, name: str, index: int) -> list[PageBlock]:
     found = case.evidence
     warnings = "".join(f'<p class="warning">{_e(plain(w, facts.LONG))}</p>' for w in found.warnings)
     return [
-        Block(f'<article class="card" id="case-{index}">\n{_heading(case, name)}{warnings}'),
-        Block(_checks(case)),
-        Block('<div class="charts">'),
+        PageBlock(f'<article class="card" id="case-{index}">\n{_heading(case, name)}{warnings}'),
+        PageBlock(_checks(case)),
+        PageBlock('<div class="charts">'),
         *_charts(found),
-        Block("</div>"),
+        PageBlock("</div>"),
         *_graph(found),
-        Block('<div class="tables">'),
+        PageBlock('<div class="tables">'),
         *_tables(found),
-        Block("</div>"),
+        PageBlock("</div>"),
         *_details(case),
-        Block("</article>"),
+        PageBlock("</article>"),
     ]
 
 
@@ -233,7 +233,7 @@ def _checks(case: CaseRecord) -> str:
     return f'<table class="checks"><tbody>\n{body}\n</tbody></table>'
 
 
-def _charts(found: Evidence) -> list[Block]:
+def _charts(found: Evidence) -> list[PageBlock]:
     made = []
     if found.latency is not None and (chart := latency_chart(found.latency)):
         made.append(_figure("Latency", f"{found.latency.clock} clock", chart, _LATENCY_NOTE))
@@ -255,13 +255,15 @@ def _charts(found: Evidence) -> list[Block]:
     return made
 
 
-def _graph(found: Evidence) -> list[Block]:
+def _graph(found: Evidence) -> list[PageBlock]:
     """The drawing of the model with its legend; without the library that lays it out, how to get it."""
     if not found.graph:
         return []
     drawing = model_graph(found.graph)
     if drawing is None:
-        return [Block(f'<p class="note">The drawing of the model is left out. It needs: {_e(INSTALL)}</p>')]
+        return [
+            PageBlock(f'<p class="note">The drawing of the model is left out. It needs: {_e(INSTALL)}</p>')
+        ]
     nodes = sum(sum(part.ops.values()) for part in found.graph)
     folded = f"{count_text(nodes, 'node')} in {count_text(len(found.graph), 'part')}"
     styles = style_of(found.graph) | {"floating point": "float"}
@@ -270,18 +272,20 @@ def _graph(found: Evidence) -> list[Block]:
     caption = f"<figcaption>{_GRAPH_NOTE}</figcaption>"
     drawn = f'<figure class="drawn"><h3>Model <small>{folded}</small></h3>\n{body}\n{caption}</figure>'
     return [
-        Block(drawn, '<p class="note">The drawing of the model is left out: the page would be too long.</p>')
+        PageBlock(
+            drawn, '<p class="note">The drawing of the model is left out: the page would be too long.</p>'
+        )
     ]
 
 
-def _figure(title: str, small: str, chart: str, caption: str) -> Block:
-    return Block(
+def _figure(title: str, small: str, chart: str, caption: str) -> PageBlock:
+    return PageBlock(
         f"<figure><h3>{title} <small>{_e(small)}</small></h3>\n{chart}\n<figcaption>{caption}</figcaption></figure>",
         brief=f'<p class="note">The chart of the {title.lower()} is left out: the page would be too long.</p>',
     )
 
 
-def _tables(found: Evidence) -> list[Block]:
+def _tables(found: Evidence) -> list[PageBlock]:
     makers = (
         facts.latency_table,
         facts.parity_table,
@@ -297,9 +301,9 @@ def _tables(found: Evidence) -> list[Block]:
     return [_section(table) for table in tables]
 
 
-def _section(table: facts.Table) -> Block:
+def _section(table: facts.Table) -> PageBlock:
     style = ' class="wide"' if _is_wide(table) else ""
-    return Block(
+    return PageBlock(
         f"<section{style}><h3>{_title(table)}</h3>\n{_table(table)}</section>", brief=_left_out(table)
     )
 
@@ -310,7 +314,7 @@ def _title(table: facts.Table) -> str:
     return f"{_e(name)} <small>{_e(small.removesuffix(')'))}</small>" if small else _e(name)
 
 
-def _details(case: CaseRecord) -> list[Block]:
+def _details(case: CaseRecord) -> list[PageBlock]:
     listed = "\n".join(f"<dt>{_e(name)}</dt><dd>{_e(value)}</dd>" for name, value in facts.case_facts(case))
     blocks = [
         _folded("Search and device", f"<dl>{listed}</dl>", '<p class="note">Search and device left out.</p>')
@@ -321,8 +325,8 @@ def _details(case: CaseRecord) -> list[Block]:
     return blocks
 
 
-def _folded(title: str, body: str, brief: str) -> Block:
-    return Block(f"<details><summary>{_e(title)}</summary>\n{body}\n</details>", brief)
+def _folded(title: str, body: str, brief: str) -> PageBlock:
+    return PageBlock(f"<details><summary>{_e(title)}</summary>\n{body}\n</details>", brief)
 
 
 def _left_out(table: facts.Table) -> str:

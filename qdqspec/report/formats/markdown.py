@@ -7,7 +7,7 @@ import re
 from tabulate import tabulate
 
 from qdqspec.report import facts
-from qdqspec.report.fit import Block, Page, fitted
+from qdqspec.report.fit import Page, PageBlock, fitted
 from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
 from qdqspec.report.runtimes import tables_of
@@ -28,8 +28,8 @@ class MarkdownFormat:
         """The whole page, below 900 kB."""
         page = Page(
             head=[
-                Block("# Quantized models"),
-                Block(escape(facts.run_line(record))),
+                PageBlock("# Quantized models"),
+                PageBlock(escape(facts.run_line(record))),
                 _summary(record),
                 *_runtimes(record),
             ],
@@ -60,31 +60,35 @@ def _table(table: facts.Table) -> str:
     )
 
 
-def _summary(record: RunRecord) -> Block:
+def _summary(record: RunRecord) -> PageBlock:
     if not record.cases:
-        return Block("No case was run.")
-    return Block(_table(facts.summary(record)))
+        return PageBlock("No case was run.")
+    return PageBlock(_table(facts.summary(record)))
 
 
-def _runtimes(record: RunRecord) -> list[Block]:
+def _runtimes(record: RunRecord) -> list[PageBlock]:
     """The comparisons of runtimes."""
     blocks = []
     for table, lines in tables_of(record):
         said = "\n".join(f"- {escape(line)}" for line in lines)
         text = f"**{escape(table.title)}**\n\n{_table(table)}\n\n{said}"
-        blocks.append(Block(text, brief=_left_out(table)))
+        blocks.append(PageBlock(text, brief=_left_out(table)))
     return blocks
 
 
-def _case_blocks(case: CaseRecord, name: str) -> list[Block]:
+def _case_blocks(case: CaseRecord, name: str) -> list[PageBlock]:
     found = case.evidence
     heading = f"## {escape(name)}"
     title = escape(plain(found.case.title, facts.LONG))
     older = provenance_text(case)
-    blocks = [Block(heading), *([Block(title)] if title else []), Block(escape(facts.gain_line(case)))]
+    blocks = [
+        PageBlock(heading),
+        *([PageBlock(title)] if title else []),
+        PageBlock(escape(facts.gain_line(case))),
+    ]
     if older:
-        blocks.append(Block(f"{escape(older.capitalize())}."))
-    blocks += [Block(f"> {escape(plain(warning, facts.LONG))}") for warning in found.warnings]
+        blocks.append(PageBlock(f"{escape(older.capitalize())}."))
+    blocks += [PageBlock(f"> {escape(plain(warning, facts.LONG))}") for warning in found.warnings]
     blocks += _checks(case)
     makers = (
         facts.latency_table,
@@ -99,20 +103,20 @@ def _case_blocks(case: CaseRecord, name: str) -> list[Block]:
     tables = [made for make in makers if (made := make(found)) is not None]
     for table in (*tables, *baseline_tables(found)):
         text = f"**{escape(table.title)}**\n\n{_table(table)}"
-        blocks.append(Block(text, brief=_left_out(table)))
+        blocks.append(PageBlock(text, brief=_left_out(table)))
     return [*blocks, *_details(case)]
 
 
-def _checks(case: CaseRecord) -> list[Block]:
+def _checks(case: CaseRecord) -> list[PageBlock]:
     rows = facts.check_rows(case)
     if not rows:
         return []
     table = facts.Table("Checks", ("verdict", "check", "what it found"), rows)
     advice = [f"- {escape(name)}: {escape(text)}" for name, text in facts.advice_rows(case)]
-    return [Block(_table(table)), *([Block("\n".join(advice))] if advice else [])]
+    return [PageBlock(_table(table)), *([PageBlock("\n".join(advice))] if advice else [])]
 
 
-def _details(case: CaseRecord) -> list[Block]:
+def _details(case: CaseRecord) -> list[PageBlock]:
     listed = "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in facts.case_facts(case))
     blocks = [_folded("Search and device", listed, brief="Search and device are left out.")]
     pairs = facts.pairs_table(case.evidence)
@@ -122,8 +126,8 @@ def _details(case: CaseRecord) -> list[Block]:
     return blocks
 
 
-def _folded(title: str, body: str, *, brief: str) -> Block:
-    return Block(f"<details><summary>{title}</summary>\n\n{body}\n\n</details>", brief)
+def _folded(title: str, body: str, *, brief: str) -> PageBlock:
+    return PageBlock(f"<details><summary>{title}</summary>\n\n{body}\n\n</details>", brief)
 
 
 def _left_out(table: facts.Table) -> str:

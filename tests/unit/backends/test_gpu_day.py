@@ -24,7 +24,7 @@ from qdqspec.backends.tensorrt.exported import read_exported
 from qdqspec.backends.tensorrt.gpu_day import models
 from qdqspec.backends.tensorrt.gpu_day.archive import RECORDED, answers_from, run_part, start, write_bundle
 from qdqspec.backends.tensorrt.gpu_day.clean import cleaned, hidden_words
-from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, PARTS, Day, Part
+from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, PARTS, Day, DayPart
 from qdqspec.backends.tensorrt.gpu_day.refused import REFUSED
 from qdqspec.errors import OutputError
 from qdqspec.lint import lint_model, rules_for
@@ -51,7 +51,7 @@ FEW = ("machine", "three-layers", "cross-check", "refused-TRT001", "refused-TRT0
 LARGE_MIB = 1
 
 
-def here(part: Part, day: Day, log: Path) -> str:
+def here(part: DayPart, day: Day, log: Path) -> str:
     """Run a part in this process: an interpreter for each takes a second or more."""
     words = {"device": day.device, "extra": dict(day.extra), "large_mib": day.large_mib}
     with log.open("w") as file, contextlib.redirect_stderr(file):
@@ -258,7 +258,7 @@ def test_a_part_with_a_defect_costs_one_part(
         raise ZeroDivisionError("a defect")
 
     machine("10.9.0.34")
-    monkeypatch.setitem(BY_NAME, "broken", Part(name="broken", asks="?", run=broken))
+    monkeypatch.setitem(BY_NAME, "broken", DayPart(name="broken", asks="?", run=broken))
     summary = write_bundle(
         tmp_path / "o.tgz", PLAIN, parts=[BY_NAME["broken"], BY_NAME["build-routes"]], launch=here
     )
@@ -270,7 +270,7 @@ def test_a_part_with_a_defect_costs_one_part(
 def test_an_interrupted_day_leaves_what_it_has(machine: Callable[[str], None], tmp_path: Path) -> None:
     machine("10.9.0.34")
 
-    def interrupted(part: Part, day: Day, log: Path) -> str:
+    def interrupted(part: DayPart, day: Day, log: Path) -> str:
         if part.name == "build-routes":
             raise KeyboardInterrupt
         return here(part, day, log)
@@ -285,7 +285,7 @@ def test_an_interrupted_day_leaves_what_it_has(machine: Callable[[str], None], t
 
 
 def test_a_place_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
-    def never(part: Part, day: Day, log: Path) -> str:
+    def never(part: DayPart, day: Day, log: Path) -> str:
         raise AssertionError("nothing may run")
 
     with pytest.raises(OutputError, match="the archive"):

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from qdqspec.backends.tensorrt.layer_json import read_profile, read_times
 from qdqspec.backends.tensorrt.layers import parse_layers, read_layers
-from qdqspec.backends.tensorrt.names import Names, metadata_names
+from qdqspec.backends.tensorrt.names import EngineNames, metadata_names
 from qdqspec.backends.trtexec.log import read_log
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
@@ -187,7 +187,7 @@ def test_metadata(metadata, names):
     ],
 )
 def test_names_without_metadata_or_model(name, nodes):
-    assert Names().of_layer(name, "") == nodes
+    assert EngineNames().of_layer(name, "") == nodes
 
 
 def test_a_myelin_kernel_of_pairs_alone_is_a_pair():

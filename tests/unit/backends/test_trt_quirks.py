@@ -16,7 +16,7 @@ import pytest
 from qdqspec.backends.tensorrt.exported import _end_to_end
 from qdqspec.backends.tensorrt.layer_json import read_graph, read_profile, read_times
 from qdqspec.backends.tensorrt.layers import parse_layers, read_layers
-from qdqspec.backends.tensorrt.names import Names, metadata_names
+from qdqspec.backends.tensorrt.names import EngineNames, metadata_names
 from qdqspec.backends.trtexec.log import read_log
 from qdqspec.backends.trtexec.messages import find_all
 from qdqspec.regions.fusion import groups_of
@@ -154,7 +154,7 @@ def test_quirk_05_several_layers_claim_one_node_and_some_claim_pairs_only() -> N
     ],
 )
 def test_quirk_06_names_are_joined_wrapped_and_numbered(name: str, nodes: tuple[str, ...]) -> None:
-    assert Names().of_layer(name, "") == nodes
+    assert EngineNames().of_layer(name, "") == nodes
 
 
 def test_quirk_06_metadata_goes_before_names() -> None:

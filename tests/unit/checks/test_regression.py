@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qdqspec.baseline.compare import is_stale, judge_change
 from qdqspec.testing.records import check_named, faster_case, params_of
 from qdqspec.testing.samples import sample_regression
-from qdqspec.types import Change, Evidence, Interval, RegressionEvidence, Verdict
+from qdqspec.types import Evidence, Interval, RegressionEvidence, TimeChange, Verdict
 
 FASTER = faster_case().evidence
 SAMPLE = sample_regression(0.0)["regression"]
@@ -26,9 +26,9 @@ def judge(found: RegressionEvidence, **values: object) -> Verdict:
     return check_named("regression").judge(params_of("regression", **values), with_(found))
 
 
-def change(low: float, high: float, *, ranks: tuple[float, float] | None = None) -> Change:
+def change(low: float, high: float, *, ranks: tuple[float, float] | None = None) -> TimeChange:
     rank_low, rank_high = ranks or (low, high)
-    return Change(
+    return TimeChange(
         builds=Interval(median=(low + high) / 2, low=low, high=high),
         ranks=Interval(median=(rank_low + rank_high) / 2, low=rank_low, high=rank_high),
         p_value=0.5,
@@ -46,7 +46,7 @@ def change(low: float, high: float, *, ranks: tuple[float, float] | None = None)
         (change(0.5, 0.6), "pass"),
     ],
 )
-def test_a_failure_needs_builds_and_ranks_beyond_the_allowance(seen: Change, outcome: str) -> None:
+def test_a_failure_needs_builds_and_ranks_beyond_the_allowance(seen: TimeChange, outcome: str) -> None:
     assert judge_change(seen, 0.05) == outcome
 
 

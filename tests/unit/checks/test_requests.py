@@ -89,7 +89,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     point = importlib.metadata.EntryPoint("mean-shift", f"{__name__}:check", "qdqspec.checks")
     known = registry._entry_points
 
-    def entry_points(kind: registry.Kind) -> dict[str, importlib.metadata.EntryPoint]:
+    def entry_points(kind: registry.RegistryKind) -> dict[str, importlib.metadata.EntryPoint]:
         return {**known(kind), **({"mean-shift": point} if kind == "check" else {})}
 
     monkeypatch.setattr(registry, "_entry_points", entry_points)

@@ -12,7 +12,7 @@ import pytest
 from chains import SHAPE, chain_model
 
 from qdqspec.cases import load_cases
-from qdqspec.cluster.request import FileEntry, Request, pack, unpack
+from qdqspec.cluster.request import CaseRequest, FileEntry, pack, unpack
 from qdqspec.codec import from_data, to_data
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, DataError
@@ -48,7 +48,7 @@ def case(tmp_path) -> Case:
 
 def arrived(given: Case, own: Settings, folder: Path, **changes: object) -> tuple[Case, Settings]:
     sent = json.dumps(to_data(replace(pack(given, own).request("a", "b", 1.0), **changes)))
-    request = from_data(Request, json.loads(sent))
+    request = from_data(CaseRequest, json.loads(sent))
     for entry in request.files:
         entry.below(folder)
     return unpack(request, folder, Settings(device=3))

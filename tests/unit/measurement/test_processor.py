@@ -20,7 +20,7 @@ from qdqspec.measurement._processor import chosen, one_processor
 from qdqspec.measurement._records import options_to_json
 from qdqspec.measurement.worker import Service
 from qdqspec.types import LayerTime, Samples
-from qdqspec.wire import Stream
+from qdqspec.wire import FrameStream
 
 needs_affinity = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity"), reason="this system does not keep processes on processors"
@@ -103,9 +103,9 @@ def test_engines_of_one_thread_are_timed_on_one_processor(
     capabilities = replace(OnnxRuntime().capabilities(), one_processor=computes_here)
     backend = Backend(capabilities)
     ours, theirs = socket.socketpair()
-    thread = Thread(target=Service(Stream(theirs), cast("Any", backend)).serve)
+    thread = Thread(target=Service(FrameStream(theirs), cast("Any", backend)).serve)
     thread.start()
-    stream = Stream(ours)
+    stream = FrameStream(ours)
     options = options_to_json(BuildOptions(threads=threads))
     for request in (
         {"do": "build", "model": "m.onnx", "options": options},

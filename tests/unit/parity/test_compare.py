@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 
 from qdqspec.errors import DataError
 from qdqspec.parity.compare import (
-    Comparison,
-    Run,
+    OutputComparison,
+    SampleOutputs,
     compare_outputs,
     noise_power,
     signal_power,
@@ -178,7 +178,7 @@ def test_sqnr_of_powers_whose_ratio_no_float_can_hold() -> None:
 
 
 def test_the_two_steps_to_what_runs_are_told_apart() -> None:
-    run = Run({"y": f32(10, 0)}, tuned={"y": f32(10, 3)}, arithmetic={"y": f32(10, 1)})
+    run = SampleOutputs({"y": f32(10, 0)}, tuned={"y": f32(10, 3)}, arithmetic={"y": f32(10, 1)})
     found = compare_outputs([run, run], "evaluation")
     assert found.sqnr_db == pytest.approx(10 * math.log10(100 / 9))
     assert found.quantization[0].sqnr_db == pytest.approx(20)
@@ -186,8 +186,8 @@ def test_the_two_steps_to_what_runs_are_told_apart() -> None:
 
 
 def test_steps_are_left_out_where_one_run_lacks_the_arithmetic() -> None:
-    whole = Run({"y": f32(1)}, {"y": f32(1)}, {"y": f32(1)})
-    found = compare_outputs([whole, Run({"y": f32(1)}, {"y": f32(1)})], "evaluation")
+    whole = SampleOutputs({"y": f32(1)}, {"y": f32(1)}, {"y": f32(1)})
+    found = compare_outputs([whole, SampleOutputs({"y": f32(1)}, {"y": f32(1)})], "evaluation")
     assert found.samples == 2
     assert (found.quantization, found.runtime) == ((), ())
 
@@ -237,12 +237,12 @@ def test_an_input_with_weak_outputs_is_judged_by_what_outputs_typically_are() ->
     """A step of the grid is as large for an input of zeros as for any other."""
     typical = typical_of([{"y": f32(8, -4, 0, 0), "label": np.array([3])}, {"y": f32(0, 0)}])
     assert typical == {"y": Typical(power=80 / 6, low=-4, high=8)}
-    weak = Comparison(typical=typical)
+    weak = OutputComparison(typical=typical)
     weak.add({"y": f32(0, 0)}, {"y": f32(0.1, 0)})
     (found,) = weak.results()
     assert found.sqnr_db == pytest.approx(10 * math.log10(2 * 80 / 6 / 0.01))
     assert found.max_steps == pytest.approx(0.1 / (12 / 255))
-    strong = Comparison(typical=typical)
+    strong = OutputComparison(typical=typical)
     strong.add({"y": f32(100, 0)}, {"y": f32(90, 0)})
     assert strong.results()[0].sqnr_db == pytest.approx(20)
 

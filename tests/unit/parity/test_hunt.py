@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model
-from qdqspec.parity.domain import Axis, InputDomain, Span, input_domains, spans_of
+from qdqspec.parity.domain import AxisRange, InputDomain, Span, input_domains, spans_of
 from qdqspec.parity.draw import Drawn, drawn_inputs, simpler
 from qdqspec.parity.hunt import Hunt, hunt
 from qdqspec.parity.recipes import make, words
@@ -27,9 +27,9 @@ SAMPLE = np.linspace(-1, 3, 12, dtype=np.float32).reshape(1, 3, 4)
 
 def floats() -> InputDomain:
     axes = (
-        Axis(least=1, most=4, name="batch"),
-        Axis(least=3, most=3, name="c"),
-        Axis(least=4, most=4, name="w"),
+        AxisRange(least=1, most=4, name="batch"),
+        AxisRange(least=3, most=3, name="c"),
+        AxisRange(least=4, most=4, name="w"),
     )
     return InputDomain(
         name="x", dtype=np.dtype(np.float32), shapes=(axes,), known=Span(-1, 3), tried=Span(-3, 5)
@@ -37,7 +37,7 @@ def floats() -> InputDomain:
 
 
 def whole(low: int, high: int) -> InputDomain:
-    axes = (Axis(least=1, most=4, name="batch"), Axis(least=2, most=9, name="sequence"))
+    axes = (AxisRange(least=1, most=4, name="batch"), AxisRange(least=2, most=9, name="sequence"))
     return InputDomain(
         name="ids", dtype=np.dtype(np.int64), shapes=(axes,), known=Span(low, high), tried=Span(low, high)
     )
@@ -120,7 +120,7 @@ def test_edges_are_tried() -> None:
 def test_one_of_several_shape_profiles_is_taken_as_a_whole() -> None:
     ranges = (((1, 2), (8, 8)), ((5, 6), (3, 3)))
     shapes = tuple(
-        tuple(Axis(least=low, most=high, name=f"{i}") for i, (low, high) in enumerate(profile))
+        tuple(AxisRange(least=low, most=high, name=f"{i}") for i, (low, high) in enumerate(profile))
         for profile in ranges
     )
     domain = InputDomain(

@@ -14,7 +14,16 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.cache import Entry, Key, PatternCache, WarmStart, gather, merge, pruned, warm_starts
+from qdqspec.placement.cache import (
+    CacheEntry,
+    Key,
+    PatternCache,
+    WarmStart,
+    gather,
+    merge,
+    pruned,
+    warm_starts,
+)
 from qdqspec.placement.cache_file import MOST_BYTES, cache_text, read_cache, write_cache
 from qdqspec.placement.relative import parse_scheme
 from qdqspec.placement.space import SchemeSpace
@@ -24,8 +33,8 @@ from qdqspec.types import Interval, Placement, Trial
 HERE = ("onnxruntime-cpu", "this-machine")
 
 
-def entry(sites: str, ratio: float, interval: tuple[float, float] | None = None) -> Entry:
-    return Entry(scheme=parse_scheme(sites), ratio=ratio, interval=interval)
+def entry(sites: str, ratio: float, interval: tuple[float, float] | None = None) -> CacheEntry:
+    return CacheEntry(scheme=parse_scheme(sites), ratio=ratio, interval=interval)
 
 
 WORDS = [f"in{node}.{slot}=uint8" for node in range(4) for slot in range(2)]
@@ -42,7 +51,7 @@ CACHES = st.dictionaries(
 
 
 @given(st.lists(ENTRIES, max_size=60), st.integers(1, 6))
-def test_no_two_kept_schemes_are_near_duplicates(entries: list[Entry], distance: int) -> None:
+def test_no_two_kept_schemes_are_near_duplicates(entries: list[CacheEntry], distance: int) -> None:
     kept = pruned(entries, minimum_distance=distance)
     assert len(kept) <= 32
     assert [e.rank for e in kept] == sorted(e.rank for e in kept)
@@ -51,7 +60,7 @@ def test_no_two_kept_schemes_are_near_duplicates(entries: list[Entry], distance:
 
 
 @given(st.lists(ENTRIES, max_size=60), st.integers(1, 6))
-def test_what_is_left_out_is_near_something_better(entries: list[Entry], distance: int) -> None:
+def test_what_is_left_out_is_near_something_better(entries: list[CacheEntry], distance: int) -> None:
     kept = pruned(entries, minimum_distance=distance)
     for lost in set(entries) - set(kept) if len(kept) < 32 else ():
         assert any(k.rank <= lost.rank and k.scheme.distance(lost.scheme) < distance for k in kept)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.errors import PlacementError
-from qdqspec.placement.relative import FLOAT, Place, RelativeSite, Scheme, parse_scheme, scheme
+from qdqspec.placement.relative import FLOAT, PatternPlace, RelativeSite, Scheme, parse_scheme, scheme
 
 KINDS = ("in", "out", "child", "result")
-PLACES = st.builds(Place, st.sampled_from(KINDS), st.integers(0, 40), st.integers(0, 4))
+PLACES = st.builds(PatternPlace, st.sampled_from(KINDS), st.integers(0, 40), st.integers(0, 4))
 SITES = st.builds(
     RelativeSite,
     place=PLACES,
@@ -22,11 +22,11 @@ SCHEMES = st.frozensets(SITES, max_size=6).map(scheme)
 
 
 def site(place: tuple[str, int, int], fmt: str = "uint8") -> RelativeSite:
-    return RelativeSite(place=Place(*place), format=fmt)
+    return RelativeSite(place=PatternPlace(*place), format=fmt)
 
 
 def test_a_scheme_reads_as_it_is_written() -> None:
-    weight = RelativeSite(place=Place("in", 0, 1), format="int8", axis=0, weight=True)
+    weight = RelativeSite(place=PatternPlace("in", 0, 1), format="int8", axis=0, weight=True)
     made = scheme([weight, site(("out", 2, 0)), site(("in", 0, 0))])
     assert str(made) == "in0.0=uint8 in0.1=w:int8/0 out2.0=uint8"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.report.explain import Engine, compare, find_reference
+from qdqspec.report.explain import ExplainedEngine, compare, find_reference
 from qdqspec.report.explain_names import nodes_text, op_of, same_nodes
 from qdqspec.report.explain_text import explain_json, explain_text
 from qdqspec.report.explain_words import advice, paragraph, verdict
@@ -29,7 +29,7 @@ def conversion(op="Reformat", ms=0.5, name=""):
 
 
 def engine(*layers, name="tuned", ms=None, **more):
-    return Engine(name=name, layers=layers, end_to_end_ms=ms, **more)
+    return ExplainedEngine(name=name, layers=layers, end_to_end_ms=ms, **more)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ layers = st.lists(
     max_size=6,
 ).map(tuple)
 engines = st.builds(
-    Engine, name=st.text(max_size=6), layers=layers, end_to_end_ms=st.none() | st.floats(0, 9)
+    ExplainedEngine, name=st.text(max_size=6), layers=layers, end_to_end_ms=st.none() | st.floats(0, 9)
 )
 
 
@@ -204,9 +204,9 @@ def test_what_stands_alone_is_named_by_its_tensor_and_by_what_makes_that() -> No
         tensors=("/a/y",),
         boundary=True,
     )
-    engine = Engine(name="tuned", layers=(maker, other, alone))
+    engine = ExplainedEngine(name="tuned", layers=(maker, other, alone))
     assert engine.behind(alone) is maker
-    text = explain_text([Engine(name="reference", layers=(maker, other)), engine])
+    text = explain_text([ExplainedEngine(name="reference", layers=(maker, other)), engine])
     assert "  QuantizeLinear of /a/y: 0.100 ms, behind /a/Conv\n" in text
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.report.facts import ops_table, pairs_table
-from qdqspec.report.fit import Block, Page, fitted
+from qdqspec.report.fit import Page, PageBlock, fitted
 from qdqspec.report.formats import html, markdown
 from qdqspec.report.formats.csv import report_format as csv_format
 from qdqspec.report.svg import ticks
@@ -222,10 +222,10 @@ def test_the_last_cases_go_where_even_that_is_too_long(page) -> None:
 )
 def test_a_fitted_page_fits_and_keeps_its_order(sizes: list, limit: int) -> None:
     cases = [
-        [Block(f"{number}:".ljust(size, "x"), f"{number}:brief" if short else "") for size, short in case]
+        [PageBlock(f"{number}:".ljust(size, "x"), f"{number}:brief" if short else "") for size, short in case]
         for number, case in enumerate(sizes)
     ]
-    page = Page(head=[Block("head")], cases=cases, tail=[Block("tail")])
+    page = Page(head=[PageBlock("head")], cases=cases, tail=[PageBlock("tail")])
     texts = fitted(page, limit, lambda left: f"{left} left")
     assert sum(len(text) + 2 for text in texts) <= limit
     assert (texts[0], texts[-1]) == ("head", "tail")

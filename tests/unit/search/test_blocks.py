@@ -16,7 +16,7 @@ from qdqspec.search._pure import pure_placements
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
 from qdqspec.search.blocks import CostModel, block_codes, fuse, unit_labels
-from qdqspec.search.crossings import Crossings, Domains, Edge, edges_between
+from qdqspec.search.crossings import Crossing, Crossings, Domains, edges_between
 from qdqspec.testing.strategies import Oracle
 from qdqspec.types import LABELS, LayerTime, Placement, Trial
 
@@ -130,29 +130,29 @@ def test_in_only_reaches_the_units_of_a_block_that_offer_it() -> None:
     ],
 )
 def test_a_tensor_is_converted_where_it_changes_worlds(producer: int, reader: int, crosses: bool) -> None:
-    edge = Edge("t", 1.0, 0, (1,), outside=False)
+    edge = Crossing("t", 1.0, 0, (1,), outside=False)
     assert bool(edge.converted(np.array([producer, reader], dtype=np.int8), DOMAINS)) == crosses
 
 
 def test_a_tensor_is_converted_once_for_all_who_read_it() -> None:
-    edges = (Edge("t", 1.0, 0, (1, 2), outside=False),)
+    edges = (Crossing("t", 1.0, 0, (1, 2), outside=False),)
     assert Crossings(edges, DOMAINS).of(np.array([FP, FULL, FULL], dtype=np.int8)).sum() == 1
 
 
 def test_an_integer_tensor_that_is_read_outside_is_converted() -> None:
-    edge = Edge("t", 1.0, 0, (), outside=True)
+    edge = Crossing("t", 1.0, 0, (), outside=True)
     assert edge.converted(np.array([FULL], dtype=np.int8), DOMAINS)
     assert not edge.converted(np.array([IN], dtype=np.int8), DOMAINS)
 
 
 def test_an_input_of_the_graph_is_made_as_float() -> None:
-    edge = Edge("x", 1.0, -1, (0,), outside=False)
+    edge = Crossing("x", 1.0, -1, (0,), outside=False)
     assert edge.converted(np.array([FULL], dtype=np.int8), DOMAINS)
     assert not edge.converted(np.array([FP], dtype=np.int8), DOMAINS)
 
 
 EDGES = st.builds(
-    Edge,
+    Crossing,
     st.just("t"),
     st.just(1.0),
     st.integers(-1, 4),
@@ -164,7 +164,7 @@ EDGES = st.builds(
 
 
 @given(st.lists(EDGES, max_size=6), st.lists(st.integers(0, 6), min_size=5, max_size=5))
-def test_all_edges_at_once_are_as_each_alone(edges: list[Edge], codes: list[int]) -> None:
+def test_all_edges_at_once_are_as_each_alone(edges: list[Crossing], codes: list[int]) -> None:
     labelling = np.array(codes, dtype=np.int8)
     alone = [sorted(edge.converted(labelling, THREE)) for edge in edges]
     assert [np.flatnonzero(row).tolist() for row in Crossings(edges, THREE).of(labelling)] == alone
@@ -185,7 +185,7 @@ def test_all_edges_at_once_are_as_each_alone(edges: list[Edge], codes: list[int]
 def test_where_two_formats_meet_is_a_conversion_of_its_own(
     producer: int, readers: tuple[int, ...], kinds: list[tuple[int, int]]
 ) -> None:
-    edge = Edge("t", 1.0, 0, tuple(range(1, 1 + len(readers))), outside=False)
+    edge = Crossing("t", 1.0, 0, tuple(range(1, 1 + len(readers))), outside=False)
     converted = edge.converted(np.array([producer, *readers], dtype=np.int8), THREE)
     assert sorted(THREE.ordered[kind] for kind in converted) == kinds
 
@@ -201,7 +201,7 @@ def test_edges_run_between_blocks_and_know_who_else_reads() -> None:
 
 
 @given(st.lists(EDGES, max_size=8), st.integers(0, 2**32 - 1))
-def test_where_a_descent_ends_no_single_block_is_better_otherwise(edges: list[Edge], seed: int) -> None:
+def test_where_a_descent_ends_no_single_block_is_better_otherwise(edges: list[Crossing], seed: int) -> None:
     random = np.random.default_rng(seed)
     offered = [tuple(random.permutation(7)[: random.integers(1, 8)].tolist()) for _ in range(5)]
     times, costs = random.uniform(0, 2, (5, 7)), random.uniform(0, 1, (len(edges), 3))
@@ -221,7 +221,7 @@ def test_where_a_descent_ends_no_single_block_is_better_otherwise(edges: list[Ed
 
 
 @given(st.lists(EDGES, max_size=8), st.integers(0, 2**32 - 1), st.data())
-def test_blocks_of_a_group_change_together(edges: list[Edge], seed: int, data: st.DataObject) -> None:
+def test_blocks_of_a_group_change_together(edges: list[Crossing], seed: int, data: st.DataObject) -> None:
     random = np.random.default_rng(seed)
     group_of = np.array(data.draw(st.lists(st.integers(0, 2), min_size=5, max_size=5)))
     groups = [np.flatnonzero(group_of == number).tolist() for number in range(3)]
@@ -242,7 +242,7 @@ def test_blocks_of_a_group_change_together(edges: list[Edge], seed: int, data: s
 
 def test_an_edge_with_many_ends_is_converted_like_any_other() -> None:
     readers = tuple(range(1, 12))
-    edge = Edge("x", 1.0, 0, readers, outside=False)
+    edge = Crossing("x", 1.0, 0, readers, outside=False)
     descent = Descent([(FP, FULL)] * 12, [edge], DOMAINS)
     costs = [[1.0]]
     assert descent.crossing(3, [FULL] + [FP] * 11, costs) == 1.0

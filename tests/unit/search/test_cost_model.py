@@ -10,7 +10,7 @@ import pytest
 
 from qdqspec.search._pure import pure_placements
 from qdqspec.search.base import Proposal
-from qdqspec.search.blocks import Block, CostModel, block_codes, flips, fuse, unit_labels
+from qdqspec.search.blocks import CostModel, UnitBlock, block_codes, flips, fuse, unit_labels
 from qdqspec.search.crossings import FP, FULL, Crossings, domains_of, edges_between
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import LABELS, LayerTime
@@ -131,4 +131,4 @@ def test_a_group_grows_along_tensors_and_takes_one_label(learnt) -> None:
 
 def test_an_empty_space_has_no_blocks() -> None:
     assert fuse(small_space().known(()), []) == ()
-    assert Block(index=0, units=(), codes=(0,)).codes == (0,)
+    assert UnitBlock(index=0, units=(), codes=(0,)).codes == (0,)

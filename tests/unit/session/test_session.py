@@ -22,7 +22,7 @@ from chains import chain_model
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.checks.speedup import check as speedup_check
-from qdqspec.corrections.find import Found
+from qdqspec.corrections.find import FoundCorrections
 from qdqspec.errors import BackendError, DataError, ModelError, OutputError, QdqspecError, StateError
 from qdqspec.measurement._processes import close_idle
 from qdqspec.preparation.cached import data_digest, key_of
@@ -565,9 +565,9 @@ def counted_corrections(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Correctin
     calls: list[Correcting] = []
     gain = CorrectionGain(name="bits", before_db=20.0, after_db=20.5, changed=3, taken=False)
 
-    def find(correcting: Correcting) -> Found:
+    def find(correcting: Correcting) -> FoundCorrections:
         calls.append(correcting)
-        return Found(gains=(gain,))
+        return FoundCorrections(gains=(gain,))
 
     monkeypatch.setattr(Correcting, "find", find)
     return calls, gain

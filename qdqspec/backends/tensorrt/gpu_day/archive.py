@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from qdqspec import __version__
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.gpu_day.clean import cleaned, hidden_words
-from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, LARGE_MIB, PARTS, SCRATCH, Day, Facts, Part
+from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, LARGE_MIB, PARTS, SCRATCH, Day, DayPart, Facts
 from qdqspec.backends.tensorrt.options import options_from
 from qdqspec.errors import BackendUnavailableError, QdqspecError
 from qdqspec.files import write_whole
@@ -33,7 +33,7 @@ _BINARY = (".onnx",)  # files that contain no text of this machine
 # Medians in ms that NVIDIA recorded on an A100 with TensorRT 8, batch 32 (tests/data/tensorrt).
 RECORDED = {"fp16": 0.862, "qat": 0.883, "residual": 0.546, "residual-qgap": 0.500}
 
-Launch: TypeAlias = Callable[[Part, Day, Path], str]
+Launch: TypeAlias = Callable[[DayPart, Day, Path], str]
 
 
 def write_bundle(
@@ -41,7 +41,7 @@ def write_bundle(
     options: BuildOptions,
     *,
     say: Callable[[str], None] = lambda _: None,
-    parts: Sequence[Part] = PARTS,
+    parts: Sequence[DayPart] = PARTS,
     large_mib: int = LARGE_MIB,
     launch: Launch | None = None,
 ) -> Facts:
@@ -76,7 +76,7 @@ def write_bundle(
     return summary
 
 
-def start(part: Part, day: Day, log: Path) -> str:
+def start(part: DayPart, day: Day, log: Path) -> str:
     """Run a part in a fresh interpreter, which is ended with all of its children after the part's time."""
     words = json.dumps({"device": day.device, "extra": dict(day.extra), "large_mib": day.large_mib})
     command = [
@@ -130,7 +130,7 @@ def run_part(name: str, folder: Path, words: Mapping[str, Any]) -> None:
     )
 
 
-def _result(part: Part, day: Day, run: Launch) -> Facts:
+def _result(part: DayPart, day: Day, run: Launch) -> Facts:
     began = time.perf_counter()
     log, file = day.folder / f"{part.name}.log", day.folder / _RESULT
     why = run(part, day, log)

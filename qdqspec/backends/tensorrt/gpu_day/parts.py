@@ -74,7 +74,7 @@ class Day:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DayPart:
     """One part: the question that its files answer, its time limit in seconds, and its function."""
 
     name: str
@@ -401,33 +401,33 @@ _FORMATS: Mapping[str, tuple[str, Callable[[], Model]]] = {
     "mxfp8": ("MXFP8 weights and activations", partial(models.linear, "mxfp8")),
 }
 
-PARTS: tuple[Part, ...] = (
-    Part(name="machine", asks="GPU, driver, clocks, packages", run=_machine, seconds=120.0),
-    Part(
+PARTS: tuple[DayPart, ...] = (
+    DayPart(name="machine", asks="GPU, driver, clocks, packages", run=_machine, seconds=120.0),
+    DayPart(
         name="three-layers",
         asks="does a small float32 model build, run and get timed, and are its outputs right",
         run=lambda day: _built(day, "three-layers", models.three_layers()),
     ),
-    Part(name="trtexec-help", asks="the options of trtexec", run=_trtexec_help, seconds=120.0),
-    Part(name="trtexec", asks="log and exported files of trtexec", run=_by_trtexec),
-    Part(
+    DayPart(name="trtexec-help", asks="the options of trtexec", run=_trtexec_help, seconds=120.0),
+    DayPart(name="trtexec", asks="log and exported files of trtexec", run=_by_trtexec),
+    DayPart(
         name="cross-check",
         asks="does trtexec measure the same as the Python API, within 3 %",
         run=_cross_check,
     ),
-    Part(name="build-routes", asks="the compiler's knobs (TensorRT 11)", run=_routes, seconds=120.0),
+    DayPart(name="build-routes", asks="the compiler's knobs (TensorRT 11)", run=_routes, seconds=120.0),
     *(
-        Part(
+        DayPart(
             name=name,
             asks=f"does it build, how fast and how accurate: {asks}",
             run=partial(_format, name=name, make=make),
         )
         for name, (asks, make) in _FORMATS.items()
     ),
-    Part(name="shape-profiles", asks="two optimization profiles, each timed through its own", run=_shapes),
-    Part(name="plugins", asks="are the given plugin libraries loaded", run=_plugins),
+    DayPart(name="shape-profiles", asks="two optimization profiles, each timed through its own", run=_shapes),
+    DayPart(name="plugins", asks="are the given plugin libraries loaded", run=_plugins),
     *(
-        Part(
+        DayPart(
             name=f"resnet18-{placement}",
             asks="is the order of NVIDIA's recorded placements reproduced",
             run=partial(_resnet, placement=placement),
@@ -435,9 +435,9 @@ PARTS: tuple[Part, ...] = (
         )
         for placement in models.PLACEMENTS
     ),
-    Part(name="large", asks="does a model above 2 GB build", run=_large, seconds=900.0),
+    DayPart(name="large", asks="does a model above 2 GB build", run=_large, seconds=900.0),
     *(
-        Part(
+        DayPart(
             name=f"refused-{rule}",
             asks=f"does the parser reject what lint rule {rule} reports",
             run=partial(_rejected, rule=rule),

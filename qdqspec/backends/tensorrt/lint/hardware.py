@@ -12,7 +12,7 @@ from qdqspec.backends.tensorrt.ops import FORMATS, formats_for
 from qdqspec.lint.rules import Hit
 
 if TYPE_CHECKING:
-    from qdqspec.lint.view import Numbers, View
+    from qdqspec.lint.view import QdqNumbers, View
 
 _MATRIX = "NVIDIA TensorRT support matrix, hardware and precision"
 _NEWEST = (99, 0)
@@ -101,7 +101,7 @@ def _formats(view: View) -> dict[str, int]:
     return found
 
 
-def _format(numbers: Numbers) -> str | None:
+def _format(numbers: QdqNumbers) -> str | None:
     if numbers.elem_type == TensorProto.FLOAT8E4M3FN:
         return "mxfp8" if numbers.block else "fp8"
     return _NAMES.get(numbers.elem_type or 0)
