@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 
-from qdqspec.progress import Bar, Heartbeat, bar_texts
+from qdqspec.progress import ProgressBar, Heartbeat, bar_texts
 from qdqspec.types import Progress
 
 STEP = Progress(case="specs/squeezenet.qdq.yaml::default", phase="", done=0, total=0, doing="calibrating")
@@ -40,7 +40,7 @@ def test_a_wait_is_written_in_lines_that_fit(width: int, monkeypatch: pytest.Mon
     monkeypatch.setenv("COLUMNS", str(width))
     what = "waits for a measurement on cpu-family6-model167 (process 4242, since 2026-11-22 10:02:11)"
     file = StringIO()
-    Bar(file=file).update(replace(STEP, waiting=what))
+    ProgressBar(file=file).update(replace(STEP, waiting=what))
     assert all(len(line) <= width for line in file.getvalue().splitlines())
     assert file.getvalue().split() == ["[qdqspec]", f"{STEP.case}:", *what.split()]
 

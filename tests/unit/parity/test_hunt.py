@@ -229,11 +229,11 @@ def test_a_bug_is_not_taken_for_a_find() -> None:
 def test_nothing_is_printed_or_left_behind(tmp_path: Path) -> None:
     code = """
 import numpy as np, local_module
-from qdqspec.parity.domain import Axis, InputDomain, Span
+from qdqspec.parity.domain import AxisRange, InputDomain, Span
 from qdqspec.parity.draw import drawn_inputs
 from qdqspec.parity.hunt import hunt
 from qdqspec.parity.tried import Tried
-axes = (Axis(least=1, most=4, name='n'),)
+axes = (AxisRange(least=1, most=4, name='n'),)
 x = InputDomain(name='x', dtype=np.dtype(np.float32), shapes=(axes,), known=Span(0, 1), tried=Span(-1, 2))
 found = hunt(drawn_inputs((x,), 0), lambda drawn: Tried(('broken',) if drawn['x'].first == 2 else (), 0.0),
              examples=100, seconds=60, seed_number=3)
