@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 
-from qdqspec.progress import ProgressBar, Heartbeat, bar_texts
+from qdqspec.progress import Heartbeat, ProgressBar, bar_texts
 from qdqspec.types import Progress
 
 STEP = Progress(case="specs/squeezenet.qdq.yaml::default", phase="", done=0, total=0, doing="calibrating")
