@@ -46,7 +46,7 @@ SCHEMA_VERSION: Final = 1
 class RecordPart(BaseModel):
     """One JSON object."""
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, from_attributes=True, ser_json_inf_nan="strings")
 
 
 class ModelPart(RecordPart):

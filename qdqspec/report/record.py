@@ -17,9 +17,8 @@ from pydantic import ValidationError
 
 from qdqspec.errors import StateError
 from qdqspec.plain_json import read_json
-from qdqspec.report.compose import part_from_case, part_from_parity, redacted_runtimes
+from qdqspec.report.convert import case_from_part, part_from_case, part_from_parity, redacted_runtimes
 from qdqspec.report.layout import SCHEMA_VERSION, CasePart, ParityPart, RunPart
-from qdqspec.report.restore import case_from_part
 from qdqspec.types import CaseRecord, ParityEvidence, RunRecord
 
 _MOST_BYTES = 256 << 20  # a record of a thousand cases has a tenth of it

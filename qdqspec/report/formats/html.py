@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from html import escape
 from itertools import zip_longest
+from pathlib import Path
 
 from qdqspec.report import facts
 from qdqspec.report.charts import (
@@ -19,7 +20,6 @@ from qdqspec.report.fit import MAX_ROWS, Page, PageBlock, fitted
 from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
 from qdqspec.report.runtimes import tables_of
-from qdqspec.report.style import PAGE
 from qdqspec.report.svg_graph import INSTALL, model_graph, style_of
 from qdqspec.report.tables import provenance_text
 from qdqspec.types import CaseRecord, Evidence, RunRecord
@@ -28,6 +28,7 @@ from qdqspec.units import count_text, plain, ratio_text
 LIMIT_BYTES = 1_000_000
 _STACKED = 40  # rows
 _WIDE = 64  # characters of a row that does not fit beside another table
+_STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")  # light, dark and print
 _HEAD = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -35,7 +36,7 @@ _HEAD = f"""<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Quantized models</title>
 <style>
-{PAGE}</style>
+{_STYLE}</style>
 </head>
 <body>
 <main>
@@ -234,25 +235,22 @@ def _checks(case: CaseRecord) -> str:
 
 
 def _charts(found: Evidence) -> list[PageBlock]:
+    latency, search = found.latency, found.search
     made = []
-    if found.latency is not None and (chart := latency_chart(found.latency)):
-        made.append(_figure("Latency", f"{found.latency.clock} clock", chart, _LATENCY_NOTE))
-    if found.search is not None and (chart := search_chart(found.search)):
-        made.append(_figure("Search", count_text(found.search.total, "candidate"), chart, _SEARCH_NOTE))
-    if found.search is not None and (chart := front_chart(found.search)):
-        made.append(
-            _figure(
-                "Latency against accuracy", count_text(len(found.search.front), "model"), chart, _FRONT_NOTE
-            )
-        )
-    if found.search is not None and (chart := errors_chart(found.search)):
-        made.append(_figure("Error by block", "one quantized at a time", chart, _ERRORS_NOTE))
-    if chart := layers_chart(found.graph):
-        made.append(_figure("Time by layer", "one profile", chart, _LAYERS_NOTE))
-    for name, seen in found.regression.items():
-        if chart := baseline_chart(seen):
-            made.append(_figure("Baseline", name, chart, _BASELINE_NOTE))
-    return made
+    if latency is not None:
+        made.append(("Latency", f"{latency.clock} clock", latency_chart(latency), _LATENCY_NOTE))
+    if search is not None:
+        models = count_text(len(search.front), "model")
+        made += [
+            ("Search", count_text(search.total, "candidate"), search_chart(search), _SEARCH_NOTE),
+            ("Latency against accuracy", models, front_chart(search), _FRONT_NOTE),
+            ("Error by block", "one quantized at a time", errors_chart(search), _ERRORS_NOTE),
+        ]
+    made.append(("Time by layer", "one profile", layers_chart(found.graph), _LAYERS_NOTE))
+    made += [
+        ("Baseline", name, baseline_chart(seen), _BASELINE_NOTE) for name, seen in found.regression.items()
+    ]
+    return [_figure(*each) for each in made if each[2]]
 
 
 def _graph(found: Evidence) -> list[PageBlock]:
