@@ -19,7 +19,7 @@ from qdqspec.report.layout import (
     OtherPart,
     PairPart,
     ParityPart,
-    Part,
+    RecordPart,
     SchemePart,
     SearchPart,
     SpeedupPart,
@@ -226,7 +226,7 @@ def case_from_part(part: CasePart) -> CaseRecord:
     return CaseRecord(evidence=evidence, results=results)
 
 
-def _record(kind: type[_Record], part: Part, **more: Any) -> _Record:
+def _record(kind: type[_Record], part: RecordPart, **more: Any) -> _Record:
     """A record with the fields of the same names in a part, and ``more``."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a record is a dataclass
     return kind(**{name: value for name, value in part if name in names} | more)
