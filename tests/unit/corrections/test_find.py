@@ -139,18 +139,39 @@ def test_a_margin_that_loses_is_not_taken(
     assert not found.corrections.ranges
 
 
-@pytest.mark.parametrize(("bounded", "wider"), [("Relu", True), ("Sigmoid", False)])
-def test_ranges_of_bounded_tensors_stay(bounded: str, wider: bool) -> None:
+def pooled(op: str) -> Model:
+    """An operator, and a MaxPool whose output is tied to its input."""
     x, y, z = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xyz")
     nodes = [
-        helper.make_node(bounded, ["x"], ["y"]),
+        helper.make_node(op, ["x"], ["y"]),
         helper.make_node("MaxPool", ["y"], ["z"], kernel_shape=[1]),
     ]
-    model = Model(helper.make_model(helper.make_graph(nodes, "g", [x], [z], value_info=[y])))
+    return Model(helper.make_model(helper.make_graph(nodes, "g", [x], [z], value_info=[y])))
+
+
+@pytest.mark.parametrize(("bounded", "wider"), [("Relu", True), ("Sigmoid", False)])
+def test_ranges_of_bounded_tensors_stay(bounded: str, wider: bool) -> None:
     span = TensorRange(0.0, 1.0)
-    found = widened(model, {"x": span, "y": span, "z": span}, 1.25, {"z"})
+    found = widened(pooled(bounded), {"x": span, "y": span, "z": span}, 1.25)
     assert found["x"] == span
     assert found["y"] == found["z"] == (TensorRange(0.0, 1.25) if wider else span)  # tied
+
+
+@pytest.mark.parametrize("kept", ["y", "z"])
+def test_ranges_tied_to_one_that_is_kept_are_kept(kept: str) -> None:
+    span = TensorRange(0.0, 1.0)
+    assert set(widened(pooled("Relu"), {"y": span, "z": span}, 1.25, {kept}).values()) == {span}
+
+
+def test_margins_keep_the_inputs_of_linear_operators_if_these_lose(
+    session: Session, models: Path, tmp_path: Path
+) -> None:
+    work = prepared(
+        session, models, tmp_path, ("margins",)
+    )  # with 8-bit weights the last Gemm alone would lose
+    (gain,) = work.corrections.gains
+    assert gain.taken
+    assert gain.after_db >= gain.before_db + 0.1
 
 
 def test_the_time_is_bounded_by_that_of_the_first_evaluation(
