@@ -1,6 +1,6 @@
 """Finds a backend, strategy, check or report format by name.
 
-A name is looked up first as a file or folder of the package (``backends/onnxruntime``; hyphens in a backend's name are
+A name is looked up first as a file or folder of the package (``backends/NAME``; hyphens in a backend's name are
 underscores in that of its folder), then as an entry point of an installed package; an unknown one raises an error with
 the nearest known name. Listing names imports nothing.
 """

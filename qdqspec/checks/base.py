@@ -59,9 +59,8 @@ ByteSize = Annotated[int, Field(strict=True), BeforeValidator(_bytes, json_schem
 def longest_match(names: Iterable[str], target: str) -> str | None:
     """The most specific match for ``target``: the longest name equal to it or to its head up to a dash.
 
-    Of ``onnxruntime`` and ``onnxruntime-cpu`` the second for ``onnxruntime-cpu``, the first for
-    ``onnxruntime-cuda``. A backend's name matches its own targets only: ``onnxruntime-web-wasm`` is no target of
-    ``onnxruntime``.
+    Of ``a`` and ``a-cpu`` the second for ``a-cpu``, the first for ``a-gpu``. A backend's name matches its own targets
+    only: ``a-web-wasm`` is no target of ``a`` if there is a backend ``a-web``.
     """
     owner = owner_of(target)
     fits = [

@@ -81,8 +81,7 @@ class LatencyParams(CheckParams):
     kind: Literal["latency"]
     max_ms: Budgets = Field(
         description="Budget in milliseconds: a number, or a table by device (a glob such as '*h100*'), target or "
-        "backend (onnxruntime-cpu, onnxruntime, tensorrt; 'any' for all others). Instead of a number there may "
-        "be several by percentile: {p50: 9, p99: 12}."
+        "backend ('any' for all others). Instead of a number there may be several by percentile: {p50: 9, p99: 12}."
     )
     percentile: Number = Field(
         50,

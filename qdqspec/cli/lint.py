@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec.cli.words import FINE, WANTING, add_values, add_verb, model_given, say, say_json
+from qdqspec.config.settings import DEFAULT_BACKEND
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
@@ -21,7 +22,7 @@ def add_verbs(verbs: Verbs) -> None:
         "lint",
         lint,
         does="List what a target rejects or runs slowly, before any build. Exits 1 on what it rejects.",
-        example="qdqspec lint model.qdq.onnx --target tensorrt-11 --target onnxruntime-cpu --strict",
+        example=f"qdqspec lint model.qdq.onnx --target {DEFAULT_BACKEND}-cpu --strict",
     )
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument(

@@ -40,7 +40,7 @@ def add_verbs(verbs: Verbs) -> None:
         reduce,
         does="Reduce a model that a backend fails on to a few nodes. They have random weights and fail in the same "
         "way: the backend rejects them or crashes. A program that shows it is written too.",
-        example="qdqspec reduce model.qdq.onnx --backend openvino -o fault/",
+        example="qdqspec reduce model.qdq.onnx -o fault/",
         options=("backend", "device", "threads", "seed", "build-limit", "backend-option", "plugin"),
     )
     parser.add_argument("model", type=Path, metavar="MODEL")

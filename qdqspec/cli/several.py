@@ -1,4 +1,4 @@
-"""Several backends on one command line: ``--backend onnxruntime,openvino`` makes a case for each of them."""
+"""Several backends on one command line: ``--backend A,B`` makes a case for each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdqspec.types import Case
 
 
 def weights(text: str) -> dict[str, float]:
-    """Parse ``onnxruntime:2,openvino``: a weight for each backend, 1 if not stated."""
+    """Parse ``A:2,B``: a weight for each backend, 1 if not stated."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, weight = part.strip().partition(":")
@@ -23,9 +23,7 @@ def weights(text: str) -> dict[str, float]:
         except ValueError:
             value = 0.0
         if not name or not 0 < value < math.inf or name in found:
-            raise argparse.ArgumentTypeError(
-                f"'{text}' is no list of backends with weights such as onnxruntime:2,openvino"
-            )
+            raise argparse.ArgumentTypeError(f"'{text}' is no list of backends with weights, as A:2,B")
         found[name] = value
     return found
 

@@ -54,7 +54,7 @@ def add_verbs(verbs: Verbs) -> None:
         "tune",
         tune,
         does="Search for the fastest Q/DQ placement of a model or spec. Of a spec: of each case. With several backends "
-        "(--backend onnxruntime,openvino): on each of them, and then time the models of all together.",
+        "(--backend A,B): on each of them, and then time the models of all together.",
         example="qdqspec tune model.onnx --calibration data.npz --minutes 5 -o tuned/",
         options=_OPTIONS,
     )

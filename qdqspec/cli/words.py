@@ -170,7 +170,7 @@ _SHAPE = re.compile(r"(?P<name>.+?):(?P<dims>\d+(?:x\d+)*)(?:,(?=.)|$)")
 
 
 def shapes(text: str) -> dict[str, list[int]]:
-    """Parse ``a:1x3x224x224,b:1x16``, the syntax of trtexec; a name may contain a colon."""
+    """Parse ``a:1x3x224x224,b:1x16``; a name may contain a colon."""
     found = list(_SHAPE.finditer(text))
     if "".join(match[0] for match in found) != text or not found:
         raise argparse.ArgumentTypeError(f"'{text}' is no list of shapes such as images:1x3x224x224,ids:1x16")

@@ -141,15 +141,14 @@ OPTIONS: tuple[Option, ...] = (
         parse=values.backend_option,
         metavar="BACKEND.WORD=VALUE",
         kind="many",
-        help="How a backend builds and measures, such as tensorrt.opt-level=4. Repeatable.",
+        help="How a backend builds and measures: an option that doctor lists for it. Repeatable.",
     ),
     Option(
         name="plugin",
         parse=values.path,
         metavar="LIB.so",
         kind="many",
-        help="A library of custom operators (ONNX Runtime) or plugins (TensorRT). On the command line only. "
-        "Repeatable.",
+        help="A library of custom operators or plugins of the backend. On the command line only. Repeatable.",
     ),
     Option(
         name="trtexec-args",

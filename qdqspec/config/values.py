@@ -79,5 +79,5 @@ def backend_option(value: object) -> str:
     text = word(value)
     name, equals, _ = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z0-9_-]+\.[a-z0-9_-]+", name):
-        raise ValueError("BACKEND.WORD=VALUE is expected, such as tensorrt.opt-level=4")
+        raise ValueError("BACKEND.WORD=VALUE is expected: an option that the backend declares, and its value")
     return text

@@ -21,9 +21,8 @@ _Key: TypeAlias = tuple[str, str, str]  # domain, name and overload of a functio
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with local functions inlined; the model itself if it has none.
 
-    Functions in the domain of a runtime (TensorRT's Q/DQ, ONNX Runtime's contributed operators) stay calls,
-    as do those of operator sets in another version than the model's. A node of a function is named
-    ``<call>/<node>``.
+    Functions in the domain of a runtime (``trt``, ``com.microsoft``) stay calls, as do those of operator sets in
+    another version than the model's. A node of a function is named ``<call>/<node>``.
     """
     imports = {(o.domain or "ai.onnx", o.version) for o in proto.opset_import}
     called = [f for f in proto.functions if _is_inlined(f, imports)]

@@ -26,7 +26,7 @@ def reference_outputs(model: Path, feeds: Mapping[str, Array]) -> dict[str, Arra
 
 
 def evaluator_of(proto: onnx.ModelProto) -> ReferenceEvaluator:
-    """The reference implementation of a model, including TensorRT's operators (`qdqspec.graph.trt`)."""
+    """The reference implementation of a model, including the operators of `qdqspec.graph.trt`."""
     older: list[type[OpRun]] = [DequantizeLinear] if opset_of(proto) < _KNOWS_DEQUANTIZE else []
     foreign = [*meanings(proto)]
     if foreign:

@@ -1,7 +1,7 @@
-"""Definitions of TensorRT's blocked Q/DQ operators, domain ``trt``, in ONNX operators.
+"""Definitions of the blocked Q/DQ operators of domain ``trt`` in ONNX operators.
 
-ONNX has no operator that quantizes activations dynamically in blocks with one scale each. TensorRT's parser
-reads these for NVFP4 and MXFP8:
+ONNX has no operator that quantizes activations dynamically in blocks with one scale each. For NVFP4 and MXFP8, files
+have these, which the parser of that domain's runtime reads:
 
 - ``TRT_FP4DynamicQuantize(x, scale)`` with ``axis``, ``block_size`` 16 and ``scale_type`` FLOAT8E4M3FN gives FLOAT4E2M1
   numbers and 8-bit scales of blocks, which ``scale``, a constant, multiplies. Two DequantizeLinear are the inverse.

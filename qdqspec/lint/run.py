@@ -20,7 +20,7 @@ def lint_model(
 ) -> tuple[Finding, ...]:
     """The findings of a target: most severe first, then by rule and graph order.
 
-    A target of a major version alone, ``tensorrt-10``, is judged for all its versions: the title of a finding states
+    A target of a major version alone is judged for all its versions: the title of a finding states
     in which of them it applies, and in which that is unknown.
     ``compute_capability`` is the GPU's, such as ``(8, 9)``; without one, findings that depend on it are
     notes. Nodes in bodies of If, Loop and Scan are named by their path: ``choice/then_branch/conv``; those of

@@ -49,7 +49,7 @@ def render_rules() -> str:
         "with `pytest tests/unit/lint --update-golden`.",
         "",
         "A rule holds for all versions of its targets unless a range is given. Where no source tells, it is applied,",
-        "and the finding says so. `tensorrt-10.13` judges one version, `tensorrt-10` all from 10.9 to 10.16.",
+        "and the finding says so. A target of a major version alone is judged for all its versions.",
         "",
         "`refused`: the target does not build it, or computes it wrongly. `slow`: it costs time there. `note`: worth",
         "knowing. An id never changes its meaning and is never used again.",

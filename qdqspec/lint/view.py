@@ -99,7 +99,7 @@ class View:
 
     @cached_property
     def plain_pairs(self) -> tuple[Node, ...]:
-        """The `pairs` without TensorRT's own operators, which have other inputs, and scales of other types."""
+        """The `pairs` without operators of domain ``trt``, which have other inputs, and scales of other types."""
         return tuple(node for node in self.pairs if node.domain != DOMAIN)
 
     @cached_property

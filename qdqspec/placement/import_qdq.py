@@ -223,7 +223,7 @@ def _left(apart: TakenApart) -> Iterator[str]:
         yield f"not Q/DQ, but operators that compute in integers themselves, {listed(other)}: left as they are"
     trt = [node.name for node in apart.stripped.nodes if node.domain == DOMAIN]
     if trt:
-        yield f"operators of TensorRT's own domain, {listed(trt)}: left as they are"
+        yield f"operators of domain trt, {listed(trt)}: left as they are"
 
 
 def _is_integer_kernel(op_type: str) -> bool:

@@ -25,7 +25,7 @@ from qdqspec.graph.trt import (
     of_e8m0,
 )
 
-# Default axis and block of TensorRT's operators: onnx-tensorrt, onnxOpImporters.cpp.
+# Default axis and block, as in `qdqspec.graph.trt`.
 _DEFAULTS = {
     FP4_DYNAMIC: (1, 16),
     MXFP8_DYNAMIC: (-1, 32),

@@ -1,4 +1,4 @@
-"""Placement rules for attention: two products around a Softmax, which TensorRT computes in one kernel."""
+"""Placement rules for attention: two products around a Softmax, computed in one kernel."""
 
 from __future__ import annotations
 

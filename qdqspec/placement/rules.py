@@ -35,7 +35,7 @@ _BETWEEN = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"
 def skip_side_of_residual_add(model: Model, units: Units) -> Units:
     """Of an Add that joins a weighted branch and a skip connection, quantize the skip side only.
 
-    TensorRT computes Conv + Add (+ Relu) in one kernel, which a pair between Conv and Add prevents, and reads
+    These compilers compute Conv + Add (+ Relu) in one kernel, which a pair between Conv and Add prevents, and read
     the second operand in integers if the skip has a pair. If both sides are weighted, the deeper one fuses.
 
     Source: NVIDIA, "Working with Quantized Types", Q/DQ layer-placement recommendations ("quantize the
@@ -52,7 +52,7 @@ def conv_to_layernorm(model: Model, units: Units) -> Units:
 
     Only the copies Transpose, Reshape, Squeeze, Unsqueeze and Identity may be between, and they are followed
     along their data input; the path may begin at each tensor that the convolution's unit makes. Without the
-    pair TensorRT chooses convolutions that write float16, with it those that write int8.
+    pair the compiler chooses convolutions that write float16, with it those that write int8.
 
     Source: github.com/NVIDIA/Model-Optimizer pull request 1117 (ConvNeXt).
     """

@@ -1,4 +1,4 @@
-"""Sizes that TensorRT's narrow kernels do not support well.
+"""Sizes that narrow kernels on tensor cores do not support well.
 
 Source: NVIDIA Model-Optimizer, onnx/quantization/graph_utils.py (`find_nodes_from_convs_to_exclude`,
 `find_nodes_from_matmul_to_exclude`), which leaves these in float "as kernels are missing or slower". None of

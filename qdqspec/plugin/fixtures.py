@@ -190,7 +190,7 @@ def qdq_common(
                 else f"'{reference}' has no tune.targets",
                 cure=f"append one of: {', '.join(f'::{case}' for case in kinds.values())}"
                 if len(kinds) != 1
-                else "name the runtimes: tune: {targets: [onnxruntime, openvino]}",
+                else "name the runtimes: tune: {targets: [BACKEND, BACKEND]}",
             )
         full = [replace(case, metrics=qdq_metrics, loaders=qdq_data) for case in cases]
         with _recorded(pytestconfig, qdq_session):

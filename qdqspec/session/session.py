@@ -65,7 +65,7 @@ _Key = tuple[str, str, str, int, int, str]
 class Session:
     """Tunes, measures and checks cases. Errors of the input or the machine are raised as `QdqspecError`.
 
-    ``overrides`` are fields of `Settings`, such as ``backend="onnxruntime"`` or ``seed=7``. ``watch`` is called with
+    ``overrides`` are fields of `Settings`, such as ``threads=4`` or ``seed=7``. ``watch`` is called with
     the progress of a search. ``metrics`` are task metrics and ``loaders`` data loaders by the names used in specs; see
     `Metric` and `Loader`. ``twins`` are devices that share the work of a search. Close a session after use: it holds
     child processes.

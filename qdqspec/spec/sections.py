@@ -71,7 +71,7 @@ class RegionsSection(SpecSection):
     )
     graph: SpecPath | None = Field(
         default=None,
-        description="For 'by: fusion': layer information that trtexec --exportLayerInfo wrote, in place of a build.",
+        description="For 'by: fusion': layer information that a tool of the runtime exported, in place of a build.",
     )
 
     @model_validator(mode="after")
@@ -230,7 +230,7 @@ class AccuracySection(SpecSection):
 
 
 def _weighted(value: object) -> object:
-    """``[onnxruntime: 2, openvino]`` as a mapping; 1 where no weight is stated."""
+    """A list such as ``[A: 2, B]`` as a mapping; 1 where no weight is stated."""
     if not isinstance(value, list | tuple):
         return value
     found: dict[str, object] = {}
@@ -358,7 +358,7 @@ def _comparison(value: object) -> str:
 class SkipUnlessSection(SpecSection):
     """What the machine must have; the case is skipped elsewhere."""
 
-    backend: Target | None = Field(default=None, description="A backend or target, such as tensorrt.")
+    backend: Target | None = Field(default=None, description="A backend, or one of its targets.")
     compute_capability: Annotated[str, BeforeValidator(_comparison, json_schema_input_type=str)] | None = (
         Field(default=None, description="Of the GPU, as a comparison: '>=8.9'.")
     )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qdqspec.checks.base import Check, CheckParams
+from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.registry import resolve
 from qdqspec.testing.samples import (
     sample_accuracy,
@@ -41,8 +42,8 @@ from qdqspec.types import (
 FOLDER = Path("/specs")
 STARTED = "2026-01-15T09:30:00Z"
 DEVICE = DeviceKey(
-    key="x86-64 avx512-vnni onnxruntime-1.31",
-    details={"cpu": "Sample CPU 3.1 GHz", "threads": "1", "onnxruntime": "1.31.1"},
+    key=f"x86-64 avx512-vnni {DEFAULT_BACKEND}-1.31",
+    details={"cpu": "Sample CPU 3.1 GHz", "threads": "1", DEFAULT_BACKEND: "1.31.1"},
 )
 
 
@@ -107,7 +108,7 @@ def faster_case() -> CaseRecord:
     case = _case(
         "squeezenet",
         "SqueezeNet for the door camera",
-        ("latency", {"max_ms": {"onnxruntime-cpu": 4.5}}),
+        ("latency", {"max_ms": {f"{DEFAULT_BACKEND}-cpu": 4.5}}),
         ("speedup", {"min": 1.3}),
         ("parity", {"min_sqnr_db": 20, "min_cosine": 0.999}),
         ("placement", {"require": ["Conv"], "forbid": ["Softmax"], "max_pairs": 40}),
@@ -208,8 +209,8 @@ def _evidence(case: Case, **measured: object) -> Evidence:
         f"fire{index}/relu": "Relu" for index in range(26)
     }
     facts: dict[str, object] = {
-        "backend": "onnxruntime",
-        "target": "onnxruntime-cpu",
+        "backend": DEFAULT_BACKEND,
+        "target": f"{DEFAULT_BACKEND}-cpu",
         "device": DEVICE,
         "model_sha256": "3f" * 32,
         "node_ops": ops | {"pool10": "GlobalAveragePool", "softmax": "Softmax"},

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
+from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.types import (
     EXACT_DB,
     AccuracyBound,
@@ -112,7 +113,7 @@ def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
     lost = ("fire3/x > fire3/conv:0", "fire3/w > fire3/conv:1")
     found = (
         SurvivalEvidence(optimizer="constant-folding", kept=pairs),
-        SurvivalEvidence(optimizer="onnxruntime-extended", kept=2, integer=pairs - 2),
+        SurvivalEvidence(optimizer=f"{DEFAULT_BACKEND}-extended", kept=2, integer=pairs - 2),
         SurvivalEvidence(optimizer="onnxscript", kept=pairs - len(lost), lost=lost),
         SurvivalEvidence(
             optimizer="onnxslim",
@@ -123,20 +124,20 @@ def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
     return {result.optimizer: result for result in found}
 
 
-def sample_lint() -> dict[LintTarget, tuple[Finding, ...]]:
-    """One target with a refused finding, and one with a note only."""
+def sample_lint(refusing: LintTarget) -> dict[LintTarget, tuple[Finding, ...]]:
+    """A target with a refused finding, and the default backend's with a note only."""
     refused = Finding(
         id="TRT001",
         severity="refused",
         node="fire3/x_QuantizeLinear",
         message="has zero point 128",
-        title="The zero point is not zero: TensorRT quantizes symmetrically only",
+        title="The zero point is not zero: this target quantizes symmetrically only",
         cure="quantize again with zero points of 0",
-        source="onnx-tensorrt",
+        source="the parser of the target",
     )
     slow = replace(refused, id="TRT042", severity="slow", node="", message="12 of 12 are float32")
     note = replace(refused, id="ORT013", severity="note", node="", message="12 may saturate")
-    return {"tensorrt-11": (refused, slow), "onnxruntime-cpu": (note,)}
+    return {refusing: (refused, slow), f"{DEFAULT_BACKEND}-cpu": (note,)}
 
 
 def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionEvidence]:
@@ -157,13 +158,15 @@ def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionE
             looks=looks,
             builds=6 if looks > 1 else 3,
             recorded="2026-01-08T14:00:00+00:00",
-            notes=("onnxruntime: was 1.31.0, is 1.31.1",),
+            notes=(f"{DEFAULT_BACKEND}: was 1.31.0, is 1.31.1",),
             history=(
                 _figure(0.688, "2025-11-20T10:00:00+00:00"),
                 _figure(0.571, "2025-12-12T16:30:00+00:00", "placement: was 2b41d0c7, is 77a0e913"),
                 _figure(0.574, "2026-01-08T14:00:00+00:00", "model: was 9c0d1e55a1b2, is 3f3f3f3f3f3f"),
             ),
-            elsewhere=(_figure(0.812, "2026-01-09T08:00:00+00:00", device="x86-64 avx2 onnxruntime-1.31"),),
+            elsewhere=(
+                _figure(0.812, "2026-01-09T08:00:00+00:00", device=f"x86-64 avx2 {DEFAULT_BACKEND}-1.31"),
+            ),
         )
     }
 

@@ -200,7 +200,7 @@ class Evidence:
 
     case: Case
     backend: str
-    target: str  # backend and variant: onnxruntime-cpu
+    target: str  # backend and variant, joined by a hyphen
     device: DeviceKey
     model_sha256: str
     search: SearchResult | None = None

@@ -33,7 +33,7 @@ class RuntimeModel:
 
     @property
     def label(self) -> str:
-        """``openvino float``: unique within a comparison."""
+        """Backend and model: unique within a comparison."""
         return f"{self.backend} {self.model}"
 
     @property

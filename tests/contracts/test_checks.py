@@ -119,13 +119,16 @@ class TestLint(CheckContract):
     check = check_named("lint")
     passing = (
         {"kind": "lint", "target": ["onnxruntime-cpu"], "strict": True},
-        replace(FASTER, lint=sample_lint()),
+        replace(FASTER, lint=sample_lint("tensorrt-11")),
     )
     failing = (
         {"kind": "lint", "target": ["onnxruntime-cpu", "tensorrt-11"]},
-        replace(FASTER, lint=sample_lint()),
+        replace(FASTER, lint=sample_lint("tensorrt-11")),
     )
-    inconclusive = ({"kind": "lint", "target": "tensorrt-10"}, replace(FASTER, lint=sample_lint()))
+    inconclusive = (
+        {"kind": "lint", "target": "tensorrt-10"},
+        replace(FASTER, lint=sample_lint("tensorrt-11")),
+    )
 
 
 def test_every_check_has_a_contract() -> None:

@@ -42,7 +42,7 @@ EVIDENCE = replace(
     faster_case().evidence,
     accuracy=cached_case().evidence.accuracy,
     survival=sample_survival(24),
-    lint=sample_lint(),
+    lint=sample_lint("tensorrt-11"),
     regression=sample_regression(0.098, looks=2),
     output=Path("reports/squeezenet/default"),
 )

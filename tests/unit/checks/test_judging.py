@@ -590,13 +590,13 @@ def test_sizes_that_differ_read_differently() -> None:
 
 
 def test_lint_fails_on_what_is_slow_only_if_strict() -> None:
-    found = replace(FASTER, lint={"tensorrt-11": sample_lint()["tensorrt-11"][1:]})
+    found = replace(FASTER, lint={"tensorrt-11": sample_lint("tensorrt-11")["tensorrt-11"][1:]})
     assert judge("lint", found, target="tensorrt-11").outcome == "pass"
     assert judge("lint", found, target="tensorrt-11", strict=True).outcome == "fail"
 
 
 def test_lint_takes_rules_that_are_accepted() -> None:
-    found = replace(FASTER, lint=sample_lint())
+    found = replace(FASTER, lint=sample_lint("tensorrt-11"))
     assert judge("lint", found, target="tensorrt-11").outcome == "fail"
     assert judge("lint", found, target="tensorrt-11", ignore=["TRT001"]).outcome == "pass"
     assert judge("lint", found, target="tensorrt-11", ignore=["TRT001"]).numbers["slow"] == 1

@@ -305,7 +305,7 @@ UNSAYABLE = {
         """<ir_version: 10, opset_import: ["": 21, "trt": 1]> g (float[4] x) => (float[4] y)
            { q = trt.TRT_INT4QuantizeLinear(x, s)  y = Neg(x) }""",
         {"s": ONE["s"]},
-        "operators of TensorRT's own domain",
+        "operators of domain trt",
     ),
     "kernel": (
         """g (uint8[4] x) => (uint8[4] y) {
