@@ -171,7 +171,11 @@ def wrapped(text: str, width: int | None) -> str:
     """The lines of the text broken between words, if they are longer than ``width``."""
     if width is None:
         return text
-    return "\n".join(
-        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        for line in text.split("\n")
+    return "\n".join(_folded(line, width) if len(line) > width else line for line in text.split("\n"))
+
+
+def _folded(line: str, width: int) -> str:
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,12 +126,18 @@ def _option_lines(name: str) -> list[str]:
         )
         for option in options
     ]
-    head = ("option", "expects", "default", "set")
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)
+    table = _table(("option", "expects", "default", "set"), rows)
+    return ["", f"options of {name} (--backend-option NAME=VALUE):", *table]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; it loads no library, as `config` loads none."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    rule = ["-" * width for width in widths]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (head, rule, *rows)
     ]
-    return [f"options of {name} (--backend-option NAME=VALUE):", *(f"  {line.rstrip()}" for line in table)]
 
 
 def _diagnosis(name: str, availability: Availability, *, chosen: bool) -> str:
@@ -158,11 +165,8 @@ def config(arguments: argparse.Namespace) -> int:
             }
         )
         return FINE
-    say(f"root: {settings.root}")
     texts = [(name, _text(value), origin) for name, value, origin in rows]
-    widths = [max(len(row[column]) for row in texts) for column in (0, 1)]
-    for name, value, origin in texts:
-        say(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+    say("\n".join([f"root: {settings.root}", "", *_table(("setting", "value", "set by"), texts)]))
     return FINE
 
 
@@ -176,4 +180,4 @@ def _shown(value: object) -> object:
 def _text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(value) or "-"
-    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value) or "-"

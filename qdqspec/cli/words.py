@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, cast
 from qdqspec import registry
 from qdqspec.config import Settings, add_options, find_root, flags_given, load_settings
 from qdqspec.errors import OutputError
-from qdqspec.report.terminal import colored, wants_color, within
+from qdqspec.report.terminal import colored, fitted, wants_color
 
 FINE, WANTING, IMPOSSIBLE = 0, 1, 2
 
@@ -111,9 +111,7 @@ COLOR: ContextVar[str] = ContextVar("color", default="auto")  # the value of --c
 
 
 def say(text: str) -> None:
-    """Write text to standard output: on a terminal in colour, with tables within its width."""
-    if sys.stdout.isatty():
-        text = within(text, shutil.get_terminal_size().columns)
+    """Write text to standard output: on a terminal in colour and within its width."""
     _write(text, sys.stdout)
 
 
@@ -123,12 +121,14 @@ def say_json(value: object) -> None:
 
 
 def complain(text: str) -> None:
-    """Write a line to standard error, on a terminal in colour."""
+    """Write text to standard error: on a terminal in colour and within its width."""
     _write(text, sys.stderr)
     sys.stderr.flush()
 
 
 def _write(text: str, stream: TextIO) -> None:
+    if stream.isatty():
+        text = fitted(text, shutil.get_terminal_size().columns)
     if wants_color(COLOR.get(), os.environ, is_terminal=stream.isatty()):
         text = colored(text)
     stream.write(f"{text}\n")

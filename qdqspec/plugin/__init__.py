@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qdqspec.plugin import baselines, collect, distribute, options, summary
-from qdqspec.plugin._compat import is_worker
+from qdqspec.plugin._compat import columns_of, is_worker
 from qdqspec.plugin.fixtures import (
     _qdq_the_case,
     qdq_backend,
@@ -95,7 +95,9 @@ def pytest_runtest_makereport(
         if isinstance(error, pytest.skip.Exception):
             report.longrepr = (str(path), line + 1, f"Skipped: {error.msg}")
         elif report.failed:
-            report.longrepr = without_traceback(error, path, line + 1) or report.longrepr
+            report.longrepr = (
+                without_traceback(error, path, line + 1, columns_of(item.config)) or report.longrepr
+            )
     return report
 
 

@@ -5,6 +5,7 @@ Nothing else in the plugin may import ``_pytest`` or call the terminal reporter 
 
 from __future__ import annotations
 
+import shutil
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -47,6 +48,12 @@ def is_worker(config: pytest.Config) -> bool:
 def reporter_of(config: pytest.Config) -> Any | None:
     """The terminal reporter; ``None`` under ``-p no:terminal``, and in a worker, where its output is discarded."""
     return None if is_worker(config) else config.pluginmanager.get_plugin("terminalreporter")
+
+
+def columns_of(config: pytest.Config) -> int | None:
+    """The width of the terminal; ``None`` if the output is no terminal."""
+    reporter = reporter_of(config)
+    return shutil.get_terminal_size().columns if reporter is not None and reporter.isatty() else None
 
 
 def uncaptured(config: pytest.Config) -> Callable[[], AbstractContextManager[object]]:

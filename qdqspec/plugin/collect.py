@@ -20,7 +20,7 @@ import pytest
 from qdqspec.cases import is_spec, load_cases
 from qdqspec.config import Settings
 from qdqspec.errors import SpecError
-from qdqspec.plugin._compat import DataModule
+from qdqspec.plugin._compat import DataModule, columns_of
 from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.render import CheckFailed, without_traceback
 from qdqspec.plugin.run import run_check
@@ -72,7 +72,7 @@ class _Explained(pytest.Collector):
     # pytest's own Collector narrows the signature of Node in the same way, with the same ignore.
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
         """The message alone, its first line in the summary."""
-        text = without_traceback(excinfo.value, self.path, 1)
+        text = without_traceback(excinfo.value, self.path, 1, columns_of(self.config))
         return super().repr_failure(excinfo) if text is None else text
 
 

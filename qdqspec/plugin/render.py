@@ -17,6 +17,7 @@ from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
 from qdqspec.plugin._compat import located_text
 from qdqspec.report.notes import section_text
+from qdqspec.report.terminal import fitted
 from qdqspec.types import Case, CheckSpec, Verdict
 
 _MATTERING = ("backend", "device", "threads")  # other options that a verdict depends on, if they were set
@@ -77,10 +78,10 @@ def reproduction(item: pytest.Item, settings: Settings, scheme: str | None) -> s
     return shlex.join(words)
 
 
-def without_traceback(error: BaseException, path: Path, line: int) -> Any | None:
-    """The text for a verdict or an input error; ``None`` for a bug, which keeps its traceback."""
-    if isinstance(error, CheckFailed):
-        return located_text(error.text, path, line, str(error))
-    if isinstance(error, QdqspecError):
-        return located_text(str(error), path, line, str(error).splitlines()[0])
-    return None
+def without_traceback(error: BaseException, path: Path, line: int, width: int | None) -> Any | None:
+    """The text for a verdict or an input error, within ``width``; ``None`` for a bug, which keeps its traceback."""
+    if not isinstance(error, CheckFailed | QdqspecError):
+        return None
+    text = error.text if isinstance(error, CheckFailed) else str(error)
+    shown = text if width is None else fitted(text, width)
+    return located_text(shown, path, line, str(error).splitlines()[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from qdqspec.cases import is_spec
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
+from qdqspec.plugin._compat import columns_of
 from qdqspec.plugin.baselines import near
 from qdqspec.plugin.collect import PYTHON_SPECS, CheckItem
 from qdqspec.plugin.distribute import TROUBLES, own_record, record_of, write_reports, write_results
@@ -88,7 +88,7 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
     from qdqspec.report.terminal import colored
     from qdqspec.units import wrapped
 
-    width = shutil.get_terminal_size().columns if terminal.isatty() else None
+    width = columns_of(config)
     paint = colored if terminal.hasmarkup else str
     terminal.write_line(paint(summary_table(record, width=width)))
     if record.runtimes or record.common:

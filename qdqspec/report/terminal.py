@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from qdqspec.units import plain
+from qdqspec.units import plain, wrapped
 
-_LEAST = 12  # characters of a column that is cut
+_LEAST = 8  # characters of a column that is cut
 _RULE = re.compile(r"-+(?:  -+)+")
+_EXCERPT = re.compile(r" *\d* \| ")  # a line of a file with its number, or the mark below it
 _RED, _YELLOW, _GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
 _COLORS = (
     (re.compile(r"\bFAIL\b|^fail:|^qdqspec: (?=\S)|\brefused\b", re.MULTILINE), _RED),
@@ -51,6 +52,16 @@ def within(text: str, width: int) -> str:
             lines[start:end] = _narrowed(lines[start:end], spans, width)
         at = end
     return "\n".join(lines)
+
+
+def fitted(text: str, width: int) -> str:
+    """The text for a terminal of this width: tables are cut, and other lines broken between words.
+
+    What is copied stays whole: a line after one that ends with a colon, and excerpts of files.
+    """
+    lines = within(text, width).split("\n")
+    whole = (before.endswith(":") or _EXCERPT.match(line) for before, line in pairwise(["", *lines]))
+    return "\n".join(line if keep else wrapped(line, width) for keep, line in zip(whole, lines, strict=True))
 
 
 def _is_row(line: str, spans: Sequence[tuple[int, int]]) -> bool:

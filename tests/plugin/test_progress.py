@@ -49,11 +49,11 @@ def test_a_session_watched_by_its_owner_is_left_alone(impatient):
     assert "[qdqspec]" not in impatient.run_apart(CHECK).stdout.str()
 
 
-def on_a_terminal(project, *arguments: str) -> str:
-    """What a terminal of 120 columns receives."""
+def on_a_terminal(project, *arguments: str, columns: int = 120, code: int = 0) -> str:
+    """What a terminal receives."""
     pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
     controller, terminal = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
     child = subprocess.Popen(
         [sys.executable, "-m", "pytest", *arguments], cwd=project.path, stdout=terminal, env=environment
     )
@@ -65,7 +65,7 @@ def on_a_terminal(project, *arguments: str) -> str:
     except OSError:  # how Linux reports the end
         pass
     os.close(controller)
-    assert child.wait() == 0
+    assert child.wait() == code
     return received.decode()
 
 
@@ -80,3 +80,19 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away(project):
 
 def test_quiet_has_no_bar(project):
     assert "compose" not in on_a_terminal(project, "-q", CHECK)
+
+
+def test_the_text_of_a_failure_breaks_between_words(project):
+    advice = "Give the search more trials, or more time, or lower min."
+    fake = project.path / "fake_session.py"
+    fake.write_text(fake.read_text().replace("Give the search more trials.", advice))
+    project.outcomes(**{"int8-b8::speedup": "fail"})
+    shown = on_a_terminal(project, CHECK, columns=40, code=1)
+    assert "Give the search more trials, or more\r\n  time, or lower min.\r\n" in shown
+    assert advice in on_a_terminal(project, CHECK, columns=80, code=1)
+
+
+def test_an_error_breaks_between_words(project):
+    project.outcomes(**{"int8-b8::speedup": "no model"})
+    shown = on_a_terminal(project, CHECK, columns=40, code=1)
+    assert "squeezenet.onnx: there is no such model\r\n  file\r\n  check the path\r\n" in shown

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tabulate import tabulate
 
-from qdqspec.report.terminal import colored, wants_color, within
+from qdqspec.report.terminal import colored, fitted, wants_color, within
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,20 @@ def test_what_fits_is_unchanged_and_a_footer_is_no_row():
     text = "case      ms\n--------  --\nsqueeze   10\nfake on fake, medians on the cpu clock with intervals"
     assert within(text, 60) == text
     assert within(text, 20) == text
+
+
+ADVICE = "The model is unchanged: a gain of +12.0 % does not prove the 2 % of tune.min_gain."
+
+
+def test_prose_breaks_between_words_and_what_is_copied_stays_whole():
+    command = "  pytest specs/digits.qdq.yaml::default::speedup --qdq-scheme=e3b0c44298fc1c14"
+    excerpt = "   24 |   - {kind: speedup, min: 1.1}      # reference time over tuned time"
+    table = "role    ms\n------  ----\ntuned   0.10"
+    text = "\n".join((table, "", ADVICE, f"  {ADVICE}", "Reproduce with:", command, excerpt))
+    shown = fitted(text, 60).split("\n")
+    assert shown[:4] == [*table.split("\n"), ""]
+    assert shown[4:6] == [ADVICE[:60], f"  {ADVICE[61:]}"]
+    assert shown[-3:] == ["Reproduce with:", command, excerpt]
+    assert [line[:2] for line in shown[6:-3]] == ["  ", "  "]
+    assert " ".join(" ".join(shown[6:-3]).split()) == ADVICE
+    assert all(len(line) <= 60 for line in shown[:-2])
