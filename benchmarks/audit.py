@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+from random_models import ranges_for
 from tabulate import tabulate
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
@@ -50,7 +51,6 @@ from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges
 from qdqspec.regions import find_regions
 from qdqspec.session import Session
-from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import (
     Case,
     Inputs,

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from random_models import ranges_for
 from tabulate import tabulate
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
@@ -32,7 +33,6 @@ from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Label
 
 HEADERS = (

@@ -22,6 +22,7 @@ from typing import TypeVar
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from random_models import ranges_for
 from tabulate import tabulate
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
@@ -33,7 +34,6 @@ from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import ranges_for
 
 T = TypeVar("T")
 CHANNELS = 512

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,6 +48,12 @@ def from_data(kind: type[_Record], data: object) -> _Record:
         problem = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, problem["loc"]))
         raise ValueError(f"{where}: {problem['msg']}" if where else problem["msg"]) from None
+
+
+def record_of(kind: type[_Record], named: Iterable[tuple[str, Any]], **more: Any) -> _Record:
+    """A record of the ``named`` values that it has fields for, such as those of a pydantic model, and of ``more``."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a record is a dataclass
+    return kind(**{name: value for name, value in named if name in names} | more)
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}

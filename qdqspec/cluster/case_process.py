@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -44,21 +44,11 @@ class WorkerOptions:
     @classmethod
     def of(cls, settings: Settings) -> WorkerOptions:
         """The options in the settings of a worker."""
-        return cls(
-            device=settings.device,
-            plugin=settings.plugin,
-            backend_option=settings.backend_option,
-            trtexec_args=settings.trtexec_args,
-        )
+        return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
 
     def settings(self) -> Settings:
         """Settings with these options, and defaults for the others."""
-        return Settings(
-            device=self.device,
-            plugin=self.plugin,
-            backend_option=self.backend_option,
-            trtexec_args=self.trtexec_args,
-        )
+        return Settings(**{each.name: getattr(self, each.name) for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ A record and its part have most fields in common: these are copied by name, the 
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
+from qdqspec.codec import record_of
 from qdqspec.report.layout import (
     SCHEMA_VERSION,
     CasePart,
@@ -19,7 +19,6 @@ from qdqspec.report.layout import (
     OtherPart,
     PairPart,
     ParityPart,
-    RecordPart,
     SchemePart,
     SearchPart,
     SpeedupPart,
@@ -47,7 +46,6 @@ from qdqspec.types import (
     Verdict,
 )
 
-_Record = TypeVar("_Record")
 _NOWHERE = Placement(sites=frozenset())  # a record does not hold the placements of trials
 
 
@@ -206,8 +204,8 @@ def case_from_part(part: CasePart) -> CaseRecord:
     """The case record. Raises ``ValueError`` if its parts contradict each other."""
     spec = Path(part.spec) if part.spec is not None else None
     model = Path(part.model.path) if spec is None else spec.parent / part.model.path
-    pairs = tuple(_record(PlacedPair, pair, site=_record(Site, pair)) for pair in part.placement)
-    evidence = _record(
+    pairs = tuple(record_of(PlacedPair, pair, site=record_of(Site, pair)) for pair in part.placement)
+    evidence = record_of(
         Evidence,
         part,
         case=Case(id=part.id, model=model, spec=spec, title=part.title, tags=part.tags, matrix=part.matrix),
@@ -215,31 +213,25 @@ def case_from_part(part: CasePart) -> CaseRecord:
         search=_search_result(part, pairs),
         pairs=pairs,
         latency=_latency_evidence(part),
-        parity=None if part.parity is None else _record(ParityEvidence, part.parity),
+        parity=None if part.parity is None else record_of(ParityEvidence, part.parity),
         node_ops={node: op_type for op_type, nodes in part.ops.items() for node in nodes},
         skipped=part.reason if part.status == "skipped" else "",
     )
     results = tuple(
-        _record(CheckResult, check, verdict=_record(Verdict, check, outcome=check.verdict))
+        record_of(CheckResult, check, verdict=record_of(Verdict, check, outcome=check.verdict))
         for check in part.checks
     )
     return CaseRecord(evidence=evidence, results=results)
 
 
-def _record(kind: type[_Record], part: RecordPart, **more: Any) -> _Record:
-    """A record with the fields of the same names in a part, and ``more``."""
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a record is a dataclass
-    return kind(**{name: value for name, value in part if name in names} | more)
-
-
 def _search_result(part: CasePart, pairs: tuple[PlacedPair, ...]) -> SearchResult | None:
     if part.search is None or part.trials is None:
         return None
-    return _record(
+    return record_of(
         SearchResult,
         part.search,
         winner=Placement(sites=frozenset(pair.site for pair in pairs)),
-        trials=tuple(_record(Trial, trial, placement=_NOWHERE) for trial in part.trials.list),
+        trials=tuple(record_of(Trial, trial, placement=_NOWHERE) for trial in part.trials.list),
         regions=part.regions.count if part.regions else 0,
         patterns=part.patterns.count if part.patterns else 0,
     )
@@ -261,4 +253,4 @@ def _latency_evidence(part: CasePart) -> LatencyEvidence | None:
         )
     low, high = part.speedup.ci95
     speedup = Interval(median=part.speedup.median, low=low, high=high)
-    return _record(LatencyEvidence, part.latency, samples=samples, speedup=speedup)
+    return record_of(LatencyEvidence, part.latency, samples=samples, speedup=speedup)

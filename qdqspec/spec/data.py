@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from qdqspec.codec import record_of
 from qdqspec.spec.fields import Count, Listed, SpecSection, Words
 from qdqspec.spec.place import DataPath, SpecPath
 from qdqspec.types import Data, DataSource, ImageRules
@@ -92,20 +93,11 @@ class DataSection(SpecSection):
         if path is not None and self.images is None and not self.names and self.labels is None:
             return path
         return Data(
-            path=path, loader=self.loader or "", images=self._rules(), names=self.names, labels=self.labels
-        )
-
-    def _rules(self) -> ImageRules | None:
-        if self.images is None or self.size is None:
-            return None
-        return ImageRules(
-            size=self.size,
-            resize=self.resize,
-            scale=self.scale,
-            mean=self.mean,
-            std=self.std,
-            layout=self.layout,
-            colors=self.colors,
+            path=path,
+            loader=self.loader or "",
+            images=None if self.images is None else record_of(ImageRules, self),
+            names=self.names,
+            labels=self.labels,
         )
 
 

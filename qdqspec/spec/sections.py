@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self, TypeAlias, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from qdqspec.codec import record_of
 from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Reason, SpecSection, Words
 from qdqspec.spec.formats import Formats
 from qdqspec.spec.kinds import BackendName, StrategyName, Target
@@ -86,7 +87,7 @@ class RegionsSection(SpecSection):
 
     def rules(self) -> RegionRules:
         """The section as a frozen record."""
-        return RegionRules(by=self.by, max_nodes=self.max_nodes, manual=self.manual, graph=self.graph)
+        return record_of(RegionRules, self)
 
 
 def _corrections(value: object) -> object:
@@ -150,17 +151,7 @@ class QuantizeSection(SpecSection):
 
     def rules(self) -> QuantizeRules:
         """The section as a frozen record."""
-        return QuantizeRules(
-            format=self.format,
-            calibration=self.calibration,
-            weights=self.weights,
-            activations=self.activations,
-            outputs=self.outputs,
-            corrections=self.corrections,
-            labels=self.labels,
-            scales=self.scales,
-            dq_dtype=self.dq_dtype,
-        )
+        return record_of(QuantizeRules, self)
 
 
 # ---- the search ---------------------------------------------------------------------------------
@@ -226,7 +217,7 @@ class AccuracySection(SpecSection):
 
     def rules(self) -> AccuracyRules:
         """The section as a frozen record."""
-        return AccuracyRules(metric=self.metric, min=self.min, max_drop=self.max_drop, output=self.output)
+        return record_of(AccuracyRules, self)
 
 
 def _weighted(value: object) -> object:
@@ -325,22 +316,8 @@ class TuneSection(SpecSection):
 
     def rules(self) -> TuneRules:
         """The section as a frozen record."""
-        return TuneRules(
-            strategy=self.strategy,
-            preset=self.preset,
-            trials=self.trials,
-            trials_per_region=self.trials_per_region,
-            region_models=self.region_models,
-            validate_groups=self.validate_groups,
-            minutes=self.minutes,
-            objective=self.objective,
-            min_sqnr_db=self.min_sqnr_db,
-            accuracy=None if self.accuracy is None else self.accuracy.rules(),
-            min_gain=self.min_gain,
-            clock=self.clock,
-            float16=self.float16,
-            start_from=self.start_from,
-        )
+        accuracy = None if self.accuracy is None else self.accuracy.rules()
+        return record_of(TuneRules, self, accuracy=accuracy)
 
 
 # ---- skip, skip_unless, xfail -------------------------------------------------------------------

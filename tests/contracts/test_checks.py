@@ -3,17 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sample_evidence import sample_culprits, sample_lint, sample_parity_search, sample_survival
 
 from qdqspec.registry import names
 from qdqspec.testing.checks import CheckContract
 from qdqspec.testing.records import cached_case, check_named, faster_case, params_of
-from qdqspec.testing.samples import (
-    sample_culprits,
-    sample_lint,
-    sample_parity_search,
-    sample_regression,
-    sample_survival,
-)
+from qdqspec.testing.samples import sample_regression
 from qdqspec.types import Evidence, Interval, LatencyEvidence
 
 FASTER = faster_case().evidence

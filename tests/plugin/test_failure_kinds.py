@@ -35,7 +35,8 @@ from pathlib import Path
 from fake_session import FakeSession
 from qdqspec.registry import resolve
 from qdqspec.testing.records import cached_case, faster_case
-from qdqspec.testing.samples import sample_lint, sample_regression, sample_survival
+from sample_evidence import sample_lint, sample_survival
+from qdqspec.testing.samples import sample_regression
 from qdqspec.types import CheckResult
 
 EVIDENCE = replace(

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 from hypothesis import given
 from hypothesis import strategies as st
+from random_models import onnx_models, placements, random_inputs, ranges_for
 
 from qdqspec.graph.constants import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
@@ -23,7 +24,6 @@ from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.survival import check_survival
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import onnx_models, placements, random_inputs, ranges_for
 from qdqspec.types import Consumer, Placement
 
 Drawn = tuple[Model, Placement]

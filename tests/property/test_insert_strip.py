@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_models import onnx_models, placements, random_inputs, ranges_for
 
 from qdqspec.errors import StateError
 from qdqspec.graph.model import QDQ_OPS, Model
@@ -21,7 +22,6 @@ from qdqspec.placement.insert import Inserter, insert_qdq
 from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import onnx_models, placements, random_inputs, ranges_for
 from qdqspec.types import Placement
 
 Drawn = tuple[Model, Placement]

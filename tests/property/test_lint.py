@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from random_models import onnx_models, placements, ranges_for
 
 from qdqspec.config.hooks import all_names
 from qdqspec.graph.model import Model
@@ -16,7 +17,6 @@ from qdqspec.lint.text import render_findings
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import onnx_models, placements, ranges_for
 from qdqspec.types import Placement
 
 TARGETS = all_names("lint_targets")

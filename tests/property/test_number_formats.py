@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from random_models import onnx_models, placements, ranges_for
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
@@ -20,7 +21,6 @@ from qdqspec.quantize.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFo
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS, dequantize, quantize, weight_params
-from qdqspec.testing.graphs import onnx_models, placements, ranges_for
 from qdqspec.types import Consumer, Placement, Site
 
 STORED = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.at_run_time]

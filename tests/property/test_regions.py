@@ -10,13 +10,13 @@ import onnx
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from random_models import onnx_models
 from reorder import told_otherwise
 
 from qdqspec.errors import PatternError
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.regions import Expression, canonical, find_bodies, find_regions, matched_nodes, matches, parse
 from qdqspec.regions.flow import carried_of, flow_of
-from qdqspec.testing.graphs import onnx_models
 from qdqspec.types import Region, RegionRules
 
 UNARY = ("Relu", "Sigmoid", "Identity", "Conv", "Shape")

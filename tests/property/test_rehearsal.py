@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from random_models import onnx_models, placements, random_inputs, ranges_for
 from rehearsing import built_outputs, rehearsal_of
 
 from qdqspec.graph.model import Model
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import onnx_models, placements, random_inputs, ranges_for
 from qdqspec.types import Placement, Site
 
 

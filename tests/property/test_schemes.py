@@ -6,6 +6,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+from random_models import onnx_models, placements
 from reorder import told_otherwise
 
 from qdqspec.backends.onnxruntime import backend
@@ -16,7 +17,6 @@ from qdqspec.placement.project import project
 from qdqspec.placement.relative import parse_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.search import find_regions
-from qdqspec.testing.graphs import onnx_models, placements
 from qdqspec.types import Label, Placement, QuantizeRules, RegionRules
 
 CAPABILITIES = backend().capabilities()

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_models import onnx_models, random_inputs, ranges_for
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
@@ -20,7 +21,6 @@ from qdqspec.quantize.formats import RUN_TIME
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges
 from qdqspec.registry import resolve
-from qdqspec.testing.graphs import onnx_models, random_inputs, ranges_for
 from qdqspec.types import Label, QuantizeRules
 
 BACKENDS: dict[str, Capabilities] = {

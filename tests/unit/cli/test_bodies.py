@@ -9,11 +9,11 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper
+from random_models import ranges_for
 
 from qdqspec.graph.model import load_model
 from qdqspec.placement.scheme import write_scheme
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Consumer, Placement, Site
 
 TEXT = """<ir_version: 6, opset_import: ["": 11]> g (float[1,8,8,8] x, bool c) => (float[1,8] y) {

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from odd import ODD_MODELS, OddModel
 from onnx import numpy_helper
+from random_models import onnx_models
 
 from qdqspec.graph.flat import MARKERS, closed, flat_form, is_flat, opened
 from qdqspec.graph.model import Model
-from qdqspec.testing.graphs import onnx_models
 
 TWO = """<ir_version: 8, opset_import: ["": 17]> g (bool yes, float[4] x) => (float[4] y)
     <float[4] w = {1, 2, 3, 4}> {

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from random_models import onnx_models, random_inputs
 
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, Node, load_model
-from qdqspec.testing.graphs import onnx_models, random_inputs
 
 SHAPE = (2, 4, 7, 7)
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
+from random_models import onnx_models
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.declared import with_types
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.unify import assumed, unified
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.testing.graphs import onnx_models
 
 ONES = ", ".join(["1"] * 16)
 F, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from lint_page import render_rules
+
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model, rules_for
-from qdqspec.lint.text import render_findings, render_rules
+from qdqspec.lint.text import render_findings
 from qdqspec.types import Finding
 
 ROOT = Path(__file__).parents[3]

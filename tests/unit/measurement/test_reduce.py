@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openvino_installed import require_openvino
 from operator_models import IMAGE, Graph, conv
+from random_models import onnx_models
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake import FakeDevice
@@ -22,7 +23,6 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import all_graphs
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.reduce import Reduced, reduce_model, smallest, with_shapes
-from qdqspec.testing.graphs import onnx_models
 
 MANY = 60.0  # seconds
 

@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from odd.bodies import BODIES
+from random_models import random_inputs, ranges_for
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import QDQ_OPS, Model
@@ -16,7 +17,6 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.registry import resolve
-from qdqspec.testing.graphs import random_inputs, ranges_for
 from qdqspec.types import Consumer, Placement, Site
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> '

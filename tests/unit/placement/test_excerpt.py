@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
+from random_models import random_inputs, ranges_for
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model, load_model
@@ -20,7 +21,6 @@ from qdqspec.placement.excerpt import Excerpt, Excerpts
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import random_inputs, ranges_for
 from qdqspec.types import Consumer, InputShape, Placement
 
 Array = np.ndarray

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper
+from random_models import random_inputs, ranges_for
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
@@ -25,7 +26,6 @@ from qdqspec.placement.strip import strip_qdq
 from qdqspec.placement.survival import check_survival
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.regions.search import find_regions
-from qdqspec.testing.graphs import random_inputs, ranges_for
 from qdqspec.types import Consumer, Placement, QuantizeRules, RegionRules, Site
 
 OUTPUT = ("", 0)

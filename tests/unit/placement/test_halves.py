@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from random_models import ranges_for
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake import FakeDevice
@@ -18,7 +19,6 @@ from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import HALVES, Placement, QuantizeRules, kind_of
 
 

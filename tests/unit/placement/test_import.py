@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from random_models import ranges_for
 
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.import_qdq import Imported, import_placement, placement_for
@@ -18,7 +19,6 @@ from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.scheme import SchemeNumbers, apply_scheme, write_scheme
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Consumer, Placement, Site
 
 DATA = Path(__file__).parents[2] / "data"

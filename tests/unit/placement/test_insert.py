@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from random_models import random_inputs, ranges_for
 
 from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph import wire
@@ -21,7 +22,6 @@ from qdqspec.placement.insert import Inserter, insert_qdq
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
-from qdqspec.testing.graphs import random_inputs, ranges_for
 from qdqspec.types import Consumer, Placement, Site
 
 

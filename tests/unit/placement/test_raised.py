@@ -7,13 +7,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
+from random_models import random_inputs, ranges_for
 
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import random_inputs, ranges_for
 from qdqspec.types import Consumer, Placement, Site
 
 # Softmax over the axes from 1 on means something else from opset 13 on: it becomes Shape, Flatten, Softmax and

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_models import ranges_for
 
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.fold import fold_batchnorm
@@ -20,7 +21,6 @@ from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
 from qdqspec.quantize.corrections import Corrections, WeightNumbers, rounding_text, weight_key
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Consumer, Placement, Site
 
 

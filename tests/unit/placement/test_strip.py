@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from random_models import ranges_for
 
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
@@ -18,7 +19,6 @@ from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.strip import Stripped, strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
-from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Consumer, Placement, Site
 
 SCALE = "s = Constant<value_float = 0.5>()  z = Constant<value = uint8 {3}>()"

@@ -8,6 +8,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 from onnx import TensorProto, numpy_helper
+from random_models import random_inputs, ranges_for
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
@@ -15,7 +16,6 @@ from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges
-from qdqspec.testing.graphs import random_inputs, ranges_for
 from qdqspec.types import Consumer, Label
 
 CAPABILITIES = backend().capabilities()

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from random_models import ranges_for
 from rehearsing import built_outputs, rehearsal_of
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
@@ -17,7 +18,6 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import RehearsalRefusedError, sites_of
 from qdqspec.rehearsal import rehearsal as rehearsals
-from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 MODELS = Path(__file__).parents[3] / "specs" / "models"

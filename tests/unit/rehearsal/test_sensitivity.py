@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from random_models import ranges_for
 from rehearsing import rehearsal_of
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
@@ -23,7 +24,6 @@ from qdqspec.rehearsal import (
     sensitivity,
     sites_of,
 )
-from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Consumer, Placement, Site
 
 MODELS = Path(__file__).parents[3] / "specs" / "models"

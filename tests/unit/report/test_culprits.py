@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 
 from ruamel.yaml import YAML
+from sample_evidence import sample_culprits
 
 from qdqspec.report.culprits import culprits_json, culprits_text
-from qdqspec.testing.samples import sample_culprits
 from qdqspec.types import Consumer, CulpritEvidence
 
 SAMPLE = sample_culprits()

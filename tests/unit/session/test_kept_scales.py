@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import arrays_of
+from random_models import ranges_for
 
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
@@ -17,7 +18,6 @@ from qdqspec.preparation.start import kept_scales
 from qdqspec.quantize.corrections import weight_key
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.session import Session
-from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Case, Inputs, Placement, QuantizeRules, TuneRules
 
 

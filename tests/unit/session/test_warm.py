@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from random_models import ranges_for
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import ConfigError, ModelError, StateError
@@ -23,7 +24,6 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.regions.search import find_regions
-from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Placement, Trial
 
 HERE = ("onnxruntime-cpu", "this-machine")

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from hypothesis import strategies as st
+from model_draft import ModelDraft
 from onnx import TensorProto
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import reads_data
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.ranges import TensorRange
-from qdqspec.testing._drawing import ModelDraft
 from qdqspec.types import Consumer, Placement, Site
 
 
