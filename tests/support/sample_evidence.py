@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.testing.samples import sample_pairs, sample_parity
 from qdqspec.types import (
     Consumer,
@@ -24,7 +25,7 @@ def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
     lost = ("fire3/x > fire3/conv:0", "fire3/w > fire3/conv:1")
     found = (
         SurvivalEvidence(optimizer="constant-folding", kept=pairs),
-        SurvivalEvidence(optimizer="onnxruntime-extended", kept=2, integer=pairs - 2),
+        SurvivalEvidence(optimizer=f"{DEFAULT_BACKEND}-extended", kept=2, integer=pairs - 2),
         SurvivalEvidence(optimizer="onnxscript", kept=pairs - len(lost), lost=lost),
         SurvivalEvidence(
             optimizer="onnxslim",
@@ -35,20 +36,20 @@ def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
     return {result.optimizer: result for result in found}
 
 
-def sample_lint() -> dict[LintTarget, tuple[Finding, ...]]:
-    """One target with a refused finding, and one with a note only."""
+def sample_lint(refusing: LintTarget) -> dict[LintTarget, tuple[Finding, ...]]:
+    """A target with a refused finding, and the default backend's with a note only."""
     refused = Finding(
         id="TRT001",
         severity="refused",
         node="fire3/x_QuantizeLinear",
         message="has zero point 128",
-        title="The zero point is not zero: TensorRT quantizes symmetrically only",
+        title="The zero point is not zero: this target quantizes symmetrically only",
         cure="quantize again with zero points of 0",
-        source="onnx-tensorrt",
+        source="the parser of the target",
     )
     slow = replace(refused, id="TRT042", severity="slow", node="", message="12 of 12 are float32")
     note = replace(refused, id="ORT013", severity="note", node="", message="12 may saturate")
-    return {"tensorrt-11": (refused, slow), "onnxruntime-cpu": (note,)}
+    return {refusing: (refused, slow), f"{DEFAULT_BACKEND}-cpu": (note,)}
 
 
 def sample_culprits() -> CulpritEvidence:
