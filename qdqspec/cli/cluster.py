@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qdqspec import registry
 from qdqspec.cli.words import FINE, add_verb, complain, end_on_sigterm, say, say_json, settings_from
+from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
 from qdqspec.units import size_text
 
@@ -56,7 +57,7 @@ def add_verbs(verbs: Verbs) -> None:
         worker,
         does="Offer this machine's devices to a cluster until interrupted.",
         example="qdqspec worker tls://10.0.0.5:8786",
-        options=["cluster-tls", "device", "backend-option", "plugin", "trtexec-args"],
+        options=["cluster-tls", "device", *BUILD_OPTIONS],
     )
     own.add_argument(
         "address", metavar="ADDRESS", help="The scheduler, as `qdqspec cluster start` printed it."

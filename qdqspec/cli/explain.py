@@ -26,6 +26,7 @@ from qdqspec.cli.words import (
     values_left,
 )
 from qdqspec.config import find_folder
+from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import BackendError, BackendUnavailableError, StateError
 from qdqspec.types import Inputs
 
@@ -54,7 +55,7 @@ def add_verbs(verbs: Verbs) -> None:
         "--exportProfile and --exportTimes wrote them; beside NAME.graph.json, NAME.profile.json, NAME.times.json and "
         "NAME.profile.metadata.json are found. Several of these are ranked.",
         example="qdqspec explain reports/squeezenet/default\n  qdqspec explain fp16.graph.json qat.graph.json",
-        options=["backend", "device", "threads", "seed", "backend-option", "plugin", "trtexec-args"],
+        options=["backend", "device", "threads", "seed", *BUILD_OPTIONS],
     )
     parser.add_argument("what", nargs="+", metavar="WHAT")
     parser.add_argument(

@@ -173,7 +173,7 @@ def config(arguments: argparse.Namespace) -> int:
 def _shown(value: object) -> object:
     """A value in a form that JSON can represent."""
     if isinstance(value, tuple):
-        return [str(one) for one in value]
+        return [without_passwords(str(one)) for one in value]
     return value if value is None or isinstance(value, bool | int | float) else without_passwords(str(value))
 
 

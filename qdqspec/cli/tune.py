@@ -29,6 +29,7 @@ from qdqspec.cli.words import (
     writable_folder,
 )
 from qdqspec.config import Settings, find_folder, note_owner, other_owner
+from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import BackendUnavailableError, ConfigError, OutputError, QdqspecError
 from qdqspec.files import RESULT, explained
 from qdqspec.progress import Display, Heartbeat, ProgressBar
@@ -42,7 +43,7 @@ _WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that
 _OPTIONS = (
     "backend", "device", "mode", "threads", "jobs", "seed", "time-limit", "require", "scheme", "cache-dir", "no-cache",
     "build-limit", "retune",
-    "report", "allow-path", "baseline", "backend-option", "plugin", "trtexec-args",
+    "report", "allow-path", "baseline", *BUILD_OPTIONS,
     "cluster", "cluster-device", "cluster-tls",
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec.cli.words import FINE, WANTING, add_values, add_verb, say, say_json, settings_from, shapes
+from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from qdqspec.session import Session
     from qdqspec.types import Probe
 
-_OPTIONS = ("backend", "device", "threads", "seed", "build-limit", "backend-option", "plugin", "trtexec-args")
+_OPTIONS = ("backend", "device", "threads", "seed", "build-limit", *BUILD_OPTIONS)
 _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps")
 
 

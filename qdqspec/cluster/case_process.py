@@ -39,7 +39,6 @@ class WorkerOptions:
     device: int = 0
     plugin: tuple[Path, ...] = ()
     backend_option: tuple[str, ...] = ()
-    trtexec_args: str = ""
 
     @classmethod
     def of(cls, settings: Settings) -> WorkerOptions:

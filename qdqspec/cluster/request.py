@@ -24,6 +24,7 @@ from qdqspec.graph.model import load_model
 from qdqspec.registry import resolve
 from qdqspec.types import Case, CheckSpec, Data, DataSource
 
+_TO_WORKER = "to: qdqspec worker ADDRESS"
 INPUTS, OUTPUT, CACHE = "inputs", "output", "cache"  # folders of a job
 # Settings that a client decides. The device, plugins and the worker's own options of backends are the worker's.
 _SENT = (
@@ -222,7 +223,6 @@ def unpack(request: CaseRequest, folder: Path, worker: Settings) -> tuple[Case, 
         layout="",
         device=worker.device,
         plugin=worker.plugin,
-        trtexec_args=worker.trtexec_args,
         **given,
     )
 
@@ -258,15 +258,19 @@ def _refuse_local(case: Case, settings: Settings) -> None:
             where=case.name,
             cure="use top1, top5 or miou, or run this case without --qdq-cluster",
         )
-    for name in ("plugin", "trtexec_args"):
-        if getattr(settings, name):
-            flag = name.replace("_", "-")
-            raise ConfigError(
-                f"--qdq-{flag} loads native code, which a worker loads only if its own command line names it",
-                cure=f"give --{flag} to: qdqspec worker ADDRESS",
-            )
+    if settings.plugin:
+        raise ConfigError(
+            "--qdq-plugin loads native code, which a worker loads only if its own command line names it",
+            cure=f"give --plugin {_TO_WORKER}",
+        )
     for option in settings.backend_option:
-        check_option(option, "--qdq-backend-option with --qdq-cluster", command_line=False)
+        check_option(
+            option,
+            "--qdq-backend-option with --qdq-cluster",
+            command_line=False,
+            prefix="--",
+            place=_TO_WORKER,
+        )
 
 
 def _add_external(package: Package, path: Path, place: str) -> None:

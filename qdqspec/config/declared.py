@@ -109,8 +109,13 @@ def options_of(backend: object) -> BackendOptions:
     return declared if isinstance(declared, BackendOptions) else BackendOptions(backend=name)
 
 
-def check_option(text: str, origin: str, *, command_line: bool, prefix: str = "--qdq-") -> None:
-    """Raise `ConfigError` if ``BACKEND.WORD=VALUE`` is not declared, not valid, or not allowed there."""
+def check_option(
+    text: str, origin: str, *, command_line: bool, prefix: str = "--qdq-", place: str = "on the command line"
+) -> None:
+    """Raise `ConfigError` if ``BACKEND.WORD=VALUE`` is not declared, not valid, or not allowed there.
+
+    ``place`` is where an option that only the command line sets is to be given.
+    """
     name, _, value = text.partition("=")
     backend, _, word = name.partition(".")
     try:
@@ -120,7 +125,7 @@ def check_option(text: str, origin: str, *, command_line: bool, prefix: str = "-
             flag = f"{prefix}{option.flag or f'backend-option={name}=...'}"
             raise ConfigError(
                 f"{name} is accepted from the command line only: native code loads or reads what it names",
-                cure=f"give {flag} on the command line",
+                cure=f"give {flag} {place}",
             )
         declared.value(word, value)
     except ConfigError as error:

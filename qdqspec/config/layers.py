@@ -59,7 +59,13 @@ def load_settings(
     if in_ci:
         _refuse_update(found)
         found.setdefault("baseline", Setting(name="baseline", value="require", origin="CI"))
-    given: dict[str, Any] = {key: setting.value for key, setting in found.items()}
+    given: dict[str, Any] = {key: found[key].value for key in found if not BY_KEY[key].sets}
+    own = (
+        f"{option.sets}={found[option.key].value}"
+        for option in OPTIONS
+        if option.sets and option.key in found
+    )
+    given["backend_option"] = (*given.get("backend_option", ()), *own)
     origins = {key: setting.origin for key, setting in found.items()}
     settings = Settings(root=root, layout=layout, in_ci=in_ci, origins=origins, **given)
     if settings.plugin:
@@ -99,7 +105,7 @@ def list_settings(settings: Settings) -> tuple[Setting, ...]:
     return tuple(
         Setting(
             name=option.name,
-            value=getattr(settings, option.key),
+            value=settings.extra.get(option.sets, "") if option.sets else getattr(settings, option.key),
             origin=settings.origins.get(option.key, "default"),
         )
         for option in OPTIONS

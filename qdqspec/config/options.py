@@ -20,7 +20,8 @@ ENVIRONMENT_PREFIX = "QDQSPEC_"
 class Option:
     """One option. ``parse`` converts its text, or raises ``ValueError`` stating what is valid.
 
-    ``kind`` is ``one`` value, ``many`` (repeatable) or a ``switch``.
+    ``kind`` is ``one`` value, ``many`` (repeatable) or a ``switch``. ``sets`` is the option of a backend,
+    ``BACKEND.WORD``, that the value is given to: `Settings` has it in ``backend_option``.
     """
 
     name: str  # with dashes
@@ -28,6 +29,7 @@ class Option:
     help: str
     metavar: str = ""
     kind: Literal["one", "many", "switch"] = "one"
+    sets: str = ""
 
     @property
     def key(self) -> str:
@@ -152,6 +154,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="trtexec-args",
+        sets="trtexec.args",
         parse=values.word,
         metavar="ARGS",
         help="More arguments for trtexec, quoted as one. On the command line only.",
@@ -177,8 +180,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="update-in-ci", parse=values.switch, kind="switch", help="Allow --qdq-update in CI."),
 )
 BY_KEY = {option.key: option for option in OPTIONS}
-# No file or variable may set these: the first two load native code, and a scheduler can run code on its clients.
-COMMAND_LINE = frozenset({"plugin", "trtexec_args", "cluster", "cluster_tls"})
+# No file or variable may set these: they load native code, or name a scheduler, which can run code on its clients.
+COMMAND_LINE = frozenset(
+    {*(option.key for option in OPTIONS if option.sets), "plugin", "cluster", "cluster_tls"}
+)
+# How the backend builds, for each command that builds.
+BUILD_OPTIONS = ("backend-option", "plugin", *(option.name for option in OPTIONS if option.sets))
 
 
 def add_options(

@@ -54,7 +54,6 @@ class Settings:
     update_in_ci: bool = False
     backend_option: tuple[str, ...] = ()
     plugin: tuple[Path, ...] = ()
-    trtexec_args: str = ""
     cluster: str | None = None
     cluster_device: str | None = None
     cluster_tls: Path = Path(".qdqspec/cluster")
@@ -68,10 +67,7 @@ class Settings:
 
     @property
     def extra(self) -> dict[str, str]:
-        """The words for backends: the options given in that form, and those that have their own flag."""
+        """The words for backends: the options given in that form, and the plugins."""
         words = dict(option.split("=", 1) for option in self.backend_option)
-        own = {
-            f"{self.backend}.plugins": os.pathsep.join(map(str, self.plugin)),
-            "trtexec.args": self.trtexec_args,
-        }
-        return words | {word: text for word, text in own.items() if text}
+        plugins = {f"{self.backend}.plugins": os.pathsep.join(map(str, self.plugin))}
+        return words | (plugins if self.plugin else {})

@@ -112,7 +112,7 @@ def test_the_best_model_of_each_region_is_replayed_by_trtexec(install_trtexec, c
     asked = replace(
         case, tune=rules, regions=RegionRules(by="manual", manual=(("conv0", "relu0"), ("conv1",)))
     )
-    with closing(Session(replace(settings, trtexec_args="--maxAuxStreams=0"))) as session:
+    with closing(Session(replace(settings, backend_option=("trtexec.args=--maxAuxStreams=0",)))) as session:
         session.search(asked)
     folder = settings.root / "out" / "regions"
     rows = list(csv.DictReader((folder / "regions.csv").read_text().splitlines()))

@@ -83,8 +83,9 @@ def test_config_prints_value_and_origin(verb, monkeypatch):
     assert ["no-cache", "false", "default"] in rows
 
 
-def test_config_shows_no_password(verb):
-    shown = verb("config", "--trtexec-args=--remoteAutoTuningConfig=ssh://ann:s3cret@orin:22").out
+@pytest.mark.parametrize("option", ["--trtexec-args=", "--backend-option=trtexec.args="])
+def test_config_shows_no_password(verb, option):
+    shown = verb("config", f"{option}--remoteAutoTuningConfig=ssh://ann:s3cret@orin:22").out
     assert "ssh://ann:***@orin:22" in shown
     assert "s3cret" not in shown
 
