@@ -168,7 +168,7 @@ class Backend(Protocol):
     """A runtime. The constructor imports no large library; `probe` and `build` do."""
 
     name: str
-    target: str  # backend and variant, as named in budgets and lint: onnxruntime-cpu
+    target: str  # backend and variant, joined by a hyphen, as named in budgets and lint
     options: BackendOptions  # every accepted option; an undeclared one is an error
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqspec.cli.words import shapes
+from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 
 _BOUNDS = ("min", "opt", "max")
@@ -41,7 +42,7 @@ def add_combined(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--graph-json",
         metavar="FILE",
-        help="Layer information of an engine (trtexec --exportLayerInfo): regions follow its kernels.",
+        help="Layer information that a tool of the runtime exported: regions follow the kernels of the engine.",
     )
 
 
@@ -55,7 +56,8 @@ def combined_words(arguments: argparse.Namespace) -> dict[str, Any]:
         words["start_from"] = [*(arguments.start_from or ()), *arguments.pattern_cache]
     if arguments.graph_json:
         if Path(arguments.graph_json).suffix == ".onnx":
-            raise ConfigError("--graph-json is a model", cure="name what trtexec --exportLayerInfo wrote")
+            tools = ", ".join(hooks.declared("exported_by").values())
+            raise ConfigError("--graph-json is a model", cure=f"name what {tools} wrote")
         words |= {"regions": "fusion", "graph": arguments.graph_json}
     return words
 

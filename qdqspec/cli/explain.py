@@ -51,8 +51,8 @@ def add_verbs(verbs: Verbs) -> None:
         explain,
         does="Explain why a placement is faster or slower: time by layer, precision, what did not fuse. WHAT is a "
         "case whose results exist (its folder, or spec::case), a model, which is profiled against itself "
-        "without Q/DQ, or TensorRT's layer information: GRAPH[,PROFILE[,TIMES]] as --exportLayerInfo, "
-        "--exportProfile and --exportTimes wrote them; beside NAME.graph.json, NAME.profile.json, NAME.times.json and "
+        "without Q/DQ, or layer information that a tool of the runtime exported: GRAPH[,PROFILE[,TIMES]]; beside "
+        "NAME.graph.json, NAME.profile.json, NAME.times.json and "
         "NAME.profile.metadata.json are found. Several of these are ranked.",
         example="qdqspec explain reports/squeezenet/default\n  qdqspec explain fp16.graph.json qat.graph.json",
         options=["backend", "device", "threads", "seed", *BUILD_OPTIONS],
@@ -126,7 +126,7 @@ def _from_exported(name: str, files: Sequence[Path]) -> ExplainedEngine:
     from qdqspec.report.explain import ExplainedEngine
 
     refusal: BackendError | None = None
-    for read in hooks.readers():
+    for read in hooks.readers("exported"):
         try:
             found = read(files)
         except BackendError as error:

@@ -20,7 +20,7 @@ from qdqspec.cli.words import (
     settings_from,
 )
 from qdqspec.config import OPTIONS, list_settings, options_of
-from qdqspec.config.hooks import declaration_of, load
+from qdqspec.config.hooks import declaration_of, declared, load
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import ConfigError
 from qdqspec.units import without_passwords
@@ -45,7 +45,7 @@ def add_verbs(verbs: Verbs) -> None:
         type=Path,
         metavar="FILE.tgz",
         help="Build, run and time small models on the backend, and write all that is recorded as one archive "
-        "(tensorrt: docs/gpu-day.md).",
+        "(docs/gpu-day.md).",
     )
     add_verb(
         verbs,
@@ -82,7 +82,7 @@ def _bundle(name: str, path: Path, options: BuildOptions, *, as_json: bool) -> i
     if not hook:
         raise ConfigError(
             f"backend {name} has no bundle",
-            cure="choose one that has, as --backend tensorrt (docs/gpu-day.md)",
+            cure=f"choose one that has: --backend {' or '.join(declared('bundle'))} (docs/gpu-day.md)",
         )
     end_on_sigterm()  # the archive is written with what was recorded
     summary = load(hook)(path, options, say=complain)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 
 PAGE = "docs/how-to/from-modelopt.md lists all of ModelOpt's options"
 _PRESETS = ("quick", "default", "extensive")
-# ModelOpt's option: what to give instead.
-WORDS = {
+# ModelOpt's option: what to give instead. Backends declare those that concern their runtime.
+_WORDS = {
     "--onnx_path": "the model as the first argument: qdqspec tune model.onnx",
     "--output_dir": "--output DIR",
     "--schemes_per_region": "--trials N for the whole search, or --strategy region --trials-per-region N",
@@ -20,17 +21,18 @@ WORDS = {
     "--node_filter_list": "--include GLOB for each pattern, or --include-file FILE",
     "--quant_type": "--quant int8 (or fp8)",
     "--default_dq_dtype": "--dq-dtype float16 (or float32, bfloat16), for tensors whose type the model does not state",
-    "--use_trtexec": "--backend trtexec (tensorrt is the Python API)",
-    "--timing_cache": "--backend-option tensorrt.timing-cache=FILE (or trtexec.timing-cache)",
-    "--warmup_runs": "--backend-option tensorrt.warmup-ms=N: a GPU is warmed up by time",
     "--timing_runs": "no option: a comparison takes more runs until it is decided",
     "--plugin_libraries": "--plugin LIB.so, once for each library",
     "--plugins": "--plugin LIB.so, once for each library",
-    "--trtexec_benchmark_args": "--backend trtexec --trtexec-args=...",
     "--graph_json": "--graph-json FILE",
-    "--verbose": "--backend-option tensorrt.verbose=on: the whole log is in logs/",
     "--autotune": "qdqspec tune MODEL --preset quick (or default, extensive)",
 }
+
+
+def equivalents() -> dict[str, str]:
+    """All options of ModelOpt's autotune, each with what to give instead."""
+    own = hooks.declared("equivalents").values()
+    return _WORDS | {option: instead for words in own for option, instead in words.items()}
 
 
 def refuse_mode(words: Sequence[str]) -> None:
@@ -50,8 +52,9 @@ def refuse_words(unknown: Sequence[str]) -> None:
 
     An option that exists here with dashes is unknown with underscores only.
     """
+    words = equivalents()
     for word in unknown:
         name = word.partition("=")[0]
-        known = WORDS.get(f"--{name[2:].replace('-', '_')}") if name.startswith("--") else None
+        known = words.get(f"--{name[2:].replace('-', '_')}") if name.startswith("--") else None
         if known is not None:
             raise ConfigError(f"{name} is an option of ModelOpt's autotune", cure=f"use {known}; {PAGE}")

@@ -33,7 +33,10 @@ class Declaration:
     model, ``(graph, model)``.
     ``placement_rules`` are rules of its own beside those of `qdqspec.placement.rules`, for `Capabilities.rules`.
     ``exported`` reads an engine from files that the runtime's tools export, ``(files, model)``: a
-    `qdqspec.backends.base.Exported`.
+    `qdqspec.backends.base.Exported`; ``exported_by`` is the command that exports them.
+    ``ranges`` reads a calibration cache of the runtime, ``(data)``: the largest magnitude of each tensor with its place
+    in the file, or ``None`` if the data are none.
+    ``equivalents`` are options of ModelOpt's autotune that concern the runtime, each with what to give instead.
     ``bundle`` runs small models and writes an archive of all that was recorded,
     ``(path, options, *, say)``: its summary, with ``answers["runs"]``.
     ``replay`` gives the shell command that builds and times a file of a model with a tool of the runtime,
@@ -53,6 +56,9 @@ class Declaration:
     kernel_origins: Hook = ""
     placement_rules: Mapping[str, Hook] = field(default_factory=dict)
     exported: Hook = ""
+    exported_by: str = ""
+    ranges: Hook = ""
+    equivalents: Mapping[str, str] = field(default_factory=dict)
     bundle: Hook = ""
     replay: Hook = ""
     float16: Hook = ""
@@ -87,8 +93,7 @@ def declares(names: DeclaredNames, name: str) -> bool:
 
 def all_names(names: DeclaredNames) -> tuple[str, ...]:
     """The names that all backends declare. Imports the packages of all."""
-    found = map(declaration_of, registry.names("backend"))
-    return tuple(name for declaration in found for name in getattr(declaration, names))
+    return tuple(name for found in declared(names).values() for name in found)
 
 
 def default() -> Declaration:
@@ -96,10 +101,15 @@ def default() -> Declaration:
     return declaration_of(DEFAULT_BACKEND)
 
 
-def readers() -> tuple[Any, ...]:
-    """The functions that read exported engines, of all backends."""
-    found = (declaration_of(backend).exported for backend in registry.names("backend"))
-    return tuple(load(hook) for hook in dict.fromkeys(found) if hook)
+def declared(field_name: str) -> dict[str, Any]:
+    """A field of `Declaration` by backend, where it is not empty. Imports the packages of all."""
+    found = {name: getattr(declaration_of(name), field_name) for name in registry.names("backend")}
+    return {name: value for name, value in found.items() if value}
+
+
+def readers(field_name: Literal["exported", "ranges"]) -> tuple[Any, ...]:
+    """The functions that read such files, of all backends."""
+    return tuple(load(hook) for hook in dict.fromkeys(declared(field_name).values()))
 
 
 def load(hook: Hook) -> Any:

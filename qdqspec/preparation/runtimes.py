@@ -229,7 +229,7 @@ def groups_of_file(path: Path, model: Model) -> Groups:
     Raises `StateError` if it cannot be read or belongs to another model.
     """
     refusal, advice = None, ""
-    for read in hooks.readers():
+    for read in hooks.readers("exported"):
         try:
             found = read([path], model)
         except BackendError as error:

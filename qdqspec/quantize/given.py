@@ -1,27 +1,22 @@
-"""Ranges of other tools: TensorRT's calibration caches, and plain JSON.
+"""Ranges of other tools: calibration caches of runtimes, and plain JSON.
 
-A calibration cache is the file format of TensorRT's calibrators and ModelOpt: a line with the TensorRT version and the
-calibrator, then for each tensor its name and, in hexadecimal, the bits of a float32: the largest magnitude over 127.
-JSON holds plain numbers: ``{"tensor": 6.0}`` for -6 to 6, or ``{"tensor": [-1.5, 6.0]}``.
+The backend of a runtime reads its calibration caches (hook ``ranges``). JSON holds plain numbers: ``{"tensor": 6.0}``
+for -6 to 6, or ``{"tensor": [-1.5, 6.0]}``.
 """
 
 from __future__ import annotations
 
 import math
-import re
-import struct
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from qdqspec.config import hooks
 from qdqspec.errors import DataError
 from qdqspec.plain_json import parse_json
 from qdqspec.quantize.ranges import TensorRange
 
-_HEADER = re.compile(r"TRT-\d+-\w+")
-_LINE = re.compile(r"(?P<name>.+?)\s*:\s*(?P<bits>[0-9a-fA-F]{8})")
-_STEPS = 127  # of int8, the format of the caches; other formats use the range
 _MOST_BYTES = 64 << 20
-_CURE = 'give a calibration cache of TensorRT, or JSON such as {"tensor": 6.0} or {"tensor": [-1.5, 6.0]}'
+_CURE = 'give a calibration cache of a runtime, or JSON such as {"tensor": 6.0} or {"tensor": [-1.5, 6.0]}'
 
 
 def given_ranges(
@@ -53,25 +48,13 @@ def read_ranges(path: Path) -> dict[str, TensorRange]:
     except OSError as error:
         raise DataError(f"it cannot be read: {error.strerror}", where=path, cure="check the path") from None
     try:
-        return _of_cache(data) if data.startswith(b"TRT-") else _of_json(data)
+        caches = (read(data) for read in hooks.readers("ranges"))
+        cache = next((found for found in caches if found is not None), None)
+        return (
+            _of_json(data) if cache is None else {name: _symmetric(*found) for name, found in cache.items()}
+        )
     except ValueError as error:
         raise DataError(f"the scales cannot be read: {error}", where=path, cure=_CURE) from None
-
-
-def _of_cache(data: bytes) -> dict[str, TensorRange]:
-    header, *lines = data.decode("utf-8", "strict").split("\n")
-    if _HEADER.fullmatch(header.strip()) is None:
-        raise ValueError(f"line 1 is no header of a calibration cache: {header!r:.60}")
-    found: dict[str, TensorRange] = {}
-    for number, line in enumerate(lines, 2):
-        if not line.strip():
-            continue
-        match = _LINE.fullmatch(line.strip())
-        if match is None:
-            raise ValueError(f"line {number} is not 'tensor: 3c010a14': {line!r:.60}")
-        (scale,) = struct.unpack("!f", bytes.fromhex(match["bits"]))
-        found[match["name"]] = _symmetric(_STEPS * scale, f"line {number}")
-    return found
 
 
 def _of_json(data: bytes) -> dict[str, TensorRange]:

@@ -112,7 +112,7 @@ class InputsSection(SpecSection):
     )
     scales: SpecPath | None = Field(
         default=None,
-        description="Ranges of activations that are known already: a calibration cache of TensorRT, or JSON with "
+        description="Ranges of activations that are known already: a calibration cache of a runtime, or JSON with "
         "{tensor: 6.0} or {tensor: [-1.5, 6.0]}. Activations without one stay in floating point.",
     )
     evaluation: ShortData | None = Field(

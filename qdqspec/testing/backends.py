@@ -342,6 +342,7 @@ class BackendContract:
         single = (
             declared.kernel_origins,
             declared.exported,
+            declared.ranges,
             declared.bundle,
             declared.replay,
             declared.float16,

@@ -19,6 +19,13 @@ declaration = Declaration(
     ),
     lint_rules=f"{__name__}.lint",
     exported=f"{__name__}.exported:read_exported",
+    exported_by="trtexec --exportLayerInfo",
+    ranges=f"{__name__}.calibration_cache:read_magnitudes",
+    equivalents={
+        "--timing_cache": "--backend-option tensorrt.timing-cache=FILE (or trtexec.timing-cache)",
+        "--warmup_runs": "--backend-option tensorrt.warmup-ms=N: a GPU is warmed up by time",
+        "--verbose": "--backend-option tensorrt.verbose=on: the whole log is in logs/",
+    },
     bundle="qdqspec.backends.tensorrt.gpu_day.archive:write_bundle",
     replay="qdqspec.backends.trtexec.engine:replay_command",
 )  # fmt: skip

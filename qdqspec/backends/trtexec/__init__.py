@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from qdqspec.backends.trtexec.engine import TrtexecEngine as TrtexecEngine
     from qdqspec.backends.trtexec.engine import options_from as options_from
 
-declaration = Declaration(targets=("trtexec",), replay=f"{__name__}.engine:replay_command")
+declaration = Declaration(
+    targets=("trtexec",),
+    replay=f"{__name__}.engine:replay_command",
+    equivalents={
+        "--use_trtexec": "--backend trtexec (tensorrt is the Python API)",
+        "--trtexec_benchmark_args": "--backend trtexec --trtexec-args=...",
+    },
+)
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend", "Trtexec", "TrtexecEngine", "options_from")

@@ -1,0 +1,81 @@
+"""What is specific to a runtime is in the folder of its backend: no other file of the package names one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from qdqspec import registry
+from qdqspec.config.settings import DEFAULT_BACKEND
+
+PACKAGE = Path(__file__).parents[2] / "qdqspec"
+RUNTIMES = [name for name in registry._built_in("backend") if name != "fake"]
+NAMED = re.compile("|".join(name.replace("-", "[-_]") for name in RUNTIMES), re.IGNORECASE)
+
+# Lines that name a runtime all the same: file, what the line contains, and the reason.
+ALLOWED = [
+    (
+        "config/settings.py",
+        f'DEFAULT_BACKEND = "{DEFAULT_BACKEND}"',
+        "the one place that chooses the default",
+    ),
+    ("config/options.py", 'name="trtexec-args"', "an option of the command line since the first version"),
+    ("config/options.py", 'sets="trtexec.args"', "the backend's option with the same effect"),
+    ("config/options.py", "More arguments for trtexec", "its help"),
+    (
+        "graph/trt.py",
+        "Sources: onnx-tensorrt",
+        "operators of a file format, whatever the backend: their definition",
+    ),
+    ("quantize/histogram.py", '"8-bit Inference with TensorRT", GTC 2017', "the title of a source"),
+    (
+        "placement/rules.py",
+        "github.com/NVIDIA/TensorRT issues",
+        "the source of a rule that several backends use",
+    ),
+    ("placement/rules.py", "Source: github.com/NVIDIA/TensorRT issue", "the same"),
+    ("placement/rule_attention.py", "Source: github.com/NVIDIA/TensorRT issue", "the same"),
+]
+
+
+def named_lines() -> list[tuple[str, str]]:
+    """Each line outside the folders of backends that names a runtime, with its file."""
+    return [
+        (path.relative_to(PACKAGE).as_posix(), line.strip())
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if len(path.relative_to(PACKAGE).parts) < 3 or path.relative_to(PACKAGE).parts[0] != "backends"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if NAMED.search(line)
+    ]
+
+
+def test_only_backends_name_a_runtime():
+    allowed = {(file, text) for file, text, _ in ALLOWED}
+    left = [
+        f"{file}: {line}"
+        for file, line in named_lines()
+        if not any(file == one and text in line for one, text in allowed)
+    ]
+    assert not left, "\n".join(
+        [
+            "declare it in the backend's folder (qdqspec/config/hooks.py), or write what any backend does:",
+            *left,
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "why"), ALLOWED, ids=[f"{file}: {text}" for file, text, _ in ALLOWED]
+)
+def test_each_exception_is_one_line(file, text, why):
+    assert why
+    counts = Counter(file == one and text in line for one, line in named_lines())
+    assert counts[True] == 1
+
+
+def test_the_check_knows_the_runtimes():
+    assert {"onnxruntime", "onnxruntime-web", "openvino", "tensorrt", "trtexec"} <= set(RUNTIMES)
+    assert all(map(NAMED.search, ["import onnxruntime_web", "as TensorRT does", "openvino-cpu"]))
