@@ -43,8 +43,14 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
         )
         return draft, Inputs(calibration=calibration, evaluation=evaluation), _same(draft, path)
     if (images := _images(files, model, path, base)) is not None:
-        note = "check the transform of the images: mean and std are those of your training"
-        return images, Inputs(), [note, *_same(images, path)]
+        notes = ["check the transform of the images: mean and std are those of your training"]
+        try:
+            import PIL  # noqa: F401 - only whether it is installed
+        except ImportError:
+            notes.append(
+                "images are decoded with Pillow, which is not installed: pip install 'qdqspec[images]'"
+            )
+        return images, Inputs(), [*notes, *_same(images, path)]
     raise ConfigError(
         f"no data there fits the model's inputs: {', '.join(_said(model, name) for name in model.inputs)}",
         where=path,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from qdqspec.errors import StateError
@@ -12,6 +12,7 @@ from qdqspec.preparation.cached import CachedSearch
 from qdqspec.preparation.files import make_folder, take_results
 from qdqspec.session.given_data import GivenFiles
 from qdqspec.types import (
+    EXACT_DB,
     Evidence,
     FrontPoint,
     Interval,
@@ -22,9 +23,10 @@ from qdqspec.types import (
     SearchResult,
     Trial,
 )
+from qdqspec.units import db_text, interval_text, ratio_text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result:
     """A finished search with its evidence. ``record`` is the source of reports.
 
@@ -34,9 +36,20 @@ class Result:
     record: RunRecord
     kept: CachedSearch
     given: Model
-    files: GivenFiles | None = field(
-        default=None, repr=False
-    )  # a model given in memory is a file as long as this
+    files: GivenFiles | None = None  # a model given in memory is a file as long as this
+
+    def __repr__(self) -> str:
+        """One line: the record holds each build, thousands of lines."""
+        latency, parity = self.evidence.latency, self.evidence.parity
+        said = []
+        if self.unchanged:
+            said.append(f"unchanged: {self.reason}")
+        elif latency is not None:
+            said.append(f"{ratio_text(latency.speedup.median)}x ({interval_text(latency.speedup)})")
+        if parity is not None:
+            exact = parity.sqnr_db >= EXACT_DB
+            said.append(f"SQNR {db_text(parity.sqnr_db)}{'' if exact else ' dB'}")
+        return f"Result({', '.join([*said, f'model={str(self.model)!r}'])})"
 
     @property
     def evidence(self) -> Evidence:

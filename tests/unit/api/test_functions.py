@@ -44,12 +44,20 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 HERE: dict[str, Any] = {"backend": "fake"}
 
 
+def interval_of(result: Any) -> str:
+    low, high = result.speedup.low, result.speedup.high
+    return f"{result.speedup.median:.2f}x ({low:.2f} to {high:.2f})"
+
+
 def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -> None:
     result = tune("net.onnx", trials=6, **HERE)
     assert result.record.cases[0].evidence is result.evidence
     assert result.search.total == len([t for t in result.trials if t.phase != "confirm"]) <= 6
     assert result.speedup == result.latency.speedup
     assert not result.unchanged
+    assert repr(result) == (
+        f"Result({interval_of(result)}, SQNR {result.parity.sqnr_db:.1f} dB, model={str(result.model)!r})"
+    )
     assert result.speedup.low > 1
     assert result.scheme.pairs > 0
     assert result.model.is_file()
@@ -78,6 +86,7 @@ def test_noise_of_fp8_is_told_from_what_the_runtime_adds(models: Path, model: Pa
 def test_an_unchanged_model_is_its_own_tuned_model(model: Path, tmp_path: Path) -> None:
     result = tune(model, exclude=["*"], **HERE)
     assert result.unchanged
+    assert repr(result) == f"Result(unchanged: {result.reason}, SQNR exact, model={str(model)!r})"
     assert result.model == model
     assert result.scheme.sites == frozenset()
     assert onnx.load(result.save(tmp_path / "saved") / "tuned.onnx") == onnx.load(model)

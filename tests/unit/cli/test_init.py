@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,6 +184,17 @@ def test_folders_named_after_their_use_are_separate_data(verb, project, data, ki
     for source, name in zip((case.inputs.calibration, case.inputs.evaluation), names, strict=True):
         assert str(data / name) in str(source.path if isinstance(source, Data) else source)
         assert len(list(open_data(source, spec))) == 6
+
+
+def test_images_without_pillow_are_noted(verb, project, data, monkeypatch):
+    Image.new("L", (20, 30)).save(data / "0.png")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
+    assert result.code == 0
+    assert (
+        "note: images are decoded with Pillow, which is not installed: pip install 'qdqspec[images]'"
+        in result.out
+    )
 
 
 def test_data_that_does_not_fit_states_what_the_model_takes(verb, data):
