@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
 from qdqspec.preparation.runtimes import reference_runtime
 from qdqspec.rehearsal import (
+    KnownOutputs,
     Rehearsal,
     RehearsalRefusedError,
     RehearsedEngine,
@@ -43,9 +44,11 @@ NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is 
 # Cost of the sensitivity analysis, in runs of the rehearsal per switch: two samples for each switch, more for those
 # with a large error, and on average half of the graph, optimized. On the first sample alone it is a quarter.
 RUNS_A_SWITCH, RUNS_QUICK = 1.5, 0.4
-SHARE, QUICK_SHARE = 0.25, 0.7  # largest share of a search's time for either variant
+SHARE, QUICK_SHARE = 0.25, 0.5  # largest share of the search's time that is left, for either variant
 MOST_TENSORS = 16  # neighbouring ones measured together where the quick variant takes more, at most
 MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
+
+SecondsLeft: TypeAlias = Callable[[], float | None]  # ``None`` without a limit
 
 _FLOAT = Placement(sites=frozenset())
 
@@ -122,8 +125,9 @@ class RehearsalOracle:
     """Predicts the SQNR that a search will measure: rehearsed on the same samples, plus an offset from builds.
 
     The rehearsal is opened on first use. If the model cannot be rehearsed, every answer is ``None`` and ``note``
-    receives the reason. ``seconds`` is the search's time, which bounds the cost of the sensitivity analysis: it uses
-    fewer samples or is skipped. Placements far from the limit ``least_db`` are rehearsed on fewer samples.
+    receives the reason. ``left`` gives the seconds that the search has left to choose and build candidates, which bound
+    the cost of the sensitivity analysis: it uses fewer samples or is skipped. Nothing new is rehearsed once they are
+    over. Placements far from the limit ``least_db`` are rehearsed on fewer samples.
     """
 
     def __init__(
@@ -131,7 +135,7 @@ class RehearsalOracle:
         rehearser: Rehearser,
         space: SchemeSpace,
         note: Callable[[str], None],
-        seconds: float | None = None,
+        left: SecondsLeft = lambda: None,
         metric: RehearsedMetric | None = None,
         least_db: float | None = None,
     ) -> None:
@@ -146,16 +150,16 @@ class RehearsalOracle:
         self._differences: list[float] = []  # SQNR on all data minus SQNR on the first samples
         self._refused = False
         self._missing = ""  # why the sensitivity analysis was not made
-        self._seconds = seconds
-        self._run_seconds = 0.0  # per sample
+        self._left = left
+        self._outputs = KnownOutputs()
         self._metric = metric
         self._least_db = least_db
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
         """Noise power over signal power of each (unit, label) alone."""
-        if self._noise is None and not self._refused and not self._missing:
+        if self._noise is None and not self._refused and not self._missing and not self._is_over:
             try:
-                self._noise = self._sensitivities(self._seconds)
+                self._noise = self._sensitivities(self._left())
                 if self._noise is None:
                     self._note(f"{self._missing}, and was skipped: give it more time")
             except (RehearsalRefusedError, BackendError) as error:
@@ -177,10 +181,12 @@ class RehearsalOracle:
         return self.errors, self._missing or ("" if self.errors else "no block alone changes the outputs")
 
     def _sensitivities(self, seconds: float | None) -> Mapping[tuple[str, Label], float] | None:
-        self.rehearsed_db(self._space.resolve(self._space.everything()))  # measures the time of a run
+        everything = self._space.resolve(self._space.everything())
+        if everything.digest not in self._known:
+            self._known[everything.digest] = self._rehearsed(everything)  # measures the time of a run
         rehearsal = self._rehearser.rehearsal
-        whole = RUNS_A_SWITCH * self._run_seconds * len(rehearsal.switches)
-        quick = RUNS_QUICK * self._run_seconds * quick_runs(rehearsal)
+        whole = RUNS_A_SWITCH * self._outputs.run_seconds * len(rehearsal.switches)
+        quick = RUNS_QUICK * self._outputs.run_seconds * quick_runs(rehearsal)
         left = float("inf") if seconds is None else seconds
         tensors = 1
         if quick > QUICK_SHARE * left:
@@ -211,11 +217,12 @@ class RehearsalOracle:
 
     def keeps_metric(self, placement: Placement) -> bool | None:
         """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
-        if self._metric is None or self._refused or not placement.sites:
+        if self._metric is None or self._refused or not placement.sites or self._is_over:
             return None
         try:
             rehearsal = self._rehearser.including(placement)
-            return self._metric.keeps(placement, rehearsal, self.predicted_db(placement))
+            predicted_db = self.predicted_db(placement)
+            return self._metric.keeps(placement, rehearsal, predicted_db, self._outputs)
         except RehearsalRefusedError as error:
             self._refuse(error.what)
         except (BackendError, PlacementError):
@@ -223,19 +230,33 @@ class RehearsalOracle:
         return None
 
     @property
+    def _is_over(self) -> bool:
+        """Whether the search has no time left to build what is chosen now."""
+        left = self._left()
+        return left is not None and left <= 0
+
+    @property
     def bias_db(self) -> float:
         """The median difference of the SQNR on all data from that on the first samples."""
         return float(np.median(self._differences or [0.0]))
 
     def rehearsed_db(self, placement: Placement) -> float | None:
-        """The SQNR of a placement at the worst output, rehearsed once."""
+        """The SQNR of a placement at the worst output, rehearsed once; ``None`` if unknown and the time is over."""
         if self._refused:
             return None
         if not placement.sites:
             return MOST_DB
         if placement.digest not in self._known:
+            if self._is_over:
+                return None
             self._known[placement.digest] = self._rehearsed(placement)
         return self._known[placement.digest]
+
+    def roughly_db(self, placement: Placement) -> float | None:
+        """The SQNR of a placement on very few samples, to rank placements by it."""
+        if placement.digest in self._known or not placement.sites:
+            return self.rehearsed_db(placement)
+        return None if self._refused or self._is_over else self._rehearsed(placement, roughly=True)
 
     def offset_db(self, rehearsed_db: float) -> float:
         """Median of measured minus rehearsed SQNR of builds near that value: the effect of the backend."""
@@ -307,17 +328,18 @@ class RehearsalOracle:
         near = sorted(self._measured.values(), key=lambda pair: abs(pair[0] - rehearsed_db))[:NEAREST]
         return [measured - rehearsed for rehearsed, measured in near]
 
-    def _rehearsed(self, placement: Placement) -> float | None:
+    def _rehearsed(self, placement: Placement, *, roughly: bool = False) -> float | None:
         try:
             rehearsal = self._rehearser.including(placement)
             if self._gate is None:
-                self._gate = OutputGate(RehearsedEngine(rehearsal, _FLOAT), rehearsal.feeds())
-            started = time.monotonic()
-            engine, limit = RehearsedEngine(rehearsal, placement), self._rehearsed_limit
+                float_model = RehearsedEngine(rehearsal, _FLOAT, self._outputs)
+                self._gate = OutputGate(float_model, rehearsal.feeds())
+            engine, limit = RehearsedEngine(rehearsal, placement, self._outputs), self._rehearsed_limit
+            if roughly:
+                return self._gate.first(engine)
             found, samples = (
                 (self._gate(engine), self._gate.samples) if limit is None else self._gate.near(engine, limit)
             )
-            self._run_seconds = (time.monotonic() - started) / max(1, samples)
             if samples < self._gate.samples:
                 self._partial.add(placement.digest)
             return found
@@ -334,7 +356,7 @@ class RehearsalOracle:
 
 
 METRIC_SECONDS = 60.0  # for all placements of a search without a time limit
-METRIC_SHARE = 0.2  # of the time limit
+METRIC_SHARE = 0.2  # of the time that is left
 EXPECTED = 40  # placements
 LEAST_FEEDS = 16  # of the evaluation data
 
@@ -345,24 +367,26 @@ class RehearsedMetric:
 
     The offset is the median over builds whose SQNR is not lower than the placement's: what a build loses beyond its
     rehearsal does not hold for placements with less noise. ``reference`` is the metric of the reference on all data,
-    ``least`` the limit, ``seconds`` the search's time. All evaluation data is used if the time allows, else its first
-    feeds; then one sample more may be lost.
+    ``least`` the limit, ``left`` gives the seconds that the search has left. All evaluation data is used if the time
+    allows, else its first feeds; then one sample more may be lost.
     """
 
     scores: Scores
     rules: AccuracyRules
     reference: float
     least: float
-    seconds: float | None = None
+    left: SecondsLeft = lambda: None
     _feeds: int = 0  # used for each placement
     _float: Score | None = None
     _known: dict[str, float] = field(default_factory=dict)  # change of the metric, by digest
     _sqnr_db: dict[str, float | None] = field(default_factory=dict)  # expected, by digest
     _built: dict[str, tuple[float | None, float]] = field(default_factory=dict)  # SQNR and offset, by digest
 
-    def keeps(self, placement: Placement, rehearsal: Rehearsal, sqnr_db: float | None) -> bool | None:
+    def keeps(
+        self, placement: Placement, rehearsal: Rehearsal, sqnr_db: float | None, known: KnownOutputs
+    ) -> bool | None:
         """Whether a placement with an expected SQNR meets the limit; ``None`` if the metric cannot be computed."""
-        if not self._rehearse(placement, rehearsal):
+        if not self._rehearse(placement, rehearsal, known):
             return None
         self._sqnr_db[placement.digest] = sqnr_db
         return self._expected(placement.digest) + self._tolerance >= self.least
@@ -385,14 +409,15 @@ class RehearsedMetric:
             f"{count_text(len(missed), 'rehearsed placement')}, {metric_text(self.rules.metric, max(missed))} at most"
         )
 
-    def _rehearse(self, placement: Placement, rehearsal: Rehearsal) -> bool:
+    def _rehearse(self, placement: Placement, rehearsal: Rehearsal, known: KnownOutputs) -> bool:
         """Rehearse the metric of a placement, once. False if the metric cannot be computed."""
         try:
             if self._float is None:
                 self._feeds = self._affordable(rehearsal)
-                self._float = self._score(_FLOAT, rehearsal)
+                self._float = self._score(_FLOAT, rehearsal, known)
             if placement.digest not in self._known:
-                self._known[placement.digest] = self._score(placement, rehearsal).value - self._float.value
+                score = self._score(placement, rehearsal, known)
+                self._known[placement.digest] = score.value - self._float.value
         except DataError:
             return (
                 False  # of the metric itself, for example on a part of the samples; it is computed for builds
@@ -406,10 +431,10 @@ class RehearsedMetric:
 
     @property
     def _tolerance(self) -> float:
-        """The value of one sample, if a part of the data is used and the metric counts samples."""
-        if self._float is None or self._float.right is None or self._feeds >= self.scores.feeds:
+        """The value of one sample, if a part of the data is used: an average one where the metric counts none."""
+        if self._float is None or self._feeds >= self.scores.feeds:
             return 0.0
-        return 1 / self._float.samples
+        return (abs(self._float.value) if self._float.right is None else 1.0) / self._float.samples
 
     def _affordable(self, rehearsal: Rehearsal) -> int:
         """The number of feeds for each placement that the time allows."""
@@ -418,10 +443,11 @@ class RehearsedMetric:
         if first is None:
             raise DataError("there is no sample to compute the metric on")
         rehearsal.outputs(_FLOAT, first)
-        seconds = METRIC_SECONDS if self.seconds is None else METRIC_SHARE * self.seconds
+        left = self.left()
+        seconds = METRIC_SECONDS if left is None else METRIC_SHARE * left
         most = seconds / EXPECTED / max(time.monotonic() - started, 1e-6)
         return int(min(max(most, LEAST_FEEDS), self.scores.feeds))
 
-    def _score(self, placement: Placement, rehearsal: Rehearsal) -> Score:
-        engine = RehearsedEngine(rehearsal, placement)
+    def _score(self, placement: Placement, rehearsal: Rehearsal, known: KnownOutputs) -> Score:
+        engine = RehearsedEngine(rehearsal, placement, known)
         return self.scores.of_engine(engine, self.rules.metric, self.rules.output, feeds=self._feeds)

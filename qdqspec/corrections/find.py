@@ -40,6 +40,7 @@ OF_ACTIVATIONS = ("ranges",)  # corrections of ranges; the other steps change we
 NEEDS_INPUTS = ("equalization", "bias")  # corrections for layers whose inputs are quantized too
 JUDGEMENTS = 25  # time limit, in times of the first judgement: a small model needs less than a large one
 EXACT_SAMPLES = 2  # on which an equalized model has to compute the same bits
+STATISTICS_SHARE = 0.5  # of the time that is left, for the statistics of rounding
 STATISTICS = 64  # samples for the statistics of layer inputs, every second one held out
 
 _Step: TypeAlias = Callable[["_Search", Corrections], tuple[Corrections, int]]
@@ -463,12 +464,14 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
     layers = [layer for name, layer in search.layers.items() if name in of_layer]
     weights, biases, changed = dict(taken.weights), dict(taken.biases), 0
     samples = sum(1 for _ in islice(question.judge.feeds(), STATISTICS))
+    late = question.clock() + STATISTICS_SHARE * (search.until - question.clock())
     for layer, fit, held_out in observed_statistics(
         layers,
         lambda: islice(question.judge.feeds(), samples),
         samples,
         question.observe,
         search.pairs(numbers),
+        lambda: question.clock() > late,
     ):
         weight = question.model.array(layer.weight)
         for site in of_layer[layer.weight]:

@@ -56,13 +56,17 @@ def observed_statistics(
     samples: int,
     observe: Observe,
     pairs: Mapping[str, QuantParams] | None = None,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[LinearLayer, InputStatistics, InputStatistics]]:
     """The statistics of each layer over even and over odd samples, in batches that fit into memory.
 
     ``samples`` is the number of ``feeds``: of many samples, fewer rows of each are enough. Layers whose inputs
-    are not observed in both parts are omitted. ``pairs`` are as in `observed_means`.
+    are not observed in both parts are omitted. ``pairs`` are as in `observed_means`. Once it ``is_late``, a batch
+    ends with the samples it has, and no other begins.
     """
     for batch in _batches([layer for layer in layers if layer.columns <= MOST_COLUMNS]):
+        if is_late():
+            return
         found: tuple[dict[str, InputStatistics], ...] = {}, {}
         sources = list(dict.fromkeys(layer.source for layer in batch))
         for index, values in enumerate(observe(sources, feeds())):
@@ -71,6 +75,8 @@ def observed_statistics(
                 rows = None if value is None or not value.size else layer.rows(value, _rows(layer, samples))
                 if rows is not None and np.isfinite(rows).all():
                     _of(found[index % 2], layer).add(rows, _stored(rows, layer, pairs))
+            if is_late():
+                break
         for layer in batch:
             if all(layer.weight in part for part in found):
                 yield layer, found[0][layer.weight], found[1][layer.weight]

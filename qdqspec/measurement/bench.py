@@ -27,7 +27,7 @@ from qdqspec.measurement.looks import Looks
 from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.measurement.parts import FLOAT, PartBench
 from qdqspec.measurement.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
-from qdqspec.measurement.race import Entrant, Turn, both_of, profiled, race, warmed
+from qdqspec.measurement.race import WARMUP, Entrant, Turn, both_of, profiled, race, warmed
 from qdqspec.measurement.stats import build_deviation, drift, inverse
 from qdqspec.measurement.together import IsSettled, Take, Together, common_clock, joined
 from qdqspec.measurement.twins import (
@@ -43,6 +43,13 @@ from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement
 # with three, the deviation is underestimated so often that one race in thirty is won falsely
 NOISE_BUILDS = 5
 NOISE_ROUNDS = 12
+FEW_BUILDS, FEW_ROUNDS = 3, 6  # where the time is short
+ASSUMED_EPS = (
+    0.05  # where it is too short for these: twice the largest deviation seen between builds of real models
+)
+# By degrees of freedom, so that a deviation is underestimated as rarely as with those of NOISE_BUILDS: quotients of
+# the 10 % quantiles of the chi distribution over the root of its degrees of freedom.
+WIDER = {1: 4.1, 2: 1.6, 3: 1.17}
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # smallest significant difference: one per cent
@@ -144,6 +151,7 @@ class Bench:
         self._incumbent: _Incumbent | None = None
         self._seen: dict[str, Trial] = {}  # by hash of the optimized graph
         self._build_seconds = 0.0  # of the latest build
+        self._run_ms: float | None = None  # of the reference, wall time
 
     @property
     def best(self) -> float | None:
@@ -254,23 +262,43 @@ class Bench:
             self._expect(trial)
             self._replace_incumbent(_Incumbent(trial.placement, trial.ratio or 1.0))
 
-    def measure_noise(self, placement: Placement) -> Samples:
+    def measure_noise(self, placement: Placement, seconds: float | None = None) -> Samples:
         """Build one placement several times and set ``eps`` from the variation between the builds.
 
         ``eps`` is the larger of one per cent and twice the standard deviation between builds. Returns the samples.
+        Fewer rounds, then fewer builds, are made where more would take longer than ``seconds``; the deviation of few
+        builds is multiplied, since it is underestimated more often. Where even these take longer, nothing is built, and
+        `ASSUMED_EPS` is used.
         Raises `BackendError` if it does not build again. Twins that are prepared build the same placement, and the
         deviations on all devices are pooled.
         """
         candidates = {"noise": Candidate.of(placement)}
-        blocks = self._spread(
-            candidates, NOISE_BUILDS, NOISE_ROUNDS, Turn.sample, _noise_builds, compared=False
-        )
+        builds, rounds = self._noise_plan(seconds)
+        if not builds:
+            self.eps = ASSUMED_EPS
+            return Samples()
+        blocks = self._spread(candidates, builds, rounds, Turn.sample, _noise_builds, compared=False)
         if blocks[0].failures:
             why = self._reason(blocks[0].failures["noise"])
             raise BackendError(f"the model was built once and then not again: {why}")
-        builds = [[build.on(self.clock) for build in block.samples["noise"]] for block in blocks]
-        self.eps = max(FLOOR_EPS, 2 * build_deviation(*builds))
+        times = [[build.on(self.clock) for build in block.samples["noise"]] for block in blocks]
+        freedom = sum(len(each) - 1 for each in times)
+        self.eps = max(FLOOR_EPS, 2 * WIDER.get(freedom, 1.0) * build_deviation(*times))
         return joined(blocks[0].samples["noise"])
+
+    def _noise_plan(self, seconds: float | None) -> tuple[int, int]:
+        """The builds and rounds of `measure_noise` that fit in the time; zero where none do."""
+        plans = (NOISE_BUILDS, NOISE_ROUNDS), (NOISE_BUILDS, FEW_ROUNDS), (FEW_BUILDS, FEW_ROUNDS)
+        if seconds is None or self._run_ms is None:
+            return plans[0]
+        turn = Turn.lasting(self._run_ms)
+        round_s = (turn.warmup + turn.runs) * self._run_ms / 1e3
+        fitting = (
+            (builds, rounds)
+            for builds, rounds in plans
+            if builds * (self._build_seconds + (WARMUP + rounds) * round_s) <= seconds
+        )
+        return next(fitting, (0, 0))
 
     def recall_noise(self, samples: Samples) -> None:
         """Set ``eps`` from samples that `measure_noise` returned, without twins."""
@@ -396,6 +424,7 @@ class Bench:
         trial = replace(trial, samples=samples, layers=layers)
         if self._incumbent is None:
             self._expect(trial)
+            self._run_ms = samples.median_ms("wall")
             self._replace_incumbent(_Incumbent(trial.placement, 1.0, engine))
             trial = replace(trial, incumbent=True, ratio=1.0)
         elif self._admission is not None and self._admission.is_too_noisy(trial):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqspec.rehearsal.guiding import guiding_outputs
 from qdqspec.rehearsal.rehearsal import (
+    KnownOutputs,
     Rehearsal,
     RehearsalRefusedError,
     RehearsedEngine,
@@ -14,6 +15,7 @@ from qdqspec.rehearsal.sensitivity import Sensitivities, find_sensitivities, qui
 from qdqspec.rehearsal.switches import Switches, sites_of
 
 __all__ = [
+    "KnownOutputs",
     "Rehearsal",
     "RehearsalRefusedError",
     "RehearsedEngine",

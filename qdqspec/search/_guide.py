@@ -52,6 +52,10 @@ class Guide:
         """The expected SQNR of a placement; ``None`` if unknown."""
         return None if self._oracle is None else self._oracle.predicted_db(placement)
 
+    def roughly_db(self, placement: Placement) -> float | None:
+        """The SQNR of a placement on very few samples; ``None`` if unknown."""
+        return None if self._oracle is None else self._oracle.roughly_db(placement)
+
     def keeps_metric(self, placement: Placement) -> bool | None:
         """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
         return None if self._oracle is None else self._oracle.keeps_metric(placement)
@@ -95,14 +99,12 @@ class Guide:
         ``spent`` is the time of units in floating point, in milliseconds.
         """
         aim = least_db + self.doubt_db
-        noise = None if self._oracle is None else self._oracle.noise()
-        if noise is None or self._reaches(space, labels, aim):
+        if self._reaches(space, labels, aim):
             return dict(labels)
-        ranked = sorted(
-            labels, key=lambda unit: _noise(noise, unit, labels[unit]) / max(spent[unit], 1e-6), reverse=True
-        )
-        # The noise of what is left, without the first 0, 1, ... units; the sum gives the first guess.
-        left = np.cumsum([0.0, *(_noise(noise, unit, labels[unit]) for unit in reversed(ranked))])[::-1]
+        noise = None if self._oracle is None else self._oracle.noise()
+        if noise is None:
+            return dict(labels)
+        ranked, left = _ranked(noise, labels, spent)
         low, high = 0, len(ranked)  # the result is below the limit without the first ``low`` units
         allowed = power(aim)
         for _ in range(THINNINGS):
@@ -119,9 +121,28 @@ class Guide:
             allowed = float(left[middle]) * 10 ** ((predicted - aim) / 10)  # noise does not quite add up
         return {unit: labels[unit] for unit in ranked[high:]}
 
+    def most_spent(self, labels: Mapping[str, Label], least_db: float, spent: Mapping[str, float]) -> float:
+        """The time that `thinned` labels are expected to quantize, by the sum of the noise of single units."""
+        noise = None if self._oracle is None else self._oracle.noise()
+        if noise is None:
+            return sum(spent[unit] for unit in labels)
+        ranked, left = _ranked(noise, labels, spent)
+        return sum(spent[unit] for unit in ranked[int(np.searchsorted(-left, -power(least_db))) :])
+
     def _reaches(self, space: SchemeSpace, labels: Mapping[str, Label], aim: float) -> bool:
         predicted = self.predicted_db(space.resolve(labels))
         return predicted is None or predicted >= aim
+
+
+def _ranked(
+    noise: Mapping[tuple[str, Label], float], labels: Mapping[str, Label], spent: Mapping[str, float]
+) -> tuple[list[str], Floats]:
+    """Units with the most noise for their time first, and the noise of what is left without the first 0, 1, ..."""
+    ranked = sorted(
+        labels, key=lambda unit: _noise(noise, unit, labels[unit]) / max(spent[unit], 1e-6), reverse=True
+    )
+    left = np.cumsum([0.0, *(_noise(noise, unit, labels[unit]) for unit in reversed(ranked))])[::-1]
+    return ranked, np.asarray(left, np.float64)
 
 
 def _noise(noise: Mapping[tuple[str, Label], float], unit: str, label: Label) -> float:

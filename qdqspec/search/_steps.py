@@ -20,6 +20,7 @@ Steps: TypeAlias = Generator[list[Proposal], list[Trial], None]
 UNTOLD_EPS = 0.01  # smallest significant difference if no trial reports one
 MARGINS_DB = (3.0, 6.0, 10.0)  # added to the target where predictions are too high
 APPROACHES = 6  # placements that search for the noise at which a task metric is at its limit
+UNLIKELY_DB = 10.0  # of everything quantized: below it, placements with less noise are judged first
 BRACKET_DB = 1.0  # between placements that miss and meet a task metric's limit, at which rehearsals of it end
 
 
@@ -152,16 +153,31 @@ class Stepwise:
                 self.bar.add(db, kept=keeps)
         return keeps is not False
 
+    @cached_property
+    def is_hardly_kept(self) -> bool:
+        """Whether everything quantized has so low an SQNR that it is unlikely to keep the task metric."""
+        if self._limits.min_accuracy is None:
+            return False
+        space = self._limits.space
+        roughly_db = self.guide.roughly_db(space.resolve(space.everything()))
+        return roughly_db is not None and roughly_db < UNLIKELY_DB
+
+    @cached_property
+    def everything_keeps_metric(self) -> bool:
+        """Whether everything quantized is not expected to miss the limit of the task metric; true without one."""
+        space = self._limits.space
+        return self._limits.min_accuracy is None or self.keeps_metric(space.resolve(space.everything()))
+
     def rehearse_metric(self, told: Sequence[Trial]) -> None:
-        """Bracket the SQNR at which the task metric meets its limit, without builds.
+        """Bracket the SQNR at which the task metric meets its limit, without builds, if everything quantized misses it.
 
         The placements have fewer and fewer units, those with the most noise for their time left out first.
         ``told`` begins with the trial of the reference.
         """
+        if self.everything_keeps_metric:
+            return
         space = self._limits.space
         everything = space.everything()
-        if self._limits.min_accuracy is None or self.keeps_metric(space.resolve(everything)):
-            return
         spent = self._spent(told)
         for _ in range(APPROACHES):
             aim = self.least_db

@@ -85,9 +85,9 @@ class Attribution(Stepwise):
     def _phases(self, space: SchemeSpace) -> Steps:
         reference = space.resolve({})
         trials = yield [_profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
-        self.rehearse_metric(trials)
-        if self.is_bound:
+        if self.is_bound or self.is_hardly_kept or not self.everything_keeps_metric:
             trials += yield from self._simple(space, trials)
+        self.rehearse_metric(trials)
         is_bound = (self.is_bound or self.is_missed) and self.guide.has_noise
         trials += yield from self._thinned(space, trials) if is_bound else self._pure(space)
         profiled = [trial for trial in trials if trial.ok and trial.layers]
@@ -116,26 +116,39 @@ class Attribution(Stepwise):
         return trials
 
     def _simple(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
-        """Weighted linear operators under one label, if they take most of the time and meet the limit."""
+        """Placements by one rule that quantize most of the time and meet the limits as they are.
+
+        These are the placements that other tools make. Judging one takes a rehearsal and no sensitivities. Those that
+        quantize most of the time come first, or under a task metric those with the highest SQNR; each is built before
+        the next one's metric is rehearsed.
+        """
+        trials = list[Trial]()
         spent = spent_by_unit(space, told[0].layers if told else ())
         whole = sum(spent[unit] for unit in space.everything())
-        large = [
-            labels for labels in weighted_linear(space) if sum(map(spent.__getitem__, labels)) > whole / 2
-        ]
-        placements = [space.resolve(labels) for labels in large]
-        return (yield [_profiled(p, "pure") for p in placements if self.guide.admits(p, self.least_db)])
+        large = dict[Placement, float]()
+        for labels in (*weighted_linear(space), *pure_labels(space)):
+            takes, placement = sum(spent[unit] for unit in labels), space.resolve(labels)
+            if takes > whole / 2 and self.guide.admits(placement, self._setup.min_sqnr_db):
+                large.setdefault(placement, takes)
+        if self._setup.min_accuracy is not None:
+            large = {placement: self.guide.roughly_db(placement) or 0.0 for placement in large}
+        for placement in sorted(large, key=lambda each: -large[each]):
+            trials += yield [_profiled(placement, "pure")]
+        return trials
 
     def _thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
         """P1 under a limit: simple and pure placements without the units with the most noise for their time.
 
-        Those that quantize most of the time come first.
+        Those that are expected to quantize most of the time come first; each is built before the next is thinned.
         """
         trials = list[Trial]()
-        spent = spent_by_unit(space, told[0].layers if told else ())
+        spent, least = spent_by_unit(space, told[0].layers if told else ()), self.least_db
         pure = [*weighted_linear(space), *pure_labels(space)]
-        kept = [self.thinned(labels, told) for labels in pure]
-        for labels in sorted(kept, key=lambda each: -sum(spent[unit] for unit in each)):
-            placement = space.resolve(labels)
+        if least is not None:
+            aim = least
+            pure.sort(key=lambda labels: -self.guide.most_spent(labels, aim, spent))
+        for labels in pure:
+            placement = space.resolve(self.thinned(labels, told))
             if placement.sites and not self._is_proved:
                 trials += yield [_profiled(placement, "pure")]
         return trials

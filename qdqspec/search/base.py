@@ -48,6 +48,10 @@ class AccuracyOracle(Protocol):
         """The expected SQNR of a build of a placement; ``None`` if it cannot be computed."""
         ...
 
+    def roughly_db(self, placement: Placement) -> float | None:
+        """The SQNR of a placement on very few samples, to rank placements by it; ``None`` if unknown."""
+        ...
+
     def keeps_metric(self, placement: Placement) -> bool | None:
         """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
         ...

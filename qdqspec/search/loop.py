@@ -23,6 +23,8 @@ from qdqspec.units import count_text, seconds_text
 Watch = Callable[[Progress], None]
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
 
+NOISE_SHARE = 0.1  # of the time of a search, for the variation between builds
+
 _REPEATS = ("noise", "confirm")  # rebuilds of placements, which no strategy asks for
 OWN, COMMIT = "own", "commit"  # phases of proposals by the caller instead of the strategy
 
@@ -39,8 +41,8 @@ class TrialLog(Protocol):
 class Budget:
     """The limits of a search: builds and seconds, whichever is reached first.
 
-    ``confirming`` is the number of builds that follow the search. The time that they will take, at the mean of the
-    builds so far, is kept back from ``seconds``, up to half of them.
+    ``confirming`` is the number of builds that follow the search. Once a candidate has won, the time that they will
+    take, at the mean of the builds so far, is kept back from ``seconds``, up to half of them.
     ``waited`` are the seconds that this process has waited for other runs on the device, which do not count.
     ``run_left`` are the seconds left of the time limit of the whole run, in which they do.
     """
@@ -52,6 +54,8 @@ class Budget:
     waited: Callable[[], float] = lambda: 0.0
     run_left: Callable[[], float | None] = lambda: None
     started: float = field(init=False)
+    _builds: list[float] = field(default_factory=list, init=False)  # seconds of each
+    _has_winner: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.started = self.clock() - self.waited()
@@ -61,19 +65,32 @@ class Budget:
         """Seconds since the search began, without those spent waiting."""
         return self.clock() - self.waited() - self.started
 
+    def note(self, trial: Trial) -> None:
+        """Note how long a build of the search took, and whether there is a winner to confirm."""
+        if trial.ok and not trial.subgraph:
+            self._builds.append(trial.build_seconds)
+            self._has_winner |= trial.incumbent and bool(trial.placement.sites)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left for choosing and building candidates; ``None`` without a limit."""
+        own = None if self.seconds is None else self.seconds - self._kept_back - self.spent_seconds
+        limits = [seconds for seconds in (own, self.run_left()) if seconds is not None]
+        return max(0.0, min(limits)) if limits else None
+
     def reached(self, trials: Sequence[Trial]) -> str:
         """The limit that these trials have reached, as text; empty if another build is allowed."""
         if _candidates(trials) >= self.trials:
             return f"its limit of {count_text(self.trials, 'build')}"
-        if self.seconds is not None and self.spent_seconds >= self.seconds - self._kept_back(trials):
+        if self.seconds is not None and self.spent_seconds >= self.seconds - self._kept_back:
             return f"its limit of {seconds_text(self.seconds)}"
         return "the time limit of the run" if self.run_left() == 0 else ""
 
-    def _kept_back(self, trials: Sequence[Trial]) -> float:
-        builds = [trial.build_seconds for trial in trials if trial.ok and not trial.subgraph]
-        if not builds or self.seconds is None:
+    @property
+    def _kept_back(self) -> float:
+        if not self._has_winner or self.seconds is None:
             return 0.0
-        return min(self.confirming * statistics.mean(builds), self.seconds / 2)
+        return min(self.confirming * statistics.mean(self._builds), self.seconds / 2)
 
 
 class Search:
@@ -269,13 +286,29 @@ class Search:
     def _enter(self, trial: Trial) -> Trial:
         if not self.trials:
             _check_reference(trial)
-            _settle_noise(trial.placement, self._noise, self._bench, self._log)
+            self._settle_noise(trial)
+        self._budget.note(trial)
         trial = replace(trial, eps=self._bench.eps)
         self.trials.append(trial)
         self._twins.learn(trial, self._bench.eps)
         if self._watch:
             self._watch(_progress(self._case, self.trials, self._budget, self._bench))
         return trial
+
+    def _settle_noise(self, reference: Trial) -> None:
+        """Give the bench the variation between builds, from an earlier run if recorded, else measured now.
+
+        The line has ``eps``, since samples of twins, which may be part of it, are not in the journal.
+        """
+        bench, known, left = self._bench, self._noise, self._budget.left
+        if known is not None and known.eps is not None:
+            bench.eps = known.eps
+        elif known is not None:
+            bench.recall_noise(known.samples)
+        else:
+            noise = bench.measure_noise(reference.placement, None if left is None else NOISE_SHARE * left)
+            line = Trial(number=0, phase="noise", placement=reference.placement, samples=noise, eps=bench.eps)
+            self._log.append(line)
 
 
 def search(
@@ -299,20 +332,6 @@ def _key(asked: Proposal | Trial) -> _Key:
 
 def _candidates(trials: Sequence[Trial]) -> int:
     return sum(trial.phase not in NOT_CANDIDATES for trial in trials)
-
-
-def _settle_noise(reference: Placement, known: Trial | None, bench: Bench, log: TrialLog) -> None:
-    """Give the bench the variation between builds, from an earlier run if recorded, else measured now.
-
-    The line has ``eps``, since samples of twins, which may be part of it, are not in the journal.
-    """
-    if known is not None and known.eps is not None:
-        bench.eps = known.eps
-    elif known is not None:
-        bench.recall_noise(known.samples)
-    else:
-        noise = bench.measure_noise(reference)
-        log.append(Trial(number=0, phase="noise", placement=reference, samples=noise, eps=bench.eps))
 
 
 def _check_reference(trial: Trial) -> None:

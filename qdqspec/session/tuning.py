@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias, cast
 import numpy as np
 
 from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
-from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser
+from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser, SecondsLeft
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import require_path
 from qdqspec.graph.save import write_text
@@ -110,18 +110,19 @@ class Tuning:
             work.report_step("looking for corrections")
             self._bench = _bench(prepared, work, folder, order, self._constraint)
             opened.callback(self._bench.close)
-            self._oracle = _oracle(prepared, work, self._constraint, opened)
+            budget = Budget(
+                trials=trials,
+                seconds=None if rules.minutes is None else 60 * rules.minutes,
+                confirming=CONFIRM_BUILDS * FINALISTS,
+                waited=work.waited,
+                run_left=work.seconds_left,
+            )
+            self._oracle = _oracle(prepared, work, self._constraint, opened, lambda: budget.left)
             setup = _setup(prepared, work, self._bench.clock, trials, self._constraint, self._oracle)
             self.search = Search(
                 make(setup, lots),
                 self._bench,
-                Budget(
-                    trials=trials,
-                    seconds=None if rules.minutes is None else 60 * rules.minutes,
-                    confirming=CONFIRM_BUILDS * FINALISTS,
-                    waited=work.waited,
-                    run_left=work.seconds_left,
-                ),
+                budget,
                 journal,
                 case=prepared.case.name,
                 replay=journal.trials(),
@@ -316,23 +317,27 @@ def _bench(
 
 
 def _oracle(
-    prepared: Prepared, work: Resources, constraint: AccuracyConstraint, opened: ExitStack
+    prepared: Prepared,
+    work: Resources,
+    constraint: AccuracyConstraint,
+    opened: ExitStack,
+    left: SecondsLeft,
 ) -> RehearsalOracle | None:
-    """The oracle of a search with accuracy constraints or objective; ``None`` on a simulated device."""
+    """The oracle of a search with accuracy constraints or objective; ``None`` on a simulated device.
+
+    ``left`` gives the seconds that the search has left to choose and build candidates.
+    """
     computes = work.backend.capabilities(work.options).computes
     if constraint.admission is None or not prepared.space.units or not computes:
         return None
     rehearser = opened.enter_context(Rehearser(prepared, work, prepared.comparison_data()))
-    seconds = _seconds(prepared.case.tune, work.seconds_left())
     metric = None
     if constraint.rules is not None and constraint.min_accuracy is not None:
         reference = constraint.score(NO_PLACEMENT)
         assert reference is not None  # it was computed for the limit
-        metric = RehearsedMetric(
-            prepared.scores, constraint.rules, reference, constraint.min_accuracy, seconds
-        )
+        metric = RehearsedMetric(prepared.scores, constraint.rules, reference, constraint.min_accuracy, left)
     return RehearsalOracle(
-        rehearser, prepared.space, prepared.note_once, seconds, metric, constraint.min_sqnr_db
+        rehearser, prepared.space, prepared.note_once, left, metric, constraint.min_sqnr_db
     )
 
 
@@ -383,12 +388,6 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = 
         return TRIALS[rules.preset]
     each = () if rules.trials_per_region is None else (rules.trials_per_region,)
     return own(rules.preset, space, *each)
-
-
-def _seconds(rules: TuneRules, seconds_left: float | None) -> float | None:
-    """The time limit of a search: that of the case, or what is left of the run."""
-    limits = [60 * rules.minutes if rules.minutes is not None else None, seconds_left]
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def plan_text(prepared: Prepared, rules: TuneRules) -> str:

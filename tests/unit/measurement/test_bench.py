@@ -16,7 +16,15 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError, OutputError, PlacementError, QdqspecError
-from qdqspec.measurement.bench import FLOOR_EPS, NOISE_BUILDS, NOISE_ROUNDS, Bench
+from qdqspec.measurement import bench as bench_module
+from qdqspec.measurement.bench import (
+    ASSUMED_EPS,
+    FEW_BUILDS,
+    FLOOR_EPS,
+    NOISE_BUILDS,
+    NOISE_ROUNDS,
+    Bench,
+)
 from qdqspec.measurement.profiles import Load, Part
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site, Trial
@@ -373,6 +381,33 @@ def test_eps_is_never_below_one_per_cent(make_lab: MakeLab) -> None:
     samples = bench.measure_noise(REFERENCE)
     assert bench.eps == FLOOR_EPS
     assert len(samples.wall_ms) == NOISE_BUILDS * NOISE_ROUNDS // 2
+
+
+@pytest.mark.parametrize(("seconds", "builds"), [(1e6, NOISE_BUILDS), (1e-9, 0)])
+def test_noise_takes_no_more_than_its_time(make_lab: MakeLab, seconds: float, builds: int) -> None:
+    lab = make_lab({"fake.build_noise": "0.03"})
+    bench = bench_of(lab)
+    bench.trial(0, REFERENCE, "pure")
+    before = len(lab.built)
+    bench.measure_noise(REFERENCE, seconds)
+    assert len(lab.built) - before == builds
+    assert bench.eps == ASSUMED_EPS or builds
+
+
+def test_the_deviation_of_few_builds_is_not_underestimated_more_often(
+    make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = []
+    for builds in (NOISE_BUILDS, FEW_BUILDS):
+        monkeypatch.setattr(bench_module, "NOISE_BUILDS", builds)
+        found = []
+        for seed in range(80):
+            words = {"fake.seed": str(seed), "fake.build_noise": "0.02", "fake.run_noise": "0"}
+            bench = bench_of(make_lab(words), seed)
+            bench.measure_noise(REFERENCE)
+            found.append(bench.eps)
+        shares.append(np.mean(np.array(found) < 0.5 * 0.04))
+    assert shares[1] <= shares[0] + 0.05
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,9 @@ class Additive:
         self.asked += 1
         return self.truth(placement) + self._offset - self._learnt if self._has_noise else None
 
+    def roughly_db(self, placement: Placement) -> float | None:
+        return self.predicted_db(placement)
+
     def keeps_metric(self, placement: Placement) -> bool | None:
         return None
 
@@ -282,3 +285,34 @@ def test_infinite_noise_is_a_number_that_sums_can_hold() -> None:
     assert powers is not None
     assert np.isfinite(powers).all()
     assert powers.max() > power(0.0)
+
+
+def test_what_one_rule_makes_is_judged_and_built_before_the_noise_of_labels_is_asked_for() -> None:
+    class Noted(Additive):
+        """A quantized sum misses the metric, with hardly any signal left; anything else keeps it."""
+
+        events: list[str]
+
+        def truth(self, placement: Placement) -> float:
+            return super().truth(placement) - 40.0 * has_sum(placement)
+
+        def keeps_metric(self, placement: Placement) -> bool | None:
+            return not has_sum(placement)
+
+        def noise(self) -> Mapping[tuple[str, Label], float] | None:
+            self.events.append("noise")
+            return super().noise()
+
+        def learn(self, trial: Trial) -> None:
+            self.events.append("built" if trial.placement.sites else "reference")
+
+    def has_sum(placement: Placement) -> bool:
+        return any(space.by_id[unit].op_type == "Add" for unit, _ in placement.labels)
+
+    space = small_space()
+    oracle = Noted(space)
+    oracle.events = []
+    setup = SearchSetup(space=space, clock="cpu", min_accuracy=0.9, trials=20, accuracy=oracle)
+    drive(Attribution(setup, np.random.default_rng(0)), Device(space, 0, oracle, None), trials=20)
+    assert oracle.events[:2] == ["reference", "built"]
+    assert "noise" in oracle.events

@@ -81,7 +81,7 @@ class Bench:
         self.recalled.append(NAME_OF[trial.placement.digest])
         self.best = trial.ratio if trial.incumbent else self.best
 
-    def measure_noise(self, what: Placement) -> Samples:
+    def measure_noise(self, what: Placement, seconds: float | None = None) -> Samples:
         self.built.append("noise")
         self.eps = 0.03
         return NOISE
@@ -304,11 +304,16 @@ def test_confirmations_of_an_earlier_run_are_not_taken_for_trials() -> None:
 
 
 @pytest.mark.parametrize(("build_seconds", "end"), [(0.0, 40.0), (2.0, 30.0), (100.0, 20.0)])
-def test_time_for_the_builds_that_confirm_is_kept_back_up_to_half(build_seconds, end):
+def test_time_for_the_builds_that_confirm_a_winner_is_kept_back_up_to_half(build_seconds, end):
     now = 0.0
     budget = Budget(trials=60, seconds=40.0, confirming=5, clock=lambda: now)
     trial = Trial(number=0, phase="pure", placement=placement("a"), build_seconds=build_seconds)
+    budget.note(trial)
+    assert budget.left == 40.0  # there is nothing to confirm yet
+    budget.note(replace(trial, incumbent=True))
     now = end - 1
+    assert budget.left == 1.0
     assert not budget.reached([trial])
     now = end
+    assert budget.left == 0.0
     assert budget.reached([trial]) == "its limit of 40 s"

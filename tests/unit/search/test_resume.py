@@ -53,7 +53,7 @@ class Device:
         if trial.incumbent:
             self.best, self._oracle._best = trial.ratio, self._oracle.cost(trial.placement)
 
-    def measure_noise(self, placement: Placement) -> Samples:
+    def measure_noise(self, placement: Placement, seconds: float | None = None) -> Samples:
         samples = Samples(wall_ms=(1.0, 1.1), cpu_ms=(1.0, 1.1))
         self.recall_noise(samples)
         return samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from qdqspec.accuracy.oracle import RehearsedMetric
 from qdqspec.parity.metrics import Score
+from qdqspec.rehearsal import KnownOutputs
 from qdqspec.types import AccuracyRules, Placement, Site, Trial
 
 SAMPLES = 64
@@ -25,7 +27,7 @@ class PerfectScores:
 
 def metric() -> RehearsedMetric:
     rules = AccuracyRules(metric="top1", max_drop=0.01)
-    return RehearsedMetric(PerfectScores(), rules, 1.0, 0.99, 1e6)  # type: ignore[arg-type] # made up
+    return RehearsedMetric(PerfectScores(), rules, 1.0, 0.99, lambda: 1e6)  # type: ignore[arg-type] # made up
 
 
 REHEARSAL: Any = SimpleNamespace(feeds=lambda: iter([{}]), outputs=lambda placement, feed: {})
@@ -43,16 +45,32 @@ def built(placement: Placement, sqnr_db: float, accuracy: float) -> Trial:
 
 def test_a_build_that_lost_a_sample_does_not_refuse_placements_with_less_noise() -> None:
     found, first, better, worse = metric(), placement_of(3), placement_of(2), placement_of(4)
-    assert found.keeps(first, REHEARSAL, 30.6)
+    assert found.keeps(first, REHEARSAL, 30.6, KnownOutputs())
     found.learn(built(first, 30.6, 63 / 64))
-    assert found.keeps(better, REHEARSAL, 47.4)
-    assert not found.keeps(worse, REHEARSAL, 30.0)
+    assert found.keeps(better, REHEARSAL, 47.4, KnownOutputs())
+    assert not found.keeps(worse, REHEARSAL, 30.0, KnownOutputs())
     assert "not built: 1 rehearsed placement," in found.refused_text()
 
 
 def test_an_accurate_build_counts_for_placements_with_more_noise() -> None:
     found, placements = metric(), [placement_of(count) for count in (2, 3, 4)]
     for placement, sqnr_db, accuracy in zip(placements, (40.0, 38.0, 30.0), (1.0, 1.0, 63 / 64), strict=True):
-        assert found.keeps(placement, REHEARSAL, sqnr_db)
+        assert found.keeps(placement, REHEARSAL, sqnr_db, KnownOutputs())
         found.learn(built(placement, sqnr_db, accuracy))
-    assert found.keeps(placement_of(5), REHEARSAL, 29.0)  # one of three builds lost a sample
+    assert found.keeps(placement_of(5), REHEARSAL, 29.0, KnownOutputs())  # one of three builds lost a sample
+
+
+def test_a_part_of_the_data_may_lose_an_average_sample_where_the_metric_counts_none() -> None:
+    class Mean(PerfectScores):
+        """A metric of the caller's own, which loses a little more than the limit allows on a part of the data."""
+
+        def of_engine(self, engine: Any, metric: str, output: str | None, *, feeds: int) -> Score:
+            return Score(value=0.5 - 0.02 * bool(engine.placement.sites), samples=feeds)
+
+    slow: Any = SimpleNamespace(
+        feeds=lambda: iter([{}]), outputs=lambda placement, feed: time.sleep(0.01) or {}
+    )
+    for seconds, keeps in ((1e6, False), (0.001, True)):
+        rules = AccuracyRules(metric="own", max_drop=0.01)
+        found = RehearsedMetric(Mean(), rules, 0.5, 0.49, lambda seconds=seconds: seconds)  # type: ignore[arg-type,misc] # made up
+        assert found.keeps(placement_of(1), slow, 20.0, KnownOutputs()) == keeps

@@ -131,9 +131,41 @@ def test_sensitivities_that_take_too_much_of_a_search_are_skipped(
 ) -> None:
     bench = session.work(case).setup
     with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
-        oracle = RehearsalOracle(rehearser, bench.prepared.space, notes.append, seconds)
+        oracle = RehearsalOracle(rehearser, bench.prepared.space, notes.append, lambda: seconds)
         assert (oracle.noise() is not None) == known
         assert ["was skipped: give it more time" in note for note in notes] == [True] * (not known)
+
+
+def test_once_the_time_is_over_nothing_new_is_rehearsed(session: Session, case: Case) -> None:
+    bench = session.work(case).setup
+    left = 1e6
+    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
+        space = bench.prepared.space
+        oracle = RehearsalOracle(rehearser, space, lambda _: None, lambda: left)
+        everything, first = space.resolve(space.everything()), space.units[0]
+        known = oracle.predicted_db(everything)
+        left = 0.0
+        assert oracle.predicted_db(everything) == known
+        assert oracle.predicted_db(space.resolve({first.id: first.full})) is None
+        assert oracle.noise() is None
+        errors, missing = oracle.block_errors(1e6)  # after the search, within a time of its own
+        assert errors
+        assert not missing
+
+
+def test_runs_of_a_rough_judgement_are_not_repeated(session: Session, case: Case) -> None:
+    bench = session.work(case).setup
+    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
+        space = bench.prepared.space
+        everything, counted = space.resolve(space.everything()), []
+        runs = rehearser.rehearsal
+        outputs = runs.outputs
+        runs.outputs = lambda placement, feed: counted.append(1) or outputs(placement, feed)  # type: ignore[method-assign,func-returns-value] # counts
+        oracle = RehearsalOracle(rehearser, space, lambda _: None)
+        rough = oracle.roughly_db(everything)
+        assert len(counted) == 4 + 2  # all of the reference, two of the placement
+        assert rough == pytest.approx(oracle.predicted_db(everything), abs=3)
+        assert len(counted) == 4 + 4
 
 
 def test_a_search_under_a_limit_builds_what_keeps_it(
