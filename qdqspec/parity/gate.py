@@ -5,7 +5,7 @@ For the few samples the reference's outputs are kept; all data is run through bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Protocol
@@ -19,12 +19,10 @@ from qdqspec.types import EXACT_DB
 
 SAMPLES = 8
 HELD_BYTES = 64 << 20  # of the reference's outputs on all data
-FEW, FAR_DB = 2, 6.0  # samples that show whether an SQNR is far from a limit, until their error is known
-KNOWN, SURE, CLOSE_DB = (
-    4,
-    3.0,
-    1.0,
-)  # after so many on all samples, it is so many deviations, and this at least
+FEW = 2
+# Samples after which an SQNR may be far from a limit: the distance until their error is known, and the least.
+STEPS = {FEW: (6.0, 1.0), 4: (3.0, 0.5)}
+KNOWN, SURE = 4, 3.0  # engines run on all samples after which the error is known, and deviations that are far
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
 
@@ -41,7 +39,10 @@ class OutputGate:
 
     def __init__(self, reference: Runs, feeds: Iterable[Mapping[str, Array]], samples: int = SAMPLES) -> None:
         self._pairs = [(feed, reference.run(feed)) for feed in islice(feeds, samples)]
-        self._differences: list[float] = []  # SQNR on all samples minus that on the first few
+        # SQNR on all samples minus that on the first ones, by the number of these
+        self._differences: dict[int, list[float]] = {
+            number: [] for number in STEPS if number < len(self._pairs)
+        }
 
     @property
     def samples(self) -> int:
@@ -64,23 +65,26 @@ class OutputGate:
     def near(self, engine: Runs, limit_db: float) -> tuple[float, int]:
         """The SQNR of the worst output, and the number of samples that were run.
 
-        Those are the first `FEW` if the SQNR on all, as expected from these, is far from the limit, else all. What is
-        far follows from the engines that were run on all samples before.
+        Those are the first ones, as many as the steps, if the SQNR on all that is expected from these is far from the
+        limit, else all. What is far follows from the engines that were run on all samples before.
         """
-        found, few_db, known = _Powers(), MOST_DB, self._differences
+        found, at = _Powers(), dict[int, float]()
         for number, (feed, expected) in enumerate(self._pairs, 1):
             found.add(expected, engine.run(feed))
-            if number == FEW < self.samples:
-                few_db = found.worst_db
-                expected_db = few_db + float(np.median(known or [0.0]))
-                far = (
-                    FAR_DB if len(known) < KNOWN else max(CLOSE_DB, min(FAR_DB, SURE * float(np.std(known))))
-                )
-                if abs(expected_db - limit_db) > far:
-                    return expected_db, FEW
-        if self.samples > FEW:
-            known.append(found.worst_db - few_db)
+            if number in self._differences:
+                at[number], known = found.worst_db, self._differences[number]
+                expected_db = at[number] + float(np.median(known or [0.0]))
+                if abs(expected_db - limit_db) > _far(number, known):
+                    return expected_db, number
+        for number, few_db in at.items():
+            self._differences[number].append(found.worst_db - few_db)
         return found.worst_db, self.samples
+
+
+def _far(samples: int, known: Sequence[float]) -> float:
+    """The distance from a limit that counts as far, by the differences of all samples from so many."""
+    first, least = STEPS[samples]
+    return first if len(known) < KNOWN else max(least, min(first, SURE * float(np.std(known))))
 
 
 class AllData:

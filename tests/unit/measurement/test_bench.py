@@ -397,17 +397,15 @@ def test_noise_takes_no_more_than_its_time(make_lab: MakeLab, seconds: float, bu
 def test_the_deviation_of_few_builds_is_not_underestimated_more_often(
     make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares = []
-    for builds in (NOISE_BUILDS, FEW_BUILDS):
-        monkeypatch.setattr(bench_module, "NOISE_BUILDS", builds)
-        found = []
-        for seed in range(80):
-            words = {"fake.seed": str(seed), "fake.build_noise": "0.02", "fake.run_noise": "0"}
-            bench = bench_of(make_lab(words), seed)
-            bench.measure_noise(REFERENCE)
-            found.append(bench.eps)
-        shares.append(np.mean(np.array(found) < 0.5 * 0.04))
-    assert shares[1] <= shares[0] + 0.05
+    """Half the true one or less: 9 % of estimates from five builds; from three 22 %, and 9 % once multiplied."""
+    monkeypatch.setattr(bench_module, "NOISE_BUILDS", FEW_BUILDS)
+    found = []
+    for seed in range(150):
+        words = {"fake.seed": str(seed), "fake.build_noise": "0.02", "fake.run_noise": "0"}
+        bench = bench_of(make_lab(words), seed)
+        bench.measure_noise(REFERENCE)
+        found.append(bench.eps)
+    assert np.mean(np.array(found) < 0.5 * 0.04) == pytest.approx(0.09, abs=0.06)
 
 
 @pytest.mark.parametrize(

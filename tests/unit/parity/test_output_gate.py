@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from qdqspec.parity.gate import FAR_DB, FEW, KNOWN, SAMPLES, OutputGate
+from qdqspec.parity.gate import FEW, KNOWN, SAMPLES, STEPS, OutputGate
 
 SIGNAL = 100.0  # of the only value of each sample
 
@@ -39,8 +39,10 @@ def runs(gate: OutputGate, few_db: float, others_db: float, limit_db: float) -> 
 
 
 def test_only_what_is_far_from_the_limit_is_judged_on_few_samples(gate: OutputGate) -> None:
-    assert runs(gate, 20, 20, 20 + FAR_DB - 0.1) == SAMPLES
-    assert runs(gate, 20, 20, 20 + FAR_DB + 0.1) == FEW
+    distances = {number: far for number, (far, _) in STEPS.items()}
+    for number, far in distances.items():
+        assert runs(gate, 20, 20, 20 + far + 0.1) == number
+    assert runs(gate, 20, 20, 20 + min(distances.values()) - 0.1) == SAMPLES
 
 
 def test_what_is_far_is_learnt_from_those_on_all_samples(gate: OutputGate) -> None:
@@ -54,6 +56,6 @@ def test_what_is_far_is_learnt_from_those_on_all_samples(gate: OutputGate) -> No
 
 
 def test_where_samples_differ_more_is_near(gate: OutputGate) -> None:
-    for others_db in (14, 20, 26, 32):
-        runs(gate, 20, others_db, 20)
-    assert runs(gate, 24, 24, 20) == SAMPLES
+    for others_db in (18, 20, 22, 21):
+        assert runs(gate, 20, others_db, 20) == SAMPLES
+    assert runs(gate, 22.5, 22.5, 20) > FEW
