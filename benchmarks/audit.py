@@ -33,7 +33,7 @@ import onnxruntime
 from random_models import ranges_for
 from tabulate import tabulate
 
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model

@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 from random_models import ranges_for
 from tabulate import tabulate
 
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore

@@ -23,7 +23,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqspec.backends.base import BuildOptions, Engine
-from qdqspec.backends.fake import FakeDevice, FakeEngine, options_from
+from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
 from qdqspec.baseline.compare import Conditions, is_stale, judge_change
 from qdqspec.baseline.store import Entry
 from qdqspec.measurement.bench import Bench

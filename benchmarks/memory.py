@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 from random_models import ranges_for
 from tabulate import tabulate
 
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import load_model
 from qdqspec.graph.observe import observe

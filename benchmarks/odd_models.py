@@ -29,8 +29,8 @@ import onnxruntime
 from tabulate import tabulate
 
 from qdqspec.backends.base import Backend
-from qdqspec.backends.fake import FakeDevice
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.cli import main as run_verb
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError

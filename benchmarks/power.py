@@ -20,7 +20,7 @@ from gate import FEEDS, NOISE, ROLES, ScaledDevice, write_models
 from tabulate import tabulate
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake import FakeEngine
+from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.stats import ratio_intervals
 from qdqspec.session.confirm import is_settled

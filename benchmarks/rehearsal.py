@@ -21,7 +21,7 @@ import numpy as np
 from tabulate import tabulate
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.parity.gate import SAMPLES, OutputGate

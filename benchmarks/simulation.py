@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions, Capabilities
-from qdqspec.backends.fake import FakeDevice, FakeEngine, options_from
 from qdqspec.backends.fake.cost import cost_of
+from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
 from qdqspec.config import Settings
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.insert import Inserter

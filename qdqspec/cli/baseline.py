@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from qdqspec.cases import SPEC_SUFFIXES, is_spec, load_cases
-from qdqspec.cli.words import FINE, WANTING, add_verb, complain, say, say_json, settings_from
+from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, complain, say, say_json, settings_from
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.units import plain
 
 if TYPE_CHECKING:
     from qdqspec.baseline.store import Baseline, Entry, Figure, Name
-    from qdqspec.cli.words import Verbs
 
 State: TypeAlias = Literal["in use", "obsolete"]
 

@@ -6,13 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.cli.words import FINE, WANTING, add_verb, complain, say, say_json, settings_from
+from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, answer, complain, say, say_json, settings_from
 from qdqspec.config import values
 from qdqspec.errors import ConfigError
 from qdqspec.units import seconds_text, size_text
 
 if TYPE_CHECKING:
-    from qdqspec.cli.words import Verbs
     from qdqspec.measurement.store import Store, StoreEntry
 
 _ACTIONS = ("list", "info", "prune", "clear", "export", "import")
@@ -68,10 +67,8 @@ def cache(arguments: argparse.Namespace) -> int:
     if arguments.action in ("info", "export", "import"):
         return _one_line(arguments, store)
     gone = store.prune(arguments.older_than if arguments.action == "prune" else 0.0)
-    if arguments.json:
-        say_json({"schema_version": 1, "folder": str(store.folder), "removed": gone})
-    else:
-        say(f"{store.folder}: {gone} {'entry' if gone == 1 else 'entries'} removed")
+    text = f"{store.folder}: {gone} {'entry' if gone == 1 else 'entries'} removed"
+    answer(arguments, {"folder": str(store.folder), "removed": gone}, text)
     return FINE
 
 
@@ -93,10 +90,7 @@ def _one_line(arguments: argparse.Namespace, store: Store) -> int:
     else:
         found["added"], found["present"] = store.take(arguments.file)
         text = f"{found['added']} finished searches added, {found['present']} were there"
-    if arguments.json:
-        say_json({"schema_version": 1, **found})
-    else:
-        say(f"{store.folder}: {text}")
+    answer(arguments, found, f"{store.folder}: {text}")
     return FINE
 
 

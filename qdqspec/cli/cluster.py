@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec import registry
-from qdqspec.cli.words import FINE, add_verb, complain, end_on_sigterm, say, say_json, settings_from
+from qdqspec.cli.words import FINE, Verbs, add_verb, complain, end_on_sigterm, say, say_json, settings_from
 from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
 from qdqspec.units import size_text
 
 if TYPE_CHECKING:
-    from qdqspec.cli.words import Verbs
     from qdqspec.cluster.inventory import Announcement, WorkerInfo
 
 _ACTIONS = ("start", "list", "certificates")

@@ -7,14 +7,10 @@ import math
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qdqspec.cli.folders import add_folder_words, known_of_folder
-from qdqspec.cli.words import FINE, WANTING, add_verb, complain, say, say_json, settings_from
+from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, answer, complain, settings_from
 from qdqspec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from qdqspec.cli.words import Verbs
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -64,10 +60,7 @@ def compare(arguments: argparse.Namespace) -> int:
     from qdqspec.report.record import read_record
 
     found = compare_runs(read_record(arguments.before), read_record(arguments.after))
-    if arguments.json:
-        say_json(comparison_to_json(found, arguments.fail_on))
-    else:
-        say(comparison_text(found))
+    answer(arguments, comparison_to_json(found, arguments.fail_on), comparison_text(found))
     beyond = any(case.is_slower_beyond(arguments.fail_on) for case in found.cases)
     return WANTING if beyond else FINE
 
@@ -100,8 +93,5 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
             for each in known
         ]
         found = compare_runtimes(known[0].name, sides, lambda name, text: complain(f"{name}: {text}"))
-    if arguments.json:
-        say_json({"schema_version": 1, "runtimes": [to_data(found)]})
-    else:
-        say(comparison_text(found))
+    answer(arguments, {"runtimes": [to_data(found)]}, comparison_text(found))
     return FINE

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from qdqspec.cases import find_case, is_spec
 from qdqspec.cli.words import (
     FINE,
+    answer,
     inputs_given,
     model_given,
-    say,
-    say_json,
     settings_from,
     values_left,
 )
@@ -49,10 +48,8 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
         setup = session.work(case).setup
         found = culprits_of(setup, placed.pairs, factors=placed.equalized, most=most)
         notes = (*notes, *setup.prepared.warnings)
-    if arguments.json:
-        say_json({**culprits_json(found), "notes": list(notes)})
-    else:
-        say("\n\n".join((culprits_text(found), *(f"note: {note}" for note in notes))))
+    text = "\n\n".join((culprits_text(found), *(f"note: {note}" for note in notes)))
+    answer(arguments, {**culprits_json(found), "notes": list(notes)}, text)
     return FINE
 
 

@@ -15,12 +15,12 @@ from qdqspec.cases import find_case, is_spec
 from qdqspec.cli.culprits import explain_culprits
 from qdqspec.cli.words import (
     FINE,
+    Verbs,
     add_values,
     add_verb,
+    answer,
     inputs_given,
     model_given,
-    say,
-    say_json,
     settings_from,
     shapes,
     values_left,
@@ -31,7 +31,6 @@ from qdqspec.errors import BackendError, BackendUnavailableError, StateError
 from qdqspec.types import Inputs
 
 if TYPE_CHECKING:
-    from qdqspec.cli.words import Verbs
     from qdqspec.config import Settings
     from qdqspec.graph.model import Model
     from qdqspec.report.explain import ExplainedEngine
@@ -88,10 +87,7 @@ def explain(arguments: argparse.Namespace) -> int:
     from qdqspec.report.explain_text import explain_json, explain_text
 
     engines = _engines(arguments)
-    if arguments.json:
-        say_json(explain_json(engines))
-    else:
-        say(explain_text(engines, most=max(arguments.layers, 1)))
+    answer(arguments, explain_json(engines), explain_text(engines, most=max(arguments.layers, 1)))
     return FINE
 
 

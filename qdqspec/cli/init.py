@@ -15,13 +15,12 @@ from qdqspec import __version__
 from qdqspec.cases import SPEC_SUFFIXES
 from qdqspec.cli.draft import DataDraft, Draft, InputDraft, counted
 from qdqspec.cli.models import judged
-from qdqspec.cli.words import FINE, add_verb, backend_named, say, say_json, settings_from
+from qdqspec.cli.words import Verbs, add_verb, backend_named, conclude, settings_from
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, OutputError
 from qdqspec.files import create_file, unwritable
 
 if TYPE_CHECKING:
-    from qdqspec.cli.words import Verbs
     from qdqspec.graph.model import Model
     from qdqspec.regions.inspection import Judged
     from qdqspec.types import Inputs
@@ -65,17 +64,10 @@ def init(arguments: argparse.Namespace) -> int:
     draft = _draft(model, output, settings, data, inputs)
     _write_new(output, draft.text())
     notes = [*draft.cautions, *found, *_outside([model.path, arguments.data], settings)]
-    if arguments.json:
-        shapes = {one.name: one.shape for one in draft.inputs}
-        known = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
-        say_json(
-            {"schema_version": 1, "output": str(output), "inputs": shapes, "data": known, "notes": notes}
-        )
-        return FINE
-    for note in notes:
-        say(f"note: {note}")
-    say(f"{output}: run it with: pytest {shlex.quote(str(output))}")
-    return FINE
+    shapes = {one.name: one.shape for one in draft.inputs}
+    known = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
+    summary = f"run it with: pytest {shlex.quote(str(output))}"
+    return conclude(arguments, summary, notes, {"inputs": shapes, "data": known}, output)
 
 
 def _output(model: Path, asked: Path | None) -> Path:

@@ -5,14 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from qdqspec.cli.words import FINE, WANTING, add_values, add_verb, model_given, say, say_json
+from qdqspec.cli.words import FINE, WANTING, Verbs, add_values, add_verb, answer, model_given
 from qdqspec.config.settings import DEFAULT_BACKEND
-
-if TYPE_CHECKING:
-    from qdqspec.cli.words import Verbs
-    from qdqspec.types import Finding
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -60,15 +55,8 @@ def lint(arguments: argparse.Namespace) -> int:
         target: lint_model(model, target, compute_capability=arguments.compute_capability)
         for target in dict.fromkeys(arguments.target)
     }
-    if arguments.json:
-        say_json({"schema_version": 1, "targets": {t: [asdict(f) for f in fs] for t, fs in found.items()}})
-    else:
-        most = 0 if arguments.all else 5
-        say("\n\n".join(render_findings(target, findings, most=most) for target, findings in found.items()))
-    return (
-        WANTING if any(_is_wanting(f, strict=arguments.strict) for fs in found.values() for f in fs) else FINE
-    )
-
-
-def _is_wanting(finding: Finding, *, strict: bool) -> bool:
-    return finding.severity == "refused" or (strict and finding.severity == "slow")
+    most = 0 if arguments.all else 5
+    text = "\n\n".join(render_findings(target, findings, most=most) for target, findings in found.items())
+    answer(arguments, {"targets": {t: [asdict(f) for f in fs] for t, fs in found.items()}}, text)
+    wanting = ("refused", "slow") if arguments.strict else ("refused",)
+    return WANTING if any(f.severity in wanting for fs in found.values() for f in fs) else FINE

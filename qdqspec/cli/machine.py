@@ -11,7 +11,9 @@ from qdqspec import registry
 from qdqspec.cli.words import (
     FINE,
     IMPOSSIBLE,
+    Verbs,
     add_verb,
+    answer,
     backend_named,
     complain,
     end_on_sigterm,
@@ -27,7 +29,6 @@ from qdqspec.units import without_passwords
 
 if TYPE_CHECKING:
     from qdqspec.backends.base import Availability, BuildOptions
-    from qdqspec.cli.words import Verbs
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -64,7 +65,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     chosen, options = settings.backend, BuildOptions.of(settings)
     if arguments.bundle is not None:
-        return _bundle(chosen, arguments.bundle.absolute(), options, as_json=arguments.json)
+        return _bundle(chosen, options, arguments)
     found = {name: backend_named(name).probe(options) for name in registry.names("backend")}
     if arguments.json:
         backends = {name: _facts(name, availability) for name, availability in found.items()}
@@ -76,7 +77,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     return FINE if found[chosen].usable else IMPOSSIBLE
 
 
-def _bundle(name: str, path: Path, options: BuildOptions, *, as_json: bool) -> int:
+def _bundle(name: str, options: BuildOptions, arguments: argparse.Namespace) -> int:
     """Write the archive of a backend; its progress goes to standard error."""
     hook = declaration_of(name).bundle
     if not hook:
@@ -85,11 +86,9 @@ def _bundle(name: str, path: Path, options: BuildOptions, *, as_json: bool) -> i
             cure=f"choose one that has: --backend {' or '.join(declared('bundle'))} (docs/gpu-day.md)",
         )
     end_on_sigterm()  # the archive is written with what was recorded
+    path = arguments.bundle.absolute()
     summary = load(hook)(path, options, say=complain)
-    if as_json:
-        say_json(summary)
-    else:
-        say(f"Archive: {path}")
+    answer(arguments, summary, f"Archive: {path}")
     return FINE if summary["answers"]["runs"] else IMPOSSIBLE
 
 
@@ -156,17 +155,10 @@ def config(arguments: argparse.Namespace) -> int:
     """List the settings."""
     settings = settings_from(arguments)
     rows = [(s.name, _shown(s.value), s.origin) for s in list_settings(settings)]
-    if arguments.json:
-        say_json(
-            {
-                "schema_version": 1,
-                "root": str(settings.root),
-                "settings": [{"name": n, "value": v, "origin": o} for n, v, o in rows],
-            }
-        )
-        return FINE
     texts = [(name, _text(value), origin) for name, value, origin in rows]
-    say("\n".join([f"root: {settings.root}", "", *_table(("setting", "value", "set by"), texts)]))
+    text = "\n".join([f"root: {settings.root}", "", *_table(("setting", "value", "set by"), texts)])
+    listed = [{"name": n, "value": v, "origin": o} for n, v, o in rows]
+    answer(arguments, {"root": str(settings.root), "settings": listed}, text)
     return FINE
 
 

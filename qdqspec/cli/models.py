@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qdqspec.cli.words import (
     FINE,
+    Verbs,
     add_values,
     add_verb,
     backend_named,
+    conclude,
     inputs_given,
     model_given,
     say,
@@ -21,7 +23,6 @@ from qdqspec.cli.words import (
 )
 
 if TYPE_CHECKING:
-    from qdqspec.cli.words import Verbs
     from qdqspec.config import Settings
     from qdqspec.graph.model import Model
     from qdqspec.regions.inspect import InspectSection
@@ -168,8 +169,8 @@ def apply(arguments: argparse.Namespace) -> int:
         result.proto, arguments.output, inputs=[arguments.scheme, *model.user_files], base=_folder_of(model)
     )
     notes = [*model.notes, *result.notes]
-    _conclude(arguments, {"pairs": _dequantized(Model(result.proto)), "notes": notes})
-    return FINE
+    pairs = _dequantized(Model(result.proto))
+    return conclude(arguments, f"{pairs} dequantized tensors in it", notes, {"pairs": pairs})
 
 
 def strip(arguments: argparse.Namespace) -> int:
@@ -184,8 +185,8 @@ def strip(arguments: argparse.Namespace) -> int:
     given = (model, *(() if reference is None else (reference,)))
     inputs = [file for one in given for file in one.user_files]
     save_model(result.proto, arguments.output, inputs=inputs, base=_folder_of(model))
-    _conclude(arguments, {"pairs": removed, "notes": [*model.notes, *result.notes]})
-    return FINE
+    notes = [*model.notes, *result.notes]
+    return conclude(arguments, f"{removed} dequantized tensors removed", notes, {"pairs": removed})
 
 
 def _folder_of(model: Model) -> Path:
@@ -201,14 +202,3 @@ def _dequantized(model: Model) -> int:
 
     made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))
     return sum(not makes_scale(model, node.outputs[0]) for node in made)
-
-
-def _conclude(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
-    if arguments.json:
-        say_json({"schema_version": 1, "output": str(arguments.output), **found})
-        return
-    for note in found["notes"]:
-        say(f"note: {note}")
-    say(
-        f"{arguments.output}: {found['pairs']} dequantized tensors {'removed' if arguments.run is strip else 'in it'}"
-    )

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qdqspec.cli.words import (
     FINE,
     WANTING,
+    Verbs,
     add_values,
     add_verb,
+    answer,
+    conclude,
     model_given,
     refuse_input_as_output,
-    say,
-    say_json,
 )
 from qdqspec.errors import PlacementError
-
-if TYPE_CHECKING:
-    from qdqspec.cli.words import Verbs
 
 ROWS = 12  # of each kind, that `diff` shows without ``--all``
 
@@ -92,7 +88,7 @@ def import_model(arguments: argparse.Namespace) -> int:
     activations = imported.placement.pairs
     counts = {"activations": activations, "weights": len(imported.pairs) - activations}
     summary = f"{activations} activation and {counts['weights']} weight pairs in it"
-    return _concluded(arguments, summary, imported.notes, {"digest": imported.placement.digest, **counts})
+    return conclude(arguments, summary, imported.notes, {"digest": imported.placement.digest, **counts})
 
 
 def diff(arguments: argparse.Namespace) -> int:
@@ -101,10 +97,7 @@ def diff(arguments: argparse.Namespace) -> int:
     from qdqspec.placement.differences import render_text, to_json
 
     found = diff_models(model_given(arguments.first), model_given(arguments.second))
-    if arguments.json:
-        say_json(to_json(found))
-    else:
-        say(render_text(found, most=None if arguments.verbose else ROWS))
+    answer(arguments, to_json(found), render_text(found, most=None if arguments.verbose else ROWS))
     return FINE if found.same else WANTING
 
 
@@ -124,16 +117,4 @@ def fold(arguments: argparse.Namespace) -> int:
     summary = (
         f"{counts['folded']} nodes folded and {counts['dead']} unread ones dropped, {counts['nodes']} left"
     )
-    return _concluded(arguments, summary, result.notes, counts)
-
-
-def _concluded(
-    arguments: argparse.Namespace, summary: str, notes: tuple[str, ...], found: Mapping[str, object]
-) -> int:
-    if arguments.json:
-        say_json({"schema_version": 1, "output": str(arguments.output), **found, "notes": list(notes)})
-        return FINE
-    for note in notes:
-        say(f"note: {note}")
-    say(f"{arguments.output}: {summary}")
-    return FINE
+    return conclude(arguments, summary, result.notes, counts)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from qdqspec.cli.words import (
     FINE,
+    Verbs,
     add_values,
     add_verb,
+    answer,
     complain,
     model_given,
-    say,
-    say_json,
     settings_from,
     shapes,
     writable_folder,
@@ -24,7 +24,6 @@ from qdqspec.cli.words import (
 from qdqspec.errors import StateError
 
 if TYPE_CHECKING:
-    from qdqspec.cli.words import Verbs
     from qdqspec.measurement.reduce import Reduced
     from qdqspec.session import Session
     from qdqspec.types import Case
@@ -78,12 +77,8 @@ def reduce(arguments: argparse.Namespace) -> int:
             seconds=60 * arguments.minutes,
             seed=settings.seed,
         )
-    if arguments.json:
-        say_json(
-            {"schema_version": 1, **asdict(found), "model": str(found.model), "program": str(found.program)}
-        )
-    else:
-        say(reduced_text(found))
+    data = {**asdict(found), "model": str(found.model), "program": str(found.program)}
+    answer(arguments, data, reduced_text(found))
     return FINE
 
 

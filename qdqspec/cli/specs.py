@@ -6,18 +6,25 @@ import argparse
 import inspect
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qdqspec import registry
 from qdqspec.cases import find_specs, load_cases
-from qdqspec.cli.words import FINE, IMPOSSIBLE, add_verb, complain, say, say_json, settings_from
+from qdqspec.cli.words import (
+    FINE,
+    IMPOSSIBLE,
+    Verbs,
+    add_verb,
+    answer,
+    complain,
+    say,
+    say_json,
+    settings_from,
+)
 from qdqspec.config import Settings
 from qdqspec.errors import SpecError
 from qdqspec.files import write_whole
 from qdqspec.types import Case
-
-if TYPE_CHECKING:
-    from qdqspec.cli.words import Verbs
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -55,7 +62,7 @@ def list_cases(arguments: argparse.Namespace) -> int:
         and (kind := _KINDS.get(str(arguments.paths[0])))
         and not arguments.paths[0].exists()
     ):
-        return _list_kind(kind, as_json=arguments.json)
+        return _list_kind(kind, arguments)
     settings = settings_from(arguments)
     found, wrong = [], []
     for path in find_specs(arguments.paths or [Path()]):
@@ -84,21 +91,12 @@ _KINDS: dict[str, registry.RegistryKind] = {
 }
 
 
-def _list_kind(kind: registry.RegistryKind, *, as_json: bool) -> int:
+def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> int:
     """All entries of a kind with the first line of their documentation, those of installed packages among them."""
     found = {name: _about(kind, name) for name in registry.names(kind)}
-    if as_json:
-        say_json(
-            {
-                "schema_version": 1,
-                "kind": kind,
-                "entries": [{"name": n, "about": a} for n, a in found.items()],
-            }
-        )
-        return FINE
     width = max(map(len, found))
-    for name, about in found.items():
-        say(f"{name:<{width}}  {about}")
+    text = "\n".join(f"{name:<{width}}  {about}" for name, about in found.items())
+    answer(arguments, {"kind": kind, "entries": [{"name": n, "about": a} for n, a in found.items()]}, text)
     return FINE
 
 

@@ -20,7 +20,9 @@ from qdqspec.cli.words import (
     FINE,
     IMPOSSIBLE,
     WANTING,
+    Verbs,
     add_verb,
+    answer,
     complain,
     refuse_input_as_output,
     say,
@@ -36,7 +38,6 @@ from qdqspec.progress import Display, Heartbeat, ProgressBar
 from qdqspec.types import Case, CheckResult, RunRecord
 
 if TYPE_CHECKING:
-    from qdqspec.cli.words import Verbs
     from qdqspec.session import Session
 
 _WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that a run writes
@@ -99,7 +100,7 @@ def tune(arguments: argparse.Namespace) -> int:
     _refuse_unknown_formats(settings)
     with closing(_session(settings, cases)) as session:
         if settings.mode == "plan":
-            return _print_plans(cases, session, as_json=arguments.json)
+            return _print_plans(cases, session, arguments)
         is_whole = _run(cases, session)
         is_whole &= _compare_runtimes(session)
         record = session.record()
@@ -196,14 +197,10 @@ def _refuse_unknown_formats(settings: Settings) -> None:
             format_for(path)
 
 
-def _print_plans(cases: list[Case], session: Session, *, as_json: bool) -> int:
+def _print_plans(cases: list[Case], session: Session, arguments: argparse.Namespace) -> int:
     plans = {case.name: session.plan(case) for case in cases}
-    if as_json:
-        say_json(
-            {"schema_version": 1, "plans": [{"case": name, "plan": plan} for name, plan in plans.items()]}
-        )
-    else:
-        say("\n".join(f"{name}: {plan}" for name, plan in plans.items()))
+    listed = [{"case": name, "plan": plan} for name, plan in plans.items()]
+    answer(arguments, {"plans": listed}, "\n".join(f"{name}: {plan}" for name, plan in plans.items()))
     return FINE
 
 

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING
 from qdqspec.cases import find_cases, find_specs
 from qdqspec.cli.compare import share
 from qdqspec.cli.folders import add_folder_words, known_of_folder
-from qdqspec.cli.words import (
-    FINE,
-    WANTING,
-    add_verb,
-    say,
-    say_json,
-    settings_from,
-)
+from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, answer, settings_from
 from qdqspec.config import Settings, find_folder
 from qdqspec.errors import BackendUnavailableError, StateError
 from qdqspec.files import RESULT
@@ -27,7 +20,6 @@ from qdqspec.types import Case, Upgrade, UpgradeCheck
 
 if TYPE_CHECKING:
     from qdqspec.backends.base import BuildOptions
-    from qdqspec.cli.words import Verbs
     from qdqspec.measurement.environment import Environment
     from qdqspec.session import Session
 
@@ -80,6 +72,7 @@ def add_verbs(verbs: Verbs) -> None:
 def upgrade_check(arguments: argparse.Namespace) -> int:
     """Check all tuned models; return 1 if one fails. Raises if none is known, or the environment cannot be used."""
     from qdqspec.measurement.environment import Environment
+    from qdqspec.report.upgrade import upgrade_text, upgrade_to_json
     from qdqspec.session import Session
 
     settings = replace(settings_from(arguments), mode="measure")
@@ -98,7 +91,7 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
                 here[name] = {**runtime.backend.probe(runtime.options).facts, **runtime.device.details}
         found = [_checked(session, known, environment, arguments.allow) for known in models]
     check = UpgradeCheck(allowed=arguments.allow, here=here, there=there, cases=tuple(found))
-    _report(check, as_json=arguments.json)
+    answer(arguments, upgrade_to_json(check), upgrade_text(check))
     return FINE if check.passed else WANTING
 
 
@@ -145,12 +138,3 @@ def _checked(session: Session, known: _Known, environment: Environment, allowed:
     work = session.work(known.case)
     found = check_upgrade(work, known.tuned or work.finder.tuned_path, environment, allowed)
     return replace(found, case=known.name)
-
-
-def _report(check: UpgradeCheck, *, as_json: bool) -> None:
-    from qdqspec.report.upgrade import upgrade_text, upgrade_to_json
-
-    if as_json:
-        say_json(upgrade_to_json(check))
-    else:
-        say(upgrade_text(check))

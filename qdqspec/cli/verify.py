@@ -7,13 +7,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.cli.words import FINE, WANTING, add_values, add_verb, say, say_json, settings_from, shapes
+from qdqspec.cli.words import (
+    FINE,
+    WANTING,
+    Verbs,
+    add_values,
+    add_verb,
+    answer,
+    settings_from,
+    shapes,
+)
 from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from qdqspec.checks.parity import ParityParams
-    from qdqspec.cli.words import Verbs
     from qdqspec.session import Session
     from qdqspec.types import Probe
 
@@ -69,10 +77,7 @@ def verify(arguments: argparse.Namespace) -> int:
             )
         else:
             probe = _compared(arguments, session)
-    if arguments.json:
-        say_json(_json(probe))
-    else:
-        say(_text(probe))
+    answer(arguments, _json(probe), _text(probe))
     return WANTING if probe.broken else FINE
 
 

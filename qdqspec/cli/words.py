@@ -20,14 +20,14 @@ from qdqspec.config import Settings, add_options, find_root, flags_given, load_s
 from qdqspec.errors import OutputError
 from qdqspec.report.terminal import colored, fitted, wants_color
 
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no other name
+
 FINE, WANTING, IMPOSSIBLE = 0, 1, 2
 
 if TYPE_CHECKING:
     from qdqspec.backends.base import Backend
     from qdqspec.graph.model import Model
     from qdqspec.types import FixedValue, Inputs
-
-    Verbs: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - it has no other name
 
 
 def add_verb(
@@ -118,6 +118,31 @@ def say(text: str) -> None:
 def say_json(value: object) -> None:
     """Write a value as JSON to standard output."""
     sys.stdout.write(f"{json.dumps(value, indent=2)}\n")
+
+
+def answer(
+    arguments: argparse.Namespace, data: Mapping[str, Any], text: str, *, notes: Iterable[str] = ()
+) -> None:
+    """Write the result of a verb: ``data`` as JSON if that was asked for, else the ``notes`` and ``text``."""
+    if arguments.json:
+        say_json({"schema_version": 1, **data})
+        return
+    for note in notes:
+        say(f"note: {note}")
+    say(text)
+
+
+def conclude(
+    arguments: argparse.Namespace,
+    summary: str,
+    notes: Iterable[str],
+    found: Mapping[str, Any],
+    output: Path | None = None,
+) -> int:
+    """Report what was written to ``output``, by default that of the arguments; ``found`` is for JSON."""
+    path = output or arguments.output
+    answer(arguments, {"output": str(path), **found, "notes": list(notes)}, f"{path}: {summary}", notes=notes)
+    return FINE
 
 
 def complain(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -123,6 +123,10 @@ class View:
             for node in self.model.nodes
             if is_default(node) and node.op_type not in QDQ_OPS and node.op_type != "Constant"
         )
+
+    def of(self, *op_types: str) -> Iterator[Node]:
+        """The `operators` of these types."""
+        return (node for node in self.operators if node.op_type in op_types)
 
     @cached_property
     def too_new(self) -> dict[str, tuple[str, int]]:

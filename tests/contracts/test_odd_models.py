@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 from odd import ODD_MODELS, OddModel
 
-from qdqspec.backends.fake import FakeDevice
+from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.cli import main
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError

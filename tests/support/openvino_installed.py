@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqspec.backends.openvino import OpenVino
+from qdqspec.backends.openvino.engine import OpenVino
 
 
 def require_openvino() -> None:

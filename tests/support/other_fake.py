@@ -13,7 +13,7 @@ import pytest
 
 from qdqspec import registry
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake import FakeDevice, FakeEngine
+from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.config.declared import BackendOptions
 from qdqspec.config.hooks import Declaration
 from qdqspec.types import DeviceKey

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqspec.backends.base import PLAIN, BuildOptions
-from qdqspec.backends.onnxruntime_web import OnnxRuntimeWeb
+from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb
 
 
 def require_web(options: BuildOptions = PLAIN) -> None:

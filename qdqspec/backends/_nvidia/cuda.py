@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -133,11 +133,26 @@ def _version(number: int) -> str:
 # ---- streams, events, graphs --------------------------------------------------------------------
 
 
-class Stream:
+class _Owned:
+    """A resource of CUDA, and the function that frees it."""
+
+    _freed_by: ClassVar[str]
+    raw: Any
+
+    def close(self) -> None:
+        """Free the resource; closing twice has no effect."""
+        raw, self.raw = self.raw, None
+        if raw is not None:
+            _free(self._freed_by, raw)
+
+
+class Stream(_Owned):
     """A separate queue of work, which does not wait for the default stream."""
 
+    _freed_by = "cudaStreamDestroy"
+
     def __init__(self) -> None:
-        self.raw: Any = call("cudaStreamCreateWithFlags", runtime().cudaStreamNonBlocking)
+        self.raw = call("cudaStreamCreateWithFlags", runtime().cudaStreamNonBlocking)
 
     @property
     def handle(self) -> int:
@@ -158,7 +173,9 @@ class Stream:
         try:
             work()
         except BaseException:
-            self._abandon_capture()
+            with contextlib.suppress(CudaError):
+                call("cudaGraphDestroy", call("cudaStreamEndCapture", self.raw))
+            runtime().cudaGetLastError()
             raise
         try:
             recorded = call("cudaStreamEndCapture", self.raw)
@@ -167,57 +184,38 @@ class Stream:
             runtime().cudaGetLastError()  # otherwise the next call would report this error
             raise
 
-    def _abandon_capture(self) -> None:
-        with contextlib.suppress(CudaError):
-            call("cudaGraphDestroy", call("cudaStreamEndCapture", self.raw))
-        runtime().cudaGetLastError()
 
-    def close(self) -> None:
-        """Free the stream; closing twice has no effect."""
-        raw, self.raw = self.raw, None
-        if raw is not None:
-            _free("cudaStreamDestroy", raw)
-
-
-class Graph:
+class Graph(_Owned):
     """Captured work that is launched as one unit. Takes ownership of the captured graph it is made from."""
+
+    _freed_by = "cudaGraphExecDestroy"
 
     def __init__(self, captured: Any) -> None:
         try:
-            self._raw: Any = call("cudaGraphInstantiate", captured, 0)
+            self.raw = call("cudaGraphInstantiate", captured, 0)
         finally:
             _free("cudaGraphDestroy", captured)
 
     def launch(self, stream: Stream) -> None:
         """Enqueue the graph on a stream."""
-        call("cudaGraphLaunch", self._raw, stream.raw)
-
-    def close(self) -> None:
-        """Free the graph; closing twice has no effect."""
-        raw, self._raw = self._raw, None
-        if raw is not None:
-            _free("cudaGraphExecDestroy", raw)
+        call("cudaGraphLaunch", self.raw, stream.raw)
 
 
-class Event:
+class Event(_Owned):
     """A point in time on a stream."""
 
+    _freed_by = "cudaEventDestroy"
+
     def __init__(self) -> None:
-        self._raw: Any = call("cudaEventCreate")
+        self.raw = call("cudaEventCreate")
 
     def record(self, stream: Stream) -> None:
         """Enqueue the event; it occurs when the work queued so far is done."""
-        call("cudaEventRecord", self._raw, stream.raw)
+        call("cudaEventRecord", self.raw, stream.raw)
 
     def elapsed_ms(self, since: Event) -> float:
         """Milliseconds between two events that have occurred, with a resolution of about half a microsecond."""
-        return float(call("cudaEventElapsedTime", since._raw, self._raw))
-
-    def close(self) -> None:
-        """Free the event; closing twice has no effect."""
-        raw, self._raw = self._raw, None
-        if raw is not None:
-            _free("cudaEventDestroy", raw)
+        return float(call("cudaEventElapsedTime", since.raw, self.raw))
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,26 +282,31 @@ def _events(count: int) -> Iterator[list[tuple[Event, Event]]]:
 # ---- memory -------------------------------------------------------------------------------------
 
 
-class DeviceBuffer:
-    """Bytes on the GPU; at least one, since libraries reject a null address."""
+class _Buffer(_Owned):
+    """Bytes at an address; at least one, since libraries reject a null address."""
+
+    _made_by: ClassVar[str]
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self.address = int(call("cudaMalloc", max(size_bytes, 1)))
+        self.raw = int(call(self._made_by, max(size_bytes, 1)))
 
-    def close(self) -> None:
-        """Free the memory; closing twice has no effect."""
-        address, self.address = self.address, 0
-        if address:
-            _free("cudaFree", address)
+    @property
+    def address(self) -> int:
+        """The address; 0 once the memory is freed."""
+        return self.raw or 0
 
 
-class HostBuffer:
+class DeviceBuffer(_Buffer):
+    """Bytes on the GPU."""
+
+    _made_by, _freed_by = "cudaMalloc", "cudaFree"
+
+
+class HostBuffer(_Buffer):
     """Page-locked bytes in main memory, for direct copies to and from the GPU."""
 
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self.address = int(call("cudaMallocHost", max(size_bytes, 1)))
+    _made_by, _freed_by = "cudaMallocHost", "cudaFreeHost"
 
     def view(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
         """The memory as an array, without a copy. It must not be used after `close`."""
@@ -312,12 +315,6 @@ class HostBuffer:
             raise ValueError(f"{size} bytes do not fit into {self.size_bytes}")
         memory = (ctypes.c_byte * max(size, 1)).from_address(self.address)
         return np.ndarray(shape, dtype=dtype, buffer=memoryview(memory))
-
-    def close(self) -> None:
-        """Free the memory; closing twice has no effect."""
-        address, self.address = self.address, 0
-        if address:
-            _free("cudaFreeHost", address)
 
 
 def upload(target: DeviceBuffer, source: HostBuffer, stream: Stream) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import csv
 import os
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 
 _FIELDS = ("name", "compute_cap", "driver_version")
-_SECONDS = 30.0
 
 
 def environment() -> dict[str, str]:
@@ -41,12 +41,16 @@ def _number(index: int) -> str:
 
 @cache
 def _asked(number: str) -> dict[str, str]:
-    query = ["nvidia-smi", "-i", number, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"]
+    row = query(number, _FIELDS, seconds=30.0)
+    return {} if row is None else dict(zip(("GPU", "compute capability", "driver"), row, strict=True))
+
+
+def query(gpu: str, fields: Sequence[str], *, seconds: float) -> list[str] | None:
+    """The values of nvidia-smi's ``fields`` for a GPU, without units; ``None`` if it gives none in time."""
+    command = ["nvidia-smi", "-i", gpu, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return {}
+        return None
     rows = list(csv.reader(done.stdout.splitlines()[:1], skipinitialspace=True))
-    if done.returncode or not rows or len(rows[0]) != len(_FIELDS):
-        return {}
-    return dict(zip(("GPU", "compute capability", "driver"), rows[0], strict=True))
+    return rows[0] if not done.returncode and rows and len(rows[0]) == len(fields) else None

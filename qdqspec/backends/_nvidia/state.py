@@ -5,13 +5,13 @@ Samples taken while the GPU was throttled, or at different clocks, are not compa
 
 from __future__ import annotations
 
-import csv
 import math
-import subprocess
 import time
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
+
+from qdqspec.backends._nvidia.smi import query
 
 _SECONDS = 10.0
 _EVERY = 5.0  # seconds between two queries: each takes some tens of milliseconds
@@ -81,7 +81,7 @@ class GpuWatch:
 def gpu_state(gpu: str) -> GpuState | None:
     """The state of a GPU now; ``None`` if nvidia-smi is missing or does not answer."""
     for reasons in _REASON_FIELDS:
-        row = _query(gpu, (*_FIELDS, reasons))
+        row = query(gpu, (*_FIELDS, reasons), seconds=_SECONDS)
         if row is not None:
             *figures, mask = row
             sm, memory, celsius, watts = map(_number, figures)
@@ -94,18 +94,8 @@ def gpu_state(gpu: str) -> GpuState | None:
 @cache
 def gpu_settings(gpu: str) -> dict[str, str]:
     """Driver version, compute mode and MIG mode of a GPU, if they are known."""
-    row = _query(gpu, tuple(_FACTS))
+    row = query(gpu, tuple(_FACTS), seconds=_SECONDS)
     return {} if row is None else dict(zip(_FACTS.values(), row, strict=True))
-
-
-def _query(gpu: str, fields: tuple[str, ...]) -> list[str] | None:
-    command = ["nvidia-smi", "-i", gpu, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    rows = list(csv.reader(done.stdout.splitlines()[:1], skipinitialspace=True))
-    return rows[0] if not done.returncode and rows and len(rows[0]) == len(fields) else None
 
 
 def _number(text: str) -> float | None:

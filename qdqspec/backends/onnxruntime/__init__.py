@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from qdqspec.config.hooks import Declaration, attributes_of
-
-if TYPE_CHECKING:
-    from qdqspec.backends.onnxruntime.engine import OnnxRuntime as OnnxRuntime
-    from qdqspec.backends.onnxruntime.engine import OnnxRuntimeEngine as OnnxRuntimeEngine
 
 # Read when onnxruntime is first imported: without it, 1.31 starts a telemetry thread on Linux too.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -34,4 +29,4 @@ declaration = Declaration(
     optimized={_OPTIMIZATION: "all"},
 )
 
-__getattr__ = attributes_of(f"{__name__}.engine", "backend", "OnnxRuntime", "OnnxRuntimeEngine")
+__getattr__ = attributes_of(f"{__name__}.engine", "backend")

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qdqspec.config.hooks import Declaration, attributes_of
-
-if TYPE_CHECKING:
-    from qdqspec.backends.openvino.engine import OpenVino as OpenVino
-    from qdqspec.backends.openvino.engine import OpenVinoEngine as OpenVinoEngine
 
 declaration = Declaration(
     targets=("openvino-cpu",),
@@ -18,4 +12,4 @@ declaration = Declaration(
     program=f"{__name__}.library:program",
 )
 
-__getattr__ = attributes_of(f"{__name__}.engine", "backend", "OpenVino", "OpenVinoEngine")
+__getattr__ = attributes_of(f"{__name__}.engine", "backend")

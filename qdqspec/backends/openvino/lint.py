@@ -35,9 +35,7 @@ rule = partial(rules.rule, targets=("openvino-cpu",))
 )
 def quantized_constants(view: View) -> Iterator[Hit]:
     """An Add, Mul, or Sub with the constant first; not of a constant with one value, or one a channel of an image."""
-    for node in view.operators:
-        if node.op_type not in ("Add", "Mul", "Sub"):
-            continue
+    for node in view.of("Add", "Mul", "Sub"):
         made = [view.dequantizer(tensor) for tensor in node.inputs]
         stored = [None if dq is None else _constant_of(view, dq) for dq in made]
         if None in made or (stored[0] is None) == (stored[1] is None):
@@ -81,8 +79,8 @@ def _is_per_channel(
 )
 def odd_weights(view: View) -> Iterator[Hit]:
     """A Conv of quantized data whose weight has another type or a zero point."""
-    for node in view.operators:
-        weight = view.weight_dequantizer(node) if node.op_type == "Conv" else None
+    for node in view.of("Conv"):
+        weight = view.weight_dequantizer(node)
         if weight is None or view.dequantizer(node.inputs[0]) is None:
             continue
         numbers = view.numbers(weight)
@@ -148,8 +146,8 @@ def two_activations(view: View) -> Iterator[Hit]:
 )
 def one_sided_sums(view: View) -> Iterator[Hit]:
     """An Add or Sub of two activations with a convolution on the float side, whose result is quantized."""
-    for node in view.operators:
-        if node.op_type not in ("Add", "Sub") or not view.only_quantized(node.outputs[0]):
+    for node in view.of("Add", "Sub"):
+        if not view.only_quantized(node.outputs[0]):
             continue
         bare = [tensor for tensor in node.inputs if view.dequantizer(tensor) is None]
         if len(bare) == 1 and view.convolution_behind(bare[0]) is not None:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qdqspec.config.hooks import Declaration, attributes_of
-
-if TYPE_CHECKING:
-    from qdqspec.backends.tensorrt.engine import TensorRt as TensorRt
-    from qdqspec.backends.tensorrt.engine import TensorRtEngine as TensorRtEngine
-    from qdqspec.backends.tensorrt.engine import graph_hash as graph_hash
 
 declaration = Declaration(
     targets=("tensorrt-10", "tensorrt-11"),
@@ -30,4 +23,4 @@ declaration = Declaration(
     replay="qdqspec.backends.trtexec.engine:replay_command",
 )  # fmt: skip
 
-__getattr__ = attributes_of(f"{__name__}.engine", "backend", "TensorRt", "TensorRtEngine", "graph_hash")
+__getattr__ = attributes_of(f"{__name__}.engine", "backend")

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qdqspec.config.hooks import Declaration, attributes_of
-
-if TYPE_CHECKING:
-    from qdqspec.backends.trtexec.engine import Trtexec as Trtexec
-    from qdqspec.backends.trtexec.engine import TrtexecEngine as TrtexecEngine
-    from qdqspec.backends.trtexec.engine import options_from as options_from
 
 declaration = Declaration(
     targets=("trtexec",),
@@ -20,4 +13,4 @@ declaration = Declaration(
     },
 )
 
-__getattr__ = attributes_of(f"{__name__}.engine", "backend", "Trtexec", "TrtexecEngine", "options_from")
+__getattr__ = attributes_of(f"{__name__}.engine", "backend")

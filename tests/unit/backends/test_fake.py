@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake import FakeDevice, FakeEngine, true_ms
+from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, true_ms
 from qdqspec.errors import BackendError, ConfigError
 
 QUIET = {"fake.run_noise": "0", "fake.wall_noise": "0", "fake.build_noise": "0"}

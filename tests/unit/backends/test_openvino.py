@@ -18,7 +18,7 @@ from operator_models import IMAGE, Graph, conv
 
 from qdqspec import tune
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.openvino import OpenVino, OpenVinoEngine
+from qdqspec.backends.openvino.engine import OpenVino, OpenVinoEngine
 from qdqspec.backends.openvino.messages import plainly
 from qdqspec.cli import main
 from qdqspec.config.declared import check_option
@@ -35,7 +35,7 @@ IMPORTED = """
 import json, os, sys, threading
 from pathlib import Path
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.openvino import OpenVino
+from qdqspec.backends.openvino.engine import OpenVino
 OpenVino().probe()
 OpenVino().build(Path(sys.argv[1]), BuildOptions()).close()
 from openvino.tools.ovc import telemetry_utils

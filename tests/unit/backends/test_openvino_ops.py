@@ -13,8 +13,8 @@ from openvino_installed import require_openvino
 from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, conv, indices
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.openvino import OpenVino
 from qdqspec.backends.openvino import ops as table
+from qdqspec.backends.openvino.engine import OpenVino
 from qdqspec.types import LayerTime
 
 Maker = Callable[[Graph, str], str]

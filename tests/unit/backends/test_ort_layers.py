@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.onnxruntime.events import KernelEvent
 from qdqspec.backends.onnxruntime.layers import Origin, plain_name
 from qdqspec.backends.onnxruntime.profile import layer_times

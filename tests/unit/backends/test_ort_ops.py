@@ -13,8 +13,8 @@ from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, conv, indices
 from packaging.version import Version
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.backends.onnxruntime import ops as ort_ops
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS
 from qdqspec.types import LayerTime

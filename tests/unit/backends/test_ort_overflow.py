@@ -10,7 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.backends._cpu import Cpu
-from qdqspec.backends.onnxruntime import OnnxRuntime, overflow
+from qdqspec.backends.onnxruntime import overflow
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 
 HASWELL = Cpu(product="Haswell", flags=frozenset({"sse2", "avx2"}), cores=1)
 ICE_LAKE = Cpu(product="Ice Lake", flags=frozenset({"avx2", "avx512bw", "avx512_vnni"}), cores=1)

@@ -19,7 +19,8 @@ from onnx import TensorProto, helper
 from web_installed import require_web
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime_web import OnnxRuntimeWeb, OnnxRuntimeWebEngine, install
+from qdqspec.backends.onnxruntime_web import install
+from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb, OnnxRuntimeWebEngine
 from qdqspec.checks.base import longest_match
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
@@ -126,7 +127,7 @@ def test_node_ends_with_its_engine(small: Path) -> None:
 def test_node_ends_when_the_process_that_started_it_is_killed(small: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from qdqspec.backends.base import BuildOptions; "
-        "from qdqspec.backends.onnxruntime_web import OnnxRuntimeWeb; "
+        "from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb; "
         "engine = OnnxRuntimeWeb().build(Path(sys.argv[1]), BuildOptions()); "
         "print(engine._node.pid, flush=True); time.sleep(60)"
     )

@@ -16,7 +16,8 @@ import pytest
 from web_installed import require_web
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime_web import OnnxRuntimeWeb, OnnxRuntimeWebEngine, install
+from qdqspec.backends.onnxruntime_web import install
+from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb, OnnxRuntimeWebEngine
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.testing.backends import NODES, small_model
 

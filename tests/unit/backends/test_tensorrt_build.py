@@ -16,8 +16,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.tensorrt import TensorRt
 from qdqspec.backends.tensorrt.cache import Shared
+from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.testing.backends import small_model
 from qdqspec.types import InputShape, ShapeProfile

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from qdqspec.backends.base import Backend
-from qdqspec.backends.tensorrt import TensorRt
+from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.testing.backends import BackendContract
 

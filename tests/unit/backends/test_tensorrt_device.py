@@ -14,9 +14,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.tensorrt import TensorRt
 from qdqspec.backends.tensorrt import device as trt_device
 from qdqspec.backends.tensorrt.api import installed_version, unsupported
+from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.backends.tensorrt.ops import formats_for, lacking
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.placement.rules import RULES

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.tensorrt import TensorRt, TensorRtEngine, graph_hash
+from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine, graph_hash
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 

@@ -14,7 +14,7 @@ from arrays import arrays_of
 from chain_models import ChainModel
 from onnx import TensorProto, helper
 
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.corrections import find
 from qdqspec.corrections.judge import Errors, Judge
 from qdqspec.corrections.margins import widened

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.reference import reference_outputs
 
 

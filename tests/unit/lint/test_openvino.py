@@ -12,7 +12,7 @@ from openvino_installed import require_openvino
 from operator_models import IMAGE, MATRIX, Graph, conv
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.openvino import OpenVino
+from qdqspec.backends.openvino.engine import OpenVino
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model, rules_for

@@ -14,7 +14,7 @@ import pytest
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake import FakeDevice, FakeEngine
+from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError, OutputError, PlacementError, QdqspecError
 from qdqspec.measurement import bench as bench_module
 from qdqspec.measurement.bench import (

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake import FakeDevice
+from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.measurement._child import Child
 from qdqspec.measurement._processes import Zygote, can_fork, close_idle

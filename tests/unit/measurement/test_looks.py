@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake import FakeDevice, FakeEngine, options_from
+from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.looks import APART, LEAST_SECONDS, Looks

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from qdqspec.backends.base import BuildOptions, Capabilities
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.measurement._processor import chosen, one_processor
 from qdqspec.measurement._records import options_to_json

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake import FakeDevice, FakeEngine
+from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import Bench

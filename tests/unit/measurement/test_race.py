@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from qdqspec.backends.base import BuildOptions, Engine
-from qdqspec.backends.fake import FakeDevice, FakeEngine
+from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.measurement.race import (
     HOPELESS_AFTER,
     LOOKS,

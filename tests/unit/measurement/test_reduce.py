@@ -17,7 +17,7 @@ from operator_models import IMAGE, Graph, conv
 from random_models import onnx_models
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake import FakeDevice
+from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import all_graphs

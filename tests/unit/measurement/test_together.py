@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.config import Settings
 from qdqspec.errors import BackendError
 from qdqspec.measurement import together
@@ -129,8 +129,8 @@ def test_an_isolated_backend_builds_for_several_threads(tmp_path: Path) -> None:
 
 def test_builds_that_time_kernels_are_made_one_by_one() -> None:
     """Whatever was asked for: two at once would disturb each other's choice of kernels."""
-    from qdqspec.backends.tensorrt import TensorRt
-    from qdqspec.backends.trtexec import Trtexec
+    from qdqspec.backends.tensorrt.engine import TensorRt
+    from qdqspec.backends.trtexec.engine import Trtexec
 
     for backend, jobs in ((OnnxRuntime(), 4), (TensorRt(), 1), (Trtexec(), 1)):
         work = Resources(

@@ -11,8 +11,8 @@ from onnx import numpy_helper
 from random_models import ranges_for
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake import FakeDevice
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.codec import from_data, to_data
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model

@@ -8,8 +8,8 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec.backends.base import Capabilities
-from qdqspec.backends.fake import FakeDevice
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.placement.cache import gather, warm_starts

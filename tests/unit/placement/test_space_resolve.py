@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.space import SchemeSpace

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tabulate import tabulate
 
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt import ops as trt_ops
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model

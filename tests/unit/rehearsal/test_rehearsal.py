@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from random_models import ranges_for
 from rehearsing import built_outputs, rehearsal_of
 
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.space import SchemeSpace

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from random_models import ranges_for
 from rehearsing import rehearsal_of
 
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake import FakeDevice, true_ms
+from qdqspec.backends.fake.engine import FakeDevice, true_ms
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import Inserter

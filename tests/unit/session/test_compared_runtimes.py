@@ -8,7 +8,7 @@ from pathlib import Path
 import other_fake
 import pytest
 
-from qdqspec.backends.fake import FakeDevice, true_ms
+from qdqspec.backends.fake.engine import FakeDevice, true_ms
 from qdqspec.errors import BackendError
 from qdqspec.measurement.lock import DeviceLock
 from qdqspec.session import Session

@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec.accuracy.oracle import FIRST_DOUBT_DB, RehearsalOracle, Rehearser
-from qdqspec.backends.fake import FakeDevice
+from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, Placement, Trial, TuneRules

@@ -18,7 +18,7 @@ from qdqspec import verify
 from qdqspec.accuracy.parity import SideBySide
 from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions, Engine
-from qdqspec.backends.onnxruntime import OnnxRuntime, OnnxRuntimeEngine
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.config import Settings
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, load_model

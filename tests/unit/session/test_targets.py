@@ -8,7 +8,7 @@ import math
 import other_fake
 import pytest
 
-from qdqspec.backends.fake import true_ms
+from qdqspec.backends.fake.engine import true_ms
 from qdqspec.session import Session
 from qdqspec.types import Case, CommonPlacement, TuneRules
 

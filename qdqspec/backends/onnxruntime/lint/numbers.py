@@ -40,8 +40,8 @@ _FP8 = frozenset(
 )
 def bias_scales(view: View) -> Iterator[Hit]:
     """An int32 bias of a Gemm whose scales differ from the product of the other two by more than rounding."""
-    for node in view.operators:
-        if node.op_type != "Gemm" or len(node.inputs) < 3:
+    for node in view.of("Gemm"):
+        if len(node.inputs) < 3:
             continue
         data, weight, bias = (view.dequantizer(tensor) for tensor in node.inputs)
         if data is None or weight is None or bias is None:
@@ -83,8 +83,8 @@ def matmul_channels(view: View) -> Iterator[Hit]:
 
 
 def _odd_channels(view: View) -> Iterator[tuple[Node, Hit]]:
-    for node in view.operators:
-        dequantizer = view.weight_dequantizer(node) if node.op_type == "MatMul" else None
+    for node in view.of("MatMul"):
+        dequantizer = view.weight_dequantizer(node)
         if dequantizer is None or view.dequantizer(node.inputs[0]) is None:
             continue
         numbers = view.numbers(dequantizer)
@@ -111,8 +111,8 @@ def _leaves_misfits(view: View) -> bool:
 )
 def scalars(view: View) -> Iterator[Hit]:
     """A pair of shape [1] around an Add, Mul or AveragePool that becomes one of ONNX Runtime's integer kernels."""
-    for node in view.operators:
-        if node.op_type not in _SCALAR_ONLY or not view.only_quantized(node.outputs[0]):
+    for node in view.of(*_SCALAR_ONLY):
+        if not view.only_quantized(node.outputs[0]):
             continue
         made = [view.dequantizer(tensor) for tensor in node.inputs]
         around = [*(dq for dq in made if dq is not None), *view.quantizers(node.outputs[0])]
@@ -318,9 +318,7 @@ def saturation(view: View) -> Iterator[Hit]:
 def unfused_products(view: View) -> Iterator[Hit]:
     """A MatMulInteger that is followed by other nodes than Cast and Mul, or shares its product of scales."""
     ends: dict[frozenset[str], list[Node]] = {}
-    for node in view.operators:
-        if node.op_type != "MatMulInteger":
-            continue
+    for node in view.of("MatMulInteger"):
         cast = _sole_reader(view, node, "Cast")
         scaled = None if cast is None else _sole_reader(view, cast, "Mul")
         if cast is None or scaled is None:

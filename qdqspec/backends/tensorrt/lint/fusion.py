@@ -80,8 +80,8 @@ def pair_on_the_weighted_side_only(view: View) -> Iterator[Hit]:
 
 
 def _residual_adds(view: View) -> Iterator[Node]:
-    for node in view.operators:
-        if node.op_type == "Add" and not any(view.is_constant(tensor) for tensor in node.inputs):
+    for node in view.of("Add"):
+        if not any(view.is_constant(tensor) for tensor in node.inputs):
             yield node
 
 
@@ -94,9 +94,7 @@ def _residual_adds(view: View) -> Iterator[Node]:
 )
 def pair_behind_pad(view: View) -> Iterator[Hit]:
     """A quantized Pad whose dequantized result is read by a convolution."""
-    for node in view.operators:
-        if node.op_type != "Pad":
-            continue
+    for node in view.of("Pad"):
         behind = [dq for q in view.quantizers(node.outputs[0]) for dq in view.readers(q.outputs[0])]
         convs = [r.name for dq in behind for r in view.readers(dq.outputs[0]) if r.op_type == "Conv"]
         if convs:
@@ -112,9 +110,7 @@ def pair_behind_pad(view: View) -> Iterator[Hit]:
 )
 def conv_to_layernorm(view: View) -> Iterator[Hit]:
     """A quantized Conv and a LayerNormalization with only layout operators between them, along data inputs."""
-    for node in view.operators:
-        if node.op_type != "LayerNormalization":
-            continue
+    for node in view.of("LayerNormalization"):
         maker = view.maker(node.inputs[0], LAYOUT)
         if maker is not None and maker.op_type == "Conv" and view.weight_dequantizer(maker) is not None:
             yield Hit(node.name, f"reads float from '{maker.name}'")
@@ -129,9 +125,7 @@ def conv_to_layernorm(view: View) -> Iterator[Hit]:
 )
 def pair_before_activation(view: View) -> Iterator[Hit]:
     """A convolution whose only consumer is a Q followed by activation functions; a pair inside x * sigmoid(x)."""
-    for node in view.operators:
-        if node.op_type not in _CONVOLUTIONS:
-            continue
+    for node in view.of(*_CONVOLUTIONS):
         last = view.fused(node, {"BatchNormalization"})[-1]
         behind = _behind_pair(view, last.outputs[0]) if view.only_quantized(last.outputs[0]) else []
         if behind and all(reader.op_type in _ACTIVATIONS or _is_gate(view, reader) for reader in behind):
@@ -166,8 +160,8 @@ def _is_gate(view: View, node: Node) -> bool:
 )
 def precision_behind_convolution(view: View) -> Iterator[Hit]:
     """A Conv with a quantized weight whose only consumer is such an operator, with no Q before or after it."""
-    for node in view.operators:
-        if node.op_type not in _CONVOLUTIONS or view.weight_dequantizer(node) is None:
+    for node in view.of(*_CONVOLUTIONS):
+        if view.weight_dequantizer(node) is None:
             continue
         last = view.fused(node, ABSORBED)[-1]
         readers = view.readers(last.outputs[0])

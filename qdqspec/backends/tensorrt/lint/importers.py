@@ -34,9 +34,8 @@ _INTEGER_DOMAIN = "com.microsoft"  # its QLinear operators are reported by TRT01
 
 
 def _of_types(view: View, op_types: Collection[str]) -> Iterator[Hit]:
-    for node in view.operators:
-        if node.op_type in op_types:
-            yield Hit(node.name, f"is a {node.op_type}")
+    for node in view.of(*op_types):
+        yield Hit(node.name, f"is a {node.op_type}")
 
 
 @rule("TRT025", "refused", "The parser has no importer for this operator", cure=_CURE, source=TABLES)

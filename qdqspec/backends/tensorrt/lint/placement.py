@@ -34,9 +34,7 @@ _NEEDS_NO_RESULT = _FLOAT_ONLY | {*POOLING, *WEIGHTED, "GlobalMaxPool"}
 )
 def half_quantized(view: View) -> Iterator[Hit]:
     """A DQ on one of the first two inputs and none on the other; blocked weights alone are intended."""
-    for node in view.operators:
-        if node.op_type not in WEIGHTED:
-            continue
+    for node in view.of(*WEIGHTED):
         made = view.inputs(node)
         blocked = any(dq is not None and view.numbers(dq).block for dq in made.values())
         if len(made) == 2 and None in made.values() and any(made.values()) and not blocked:
@@ -53,9 +51,7 @@ def half_quantized(view: View) -> Iterator[Hit]:
 )
 def concat_scales(view: View) -> Iterator[Hit]:
     """A Concat with several DQ of different scales or zero points, or with only some inputs dequantized."""
-    for node in view.operators:
-        if node.op_type != "Concat":
-            continue
+    for node in view.of("Concat"):
         made = [view.dequantizer(tensor) for tensor in node.inputs]
         known = [dq for dq in made if dq is not None]
         if known and len(known) < len(made):
@@ -146,8 +142,8 @@ def several_scales(view: View) -> Iterator[Hit]:
 )
 def transpose_before_matmul(view: View) -> Iterator[Hit]:
     """A DQ, a Transpose and a MatMul in sequence, of an activation."""
-    for node in view.operators:
-        dequantizer = view.dequantizer(node.inputs[0]) if node.op_type == "Transpose" else None
+    for node in view.of("Transpose"):
+        dequantizer = view.dequantizer(node.inputs[0])
         if dequantizer is None or view.stored_weight(dequantizer) is not None:
             continue
         products = [reader.name for reader in view.readers(node.outputs[0]) if reader.op_type == "MatMul"]

@@ -102,8 +102,8 @@ def fp8_transposed(view: View) -> Iterator[Hit]:
 )
 def large_fp8_kernels(view: View) -> Iterator[Hit]:
     """A convolution with an fp8 weight and a large kernel, by the product of the kernel's sides."""
-    for node in view.operators:
-        dequantizer = view.weight_dequantizer(node) if node.op_type == "Conv" else None
+    for node in view.of("Conv"):
+        dequantizer = view.weight_dequantizer(node)
         if dequantizer is None or view.numbers(dequantizer).elem_type != TensorProto.FLOAT8E4M3FN:
             continue
         dims = view.weight_dims(node)
