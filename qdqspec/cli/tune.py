@@ -97,7 +97,10 @@ def tune(arguments: argparse.Namespace) -> int:
     cases = [case_as_asked(case, arguments) for case in _cases(arguments.what, settings, bare=bare)]
     cases = on_backends(cases, backends, arguments.targets or {})
     _prepare_output(cases, settings)
-    _refuse_unknown_formats(settings)
+    if settings.report:
+        from qdqspec.report.write import refuse_unknown_formats
+
+        refuse_unknown_formats(settings.report)
     with closing(_session(settings, cases)) as session:
         if settings.mode == "plan":
             return _print_plans(cases, session, arguments)
@@ -186,15 +189,6 @@ def _claim_named(folder: Path, case: Case) -> None:
         )
     with explained("the output folder", folder, "choose another with -o"):
         note_owner(folder, case)
-
-
-def _refuse_unknown_formats(settings: Settings) -> None:
-    """Reject unknown report formats before a long run, and not after it."""
-    if settings.report:
-        from qdqspec.report.write import format_for
-
-        for path in settings.report:
-            format_for(path)
 
 
 def _print_plans(cases: list[Case], session: Session, arguments: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ that was replaced is metadata of the new one, so that names and attributes retur
 from __future__ import annotations
 
 import base64
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -261,8 +262,7 @@ class _Lowering:
         weights: Iterable[onnx.NodeProto],
     ) -> None:
         """Note in the metadata which node the kernel replaces, by the names of the float model."""
-        original = onnx.NodeProto()
-        original.CopyFrom(node)
+        original = copy.deepcopy(node)
         original.input[0] = pair.input[0]
         for index, weight in enumerate(weights, start=1):
             original.input[index] = _carried(weight)
@@ -284,8 +284,7 @@ class _Lowering:
 
 
 def _sum_of(add: onnx.NodeProto) -> onnx.NodeProto:
-    found = onnx.NodeProto()
-    found.CopyFrom(add)
+    found = copy.deepcopy(add)
     found.op_type = "Sum"
     found.metadata_props.add(key=REPLACED, value=encoded(add))
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -59,8 +60,7 @@ def _is_sum(node: onnx.NodeProto) -> bool:
 
 
 def _add_of(node: onnx.NodeProto) -> onnx.NodeProto:
-    found = onnx.NodeProto()
-    found.CopyFrom(node)
+    found = copy.deepcopy(node)
     found.op_type = "Add"
     refill(found.metadata_props, [prop for prop in node.metadata_props if prop.key != REPLACED])
     return found
@@ -289,8 +289,7 @@ class _Raising:
             return []
         self._gone.add(readers[0])
         weight = self._dequantize([node.input[0], *numbers], None, "")
-        gather = onnx.NodeProto()
-        gather.CopyFrom(node)
+        gather = copy.deepcopy(node)
         gather.name = node.name.removesuffix("_quant")
         gather.input[0], gather.output[0] = weight.output[0], after.output[0]
         return [*self._take_made(), gather]
@@ -308,8 +307,7 @@ class _Raising:
             quantize = helper.make_node(QUANTIZE, [source], names, self._names.free(f"{source}_{QUANTIZE}"))
             self._made.append(quantize)
             self._known[self._scope, source] = quantize
-        node = onnx.NodeProto()
-        node.CopyFrom(before)
+        node = copy.deepcopy(before)
         dequantize = self._dequantize(list(quantize.output), None, source)
         node.input[0] = dequantize.output[0]
         for index, weight in enumerate(weights, start=1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -172,8 +173,7 @@ def _branch_in(
     graph: onnx.GraphProto, owner: onnx.NodeProto, given: onnx.GraphProto, path: str
 ) -> list[onnx.NodeProto]:
     """The nodes of a branch as nodes of the graph; its weights become the graph's."""
-    branch = onnx.GraphProto()
-    branch.CopyFrom(given)
+    branch = copy.deepcopy(given)
     now, alike = _new_names(graph, owner, branch, path)
     taken = {node.name for node in graph.node if node is not owner}
     for part in all_graphs(branch):

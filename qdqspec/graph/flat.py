@@ -10,6 +10,7 @@ same model, and that of a changed one differs in the changes only.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -297,8 +298,7 @@ class _Closing:
         return self._local.get(name, name)
 
     def _node(self, flat: onnx.NodeProto) -> onnx.NodeProto:
-        node = onnx.NodeProto()
-        node.CopyFrom(flat)
+        node = copy.deepcopy(flat)
         inside = {
             name: graph
             for token in flat.input

@@ -7,6 +7,7 @@ but not for an integer weight with a DequantizeLinear, so it must be done before
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -146,8 +147,7 @@ def _scale_channels(weight: npt.NDArray[np.float64], factor: npt.NDArray[np.floa
 
 def _rewritten(conv: Node, norm: Node, parameters: list[str]) -> onnx.NodeProto:
     """The convolution with its new parameters and the output of the normalization."""
-    node = onnx.NodeProto()
-    node.CopyFrom(conv.proto)
+    node = copy.deepcopy(conv.proto)
     del node.input[1:]
     node.input.extend(parameters)
     node.output[0] = norm.outputs[0]
@@ -158,8 +158,7 @@ def _named(proto: onnx.NodeProto, name: str) -> onnx.NodeProto:
     """The node with its unique name stored: unnamed nodes are numbered, and the numbers would change."""
     if proto.name == name:
         return proto
-    named = onnx.NodeProto()
-    named.CopyFrom(proto)
+    named = copy.deepcopy(proto)
     named.name = name
     return named
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -72,12 +73,11 @@ class _Naming:
         called = (node.domain, node.op_type, node.overload)
         if called not in self._functions or called in within:
             return
-        copy = onnx.FunctionProto()
-        copy.CopyFrom(self._functions[called])
-        node.op_type = copy.name = f"{copy.name}#{len(self._copies)}"
-        node.overload = copy.overload = ""
-        self._copies.append(copy)
-        for inner, name in zip(copy.node, unique_node_names(copy.node), strict=True):
+        clone = copy.deepcopy(self._functions[called])
+        node.op_type = clone.name = f"{clone.name}#{len(self._copies)}"
+        node.overload = clone.overload = ""
+        self._copies.append(clone)
+        for inner, name in zip(clone.node, unique_node_names(clone.node), strict=True):
             self._call(inner, f"{path}/{name}", (*within, called))
             self._name(inner, f"{path}/{name}")
             for body in graphs_inside(inner):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,11 +136,3 @@ def write_reports(record: RunRecord, settings: Settings) -> list[Path]:
         return files
     write_json(record, settings.json)
     return [*files, settings.json]
-
-
-def refuse_unknown_formats(paths: Iterable[Path]) -> None:
-    """Raise `ConfigError` for a report with an unknown suffix, before the run."""
-    from qdqspec.report.write import format_for
-
-    for path in paths:
-        format_for(path)

@@ -74,7 +74,7 @@ def refuse_wrong_options(config: pytest.Config) -> None:
     try:
         settings = settings_of(config)
         if settings.report:
-            from qdqspec.plugin.distribute import refuse_unknown_formats
+            from qdqspec.report.write import refuse_unknown_formats
 
             refuse_unknown_formats(settings.report)
     except ConfigError as error:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tabulate import tabulate
-
+from qdqspec.report.facts import grid
 from qdqspec.types import Culprit, CulpritEvidence
 from qdqspec.units import count_text, pair_text, plain, share_text
 
@@ -62,9 +61,7 @@ def _table(found: CulpritEvidence) -> str:
                 "",
             )
         )
-    sides = ("left", "left", "left", "right", "right", "right")
-    text = tabulate(rows, headers=_HEADS, colalign=sides, tablefmt="simple", disable_numparse=True)
-    return "\n".join(line.rstrip() for line in text.split("\n"))
+    return grid(_HEADS, rows, "lllrrr")
 
 
 def _row(culprit: Culprit) -> tuple[str, ...]:

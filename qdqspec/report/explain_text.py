@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tabulate import tabulate
-
 from qdqspec.report.explain import EngineComparison, ExplainedEngine, Row, compare, find_reference, is_pair
 from qdqspec.report.explain_names import nodes_text
 from qdqspec.report.explain_words import advice, paragraph, place_text, ranking, sentences, short_reason
-from qdqspec.report.facts import Table, gains_table
+from qdqspec.report.facts import gains_table, grid
 from qdqspec.types import LayerTime
 from qdqspec.units import ms_text, percent_text, plain, share_text
 
@@ -79,7 +77,7 @@ def _single(engine: ExplainedEngine, most: int) -> str:
         )
         for layer in slowest
     ]
-    table = _table(("layer", "ms", "precision", "kernel"), rows, "lrll")
+    table = grid(("layer", "ms", "precision", "kernel"), rows, "lrll")
     return _joined([_summary([engine]), table, _gains([engine]), _notes([engine])])
 
 
@@ -112,7 +110,7 @@ def _matching(comparison: EngineComparison) -> str:
 def _gains(engines: Sequence[ExplainedEngine]) -> str:
     """What each correction gained in the searches that made these engines."""
     tables = [table for engine in engines if (table := gains_table(engine.corrections)) is not None]
-    return _joined([f"{table.title}\n{_table(table.headers, table.rows, _align(table))}" for table in tables])
+    return _joined([f"{table.title}\n{grid(table.headers, table.rows, table.align)}" for table in tables])
 
 
 def _notes(engines: Sequence[ExplainedEngine]) -> str:
@@ -134,7 +132,7 @@ _FACTS: tuple[tuple[str, Callable[[ExplainedEngine], str]], ...] = (
 
 def _summary(engines: Sequence[ExplainedEngine]) -> str:
     rows = [(title, *(cell(engine) for engine in engines)) for title, cell in _FACTS]
-    return _table(("", *(plain(engine.name, 28) for engine in engines)), rows, "l" + "r" * len(engines))
+    return grid(("", *(plain(engine.name, 28) for engine in engines)), rows, "l" + "r" * len(engines))
 
 
 def _ranking_table(engines: Sequence[ExplainedEngine], reference: ExplainedEngine) -> str:
@@ -157,7 +155,7 @@ def _ranking_table(engines: Sequence[ExplainedEngine], reference: ExplainedEngin
         "Q/DQ alone",
         "conversions",
     )
-    return _table(heads, rows, "lrrrrrrrr")
+    return grid(heads, rows, "lrrrrrrrr")
 
 
 def _steps(engines: Sequence[ExplainedEngine]) -> str:
@@ -186,7 +184,7 @@ def _differences(comparison: EngineComparison, most: int) -> str:
     ours, theirs = plain(comparison.reference.name, 20), plain(comparison.tuned.name, 20)
     heads = ("largest differences", f"{ours} ms", f"{theirs} ms", "ms", ours, theirs, "")
     left = f"\n{len(chosen) - most} smaller differences are left out." if len(chosen) > most else ""
-    return _table(heads, rows, "lrrrlll") + left if rows else ""
+    return grid(heads, rows, "lrrrlll") + left if rows else ""
 
 
 def _pairs(comparison: EngineComparison) -> str:
@@ -242,17 +240,6 @@ def _counted(layers: Sequence[LayerTime], engine: ExplainedEngine) -> str:
 
 def _layer_name(layer: LayerTime) -> str:
     return nodes_text(layer.nodes) or layer.name
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    words = {"l": "left", "r": "right"}
-    sides = [words[letter] for letter in align] if rows else None
-    text = tabulate(rows, headers=heads, colalign=sides, tablefmt="simple", disable_numparse=True)
-    return "\n".join(line.rstrip() for line in text.split("\n"))
-
-
-def _align(table: Table) -> str:
-    return "".join("r" if column in table.numbers else "l" for column in range(len(table.headers)))
 
 
 def _joined(parts: Sequence[str]) -> str:

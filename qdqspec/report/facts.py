@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tabulate import tabulate
+
 from qdqspec.report.fit import MAX_ROWS
 from qdqspec.report.status import limit_text
 from qdqspec.report.tables import provenance_text, shown_columns
@@ -62,6 +64,18 @@ class Table:
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numbers: frozenset[int] = frozenset()
+
+    @property
+    def align(self) -> str:
+        """The alignment of each column: ``l`` or ``r``."""
+        return "".join("r" if column in self.numbers else "l" for column in range(len(self.headers)))
+
+
+def grid(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    """A table as text, without spaces at the ends of lines; ``align`` has ``l`` or ``r`` for each column."""
+    sides = ["right" if letter == "r" else "left" for letter in align] if rows else None
+    text = tabulate(rows, headers=headers, colalign=sides, disable_numparse=True)
+    return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 def run_line(record: RunRecord) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tabulate import tabulate
-
-from qdqspec.report.facts import LONG, Table
+from qdqspec.report.facts import LONG, Table, grid
 from qdqspec.types import CommonPlacement, RunRecord, RuntimeComparison, RuntimeModel
 from qdqspec.units import count_text, db_text, interval_text, ms_text, plain, ratio_text
 
@@ -154,14 +152,8 @@ def comparison_text(found: RuntimeComparison) -> str:
 
 
 def _text_of(table: Table, said: list[str]) -> str:
-    grid = tabulate(
-        table.rows,
-        headers=table.headers,
-        colalign=["right" if i in table.numbers else "left" for i in range(len(table.headers))],
-        disable_numparse=True,
-    )
-    rows = "\n".join(line.rstrip() for line in grid.splitlines())
-    return "\n".join([table.title, *([rows] if table.rows else []), *said])
+    rows = [grid(table.headers, table.rows, table.align)] if table.rows else []
+    return "\n".join([table.title, *rows, *said])
 
 
 def tune_to_json(

@@ -41,6 +41,12 @@ def format_for(path: Path) -> ReportFormat:
     )
 
 
+def refuse_unknown_formats(paths: Iterable[Path]) -> None:
+    """Raise `ConfigError` for a report whose format is not known, before any work."""
+    for path in paths:
+        format_for(path)
+
+
 def render(record: RunRecord, path: Path) -> bytes:
     """The report for that path as bytes. It shows only what a written record holds.
 

@@ -54,7 +54,7 @@ def _table(table: facts.Table) -> str:
     return tabulate(
         [[escape(cell) for cell in row] for row in table.rows],
         headers=[escape(head) for head in table.headers],
-        colalign=["right" if index in table.numbers else "left" for index in range(len(table.headers))],
+        colalign=["right" if side == "r" else "left" for side in table.align],
         tablefmt="pipe",
         disable_numparse=True,
     )
