@@ -1,16 +1,22 @@
 """Measures a cluster on this machine: overhead of a case, transfer rates, time to recover from a lost worker.
 
     python benchmarks/cluster.py [--megabytes 500] [--tls]
+    python benchmarks/cluster.py --twins MODEL [--backend fake] [--trials 12] [--turns 3]
 
 A scheduler and two workers are started here, so that client, scheduler and workers share its processors and the network
-is the loopback interface.
+is the loopback interface. With ``--twins`` one case is searched in turns by one worker and by two of one key: seconds
+until the noise of builds is known, until the last trial and until all is written (as the client sees them, twice a
+second), and how many of the trials the twin has timed. Both devices are this machine, so what is measured is the
+overhead and the division of the work, not the time that a second machine saves.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,10 +27,15 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from qdqspec.cluster.address import Address
 from qdqspec.cluster.case_process import Answer
 from qdqspec.cluster.client import Cluster
 from qdqspec.cluster.request import Package
+from qdqspec.cluster.session import ClusterSession
+from qdqspec.config import Settings
+from qdqspec.types import Case, TuneRules
 
 _NOTHING: dict[str, Any] = {"checks": []}  # no case: its process ends with an error at once
 
@@ -58,8 +69,10 @@ class Listener:
 
 
 @contextmanager
-def cluster(folder: Path, *, tls: bool) -> Iterator[tuple[Address, Path]]:
-    """A scheduler and two workers with the simulated device."""
+def cluster(
+    folder: Path, *, tls: bool, workers: int = 2, backend: str = "fake"
+) -> Iterator[tuple[Address, Path]]:
+    """A scheduler and workers with devices of one key."""
     program = (
         "import sys\nfrom qdqspec.cli import main\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
     )
@@ -86,9 +99,10 @@ def cluster(folder: Path, *, tls: bool) -> Iterator[tuple[Address, Path]]:
         host = "tls://127.0.0.1" if tls else "127.0.0.1"
         address = start("cluster", "start", "--host", host, "--port", "0")
         begin = time.perf_counter()
-        for name in ("one", "two"):
-            start("worker", address, "--backend", "fake", "--folder", str(folder / name))
-        print(f"two workers connected after {time.perf_counter() - begin:.1f} s")
+        for number in range(workers):
+            device = ("--device", str(number)) if backend == "fake" else ()
+            start("worker", address, "--backend", backend, "--folder", str(folder / str(number)), *device)
+        print(f"{workers} workers connected after {time.perf_counter() - begin:.1f} s", file=sys.stderr)
         yield Address.parse(address), certificates
     finally:
         for process in reversed(started):
@@ -101,7 +115,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--twins", type=Path, metavar="MODEL")
+    parser.add_argument("--backend", default="fake")
+    parser.add_argument("--trials", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=3)
     asked = parser.parse_args()
+    if asked.twins is not None:
+        compare_twins(asked.twins.absolute(), asked.backend, asked.trials, asked.turns)
+        return
     with tempfile.TemporaryDirectory() as place, cluster(Path(place), tls=asked.tls) as (address, tls):
         small, big = Path(place) / "small.bin", Path(place) / "big.bin"
         small.write_bytes(os.urandom(1000))
@@ -132,6 +153,71 @@ def main() -> None:
                     f"a worker gets {fault.name}: {recovery(connection, device, fault, place):.1f} s until elsewhere"
                 )
         print("\n".join(notes))
+
+
+def compare_twins(model: Path, backend: str, trials: int, turns: int) -> None:
+    """Print the searches by one worker and by two, in turns."""
+    rows = []
+    for _ in range(turns):
+        for workers in (1, 2):
+            with (
+                tempfile.TemporaryDirectory() as place,
+                cluster(Path(place), tls=False, workers=workers, backend=backend) as (address, _),
+            ):
+                rows.append(
+                    (workers, *searched(model, backend, trials, str(address), Path(place) / "client"))
+                )
+                print(rows[-1], file=sys.stderr)
+    heads = (
+        "workers",
+        "noise s",
+        "trials s",
+        "all s",
+        "trials",
+        "of the twin",
+        "builds confirmed",
+        "devices",
+    )
+    print(tabulate(rows, heads, floatfmt=".1f"))
+    for name, column in (("noise", 1), ("trials", 2), ("all", 3)):
+        alone, shared = ([row[column] for row in rows if row[0] == workers] for workers in (1, 2))
+        print(
+            f"{name}: two workers take {statistics.median(shared) / statistics.median(alone):.2f} of the time"
+        )
+
+
+def searched(
+    model: Path, backend: str, trials: int, address: str, root: Path
+) -> tuple[float, float, float, int, int, int, int]:
+    """Seconds until the noise is known, the last trial, and the end; and how many trials and builds were made where."""
+    root.mkdir()
+    case = Case(id="default", model=model, tune=TuneRules(trials=trials))
+    begin = time.perf_counter()
+    seen: list[float] = []
+    with closing(ClusterSession(Settings(root=root, backend=backend, cluster=address))) as session:
+        journal = session.output(case) / "trials.jsonl"
+        thread = threading.Thread(target=session.search, args=(case,))
+        thread.start()
+        while thread.is_alive():
+            count = journal.read_bytes().count(b"\n") if journal.exists() else 0
+            seen += [time.perf_counter() - begin] * (count - len(seen))
+            thread.join(0.05)
+        end = time.perf_counter() - begin
+        lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+    seen += [end] * (len(lines) - len(seen))
+    at = [(line["phase"], seconds) for line, seconds in zip(lines, seen, strict=True)]
+    races = [line for line in lines if line["phase"] not in ("noise", "confirm")]
+    confirmed = [line for line in lines if line["phase"] == "confirm"]
+    spread = any("devices of one key" in note for line in confirmed for note in line["samples"]["notes"])
+    return (
+        next((seconds for phase, seconds in at if phase == "noise"), end),
+        max((seconds for phase, seconds in at if phase != "confirm"), default=end),
+        end,
+        len(races),
+        sum(bool(line["twin"]) for line in races),
+        len(confirmed),
+        2 if spread else 1,
+    )
 
 
 def recovery(connection: Cluster, device: Any, fault: signal.Signals, place: str) -> float:

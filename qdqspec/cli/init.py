@@ -16,6 +16,7 @@ from qdqspec.cases import SPEC_SUFFIXES
 from qdqspec.cli.draft import DataDraft, Draft, InputDraft, counted
 from qdqspec.cli.models import judged
 from qdqspec.cli.words import Verbs, add_verb, backend_named, conclude, settings_from
+from qdqspec.collector import uncollected
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, OutputError
 from qdqspec.files import create_file, unwritable
@@ -53,6 +54,7 @@ def add_verbs(verbs: Verbs) -> None:
     )
 
 
+@uncollected()
 def init(arguments: argparse.Namespace) -> int:
     """Inspect the model and write the spec. An existing file is never overwritten."""
     from qdqspec.graph.model import load_model

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from qdqspec.cli.words import FINE, WANTING, Verbs, add_values, add_verb, answer, model_given
+from qdqspec.collector import uncollected
 from qdqspec.config.settings import DEFAULT_BACKEND
 
 
@@ -45,6 +46,7 @@ def _capability(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+@uncollected()
 def lint(arguments: argparse.Namespace) -> int:
     """Check the model with the rules of each target."""
     from qdqspec.lint import lint_model

@@ -21,6 +21,7 @@ from qdqspec.cli.words import (
     settings_from,
     shapes,
 )
+from qdqspec.collector import uncollected
 
 if TYPE_CHECKING:
     from qdqspec.config import Settings
@@ -99,15 +100,9 @@ def _positive(text: str) -> int:
     return number
 
 
+@uncollected()
 def inspect(arguments: argparse.Namespace) -> int:
     """Divide the model into regions and print them with the backend's ratings."""
-    from qdqspec.regions.search import uncollected
-
-    with uncollected():
-        return _inspect(arguments)
-
-
-def _inspect(arguments: argparse.Namespace) -> int:
     from qdqspec.parity.data import shaped_by_data
     from qdqspec.parity.shapes import require_inputs
     from qdqspec.regions.bodies import find_bodies
@@ -157,6 +152,7 @@ def judged(model: Model, settings: Settings) -> Judged:
     return judge(model, backend.capabilities(options), backend=backend.name, note=note)
 
 
+@uncollected()
 def apply(arguments: argparse.Namespace) -> int:
     """Write the model with the pairs of the scheme."""
     from qdqspec.graph.model import Model
@@ -173,6 +169,7 @@ def apply(arguments: argparse.Namespace) -> int:
     return conclude(arguments, f"{pairs} dequantized tensors in it", notes, {"pairs": pairs})
 
 
+@uncollected()
 def strip(arguments: argparse.Namespace) -> int:
     """Write the model without pairs, and report what could not be restored exactly."""
     from qdqspec.graph.save import save_model

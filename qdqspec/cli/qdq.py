@@ -16,6 +16,7 @@ from qdqspec.cli.words import (
     model_given,
     refuse_input_as_output,
 )
+from qdqspec.collector import uncollected
 from qdqspec.errors import PlacementError
 
 ROWS = 12  # of each kind, that `diff` shows without ``--all``
@@ -62,6 +63,7 @@ def add_verbs(verbs: Verbs) -> None:
     folding.add_argument("-o", "--output", type=Path, metavar="OUT", required=True)
 
 
+@uncollected()
 def import_model(arguments: argparse.Namespace) -> int:
     """Read the pairs of a model and write them as a scheme."""
     from qdqspec.placement.import_qdq import import_placement
@@ -91,6 +93,7 @@ def import_model(arguments: argparse.Namespace) -> int:
     return conclude(arguments, summary, imported.notes, {"digest": imported.placement.digest, **counts})
 
 
+@uncollected()
 def diff(arguments: argparse.Namespace) -> int:
     """Compare two models, with their local functions inlined."""
     from qdqspec.placement.diff import diff_models
@@ -101,6 +104,7 @@ def diff(arguments: argparse.Namespace) -> int:
     return FINE if found.same else WANTING
 
 
+@uncollected()
 def fold(arguments: argparse.Namespace) -> int:
     """Write the model with its constants folded."""
     from qdqspec.graph.constants import fold_constants

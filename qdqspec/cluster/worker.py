@@ -19,12 +19,14 @@ from qdqspec.config import Settings
 from qdqspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from distributed import Worker
+    from distributed import Security, Worker
 
 _ENTRY = "qdqspec.cluster.worker"
 _CONFIG = (
     "qdqspec"  # section of Dask's configuration, through which the Nanny passes it to the worker's process
 )
+_REACH_S = 30.0  # for an answer of the scheduler
+_START_S = 120.0  # for the start of its process; importing all took more than 30 s on a loaded machine
 _JOBS: list[Jobs] = []  # of this process; one, set by `dask_setup`
 HANDLERS = {
     "ask": "qdqspec_ask", "put": "qdqspec_put", "get": "qdqspec_get", "stop": "qdqspec_stop",
@@ -42,7 +44,7 @@ def run_worker(
 ) -> None:
     """Connect to the scheduler and work until interrupted; ``ready`` is called once, when connected.
 
-    Raises `ConfigError` if no backend is usable, or no scheduler answers within half a minute.
+    Raises `ConfigError` if no backend is usable, no scheduler answers, or the worker's process does not start in time.
     """
     import dask
     from distributed import Nanny
@@ -56,6 +58,7 @@ def run_worker(
     given = [str(folder), json.dumps(to_data(WorkerOptions.of(settings))), json.dumps(found.to_data())]
 
     async def serve() -> None:
+        await _require_scheduler(address, security)
         try:
             nanny = await Nanny(
                 str(address),
@@ -66,14 +69,17 @@ def run_worker(
                 resources={device.resource: 1.0 for device in found.devices},
                 local_directory=str(folder / "dask"),
                 memory_limit=0,
-                death_timeout=30.0,
+                death_timeout=_START_S,
                 preload=[_ENTRY],
                 config={**dask.config.config, _CONFIG: {"given": given}},
                 dashboard_address="127.0.0.1:0",
             )
-        except (OSError, TimeoutError, RuntimeError) as error:
+        except (AssertionError, OSError, TimeoutError, RuntimeError) as error:
+            # Closing a Nanny whose process is still starting fails an assertion of Dask.
             raise ConfigError(
-                f"no scheduler answers at {address}: {error}", cure="start one with: qdqspec cluster start"
+                f"the worker's process has not connected to {address} after {_START_S:.0f} s: "
+                f"{error.__context__ or error}",
+                cure="the messages above may give a reason; on a machine with much other work, start it again later",
             ) from None
         async with nanny:
             ready(found)
@@ -81,6 +87,22 @@ def run_worker(
 
     with dask.config.set({"distributed.comm.timeouts.connect": "10s"}):
         asyncio.run(serve())
+
+
+async def _require_scheduler(address: Address, security: Security | None) -> None:
+    """Raise `ConfigError` if no scheduler answers."""
+    from distributed import Security
+    from distributed.comm import connect
+
+    try:
+        found = await connect(
+            str(address), timeout=_REACH_S, **(security or Security()).get_connection_args("worker")
+        )
+    except (OSError, TimeoutError) as error:
+        raise ConfigError(
+            f"no scheduler answers at {address}: {error}", cure="start one with: qdqspec cluster start"
+        ) from None
+    await found.close()
 
 
 def dask_setup(worker: Worker) -> None:

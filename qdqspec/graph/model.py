@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import external_data_helper, numpy_helper, shape_inference
+from onnx import external_data_helper, shape_inference
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.check import check_model, external_files, first_line, require_file
@@ -24,7 +24,7 @@ from qdqspec.graph.protos import names_read_inside
 from qdqspec.graph.scopes import QDQ_OPS, find_scopes, unique_node_names
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
-from qdqspec.graph.weights import with_own_bytes
+from qdqspec.graph.weights import array_of
 from qdqspec.types import Consumer
 
 __all__ = ["PROTOBUF_LIMIT", "QDQ_OPS", "Model", "Node", "TensorType", "load_model"]
@@ -204,7 +204,7 @@ class Model:
     def array(self, tensor: str) -> np.ndarray:
         """The value of a constant tensor. The array is shared and must not be changed."""
         base = self.path.parent if self.path else None
-        return numpy_helper.to_array(with_own_bytes(self.constants[tensor], base))
+        return array_of(self.constants[tensor], base)
 
     def external_files(self) -> tuple[Path, ...]:
         """The files beside the model that hold weights."""

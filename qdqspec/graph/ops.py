@@ -144,7 +144,8 @@ def is_float(model: Model, tensor: str) -> bool:
 def reads_data(model: Model, end: Consumer) -> bool:
     """Whether a node reads an activation or weight there, and not a bound, scale, shape or statistic."""
     node = model.by_name[end.node]
-    return not node.is_marker and end.input in data_inputs(node)
+    wanted = DATA_INPUTS.get(node.op_type)
+    return not node.is_marker and (wanted is None or end.input in wanted)
 
 
 def made_of_shapes(model: Model) -> frozenset[str]:

@@ -51,10 +51,10 @@ def save_model(
         if own >= limit_bytes:
             store = WeightStore(folder, base=base, file_name=data.name)
             moved = map_tensors(_whole(model), partial(_aside, base=base, store=store))
-            chunks = parts_of(moved).chunks(partial(_taken_in, base=None))
+            chunks = parts_of(moved).chunks()
         else:
             parts = model if isinstance(model, Parts) else _in_parts(model, base)
-            chunks = parts.chunks(partial(_taken_in, base=base))
+            chunks = parts.chunks(base)
         with (folder / path.name).open("wb") as file:
             file.writelines(_blocks(chunks))
         _move_out(folder, path, data)

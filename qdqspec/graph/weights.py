@@ -7,11 +7,15 @@ data, so that a candidate takes a few kilobytes, independent of the size of the 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
+from onnx.helper import tensor_dtype_to_np_dtype
 
+from qdqspec.arrays import Array
 from qdqspec.errors import ModelError
 from qdqspec.files import unwritable
 from qdqspec.graph.protos import is_external, map_tensors, size_of
@@ -21,6 +25,7 @@ from qdqspec.graph.protos import is_external, map_tensors, size_of
 _INLINE = frozenset({TensorProto.STRING, TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64})
 
 WEIGHTS = "weights.bin"  # default name of the file
+_BLOCK = 2**20  # bytes of external data that are read at a time
 _ALIGNMENT = 64  # bytes: a cache line, and wide enough for any vector load from a memory map
 
 
@@ -97,7 +102,7 @@ def content_digest(path: Path) -> str:
 
     def added(tensor: TensorProto) -> TensorProto:
         found.update(tensor_bytes(tensor, path.parent))
-        return _bare(tensor)
+        return bare(tensor)
 
     bare = map_tensors(onnx.load(path, load_external_data=False), added)
     found.update(bare.SerializeToString(deterministic=True))
@@ -117,48 +122,70 @@ def with_own_bytes(tensor: TensorProto, base: Path | None) -> TensorProto:
     """The same tensor with its bytes included; external ones are read from the folder ``base``."""
     if not is_external(tensor):
         return tensor
-    own = _bare(tensor)
+    own = bare(tensor)
     own.raw_data = _external_bytes(tensor, base)
     return own
 
 
-def _external_bytes(tensor: TensorProto, base: Path | None) -> bytes:
+def array_of(tensor: TensorProto, base: Path | None) -> Array:
+    """A tensor's value, which must not be changed; external data is read from the folder ``base``, without copies."""
+    if is_external(tensor):
+        kind = tensor_dtype_to_np_dtype(tensor.data_type)
+        if kind.isbuiltin == 1:  # numpy's own types; others may have several elements in a byte
+            return np.frombuffer(_external_bytes(tensor, base), kind).reshape(tensor.dims)
+    return numpy_helper.to_array(with_own_bytes(tensor, base))
+
+
+def external_length(tensor: TensorProto) -> int:
+    """The number of bytes of a tensor's external data."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return int(entries["length"]) if "length" in entries else size_of(tensor)
+
+
+def external_blocks(tensor: TensorProto, base: Path | None, most: int = _BLOCK) -> Iterator[bytes]:
+    """A tensor's external data in the folder ``base``, in blocks of at most so many bytes."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     path = (base or Path()) / entries["location"]
-    length = int(entries["length"]) if "length" in entries else size_of(tensor)
+    left = length = external_length(tensor)
     try:
         with path.open("rb") as file:
             file.seek(int(entries.get("offset", 0)))
-            data: bytes = file.read(length)
+            while left and (block := file.read(min(most, left))):
+                left -= len(block)
+                yield block
     except OSError as error:
         raise ModelError(
             f"the external data of tensor '{tensor.name}' cannot be read: {error.strerror}",
             where=path,
             cure="put the file back beside its model",
         ) from None
-    if len(data) < length:
+    if left:
         raise ModelError(
-            f"the external data of tensor '{tensor.name}' ends after {len(data)} of {length} bytes",
+            f"the external data of tensor '{tensor.name}' ends after {length - left} of {length} bytes",
             where=path,
             cure="copy the file again",
         )
-    return data
+
+
+def _external_bytes(tensor: TensorProto, base: Path | None) -> bytes:
+    return b"".join(external_blocks(tensor, base, external_length(tensor)))
 
 
 def _reference(tensor: TensorProto, location: str, offset: int, length: int) -> TensorProto:
-    reference = _bare(tensor)
+    reference = bare(tensor)
     reference.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         reference.external_data.add(key=key, value=value)
     return reference
 
 
-def _bare(tensor: TensorProto) -> TensorProto:
-    bare = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+def bare(tensor: TensorProto) -> TensorProto:
+    """The tensor without its values."""
+    found = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     if tensor.HasField("doc_string"):
-        bare.doc_string = tensor.doc_string
-    bare.metadata_props.extend(tensor.metadata_props)
-    return bare
+        found.doc_string = tensor.doc_string
+    found.metadata_props.extend(tensor.metadata_props)
+    return found
 
 
 def _aligned(offset: int) -> int:

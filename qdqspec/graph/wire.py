@@ -7,9 +7,10 @@ one by one, without a copy of all of them in memory. Source: protobuf.dev, "Enco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -18,11 +19,13 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.graph.protos import Message, copy_fields, is_external, tensors_in_nodes
+from qdqspec.graph.weights import bare, external_blocks, external_length
 
 _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 NODE = onnx.GraphProto.NODE_FIELD_NUMBER
 INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
 INPUT = onnx.GraphProto.INPUT_FIELD_NUMBER
+_RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
 _NODE_INPUT = onnx.NodeProto.INPUT_FIELD_NUMBER
 LAST = 2**29 - 1  # the highest possible field number
 
@@ -126,27 +129,44 @@ class Parts:
         """The initializers that are separate pieces."""
         return (piece for piece in self.graph if isinstance(piece, TensorProto))
 
-    def chunks(self, own: Callable[[TensorProto], TensorProto]) -> Iterator[bytes]:
-        """The file, some pieces at a time. ``own`` returns an initializer in the form to write, on demand."""
-        # Sizes come first, so each tensor is requested twice: reading is cheaper than keeping all of them.
-        yield self.before + head(_GRAPH, sum(_size(piece, own) for piece in self.graph))
+    def chunks(self, base: Path | None = None) -> Iterator[bytes]:
+        """The file, some pieces at a time. With ``base``, external data in that folder is included, block by block."""
+        yield self.before + head(_GRAPH, sum(_size(piece, base) for piece in self.graph))
         for piece in self.graph:
-            if isinstance(piece, TensorProto):
-                yield serialized(INITIALIZER, own(piece))
-            else:
-                yield from _chunks(piece)
+            yield from _chunks(piece, base)
         yield self.after
 
 
-def _chunks(piece: bytes | PieceRun) -> Iterable[bytes]:
-    return (piece,) if isinstance(piece, bytes) else piece.chunks()
+def _chunks(piece: Piece | PieceRun, base: Path | None = None) -> Iterator[bytes]:
+    if isinstance(piece, PieceRun):
+        yield from piece.chunks()
+    elif isinstance(piece, bytes):
+        yield piece
+    elif base is None or not is_external(piece):
+        yield serialized(INITIALIZER, piece)
+    else:
+        first, last = _around_data(piece)
+        yield head(INITIALIZER, len(first) + external_length(piece) + len(last)) + first
+        yield from external_blocks(piece, base)
+        yield last
 
 
-def _size(piece: Piece | PieceRun, own: Callable[[TensorProto], TensorProto]) -> int:
-    if isinstance(piece, TensorProto):
-        size: int = own(piece).ByteSize()
-        return len(head(INITIALIZER, size)) + size
-    return len(piece) if isinstance(piece, bytes) else piece.size_bytes
+def _size(piece: Piece | PieceRun, base: Path | None) -> int:
+    if isinstance(piece, PieceRun):
+        return piece.size_bytes
+    if isinstance(piece, bytes):
+        return len(piece)
+    size: int = piece.ByteSize()
+    if base is not None and is_external(piece):
+        size = sum(map(len, _around_data(piece))) + external_length(piece)
+    return len(head(INITIALIZER, size)) + size
+
+
+def _around_data(tensor: TensorProto) -> tuple[bytes, bytes]:
+    """The fields of a tensor before and after the bytes of its external data, where these are included."""
+    own = bare(tensor)
+    first = fields_between(own, 0, _RAW_DATA - 1) + head(_RAW_DATA, external_length(tensor))
+    return first, fields_between(own, _RAW_DATA + 1, LAST)
 
 
 def parts_of(proto: onnx.ModelProto, initializers: Iterable[TensorProto] | None = None) -> Parts:

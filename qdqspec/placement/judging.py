@@ -13,6 +13,7 @@ from functools import cached_property
 import onnx
 
 from qdqspec.backends.base import Capabilities
+from qdqspec.collector import uncollected
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import (
@@ -30,7 +31,6 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import NEEDS_WEIGHT
 from qdqspec.regions.flow import carried_of
 from qdqspec.regions.inspection import Judged
-from qdqspec.regions.search import uncollected
 from qdqspec.types import QuantizeRules
 
 _UNKNOWN = "an unknown type"

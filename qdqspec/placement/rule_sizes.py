@@ -6,7 +6,7 @@ are not affected; nor are NVFP4 and MXFP8, which the sources do not mention.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from qdqspec.graph.model import Model, Node
@@ -20,6 +20,7 @@ from qdqspec.placement.sizes import (
 from qdqspec.placement.units import Unit
 
 INT8, FP8 = "int8", "fp8"
+_CONVS = frozenset({"Conv"})
 _PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
@@ -34,13 +35,13 @@ def few_channel_conv(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
 
     def leaves(node: Node, fmt: str) -> bool:
         dims = _weight(model, node)
-        if node.op_type != "Conv" or dims is None or len(dims) < 3:
+        if dims is None or len(dims) < 3:
             return False
         group = int(str(node.attributes.get("group", 1)))
         first = node.inputs[0] in model.inputs
         return too_few_channels(dims, group=group, fp8=fmt == FP8, first=first)
 
-    return _without(model, units, leaves)
+    return _without(model, units, _CONVS, leaves)
 
 
 def large_fp8_kernel(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
@@ -52,9 +53,9 @@ def large_fp8_kernel(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
 
     def leaves(node: Node, fmt: str) -> bool:
         dims = _weight(model, node)
-        return fmt == FP8 and node.op_type == "Conv" and dims is not None and too_large_for_fp8(dims)
+        return fmt == FP8 and dims is not None and too_large_for_fp8(dims)
 
-    return _without(model, units, leaves)
+    return _without(model, units, _CONVS, leaves)
 
 
 def small_gemm(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
@@ -67,17 +68,19 @@ def small_gemm(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
     """
 
     def leaves(node: Node, fmt: str) -> bool:  # noqa: ARG001 - alike in both formats
-        if node.op_type not in _PRODUCTS:
-            return False
         return is_one_line(model.shape(node.outputs[0])) or too_small_to_multiply(model.shape(node.inputs[1]))
 
-    return _without(model, units, leaves)
+    return _without(model, units, _PRODUCTS, leaves)
 
 
-def _without(model: Model, units: tuple[Unit, ...], leaves: Callable[[Node, str], bool]) -> tuple[Unit, ...]:
-    """The units without the int8 and fp8 forms that the rule excludes for a unit's operator."""
+def _without(
+    model: Model, units: tuple[Unit, ...], op_types: Collection[str], leaves: Callable[[Node, str], bool]
+) -> tuple[Unit, ...]:
+    """The units without the int8 and fp8 forms that the rule excludes for a unit's operator, one of ``op_types``."""
 
     def kept(unit: Unit) -> Unit:
+        if unit.op_type not in op_types:
+            return unit
         node = model.by_name[unit.id]
         forms = tuple(
             form

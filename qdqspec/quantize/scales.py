@@ -149,8 +149,10 @@ def quantize(values: npt.NDArray[np.floating], params: QuantParams) -> Array:
     wide: type[np.floating] = np.float64 if fmt.dtype.itemsize > 2 else np.float32
     grid = np.asarray(np.divide(values.astype(wide, copy=False), step))
     if not fmt.floating:  # otherwise the cast below rounds
-        grid = np.asarray(np.rint(grid)) + zero_point
-    return np.asarray(np.clip(grid, fmt.low, fmt.high).astype(fmt.dtype))
+        np.rint(grid, out=grid)  # in place: a weight may take gigabytes
+        grid += zero_point
+    np.clip(grid, fmt.low, fmt.high, out=grid)
+    return np.asarray(grid.astype(fmt.dtype))
 
 
 def bias_params(activation: QuantParams, weight: QuantParams, fmt: NumberFormat, axis: int) -> QuantParams:

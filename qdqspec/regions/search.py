@@ -8,10 +8,9 @@ become composites.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
+from qdqspec.collector import uncollected
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import ANCHORS, POOLS
 from qdqspec.regions.blocks import TINY, Block, Composite, Leaf, dissolve, join_tiny, leaves, pack_run
@@ -26,6 +25,7 @@ DEFAULT_RULES = RegionRules()
 STARTERS = ANCHORS | POOLS
 
 
+@uncollected()
 def find_regions(
     model: Model, rules: RegionRules = DEFAULT_RULES, *, groups: Sequence[Sequence[str]] = ()
 ) -> tuple[Region, ...]:
@@ -43,24 +43,7 @@ def find_regions(
 
     Source: Johnson, Pearson, Pingali, "The program structure tree", PLDI 1994.
     """
-    with uncollected():
-        return _regions(flow_of(model), rules, groups)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Pause the cyclic garbage collector: no reference cycles are created here.
-
-    Python runs the collector after many allocations, and each run visits all objects: it took a quarter of
-    the time for 20,000 nodes, and grew faster than linearly.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+    return _regions(flow_of(model), rules, groups)
 
 
 def _regions(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> tuple[Region, ...]:

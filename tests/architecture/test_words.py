@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "qdqspec"
 
 FINISHED = (
-    "__init__", "__main__", "accuracy", "api", "backends", "baseline", "cases", "checks", "cli", "config",
-    "corrections", "errors", "files", "graph", "lint", "measurement", "parity", "placement", "plain_json", "plugin",
-    "preparation", "progress", "quantize", "regions", "registry", "rehearsal", "report", "search", "session", "spec",
-    "temporary", "testing", "types", "units",
+    "__init__", "__main__", "accuracy", "api", "backends", "baseline", "cases", "checks", "cli", "collector",
+    "config", "corrections", "errors", "files", "graph", "lint", "measurement", "parity", "placement", "plain_json",
+    "plugin", "preparation", "progress", "quantize", "regions", "registry", "rehearsal", "report", "search", "session",
+    "spec", "temporary", "testing", "types", "units",
 )  # fmt: skip
 DOCUMENTS = (
     "README.md",

@@ -77,8 +77,8 @@ def test_stripping_with_the_reference_gives_the_model_back(drawn: Drawn, mode: s
 def test_what_is_written_is_what_is_looked_at(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
     inserted = insert_qdq(model, placement, quantizer(model), weights=mode)
-    assert b"".join(inserted.parts.chunks(lambda tensor: tensor)) == bytes_of(inserted.proto)
-    assert b"".join(parts_of(model.proto).chunks(lambda tensor: tensor)) == bytes_of(model.proto)
+    assert b"".join(inserted.parts.chunks()) == bytes_of(inserted.proto)
+    assert b"".join(parts_of(model.proto).chunks()) == bytes_of(model.proto)
 
 
 @given(placed_models(odd=True), st.data())

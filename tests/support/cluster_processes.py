@@ -28,10 +28,10 @@ class Processes:
         program = f"if __name__ == '__main__':\n    {prelude or 'pass'}\n    {run}\n"
         file = self.folder / f"process{len(self.started)}.py"
         file.write_text(program)
-        log = (self.folder / f"process{len(self.started)}.log").open("wb")
-        process = subprocess.Popen(
-            [sys.executable, str(file)], stdout=subprocess.PIPE, stderr=log, cwd=self.folder, text=True
-        )
+        with (self.folder / f"process{len(self.started)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, str(file)], stdout=subprocess.PIPE, stderr=log, cwd=self.folder, text=True
+            )
         self.started.append(process)
         lines = []
         for line in process.stdout:

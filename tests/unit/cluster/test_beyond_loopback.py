@@ -53,18 +53,19 @@ def cluster(tmp_path_factory):
 def test_only_a_client_with_the_certificate_connects(cluster, tmp_path, monkeypatch):
     from qdqspec.cluster import client
 
-    monkeypatch.setattr(client, "_CONNECT", 3.0)
     address, keys = cluster
     assert address.startswith("tls://")
     plain = address.replace("tls://", "tcp://")
     with pytest.raises(ConfigError, match="plain tcp is refused beyond this machine"):
         Address.parse(plain)
     make_certificates(tmp_path / "other", days=2)
+    unprotected = Address(host=Address.parse(address).host, port=Address.parse(address).port, tls=False)
+    monkeypatch.setattr(client, "_CONNECT", 3.0)  # these two never connect
     with pytest.raises(ConfigError, match="no scheduler answers"):
         client.Cluster(Address.parse(address), tmp_path / "other")
-    unprotected = Address(host=Address.parse(address).host, port=Address.parse(address).port, tls=False)
     with pytest.raises(ConfigError, match="no scheduler answers"):
         client.Cluster(unprotected, keys)
+    monkeypatch.setattr(client, "_CONNECT", PATIENCE)
     connected = client.Cluster(Address.parse(address), keys)
     assert [device.key for worker in connected.workers() for device in worker.announcement.devices] == [
         "fake"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,24 @@ def test_external_data_is_taken_in_from_its_folder(proto: onnx.ModelProto, tmp_p
     save_model(light, tmp_path / "out" / "whole.onnx", base=tmp_path / "work")
     assert load_model(tmp_path / "work" / "light.onnx").array("w").tolist() == list(range(64))
     assert onnx.load(tmp_path / "out" / "whole.onnx", load_external_data=False) == proto
+
+
+def test_a_weight_beside_the_model_is_never_held_whole(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.arange(4 << 20, dtype=np.float32), "w")  # 16 MiB
+    given = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[4194304] y) { y = Add(x, w) }'
+    )
+    given.graph.initializer.append(weight)
+    (tmp_path / "given").mkdir()
+    light = share_weights(given, tmp_path / "given")
+    tracemalloc.start()
+    try:
+        save_model(light, tmp_path / "whole.onnx", base=tmp_path / "given")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert onnx.load(tmp_path / "whole.onnx") == given
+    assert peak < 4 << 20
 
 
 def test_text_is_written_whole(tmp_path: Path) -> None:

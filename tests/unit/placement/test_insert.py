@@ -224,7 +224,7 @@ def test_a_model_in_more_pieces_is_the_same_model(monkeypatch: pytest.MonkeyPatc
     placement = Placement(sites=frozenset({WEIGHT, site("t", ("a", 0), ("a", 1))}))
     inserted = insert_qdq(model, placement, Quantizer(model, ranges_for(model)))
     monkeypatch.setattr(wire, "_AT_ONCE", 3)  # which ends chunks within nodes
-    written = b"".join(inserted.parts.chunks(lambda tensor: tensor))
+    written = b"".join(inserted.parts.chunks())
     assert written == inserted.proto.SerializeToString(deterministic=True)
 
 

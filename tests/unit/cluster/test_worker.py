@@ -1,0 +1,40 @@
+"""Workers that cannot start."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from cluster_processes import Processes
+
+from qdqspec.cluster.address import Address
+from qdqspec.config import Settings
+from qdqspec.errors import ConfigError
+
+pytest.importorskip("distributed", reason="the extra [cluster] is not installed")
+
+
+def test_a_worker_needs_a_scheduler(tmp_path, monkeypatch):
+    from qdqspec.cluster import worker
+
+    monkeypatch.setattr(worker, "_REACH_S", 0.5)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = Address.parse(f"127.0.0.1:{free.getsockname()[1]}")
+    with pytest.raises(ConfigError, match="no scheduler answers"):
+        worker.run_worker(address, tmp_path, Settings(), tmp_path / "worker", ("fake",), pytest.fail)
+
+
+def test_a_process_that_does_not_start_in_time_is_an_error(tmp_path):
+    processes = Processes(tmp_path)
+    try:
+        processes.address = processes.start("cluster", "start", "--port", "0", "--json")["address"]
+        with pytest.raises(AssertionError, match="the worker's process has not connected"):
+            processes.worker(
+                "late",
+                "--backend",
+                "fake",
+                prelude="from qdqspec.cluster import worker; worker._START_S = 0.1",
+            )
+    finally:
+        processes.stop()
