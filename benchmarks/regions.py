@@ -216,12 +216,14 @@ def cpu_seconds(folder: Path, words: tuple[str, ...]) -> tuple[float, float]:
     for left in ("model.qdq.yaml", "folded.onnx", "applied.onnx", "stripped.onnx", "scheme.json"):
         if left in words and words[words.index(left) - 1] == "-o":
             (folder / left).unlink(missing_ok=True)
-    command = [sys.executable, "-c", COMMAND, "used", *words]
+    used = folder / "used"
+    used.unlink(missing_ok=True)
+    command = [sys.executable, "-c", COMMAND, used.name, *words]
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if run.returncode not in (0, 1):
+    if run.returncode not in (0, 1) or not used.exists():
         print(f"{' '.join(words)}: {run.stderr}", file=sys.stderr)
         return math.nan, math.nan
-    own, children = map(float, (folder / "used").read_text().split())
+    own, children = map(float, used.read_text().split())
     return own, children
 
 

@@ -74,12 +74,15 @@ def run_worker(
                 config={**dask.config.config, _CONFIG: {"given": given}},
                 dashboard_address="127.0.0.1:0",
             )
-        except (AssertionError, OSError, TimeoutError, RuntimeError) as error:
+        except (AssertionError, TimeoutError):
             # Closing a Nanny whose process is still starting fails an assertion of Dask.
             raise ConfigError(
-                f"the worker's process has not connected to {address} after {_START_S:.0f} s: "
-                f"{error.__context__ or error}",
-                cure="the messages above may give a reason; on a machine with much other work, start it again later",
+                f"the worker's process has not connected to {address} within {_START_S:.0f} s",
+                cure="on a machine with much other work, start the worker again later",
+            ) from None
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"the worker's process did not start: {error}", cure="the messages above give the reason"
             ) from None
         async with nanny:
             ready(found)
