@@ -30,7 +30,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from random_models import ranges_for
 from tabulate import tabulate
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
@@ -81,6 +80,8 @@ class Audit:
         self.model = fold_weights(floating).model  # as a search has it
         self.regions = find_regions(self.model)
         self.space = SchemeSpace(self.model, OnnxRuntime().capabilities(), regions=self.regions)
+        from random_models import ranges_for
+
         ranges = tie_ranges(self.model, ranges_for(self.model))
         self.numbers = Quantizer(self.model, ranges, biases=self.space.bias_sources)
 

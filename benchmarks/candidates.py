@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from random_models import ranges_for
 from tabulate import tabulate
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
@@ -34,6 +33,8 @@ from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.types import Label
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 HEADERS = (
     "nodes", "weights MB", "sites", "first ms", "next ms", "median ms", "wall ms", "resolve", "insert", "write",
@@ -71,6 +72,8 @@ class Maker:
     def __init__(self, model: Model, folder: Path) -> None:
         self.folder = folder
         self.space = SchemeSpace(model, OnnxRuntime().capabilities())
+        from random_models import ranges_for
+
         numbers = Quantizer(model, ranges_for(model), biases=self.space.bias_sources)
         store = WeightStore(folder, base=model.path.parent if model.path else None)
         self.inserter = Inserter(model, numbers, store=store)

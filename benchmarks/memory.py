@@ -22,7 +22,6 @@ from typing import TypeVar
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from random_models import ranges_for
 from tabulate import tabulate
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
@@ -34,6 +33,8 @@ from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 T = TypeVar("T")
 CHANNELS = 512
@@ -92,6 +93,8 @@ def measure(path: Path, folder: Path) -> None:
     observer = meter("make the observer", lambda: observe(model, space.tensors).parts)
     file = folder / "observer.onnx"
     meter("write the observer", partial(save_model, observer, file, base=path.parent))
+    from random_models import ranges_for
+
     numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources)
     everything = space.resolve(space.everything())
     store = WeightStore(folder, base=path.parent)

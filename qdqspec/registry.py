@@ -27,7 +27,9 @@ _ROOMS: dict[RegistryKind, tuple[str, str, str]] = {
     "format": ("report.formats", "qdqspec.formats", "report_format"),
 }
 # Modules of a package that are not entries have a leading underscore or are in this list.
-_NOT_ENTRIES = frozenset({"base", "blocks", "crossings", "loop", "select", "surrogate"})
+_NOT_ENTRIES = frozenset(
+    {"base", "blocks", "crossings", "loop", "requests", "select", "surrogate", "verdicts"}
+)
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Self
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import Engine
-from qdqspec.checks._requests import requests_of
+from qdqspec.checks.requests import requests_of
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.isolate import Isolated

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from qdqspec.checks._params import require_a_limit
-from qdqspec.checks._verdicts import unmeasured, verdict
 from qdqspec.checks.base import CheckParams, Fraction
+from qdqspec.checks.verdicts import unmeasured, verdict
 from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
 from qdqspec.types.requests import Request, ScoreRequest
 from qdqspec.units import metric_text, percent_text, plain, refuse_more_than_all, share_text

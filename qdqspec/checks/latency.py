@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from qdqspec.checks._params import Number, Positive, Whole
-from qdqspec.checks._verdicts import faster_advice, unmeasured, verdict
 from qdqspec.checks.base import CheckParams, longest_match
+from qdqspec.checks.verdicts import faster_advice, unmeasured, verdict
 from qdqspec.registry import did_you_mean, names
 from qdqspec.types import (
     Clock,

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from qdqspec.checks._params import Switch
-from qdqspec.checks._verdicts import WIDTH, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
+from qdqspec.checks.verdicts import WIDTH, unmeasured, verdict
 from qdqspec.spec.kinds import LintTargetName
 from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict
 from qdqspec.types.requests import LintRequest, Request

@@ -28,8 +28,8 @@ from qdqspec.checks._parity_text import (
     search_sections,
     steps_table,
 )
-from qdqspec.checks._verdicts import WIDTH, is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
+from qdqspec.checks.verdicts import WIDTH, is_unchanged, unmeasured, verdict
 from qdqspec.types import (
     Evidence,
     EvidenceKind,

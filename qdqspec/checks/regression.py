@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from qdqspec.baseline.compare import is_stale, judge_change
-from qdqspec.checks._verdicts import unmeasured, verdict
 from qdqspec.checks.base import CheckParams, Fraction
+from qdqspec.checks.verdicts import unmeasured, verdict
 from qdqspec.types import (
     Evidence,
     EvidenceKind,

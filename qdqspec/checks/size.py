@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from qdqspec.checks._params import Positive, require_a_limit
-from qdqspec.checks._verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import ByteSize, CheckParams
+from qdqspec.checks.verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 from qdqspec.units import ratio_text, size_text
 

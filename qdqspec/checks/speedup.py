@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from qdqspec.checks._params import Positive
-from qdqspec.checks._verdicts import faster_advice, is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
 from qdqspec.checks.latency import measured_section
+from qdqspec.checks.verdicts import faster_advice, is_unchanged, unmeasured, verdict
 from qdqspec.types import Evidence, EvidenceKind, Interval, LatencyEvidence, Outcome, Section, Verdict
 from qdqspec.units import interval_text, ratio_text
 

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from qdqspec.checks._verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
+from qdqspec.checks.verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.spec.kinds import OptimizerName
 from qdqspec.types import Evidence, EvidenceKind, Optimizer, Section, SurvivalEvidence, Verdict
 from qdqspec.types.requests import Request, SurvivalRequest

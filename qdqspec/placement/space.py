@@ -7,20 +7,18 @@ weight quantized reads floats if the producer can output floats.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
-from functools import cached_property
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.placement.forms import Form, format_choices
+from qdqspec.placement.pair_edges import PairEdges
 from qdqspec.placement.rules import apply_rules
-from qdqspec.placement.stands import Stands
 from qdqspec.placement.units import Edge, Unit, UnitFinder, with_results
 from qdqspec.types import Consumer, Kind, Label, Placement, QuantizeRules, Region, Site, kind_of
-
-_OF_UNITS = frozenset({"by_id", "unit_of", "_stands", "_offered"})  # cached properties derived from units
 
 
 class SchemeSpace:
@@ -55,8 +53,16 @@ class SchemeSpace:
         self._closed = self._denied | (
             {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
         )
-        self.units: tuple[Unit, ...] = tuple(unit for unit in map(self._apart, found) if unit.forms)
+        self._set_units(map(self._apart, found))
         self.labels: tuple[Label, ...] = ("fp", *self._labels())
+
+    def _set_units(self, units: Iterable[Unit]) -> None:
+        """Set the units that have a form, and what is derived from them: units by id (the name of their first node),
+        the unit's id by node name, and the edges of pairs."""
+        self.units: tuple[Unit, ...] = tuple(unit for unit in units if unit.forms)
+        self.by_id = {unit.id: unit for unit in self.units}
+        self.unit_of = {node: unit.id for unit in self.units for node in unit.nodes}
+        self._edges = PairEdges(self.model, self.by_id, self.result_edges)
 
     def _labels(self) -> Iterator[Label]:
         """The labels of each format; dynamic ones where a unit has one."""
@@ -75,16 +81,6 @@ class SchemeSpace:
         if (outputs, out_edges) == (unit.outputs, unit.out_edges):
             return unit
         return with_results(unit, outputs, out_edges)
-
-    @cached_property
-    def by_id(self) -> dict[str, Unit]:
-        """Units by their id, the name of their first node."""
-        return {unit.id: unit for unit in self.units}
-
-    @cached_property
-    def unit_of(self) -> dict[str, str]:
-        """Unit id by node name, for the nodes that belong to one."""
-        return {node: unit.id for unit in self.units for node in unit.nodes}
 
     @property
     def bias_sources(self) -> dict[Consumer, tuple[Site, Site]]:
@@ -114,10 +110,8 @@ class SchemeSpace:
 
     def known(self, tensors: Collection[str]) -> SchemeSpace:
         """The same space without labels that need an activation without a calibrated range."""
-        smaller = SchemeSpace.__new__(SchemeSpace)
-        smaller.__dict__.update({k: v for k, v in self.__dict__.items() if k not in _OF_UNITS})
-        known = (_known(unit, tensors) for unit in self.units)
-        smaller.units = tuple(unit for unit in known if unit.forms)
+        smaller = copy(self)
+        smaller._set_units(_known(unit, tensors) for unit in self.units)  # noqa: SLF001 - of the same class
         return smaller
 
     def resolve(self, labels: Mapping[str, Label]) -> Placement:
@@ -125,19 +119,15 @@ class SchemeSpace:
 
         Raises `PlacementError` for an unknown unit, or a label that it does not offer.
         """
-        return self._stands.placement(labels)
-
-    @cached_property
-    def _stands(self) -> Stands:
-        return Stands(self.model, self.by_id, self.result_edges)
+        return self._edges.placement(labels)
 
     def permitted(self, placement: Placement) -> Placement:
         """The placement, from any source, if it quantizes nothing that the spec excludes.
 
         Raises `PlacementError` naming the first excluded node. Nodes without filters are not checked.
         """
-        ends = (end for site in placement.sites for end in site.consumers if end.node in self._closed)
-        if outside := sorted(end for end in ends if end not in self._offered):
+        ends = {end for site in placement.sites for end in site.consumers if end.node in self._closed}
+        if ends and (outside := sorted(ends - self._offered())):
             raise PlacementError(
                 f"the placement quantizes what node '{outside[0].node}' reads, which patterns: keeps in floating point",
                 where=self.model.where,
@@ -145,7 +135,6 @@ class SchemeSpace:
             )
         return placement
 
-    @cached_property
     def _offered(self) -> frozenset[Consumer]:
         """All inputs that some choice quantizes."""
         edges = (end for unit in self.units for _, end in (*unit.edges, *self.result_edges(unit)))

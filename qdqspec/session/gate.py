@@ -26,7 +26,7 @@ from qdqspec.baseline.compare import (
 )
 from qdqspec.baseline.history import figures_elsewhere, history_of
 from qdqspec.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
-from qdqspec.checks._requests import requests_of
+from qdqspec.checks.requests import requests_of
 from qdqspec.config import Settings
 from qdqspec.errors import StateError
 from qdqspec.measurement.change import (

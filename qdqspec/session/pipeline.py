@@ -27,9 +27,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from qdqspec.checks._requests import needs_of
-from qdqspec.checks._verdicts import timed_out
 from qdqspec.checks.base import Check
+from qdqspec.checks.requests import needs_of
+from qdqspec.checks.verdicts import timed_out
 from qdqspec.measurement.store import Store
 from qdqspec.preparation.cached import CORRECTIONS, MODEL, PATTERNS, RAW_MODEL, CachedSearch, keep
 from qdqspec.preparation.case import CaseSetup

@@ -18,7 +18,7 @@ from qdqspec.accuracy.probes import Prober, read_probe
 from qdqspec.backends.base import Availability
 from qdqspec.baseline.store import Renewal
 from qdqspec.cases import SPEC_SUFFIXES, find_case
-from qdqspec.checks._verdicts import raised
+from qdqspec.checks.verdicts import raised
 from qdqspec.config import Settings
 from qdqspec.config.declared import check_option
 from qdqspec.errors import BackendUnavailableError, ConfigError

@@ -178,3 +178,22 @@ def test_the_documentation_lists_the_layers():
     rows = re.findall(r"^\| (\d+) \| (.+?) \|", text, re.MULTILINE)
     listed = {name: int(number) for number, cell in rows for name in re.findall(r"`(\w+)`", cell)}
     assert listed == LAYERS
+
+
+def test_private_modules_are_imported_in_their_package_only():
+    """A module with a leading underscore belongs to the package that it is in."""
+    for path in files():
+        package = ("qdqspec", *path.relative_to(PACKAGE).parts[:-1])
+        for name in imports(path):
+            parts = tuple(name.split("."))
+            for end, part in enumerate(parts):
+                if part.startswith("_") and (PACKAGE.parent.joinpath(*parts[:end], f"{part}.py")).exists():
+                    assert package[:end] == parts[:end], f"{path}: {name}"
+
+
+def test_no_object_is_made_past_its_constructor():
+    """State that ``__new__`` and ``__dict__`` set is invisible where the class is read."""
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            hidden = isinstance(node, ast.Attribute) and node.attr in ("__new__", "__dict__")
+            assert not hidden, f"{path}:{node.lineno}"

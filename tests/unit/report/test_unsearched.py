@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qdqspec.checks._verdicts import raised
+from qdqspec.checks.verdicts import raised
 from qdqspec.errors import DataError
 from qdqspec.report.tables import summary_table
 from qdqspec.report.write import format_named

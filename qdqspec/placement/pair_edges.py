@@ -29,29 +29,30 @@ _NOBODY, _FLOAT = -1, -2  # demands on an edge other than the numbers of edges: 
 _WIDE = 62  # readers of one tensor: the bits of a machine integer
 
 
-class _Stand(dict[int, Site]):
-    """One tensor in one format: its sites by the readers of the pair, as bits of a number.
+class _Tensor:
+    """One tensor in one format. ``first`` is the number of its first edge, ``place`` the position of each reader."""
 
-    Sites are made once and compare by identity in large placements. ``first`` is the number of its first
-    edge.
-    """
-
-    __slots__ = ("_ends", "_key", "first", "place")
+    __slots__ = ("_ends", "_key", "_sites", "first", "place")
 
     def __init__(self, first: int, key: _Key, ends: tuple[Consumer, ...]) -> None:
         self.first = first
         self.place = {end: i for i, end in enumerate(ends)}
         self._key = key
         self._ends = ends
+        self._sites: dict[int, Site] = {}
 
-    def __missing__(self, ends: int) -> Site:
-        tensor, fmt, axis, owner, _ = self._key
-        consumers = tuple(end for i, end in enumerate(self._ends) if ends >> i & 1)
-        made = Site(tensor=tensor, consumers=consumers, format=fmt, axis=axis, weight=owner is not None)
-        return self.setdefault(ends, made)
+    def site(self, ends: int) -> Site:
+        """The site whose readers are the bits of a number. Made once: large placements compare sites by identity."""
+        made = self._sites.get(ends)
+        if made is None:
+            tensor, fmt, axis, owner, _ = self._key
+            consumers = tuple(end for i, end in enumerate(self._ends) if ends >> i & 1)
+            made = Site(tensor=tensor, consumers=consumers, format=fmt, axis=axis, weight=owner is not None)
+            self._sites[ends] = made
+        return made
 
 
-class Stands:
+class PairEdges:
     """All edges of a model where a pair can be inserted, and those of each choice of a label for a unit.
 
     ``results`` returns the edges after a unit that are quantized if it outputs integers.
@@ -70,7 +71,7 @@ class Stands:
         self._yields = array("b")  # whether a choice can omit the pairs on its outputs
         # Numbers of choices, each with one edge that it reads quantized, makes quantized, or reads in float.
         self._reads, self._makes, self._floats = array("q"), array("q"), array("q")
-        self._stands: dict[_Key, _Stand] = {}
+        self._tensors: dict[_Key, _Tensor] = {}
         self._firsts = array("q")  # first edges of tensors in a format
         self._bits = array("q")  # of edges: the bit within its tensor and format
         self._edges = array("q")  # of the model, for these edges
@@ -91,12 +92,12 @@ class Stands:
 
     def _sites(self, covered: npt.NDArray[np.bool_]) -> list[Site]:
         """The sites of all tensors in a format that have covered edges."""
-        if not self._stands:
+        if not self._tensors:
             return []
         kind = np.object_ if self._widest > _WIDE else np.int64
         bits = np.left_shift(1, np.asarray(self._bits).astype(kind))
         ends = np.add.reduceat(np.where(covered, bits, 0), np.asarray(self._firsts)).tolist()
-        return [stand[some] for stand, some in zip(self._stands.values(), ends, strict=True) if some]
+        return [tensor.site(some) for tensor, some in zip(self._tensors.values(), ends, strict=True) if some]
 
     def _covered(self, choices: _Numbers) -> npt.NDArray[np.bool_]:
         """The edges that have a pair: those read quantized, and those made quantized if no reader needs otherwise.
@@ -145,7 +146,7 @@ class Stands:
         for site, owner in (*((site, "") for site in constants), *((site, name) for site in biases)):
             for end in site.consumers:
                 self._reads.extend(
-                    (number, self._stands_edge((site.tensor, site.format, site.axis, owner, ""), end))
+                    (number, self._pair_edge((site.tensor, site.format, site.axis, owner, ""), end))
                 )
         for tensor, end in self._results(unit) if gives else ():
             self._makes.extend((number, self._activation(tensor, end, fmt or "")))
@@ -170,20 +171,20 @@ class Stands:
         """An edge in an activation format; blocks are along the last axis, which products are summed over."""
         blocked = bool(fmt) and number_format(fmt).block
         axis = len(self._model.shape(tensor) or ()) - 1 if blocked else None
-        return self._stands_edge((tensor, fmt, axis, None, self._scope(end)), end)
+        return self._pair_edge((tensor, fmt, axis, None, self._scope(end)), end)
 
-    def _stands_edge(self, key: _Key, end: Consumer) -> int:
-        stand = self._stands.get(key)
-        if stand is None:
+    def _pair_edge(self, key: _Key, end: Consumer) -> int:
+        tensor = self._tensors.get(key)
+        if tensor is None:
             ends = self._model.ends(key[0])
             if self._model.has_bodies and key[3] is None:
                 ends = tuple(e for e in ends if self._scope(e) == key[4])
-            stand = self._stands[key] = _Stand(len(self._bits), key, ends)
-            self._firsts.append(stand.first)
+            tensor = self._tensors[key] = _Tensor(len(self._bits), key, ends)
+            self._firsts.append(tensor.first)
             self._bits.extend(range(len(ends)))
             self._edges.extend(self._model_edge((key[0], end)) for end in ends)
             self._widest = max(self._widest, len(ends))
-        return stand.first + stand.place[end]
+        return tensor.first + tensor.place[end]
 
     def _scope(self, end: Consumer) -> str:
         """The graph of a reader; kernels are fused within one, so that a pair is for readers in one."""
