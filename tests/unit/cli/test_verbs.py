@@ -170,6 +170,10 @@ def test_without_a_verb_each_has_a_line(capsys: pytest.CaptureFixture[str]) -> N
         (["bananas"], "unknown verb 'bananas'\n"),
         (["tune", "net.onnx", "--calibraton", "a.npz"], "--calibraton a.npz (did you mean '--calibration'?)"),
         (["tune", "net.onnx", "--bananas=3"], "unrecognized arguments: --bananas=3\n"),
+        (
+            ["verify", "a.onnx", "b.onnx", "--evaluation", "e.npz"],
+            "--evaluation e.npz (did you mean '--data'?)",
+        ),
     ],
 )
 def test_a_misspelt_word_has_a_suggestion(
