@@ -151,7 +151,7 @@ class RehearsalOracle:
         self._refused = False
         self._missing = ""  # why the sensitivity analysis was not made
         self._left = left
-        self._outputs = KnownOutputs()
+        self._outputs = KnownOutputs(keeps=metric is not None)
         self._metric = metric
         self._least_db = least_db
 

@@ -199,24 +199,34 @@ class Rehearsal:
 
 
 class KnownOutputs:
-    """Outputs of placements by input, up to `HELD_BYTES`: SQNR and task metric of a placement use the same runs."""
+    """Outputs of placements by input, up to `HELD_BYTES`: SQNR and task metric of a placement use the same runs.
 
-    def __init__(self) -> None:
+    Without ``keeps`` only the time of runs is noted.
+    """
+
+    def __init__(self, *, keeps: bool = True) -> None:
+        self._keeps = keeps
         self.run_seconds = 0.0  # of the latest run
         self._found: dict[tuple[str, bytes], dict[str, Array]] = {}
         self._bytes = 0
 
     def of(self, rehearsal: Rehearsal, placement: Placement, feed: Feed) -> dict[str, Array]:
         """The outputs, computed once; those computed first are dropped first."""
+        if not self._keeps:
+            return self._timed(rehearsal, placement, feed)
         key = placement.digest, _digest(feed)
         if key not in self._found:
-            started = time.monotonic()
-            found = self._found[key] = rehearsal.outputs(placement, feed)
-            self.run_seconds = time.monotonic() - started
+            found = self._found[key] = self._timed(rehearsal, placement, feed)
             self._bytes += _size(found)
             while self._bytes > HELD_BYTES and len(self._found) > 1:
                 self._bytes -= _size(self._found.pop(next(iter(self._found))))
         return self._found[key]
+
+    def _timed(self, rehearsal: Rehearsal, placement: Placement, feed: Feed) -> dict[str, Array]:
+        started = time.monotonic()
+        found = rehearsal.outputs(placement, feed)
+        self.run_seconds = time.monotonic() - started
+        return found
 
 
 @dataclass(frozen=True, slots=True)

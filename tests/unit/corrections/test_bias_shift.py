@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from linear_models import layer_of, linear_model
 
 from qdqspec.corrections.biases import bias_shift, mean_shift
-from qdqspec.corrections.statistics import Means, observed_means
+from qdqspec.corrections.statistics import Means, observed_means, observed_statistics
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params
@@ -66,3 +68,28 @@ def test_the_shift_includes_that_of_the_quantized_input() -> None:
     np.testing.assert_allclose(
         mean_shift(layer, weight, params, integers, fit), expected, rtol=1e-4, atol=1e-5
     )
+
+
+def test_statistics_end_with_the_samples_they_have_once_the_time_is_over() -> None:
+    random = np.random.default_rng(0)
+    layer = layer_of(linear_model("Conv", random.standard_normal((8, 4, 1, 1)).astype(np.float32), 4))
+    samples = [{"x": random.uniform(0, 3, (1, 4, 5, 5)).astype(np.float32)} for _ in range(8)]
+    seen: list[int] = []
+
+    def observe(tensors: object, feeds: object) -> Iterator[dict[str, np.ndarray]]:
+        for number, sample in enumerate(samples, 1):
+            seen.append(number)
+            yield sample
+
+    def rows(late: int) -> list[int]:
+        seen.clear()
+        found = observed_statistics(
+            [layer], lambda: samples, len(samples), observe, is_late=lambda: len(seen) >= late
+        )
+        return [part.rows for _, *parts in found for part in parts]
+
+    assert rows(9) == [100, 100]
+    assert rows(4) == [50, 50]
+    assert rows(1) == []  # none for the other part
+    assert rows(0) == []
+    assert not seen

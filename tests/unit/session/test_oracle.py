@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -161,7 +162,7 @@ def test_runs_of_a_rough_judgement_are_not_repeated(session: Session, case: Case
         runs = rehearser.rehearsal
         outputs = runs.outputs
         runs.outputs = lambda placement, feed: counted.append(1) or outputs(placement, feed)  # type: ignore[method-assign,func-returns-value] # counts
-        oracle = RehearsalOracle(rehearser, space, lambda _: None)
+        oracle = RehearsalOracle(rehearser, space, lambda _: None, metric=SimpleNamespace())  # type: ignore[arg-type] # any
         rough = oracle.roughly_db(everything)
         assert len(counted) == 4 + 2  # all of the reference, two of the placement
         assert rough == pytest.approx(oracle.predicted_db(everything), abs=3)
