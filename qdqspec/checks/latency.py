@@ -20,7 +20,6 @@ from qdqspec.types import (
     Evidence,
     EvidenceKind,
     LatencyEvidence,
-    LatencyLine,
     Outcome,
     Section,
     Verdict,
@@ -129,7 +128,8 @@ class LatencyCheck:
                 f"{plain(evidence.target, 30)} takes no thread CPU time",
                 "Judge this target with clock: wall.",
             )
-        runs = _held(params, latency).run_ms(clock)
+        # The measurement to compare with the budget: all profiles together, or the named one.
+        runs = latency.line("tuned", params.profile if latency.profiles else None).run_ms(clock)
         where = _profile(params, latency)
         limits = [_Limit.of(percent, allowed, runs, where) for percent, allowed in sorted(budget.items())]
         return _verdict(limits, evidence, latency, clock)
@@ -215,11 +215,6 @@ def _profile(params: LatencyParams, latency: LatencyEvidence) -> str:
     if params.profile is None or not latency.profiles:
         return ""
     return f" at {plain(latency.profiles[params.profile].name, 40)}"
-
-
-def _held(params: LatencyParams, latency: LatencyEvidence) -> LatencyLine:
-    """The measurement to compare with the budget: all profiles together, or the named one."""
-    return latency.line("tuned", params.profile if latency.profiles else None)
 
 
 def _no_budget(params: LatencyParams, evidence: Evidence) -> Verdict:

@@ -260,7 +260,7 @@ class Cluster:
                 moved = time.monotonic()
             else:
                 time.sleep(_ASK)
-        answer = _answer(news["answer"])
+        answer = from_data(Answer, news["answer"])
         self._fetched(
             worker, job, news["files"], package.local, lambda files: listener.results(files, answer)
         )
@@ -393,10 +393,6 @@ class Cluster:
         if job is not None and not job.event.is_set():
             job.worker, job.host = str(message["worker"]), str(message["host"])
             job.event.set()
-
-
-def _answer(data: Any) -> Answer:
-    return from_data(Answer, data)
 
 
 def _write_at(path: Path, offset: int, data: bytes) -> None:

@@ -122,16 +122,12 @@ def _specs_of(items: Iterable[pytest.Item]) -> dict[Path, tuple[tuple[Case, ...]
 
 
 def _obsolete(spec: Path, cases: Sequence[Case]) -> Iterable[tuple[Path, Name]]:
-    folder = _folder(spec, cases)
+    folder = spec.parent / "__baselines__" / cases[0].spec_name
     if not folder.is_dir():
         return ()
     from qdqspec.baseline.obsolete import obsolete_entries
 
     return obsolete_entries(folder, cases)
-
-
-def _folder(spec: Path, cases: Sequence[Case]) -> Path:
-    return spec.parent / "__baselines__" / cases[0].spec_name
 
 
 def _write(file: Path, device: str, renewals: Sequence[Renewal], dropped: Sequence[Name]) -> None:

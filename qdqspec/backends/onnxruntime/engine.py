@@ -273,20 +273,16 @@ def _session_options(options: BuildOptions) -> ort.SessionOptions:
     if options.threads == 1:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for library in libraries_from(options.extra):
-        _register(settings, library)
+        # Load a library of custom operators named on the command line.
+        try:
+            settings.register_custom_ops_library(str(library))
+        except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
+            raise BackendError(
+                f"the library of custom operators could not be loaded: {plainly(error)}",
+                where=library,
+                cure="give --plugin a library that exports RegisterCustomOps and was built for this ONNX Runtime",
+            ) from None
     return settings
-
-
-def _register(settings: ort.SessionOptions, library: Path) -> None:
-    """Load a library of custom operators named on the command line."""
-    try:
-        settings.register_custom_ops_library(str(library))
-    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
-        raise BackendError(
-            f"the library of custom operators could not be loaded: {plainly(error)}",
-            where=library,
-            cure="give --plugin a library that exports RegisterCustomOps and was built for this ONNX Runtime",
-        ) from None
 
 
 backend = OnnxRuntime

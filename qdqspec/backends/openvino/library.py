@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from pathlib import Path
 from typing import Any
 
 from qdqspec.backends.base import BuildOptions
@@ -60,19 +59,15 @@ def core_with_extensions(options: BuildOptions) -> Any:
     """A core with the extension libraries named on the command line."""
     core = import_openvino().Core()
     for library in libraries_from(options.extra):
-        _add_extension(core, library)
+        try:
+            core.add_extension(str(library))
+        except Exception as error:  # noqa: BLE001 - a library may raise anything
+            raise BackendError(
+                f"the extension library could not be loaded: {plainly(error)}",
+                where=library,
+                cure="give --plugin a library of OpenVINO extensions that was built for this OpenVINO",
+            ) from None
     return core
-
-
-def _add_extension(core: Any, library: Path) -> None:
-    try:
-        core.add_extension(str(library))
-    except Exception as error:  # noqa: BLE001 - a library may raise anything
-        raise BackendError(
-            f"the extension library could not be loaded: {plainly(error)}",
-            where=library,
-            cure="give --plugin a library of OpenVINO extensions that was built for this OpenVINO",
-        ) from None
 
 
 def properties(options: BuildOptions, *, profile: bool = False) -> dict[str, Any]:
