@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from qdqspec.arrays import Feed
+from qdqspec.closing import Closing
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.parity.gate import MOST_DB, OutputGate
 from qdqspec.parity.metrics import Score
@@ -53,7 +53,7 @@ SecondsLeft: TypeAlias = Callable[[], float | None]  # ``None`` without a limit
 _FLOAT = Placement(sites=frozenset())
 
 
-class Rehearser:
+class Rehearser(Closing):
     """Rehearses placements of a case. The graph, with all pairs of the case's space, is built on first use.
 
     A placement with other pairs, such as one read from a scheme, rebuilds it with these added. The data is ``given``
@@ -97,14 +97,6 @@ class Rehearser:
         """Stop the process of the rehearsal. Closing twice is harmless; the next use opens it again."""
         self._opened.close()
         self._rehearsal = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self, sites: Iterable[Site]) -> Rehearsal:
         prepared, work = self._prepared, self._work

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import Engine
 from qdqspec.checks.requests import requests_of
+from qdqspec.closing import Closing
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.isolate import Isolated
@@ -25,7 +24,7 @@ from qdqspec.types.requests import ParityRequest
 HELD_BYTES = 64 * 2**20  # inputs and outputs that wait for the next engine
 
 
-class SideBySide:
+class SideBySide(Closing):
     """The float model and the tuned model on the backend, and the tuned model as ONNX defines it, each built once.
 
     The float model is also fed ``fixed``, for which the tuned model has no inputs. The third engine is ONNX Runtime
@@ -102,14 +101,6 @@ class SideBySide:
     def close(self) -> None:
         """Close all engines."""
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _engine(self, build: Callable[[], Engine]) -> _Rebuilt:
         engine = _Rebuilt(build)

@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from qdqspec import errors
 from qdqspec.arrays import Array
 from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Capabilities
+from qdqspec.closing import Closing
 from qdqspec.codec import from_data
 from qdqspec.config import options_of
 from qdqspec.errors import BackendError, OutputError
@@ -38,7 +38,7 @@ _ACCOUNT = threading.Lock()  # several builds may end at once
 _SLOWER_THAN_SEEN = 10  # factor over the slowest run so far from which a run counts as hung
 
 
-class Isolated:
+class Isolated(Closing):
     """The given backend, or the one of that name, with every engine in its own child process.
 
     An instance answers `probe`, `device` and `capabilities` itself; children look it up by name. ``build_timeout`` (by
@@ -118,14 +118,6 @@ class Isolated:
             engine.close()
         if launcher is not None and self._close_launcher is not None and self._close_launcher.detach():
             give_back(launcher)
-
-    def __enter__(self) -> Isolated:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open_launcher(self) -> Zygote | Interpreters:
         if self._launcher is None or not self._launcher.alive:

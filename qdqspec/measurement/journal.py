@@ -15,9 +15,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from qdqspec.closing import Closing
 from qdqspec.errors import OutputError, StateError
 from qdqspec.files import unwritable, write_whole
 from qdqspec.measurement._records import trial_from_json, trial_to_json
@@ -39,7 +39,7 @@ _OTHER = "name the trials.jsonl of a tuning run, with trials.header.json beside 
 _AWAY = "move the journal away, or choose another output folder, to start anew"
 
 
-class Journal:
+class Journal(Closing):
     """An open journal. ``notes`` are messages for the user about its state when it was opened."""
 
     def __init__(self, path: Path, run: str, entries: list[dict[str, Any]], notes: tuple[str, ...]) -> None:
@@ -108,14 +108,6 @@ class Journal:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write(self, line: bytes) -> None:
         if self._file < 0:

@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Engine
+from qdqspec.closing import Closing
 from qdqspec.errors import BackendError, ModelError, PlacementError, QdqspecError
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import size_of
@@ -71,7 +71,7 @@ class Subject:
     floating: frozenset[Site] = frozenset()
 
 
-class Rehearsal:
+class Rehearsal(Closing):
     """Computes the effect of any placement of a subject's pairs on the outputs of the model."""
 
     def __init__(
@@ -169,14 +169,6 @@ class Rehearsal:
     def close(self) -> None:
         """Close the session. Closing twice is harmless."""
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _graph(self) -> SwitchGraph:
         subject = self.subject

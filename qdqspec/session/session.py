@@ -8,8 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import Any, Unpack, cast
 
 from qdqspec import __version__
 from qdqspec.accuracy.culprits import MOST, culprits_of
@@ -19,6 +18,7 @@ from qdqspec.backends.base import Availability
 from qdqspec.baseline.store import Renewal
 from qdqspec.cases import SPEC_SUFFIXES, find_case
 from qdqspec.checks.verdicts import raised
+from qdqspec.closing import Closing
 from qdqspec.config import Settings
 from qdqspec.config.declared import check_option
 from qdqspec.errors import BackendUnavailableError, ConfigError
@@ -62,7 +62,7 @@ from qdqspec.types.requests import InputLimits
 _Key = tuple[str, str, str, int, int, str]
 
 
-class Session:
+class Session(Closing):
     """Tunes, measures and checks cases. Errors of the input or the machine are raised as `QdqspecError`.
 
     ``overrides`` are fields of `Settings`, such as ``threads=4`` or ``seed=7``. ``watch`` is called with
@@ -353,14 +353,6 @@ class Session:
     def close(self) -> None:
         """Stop the child processes."""
         self.backends.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def work(self, case: Case) -> CaseWork:
         """The work of a case, shared by all its checks."""

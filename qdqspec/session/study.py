@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from qdqspec.accuracy.oracle import Rehearser
+from qdqspec.closing import Closing
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import StateError
 from qdqspec.files import copy_whole, explained
@@ -56,7 +56,7 @@ AnyStrategy: TypeAlias = str | Strategy | MakeStrategy
 Proposed: TypeAlias = Proposal | Placement | Mapping[str, Label]
 
 
-class Study:
+class Study(Closing):
     """Ask, build, measure, tell. Iteration does all four until the budget ends, and yields each trial.
 
     A `Proposal`, a `Placement`, or labels of units (``{"conv1": "in+out"}``) can be built; the reference is built
@@ -222,14 +222,6 @@ class Study:
     def __iter__(self) -> Iterator[Trial]:
         yield from self._search
         self._tuning.rest()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def _search(self) -> Search:

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser, SecondsLeft
+from qdqspec.closing import Closing
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import require_path
 from qdqspec.graph.save import write_text
@@ -79,7 +79,7 @@ class Tuned:
         return {**found, self.result.winner.digest: ratios["tuned"]}
 
 
-class Tuning:
+class Tuning(Closing):
     """The search of a case with its bench, to be run at once or step by step, and then confirmed.
 
     It resumes where ``journal`` ends. ``make`` makes a strategy, called ``name``, that replaces the one of the case.
@@ -226,14 +226,6 @@ class Tuning:
     def close(self) -> None:
         """Stop all processes, and remove the candidates' files. Closing twice is harmless."""
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_twins(twins: Twins, prepared: Prepared, bench: Bench) -> None:
