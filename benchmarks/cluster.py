@@ -189,7 +189,7 @@ def compare_twins(model: Path, backend: str, trials: int, turns: int) -> None:
 def searched(
     model: Path, backend: str, trials: int, address: str, root: Path
 ) -> tuple[float, float, float, int, int, int, int]:
-    """Seconds until the noise is known, the last trial, and the end; and how many trials and builds were made where."""
+    """Seconds until the noise is known, the last trial, and the end; trials, those of the twin, lines and devices of the confirmation."""
     root.mkdir()
     case = Case(id="default", model=model, tune=TuneRules(trials=trials))
     begin = time.perf_counter()
