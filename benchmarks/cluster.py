@@ -175,7 +175,7 @@ def compare_twins(model: Path, backend: str, trials: int, turns: int) -> None:
         "all s",
         "trials",
         "of the twin",
-        "builds confirmed",
+        "lines of the confirmation",
         "devices",
     )
     print(tabulate(rows, heads, floatfmt=".1f"))
@@ -189,7 +189,7 @@ def compare_twins(model: Path, backend: str, trials: int, turns: int) -> None:
 def searched(
     model: Path, backend: str, trials: int, address: str, root: Path
 ) -> tuple[float, float, float, int, int, int, int]:
-    """Seconds until the noise is known, the last trial, and the end; trials, those of the twin, lines and devices of the confirmation."""
+    """Seconds until the noise is known, the last trial and the end; trials, those of the twin, what was confirmed."""
     root.mkdir()
     case = Case(id="default", model=model, tune=TuneRules(trials=trials))
     begin = time.perf_counter()
