@@ -1,4 +1,4 @@
-"""Pins compared engines to the same core.
+"""The core on which engines are compared: they share it, and its caches can be displaced.
 
 On a busy machine cores are not equally fast: another guest on the same core takes a third of one and nothing of the
 next, for seconds at a time. A scheduler does not move processes that take turns, so that one of two engines would run
@@ -11,7 +11,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
+
+import numpy as np
+
+from qdqspec.arrays import Array
+
+MOST_DISPLACED = 32 << 20  # bytes; more than the caches of one core, and read in a few milliseconds
+_LINE = 64  # bytes of a cache line
 
 _SYSTEM = Path("/sys/devices/system/cpu")
 _SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")  # Linux reports one of them if cores differ
@@ -47,3 +55,18 @@ def _speed(folder: Path) -> int:
         with suppress(OSError, ValueError):
             return int((folder / name).read_text(encoding="ascii"))
     return 0
+
+
+class Displacer:
+    """Reads as much memory as a model of ``size`` bytes has, at most 32 MB, so that caches hold less of another."""
+
+    def __init__(self, size: int) -> None:
+        self._size = min(size, MOST_DISPLACED)
+
+    def displace(self) -> int:
+        """Read the memory, which is allocated once; returns the number of cache lines read."""
+        return int(self._memory[::_LINE].sum(dtype=np.int64))
+
+    @cached_property
+    def _memory(self) -> Array:
+        return np.ones(self._size, np.uint8)  # written, as untouched pages would all be the same one

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import Engine
+from qdqspec.measurement.race import time_after_another
 from qdqspec.measurement.together import ratios_between
 from qdqspec.types import Clock, LayerTime, ProfileLatency, Samples, ShapeProfile
 
@@ -83,6 +84,14 @@ class AllProfiles:
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:  # noqa: ARG002 - it times them all
         """Time every profile; a sample is the weighted geometric mean of one run at each."""
         parts = [self._engine.time(runs, warmup, profile=number) for number in range(len(self._shares))]
+        return as_one(parts, self._shares)
+
+    def time_after_another(self, runs: int, warmup: int) -> Samples:
+        """Like `time`, of runs after another model at every profile."""
+        parts = [
+            time_after_another(self._engine, runs, warmup, profile=number)
+            for number in range(len(self._shares))
+        ]
         return as_one(parts, self._shares)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:  # noqa: ARG002 - of them all

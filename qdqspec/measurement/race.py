@@ -130,7 +130,7 @@ class Turn:
     def both(self, engine: Engine) -> Samples:
         """The sample of a turn, with its first run, which meets the caches as another model left them."""
         warmup = max(1, self.warmup)
-        taken = engine.time(warmup + self.runs)
+        taken = time_after_another(engine, warmup + self.runs, self.warmup)
         steady = median_sample(_part(taken, slice(warmup, None)))
         return _with_first(self._undisturbed(steady, engine), _part(taken, slice(1)))
 
@@ -140,6 +140,20 @@ class Turn:
                 break
             sample = median_sample(engine.time(self.runs, warmup=self.warmup))
         return sample
+
+
+def time_after_another(engine: Engine, runs: int, warmup: int, profile: int = 0) -> Samples:
+    """Time runs of which the first meets the caches as another model leaves them.
+
+    An engine in a process of its own does ``warmup`` untimed runs before; see `IsolatedEngine.time_after_another`. Of
+    other engines, and without a warm-up, that is the first run of a turn: another engine ran just before.
+    """
+    own = getattr(engine, "time_after_another", None)
+    at = {"profile": profile} if profile else {}
+    if own is None or not warmup:
+        return engine.time(runs, **at)
+    taken: Samples = own(runs, warmup, **at)
+    return taken
 
 
 def _disturbed(sample: Samples) -> bool:

@@ -35,7 +35,7 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import Backend, Engine
 from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.measurement._processor import one_processor
+from qdqspec.measurement._processor import Displacer, one_processor
 from qdqspec.measurement._records import options_from_json
 from qdqspec.wire import FrameStream, Header, WireClosedError, travels
 
@@ -54,6 +54,8 @@ class Service:
     engine: Engine | None = field(default=None, init=False)
     # context of timed runs
     where: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
+    # represents another model of the same size; none where a device or several threads compute
+    other_model: Displacer | None = field(default=None, init=False)
 
     def serve(self) -> None:
         """Answer until the other end closes. A failure of the backend is sent as an answer."""
@@ -82,6 +84,7 @@ class Service:
         self.engine = self.backend.build(Path(header["model"]), options)
         if options.threads == 1 and self.backend.capabilities(options).one_processor:
             self.where = one_processor
+            self.other_model = Displacer(Path(header["model"]).stat().st_size)
         return {"graph_hash": self.engine.graph_hash, "on_device": hasattr(self.engine, "device_memory")}, {}
 
     def _do_memory(self, _: Header, __: Mapping[str, Array]) -> Answer:
@@ -103,8 +106,14 @@ class Service:
         return {}, {}
 
     def _do_time(self, header: Header, _: Mapping[str, Array]) -> Answer:
+        engine, warmup, profile = self._built(), header["warmup"], _profile(header)
         with self.where():
-            samples = self._built().time(header["runs"], header["warmup"], **_profile(header))
+            if header["after_another"]:
+                if self.other_model is not None:
+                    engine.time(1, warmup - 1, **profile)
+                    self.other_model.displace()
+                warmup = 0
+            samples = engine.time(header["runs"], warmup, **profile)
         return {"samples": to_data(samples)}, {}
 
     def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Answer:

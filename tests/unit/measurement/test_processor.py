@@ -16,7 +16,7 @@ import pytest
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
-from qdqspec.measurement._processor import chosen, one_processor
+from qdqspec.measurement._processor import MOST_DISPLACED, Displacer, chosen, one_processor
 from qdqspec.measurement._records import options_to_json
 from qdqspec.measurement.worker import Service
 from qdqspec.types import LayerTime, Samples
@@ -59,6 +59,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.seen: dict[str, set[int]] = {}
+        self.timed: list[tuple[int, int]] = []  # runs and warm-up
 
     def run(self, feeds: object) -> dict[str, np.ndarray]:
         self._note("run")
@@ -66,6 +67,7 @@ class Engine:
 
     def time(self, runs: int, warmup: int = 0) -> Samples:
         self._note("time")
+        self.timed.append((runs, warmup))
         return Samples(wall_ms=(1.0,) * runs)
 
     def layers(self, runs: int) -> tuple[LayerTime, ...]:
@@ -100,6 +102,43 @@ def test_engines_of_one_thread_are_timed_on_one_processor(
 ) -> None:
     """And use all for whatever else they do, so that runs side by side are not in each other's way."""
     usable = os.sched_getaffinity(0)
+    engine = answered(
+        {"do": "time", "runs": 2, "warmup": 1, "profile": 0, "after_another": False},
+        {"do": "layers", "runs": 2, "profile": 0},
+        {"do": "run"},
+        threads=threads,
+        computes_here=computes_here,
+    )
+    expected = {chosen(usable)} if on_one else usable
+    assert engine.seen == {"build": usable, "time": expected, "layers": expected, "run": usable}
+
+
+@pytest.mark.parametrize(
+    ("computes_here", "timed"), [(True, [(1, 4), (8, 0)]), (False, [(8, 0)])], ids=["here", "on a device"]
+)
+def test_a_run_after_another_model_is_not_one_after_another_process(
+    monkeypatch: pytest.MonkeyPatch, computes_here: bool, timed: list[tuple[int, int]]
+) -> None:
+    """The model runs first, then other memory is read, where the caches are those of this processor."""
+    displaced: list[int] = []
+    monkeypatch.setattr(
+        Displacer, "displace", lambda displacer: displaced.append(len(displacer._memory)) or 0
+    )
+    engine = answered(
+        {"do": "time", "runs": 8, "warmup": 5, "profile": 0, "after_another": True},
+        computes_here=computes_here,
+    )
+    assert engine.timed == timed
+    assert displaced == ([Path(__file__).stat().st_size] if computes_here else [])
+
+
+@pytest.mark.parametrize(("size", "lines"), [(0, 0), (1, 1), (6400, 100), (1 << 40, MOST_DISPLACED // 64)])
+def test_as_much_memory_as_a_model_has_is_read(size: int, lines: int) -> None:
+    assert Displacer(size).displace() == lines
+
+
+def answered(*requests: dict[str, object], threads: int = 1, computes_here: bool = True) -> Engine:
+    """The engine of a service that built a model and answered these requests."""
     capabilities = replace(OnnxRuntime().capabilities(), one_processor=computes_here)
     backend = Backend(capabilities)
     ours, theirs = socket.socketpair()
@@ -107,19 +146,13 @@ def test_engines_of_one_thread_are_timed_on_one_processor(
     thread.start()
     stream = FrameStream(ours)
     options = options_to_json(BuildOptions(threads=threads))
-    for request in (
-        {"do": "build", "model": "m.onnx", "options": options},
-        {"do": "time", "runs": 2, "warmup": 1, "profile": 0},
-        {"do": "layers", "runs": 2, "profile": 0},
-        {"do": "run"},
-    ):
+    for request in ({"do": "build", "model": __file__, "options": options}, *requests):
         stream.send(request)
         assert "error" not in stream.receive()[0]
     stream.close()
     thread.join()
     theirs.close()
-    expected = {chosen(usable)} if on_one else usable
-    assert backend.engine.seen == {"build": usable, "time": expected, "layers": expected, "run": usable}
+    return backend.engine
 
 
 @needs_affinity

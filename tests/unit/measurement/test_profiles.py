@@ -119,6 +119,8 @@ def test_every_profile_is_timed(model: Path):
     assert samples.wall_ms[0] == pytest.approx((small[0] * large[0]) ** 0.5)
     assert sum(layer.milliseconds for layer in both.layers()) == pytest.approx(samples.wall_ms[0])
     assert both.graph_hash == engine.graph_hash
+    after_another = both.time_after_another(3, 2)
+    assert [len(part.wall_ms) for part in after_another.profiles] == [3, 3]
 
 
 def test_a_confirmation_tells_of_each_profile(model: Path, tmp_path: Path):

@@ -287,6 +287,26 @@ def test_a_turn_has_its_first_run_and_those_after_the_warm_up() -> None:
     assert steady.profiles[0].cpu_ms == (0.9 * 2.0,)
 
 
+@pytest.mark.parametrize(("warmup", "asked"), [(3, ("after another", 6, 3)), (0, ("time", 4))])
+def test_the_first_run_of_a_warm_model_is_after_another_model(warmup: int, asked: tuple[object, ...]) -> None:
+    """What a process does after it waited is part of no caller's time; a long run does not show it."""
+
+    class Own:
+        def time(self, runs: int, warmup: int = 0) -> Samples:
+            self.asked = ("time", runs)
+            return Samples(wall_ms=(1.0,) * runs)
+
+        def time_after_another(self, runs: int, warmup: int) -> Samples:
+            self.asked = ("after another", runs, warmup)
+            return Samples(wall_ms=(1.5,) + (1.0,) * (runs - 1))
+
+    engine = Own()
+    taken = Turn(warmup=warmup, runs=3).both(cast("Engine", engine))
+    assert engine.asked == asked
+    assert taken.first is not None
+    assert taken.first.wall_ms == ((1.5,) if warmup else (1.0,))
+
+
 class Warming:
     """An engine of which each run of a fresh build takes so long."""
 
