@@ -52,9 +52,17 @@ ASSUMED_EPS = (
 WIDER = {1: 4.1, 2: 1.6, 3: 1.17}
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
-FLOOR_EPS = 0.01  # smallest significant difference: one per cent
+FLOOR_EPS, MOST_EPS = (
+    0.01,
+    0.5,
+)  # bounds of the smallest significant difference: a larger one no gain would reach
 
 Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], Part]
+
+
+def significant(deviation: float) -> float:
+    """The smallest significant difference where builds of one model have this standard deviation of logarithms."""
+    return min(MOST_EPS, max(FLOOR_EPS, 2 * deviation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +291,7 @@ class Bench:
             raise BackendError(f"the model was built once and then not again: {why}")
         times = [[build.on(self.clock) for build in block.samples["noise"]] for block in blocks]
         freedom = sum(len(each) - 1 for each in times)
-        self.eps = max(FLOOR_EPS, 2 * WIDER.get(freedom, 1.0) * build_deviation(*times))
+        self.eps = significant(WIDER.get(freedom, 1.0) * build_deviation(*times))
         return joined(blocks[0].samples["noise"])
 
     def _noise_plan(self, seconds: float | None) -> tuple[int, int]:
@@ -303,7 +311,7 @@ class Bench:
     def recall_noise(self, samples: Samples) -> None:
         """Set ``eps`` from samples that `measure_noise` returned, without twins."""
         builds = np.asarray(samples.on(self.clock)).reshape(NOISE_BUILDS, -1)
-        self.eps = max(FLOOR_EPS, 2 * build_deviation(builds))
+        self.eps = significant(build_deviation(builds))
 
     def compare(
         self,

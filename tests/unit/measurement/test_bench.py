@@ -21,9 +21,11 @@ from qdqspec.measurement.bench import (
     ASSUMED_EPS,
     FEW_BUILDS,
     FLOOR_EPS,
+    MOST_EPS,
     NOISE_BUILDS,
     NOISE_ROUNDS,
     Bench,
+    significant,
 )
 from qdqspec.measurement.profiles import Load, Part
 from qdqspec.testing.backends import small_model
@@ -374,6 +376,12 @@ def test_eps_is_twice_the_deviation_between_builds(make_lab: MakeLab) -> None:
         found.append(bench.eps)
         assert not lab.open
     assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.04, rel=0.25)
+
+
+@pytest.mark.parametrize(("deviation", "eps"), [(0.0, FLOOR_EPS), (0.02, 0.04), (0.7, MOST_EPS)])
+def test_the_smallest_significant_difference_is_bounded(deviation: float, eps: float) -> None:
+    """Builds that differ by a factor of two leave no significant gain, and no impossible one."""
+    assert significant(deviation) == pytest.approx(eps)
 
 
 def test_eps_is_never_below_one_per_cent(make_lab: MakeLab) -> None:
