@@ -6,6 +6,7 @@ in one graph, or built one by one if the model cannot be rehearsed.
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions, Engine
@@ -23,7 +24,6 @@ from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import power_of, sqnr_db
 from qdqspec.parity.gate import MOST_DB, OutputGate, Runs
-from qdqspec.parity.noisiest import Noisiest
 from qdqspec.placement.equalize import Equalization
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import SchemeNumbers, fit_pairs, prepared_for
@@ -91,6 +91,7 @@ def find_culprits(
         try:
             measure = _Measure(opened, model, pairs, factors, feeds, options or BuildOptions(), output)
             found, rest = _noisiest(measure, most, seconds)
+            is_whole = most is None or len(found) == min(most, len(measure.pairs))
             return CulpritEvidence(
                 output=measure.output,
                 pairs=tuple(_with_removals(measure, found)),
@@ -99,9 +100,7 @@ def find_culprits(
                 together_db=measure.together_db,
                 samples=measure.samples,
                 data=data,
-                missing=""
-                if most is None or len(found) == min(most, len(measure.pairs))
-                else "the time was over",
+                missing="" if is_whole else "the time was over",
             )
         except BackendError as error:
             return CulpritEvidence(missing=f"ONNX Runtime does not compute it: {error.what}")
@@ -173,13 +172,8 @@ class _Parts:
 
 def _rehearsed(opened: ExitStack, parts: _Parts, runtime: Runtime) -> _Engines:
     """Runs placements in one graph. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
-    subject = Subject(
-        model=parts.model,
-        sites=tuple(parts.sites),
-        numbers=parts.numbers,
-        feeds=tuple,
-        floating=parts.floating,
-    )
+    sites, numbers = tuple(parts.sites), parts.numbers
+    subject = Subject(model=parts.model, sites=sites, numbers=numbers, feeds=tuple, floating=parts.floating)
     rehearsal = opened.enter_context(Rehearsal(subject, runtime))
     return lambda placement: nullcontext(RehearsedEngine(rehearsal, placement))
 
@@ -197,17 +191,16 @@ def _together(model: Model, sites: frozenset[Site]) -> list[Pairs]:
     """The pairs in graph order of their readers; a bias is grouped with the weight of its node."""
     biases = {site.consumers[0].node: site for site in sites if site.format == BIAS_FORMAT}
     found: list[Pairs] = []
-    for site in sorted(sites, key=lambda site: (_place(model, site), site.row)):
+
+    def place(site: Site) -> tuple[int, str]:
+        readers = (model.by_name[end.node].index for end in site.consumers if end.node in model.by_name)
+        return min(readers, default=0), site.row
+
+    for site in sorted(sites, key=place):
         if site.format != BIAS_FORMAT:
             bias = biases.pop(site.consumers[0].node, None) if site.weight and site.consumers else None
             found.append((site,) if bias is None else (site, bias))
     return found + [(site,) for site in biases.values()]
-
-
-def _place(model: Model, site: Site) -> int:
-    return min(
-        (model.by_name[end.node].index for end in site.consumers if end.node in model.by_name), default=0
-    )
 
 
 def _noisiest(measure: _Measure, most: int | None, seconds: float | None) -> tuple[list[Culprit], float]:
@@ -245,3 +238,54 @@ def _without(sites: frozenset[Site], nodes: set[str]) -> Iterator[Site]:
         left = tuple(end for end in site.consumers if end.node not in nodes)
         if left:
             yield site if len(left) == len(site.consumers) else replace(site, consumers=left)
+
+
+# Branch and bound for the items with the largest noise, by measuring groups of items. Pure.
+
+T = TypeVar("T")
+
+
+class Noisiest(Generic[T]):
+    """Items by falling noise, as many as are iterated, each with the noise power that ``hear`` returns for it alone.
+
+    Noise powers are additive, so that a group has at least the noise of its noisiest member: the noisiest
+    group is divided until it is one item, which no other can exceed (branch and bound). A few of n items take
+    about their number times 2 log n measurements; if more than that are wanted, each item is measured at
+    once, which takes n.
+    """
+
+    def __init__(
+        self, items: Sequence[T], hear: Callable[[Sequence[T]], float], wanted: int | None = None
+    ) -> None:
+        self._hear = hear
+        self._groups: list[tuple[float, int, Sequence[T]]] = []  # a heap: the noisiest first
+        self._heard = 0
+        for group in _parts(items, wanted):
+            self._add(group)
+
+    def __iter__(self) -> Iterator[tuple[T, float]]:
+        while self._groups:
+            power, _, group = heapq.heappop(self._groups)
+            if len(group) == 1:
+                yield group[0], -power
+            else:
+                middle = len(group) // 2
+                self._add(group[:middle])
+                self._add(group[middle:])
+
+    @property
+    def rest(self) -> float:
+        """Noise power of all items not yet returned."""
+        return math.fsum(-power for power, _, _ in self._groups)
+
+    def _add(self, group: Sequence[T]) -> None:
+        heapq.heappush(self._groups, (-self._hear(group), self._heard, group))
+        self._heard += 1
+
+
+def _parts(items: Sequence[T], wanted: int | None) -> Iterator[Sequence[T]]:
+    """The first groups to measure: two halves if few items are wanted, else each item alone."""
+    few = wanted is not None and 2 * wanted * math.log2(max(len(items), 1)) < len(items)
+    size = math.ceil(len(items) / 2) if few else 1
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

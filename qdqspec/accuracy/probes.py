@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -24,9 +24,9 @@ from qdqspec.files import write_whole
 from qdqspec.graph.model import require_path
 from qdqspec.parity.compare import OutputComparison, compare_outputs
 from qdqspec.parity.domain import Span, input_domains, spans_of
+from qdqspec.parity.hunt import Tried
 from qdqspec.parity.npz import npz_bytes, read_beside, read_members
 from qdqspec.parity.recipes import make, words
-from qdqspec.parity.tried import Tried
 from qdqspec.parity.typical import Typical, typical_of
 from qdqspec.preparation.cached import MODEL
 from qdqspec.preparation.case import CaseSetup
@@ -77,9 +77,8 @@ class Prober:
         outputs = comparison.results()
         broken = self._broken(outputs)
         if not broken:
-            self.closest_db = min(
-                self.closest_db, *(out.sqnr_db for out in outputs if out.compared), math.inf
-            )
+            compared = (output.sqnr_db for output in outputs if output.compared)
+            self.closest_db = min(self.closest_db, *compared, math.inf)
         return Tried(broken, 0.0 if self._params is None else self._params.badness(outputs))
 
     def probe(
@@ -103,10 +102,9 @@ class Prober:
 
     def _is_odd(self, name: str, values: Array) -> bool:
         """Whether an output holds NaN or infinity, and never does on the data."""
-        usual = self._typical.get(name, Typical()).finite
-        return (
-            usual and bool(np.issubdtype(values.dtype, np.floating)) and not bool(np.isfinite(values).all())
-        )
+        if not self._typical.get(name, Typical()).finite or not np.issubdtype(values.dtype, np.floating):
+            return False
+        return not bool(np.isfinite(values).all())
 
 
 def _stopped(error: BackendError) -> str:
@@ -219,11 +217,12 @@ class _Hunter:
         self._asked = asked
         feeds, _ = setup.prepared.comparison_data()
         self._samples = list(islice(feeds, _SAMPLES))
+        # The data on which activations were calibrated, if known; else the data to compare on.
         self._domains = input_domains(
             setup.given,
             setup.prepared.inputs,
             setup.resources.options.profiles,
-            spans_of(islice(_calibrated(setup), _SEEN)),
+            spans_of(islice(setup.prepared.calibration or setup.prepared.comparison_data()[0], _SEEN)),
             values={name: Span(*bounds) for name, bounds in asked.values.items()},
             beyond=asked.beyond,
         )
@@ -235,26 +234,19 @@ class _Hunter:
 
         typical = typical_of(models.reference(sample) for sample in self._samples)
         prober = Prober(models, self._asked.limits, typical)
+        limits = self._asked.seconds, self._setup.resources.seconds_left()
         found = hunt(
             drawn_inputs(self._domains, len(self._samples)),
             lambda drawn: prober.attempt(self._feeds(drawn)),
             examples=self._asked.examples,
-            seconds=min(
-                limit
-                for limit in (self._asked.seconds, self._setup.resources.seconds_left())
-                if limit is not None
-            ),
+            seconds=min(limit for limit in limits if limit is not None),
             seed_number=self._setup.settings.seed,
             simpler=lambda drawn: simpler(drawn, self._domains, self._feeds(drawn)),
         )
         probe = None
         if found.smallest is not None:
-            kept = SavedProbe(
-                feeds=self._feeds(found.smallest),
-                params=self._asked.limits,
-                typical=typical,
-                inputs=tuple(self._told(found.smallest)),
-            )
+            feeds, inputs = self._feeds(found.smallest), tuple(self._told(found.smallest))
+            kept = SavedProbe(feeds=feeds, params=self._asked.limits, typical=typical, inputs=inputs)
             write_probe(file, kept)
             command = _command(self._setup, tuned, file)
             probe = prober.probe(kept.feeds, kept.inputs, file=_shown(file), command=command)
@@ -288,11 +280,6 @@ class _Hunter:
                 known_low=domain.known.low,
                 known_high=domain.known.high,
             )
-
-
-def _calibrated(setup: CaseSetup) -> Iterable[Mapping[str, Array]]:
-    """The data on which activations were calibrated, if known; else the data to compare on."""
-    return setup.prepared.calibration or setup.prepared.comparison_data()[0]
 
 
 def _command(setup: CaseSetup, tuned: Path, file: Path) -> str:

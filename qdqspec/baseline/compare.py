@@ -8,11 +8,14 @@ comparison.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from qdqspec.baseline.store import Entry
-from qdqspec.types import Case, Clock, Outcome, TimeChange
+from qdqspec.baseline.store import Entry, Figure, Name, read_baseline
+from qdqspec.errors import StateError
+from qdqspec.types import BaselineFigure, Case, Clock, Outcome, TimeChange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,3 +104,28 @@ def judge_change(change: TimeChange, allowed: float) -> Outcome:
 def is_stale(change: TimeChange, allowed: float) -> bool:
     """Whether the model became faster by more than the allowance, so that the baseline would hide a later loss."""
     return change.builds.high < 1 / (1 + allowed) and change.ranks.high < 1 / (1 + allowed)
+
+
+# The present and past figures of the baselines of a spec.
+
+
+def history_of(entry: Entry, device: str) -> tuple[BaselineFigure, ...]:
+    """The past figures of an entry, the oldest first, and its present one."""
+    return tuple(_figure(figure, device) for figure in (*entry.history, entry))
+
+
+def figures_elsewhere(file: Path, name: Name) -> tuple[BaselineFigure, ...]:
+    """The figures of the same check on other devices, from the files beside this one, sorted."""
+    found = []
+    for other in sorted(set(file.parent.glob("*.json")) - {file}):
+        with suppress(StateError):  # reported in a run on that device
+            known = read_baseline(other)
+            if known is not None and (entry := known.entry(name)) is not None:
+                found.append(_figure(entry, known.device))
+    return tuple(found)
+
+
+def _figure(figure: Figure, device: str) -> BaselineFigure:
+    return BaselineFigure(
+        device=device, ratio=figure.ratio.interval, recorded=figure.recorded, changed=figure.changed
+    )

@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
@@ -231,7 +231,9 @@ def update_baseline(path: Path, device: str, put: Mapping[Name, Entry], drop: It
     each other. Raises `OutputError` if it cannot be written.
     """
     with _alone(path):
-        known = _known(path)
+        known = None
+        with suppress(StateError):  # a damaged file is replaced
+            known = read_baseline(path)
         if known is None or (put and known.device != device):
             known = Baseline(device=device, cases={})
         kept = _changed(known, put, drop)
@@ -260,13 +262,6 @@ def _alone(path: Path) -> Iterator[None]:
             where=path,
             cure="wait for it to end, or end it",
         ) from None
-
-
-def _known(path: Path) -> Baseline | None:
-    try:
-        return read_baseline(path)
-    except StateError:
-        return None
 
 
 def _text(baseline: Baseline) -> str:

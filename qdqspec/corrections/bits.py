@@ -48,9 +48,8 @@ def without_overflow(layer: LinearLayer, integers: Array) -> Array:
     matrix = layer.matrix(integers).astype(np.int64)
     even = matrix.shape[-1] // 2 * 2
     first, second = matrix[..., 0:even:2], matrix[..., 1:even:2]
-    excess = np.where(
-        np.sign(first) == np.sign(second), np.maximum(np.abs(first) + np.abs(second) - PAIR, 0), 0
-    )
+    beyond = np.maximum(np.abs(first) + np.abs(second) - PAIR, 0)
+    excess = np.where(np.sign(first) == np.sign(second), beyond, 0)
     is_first = np.abs(first) < np.abs(second)
     matrix[..., 0:even:2] -= np.sign(first) * np.where(is_first, excess, 0)
     matrix[..., 1:even:2] -= np.sign(second) * np.where(is_first, 0, excess)

@@ -28,9 +28,8 @@ from qdqspec.placement.equalize import (
 SHARES = (0.25, 0.5, 0.75, 1.0)
 LIMITS = (1, 2, 3, 4)  # binary logarithms by which the largest range is reduced
 MOST = 10  # the largest exponent
-ROUNDS = (
-    4  # where a weight has one scale, so that its channels depend on those of the chains before and behind
-)
+# where a weight has one scale, so that its channels depend on those of the chains before and behind
+ROUNDS = 4
 LEAST_GAIN = 0.1  # of the estimated noise; below it a chain stays as it is
 _STEPS = 255  # of an activation
 _TINY = 1e-30
@@ -180,11 +179,8 @@ class _Layer:
         first = chain.constants[0]
         maker = None
         if chain.maker.op_type in ("Conv", "Gemm", "MatMul") and first.tensor not in weights.per_channel:
-            own = (
-                np.abs(_by_channel(scaling, first, chain.channels))
-                .transpose(1, 0, 2)
-                .reshape(chain.channels, -1)
-            )
+            rows_of_maker = np.abs(_by_channel(scaling, first, chain.channels)).transpose(1, 0, 2)
+            own = rows_of_maker.reshape(chain.channels, -1)
             power = seen.power / np.maximum((own**2).sum(axis=1), _TINY)  # of the maker's inputs, each
             maker = own.max(axis=1), own.shape[1] * float(np.median(power))
         return cls(
@@ -210,9 +206,8 @@ class _Layer:
             noise += float(((rows / self.steps) ** 2 / 12 * self.taps * self.seen.power * up**2).sum())
         else:
             rows = largest.max(axis=1) if self.per_channel else np.full(len(largest), largest.max())
-            noise += float(
-                ((rows / self.steps) ** 2).sum() / 12 * self.taps * (self.seen.power * up**2).sum()
-            )
+            per_tap = ((rows / self.steps) ** 2).sum() / 12
+            noise += float(per_tap * self.taps * (self.seen.power * up**2).sum())
         if self.maker is not None:
             its_largest, power = self.maker
             noise += ((its_largest * up).max() / self.steps) ** 2 / 12 * power * float(gain.sum())
@@ -222,7 +217,6 @@ class _Layer:
 def _by_channel(scaling: ScaledValues, constant: ScaledConstant, channels: int) -> Floats:
     """A weight as (other axis, channel, rest)."""
     weight = np.moveaxis(scaling.of(constant.tensor).astype(np.float64), constant.axis, 0)
-    apart = weight.reshape(
-        channels, constant.repeat, *weight.shape[1:]
-    )  # (channel, repeat, other, kernel...)
+    # (channel, repeat, other, kernel...)
+    apart = weight.reshape(channels, constant.repeat, *weight.shape[1:])
     return np.moveaxis(apart, 2, 0).reshape(weight.shape[1], channels, -1)

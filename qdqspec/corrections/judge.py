@@ -92,11 +92,8 @@ class Judge:
         placements = tuple(p for p, own in zip(self.placements, affected, strict=True) if own)
         if not placements:
             return before
-        return whole(
-            self._errors(
-                numbers, "held-out", placements, lambda found: bool(is_lost(whole(found))), SURE_SAMPLES
-            )
-        )
+        found = self._errors(numbers, "held-out", placements, lambda some: is_lost(whole(some)), SURE_SAMPLES)
+        return whole(found)
 
     def _errors(
         self,

@@ -29,9 +29,8 @@ class LinearLayer:
     @property
     def columns(self) -> int:
         """The number of products in each output."""
-        return (
-            int(np.prod(self.shape[1:])) if self.node.op_type == "Conv" else self.shape[self._is_transposed]
-        )
+        is_conv = self.node.op_type == "Conv"
+        return int(np.prod(self.shape[1:])) if is_conv else self.shape[self._is_transposed]
 
     @property
     def is_depthwise(self) -> bool:
@@ -58,7 +57,8 @@ class LinearLayer:
         if self.node.op_type != "Conv":
             if data.ndim < 2 or data.shape[-1] != self.columns:
                 return None
-            return _some(data.reshape(-1, data.shape[-1]), most)[None]
+            rows = data.reshape(-1, data.shape[-1])
+            return rows[_evenly(len(rows), most)][None]
         return self._windows(data, most)
 
     def _windows(self, data: Floats32, most: int) -> Floats32 | None:
@@ -137,10 +137,6 @@ def _layer(model: Model, node: Node) -> LinearLayer | None:
 
 def _numbers(value: object, count: int, otherwise: int = 1) -> list[int]:
     return [int(one) for one in cast("list[int]", value)] if value is not None else [otherwise] * count
-
-
-def _some(rows: Floats32, most: int) -> Floats32:
-    return rows[_evenly(len(rows), most)]
 
 
 def _evenly(count: int, most: int) -> npt.NDArray[np.int64]:

@@ -55,9 +55,8 @@ def _factor(moments: Floats) -> Floats:
     power, every = _diagonal(moments), range(moments.shape[-1])
     damped = moments.astype(np.float64, copy=True)
     damped[..., every, every] += DAMPING * power.mean(axis=-1, keepdims=True) + np.where(power > 0, 0, 1e-12)
-    upper = np.linalg.cholesky(damped[..., ::-1, ::-1])[
-        ..., ::-1, ::-1
-    ]  # its product with its transpose is damped
+    # its product with its transpose is damped
+    upper = np.linalg.cholesky(damped[..., ::-1, ::-1])[..., ::-1, ::-1]
     return _inverse_of_upper(upper.astype(np.float64, copy=False))
 
 
@@ -80,9 +79,8 @@ def _diagonal(matrices: Floats) -> Floats:
 def rounded_weight(layer: LinearLayer, weight: Array, params: QuantParams, inputs: InputStatistics) -> Array:
     """The integers of a weight by `gptq`, none larger than the largest nearest integer."""
     fmt, middle = params.format, _middle(params)
-    nearest = (
-        layer.matrix(quantize(weight.astype(np.float32, copy=False), params)).astype(np.float64) - middle
-    )
+    stored = quantize(weight.astype(np.float32, copy=False), params)
+    nearest = layer.matrix(stored).astype(np.float64) - middle
     matrix, step = _real(layer, weight), _steps(layer, params, weight.shape)
     most = np.abs(nearest).max(initial=1.0)
     low, high = max(fmt.low - middle, -most), min(fmt.high - middle, most)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import onnx
 from onnx import TensorProto, external_data_helper
 
 Message: TypeAlias = onnx.ModelProto | onnx.GraphProto
+MessageT = TypeVar("MessageT", onnx.NodeProto, TensorProto, onnx.ModelProto)
 _TYPES = onnx.AttributeProto
 # attributes that hold neither tensors nor graphs
 _PLAIN = frozenset({_TYPES.INT, _TYPES.FLOAT, _TYPES.STRING, _TYPES.INTS, _TYPES.FLOATS, _TYPES.STRINGS})
@@ -34,11 +35,18 @@ def copy_fields(source: Message, target: Message, *, but: Iterable[str] = ()) ->
 
 def copy_model(proto: onnx.ModelProto, *, but: Iterable[str] = ()) -> onnx.ModelProto:
     """A copy of a model whose graph lacks the fields named, such as ``initializer``."""
-    copied = onnx.ModelProto()
-    copy_fields(proto, copied, but={"graph"})
-    copied.graph.SetInParent()
-    copy_fields(proto.graph, copied.graph, but=but)
-    return copied
+    made = onnx.ModelProto()
+    copy_fields(proto, made, but={"graph"})
+    made.graph.SetInParent()
+    copy_fields(proto.graph, made.graph, but=but)
+    return made
+
+
+def copied(message: MessageT) -> MessageT:
+    """A deep copy of a message: a node, a tensor or a model with its weights."""
+    made = type(message)()
+    made.CopyFrom(message)
+    return made
 
 
 def refill(field: Any, values: Iterable[object]) -> None:

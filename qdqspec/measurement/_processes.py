@@ -88,7 +88,10 @@ class Zygote:
     def close(self) -> None:
         """Stop the zygote, which kills its children first."""
         self._control.close()
-        _wait_or_kill(self._process)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            kill(self._process)
         self._own.close()
 
     def _end(self, pid: int) -> int:
@@ -274,10 +277,3 @@ def _knows(connection: socket.socket, token: bytes) -> bool:
 def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
     assert process.stdin is not None  # it was started with a pipe
     return process.stdin
-
-
-def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        kill(process)

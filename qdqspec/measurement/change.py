@@ -82,7 +82,9 @@ def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
     """
     ours, theirs = _level(now), _level(before)
     variance = ours.variance + theirs.variance
-    freedom = _welch(ours, theirs)
+    # Degrees of freedom of the sum of two variances (Welch and Satterthwaite).
+    parts = sum(level.variance**2 / level.freedom for level in (ours, theirs))
+    freedom = (ours.variance + theirs.variance) ** 2 / parts if parts else math.inf
     return TimeChange(
         builds=_interval(ours.center - theirs.center, variance, freedom),
         ranks=_exponential(shift_bounds(ours.rounds, theirs.rounds)),
@@ -95,7 +97,9 @@ def mann_whitney_p(ours: Sequence[float] | Floats, theirs: Sequence[float] | Flo
 
     Normal approximation with corrections for ties and continuity.
     """
-    above = _count_above(ours, theirs)
+    differences = np.subtract.outer(np.asarray(ours), np.asarray(theirs))
+    # Mann and Whitney's U: pairs in which ours is larger; equal ones count half
+    above = float((differences > 0).sum() + 0.5 * (differences == 0).sum())
     pairs = len(ours) * len(theirs)
     deviation = _rank_deviation(ours, theirs)
     if deviation == 0:
@@ -154,12 +158,6 @@ def _level(times: BuildTimes) -> _Level:
     return _Level(center, variance, freedom or math.inf, ranked)
 
 
-def _welch(one: _Level, other: _Level) -> float:
-    """Degrees of freedom of the sum of two variances (Welch and Satterthwaite)."""
-    parts = sum(level.variance**2 / level.freedom for level in (one, other))
-    return (one.variance + other.variance) ** 2 / parts if parts else math.inf
-
-
 def _interval(center: float, variance: float, freedom: float) -> Interval:
     reach = student_t(0.95, int(min(freedom, _ENOUGH))) * math.sqrt(variance) if variance else 0.0
     return _exponential(Interval(median=center, low=center - reach, high=center + reach))
@@ -167,12 +165,6 @@ def _interval(center: float, variance: float, freedom: float) -> Interval:
 
 def _exponential(logs: Interval) -> Interval:
     return Interval(median=math.exp(logs.median), low=math.exp(logs.low), high=math.exp(logs.high))
-
-
-def _count_above(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:
-    """Mann and Whitney's U: pairs in which ours is larger; equal ones count half."""
-    differences = np.subtract.outer(np.asarray(ours), np.asarray(theirs))
-    return float((differences > 0).sum() + 0.5 * (differences == 0).sum())
 
 
 def _rank_deviation(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:

@@ -23,13 +23,7 @@ from qdqspec.files import unwritable, write_whole
 from qdqspec.measurement._records import trial_from_json, trial_to_json
 from qdqspec.types import Trial
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "Journal",
-    "read_journal",
-    "trial_from_json",
-    "trial_to_json",
-]
+__all__ = ["SCHEMA_VERSION", "Journal", "read_journal", "trial_from_json", "trial_to_json"]
 
 SCHEMA_VERSION = 3  # 2: lines end with a checksum; 3: all fields of a trial by name
 _SUM = re.compile(rb',"sum":"([0-9a-f]{16})"\}\n?')
@@ -167,10 +161,9 @@ def _digest(header: Mapping[str, Any]) -> str:
 
 def _check_header(path: Path, header: Mapping[str, Any]) -> None:
     """Compare with the header on disk. A missing or damaged one is rewritten if the lines are of this run."""
-    try:
+    found: object = None
+    with contextlib.suppress(FileNotFoundError, ValueError):
         found = json.loads(_header_path(path).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return
     if not isinstance(found, dict) or found == header:
         return
     differences = [

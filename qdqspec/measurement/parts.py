@@ -7,7 +7,7 @@ build. Variants race the float part in interleaved pairs, as candidates race the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,14 +21,6 @@ FLOAT = Placement(sites=frozenset())
 EPS = 0.01
 
 
-@dataclass(slots=True)
-class _Held:
-    """The float engine of the current part."""
-
-    nodes: tuple[str, ...]
-    engine: Engine
-
-
 class PartBench:
     """Keeps the float engine of one part open. ``open_part`` builds a part in float."""
 
@@ -38,7 +30,7 @@ class PartBench:
         self._open_part = open_part
         self._clock: Clock = clock
         self._random = random
-        self._held: _Held | None = None
+        self._held: tuple[tuple[str, ...], Engine] | None = None  # nodes and float engine of the current part
 
     def measure(self, trial: Trial, engine: Engine, *, profile: bool) -> Trial:
         """Race a part against itself in float; its float engine is kept. Raises `BackendError`."""
@@ -53,20 +45,20 @@ class PartBench:
 
     def holds(self, engine: Engine) -> bool:
         """Whether an engine is the one that stays open."""
-        return self._held is not None and self._held.engine is engine
+        return self._held is not None and self._held[1] is engine
 
     def close(self) -> None:
         """Close the float engine."""
         if self._held is not None:
-            self._held.engine.close()
+            self._held[1].close()
             self._held = None
 
     def _race(self, trial: Trial, engine: Engine) -> tuple[Race, Samples, Samples]:
-        is_fresh = self._held is None or self._held.nodes != trial.subgraph
+        is_fresh = self._held is None or self._held[0] != trial.subgraph
         if is_fresh:
             self._hold(trial.subgraph, self._open_part(trial.subgraph))
         assert self._held is not None
-        other = self._held.engine
+        other = self._held[1]
         try:
             if is_fresh:
                 warmed(other, self._clock)
@@ -83,4 +75,4 @@ class PartBench:
 
     def _hold(self, nodes: tuple[str, ...], engine: Engine) -> None:
         self.close()
-        self._held = _Held(nodes, engine)
+        self._held = nodes, engine

@@ -127,14 +127,7 @@ def merged(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float]) -> t
         seen: Counter[tuple[object, ...]] = Counter()  # two kernels may belong to one node
         for layer in part:
             milliseconds = layer.milliseconds / whole * share * scale
-            place = (
-                layer.op_type,
-                layer.nodes,
-                layer.tensors,
-                layer.boundary,
-                layer.integer,
-                layer.precision,
-            )
+            place = layer.op_type, layer.nodes, layer.tensors, layer.boundary, layer.integer, layer.precision
             seen[place] += 1
             key = (*place, seen[place])
             known = found.get(key)

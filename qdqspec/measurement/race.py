@@ -33,9 +33,8 @@ WARM_MS, TIMED_MS = 6.0, 3.0  # duration of the two parts of a turn, for models 
 MOST_RUNS = 5  # in either part
 PROFILE_MS = 24.0  # total duration of the runs of a profile, ...
 FEWEST_PROFILED, MOST_PROFILED = 5, 12  # ... within these numbers of runs
-DISTURBED = (
-    1.2  # wall time over CPU time of a turn above which another process disturbed it, and it is repeated
-)
+# wall time over CPU time of a turn above which another process disturbed it, and it is repeated
+DISTURBED = 1.2
 RETAKES = 2
 MIXED_LAUNCHES = (
     "compared with one engine as a CUDA graph and the other without: the ratio holds the time of launches"

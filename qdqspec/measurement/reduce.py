@@ -26,7 +26,7 @@ from qdqspec.config import hooks
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph.flat import ENTER, LEAVE, MARKERS, closed
 from qdqspec.graph.model import QDQ_OPS, Model
-from qdqspec.graph.protos import all_graphs, copy_model, names_read_inside
+from qdqspec.graph.protos import all_graphs, copied, copy_model, names_read_inside
 from qdqspec.graph.save import save_model, write_text
 from qdqspec.graph.weights import with_own_bytes
 from qdqspec.parity.shapes import resolve_shapes
@@ -125,7 +125,7 @@ def smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T
 
 def with_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Model:
     """The model with these shapes of inputs. Raises `SpecError` for other names and ranks."""
-    known = {name: InputShape(min=tuple(s), opt=tuple(s), max=tuple(s)) for name, s in shapes.items()}
+    known = {name: InputShape.of(tuple(shape)) for name, shape in shapes.items()}
     found = resolve_shapes(model, Inputs(profiles=(ShapeProfile(shapes=known),)))
     proto = copy_model(model.proto)
     for given in proto.graph.input:
@@ -263,8 +263,7 @@ class _Parts:
         proto.graph.output.extend(self._info(name, name) for name in unread)
         for name in read:
             if name in self._constants and name not in made:
-                tensor = TensorProto()
-                tensor.CopyFrom(with_own_bytes(self._constants[name], self._base))
+                tensor = copied(with_own_bytes(self._constants[name], self._base))
                 tensor.name = name
                 proto.graph.initializer.append(tensor)
         return proto

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from qdqspec.arrays import Array, Floats
 from qdqspec.errors import DataError
-from qdqspec.parity.agreement import Agreement
 from qdqspec.parity.typical import Typical
 from qdqspec.types import ParityEvidence, TensorParity, TopK
 
@@ -140,17 +140,13 @@ class _Output:
     def result(self) -> TensorParity:
         """The parity over all samples added."""
         if not self.is_float:
-            return self._equality()
+            note = self.note or (f"{self.unequal} values differ" if self.unequal else "")
+            equal = TensorParity(name=self.name, sqnr_db=math.inf, cosine=1.0, max_abs=0.0, max_steps=0.0)
+            return replace(equal, compared=False, matches=not note, note=note)
         if self.note:
-            return TensorParity(
-                name=self.name,
-                sqnr_db=-math.inf,
-                cosine=-1.0,
-                max_abs=math.inf,
-                max_steps=math.inf,
-                matches=False,
-                note=self.note,
-            )
+            inf = math.inf
+            worst = TensorParity(name=self.name, sqnr_db=-inf, cosine=-1.0, max_abs=inf, max_steps=inf)
+            return replace(worst, matches=False, note=self.note)
         high, low = max(self.high, self.typical.high), min(self.low, self.typical.low)
         return TensorParity(
             name=self.name,
@@ -159,19 +155,6 @@ class _Output:
             max_abs=self.max_abs,
             max_steps=_ratio(self.max_abs, (high - low) / _STEPS),
             agreement=self.agreement.result(),
-        )
-
-    def _equality(self) -> TensorParity:
-        note = self.note or (f"{self.unequal} values differ" if self.unequal else "")
-        return TensorParity(
-            name=self.name,
-            sqnr_db=math.inf,
-            cosine=1.0,
-            max_abs=0.0,
-            max_steps=0.0,
-            compared=False,
-            matches=not note,
-            note=note,
         )
 
 
@@ -247,3 +230,61 @@ def _cosine(reference: Floats, tuned: Floats) -> float:
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL), np.errstate(all="ignore"):
         found = CosineSimilarityCompareFunc()(*results)["output"].metric_values()["cosine_similarity"]
     return -1.0 if math.isnan(found) else float(found)
+
+
+# Top-k agreement: how many of the best classes two outputs share.
+
+Classes = npt.NDArray[np.intp]  # one row for each classified position, best first
+
+_FEW = 16  # best classes that are found one by one
+
+
+@dataclass(slots=True)
+class Agreement:
+    """The running counts of common classes, for each of the ``tops``."""
+
+    tops: Iterable[TopK]
+    shared: dict[str, int] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+
+    def add(self, reference: Array, tuned: Array) -> None:
+        """Add one sample of an output; the shapes are equal. Changes this record."""
+        for top in self.tops:
+            axis = class_axis(reference.shape, top)
+            if axis is not None:
+                shared = in_common(reference, tuned, top.k, axis)
+                self.shared[top.key] = self.shared.get(top.key, 0) + shared
+                asked = reference.size // reference.shape[axis] * top.k
+                self.asked[top.key] = self.asked.get(top.key, 0) + asked
+
+    def result(self) -> dict[str, float]:
+        """The share of the reference's best classes that are also the tuned model's, by `TopK.key`."""
+        return {key: self.shared[key] / asked for key, asked in self.asked.items() if asked}
+
+
+def class_axis(shape: tuple[int, ...], top: TopK) -> int | None:
+    """The axis of the classes; ``None`` if there are at most ``k``, so that agreement is trivial."""
+    if top.axis is not None:
+        axis = top.axis if top.axis >= 0 else len(shape) + top.axis
+        return axis if 0 <= axis < len(shape) and shape[axis] > top.k else None
+    axes = range(1 if len(shape) > 1 else 0, len(shape))
+    last = next((axis for axis in reversed(axes) if shape[axis] > 1), None)
+    return last if last is not None and shape[last] > top.k else None
+
+
+def in_common(reference: Array, tuned: Array, k: int, axis: int) -> int:
+    """How many of the ``k`` best classes are the same, summed over all other axes, in any order."""
+    ours, theirs = _best(reference, k, axis), _best(tuned, k, axis)
+    return int((ours[:, :, None] == theirs[:, None, :]).sum())
+
+
+def _best(scores: Array, k: int, axis: int) -> Classes:
+    """The ``k`` best classes of each row. Earlier classes win ties, as in accuracy; NaN is the worst."""
+    rows = np.moveaxis(scores, axis, -1).reshape(-1, scores.shape[axis]).astype(np.float64)
+    if k > _FEW or not np.isfinite(rows).all():
+        return np.argsort(-rows, axis=1, kind="stable")[:, :k]
+    found = np.empty((len(rows), min(k, rows.shape[1])), np.intp)
+    for place in range(found.shape[1]):  # many classes need not be sorted for the few best
+        found[:, place] = rows.argmax(axis=1)
+        rows[np.arange(len(rows)), found[:, place]] = -np.inf
+    return found

@@ -97,7 +97,10 @@ def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
     file is used.
     """
     source = inputs.calibration or inputs.evaluation
-    if source is None or not (open_inputs := _open(model, inputs)):
+    declared = inputs.profiles[0].shapes
+    own = {name: shape for name in model.inputs if name not in declared and (shape := model.shape(name))}
+    open_inputs = {name: len(shape) for name, shape in own.items() if not all(shape[1:])}
+    if source is None or not open_inputs:
         return inputs
     members = read_arrays(source, [name for name in model.inputs if name not in inputs.values])[0]
     shapes = {
@@ -105,7 +108,7 @@ def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
         for name, rank in open_inputs.items()
         if name in members and len(sample := _sample_shape(members[name], rank)) in (rank - 1, rank)
     }
-    fixed = {name: InputShape(min=shape, opt=shape, max=shape) for name, shape in shapes.items()}
+    fixed = {name: InputShape.of(shape) for name, shape in shapes.items()}
     profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
     return replace(inputs, profiles=tuple(profiles))
 
@@ -114,12 +117,6 @@ def _sample_shape(member: AnyMember, rank: int) -> tuple[int, ...]:
     """The shape of a sample of an array for an input of that rank."""
     whole = as_samples(member, (1, *member.shape)) if len(member.shape) == rank - 1 else member
     return whole.shape[1:]
-
-
-def _open(model: Model, inputs: Inputs) -> dict[str, int]:
-    """Inputs with a dimension after the first that neither model nor case fixes, with their rank."""
-    shapes = {name: model.shape(name) for name in model.inputs if name not in inputs.profiles[0].shapes}
-    return {name: len(shape) for name, shape in shapes.items() if shape and not all(shape[1:])}
 
 
 def open_data(source: DataSource, inputs: Mapping[str, InputSpec], *, fixed: Collection[str] = ()) -> Dataset:
@@ -144,25 +141,21 @@ def open_data(source: DataSource, inputs: Mapping[str, InputSpec], *, fixed: Col
     batch = columns[0].group
     known = {*inputs, LABELS, *fixed}
     ignored = tuple(dict.fromkeys(name for members in files for name in members if name not in known))
+    notes = [*_batch_notes(rows, batch), *(note for column in columns for note in column.notes())]
+    for name in ignored:
+        near = did_you_mean(name, sorted(known))
+        notes.append(f"array '{name}' is no input of the model and is not used{near}")
     return Dataset(
         path=path,
         samples=rows,
         batch=batch,
         labels=_labels(path, files, inputs, rows),
-        notes=(
-            *_batch_notes(rows, batch),
-            *(note for column in columns for note in column.notes()),
-            *(_ignored_note(name, sorted(known)) for name in ignored),
-        ),
+        notes=tuple(notes),
         unused=tuple(name for name in fixed if any(name in members for members in files)),
         ignored=ignored,
         _columns=columns,
         _feeds=feeds,
     )
-
-
-def _ignored_note(name: str, known: list[str]) -> str:
-    return f"array '{name}' is no input of the model and is not used{did_you_mean(name, known)}"
 
 
 def doubts(data: Dataset) -> Iterator[str]:
@@ -269,18 +262,14 @@ def _column(name: str, spec: InputSpec, members: list[AnyMember]) -> _Column:
 
 
 def _wrong_shape(name: str, spec: InputSpec, member: AnyMember) -> DataError:
-    sample, whole = list(spec.shape[1:]), list(spec.shape)
+    samples, whole = (", ".join(map(str, ("N", *shape))) for shape in (spec.shape[1:], spec.shape))
     return DataError(
         f"array '{name}' has shape {list(member.shape)}: samples of shape {list(member.shape[1:])}, "
-        f"where the model takes {whole}",
+        f"where the model takes {list(spec.shape)}",
         where=member.file,
-        cure=f"give N samples as {_numbered(sample)}, which are stacked, or N whole inputs as {_numbered(whole)}; the "
+        cure=f"give N samples as [{samples}], which are stacked, or N whole inputs as [{whole}]; the "
         "same form in every file",
     )
-
-
-def _numbered(shape: list[int]) -> str:
-    return f"[{', '.join(map(str, ('N', *shape)))}]"
 
 
 def _count(path: Path, columns: tuple[_Column, ...]) -> tuple[int, int]:
@@ -292,8 +281,9 @@ def _count(path: Path, columns: tuple[_Column, ...]) -> tuple[int, int]:
     feeds = {column.count for column in columns}
     same_kind = len({column.rows for column in columns if column.stacked}) <= 1
     if len(feeds) > 1 or not same_kind:
+        listed = ", ".join(f"'{name}' {rows}" for name, rows in counts.items())
         raise DataError(
-            f"arrays have unequal numbers of samples: {_listed(counts)}",
+            f"arrays have unequal numbers of samples: {listed}",
             where=path,
             cure="give every array one entry a sample",
         )
@@ -326,7 +316,3 @@ def _batch_notes(rows: int, batch: int) -> Iterator[str]:
             f"{count_text(rows, 'sample')} do not fill batches of {batch}: the last one is filled up with "
             f"{count_text(batch - rest, 'repeated sample')}, which no metric counts"
         )
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"'{name}' {rows}" for name, rows in counts.items())

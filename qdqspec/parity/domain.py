@@ -86,7 +86,13 @@ def input_domains(
             where=model.where,
             cure=f"its inputs: {', '.join(specs)}",
         )
-    names = _axis_names(model)
+    # The symbolic names of dimensions in the model, by input and axis.
+    names = {
+        port.name: {
+            i: dim.dim_param for i, dim in enumerate(port.type.tensor_type.shape.dim) if dim.dim_param
+        }
+        for port in model.proto.graph.input
+    }
     shaped = tuple(profiles)
     return tuple(
         InputDomain(
@@ -133,13 +139,3 @@ def _axes(profile: ShapeProfile, name: str, shape: Shape, names: Mapping[int, st
         AxisRange(least=low, most=high, name=names.get(index) or f"axis {index} from {low} to {high}")
         for index, (low, high) in enumerate(zip(least, most, strict=True))
     )
-
-
-def _axis_names(model: Model) -> dict[str, dict[int, str]]:
-    """The symbolic names of dimensions in the model, by input and axis."""
-    return {
-        port.name: {
-            i: dim.dim_param for i, dim in enumerate(port.type.tensor_type.shape.dim) if dim.dim_param
-        }
-        for port in model.proto.graph.input
-    }

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from qdqspec.arrays import Array
 from qdqspec.parity.domain import AxisRange, InputDomain, Span
@@ -24,15 +24,8 @@ Drawn: TypeAlias = dict[str, Recipe]  # by input
 T = TypeVar("T")
 
 _FLOATS: tuple[RecipeKind, ...] = (
-    "zeros",
-    "constant",
-    "uniform",
-    "normal",
-    "spike",
-    "alternating",
-    "denormal",
-    "sample",
-)
+    "zeros", "constant", "uniform", "normal", "spike", "alternating", "denormal", "sample",
+)  # fmt: skip
 _WHOLE: tuple[RecipeKind, ...] = ("zeros", "constant", "uniform", "sample")
 _LEVELS = 6  # bits of a value between two bounds
 _SEEDS = 8  # bits
@@ -40,11 +33,6 @@ _PLACES = 4  # bits: the positions of a spike
 _GAINS = (1.0, 0.5, 2.0, 0.25, 1.5, 0.0625, -1.0, 4.0)  # factors of samples
 _FEW = 32  # values of one array
 _SHIFTS = (0.0, 0.125, -0.125, 0.5)  # offsets of samples, in widths of the known range
-
-
-def drawn_inputs(domains: Sequence[InputDomain], samples: int) -> SearchStrategy[Drawn]:
-    """Inputs for a model: each made independently, or all of them from one sample of the data, changed."""
-    return _inputs(tuple(domains), samples)
 
 
 def simpler(drawn: Drawn, domains: Sequence[InputDomain], made: Mapping[str, Array]) -> Iterator[Drawn]:
@@ -103,7 +91,8 @@ def _plain_recipes(domain: InputDomain, recipe: Recipe, made: Array) -> Iterator
 
 
 @st.composite
-def _inputs(draw: DrawFn, domains: tuple[InputDomain, ...], samples: int) -> Drawn:
+def drawn_inputs(draw: DrawFn, domains: Sequence[InputDomain], samples: int) -> Drawn:
+    """Inputs for a model: each made independently, or all of them from one sample of the data, changed."""
     profile = _below(draw, len(domains[0].shapes)) if domains else 0
     lengths: dict[str, int] = {}
     shapes = {domain.name: _shape(draw, domain, profile, lengths) for domain in domains}

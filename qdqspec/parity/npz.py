@@ -21,10 +21,7 @@ from qdqspec.arrays import Array
 from qdqspec.errors import DataError
 
 _HOW = "write it with numpy.savez(path, input_name=array), one array per model input"
-_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _LONGEST_HEADER = 1 << 16  # bytes; numpy reads the whole header before it checks its length
 _LARGEST_ROW = 1 << 31  # bytes: a row is held in memory
 _MOST_EMPTY = 1 << 20  # rows of zero bytes: an empty file may claim any number
@@ -99,7 +96,14 @@ def read_members(file: Path) -> dict[str, StoredArray]:
             raise DataError("this .npz file holds no array", where=file, cure=_HOW)
         if len(names) > _MOST_ARRAYS:
             raise DataError(f"this .npz file holds {len(names):,} arrays", where=file, cure=_HOW)
-        return {name[:-4]: _member(archive, file, name) for name in names}
+        found = {}
+        for name in names:
+            with archive.open(name) as stream:
+                shape, fortran, dtype = _header(stream, file, name[:-4])
+                held = archive.getinfo(name).file_size - stream.tell()
+            member = StoredArray(file=file, name=name[:-4], shape=shape, dtype=dtype, is_fortran=fortran)
+            found[name[:-4]] = _described(member, held)
+        return found
 
 
 def read_npy(file: Path, name: str) -> StoredArray:
@@ -139,14 +143,6 @@ def read_beside(file: Path, name: str, most: int) -> str | None:
     if len(content) > most:
         raise DataError(f"'{name}' in it is longer than {most} bytes", where=file, cure=_HOW)
     return content.decode("utf-8", errors="replace")
-
-
-def _member(archive: zipfile.ZipFile, file: Path, name: str) -> StoredArray:
-    with archive.open(name) as stream:
-        shape, fortran, dtype = _header(stream, file, name[:-4])
-        held = archive.getinfo(name).file_size - stream.tell()
-    member = StoredArray(file=file, name=name[:-4], shape=shape, dtype=dtype, is_fortran=fortran)
-    return _described(member, held)
 
 
 def _described(member: StoredArray, held: int) -> StoredArray:

@@ -49,9 +49,8 @@ def words(recipe: Recipe, domain: InputDomain) -> str:
     first, second = (_number(value, domain) for value in (recipe.first, recipe.second))
     if recipe.kind == "sample":
         changed = domain.is_float and (recipe.first, recipe.second) != (1.0, 0.0)
-        return f"sample {recipe.number}" + (
-            f" times {recipe.first:g} plus {recipe.second:g}" if changed else ""
-        )
+        factors = f" times {recipe.first:g} plus {recipe.second:g}" if changed else ""
+        return f"sample {recipe.number}{factors}"
     return {
         "zeros": "all zeros" if 0 in domain.tried else f"all {_number(domain.tried.nearest(0), domain)}",
         "constant": f"all {first}",
@@ -65,8 +64,11 @@ def words(recipe: Recipe, domain: InputDomain) -> str:
 
 def _values(recipe: Recipe, domain: InputDomain, samples: Sequence[Array]) -> npt.NDArray[np.float64]:
     shape, first, second = recipe.shape, recipe.first, recipe.second
-    if recipe.kind in ("uniform", "normal"):
-        return _random(recipe)
+    random = np.random.default_rng(recipe.number)
+    if recipe.kind == "uniform":
+        return random.uniform(min(first, second), max(first, second), shape)
+    if recipe.kind == "normal":  # with the bounds three deviations from the middle
+        return random.normal((first + second) / 2, abs(second - first) / 6, shape)
     if recipe.kind == "sample":
         sample = np.resize(samples[recipe.number % len(samples)], shape).astype(np.float64)
         return sample * first + second if domain.is_float else sample
@@ -78,14 +80,6 @@ def _values(recipe: Recipe, domain: InputDomain, samples: Sequence[Array]) -> np
     if recipe.kind == "alternating":
         values.flat[::2], values.flat[1::2] = first, second
     return values
-
-
-def _random(recipe: Recipe) -> npt.NDArray[np.float64]:
-    """Uniform between the bounds; or normal, with the bounds three deviations from the middle."""
-    random, low, high = np.random.default_rng(recipe.number), recipe.first, recipe.second
-    if recipe.kind == "uniform":
-        return random.uniform(min(low, high), max(low, high), recipe.shape)
-    return random.normal((low + high) / 2, abs(high - low) / 6, recipe.shape)
 
 
 def _number(value: float, domain: InputDomain) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -23,6 +24,7 @@ from qdqspec.types import AccuracyEvidence, Case, Metric
 from qdqspec.units import count_text
 
 
+@dataclass
 class Scores:
     """Scores engines by the metrics of a case: its own and the built-in ones.
 
@@ -30,25 +32,17 @@ class Scores:
     ``note`` receives notes for the user.
     """
 
-    def __init__(
-        self,
-        case: Case,
-        reference: Path,
-        open_data: Callable[[], Dataset | None],
-        build: Callable[[Path], Engine],
-        note: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._case = case
-        self._reference = reference
-        self._open_data = open_data
-        self._build = build
-        self._note = note
-        self._known: dict[tuple[Path, str, str | None], Score | QdqspecError] = {}
+    case: Case
+    reference: Path
+    open_data: Callable[[], Dataset | None]
+    build: Callable[[Path], Engine]
+    note: Callable[[str], None] = lambda _: None
+    _known: dict[tuple[Path, str, str | None], Score | QdqspecError] = field(default_factory=dict, init=False)
 
     def require(self, metric: str, *, line: int | None = None) -> None:
         """Raise `QdqspecError` if a metric cannot be computed; ``line`` is the line of the spec that names it."""
         try:
-            require_metric(metric, self._case.metrics)
+            require_metric(metric, self.case.metrics)
         except QdqspecError as error:
             raise type(error)(
                 error.what, where=self._place(line or self._line(metric)), cure=error.cure
@@ -83,7 +77,7 @@ class Scores:
         try:
             outputs, samples = self._outputs(engine, output, feeds)
             labels = self._labels[:samples]
-            return evaluate(metric, outputs, labels, output=output, own=self._case.metrics)
+            return evaluate(metric, outputs, labels, output=output, own=self.case.metrics)
         except DataError as error:
             raise DataError(error.what, where=error.where or self._data.path, cure=error.cure) from error
 
@@ -113,7 +107,7 @@ class Scores:
                 "divided by samples",
                 cure="give at least as many samples as the batch has",
             )
-        self._note(
+        self.note(
             f"the last {count_text(rest, 'sample')} of {data.samples} do not fill a batch of {data.batch} and are not "
             "scored: the outputs are not divided by samples"
         )
@@ -125,7 +119,7 @@ class Scores:
         if key not in self._known:
             self.require(metric)
             try:
-                with closing(self._build(path)) as engine:
+                with closing(self.build(path)) as engine:
                     self._known[key] = self.of_engine(engine, metric, output)
             except QdqspecError as error:
                 self._known[key] = error
@@ -136,7 +130,7 @@ class Scores:
 
     def of_reference(self, metric: str, output: str | None = None) -> Score:
         """The score of the user's own model; raises `DataError` if it is not finite."""
-        score = self.of_file(self._reference, metric, output)
+        score = self.of_file(self.reference, metric, output)
         if not math.isfinite(score.value):
             raise DataError(
                 f"metric '{metric}' gave {score.value} for the model itself, so that no limit can be applied",
@@ -147,7 +141,7 @@ class Scores:
 
     @cached_property
     def _data(self) -> Dataset | None:
-        return self._open_data()
+        return self.open_data()
 
     @cached_property
     def _labels(self) -> Array:
@@ -156,15 +150,15 @@ class Scores:
 
     def _line(self, metric: str) -> int | None:
         """The first line of the spec that names a metric."""
-        spec = self._case.spec
+        spec = self.case.spec
         if spec is None or not spec.is_file():
             return None
         lines = source_lines(spec.read_text(encoding="utf-8", errors="replace"))
         return next((number for number, text in enumerate(lines, 1) if metric in text), None)
 
     def _place(self, line: int | None) -> str:
-        where = self._case.spec or self._case.model
-        return f"{where}:{line}" if line is not None and self._case.spec else str(where)
+        where = self.case.spec or self.case.model
+        return f"{where}:{line}" if line is not None and self.case.spec else str(where)
 
 
 def _first_samples(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -72,23 +73,18 @@ def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
     if inputs.batch is None:
         return inputs.profiles
     own = resolve_shapes(model, inputs)
-    fixed = {name: InputShape(min=shape, opt=shape, max=shape) for name, shape in own.items()}
-    return tuple(
-        replace(profile, shapes={**fixed, **_with_batch(profile.shapes, own)}) for profile in inputs.profiles
-    )
-
-
-def _with_batch(declared: Mapping[str, InputShape], resolved: Mapping[str, Shape]) -> dict[str, InputShape]:
-    """Declared ranges with the first dimension as resolved."""
-    return {
-        name: InputShape(
-            min=(*resolved[name][:1], *shape.min[1:]),
-            opt=(*resolved[name][:1], *shape.opt[1:]),
-            max=(*resolved[name][:1], *shape.max[1:]),
-        )
-        for name, shape in declared.items()
-        if name in resolved
-    }
+    fixed = {name: InputShape.of(shape) for name, shape in own.items()}
+    found = []
+    for profile in inputs.profiles:  # declared ranges with the first dimension as resolved
+        declared = {
+            name: InputShape(
+                **{f.name: (*own[name][:1], *getattr(span, f.name)[1:]) for f in dataclasses.fields(span)}
+            )
+            for name, span in profile.shapes.items()
+            if name in own
+        }
+        found.append(replace(profile, shapes={**fixed, **declared}))
+    return tuple(found)
 
 
 def resized(feeds: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
@@ -96,15 +92,13 @@ def resized(feeds: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str
 
     So they stay valid: indices within their table, masks of ones and zeros.
     """
-    return {name: _resized(feeds[name], shape) for name, shape in shapes.items()}
-
-
-def _resized(value: Array, shape: Shape) -> Array:
-    if not value.size:
-        return np.zeros(shape, value.dtype)
-    for axis, size in enumerate(shape):
-        value = np.take(value, np.arange(size) % value.shape[axis], axis=axis)
-    return value
+    found: dict[str, Array] = {}
+    for name, shape in shapes.items():
+        value = feeds[name]
+        for axis, size in enumerate(shape if value.size else ()):
+            value = np.take(value, np.arange(size) % value.shape[axis], axis=axis)
+        found[name] = value if value.size else np.zeros(shape, value.dtype)
+    return found
 
 
 def shapes_text(shapes: Mapping[str, Shape]) -> str:
@@ -119,14 +113,12 @@ def input_specs(model: Model, shapes: Mapping[str, Shape]) -> dict[str, InputSpe
 
 def _own_shape(model: Model, name: str, declared: Shape | None) -> tuple[int | None, ...]:
     own = model.shape(name)
-    if own is None and declared is None:
-        raise ModelError(
-            f"input '{name}' has no known rank", where=model.where, cure=_declare(name, "a full shape")
-        )
-    if own is None:
-        assert declared is not None
+    if own is not None:
+        return tuple(None if dim is not None and dim < 0 else dim for dim in own)
+    if declared is not None:
         return (None,) * len(declared)
-    return tuple(None if dim is not None and dim < 0 else dim for dim in own)
+    cure = _declare(name, "a full shape")
+    raise ModelError(f"input '{name}' has no known rank", where=model.where, cure=cure)
 
 
 def _check_batch(model: Model, own: Mapping[str, tuple[int | None, ...]], batch: int | None) -> None:
@@ -163,11 +155,6 @@ def _resolve(
             where=model.where,
             cure="give `inputs.shapes` what the model takes",
         )
-    _check_size(model, name, shape)
-    return shape
-
-
-def _check_size(model: Model, name: str, shape: Shape) -> None:
     size = prod(shape) * _dtype(model, name).itemsize
     if size > _LARGEST:
         raise ModelError(
@@ -175,6 +162,7 @@ def _check_size(model: Model, name: str, shape: Shape) -> None:
             where=model.where,
             cure="declare a smaller shape, or export the model with one",
         )
+    return shape
 
 
 def _dtype(model: Model, name: str) -> np.dtype[np.generic]:

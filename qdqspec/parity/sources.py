@@ -111,19 +111,13 @@ def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
 def _of_folder(path: Path, *, is_image: bool) -> list[Path]:
     """The files of a folder: images, else its .npz files, or its .npy files if it has no .npz."""
     files = sorted(file for file in path.iterdir() if file.is_file())
-    kinds = (
-        [_is_image] if is_image else [lambda file: file.suffix == ".npz", lambda file: file.suffix == ".npy"]
-    )
-    for fits in kinds:
-        if wanted := [file for file in files if fits(file)]:
+    for suffixes in (SUFFIXES,) if is_image else ({".npz"}, {".npy"}):
+        if wanted := [file for file in files if file.suffix.lower() in suffixes]:
             return wanted
     if not is_image and any(_is_image(file) for file in files):
         raise DataError("this folder holds images, and no transform is given", where=path, cure=_ADVICE)
-    raise DataError(
-        f"this folder holds no {'image' if is_image else '.npz or .npy file'}",
-        where=path,
-        cure="put the samples there",
-    )
+    what = f"this folder holds no {'image' if is_image else '.npz or .npy file'}"
+    raise DataError(what, where=path, cure="put the samples there")
 
 
 def _is_image(file: Path) -> bool:

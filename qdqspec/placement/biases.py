@@ -17,6 +17,7 @@ from onnx import TensorProto, numpy_helper
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_default
+from qdqspec.graph.protos import copied
 from qdqspec.quantize.corrections import shift_text
 from qdqspec.types import Site
 
@@ -83,8 +84,7 @@ def corrected_bias(
     else:
         own = model.array(layer.bias)
         value = (own.astype(np.float32) + shift).astype(own.dtype)
-        before = TensorProto()
-        before.CopyFrom(model.constants[layer.bias])
+        before = copied(model.constants[layer.bias])
         if before.external_data:
             before = numpy_helper.from_array(np.ascontiguousarray(own), layer.bias)
     name = layer.bias or free_name
@@ -121,8 +121,7 @@ def biases_before(model: Model, gone: Collection[int]) -> dict[str, TensorProto 
 
 def with_value(node: onnx.NodeProto, value: TensorProto) -> onnx.NodeProto:
     """A ``Constant`` node with this value instead."""
-    changed = onnx.NodeProto()
-    changed.CopyFrom(node)
+    changed = copied(node)
     next(a for a in changed.attribute if a.name == "value").t.CopyFrom(value)
     return changed
 

@@ -176,7 +176,9 @@ def warm_starts(
     }
     starts: dict[str, WarmStart] = {}
     unknown = {unit.id: unit.full for unit in space.units if frames[0].leaf_of.get(unit.id) not in known}
-    proved = not unknown and _is_own(cache, backend, device, frames, known)
+    patterns = [frames[found.frames].of(region_id).pattern for region_id, found in known.items()]
+    is_own = all(Key(backend, device, pattern) in cache.entries for pattern in patterns)
+    proved = not unknown and is_own
     ranks = 1 if proved else _STARTS
     for rank in range(ranks if known else 0):
         labels = _composed(frames, space, known, rank)
@@ -184,14 +186,6 @@ def warm_starts(
             if start.sites or proved:  # an empty start records that a similar model stays float
                 starts.setdefault(start.digest, WarmStart(start, proved))
     return tuple(starts.values())
-
-
-def _is_own(
-    cache: PatternCache, backend: str, device: str, frames: Sequence[Frames], known: Mapping[str, _Known]
-) -> bool:
-    """Whether this device has entries for each pattern."""
-    patterns = (frames[found.frames].of(region_id).pattern for region_id, found in known.items())
-    return all(Key(backend, device, pattern) in cache.entries for pattern in patterns)
 
 
 def _usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[CacheEntry, ...]]:
@@ -211,16 +205,15 @@ def _known(
     """The entries for a region; those with its shapes if there are any."""
     for index, framed in enumerate(frames):
         entries = usable.get(framed.of(region_id).pattern, ())
-        fitting = tuple(entry for entry in entries if _fits(framed, region_id, entry.scheme))
+        frame = framed.of(region_id)
+        fitting = tuple(  # all places of the scheme exist in the region: a cache may contain any
+            entry
+            for entry in entries
+            if all(find_ends(framed, frame, site.place) is not None for site in entry.scheme.sites)
+        )
         if fitting:
             return _Known(index, fitting)
     return None
-
-
-def _fits(frames: Frames, region_id: str, scheme: Scheme) -> bool:
-    """Whether all places of a scheme exist in a region; a cache may contain any."""
-    frame = frames.of(region_id)
-    return all(find_ends(frames, frame, site.place) is not None for site in scheme.sites)
 
 
 def _composed(

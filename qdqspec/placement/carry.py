@@ -106,7 +106,8 @@ def _by_weight(frames: Frames, schemes: Mapping[str, Scheme]) -> Iterator[tuple[
     by_pattern = bool(schemes.keys() - frames.regions.keys())  # else only named regions need a frame
     named = (r for r in frames.regions.values() if by_pattern or r.id in schemes)
     deepest_first = sorted(named, key=lambda r: (bool(r.children), -r.id.count(".")))
-    told = [(frames.of(region.id), _scheme_for(frames, schemes, region)) for region in deepest_first]
+    found = [frames.of(region.id) for region in deepest_first]
+    told = [(f, schemes.get(f.region.id, schemes.get(f.pattern, Scheme()))) for f in found]
     for kinds in (("out", "result"), ("in",)):
         for frame, chosen in told:
             if not frame.region.children:
@@ -114,11 +115,6 @@ def _by_weight(frames: Frames, schemes: Mapping[str, Scheme]) -> Iterator[tuple[
     for frame, chosen in told:
         if frame.region.children:
             yield frame, sorted(chosen.sites, key=lambda site: _WEIGHT.index(site.place.kind))
-
-
-def _scheme_for(frames: Frames, schemes: Mapping[str, Scheme], region: Region) -> Scheme:
-    own = schemes.get(region.id)
-    return own if own is not None else schemes.get(frames.of(region.id).pattern, Scheme())
 
 
 def _ends(frames: Frames, frame: Frame, site: RelativeSite) -> list[tuple[str, Consumer]]:
@@ -149,13 +145,8 @@ def find_ends(frames: Frames, frame: Frame, place: PatternPlace) -> list[tuple[s
     tensor, end = node.inputs[index], Consumer(node.name, index)
     if place.kind == "in":
         return [(tensor, end)]
-    child = _child_with(frames, frame.region, node.name)
-    if child is None:
+    children = (set(frames.regions[name].nodes) for name in frame.region.children)
+    inside = next((nodes for nodes in children if node.name in nodes), None)
+    if inside is None:
         return None
-    inside = set(child.nodes)
     return [(tensor, other) for other in model.consumers[tensor] if other.node in inside]
-
-
-def _child_with(frames: Frames, region: Region, node: str) -> Region | None:
-    children = (frames.regions[name] for name in region.children)
-    return next((child for child in children if node in child.nodes), None)

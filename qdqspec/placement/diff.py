@@ -15,6 +15,7 @@ from qdqspec.arrays import Array
 from qdqspec.graph.model import Model
 from qdqspec.placement.equalize import Equalization, ScaledConstant, equalizations_of, scaled
 from qdqspec.placement.found import FoundPair, Numbers, find_pairs
+from qdqspec.placement.restore import along
 from qdqspec.placement.skeleton import SkeletonDiff, compare_skeletons
 from qdqspec.placement.strip import TakenApart, take_apart
 from qdqspec.types import Consumer
@@ -129,26 +130,13 @@ class _Side:
     def half_steps(self, end: Consumer) -> Array | None:
         """Largest rounding error of a weight stored in integers; ``None`` if it is not stored."""
         pair = self.at.get(end)
-        if pair is None or not pair.stored or pair.numbers is None:
+        if pair is None or not pair.stored or pair.numbers is None or pair.numbers.block:
             return None
-        dims = list(self.model.constants[pair.quantized].dims)
-        if pair.numbers.block:
-            return None
-        half: Array = _spread(pair.numbers, len(dims)) / 2
+        dims = tuple(self.model.constants[pair.quantized].dims)
+        half: Array = along(pair.numbers.scale, dims, pair.numbers.axis or 0, 0) / 2
         for constant, exponents in self.factors(pair.tensor):
             half = scaled(np.broadcast_to(half, dims), constant, exponents, -1)
         return half
-
-    def integers(self, pair: FoundPair) -> Array:
-        """The stored integers of a weight."""
-        return self.model.array(pair.quantized)
-
-
-def _spread(numbers: Numbers, rank: int) -> npt.NDArray[np.float32]:
-    """The scales in a shape that broadcasts over the weight's."""
-    if numbers.axis is None:
-        return numbers.scale
-    return numbers.scale.reshape([-1 if index == numbers.axis else 1 for index in range(rank)])
 
 
 def _compare(sides: tuple[_Side, ...], ends: list[Consumer]) -> PairDiff | None:
@@ -156,9 +144,10 @@ def _compare(sides: tuple[_Side, ...], ends: list[Consumer]) -> PairDiff | None:
     changes = tuple(_changes(sides, before, after)) if before and after else ()
     if before and after and not changes:
         return None
+    named = ("graph output '", "bodies that read '", "another pair of '")
     return PairDiff(
         tensor=_name(sides, ends[0], before, after),
-        readers=tuple(_reader(end) for end in sorted(ends)),
+        readers=tuple(e.node if e.node.startswith(named) else f"{e.node}:{e.input}" for e in sorted(ends)),
         before=_facts(before) if before else None,
         after=_facts(after) if after else None,
         changes=changes,
@@ -173,11 +162,6 @@ def _name(sides: tuple[_Side, ...], end: Consumer, before: FoundPair | None, aft
             return node.inputs[end.input]
     known = before or after
     return known.tensor if known else ""
-
-
-def _reader(end: Consumer) -> str:
-    named = end.node.startswith(("graph output '", "bodies that read '", "another pair of '"))
-    return end.node if named else f"{end.node}:{end.input}"
 
 
 def _facts(pair: FoundPair) -> PairFacts:
@@ -217,7 +201,8 @@ def _changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> I
         text = f"channels {words[bool(factors[0])]} > {'otherwise ' if all(factors) else ''}{words[bool(factors[1])]}"
         yield Change(kind="channels", text=text)
     if before.stored and after.stored and before.numbers.same(after.numbers):
-        yield from _integer_changes(sides[0].integers(before), sides[1].integers(after))
+        stored = (side.model.array(pair.quantized) for side, pair in zip(sides, (before, after), strict=True))
+        yield from _integer_changes(*stored)
 
 
 def _number_changes(before: Numbers, after: Numbers) -> Iterator[Change]:

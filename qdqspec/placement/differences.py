@@ -27,31 +27,20 @@ def to_json(diff: QdqDiff) -> dict[str, object]:
         "schema_version": SCHEMA_VERSION,
         "same": diff.same,
         "equal_pairs": diff.equal,
-        "added": [_entry(pair) for pair in diff.added],
-        "removed": [_entry(pair) for pair in diff.removed],
-        "changed": [_entry(pair) for pair in diff.changed],
+        "added": [dataclasses.asdict(pair) for pair in diff.added],
+        "removed": [dataclasses.asdict(pair) for pair in diff.removed],
+        "changed": [dataclasses.asdict(pair) for pair in diff.changed],
         "skeleton": {"same": not diff.skeleton.differs, **dataclasses.asdict(diff.skeleton)},
-    }
-
-
-def _entry(pair: PairDiff) -> dict[str, object]:
-    return {
-        "tensor": pair.tensor,
-        "readers": list(pair.readers),
-        "before": None if pair.before is None else dataclasses.asdict(pair.before),
-        "after": None if pair.after is None else dataclasses.asdict(pair.after),
-        "changes": [dataclasses.asdict(change) for change in pair.changes],
     }
 
 
 def render_text(diff: QdqDiff, *, most: int | None = 12) -> str:
     """The differences as text: a summary first, then each difference, ``most`` of a kind."""
     lines = [_headline(diff)]
-    lines += _section("added", [_standing(p, p.after) for p in diff.added], most)
-    lines += _section("removed", [_standing(p, p.before) for p in diff.removed], most)
-    lines += _section(
-        "changed", [_changed(p) for p in diff.changed], most, " ".join(_kinds(diff.changed, most))
-    )
+    lines += _section("added", [(_where(p), _described(p.after)) for p in diff.added if p.after], most)
+    lines += _section("removed", [(_where(p), _described(p.before)) for p in diff.removed if p.before], most)
+    changed = [(_where(p), ", ".join(change.text for change in p.changes)) for p in diff.changed]
+    lines += _section("changed", changed, most, _kinds(diff.changed, most))
     lines += _skeleton(diff.skeleton, most)
     return "\n".join(lines)
 
@@ -73,21 +62,13 @@ def _section(title: str, rows: list[tuple[str, str]], most: int | None, remark: 
     shown = rows[:most]
     width = min(max(len(left) for left, _ in shown), 72) if any(right for _, right in shown) else 0
     yield from (f"  {left:<{width}}  {right}".rstrip() for left, right in shown)
-    yield from _more(len(rows) - len(shown))
-
-
-def _more(count: int) -> Iterator[str]:
-    if count > 0:
-        yield f"  and {count} more (--verbose shows all)"
+    if len(rows) > len(shown):
+        yield f"  and {len(rows) - len(shown)} more (--verbose shows all)"
 
 
 def _where(pair: PairDiff) -> str:
     readers = [plain(reader, 40) for reader in pair.readers]
     return f"{plain(pair.tensor, 48)} > {list_text(readers, 2)}"
-
-
-def _standing(pair: PairDiff, facts: PairFacts | None) -> tuple[str, str]:
-    return _where(pair), _described(facts) if facts else ""
 
 
 def _described(facts: PairFacts) -> str:
@@ -97,12 +78,10 @@ def _described(facts: PairFacts) -> str:
         return (
             f"{facts.format} in blocks of {facts.block}, scales found at run time, times {facts.scale[0]:.5g}"
         )
-    many = len(facts.scale) > 1
-    scale = (
-        f"{len(facts.scale)} scales on axis {facts.axis}, {min(facts.scale):.4g} to {max(facts.scale):.4g}"
-        if many
-        else f"scale {facts.scale[0]:.5g}"
-    )
+    scale = f"scale {facts.scale[0]:.5g}"
+    if len(facts.scale) > 1:
+        bounds = f"{min(facts.scale):.4g} to {max(facts.scale):.4g}"
+        scale = f"{len(facts.scale)} scales on axis {facts.axis}, {bounds}"
     blocks = f" in blocks of {facts.block}" if facts.block else ""
     points = sorted(set(facts.zero_point))
     zero = f"{points[0]:g}" if len(points) == 1 else f"{points[0]:g} to {points[-1]:g}"
@@ -110,20 +89,16 @@ def _described(facts: PairFacts) -> str:
     return f"{facts.format}{blocks}, {scale}, zero point {zero}{kept}"
 
 
-def _changed(pair: PairDiff) -> tuple[str, str]:
-    return _where(pair), ", ".join(change.text for change in pair.changes)
-
-
-def _kinds(pairs: Iterable[PairDiff], most: int | None) -> Iterator[str]:
+def _kinds(pairs: Iterable[PairDiff], most: int | None) -> str:
     """Number of changed pairs by kind, with the bounds of scale changes, for long lists."""
     changes = [change for pair in pairs for change in pair.changes]
     counts = Counter(change.kind for change in changes)
     if most is None or sum(counts.values()) <= most:
-        return
+        return ""
     lows = [change.low for change in changes if change.low is not None]
     highs = [change.high for change in changes if change.high is not None]
     bounds = f" ({percent_range(min(lows), max(highs))})" if lows else ""
-    yield ", ".join(
+    return ", ".join(
         f"{kind} of {count}{bounds if kind == 'scale' else ''}" for kind, count in counts.most_common()
     )
 

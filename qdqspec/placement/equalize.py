@@ -25,7 +25,7 @@ from qdqspec.arrays import Array
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import SHAPE_SOURCES, is_default
-from qdqspec.graph.protos import copy_model, refill
+from qdqspec.graph.protos import copied, copy_model, refill
 from qdqspec.types import Placement
 
 EQUALIZED = "qdqspec.equalized"  # model metadata: the factors that constants were multiplied by
@@ -413,8 +413,7 @@ def _with_constants(flat: onnx.ModelProto, new: Mapping[str, Array]) -> onnx.Mod
 
 def _stored(before: TensorProto, values: Array) -> TensorProto:
     """A tensor with other values, in the same field; external data is included."""
-    made = TensorProto()
-    made.CopyFrom(before)
+    made = copied(before)
     for name in ("raw_data", "float_data", "external_data", "data_location"):
         made.ClearField(name)
     if before.float_data:

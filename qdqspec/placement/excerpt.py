@@ -19,6 +19,7 @@ from onnx.utils import Extractor
 from qdqspec.arrays import Array, Shape
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node, TensorType
+from qdqspec.graph.protos import copied, refill
 from qdqspec.types import Consumer, InputShape, Placement
 
 Spans = Mapping[str, InputShape]  # by tensor
@@ -54,8 +55,7 @@ class Excerpts:
     def __init__(self, model: Model, shapes: Mapping[str, Shape], path: Path) -> None:
         self._model = model
         self._path = path
-        proto = onnx.ModelProto()
-        proto.CopyFrom(model.flat)
+        proto = copied(model.flat)
         for node, named in zip(proto.graph.node, model.nodes, strict=True):
             node.name = named.name  # unnamed nodes would be renumbered
         del proto.graph.quantization_annotation[:]  # annotations for other tools, which the cut rejects
@@ -76,10 +76,12 @@ class Excerpts:
 
     def type_of(self, tensor: str) -> tuple[np.dtype[np.generic], Shape] | None:
         """Element type and shape of a tensor, if both are known."""
-        known = self._static.get(tensor)
-        if known is None or known.shape is None or None in known.shape:
-            return None
-        return helper.tensor_dtype_to_np_dtype(known.elem_type), tuple(dim or 0 for dim in known.shape)
+        known, shape = self._static.get(tensor), _static_shape(self._static.get(tensor))
+        return (
+            None
+            if known is None or shape is None
+            else (helper.tensor_dtype_to_np_dtype(known.elem_type), shape)
+        )
 
     def spans(self, nodes: Collection[str], ranges: Sequence[Mapping[str, InputShape]]) -> tuple[Spans, ...]:
         """Smallest, usual and largest shape of these nodes' inputs and results, at each profile of the model.
@@ -154,35 +156,33 @@ class Excerpts:
         return helper.make_tensor_value_info(tensor, known.elem_type, dims)
 
     def _span(self, tensor: str, ranges: Mapping[str, InputShape]) -> InputShape | None:
-        shapes = [
-            self._shape_at(tensor, {name: getattr(span, which) for name, span in ranges.items()})
-            for which in ("min", "opt", "max")
-        ]
-        low, usual, high = shapes
-        return (
-            None if low is None or usual is None or high is None else InputShape(min=low, opt=usual, max=high)
-        )
-
-    def _shape_at(self, tensor: str, shapes: Mapping[str, Shape]) -> Shape | None:
-        if tensor in shapes:
-            return shapes[tensor]
-        known = self._types(shapes).get(tensor)
-        if known is None or known.shape is None or None in known.shape:
-            return None
-        return tuple(dim or 0 for dim in known.shape)
+        corners = {}
+        for which in ("min", "opt", "max"):
+            shapes = {name: getattr(span, which) for name, span in ranges.items()}
+            shape = shapes[tensor] if tensor in shapes else _static_shape(self._types(shapes).get(tensor))
+            if shape is None:
+                return None
+            corners[which] = shape
+        return InputShape(**corners)
 
     def _types(self, shapes: Mapping[str, Shape]) -> Mapping[str, TensorType]:
         """Types of all tensors for these input shapes; inferred once for each set of them."""
         key = tuple(sorted(shapes.items()))
         if key not in self._types_at:
-            proto = onnx.ModelProto()
-            proto.CopyFrom(self._proto)
+            proto = copied(self._proto)
             for given in proto.graph.input:
                 if given.name in shapes:
                     kind = given.type.tensor_type.elem_type
                     given.CopyFrom(helper.make_tensor_value_info(given.name, kind, shapes[given.name]))
             self._types_at[key] = Model(proto).types
         return self._types_at[key]
+
+
+def _static_shape(known: TensorType | None) -> Shape | None:
+    """The shape of a tensor if all of its dimensions are known."""
+    if known is None or known.shape is None or None in known.shape:
+        return None
+    return tuple(dim or 0 for dim in known.shape)
 
 
 def looks_like_shape(value: Array) -> bool:
@@ -202,9 +202,7 @@ def _open_dims(tensor: str, spans: Sequence[Spans]) -> list[int | str]:
 
 def _fix(proto: onnx.ModelProto, values: Mapping[str, Array]) -> None:
     """Turn inputs into constants."""
-    kept = [given for given in proto.graph.input if given.name not in values]
-    del proto.graph.input[:]
-    proto.graph.input.extend(kept)
+    refill(proto.graph.input, [given for given in proto.graph.input if given.name not in values])
     proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
 
 

@@ -6,7 +6,6 @@ blocks as well as 8-bit channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -55,20 +54,12 @@ class Numbers:
 
     def same(self, other: Numbers) -> bool:
         """Whether two pairs compute the same."""
-        mine, its = (
-            (
-                n.format,
-                n.axis,
-                n.block,
-                n.precision,
-                n.dynamic,
-                n.step.shape,
-                n.step.tobytes(),
-                n.zero_point.tobytes(),
-            )
-            for n in (self, other)
-        )
-        return mine == its
+        return self._key == other._key
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        kind = self.format, self.axis, self.block, self.precision, self.dynamic
+        return *kind, self.step.shape, self.step.tobytes(), self.zero_point.tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,6 +87,12 @@ class FoundPair:
         """Whether only another pair reads it."""
         return not (self.ends or self.hidden)
 
+    def same(self, other: FoundPair) -> bool:
+        """Whether both compute the same, or have no numbers for the same reason."""
+        if self.numbers is None or other.numbers is None:
+            return self.problem == other.problem
+        return self.numbers.same(other.numbers)
+
 
 def find_pairs(apart: TakenApart) -> tuple[FoundPair, ...]:
     """The pairs that were removed, in graph order; several readers of the same integers are one pair."""
@@ -106,7 +103,7 @@ def find_pairs(apart: TakenApart) -> tuple[FoundPair, ...]:
             pair = _pair(apart, node)
             alike = found.setdefault((pair.quantized, pair.tensor), [])
             for index, known in enumerate(alike):
-                if _same(known, pair):
+                if known.same(pair):
                     alike[index] = replace(
                         known,
                         ends=tuple(sorted({*known.ends, *pair.ends})),
@@ -119,22 +116,21 @@ def find_pairs(apart: TakenApart) -> tuple[FoundPair, ...]:
     return tuple(pair for alike in found.values() for pair in alike)
 
 
-def _same(one: FoundPair, other: FoundPair) -> bool:
-    if one.numbers is None or other.numbers is None:
-        return one.problem == other.problem
-    return one.numbers.same(other.numbers)
-
-
 def _pair(apart: TakenApart, node: Node) -> FoundPair:
     model, after = apart.found.model, node.outputs[0]
     quantize = model.producer.get(node.inputs[0])
     stored = quantize is None or not is_op(quantize, "QuantizeLinear")
     tensor = after if node.index in apart.found.revival.relus else apart.found.now(after)
     numbers, problem = _numbers_of(model, node, None if stored else quantize)
-    record = bias_record(node) or {}
+    # the readers that remain in the model without Q/DQ
+    ends = [
+        end if end.is_output else Consumer(apart.names[end.node], end.input)
+        for end in model.ends(after)
+        if end.is_output or end.node in apart.names
+    ]
     return FoundPair(
         tensor=tensor,
-        ends=tuple(sorted(_ends(apart, after))),
+        ends=tuple(sorted(ends)),
         hidden=after in model.subgraph_reads,
         quantized=node.inputs[0],
         nodes=(node.name,),
@@ -142,17 +138,8 @@ def _pair(apart: TakenApart, node: Node) -> FoundPair:
         stored=stored,
         numbers=numbers,
         problem=problem,
-        bias=str(record.get("shift", "")),
+        bias=str((bias_record(node) or {}).get("shift", "")),
     )
-
-
-def _ends(apart: TakenApart, tensor: str) -> Iterator[Consumer]:
-    """The readers of a tensor that remain in the model without Q/DQ."""
-    for end in apart.found.model.ends(tensor):
-        if end.is_output:
-            yield end
-        elif end.node in apart.names:
-            yield Consumer(apart.names[end.node], end.input)
 
 
 def _numbers_of(model: Model, dequantize: Node, quantize: Node | None) -> tuple[Numbers | None, str]:
@@ -169,19 +156,13 @@ def _numbers_of(model: Model, dequantize: Node, quantize: Node | None) -> tuple[
     return read[0], ""
 
 
-def _at_run_time(dequantize: Node, quantize: Node) -> Numbers | None:
-    """What a pair of DynamicQuantizeLinear computes with; ``None`` where the DQ reads other numbers."""
-    if dequantize.inputs != quantize.outputs:
-        return None
-    return Numbers(
-        format="uint8", scale=np.ones((), np.float32), zero_point=np.zeros((), np.float32), dynamic=True
-    )
-
-
 def _dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
     """The parameters of a dynamically quantizing pair; ``None`` if Q and DQ do not match."""
     if quantize.op_type == QUANTIZE:
-        return _at_run_time(dequantize, quantize)
+        if dequantize.inputs != quantize.outputs:
+            return None
+        one, zero = np.ones((), np.float32), np.zeros((), np.float32)
+        return Numbers(format="uint8", scale=one, zero_point=zero, dynamic=True)
     source, outer = dequantize.inputs[1], None
     if quantize.op_type == FP4_DYNAMIC:
         undo = model.producer.get(source)
@@ -219,7 +200,7 @@ def _format(model: Model, node: Node) -> str:
     elif zero_point:
         elem_type = model.constants[zero_point].data_type
     else:
-        elem_type = _integer(node, "output_dtype") or TensorProto.UINT8
+        elem_type = int(str(node.attributes.get("output_dtype", 0))) or TensorProto.UINT8
     return str(TensorProto.DataType.Name(elem_type)).lower()
 
 
@@ -238,7 +219,7 @@ def _read(model: Model, node: Node, format_name: str) -> Numbers:
         zero_point=zero_point,
         axis=axis,
         block=block,
-        precision=_integer(node, "precision"),
+        precision=int(str(node.attributes.get("precision", 0))),
         scale_type=scale_type,
         outer=outer,
     )
@@ -251,8 +232,7 @@ def _scales(
     maker = model.producer.get(node.inputs[1])
     if node.inputs[1] not in model.constants and maker is not None:
         inner, outer = model.array(maker.inputs[0]), model.array(maker.inputs[1]).astype(np.float32)
-        plain = len(maker.inputs) == 2 and outer.size == 1  # else only the result of the operator is known
-        if plain:
+        if len(maker.inputs) == 2 and outer.size == 1:  # else only the result of the operator is known
             stored = model.constants[maker.inputs[0]].data_type
             return inner.astype(np.float32), stored, outer.reshape(())
         return scale_of(model, node).astype(np.float32), None, None
@@ -283,7 +263,3 @@ def _shape(model: Model, node: Node) -> tuple[int | None, ...] | None:
     if is_op(node, "DequantizeLinear") and producer is not None and is_op(producer, "QuantizeLinear"):
         return _shape(model, producer)
     return model.shape(node.inputs[0])
-
-
-def _integer(node: Node, attribute: str, default: int = 0) -> int:
-    return next((int(a.i) for a in node.proto.attribute if a.name == attribute), default)

@@ -205,7 +205,7 @@ class _Base:
         self._model = model
         self._nodes = flat.graph.node
         self._scopes = tuple(scopes_of(self._nodes)) if model.has_bodies else ()
-        self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
+        self._raised = RaisedInputs(model, self._nodes, is_raised=bool(self.notes))
         self.template = Template(flat, apart=apart)
         self._placed: dict[int, int] = {}  # numbers in the template
         self._renamed: dict[frozenset[str], Mapping[int, list[tuple[int, int]]]] = {}
@@ -221,9 +221,15 @@ class _Base:
     def _place(self, insert: Insert) -> int:
         """The pair after the producer of the tensor, or before the first reader: in the graph of the readers."""
         site = insert.site
-        places = [place for end in site.consumers if not end.is_output for place in self._places(end, site)]
+        cure = "choose a number format that needs no newer opset, or export the model with a newer one"
+        places = [
+            place
+            for end in site.consumers
+            if not end.is_output
+            for place in self._raised.of(site.tensor, end, site.consumers, "quantized", cure)
+        ]
         ends = list(dict.fromkeys(places))
-        producer = self._producer.get(site.tensor)
+        producer = self._raised.producer.get(site.tensor)
         if producer is None or site.tensor in self._model.constants or self._is_captured(producer, ends):
             return self.template.add(insert, ends, min(index for index, _ in ends))
         return self.template.add(insert, ends, producer + 1)
@@ -248,35 +254,46 @@ class _Base:
                 found[name].append(index)
         return found
 
-    def _places(self, end: Consumer, site: Site) -> Iterable[tuple[int, int]]:
-        """Where the consumer reads the tensor in the base, whose opset may be higher than the model's.
 
-        If raising the opset rewrote the node, these are all places where the added nodes read the tensor.
+class RaisedInputs:
+    """Where the consumers of a model read in its nodes after the opset was raised, which may replace and add nodes.
+
+    ``producer`` gives the index of the node that makes a tensor.
+    """
+
+    def __init__(self, model: Model, nodes: Sequence[onnx.NodeProto], *, is_raised: bool) -> None:
+        self._model = model
+        self._nodes = nodes
+        self._is_raised = is_raised
+        self.producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+
+    def of(
+        self, tensor: str, end: Consumer, consumers: Iterable[Consumer], what: str, cure: str
+    ) -> list[tuple[int, int]]:
+        """The inputs (node, input) at which a consumer reads a tensor.
+
+        If its node was replaced, they are those of the added nodes. The origin of these is unknown, so all possible
+        origins must be among the ``consumers``; else `PlacementError` states ``what`` the tensor cannot be.
         """
-        kept = self._kept(end, site.tensor)
+        kept = self._kept(tensor, end)
         if kept is not None:
             return [(kept, end.input)]
-        found, others = (
-            self._added.get(site.tensor),
-            set(self._model.consumers[site.tensor]) - {*site.consumers},
-        )
-        # The origin of added nodes is unknown, so all possible origins must be consumers.
-        if found and not any(
-            self._kept(other, site.tensor) is None for other in others if not other.is_output
-        ):
+        others = set(self._model.consumers[tensor]) - {*consumers}
+        found = self._added.get(tensor)
+        if found and not any(self._kept(tensor, o) is None for o in others if not o.is_output):
             return found
         raise PlacementError(
-            f"tensor '{site.tensor}' cannot be quantized: raising the opset changed node '{end.node}'",
+            f"tensor '{tensor}' cannot be {what}: raising the opset changed node '{end.node}'",
             where=self._model.where,
-            cure="choose a number format that needs no newer opset, or export the model with a newer one",
+            cure=cure,
         )
 
-    def _kept(self, end: Consumer, tensor: str) -> int | None:
-        """The index of the consumer's node in the base, if it reads the tensor there as before."""
+    def _kept(self, tensor: str, end: Consumer) -> int | None:
+        """The index of the consumer's node, if it reads the tensor there as before."""
         node = self._model.by_name[end.node]
         index = node.index
-        if self.notes:
-            index = next((self._producer[o] for o in node.outputs if o in self._producer), -1)
+        if self._is_raised:
+            index = next((self.producer[o] for o in node.outputs if o in self.producer), -1)
         reads = index >= 0 and self._nodes[index].input[end.input : end.input + 1] == [tensor]
         return index if reads else None
 

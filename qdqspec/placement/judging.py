@@ -40,6 +40,7 @@ COMPUTED = "computed from shapes or constants alone"
 NOT_ASKED = "the spec has to ask for it: quantize: {outputs: true}"
 
 
+@uncollected()
 def judge(
     model: Model,
     capabilities: Capabilities,
@@ -53,13 +54,7 @@ def judge(
     BatchNormalization and computed weights are folded first, as in tuning. ``note``, a remark about the backend, is
     passed on.
     """
-    with uncollected():
-        return _judged(model, capabilities, rules or QuantizeRules(), backend, note)
-
-
-def _judged(
-    model: Model, capabilities: Capabilities, rules: QuantizeRules, backend: str, note: str
-) -> Judged:
+    rules = rules or QuantizeRules()
     folded = fold_weights(model)
     gone = frozenset(folded.gone)
     carried = carried_of(folded.model)
@@ -146,7 +141,9 @@ class _Words:
         yield from (f"{op_type}: {why}" for why in self._operands(node))
         made = self._finder.chain(node)[-1].outputs
         yield from (f"{op_type}: {why}" for tensor in made if tensor and (why := self._unseen(tensor, node)))
-        yield f"{op_type}: {self._rest(node)}"
+        if op_type in self._can.integer_bias:
+            yield f"{op_type}: its bias is not one constant a channel, which integer kernels want"
+        yield f"{op_type}: the compiler wants other pairs around it"
 
     @cached_property
     def _ruled(self) -> dict[str, str]:
@@ -164,10 +161,8 @@ class _Words:
             yield "element type not known"
         if other := [name for name in types if name not in _FLOATS]:
             yield f"an input holds {other[0]}"
-        if (
-            node.op_type in NEEDS_WEIGHT | self._can.constant_weight
-            and weight_input(self._model, node) is None
-        ):
+        needs_weight = node.op_type in NEEDS_WEIGHT | self._can.constant_weight
+        if needs_weight and weight_input(self._model, node) is None:
             yield "its weight is computed, and integer kernels want a constant one"
         constants = [index for index in data_inputs(node) if node.inputs[index] in self._model.constants]
         if len(constants) == len(data_inputs(node)):
@@ -200,11 +195,6 @@ class _Words:
         if any(end.is_output for end in ends) and not self._finder.may_end(head):
             return f"it makes a graph output, and {NOT_ASKED}"
         return ""
-
-    def _rest(self, node: Node) -> str:
-        if node.op_type in self._can.integer_bias:
-            return "its bias is not one constant a channel, which integer kernels want"
-        return "the compiler wants other pairs around it"
 
     def _type(self, tensor: str) -> str:
         known = self._model.elem_type(tensor)

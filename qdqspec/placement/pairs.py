@@ -17,7 +17,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from qdqspec.errors import PlacementError
 from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
 from qdqspec.graph.model import Model
-from qdqspec.graph.protos import all_graphs
+from qdqspec.graph.protos import all_graphs, copied
 from qdqspec.graph.trt import (
     DOMAIN,
     FP4_DYNAMIC,
@@ -122,25 +122,21 @@ def makes_output(site: Site) -> bool:
     return bool(site.consumers) and site.consumers[0].is_output
 
 
+@dataclass
 class PairMaker:
     """Makes the pairs of one model. Names depend on model and site only, never on other sites."""
 
-    def __init__(
-        self,
-        model: Model,
-        numbers: QuantSource,
-        *,
-        integer_weights: bool,
-        floating: frozenset[Site] = frozenset(),
-        store: WeightStore | None = None,
-    ) -> None:
-        self._model = model
-        self._store = store
-        self._numbers = numbers
-        self._integer_weights = integer_weights
-        self._floating = floating
-        self._taken = frozenset((*_all_names(model.proto), *_all_names(model.flat)))
-        self._private = frozenset(model.constants) - frozenset(model.outputs) - model.subgraph_reads
+    model: Model
+    numbers: QuantSource
+    integer_weights: bool
+    floating: frozenset[Site] = frozenset()
+    store: WeightStore | None = None
+
+    def __post_init__(self) -> None:
+        self._taken = frozenset((*_all_names(self.model.proto), *_all_names(self.model.flat)))
+        self._private = (
+            frozenset(self.model.constants) - frozenset(self.model.outputs) - self.model.subgraph_reads
+        )
 
     def is_private(self, tensor: str) -> bool:
         """Whether only nodes of the model read this constant."""
@@ -150,7 +146,7 @@ class PairMaker:
         """Whether the site becomes a stored integer weight."""
         if site.format == BIAS_FORMAT:
             return site.weight
-        return site.weight and self._integer_weights and site not in self._floating
+        return site.weight and self.integer_weights and site not in self.floating
 
     def float_name(self, tensor: str) -> str:
         """The new name of a graph output's float tensor before the pair: ``y_float``; ``y_float~1`` if taken."""
@@ -162,22 +158,33 @@ class PairMaker:
         ``source`` is the tensor to quantize if its name differs from the site's. If the site is the part of a
         ``whole`` one that one graph reads, the constants are those of the whole.
         """
-        self._check(site)
+        why = misfit(self.model, site)
+        if why is not None:
+            raise PlacementError(
+                f"tensor '{site.tensor}' cannot be quantized: {why}",
+                where=self.model.where,
+                cure="make the placement for this very model",
+            )
         whole = whole or site
-        elem_type = self._model.elem_type(site.tensor) or 0
-        params = in_type_of(self._numbers.params(whole), elem_type)
+        elem_type = self.model.elem_type(site.tensor) or 0
+        params = in_type_of(self.numbers.params(whole), elem_type)
         if params.is_dynamic:
             make = self._dynamic if params.format.block else self._at_run_time
             return make(site, params, elem_type, source or site.tensor)
         names, constants, nodes = self._number_inputs(whole, params, elem_type)
         output, quantized = self._output(site), self._name(site, "_quantized")
-        quantize, dequantize = _operators(params)
+        quantize, dequantize = "QuantizeLinear", "DequantizeLinear"
+        if _has_powers(params):
+            quantize, dequantize = MXFP8_QUANTIZE, MXFP8_DEQUANTIZE
         integer = None
         if self.stores_integers(whole):
             quantized = self._name(whole, "_quantized")
-            integer = _tensor(quantized, self._integers(whole, params))
+            stored = np.asarray(self.numbers.integer_weight(whole), dtype=params.format.dtype)
+            integer = _tensor(quantized, stored)
         else:
-            attributes = _quantize_attributes(params)
+            # an attribute gives the output type if no zero point does
+            typed = {} if params.has_zero_point else {"output_dtype": params.format.elem_type}
+            attributes = _along(params) | typed
             read = [source or site.tensor, *names]
             nodes.append(self._node(quantize, site, attributes, read, quantized))
         # The output has the scale's type by default, which exponents must not be.
@@ -189,18 +196,18 @@ class PairMaker:
         return Pair(
             nodes=tuple(nodes),
             constants=constants,
-            integer=integer if integer is None or self._store is None else self._store.externalize(integer),
+            integer=integer if integer is None or self.store is None else self.store.externalize(integer),
             output=output,
             opset=max(_REAL_OPSET[elem_type], params.format.opset),
             bias=bias,
         )
 
     def _bias(self, site: Site) -> CorrectedBias | None:
-        shift = self._numbers.bias_shift(site) if site.weight else None
-        layer = None if shift is None else biased_layer(self._model, site)
+        shift = self.numbers.bias_shift(site) if site.weight else None
+        layer = None if shift is None else biased_layer(self.model, site)
         if shift is None or layer is None:
             return None
-        return corrected_bias(self._model, layer, shift, self._name(site, "_bias"))
+        return corrected_bias(self.model, layer, shift, self._name(site, "_bias"))
 
     def _at_run_time(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
         """An activation whose one scale and zero point are found when the model runs."""
@@ -238,15 +245,6 @@ class PairMaker:
         opset = max(_REAL_OPSET[elem_type], params.format.opset)
         return Pair(nodes=tuple(nodes), constants=constants, integer=None, output=output, opset=opset)
 
-    def _check(self, site: Site) -> None:
-        why = misfit(self._model, site)
-        if why is not None:
-            raise PlacementError(
-                f"tensor '{site.tensor}' cannot be quantized: {why}",
-                where=self._model.where,
-                cure="make the placement for this very model",
-            )
-
     def _number_inputs(
         self, site: Site, params: QuantParams, elem_type: int
     ) -> tuple[list[str], tuple[onnx.TensorProto, ...], list[onnx.NodeProto]]:
@@ -271,12 +269,6 @@ class PairMaker:
             constants.append(_tensor(names[1], params.zero_point.reshape(shape).astype(fmt.dtype)))
         return names, tuple(constants), nodes
 
-    def _integers(self, site: Site, params: QuantParams) -> npt.NDArray[np.generic]:
-        values = self._numbers.integer_weight(site)
-        return np.asarray(
-            values, dtype=params.format.dtype, order="C"
-        )  # `ascontiguousarray` turns scalars into vectors
-
     def _output(self, site: Site) -> str:
         """The tensor after the pair.
 
@@ -298,8 +290,7 @@ class PairMaker:
         *outputs: str,
         part: str = "",
     ) -> onnx.NodeProto:
-        node = onnx.NodeProto()
-        node.CopyFrom(_blank(op_type, tuple(attributes.items())))
+        node = copied(_blank(op_type, tuple(attributes.items())))
         node.name = self._name(site, f"{part}_{op_type}")
         node.input.extend(inputs)
         node.output.extend(outputs)
@@ -316,7 +307,7 @@ class PairMaker:
         part = ""
         if not self._covers_all(site):
             first = site.consumers[0]
-            known = self._model.consumers[site.tensor]
+            known = self.model.consumers[site.tensor]
             part = ".output" if first.is_output else f".{known.index(first)}"
         return self._free(f"{site.tensor}{kind}{part}")
 
@@ -330,7 +321,7 @@ class PairMaker:
     def _covers_all(self, site: Site) -> bool:
         """Whether each node that reads the tensor reads the pair."""
         readers = {end for end in site.consumers if not end.is_output}
-        return len(readers) == len(self._model.consumers.get(site.tensor, ()))
+        return len(readers) == len(self.model.consumers.get(site.tensor, ()))
 
 
 def _along(params: QuantParams) -> dict[str, int]:
@@ -343,23 +334,9 @@ def _has_powers(params: QuantParams) -> bool:
     return params.format.scale_type == onnx.TensorProto.FLOAT8E8M0
 
 
-def _operators(params: QuantParams) -> tuple[str, str]:
-    return (
-        (MXFP8_QUANTIZE, MXFP8_DEQUANTIZE) if _has_powers(params) else ("QuantizeLinear", "DequantizeLinear")
-    )
-
-
-def _quantize_attributes(params: QuantParams) -> dict[str, int]:
-    """An attribute gives the output type if no zero point does."""
-    attributes = _along(params)
-    if not params.has_zero_point:
-        attributes["output_dtype"] = params.format.elem_type
-    return attributes
-
-
 def _tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:
     """Made without graphsurgeon, which does not support sub-byte types and prints that to standard output."""
-    return numpy_helper.from_array(np.asarray(values, order="C"), name)
+    return numpy_helper.from_array(np.asarray(values, order="C"), name)  # not `ascontiguousarray`: scalars
 
 
 @cache

@@ -60,7 +60,11 @@ class Recognition:
         for node in self.model.nodes:
             if is_op(node, "QuantizeLinear"):
                 self._find_quantize(node)
-        self._find_places()
+        # The place of each weight. Of several integer forms, insertion puts one in place and others
+        # at the end.
+        order = {name: index for index, name in enumerate(self.model.initializers)}
+        for name, forms in self._stored.items():
+            self.place.setdefault(min(forms, key=lambda form: order.get(form, -1)), name)
         self._sweep()
 
     def _find_dequantize(self, node: Node) -> None:
@@ -119,12 +123,6 @@ class Recognition:
             self.weights.note(node, name)
         self._stored.setdefault(name, []).append(node.inputs[0])
         return ""
-
-    def _find_places(self) -> None:
-        """The place of each weight. Of several integer forms, insertion puts one in place and others at the end."""
-        order = {name: index for index, name in enumerate(self.model.initializers)}
-        for name, forms in self._stored.items():
-            self.place.setdefault(min(forms, key=lambda form: order.get(form, -1)), name)
 
     def _find_quantize(self, node: Node) -> None:
         ends = [end for output in node.outputs for end in self.model.consumers.get(output, ())]

@@ -14,7 +14,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from qdqspec.arrays import Array
 from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.protos import is_external
+from qdqspec.graph.protos import copied, is_external
 from qdqspec.graph.trt import (
     DYNAMIC_OPS,
     FP4_DYNAMIC,
@@ -108,8 +108,11 @@ def dequantized(model: Model, node: Node) -> Array:
     if told:
         scale = scale.astype(np.float32)  # a power of two may underflow in the type of the result
     axis, block = blocks_of(node)
-    steps = integers - _along(_zero_point(model, node), integers.shape, axis, block)
-    real: Array = steps.astype(scale.dtype) * _along(scale, integers.shape, axis, block)
+    zero_point = np.zeros(())
+    if len(node.inputs) > 2 and node.inputs[2]:
+        zero_point = model.array(node.inputs[2]).astype(np.float64)
+    steps = integers - along(zero_point, integers.shape, axis, block)
+    real: Array = steps.astype(scale.dtype) * along(scale, integers.shape, axis, block)
     return real.astype(tensor_dtype_to_np_dtype(told)) if told else real
 
 
@@ -139,21 +142,14 @@ def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProt
         return tensor
     if owner.path.parent == reader.path.parent:
         return tensor
-    moved = TensorProto()
-    moved.CopyFrom(tensor)
+    moved = copied(tensor)
     for entry in moved.external_data:
         if entry.key == "location":
             entry.value = os.path.relpath(owner.path.parent / entry.value, reader.path.parent)
     return moved
 
 
-def _zero_point(model: Model, node: Node) -> npt.NDArray[np.float64]:
-    if len(node.inputs) < 3 or not node.inputs[2]:
-        return np.zeros(())
-    return model.array(node.inputs[2]).astype(np.float64)
-
-
-def _along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int, block: int) -> npt.NDArray[Any]:
+def along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int, block: int) -> npt.NDArray[Any]:
     """Scale or zero point in a shape that broadcasts over the weight's."""
     if values.ndim == 0 or (values.size == 1 and not block):
         return values.reshape(())

@@ -231,7 +231,9 @@ class SchemeNumbers:
     def params(self, site: Site) -> QuantParams:
         """Scale and zero point of a site, or of the site with more consumers that it is part of."""
         if site not in self._params:
-            self._params[site] = self._params[self._whole(site)]
+            alike = (known for known in self._params if replace(known, consumers=site.consumers) == site)
+            whole = next(known for known in alike if set(site.consumers) <= set(known.consumers))
+            self._params[site] = self._params[whole]
         return self._params[site]
 
     def integer_weight(self, site: Site) -> npt.NDArray[np.generic]:
@@ -246,10 +248,6 @@ class SchemeNumbers:
         text = self._biases.get(weight_key(site), "") if site.weight else ""
         layer = biased_layer(self._model, site) if text else None
         return None if layer is None else shift_of(text, layer.channels)
-
-    def _whole(self, part: Site) -> Site:
-        alike = (known for known in self._params if replace(known, consumers=part.consumers) == part)
-        return next(known for known in alike if set(part.consumers) <= set(known.consumers))
 
 
 def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
@@ -267,7 +265,7 @@ def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
 
 
 def _misfit(model: Model, pair: PlacedPair) -> str | None:
-    reason = misfit(model, pair.site) or _misfit_of_rounding(model, pair) or _misfit_of_bias(model, pair)
+    reason = misfit(model, pair.site) or _misfit_of_corrections(model, pair)
     found_later = number_format(pair.site.format).dynamic and not pair.site.weight
     if reason is not None or pair.site.axis is None or found_later:
         return reason
@@ -281,26 +279,19 @@ def _misfit(model: Model, pair: PlacedPair) -> str | None:
     return None
 
 
-def _misfit_of_rounding(model: Model, pair: PlacedPair) -> str | None:
-    if not pair.rounding:
-        return None
-    try:
-        rounding_steps(pair.rounding, prod(_shape(model, pair.site)))
-    except ValueError as error:
-        return f"its rounding does not fit: {error}"
-    return None
-
-
-def _misfit_of_bias(model: Model, pair: PlacedPair) -> str | None:
-    if not pair.bias:
-        return None
-    layer = biased_layer(model, pair.site)
-    if layer is None:
+def _misfit_of_corrections(model: Model, pair: PlacedPair) -> str | None:
+    layer = biased_layer(model, pair.site) if pair.bias else None
+    if pair.bias and layer is None:
         return "the scheme corrects the bias of its layer, which has none of its own"
+    checked = "its rounding"
     try:
-        shift_of(pair.bias, layer.channels)
+        if pair.rounding:
+            rounding_steps(pair.rounding, prod(_shape(model, pair.site)))
+        checked = "the bias of its layer"
+        if layer is not None:
+            shift_of(pair.bias, layer.channels)
     except ValueError as error:
-        return f"the bias of its layer does not fit: {error}"
+        return f"{checked} does not fit: {error}"
     return None
 
 
@@ -313,7 +304,10 @@ def _record(pair: PlacedPair, positions: Mapping[str, str]) -> dict[str, object]
     site, single = pair.site, pair.site.axis is None
     record: dict[str, object] = {
         "tensor": site.tensor,
-        "consumers": [_end_record(end, positions.get(end.node)) for end in site.consumers],
+        "consumers": [
+            end._asdict() | ({"position": positions[end.node]} if end.node in positions else {})
+            for end in site.consumers
+        ],
         "format": site.format,
         "scale": pair.scale[0] if single else pair.scale,
         "zero_point": pair.zero_point[0] if single else pair.zero_point,
@@ -324,10 +318,6 @@ def _record(pair: PlacedPair, positions: Mapping[str, str]) -> dict[str, object]
     record |= {"rounding": pair.rounding} if pair.rounding else {}
     record |= {"bias": pair.bias} if pair.bias else {}
     return record if pair.stored else {**record, "stored": False}
-
-
-def _end_record(end: Consumer, position: str | None) -> dict[str, object]:
-    return end._asdict() | ({} if position is None else {"position": position})
 
 
 def _sum(backend: object, records: Iterable[object], factors: Sequence[object]) -> str:
@@ -407,9 +397,7 @@ class _File(BaseModel):
     equalized: list[dict[str, object]] = []  # factors of channels, see `Equalization`
     digest: str | None = None  # of the placement; after an edit by hand it must be deleted
     sum: str | None = None  # of everything including numbers; ignored without a digest
-    dq_dtype: Literal["float32", "float16", "bfloat16"] | None = (
-        None  # of tensors without a type in the model
-    )
+    dq_dtype: Literal["float32", "float16", "bfloat16"] | None = None  # of tensors without a type
 
 
 def _checked(content: object, where: Path | str) -> SchemeFile:
@@ -437,17 +425,10 @@ def _checked(content: object, where: Path | str) -> SchemeFile:
             where=where,
             cure=_CURE,
         )
-    if (
-        file.digest is not None
-        and file.sum is not None
-        and file.sum != _sum(file.backend, _raw_sites(content), file.equalized)
-    ):
+    assert isinstance(content, Mapping)  # it has been validated
+    sites = [dict(site) for site in content["sites"]]
+    if file.digest and file.sum is not None and file.sum != _sum(file.backend, sites, file.equalized):
         raise StateError(
             "the scheme is damaged: its numbers are not those that were written", where=where, cure=_CURE
         )
     return known
-
-
-def _raw_sites(content: object) -> Iterable[object]:
-    assert isinstance(content, Mapping)  # it has been validated
-    return [dict(site) for site in content["sites"]]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
-from qdqspec.graph.protos import is_external, rename_tensors, tensors_in_nodes
+from qdqspec.graph.protos import copied, is_external, rename_tensors, tensors_in_nodes
 from qdqspec.graph.trt import DOMAIN, VERSION, is_pair_op
 from qdqspec.graph.wire import (
     INITIALIZER,
@@ -36,7 +36,7 @@ from qdqspec.graph.wire import (
     node_input,
     serialized,
 )  # fmt: skip
-from qdqspec.placement.biases import BIAS_INPUT, CorrectedBias
+from qdqspec.placement.biases import BIAS_INPUT, CorrectedBias, with_value
 from qdqspec.placement.pairs import Pair
 from qdqspec.types import Site
 
@@ -178,10 +178,8 @@ class Template:
     def _constant(self, name: str, value: TensorProto) -> list[tuple[int, int]]:
         """The changes of the ``Constant`` node that makes a tensor, with this value instead."""
         node = self._constants[name]
-        changed = onnx.NodeProto()
-        changed.CopyFrom(self._protos[node])
+        changed = with_value(self._protos[node], value)
         changed.output[0] = value.name
-        next(a for a in changed.attribute if a.name == "value").t.CopyFrom(value)
         return self._replaced(node, changed)
 
     def _replaced(self, node: int, changed: onnx.NodeProto) -> list[tuple[int, int]]:
@@ -192,8 +190,7 @@ class Template:
 
     def renamed(self, node: int, names: Mapping[str, str]) -> list[tuple[int, int]]:
         """The changes of a node that reads and makes tensors of other names."""
-        changed = onnx.NodeProto()
-        changed.CopyFrom(self._protos[node])
+        changed = copied(self._protos[node])
         rename_tensors(changed, lambda name: names.get(name, name))
         return self._replaced(node, changed)
 

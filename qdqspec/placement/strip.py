@@ -17,6 +17,7 @@ from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.opset import opset_of, raise_opset
 from qdqspec.graph.protos import (
     all_graphs,
+    copied,
     copy_model,
     graphs_inside,
     is_external,
@@ -175,8 +176,7 @@ class _Stripping:
                 yield None, revival.relu(node, self.found.now(revival.relus[node.index]))
             elif node.index in revival.exact:
                 revived = revival.exact[node.index]
-                before = onnx.NodeProto()
-                before.CopyFrom(self._node(node))
+                before = copied(self._node(node))
                 names = [revived.inputs[0] if o == revived.outputs[0] else o for o in before.output]
                 refill(before.output, names)
                 yield node, before
@@ -185,35 +185,35 @@ class _Stripping:
                 yield node, self._node(node)
 
     def _node(self, node: Node) -> onnx.NodeProto:
-        restored = self._restored_constant(node)
-        bias = self.biases.get(node.outputs[0]) if node.op_type == "Constant" else None
-        if bias is not None:
-            return with_value(node.proto, bias)
-        touched = any(name in self.found.alias for name in (*node.inputs, *node.outputs, *node.body_reads))
-        touched = touched or self._gained_bias(node)
-        if restored is None and not touched:
+        if node.op_type == "Constant":
+            return self._constant(node)
+        has_added_bias = any(name in self.biases for name in node.inputs[BIAS_INPUT : BIAS_INPUT + 1])
+        has_added_bias = has_added_bias and self.biases[node.inputs[BIAS_INPUT]] is None
+        renamed = any(name in self.found.alias for name in (*node.inputs, *node.outputs, *node.body_reads))
+        if not (renamed or has_added_bias):
             return node.proto
-        changed = onnx.NodeProto()
-        changed.CopyFrom(node.proto)
+        changed = copied(node.proto)
         rename_tensors(changed, self.found.now)
-        if self._gained_bias(node):
+        if has_added_bias:
             del changed.input[BIAS_INPUT:]
-        if restored is not None:
-            changed.output[0] = restored
-            weight = self.found.float_weight(restored)
-            next(a for a in changed.attribute if a.name == "value").t.CopyFrom(weight)
         return changed
 
-    def _gained_bias(self, node: Node) -> bool:
-        """Whether a correction added the bias of this layer."""
-        name = node.inputs[BIAS_INPUT] if len(node.inputs) > BIAS_INPUT else ""
-        return name in self.biases and self.biases[name] is None
-
-    def _restored_constant(self, node: Node) -> str | None:
-        """The weight to restore in place of this Constant node."""
-        if node.op_type != "Constant" or node.outputs[0] not in self.found.dropped:
-            return None
-        return self.found.place.get(node.outputs[0])
+    def _constant(self, node: Node) -> onnx.NodeProto:
+        """A Constant node with its bias before correction, or with the weight that it is restored to."""
+        name = node.outputs[0]
+        bias, weight = self.biases.get(name), None
+        if bias is not None:
+            return with_value(node.proto, bias)
+        if name in self.found.dropped:
+            weight = self.found.place.get(name)
+        if weight is None and name not in self.found.alias:
+            return node.proto
+        changed = copied(node.proto)
+        rename_tensors(changed, self.found.now)
+        if weight is not None:
+            changed = with_value(changed, self.found.float_weight(weight))
+            changed.output[0] = weight
+        return changed
 
     def _initializers(self) -> Iterator[TensorProto]:
         placed = {self.found.place[name] for name in self.found.dropped if name in self.found.place}
@@ -235,8 +235,7 @@ class _Stripping:
         tensor = self.found.float_weight(name)
         if tensor.name == name:
             return tensor
-        named = TensorProto()
-        named.CopyFrom(tensor)
+        named = copied(tensor)
         named.name = name
         return named
 

@@ -12,9 +12,10 @@ duplicates DequantizeLinear nodes, and renames tensors when it changes the layou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,13 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.config import hooks
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.flat import LEAVE, MARKERS
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.graph.ops import SHAPE_SOURCES
+from qdqspec.graph.save import save_model
 from qdqspec.placement.found import FoundPair, find_pairs
-from qdqspec.placement.optimizers import run_optimizer
 from qdqspec.placement.recognize import is_op, is_qdq
 from qdqspec.placement.restore import scale_of
 from qdqspec.placement.strip import take_apart
@@ -35,15 +37,9 @@ from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Consumer, Optimizer, SurvivalEvidence
 
 _KERNELS = (
-    "QLinear",
-    "QGemm",
-    "QAttention",
-    "MatMulInteger",
-    "ConvInteger",
-    "DynamicQuantizeMatMul",
-    "DynamicQuantizeLSTM",
-    "MatMulNBits",
-)
+    "QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul",
+    "DynamicQuantizeLSTM", "MatMulNBits",
+)  # fmt: skip
 _MOVES = frozenset(
     {
         "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",
@@ -54,9 +50,8 @@ _MOVES = frozenset(
 _CONVERTS = frozenset(
     {"ReorderInput", "ReorderOutput", "Transpose", "Reshape", "Cast", "Squeeze", "Unsqueeze", "Identity"}
 )
-_LAYOUT = frozenset(
-    {"ReorderInput", "ReorderOutput", "Transpose"}
-)  # nodes that ONNX Runtime inserts around its kernels
+# nodes that ONNX Runtime inserts around its kernels
+_LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
 _INTEGERS = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16})
 
 
@@ -94,7 +89,7 @@ def _through(
     )
 
 
-@dataclass(slots=False)
+@dataclass
 class _After:
     """The optimized graph, seen from the nodes of the original model."""
 
@@ -112,7 +107,8 @@ class _After:
     @cached_property
     def kernels(self) -> dict[str, Node]:
         """The kernel that has the name of a node of the source, or makes its output."""
-        found = {node.name: node for node in self.model.nodes if self._is_named_after(node)}
+        given = {node.name for node in self.source.nodes if node.proto.name and not is_qdq(node)}
+        found = {node.name: node for node in self.model.nodes if node.name in given and not is_qdq(node)}
         for node in self.source.nodes:
             maker = self.model.producer.get(node.outputs[0]) if node.outputs else None
             if maker is not None and maker.op_type not in _LAYOUT and not is_qdq(maker):
@@ -145,10 +141,6 @@ class _After:
                 todo += [*maker.inputs, *ends.get(maker.name, ())]
         return found
 
-    def _is_named_after(self, node: Node) -> bool:
-        given = self.source.by_name.get(node.name)
-        return given is not None and bool(given.proto.name) and not is_qdq(given) and not is_qdq(node)
-
     def fate(self, pair: FoundPair, here: dict[str, str]) -> tuple[str, list[str]]:
         """The result of a pair (``kept``, ``integer`` or ``lost``), and the readers that lost it."""
         fates: dict[str, str] = {}
@@ -158,7 +150,9 @@ class _After:
             elif here[end.node] in self.needed:
                 fates[f"{end.node}:{end.input}"] = self._at(pair, end, here)
         if pair.hidden:
-            fates["bodies of If, Loop or Scan"] = self._still_made(pair)
+            made = {self.source.by_name[name].outputs[0] for name in pair.nodes}
+            is_made = any(made.intersection(node.outputs) for node in self._all_dequantizers)
+            fates["bodies of If, Loop or Scan"] = "kept" if is_made else "lost"
         lost = [reader for reader, fate in fates.items() if fate == "lost"]
         if lost:
             return "lost", lost
@@ -217,7 +211,51 @@ class _After:
             return "kept"
         return "integer" if self._reads_integers(node) else "lost"
 
-    def _still_made(self, pair: FoundPair) -> str:
-        made = (self.source.by_name[name].outputs[0] for name in pair.nodes)
-        producers = (self.model.producer.get(name) for name in made)
-        return "kept" if any(p is not None and is_op(p, "DequantizeLinear") for p in producers) else "lost"
+
+# Runs optimizers that may process a quantized model: our folding, onnxslim, onnxscript, and those of
+# backends.
+# onnxslim and onnxscript are optional, and imported when they are run.
+
+Run = Callable[[Path, Path], Path]  # model file, folder to write to; the optimized file
+
+
+def run_optimizer(name: Optimizer, model: Path, folder: Path) -> Path:
+    """Write the model that an optimizer makes of a model into ``folder``.
+
+    Raises `BackendUnavailableError` with installation advice if it is not installed, `BackendError` if it
+    fails.
+    """
+    run: Run = _RUNS.get(name) or hooks.load(hooks.declaration_of(hooks.owner_of(name)).optimizers[name])
+    return run(model, folder)
+
+
+def _fold(model: Path, folder: Path) -> Path:
+    out = folder / "folded.onnx"
+    save_model(fold_constants(load_model(model)).model.proto, out, base=model.absolute().parent)
+    return out
+
+
+def _run_package(name: str, function: str, model: Path, folder: Path) -> Path:
+    """Run a function of a package, if that is installed. Any error of it is a `BackendError` on one line."""
+    package = name.partition(".")[0]
+    try:
+        optimize = getattr(importlib.import_module(name), function)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        what = f"{package} is not installed here" if missing else f"{package} cannot be imported: {error}"
+        raise BackendUnavailableError(what, cure=f"pip install {package}") from None
+    try:
+        optimized = optimize(onnx.load(str(model)))
+    except Exception as error:  # noqa: BLE001 - a tool may raise any class
+        why = " ".join(str(error).split())[:300] or type(error).__name__
+        raise BackendError(f"{package} failed on the model: {why}", where=model) from None
+    out = folder / "optimized.onnx"
+    save_model(optimized, out)
+    return out
+
+
+_RUNS: dict[Optimizer, Run] = {
+    "constant-folding": _fold,
+    "onnxslim": partial(_run_package, "onnxslim", "slim"),
+    "onnxscript": partial(_run_package, "onnxscript.optimizer", "optimize"),
+}

@@ -192,7 +192,9 @@ class UnitFinder:
             node.op_type in self._capabilities.bare and self._is_followed(shape)
         )
         possible = {"in+out": bool(shape.outputs), "in-only": floats}
-        kinds = [kind for kind in self._kinds(node.op_type, choice) if self._permits(kind)]
+        kinds = [
+            kind for kind in self._capabilities.kinds(choice.format, node.op_type) if self._permits(kind)
+        ]
         if "dynamic" in kinds:
             weights = weight_inputs(self._model, node)
             possible["dynamic"] = shape.constants == weights and is_dynamic_linear(self._model, node)
@@ -235,12 +237,9 @@ class UnitFinder:
         """Whether the backend computes an operator in that format, its activations included."""
         if choice.activation is None:
             return False
-        return bool(
-            self._capabilities.blocked_axes.get(op_type) if choice.block else self._kinds(op_type, choice)
-        )
-
-    def _kinds(self, op_type: str, choice: FormatChoice) -> tuple[Kind, ...]:
-        return self._capabilities.kinds(choice.format, op_type)
+        if choice.block:
+            return bool(self._capabilities.blocked_axes.get(op_type))
+        return bool(self._capabilities.kinds(choice.format, op_type))
 
     def _permits(self, kind: Kind) -> bool:
         """Whether the rules let units have labels of this kind."""
@@ -304,7 +303,8 @@ class UnitFinder:
         head = chain[0]
         if head.op_type not in self._capabilities.integer_bias:
             return ()
-        owner = head if head.op_type == "Gemm" else self._adder(chain)
+        adder = next((node for node in chain[1:] if node.op_type == "Add"), None)
+        owner = head if head.op_type == "Gemm" else adder
         if owner is None or (owner is head and (len(head.inputs) < 3 or not head.inputs[2])):
             return ()
         index = bias_input(self._model, owner, self._channels(head))
@@ -318,9 +318,6 @@ class UnitFinder:
             weight=True,
         )
         return (site,)
-
-    def _adder(self, chain: tuple[Node, ...]) -> Node | None:
-        return next((node for node in chain[1:] if node.op_type == "Add"), None)
 
     def _channels(self, head: Node) -> int:
         """Output channels of a Gemm or MatMul with a constant weight; 0 without one."""
@@ -342,11 +339,8 @@ class UnitFinder:
         if head.op_type != "MatMul" or head.op_type not in self._capabilities.integer_bias:
             return False
         channels = self._channels(head)
-        return (
-            follower.op_type == "Add"
-            and channels > 0
-            and bias_input(self._model, follower, channels) is not None
-        )
+        is_added = follower.op_type == "Add" and channels > 0
+        return is_added and bias_input(self._model, follower, channels) is not None
 
     def _is_absorbed(self, last: Node, follower: Node) -> bool:
         return (
@@ -368,11 +362,9 @@ class UnitFinder:
     def _can_quantize(self, tensor: str, head: Node) -> bool:
         """Whether a tensor can be integer at its producer: all readers must accept that."""
         ends = self._model.ends(tensor) if tensor else ()
-        read = bool(ends) and all(self._takes_integers(end, head) for end in ends)
-        return read and tensor not in self._model.captured and is_float(self._model, tensor)
-
-    def _takes_integers(self, end: Consumer, head: Node) -> bool:
-        return self.may_end(head) if end.is_output else reads_data(self._model, end)
+        read = (self.may_end(head) if end.is_output else reads_data(self._model, end) for end in ends)
+        accepted = bool(ends) and all(read)
+        return accepted and tensor not in self._model.captured and is_float(self._model, tensor)
 
     def may_end(self, head: Node) -> bool:
         """Whether a graph output of this operator, with the nodes fused into it, may be quantized.
@@ -382,5 +374,5 @@ class UnitFinder:
         """
         if self._outputs != "auto":
             return self._outputs
-        kinds = {kind for choice in self._choices for kind in self._kinds(head.op_type, choice)}
+        kinds = {k for choice in self._choices for k in self._capabilities.kinds(choice.format, head.op_type)}
         return head.op_type in WEIGHT_INPUT and "in-only" not in kinds

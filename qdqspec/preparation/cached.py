@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,18 +58,9 @@ def key_of(case: Case, model_sha256: str, data_sha256: str, device: str, seed: i
     """The cache key of a finished search: model, data, rules, device and seed, but not the checks."""
     asked = {name: to_data(getattr(case, name)) for name in ("patterns", "quantize", "tune")}
     regions = {**to_data(case.regions), "graph": data_digest(case.regions.graph)}
-    shapes = to_data(case.inputs.profiles)
-    return cache_key(
-        state=STATE_VERSION,
-        model=model_sha256,
-        data=data_sha256,
-        device=device,
-        seed=seed,
-        shapes=shapes,
-        batch=case.inputs.batch,
-        regions=regions,
-        **asked,
-    )
+    shapes, batch = to_data(case.inputs.profiles), case.inputs.batch
+    about = {"model": model_sha256, "data": data_sha256, "device": device, "seed": seed}
+    return cache_key(state=STATE_VERSION, shapes=shapes, batch=batch, regions=regions, **about, **asked)
 
 
 def data_digest(source: DataSource | None) -> str:
@@ -109,14 +101,10 @@ def keep(store: Store, key: str, found: CachedSearch, about: Mapping[str, str]) 
                 shutil.copytree(files / name, folder / name)
 
     folder = store.put(key, fill)
-    return replace(found, folder=folder) if _same_files(folder / SCHEME, files / SCHEME) else found
-
-
-def _same_files(one: Path, other: Path) -> bool:
-    try:
-        return one.read_bytes() == other.read_bytes()
-    except OSError:
-        return False
+    with suppress(OSError):
+        if (folder / SCHEME).read_bytes() == (files / SCHEME).read_bytes():
+            return replace(found, folder=folder)
+    return found
 
 
 def table_of(folder: Path) -> Path:
@@ -130,22 +118,18 @@ def recall(store: Store, key: str) -> CachedSearch | None:
     if folder is None:
         return None
     try:
-        return _recalled(store, folder)
+        lines = (folder / "trials.jsonl").read_text(encoding="utf-8").splitlines()
+        trials = tuple(trial_from_json(json.loads(line)) for line in lines)
+        said = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
+        placements = {trial.placement.digest: trial.placement for trial in trials}
+        cached = Provenance(source="cached", age_seconds=store.age_seconds(folder))
+        result = replace(from_data(SearchResult, said), trials=trials, provenance=cached)
+        return CachedSearch(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         # The entry is intact but not of this version's format; or another process has just removed it.
         store.warn(f"{folder}: a cache entry cannot be read and was ignored ({error!r:.100})")
         store.discard(key)
         return None
-
-
-def _recalled(store: Store, folder: Path) -> CachedSearch:
-    lines = (folder / "trials.jsonl").read_text(encoding="utf-8").splitlines()
-    trials = tuple(trial_from_json(json.loads(line)) for line in lines)
-    said = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
-    placements = {trial.placement.digest: trial.placement for trial in trials}
-    cached = Provenance(source="cached", age_seconds=store.age_seconds(folder))
-    result = replace(from_data(SearchResult, said), trials=trials, provenance=cached)
-    return CachedSearch(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])
 
 
 def about(entry: Path) -> dict[str, str]:

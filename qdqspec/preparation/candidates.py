@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -77,7 +77,8 @@ class PartFiles:
         forbids.
         """
         self._prepared.space.permitted(placement)
-        path = self._folder / f"part-{_digest(nodes)}-{placement.digest}.onnx"
+        digest = hashlib.sha256("\n".join(nodes).encode()).hexdigest()[:12]
+        path = self._folder / f"part-{digest}-{placement.digest}.onnx"
         try:
             cut = self._cut(nodes)
             if not path.exists():
@@ -93,18 +94,17 @@ class PartFiles:
         return Excerpts(prepared.model, shapes, require_path(prepared.given))
 
     def _cut(self, nodes: Nodes) -> _Cut:
-        if self._last is None or self._last.nodes != nodes:
-            self._last = self._made(nodes)
-        return self._last
-
-    def _made(self, nodes: Nodes) -> _Cut:
+        if self._last is not None and self._last.nodes == nodes:
+            return self._last
         loads = self._prepared.loads
         first = self._values(nodes, loads[0])
-        spans = self._spans(nodes, first)
+        spans: tuple[Spans, ...] = ()
+        if not any(map(looks_like_shape, first.values())):
+            spans = self._excerpts.spans(nodes, self._prepared.ranges)
         excerpt = self._excerpts.cut(nodes, first, spans)
         used = loads if spans else (replace(loads[0], share=1.0),)
         others = (self._values(nodes, load, own) for load, own in zip(used[1:], spans[1:], strict=True))
-        return _Cut(
+        self._last = _Cut(
             nodes,
             excerpt,
             Inserter(excerpt.model, self._prepared.numbers, store=self._store),
@@ -117,11 +117,7 @@ class PartFiles:
                 for load, own in zip(used, spans, strict=False)  # without spans there are no profiles
             ),
         )
-
-    def _spans(self, nodes: Nodes, values: Mapping[str, Array]) -> tuple[Spans, ...]:
-        if any(map(looks_like_shape, values.values())):
-            return ()
-        return self._excerpts.spans(nodes, self._prepared.ranges)
+        return self._last
 
     def _values(self, nodes: Nodes, load: Load, spans: Spans | None = None) -> dict[str, Array]:
         """Values of a part's inputs in a run of the model; random values if they cannot be observed."""
@@ -138,10 +134,6 @@ class PartFiles:
         dtype, shape = known
         shape = spans[tensor].opt if spans else shape
         return np.random.default_rng(0).standard_normal(shape).astype(dtype)
-
-
-def _digest(nodes: Nodes) -> str:
-    return hashlib.sha256("\n".join(nodes).encode()).hexdigest()[:12]
 
 
 ROLE = "float16"
@@ -165,9 +157,8 @@ def half_reference(prepared: Prepared, folder: Path) -> Path | None:
         )
     path = folder / FILE
     try:
-        proto = half_model(
-            prepared.given, require_path(prepared.given), backend=prepared.backend_name, keep_io=True
-        )
+        given = prepared.given
+        proto = half_model(given, require_path(given), backend=prepared.backend_name, keep_io=True)
     except ModelError as error:
         prepared.note_once(f"no float16 reference: {error.what}")
         return None

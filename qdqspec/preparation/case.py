@@ -111,12 +111,8 @@ class CaseSetup:
     @property
     def about(self) -> dict[str, str]:
         """Names of case, model, device and target, for a cache entry."""
-        return {
-            "case": self.case.name,
-            "model": self.given.where,
-            "device": self.device.key,
-            "target": self.target,
-        }
+        device, target = self.device.key, self.target
+        return {"case": self.case.name, "model": self.given.where, "device": device, "target": target}
 
     @cached_property
     def key(self) -> str:

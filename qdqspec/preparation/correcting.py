@@ -22,13 +22,9 @@ from qdqspec.preparation.runtimes import reference_runtime
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import RehearsalRefusedError
-from qdqspec.types import Case, Placement, Site
+from qdqspec.types import Case, Placement
 
-SECONDS = {
-    "quick": 5.0,
-    "default": 30.0,
-    "extensive": 120.0,
-}  # by preset, if the search has no time limit
+SECONDS = {"quick": 5.0, "default": 30.0, "extensive": 120.0}  # by preset, if the search has no time limit
 SHARE = 0.15  # of the time limit
 NEED_RANGES = ("equalization", "margins", "ranges")  # corrections that need ranges by calibration
 
@@ -142,15 +138,10 @@ def _with_halves(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
     Each half shows the effect of a correction where the other half dominates the total error.
     """
     everything = placements[0]
+    sites = [site for site in everything.sites if site.format != BIAS_FORMAT]
     halves = (
-        Placement(
-            sites=frozenset(site for site in everything.sites if site.weight == weight and not _is_bias(site))
-        )
+        Placement(sites=frozenset(site for site in sites if site.weight == weight))
         for weight in (True, False)
     )
     found = (*placements, *halves)
     return tuple({placement.digest: placement for placement in found if placement.sites}.values())
-
-
-def _is_bias(site: Site) -> bool:
-    return site.format == BIAS_FORMAT

@@ -240,14 +240,9 @@ def make_folder(folder: Path) -> None:
 
 def write_placed(prepared: Prepared, placement: Placement, path: Path, backend: str) -> None:
     """Write the scheme of a placement, with its numbers."""
-    write_scheme(
-        path,
-        placement,
-        prepared.numbers.placed(placement),
-        backend,
-        dq_dtype=prepared.case.quantize.dq_dtype,
-        factors=prepared.equalized_for(placement),
-    )
+    pairs, factors = prepared.numbers.placed(placement), prepared.equalized_for(placement)
+    dq_dtype = prepared.case.quantize.dq_dtype
+    write_scheme(path, placement, pairs, backend, dq_dtype=dq_dtype, factors=factors)
 
 
 def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
@@ -258,9 +253,8 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
     given = require_path(prepared.given)
     with ExitStack() as stack:
         store, base = None, given.parent
-        if (
-            given.stat().st_size >= LARGE
-        ):  # its integer weights stay on disk until they are written, like those of the given model
+        # integer weights of a large model stay on disk until they are written, like those of the given model
+        if given.stat().st_size >= LARGE:
             base = stack.enter_context(partial_folder(path.parent))
             store = WeightStore(base, base=given.parent)
         model = equalized(prepared.folded, prepared.equalized_for(placement))

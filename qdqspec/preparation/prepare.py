@@ -106,14 +106,8 @@ class Prepared:
             return ()
         if rules.graph is not None:
             return groups_of_file(rules.graph, self.given)
-        build = FusionBuild(
-            model=self.given,
-            path=require_path(self.given),
-            backend=self._backend,
-            options=self._options,
-            half=self.capabilities.fuses_in_half,
-            note=self.warnings.append,
-        )
+        half, note = self.capabilities.fuses_in_half, self.warnings.append
+        build = FusionBuild(self.given, require_path(self.given), self._backend, self._options, half, note)
         groups = build.groups(self.sample)
         if not groups:
             self.warnings.append(f"{self._backend.name} reports no kernels: regions follow structure instead")
@@ -174,7 +168,8 @@ class Prepared:
         """Calibration inputs: the user's data, else random inputs from a seed, with a warning."""
         if self.calibration is not None:
             return iter(self.calibration)
-        self._warn_random()
+        proves = "scales and parity prove" if self.case.inputs.scales is None else "parity proves"
+        self.note_once(f"no calibration data: random inputs are used, so {proves} little")
         shapes = {name: spec.shape for name, spec in self.inputs.items()}
         return iter(random_feeds(self.given, shapes, self._seed, RANDOM_SAMPLES))
 
@@ -207,7 +202,7 @@ class Prepared:
         inputs, found = self.case.inputs, []
         for number, profile in enumerate(shape_profiles(self.given, inputs)):
             usual = resolve_shapes(self.given, inputs, number)
-            fixed = {name: InputShape(min=shape, opt=shape, max=shape) for name, shape in usual.items()}
+            fixed = {name: InputShape.of(shape) for name, shape in usual.items()}
             found.append({**fixed, **profile.shapes})
         return tuple(found)
 
@@ -243,31 +238,28 @@ class Prepared:
     def _recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
         """The numbers of an equalized model, whose ranges differ at these tensors."""
         known = self._numbered[1].calibrated
-        with ExitStack() as observers:
-            new = calibrate(
-                model,
-                [tensor for tensor in tensors if tensor in known],
-                self.feeds,
-                self.case.quantize.calibration,
-                partial(self._observe, observers),
-                note=self.note_once,
-            )
+        new = self._calibrated(model, [tensor for tensor in tensors if tensor in known], self.note_once)
         return self._quantizer(model, {**known, **new})
+
+    def _calibrated(
+        self,
+        model: Model,
+        tensors: Collection[str],
+        note: Callable[[str], None],
+        feeds: Callable[[], Iterator[Feed]] | None = None,
+    ) -> dict[str, TensorRange]:
+        """The ranges of these tensors by the case's method, by default on all calibration inputs."""
+        method = self.case.quantize.calibration
+        with ExitStack() as observers:
+            run = partial(self._observe, observers)
+            return calibrate(model, tensors, feeds or self.feeds, method, run, note=note)
 
     def _ranges(self, space: SchemeSpace) -> dict[str, TensorRange]:
         """The range of each activation that may be quantized: from a file of scales, or from calibration."""
         given = self.case.inputs.scales
         if given is not None:
             return given_ranges(given, space.tensors, self.given.where, self.warnings.append)
-        with ExitStack() as observers:
-            return calibrate(
-                self.folded,
-                space.tensors,
-                self.feeds,
-                self.case.quantize.calibration,
-                partial(self._observe, observers),
-                note=self.warnings.append,
-            )
+        return self._calibrated(self.folded, space.tensors, self.warnings.append)
 
     @cached_property
     def _kept(self) -> KeptScales:
@@ -279,28 +271,18 @@ class Prepared:
 
     def _all_ranges(self, model: Model) -> Mapping[str, Mapping[str, TensorRange]]:
         """The ranges of all activations by every method."""
+        tensors, methods, note = self.space.tensors, get_args(Method), self.note_once
         with ExitStack() as observers:
-            found = calibrate_with(
-                model,
-                self.space.tensors,
-                self.feeds,
-                get_args(Method),
-                partial(self._observe, observers),
-                note=self.note_once,
-            )
+            run = partial(self._observe, observers)
+            found = calibrate_with(model, tensors, self.feeds, methods, run, note=note)
             return {str(method): ranges for method, ranges in found.items()}
 
     def _fit_ranges(self, model: Model) -> Mapping[str, TensorRange]:
         """The ranges of all activations by the case's method, calibrated on every second sample."""
-        with ExitStack() as observers:
-            return calibrate(
-                model,
-                self.space.tensors,
-                lambda: islice(self.feeds(), 0, None, 2),
-                self.case.quantize.calibration,
-                partial(self._observe, observers),
-                note=lambda _: None,  # the whole data was calibrated before
-            )
+        half = lambda: islice(self.feeds(), 0, None, 2)  # noqa: E731 - one expression
+        return self._calibrated(
+            model, self.space.tensors, lambda _: None, half
+        )  # all data was calibrated before
 
     def keep_corrections(
         self, path: Path, run: Mapping[str, object], *, read_only: bool = False, finds: bool = True
@@ -319,11 +301,10 @@ class Prepared:
         known = read_found(path, run, self.folded) if path is not None else None
         if known is not None and known.equalized:
             names = {constant.tensor for change in known.equalized for constant in change.constants}
-            chains = [
-                c for c in find_chains(self.folded) if names.issuperset(one.tensor for one in c.constants)
-            ]
+            chains = find_chains(self.folded)
+            own = [chain for chain in chains if names.issuperset(one.tensor for one in chain.constants)]
             model = equalized(self.folded, known.equalized)
-            numbers = self._recalibrated(model, {tensor for chain in chains for tensor in chain.tensors})
+            numbers = self._recalibrated(model, {tensor for chain in own for tensor in chain.tensors})
             return replace(known, model=model, numbers=numbers)
         found = known or (self._found() if finds else FoundCorrections())
         if path is not None and not read_only and known is None and found.gains:
@@ -395,12 +376,9 @@ class Prepared:
             return ""
         if self.candidates.units:
             return "nothing in it can be quantized: no range was found for what could be"
-        allowed = self.case.patterns == PatternRules()
-        by = (
-            "the backend runs none of its operators in integers"
-            if allowed
-            else "the spec's patterns leave nothing"
-        )
+        by = "the spec's patterns leave nothing"
+        if self.case.patterns == PatternRules():
+            by = "the backend runs none of its operators in integers"
         return f"nothing in it can be quantized: {by} (qdqspec inspect shows why, operator by operator)"
 
     def _warn_formats(self) -> None:
@@ -416,10 +394,6 @@ class Prepared:
                 rest = f"the search chooses among {', '.join(chosen)}"
                 self.warnings.append(f"format {name} is left out: {self._backend.name} {why}; {rest}")
 
-    def _warn_random(self) -> None:
-        proves = "scales and parity prove" if self.case.inputs.scales is None else "parity proves"
-        self.note_once(f"no calibration data: random inputs are used, so {proves} little")
-
     def note_once(self, warning: str) -> None:
         """Add a warning unless it is already present."""
         if warning not in self.warnings:
@@ -428,7 +402,12 @@ class Prepared:
 
 def require_patterns(case: Case) -> None:
     """Raise `SpecError` listing every invalid pattern, with a caret under it."""
-    wrong = [error for text in (*case.patterns.allow, *case.patterns.deny) if (error := _error(text))]
+    wrong: list[PatternError] = []
+    for text in (*case.patterns.allow, *case.patterns.deny):
+        try:
+            parse(text)
+        except PatternError as error:
+            wrong.append(error)
     if not wrong:
         return
     lines = _lines(case)
@@ -436,14 +415,6 @@ def require_patterns(case: Case) -> None:
     if case.spec is None or len(problems) < len(wrong):
         raise wrong[0]  # defined in Python, or escaped in YAML: the error's own caret is used
     raise spec_error(problems, lines, str(case.spec))
-
-
-def _error(text: str) -> PatternError | None:
-    try:
-        parse(text)
-    except PatternError as error:
-        return error
-    return None
 
 
 def _lines(case: Case) -> list[str]:

@@ -67,6 +67,7 @@ _CURE = (
 )
 
 
+@dataclass
 class Observing:
     """Runs a model with inner tensors as outputs, for calibration.
 
@@ -74,20 +75,11 @@ class Observing:
     the backend as fallback for models that this cannot run, such as those with plugins.
     """
 
-    def __init__(
-        self,
-        given: Model,
-        backend: Backend,
-        options: BuildOptions,
-        *,
-        alone: bool,
-        note: Callable[[str], None],
-    ) -> None:
-        self._given = given
-        self._backend = backend
-        self._options = options
-        self._alone = alone
-        self._note = note
+    given: Model
+    backend: Backend
+    options: BuildOptions
+    alone: bool
+    note: Callable[[str], None]
 
     def runner(
         self, observers: ExitStack, observer: Parts, base: Path, cure: str | None = None
@@ -107,30 +99,30 @@ class Observing:
         return run
 
     def _built(self, observers: ExitStack, path: Path) -> Engine:
-        if self._alone:
+        if self.alone:
             with self._explained(path):
-                return self._backend.build(path, self._options)
+                return self.backend.build(path, self.options)
         other = observers.enter_context(Isolated(ARITHMETIC))
         try:
             with self._explained(path):
-                return other.build(path, self._options)
+                return other.build(path, self.options)
         except BackendError as error:
             return self._after_all(path, error)
 
     def _after_all(self, path: Path, refusal: BackendError) -> Engine:
         """Build it on the backend, although each additional output costs memory and prevents fusion."""
-        name = self._backend.name
+        name = self.backend.name
         try:
             with self._explained(path):
-                engine = self._backend.build(path, self._options)
+                engine = self.backend.build(path, self.options)
         except BackendError as error:
             raise BackendError(
                 f"no range can be found for its activations: {ARITHMETIC} cannot run it ({refusal.what}), nor can "
                 f"{name} with activations for outputs ({error.what})",
-                where=self._given.where,
+                where=self.given.where,
                 cure=_CURE,
             ) from None
-        self._note(f"calibrated on {name} itself, since {ARITHMETIC} cannot run the model: {refusal.what}")
+        self.note(f"calibrated on {name} itself, since {ARITHMETIC} cannot run the model: {refusal.what}")
         return engine
 
     @contextmanager
@@ -139,8 +131,8 @@ class Observing:
         try:
             yield
         except BackendError as error:
-            what = error.what.replace(str(observer), self._given.where)
-            raise BackendError(what, where=self._given.where, cure=error.cure or cure) from None
+            what = error.what.replace(str(observer), self.given.where)
+            raise BackendError(what, where=self.given.where, cure=error.cure or cure) from None
 
 
 FILE = "fusion.json"
@@ -154,7 +146,7 @@ class _Kept(BaseModel):
     groups: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FusionBuild:
     """Determines kernel fusions by one build of a model; in float16 if ``half`` is set and the model is float32."""
 
@@ -180,11 +172,8 @@ class FusionBuild:
         try:
             with TemporaryFolder() as folder:
                 path = folder / "half.onnx"
-                onnx.save(
-                    half_model(self.model, self.path, backend=self.backend.name),
-                    path,
-                    save_as_external_data=True,
-                )
+                half = half_model(self.model, self.path, backend=self.backend.name)
+                onnx.save(half, path, save_as_external_data=True)
                 return self._built(path, halves)
         except (ModelError, BackendError) as error:
             self.note(f"what fuses was looked up in the model as it is, not in float16: {error.what}")

@@ -20,6 +20,7 @@ from qdqspec.placement.equalize import EQUALIZED
 from qdqspec.placement.import_qdq import import_placement, placement_for
 from qdqspec.placement.match import Matcher
 from qdqspec.placement.project import project
+from qdqspec.placement.restore import along
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.corrections import WeightKey, WeightNumbers, weight_key
@@ -205,7 +206,6 @@ def _can_overflow(model: Model, site: Site, scale: np.ndarray) -> bool:
     layer = find_layers(model, [site]).get(site.tensor)
     if layer is None:
         return True
-    along = [-1 if index == site.axis else 1 for index in range(len(layer.shape))]
-    step = scale.reshape(along) if scale.ndim else scale
+    step = along(scale, layer.shape, site.axis or 0, 0)
     integers = np.clip(np.rint(model.array(site.tensor).astype(np.float32) / step), -128, 127)
     return overflows(layer, integers)

@@ -107,10 +107,8 @@ def profile_models(
                 name = names[position]
                 samples[name] += turns[name].sample(engines[name])
         return {
-            name: Profiled(
-                layers=engine.layers(), samples=samples[name], median_ms=samples[name].median_ms(clock)
-            )
-            for name, engine in engines.items()
+            name: Profiled(layers=engine.layers(), samples=taken, median_ms=taken.median_ms(clock))
+            for (name, engine), taken in zip(engines.items(), samples.values(), strict=True)
         }
 
 
@@ -125,7 +123,7 @@ def _feeds(path: Path, inputs: Inputs, seed: int) -> dict[str, Array]:
 
 @contextmanager
 def _built(path: Path, backend: Backend, options: BuildOptions, feeds: dict[str, Array]) -> Iterator[Engine]:
-    shapes = {name: InputShape(min=v.shape, opt=v.shape, max=v.shape) for name, v in feeds.items()}
+    shapes = {name: InputShape.of(value.shape) for name, value in feeds.items()}
     fitting = replace(options, profiles=(ShapeProfile(shapes=shapes),))
     with closing(backend.build(path, fitting)) as engine:
         engine.bind(feeds)

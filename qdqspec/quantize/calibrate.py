@@ -126,7 +126,7 @@ class _Watch:
         if self.execute is not None:
             found |= self.observer.seen(self.execute(feed))
         real = {name: as_real(value) for name, value in found.items() if isinstance(value, np.ndarray)}
-        return {name: value for name, value in real.items() if _is_float(value)}
+        return {n: v for n, v in real.items() if v.size > 0 and np.issubdtype(v.dtype, np.floating)}
 
 
 def _answers(model: Model) -> set[str]:
@@ -137,10 +137,6 @@ def _answers(model: Model) -> set[str]:
     bounded = (t for node in model.nodes if node.op_type in _BOUNDED for t in node.outputs)
     logits = (node.inputs[0] for node in model.nodes if node.op_type == "Softmax")
     return {*model.outputs, *bounded, *logits}
-
-
-def _is_float(value: Array) -> bool:
-    return value.size > 0 and np.issubdtype(value.dtype, np.floating)
 
 
 def _spans(
@@ -154,13 +150,14 @@ def _spans(
     number = -1
     for number, feed in enumerate(feeds):
         for tensor, value in watch.values(feed).items():
-            seen = _span(value)
-            if seen is None:
+            low, high = float(value.min()), float(value.max())
+            if not (np.isfinite(low) and np.isfinite(high)):
                 unbounded.setdefault(tensor, number)
-            else:
-                spans[tensor] = spans[tensor].union(seen) if tensor in spans else seen
-                sums[tensor] = sums.get(tensor, 0.0) + np.array([seen.low, seen.high])
-                samples[tensor] += 1
+                continue
+            seen = TensorRange(low, high)
+            spans[tensor] = spans[tensor].union(seen) if tensor in spans else seen
+            sums[tensor] = sums.get(tensor, 0.0) + np.array([seen.low, seen.high])
+            samples[tensor] += 1
     if number < 0:
         raise DataError(
             "there is no calibration sample, so no range can be found",
@@ -189,12 +186,6 @@ def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -
         yield f"the calibration data never runs '{body}': {count_text(count, 'tensor')} left in floating point"
     if others:
         yield f"never produced by the calibration data, so left in floating point: {_quoted(others)}"
-
-
-def _span(value: Array) -> TensorRange | None:
-    """The range of a value; ``None`` if it is not finite."""
-    low, high = float(value.min()), float(value.max())
-    return TensorRange(low, high) if np.isfinite(low) and np.isfinite(high) else None
 
 
 def _quoted(tensors: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from qdqspec.errors import ConfigError
 from qdqspec.registry import did_you_mean
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class NumberFormat:
     """A format of stored numbers: its ONNX element type, its range, and the smallest opset of models that use it.
 
@@ -61,24 +61,6 @@ class NumberFormat:
         return onnx.helper.tensor_dtype_to_np_dtype(self.elem_type)
 
 
-def _entry(name: str, elem_type: int, low: float, high: float, opset: int) -> NumberFormat:
-    return NumberFormat(name=name, elem_type=elem_type, low=low, high=high, opset=opset)
-
-
-def _blocked(
-    name: str, elem_type: int, low: float, high: float, opset: int, block: int, scale_type: int | None = None
-) -> NumberFormat:
-    return NumberFormat(
-        name=name,
-        elem_type=elem_type,
-        low=low,
-        high=high,
-        opset=opset,
-        block=block,
-        scale_type=scale_type,
-    )
-
-
 _Type = onnx.TensorProto
 _FLOATING = frozenset({_Type.FLOAT8E4M3FN, _Type.FLOAT4E2M1})
 
@@ -95,18 +77,18 @@ BIAS_FORMAT = "int32"  # not produced by QuantizeLinear: such a constant is alwa
 FORMATS: dict[str, NumberFormat] = {
     f.name: f
     for f in (
-        _entry("int8", _Type.INT8, -128, 127, 13),
-        _entry("uint8", _Type.UINT8, 0, 255, 13),
-        _entry("int16", _Type.INT16, -32768, 32767, 21),
-        _entry("uint16", _Type.UINT16, 0, 65535, 21),
-        _entry("fp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 19),
-        *(_blocked(f"int8_b{size}", _Type.INT8, -128, 127, 21, block=size) for size in BLOCK_SIZES),
-        _blocked("int4", _Type.INT4, -8, 7, 21, block=64),
-        _blocked("uint4", _Type.UINT4, 0, 15, 21, block=64),
-        _blocked("nvfp4", _Type.FLOAT4E2M1, -6.0, 6.0, 23, block=16, scale_type=_Type.FLOAT8E4M3FN),
-        _blocked("mxfp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 19, block=32, scale_type=_Type.FLOAT8E8M0),
-        NumberFormat(name=RUN_TIME, elem_type=_Type.UINT8, low=0, high=255, opset=11, at_run_time=True),
-        _entry(BIAS_FORMAT, _Type.INT32, -(2**31), 2**31 - 1, 13),
+        NumberFormat("int8", _Type.INT8, -128, 127, 13),
+        NumberFormat("uint8", _Type.UINT8, 0, 255, 13),
+        NumberFormat("int16", _Type.INT16, -32768, 32767, 21),
+        NumberFormat("uint16", _Type.UINT16, 0, 65535, 21),
+        NumberFormat("fp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 19),
+        *(NumberFormat(f"int8_b{size}", _Type.INT8, -128, 127, 21, block=size) for size in BLOCK_SIZES),
+        NumberFormat("int4", _Type.INT4, -8, 7, 21, block=64),
+        NumberFormat("uint4", _Type.UINT4, 0, 15, 21, block=64),
+        NumberFormat("nvfp4", _Type.FLOAT4E2M1, -6.0, 6.0, 23, block=16, scale_type=_Type.FLOAT8E4M3FN),
+        NumberFormat("mxfp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 19, block=32, scale_type=_Type.FLOAT8E8M0),
+        NumberFormat(RUN_TIME, _Type.UINT8, 0, 255, 11, at_run_time=True),
+        NumberFormat(BIAS_FORMAT, _Type.INT32, -(2**31), 2**31 - 1, 13),
     )
 }
 
@@ -123,13 +105,12 @@ def format_stored_as(
     elem_type: str, block: int = 0, scale_type: int | None = None, *, at_run_time: bool = False
 ) -> NumberFormat | None:
     """The format with this storage of numbers and scales; ``elem_type`` is the ONNX name in lower case."""
-    wanted = elem_type, block, scale_type
-    alike = (f for f in FORMATS.values() if f.at_run_time == at_run_time)
-    return next((f for f in alike if _stored_as(f) == wanted), None)
-
-
-def _stored_as(fmt: NumberFormat) -> tuple[str, int, int | None]:
-    return str(_Type.DataType.Name(fmt.elem_type)).lower(), fmt.block, fmt.scale_type
+    wanted = elem_type, block, scale_type, at_run_time
+    for fmt in FORMATS.values():
+        name = str(_Type.DataType.Name(fmt.elem_type)).lower()
+        if (name, fmt.block, fmt.scale_type, fmt.at_run_time) == wanted:
+            return fmt
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from qdqspec.types import Consumer, PlacedPair, Placement, Site
 _Key = tuple[str, str, int | None, bool, tuple[Consumer, ...]]
 
 
+@dataclass
 class Quantizer:
     """Gives scale and zero point of a site, which are cached, and the integers of a weight, which are not.
 
@@ -37,24 +38,17 @@ class Quantizer:
     whose product it is added to. ``corrections`` replace the results of calibration.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        ranges: Mapping[str, TensorRange],
-        *,
-        reduce_range: bool = False,
-        symmetric_activations: bool = False,
-        biases: Mapping[Consumer, tuple[Site, Site]] | None = None,
-        corrections: Corrections = NO_CORRECTIONS,
-    ) -> None:
-        self._model = model
-        self._calibrated = ranges
-        self._ranges = {**ranges, **corrections.ranges}
-        self._corrections = corrections
-        self._reduce_range = reduce_range
-        self._symmetric = symmetric_activations
+    model: Model
+    ranges: Mapping[str, TensorRange]
+    reduce_range: bool = False
+    symmetric_activations: bool = False
+    biases: InitVar[Mapping[Consumer, tuple[Site, Site]] | None] = None
+    corrections: Corrections = NO_CORRECTIONS
+    _params: dict[_Key, QuantParams] = field(default_factory=dict, init=False)
+
+    def __post_init__(self, biases: Mapping[Consumer, tuple[Site, Site]] | None) -> None:
+        self._ranges = {**self.ranges, **self.corrections.ranges}
         self._biases = biases or {}
-        self._params: dict[_Key, QuantParams] = {}
 
     def params(self, site: Site) -> QuantParams:
         """Scale and zero point of the site.
@@ -65,40 +59,28 @@ class Quantizer:
         key = _key(site)
         if key not in self._params:
             params = self._of_weight(site) if site.weight else self._of_activation(site)
-            self._params[key] = in_type_of(params, self._model.elem_type(site.tensor))
+            self._params[key] = in_type_of(params, self.model.elem_type(site.tensor))
         return self._params[key]
 
     def integer_weight(self, site: Site) -> Array:
         """The weight's integers, in the shape of the weight. Not cached: the caller stores them."""
-        own = self._corrections.weights.get(weight_key(site))
+        own = self.corrections.weights.get(weight_key(site))
         if own is not None and own.integers is not None:
             return own.integers
         return quantize(self._floats(site), self.params(site))
 
     def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
         """What is added to the bias of the layer that reads this weight; ``None`` if its bias stays as it is."""
-        return self._corrections.biases.get(weight_key(site)) if site.weight else None
+        return self.corrections.biases.get(weight_key(site)) if site.weight else None
 
     @property
     def calibrated(self) -> Mapping[str, TensorRange]:
         """The ranges of activations before correction."""
-        return self._calibrated
-
-    @property
-    def corrections(self) -> Corrections:
-        """The corrections in use."""
-        return self._corrections
+        return self.ranges
 
     def corrected(self, corrections: Corrections) -> Quantizer:
         """A quantizer with these corrections instead of the present ones."""
-        return Quantizer(
-            self._model,
-            self._calibrated,
-            reduce_range=self._reduce_range,
-            symmetric_activations=self._symmetric,
-            biases=self._biases,
-            corrections=corrections,
-        )
+        return replace(self, biases=self._biases, corrections=corrections)
 
     def placed(self, placement: Placement) -> tuple[PlacedPair, ...]:
         """The sites of a placement with their numbers, by tensor name and consumers."""
@@ -112,12 +94,12 @@ class Quantizer:
             scale=tuple(params.scale.reshape(-1).tolist()),
             zero_point=tuple(params.zero_point.astype(np.int64).reshape(-1).tolist()),
             outer=None if params.outer is None else float(params.outer),
-            rounding=self._rounding(site),
+            rounding=self._rounding(site) if site.weight else "",
             bias=shift_text(self.bias_shift(site)),
         )
 
     def _rounding(self, site: Site) -> str:
-        own = self._corrections.weights.get(weight_key(site)) if site.weight else None
+        own = self.corrections.weights.get(weight_key(site))
         if own is None or own.integers is None:
             return ""
         return rounding_text(own.integers, quantize(self._floats(site), self.params(site)))
@@ -128,35 +110,35 @@ class Quantizer:
         if site.tensor not in self._ranges:
             raise PlacementError(
                 f"tensor '{site.tensor}' has no calibrated range, so it cannot be quantized",
-                where=self._model.where,
+                where=self.model.where,
                 cure="calibrate it, or take the site out of the placement",
             )
         fmt = number_format(site.format)
         if fmt.dynamic:
             return dynamic_params(self._ranges[site.tensor], fmt, site.axis)
-        return activation_params(self._ranges[site.tensor], fmt, symmetric=self._symmetric)
+        return activation_params(self._ranges[site.tensor], fmt, symmetric=self.symmetric_activations)
 
     def _of_weight(self, site: Site) -> QuantParams:
         fmt = number_format(site.format)
         if site.format == BIAS_FORMAT:
             activation, weight = self._biases[site.consumers[0]]
             return bias_params(self.params(activation), self.params(weight), fmt, site.axis or 0)
-        params = weight_params(self._floats(site), fmt, site.axis, reduce_range=self._reduce_range)
-        own = self._corrections.weights.get(weight_key(site))
+        params = weight_params(self._floats(site), fmt, site.axis, reduce_range=self.reduce_range)
+        own = self.corrections.weights.get(weight_key(site))
         return params if own is None else replace(params, scale=own.scale)
 
     def _floats(self, site: Site) -> npt.NDArray[np.floating]:
-        if site.tensor not in self._model.constants:
+        if site.tensor not in self.model.constants:
             raise PlacementError(
                 f"'{site.tensor}' is placed as a weight but is no constant of the model",
-                where=self._model.where,
+                where=self.model.where,
                 cure="place it as an activation",
             )
-        values = self._model.array(site.tensor).astype(np.float32, copy=False)
+        values = self.model.array(site.tensor).astype(np.float32, copy=False)
         if not np.isfinite(values).all():
             raise ModelError(
                 f"weight '{site.tensor}' holds NaN or infinite values",
-                where=self._model.where,
+                where=self.model.where,
                 cure="export the model again; such a weight cannot be quantized",
             )
         return values

@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
+from qdqspec.regions.fusion import joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +45,19 @@ def tie_ranges(model: Model, ranges: Mapping[str, TensorRange]) -> dict[str, Ten
     These are the input and outputs of operators that copy values (including MaxPool and nearest Resize), and all inputs
     and the output of a Concat. Tensors without a range extend the group and get none.
     """
-    leader = _leaders(model)
-    union: dict[str, TensorRange] = {}
-    for tensor, seen in ranges.items():
-        key = leader.of(tensor)
-        union[key] = union[key].union(seen) if key in union else seen
-    return {tensor: union[leader.of(tensor)] for tensor in ranges}
+    found = dict(ranges)
+    for group in tied_groups(model, ranges):
+        found |= dict.fromkeys(group, reduce(TensorRange.union, (ranges[tensor] for tensor in group)))
+    return found
 
 
 def tied_groups(model: Model, tensors: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     """The groups of tensors to which `tie_ranges` gives one range."""
-    leader, groups = _leaders(model), dict[str, list[str]]()
-    for tensor in tensors:
-        groups.setdefault(leader.of(tensor), []).append(tensor)
-    return tuple(map(tuple, groups.values()))
-
-
-def _leaders(model: Model) -> _Leaders:
-    leader = _Leaders()
-    for node in model.nodes:
-        tensors = _tied(node)
-        for tensor in tensors[1:]:
-            leader.join(tensors[0], tensor)
-    return leader
+    wanted = dict.fromkeys(tensors)
+    tied = [_tied(node) for node in model.nodes]
+    groups = joined({**wanted, **dict.fromkeys(chain.from_iterable(tied))}, tied)
+    own = (tuple(tensor for tensor in group if tensor in wanted) for group in groups)
+    return tuple(group for group in own if group)
 
 
 def _tied(node: Node) -> tuple[str, ...]:
@@ -79,22 +72,3 @@ def _tied(node: Node) -> tuple[str, ...]:
 
 def _named(tensors: Iterable[str]) -> tuple[str, ...]:
     return tuple(tensor for tensor in tensors if tensor)
-
-
-class _Leaders:
-    """Disjoint sets of tensor names, with path halving."""
-
-    def __init__(self) -> None:
-        self._parent: dict[str, str] = {}
-
-    def of(self, name: str) -> str:
-        """The representative of the set that contains ``name``."""
-        parent = self._parent
-        while parent.setdefault(name, name) != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
-
-    def join(self, one: str, other: str) -> None:
-        """Merge two sets."""
-        self._parent[self.of(other)] = self.of(one)

@@ -81,10 +81,8 @@ def weight_params(
         steps //= 2
     scale = _usable(np.maximum(largest, largest.max(initial=0.0) * _LEAST_SHARE) / steps)
     middle = 0 if fmt.signed else int(fmt.high + 1) // 2
-    params = QuantParams(
-        format=fmt, scale=scale, zero_point=np.full(scale.shape, middle).astype(fmt.dtype), axis=axis
-    )
-    return _with_narrow_scales(params)
+    zero_point = np.full(scale.shape, middle).astype(fmt.dtype)
+    return _with_narrow_scales(QuantParams(fmt, scale, zero_point, axis))
 
 
 def _largest(weight: npt.NDArray[np.floating], axis: int | None, block: int) -> npt.NDArray[np.float64]:
@@ -158,12 +156,8 @@ def quantize(values: npt.NDArray[np.floating], params: QuantParams) -> Array:
 def bias_params(activation: QuantParams, weight: QuantParams, fmt: NumberFormat, axis: int) -> QuantParams:
     """Scale of a bias that is added to integer products: the product of the other two scales, zero point 0."""
     scale = np.asarray(activation.scale * weight.scale, dtype=np.float32)
-    return QuantParams(
-        format=fmt,
-        scale=np.maximum(scale, _SMALLEST),
-        zero_point=np.zeros(scale.shape, dtype=fmt.dtype),
-        axis=axis if scale.ndim else None,
-    )
+    zero_point = np.zeros(scale.shape, dtype=fmt.dtype)
+    return QuantParams(fmt, np.maximum(scale, _SMALLEST), zero_point, axis if scale.ndim else None)
 
 
 def dequantize(stored: Array, params: QuantParams) -> npt.NDArray[np.float32]:
@@ -191,9 +185,7 @@ def _along_axis(params: QuantParams, shape: tuple[int, ...]) -> tuple[Scales, Sc
 
 
 def _per_tensor(fmt: NumberFormat, scale: float, zero_point: int) -> QuantParams:
-    return QuantParams(
-        format=fmt, scale=_usable(np.asarray(scale)), zero_point=np.asarray(zero_point, dtype=fmt.dtype)
-    )
+    return QuantParams(fmt, _usable(np.asarray(scale)), np.asarray(zero_point, dtype=fmt.dtype))
 
 
 def _usable(scale: npt.NDArray[np.floating]) -> Scales:

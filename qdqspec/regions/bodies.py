@@ -44,7 +44,8 @@ def find_bodies(model: Model, regions: Sequence[Region], find: Find) -> tuple[Bo
 
 
 def _bodies(model: Model, regions: Sequence[Region]) -> Iterator[Body]:
-    inside: dict[str, set[str]] = {scope: set() for scope in _paths(model)}
+    # the paths of all bodies; a marker begins each, and outer ones begin before inner ones
+    inside: dict[str, set[str]] = {node.scope: set() for node in model.nodes if node.scope}
     for node in model.nodes:
         if node.scope and not (node.is_marker or is_constant(node)):
             inside[node.scope].add(node.name)
@@ -53,18 +54,9 @@ def _bodies(model: Model, regions: Sequence[Region]) -> Iterator[Body]:
         yield Body(name=path, kind="body", nodes=len(names), regions=own)
 
 
-def _paths(model: Model) -> list[str]:
-    """The paths of all bodies; a marker begins each, and outer ones begin before inner ones."""
-    return list(dict.fromkeys(node.scope for node in model.nodes if node.scope))
-
-
 def _functions(model: Model, find: Find) -> Iterator[Body]:
-    taken = {
-        "/".join(parts[:i])
-        for n in model.nodes
-        if (parts := n.name.split("/"))
-        for i in range(len(parts) + 1)
-    }
+    parts = [node.name.split("/") for node in model.nodes]
+    taken = {"/".join(some[:i]) for some in parts for i in range(len(some) + 1)}
     for function in model.proto.functions:
         name = f"{function.domain}:{function.name}"
         while name in taken:

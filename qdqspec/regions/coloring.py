@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TypeAlias
 
-from qdqspec.regions.hashes import short_hash
+from qdqspec.regions.flow import short_hash
 
 Colors: TypeAlias = list[bytes]
 EFFORT = 50_000  # vertex visits spent on ties; beyond that, symmetric vertices keep the order of their input

@@ -29,15 +29,8 @@ from qdqspec.registry import did_you_mean
 from qdqspec.types import PatternRules
 
 __all__ = [
-    "BUILT_INS",
-    "Expression",
-    "allowed_nodes",
-    "matched_nodes",
-    "matches",
-    "parse",
-    "require_matches",
-    "unmatched",
-]
+    "BUILT_INS", "Expression", "allowed_nodes", "matched_nodes", "matches", "parse", "require_matches", "unmatched",
+]  # fmt: skip
 
 Path: TypeAlias = tuple[Node, ...]
 LONGEST_REPEAT = 16  # repetitions of one `*`
@@ -198,17 +191,11 @@ class _Matcher:
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """By node, the nodes that read one of its outputs as data: not as a scale, a bound or a shape."""
         model = self._model
-        return tuple(
-            tuple(
-                {
-                    model.by_name[end.node].index: None
-                    for tensor in node.outputs
-                    for end in model.consumers.get(tensor, ())
-                    if reads_data(model, end)
-                }
-            )
-            for node in model.nodes
-        )
+        found = []
+        for node in model.nodes:
+            ends = (end for tensor in node.outputs for end in model.consumers.get(tensor, ()))
+            found.append(dict.fromkeys(model.by_name[e.node].index for e in ends if reads_data(model, e)))
+        return tuple(map(tuple, found))
 
     def fits(self, op: Op, node: Node) -> bool:
         """Whether a node has this operator type and these attributes. ``Constant`` nodes never match."""

@@ -33,14 +33,10 @@ def fold_graph(
     The nodes of one kernel, of either profile, stay together. The region with the most nodes is opened first, until
     there are ``most`` parts; of a region with more parts than that, neighbouring ones are joined.
     """
-    at = {
-        node.name: i
-        for i, node in enumerate(model.nodes)
-        if not node.is_marker and node.op_type != "Constant"
-    }
-    groups = sorted(
-        sorted(group) for group in _cut(_tree(regions, at, _bundles(at, (*reference, *tuned))), most)
-    )
+    computing = ((i, n) for i, n in enumerate(model.nodes) if not n.is_marker and n.op_type != "Constant")
+    at = {node.name: i for i, node in computing}
+    tree = _tree(regions, at, _bundles(at, (*reference, *tuned)))
+    groups = sorted(map(sorted, _cut(tree, most)))
     home = {i: part for part, group in enumerate(groups) for i in group}
     parts = {name: home[i] for name, i in at.items() if i in home}
     reads: list[set[int]] = [set() for _ in groups]
@@ -89,13 +85,11 @@ def _tree(regions: Sequence[Region], at: Mapping[str, int], bundles: Mapping[int
     branches: dict[str, _Branch] = {}
     for region in reversed(regions):  # children before parents
         if region.children:
-            branches[region.id] = _Branch(
-                [branches.pop(name) for name in region.children if name in branches]
-            )
+            inner = [branches.pop(name) for name in region.children if name in branches]
+            branches[region.id] = _Branch(inner)
             continue
-        own = [
-            first for name in region.nodes if (first := at.get(name, -1)) in bundles and first not in placed
-        ]
+        firsts = (at.get(name, -1) for name in region.nodes)
+        own = [first for first in firsts if first in bundles and first not in placed]
         placed.update(own)
         branches[region.id] = _Branch([bundles[first] for first in own])
     rest = [nodes for first, nodes in bundles.items() if first not in placed]

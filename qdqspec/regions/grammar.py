@@ -175,13 +175,9 @@ class _Parser:
 
     def _item(self) -> PatternPart:
         part = self._group() if self._token.kind == "(" else self._operator()
-        if self._token.kind in ("?", "*"):
-            return Repeat(part, many=self._tokens[self._step()].kind == "*")
-        return part
-
-    def _step(self) -> int:
-        self._at += 1
-        return self._at - 1
+        if self._take("?"):
+            return Repeat(part, many=False)
+        return Repeat(part, many=True) if self._take("*") else part
 
     def _group(self) -> PatternPart:
         opened = self._need("(", "'('")
@@ -219,9 +215,7 @@ class _Parser:
         return tuple(sorted(found))
 
     def _value(self) -> str:
-        token = self._token
-        if token.kind == "[":
-            self._at += 1
+        if self._take("["):
             items = [self._scalar()]
             while self._take(","):
                 items.append(self._scalar())

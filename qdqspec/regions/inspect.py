@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tabulate import tabulate
 
 from qdqspec.regions.forecast import Forecast
 from qdqspec.regions.inspection import Inspection, Judged, PatternCount, inspect_model
-from qdqspec.regions.repeats import Run, runs_of
 from qdqspec.types import Region
 from qdqspec.units import plain, seconds_text
 
@@ -105,14 +104,14 @@ def _summary(inspection: Inspection) -> str:
     composites = sum(region.type == "COMPOSITE" for region in inspection.regions)
     covered = sum(len(leaf.nodes) for leaf in leaves)
     patterns = len({leaf.pattern for leaf in leaves})
-    counts = (
-        _many(inspection.nodes, "node"),
-        _many(len(leaves), "leaf"),
-        _many(composites, "composite"),
-        _many(patterns, "leaf pattern"),
-    )
+    numbers = {
+        "node": inspection.nodes,
+        "leaf": len(leaves),
+        "composite": composites,
+        "leaf pattern": patterns,
+    }
     lines = [
-        f"{inspection.model}: {', '.join(counts)}",
+        f"{inspection.model}: {', '.join(_many(count, noun) for noun, count in numbers.items())}",
         f"coverage: {covered} of {inspection.nodes} nodes are in exactly one leaf",
     ]
     if inspection.quantizable is not None and inspection.judged is not None:
@@ -127,9 +126,8 @@ def _summary(inspection: Inspection) -> str:
 
 def forecast_line(guess: Forecast) -> str:
     low, high = (seconds_text(seconds) for seconds in (guess.low_s, guess.high_s))
-    assumed = (
-        f"; counted as 1: {_listed([plain(n) for n in guess.assumed], _ASSUMED)}" if guess.assumed else ""
-    )
+    assumed = _listed([plain(name) for name in guess.assumed], _ASSUMED)
+    assumed = f"; counted as 1: {assumed}" if assumed else ""
     return (
         f"tuning may take {low} to {high}: {guess.builds} builds, guessed from node count, weights and "
         f"{_millions(guess.macs)} multiplications; nothing was built{assumed}"
@@ -152,15 +150,20 @@ def _bodies(inspection: Inspection, most: int) -> str:
             plain(body.name, _NAME),
             _cut(body.regions[0].pattern_text) if body.regions else "constants only",
         )
-        for body in inspection.bodies[:most]
+        for body in inspection.bodies
     ]
-    table = tabulate(
-        rows, headers=("kind", "nodes", "leaves", "name", "pattern"), tablefmt="simple", disable_numparse=True
-    )
-    rest = f"\n... and {len(inspection.bodies) - most} more" if len(inspection.bodies) > most else ""
     functions = any(not body.placed for body in inspection.bodies)
-    note = " (nothing is placed in local functions)" if functions else ""
-    return f"Bodies of If, Loop and Scan{note}\n{table}{rest}"
+    title = f"Bodies of If, Loop and Scan{' (nothing is placed in local functions)' if functions else ''}"
+    return _table(title, ("kind", "nodes", "leaves", "name", "pattern"), rows, most)
+
+
+def _table(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], most: int, *, numbers: bool = False
+) -> str:
+    """The first ``most`` rows under a title; with ``numbers``, texts of digits are aligned as numbers."""
+    table = tabulate(rows[:most], headers=heads, tablefmt="simple", disable_numparse=not numbers)
+    rest = f"\n... and {len(rows) - most} more" if len(rows) > most else ""
+    return f"{title}\n{table}{rest}"
 
 
 def _many(count: int, noun: str) -> str:
@@ -225,7 +228,9 @@ def _indent(region: Region) -> str:
 def _after_id(region: Region, inspection: Inspection) -> str:
     direct = len(region.nodes) if region.type == "LEAF" else 0
     children = (
-        f", {_many(len(region.children), 'child').replace('childs', 'children')}" if region.children else ""
+        f", {len(region.children)} child{'ren' if len(region.children) > 1 else ''}"
+        if region.children
+        else ""
     )
     quantizable = ""
     if inspection.quantizable is not None:
@@ -276,11 +281,10 @@ def _pattern_table(inspection: Inspection, most: int) -> str:
     below_root = [p for p in inspection.patterns if p.type != "ROOT"]
     if not below_root:
         return ""
-    rows = [(p.count, p.nodes, p.type, p.digest, _shape(p.shape), _cut(p.text)) for p in below_root[:most]]
-    heads = ("count", "nodes", "type", "digest", "output", "pattern")
-    table = tabulate(rows, headers=heads, tablefmt="simple")
-    rest = f"\n... and {len(below_root) - most} more" if len(below_root) > most else ""
-    return f"Patterns\n{table}{rest}"
+    rows = [(p.count, p.nodes, p.type, p.digest, _shape(p.shape), _cut(p.text)) for p in below_root]
+    return _table(
+        "Patterns", ("count", "nodes", "type", "digest", "output", "pattern"), rows, most, numbers=True
+    )
 
 
 def _shape(shape: Sequence[int | None] | None) -> str:
@@ -290,10 +294,8 @@ def _shape(shape: Sequence[int | None] | None) -> str:
 def _refusal_table(inspection: Inspection, most: int) -> str:
     if not inspection.refusals:
         return ""
-    rows = [(count, reason) for reason, count in inspection.refusals[:most]]
-    table = tabulate(rows, headers=("nodes", "why"), tablefmt="simple")
-    rest = f"\n... and {len(inspection.refusals) - most} more" if len(inspection.refusals) > most else ""
-    return f"Not quantizable\n{table}{rest}"
+    rows = [(count, reason) for reason, count in inspection.refusals]
+    return _table("Not quantizable", ("nodes", "why"), rows, most, numbers=True)
 
 
 def _output_table(inspection: Inspection, most: int) -> str:
@@ -305,12 +307,49 @@ def _output_table(inspection: Inspection, most: int) -> str:
     if not reasons:
         return ""
     rows = [(len(names), _cut(_listed(names, 4)), reason) for reason, names in reasons.items()]
-    table = tabulate(
-        rows[:most], headers=("count", "outputs", "why"), tablefmt="simple", disable_numparse=True
-    )
-    rest = f"\n... and {len(rows) - most} more" if len(rows) > most else ""
-    return f"Graph outputs that stay float\n{table}{rest}"
+    return _table("Graph outputs that stay float", ("count", "outputs", "why"), rows, most)
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _WIDE else text[: _WIDE - 4] + " ..."
+
+
+# Repeated sequences of rows, such as the layers of a network.
+
+_WIDEST = 16  # rows of one repetition
+_FEWEST = 3  # repetitions; fewer are written out
+
+
+class Run(NamedTuple):
+    """``width`` rows from ``start`` on, repeated ``times`` times."""
+
+    start: int
+    width: int
+    times: int
+
+    @property
+    def end(self) -> int:
+        """Index of the row after this run."""
+        return self.start + self.width * self.times
+
+
+def runs_of(rows: Sequence[Hashable]) -> list[Run]:
+    """All rows as runs, from the front; rows that repeat fewer than three times in sequence are runs of one."""
+    found: list[Run] = []
+    start = 0
+    while start < len(rows):
+        ways = [Run(start, width, _times(rows, start, width)) for width in range(1, _WIDEST + 1)]
+        many = (way for way in ways if way.times >= _FEWEST)
+        # the one that spares most rows
+        best = max(many, key=lambda way: way.width * (way.times - 1), default=Run(start, 1, 1))
+        found.append(best)
+        start = best.end
+    return found
+
+
+def _times(rows: Sequence[Hashable], start: int, width: int) -> int:
+    """Number of consecutive repetitions of the ``width`` rows from ``start`` on."""
+    end = start + width
+    while end < len(rows) and rows[end] == rows[end - width]:
+        end += 1
+    return (end - start) // width

@@ -8,17 +8,19 @@ become composites.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from qdqspec.collector import uncollected
+from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import ANCHORS, POOLS
 from qdqspec.regions.blocks import TINY, Block, Composite, Leaf, dissolve, join_tiny, leaves, pack_run
 from qdqspec.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
 from qdqspec.regions.flow import Flow, flow_of
-from qdqspec.regions.manual import blocks_of_groups, groups_of_globs
 from qdqspec.regions.names import blocks_of_names
 from qdqspec.regions.tree import regions_of_blocks, settle
+from qdqspec.registry import did_you_mean
 from qdqspec.types import Region, RegionRules
 
 DEFAULT_RULES = RegionRules()
@@ -43,10 +45,7 @@ def find_regions(
 
     Source: Johnson, Pearson, Pingali, "The program structure tree", PLDI 1994.
     """
-    return _regions(flow_of(model), rules, groups)
-
-
-def _regions(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> tuple[Region, ...]:
+    flow = flow_of(model)
     if rules.by == "manual":
         groups = groups_of_globs(flow, rules.manual)
     inside: dict[str, list[Block]] = {}
@@ -61,9 +60,9 @@ def _blocks(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> 
     if rules.by == "names":
         return blocks_of_names(flow, rules.max_nodes) or blocks_of_structure(flow, rules.max_nodes)
     blocks = blocks_of_structure(flow, rules.max_nodes)
-    return (
-        blocks_of_groups(flow, groups, list(leaves(blocks))) if rules.by in ("manual", "fusion") else blocks
-    )
+    if rules.by in ("manual", "fusion"):
+        return blocks_of_groups(flow, groups, list(leaves(blocks)))
+    return blocks
 
 
 def _nested(flow: Flow, inside: Mapping[str, list[Block]], path: str) -> list[Block]:
@@ -204,3 +203,48 @@ def _all_light(blocks: Sequence[Block]) -> bool:
 
 def _size(blocks: Sequence[Block]) -> int:
     return sum([block.size for block in blocks])
+
+
+# Regions given from outside: globs of a spec, or groups of nodes fused by a backend.
+
+
+def groups_of_globs(flow: Flow, globs: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The node names that each tuple of globs matches; a node belongs to the first tuple that matches.
+
+    Raises `SpecError` for a tuple that matches no node.
+    """
+    names = [flow.model.nodes[index].name for index in flow.order]
+    chosen = []
+    for patterns in globs:
+        matched = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        if not matched:
+            near = did_you_mean(patterns[0], names) if patterns else ""
+            raise SpecError(
+                f"the manual region {list(patterns)} matches no node{near}",
+                where=flow.model.where,
+                cure="`qdqspec inspect --verbose` lists the node names",
+            )
+        chosen.append(matched)
+    return chosen
+
+
+def blocks_of_groups(flow: Flow, groups: Iterable[Sequence[str]], rest: Iterable[Leaf]) -> list[Block]:
+    """One leaf for each group of node names; other nodes stay in their leaf of ``rest``.
+
+    Names that the model does not have are skipped: a backend may name nodes that it created.
+    """
+    place = {index: i for i, index in enumerate(flow.order)}
+    by_name = flow.model.by_name
+    taken: set[int] = set()
+    found: list[Block] = []
+    for group in groups:
+        indices = {by_name[name].index for name in group if name in by_name} & place.keys()
+        fresh = sorted(indices - taken, key=place.__getitem__)
+        taken.update(fresh)
+        if fresh:
+            found.append(Leaf(fresh))
+    for leaf in rest:
+        left = [index for index in leaf.nodes if index not in taken]
+        if left:
+            found.append(Leaf(left))
+    return found

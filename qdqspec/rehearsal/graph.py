@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import TypeAlias
 
@@ -17,13 +16,13 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.arrays import Floats
-from qdqspec.errors import PlacementError
 from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
-from qdqspec.graph.protos import copy_model, map_tensors, names_read_inside
+from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_inside, refill
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.biases import BIAS_INPUT
+from qdqspec.placement.insert import RaisedInputs
 from qdqspec.placement.pairs import Pair, PairMaker
 from qdqspec.placement.units import Edge
 from qdqspec.rehearsal.switches import Switches
@@ -71,8 +70,12 @@ class SwitchGraph:
         raised = opset > model.opset or light.ir_version < IR_WITH_FREE_INITIALIZERS
         self._base = flat_form(raise_opset(light, opset) if raised else light)
         self.nodes: tuple[onnx.NodeProto, ...] = tuple(self._base.graph.node)
-        self._producer = {name: i for i, node in enumerate(self.nodes) for name in node.output if name}
-        self._prefix = _free_prefix(self._base)
+        self._raised = RaisedInputs(model, self.nodes, is_raised=raised)
+        # A prefix that no name of the model has.
+        prefix = "rehearsal:"
+        while any(name.startswith(prefix) for name in _names(self._base)):
+            prefix += ":"
+        self._prefix = prefix
         self._inputs = {edge: self._places(edge) for edge in self._edges}
         self._at = {edge: min(index for index, _ in inputs) for edge, inputs in self._inputs.items()}
 
@@ -124,7 +127,7 @@ class SwitchGraph:
         last: dict[str, int] = dict.fromkeys(self._model.outputs, len(self.nodes))
         for index, node in enumerate(self.nodes):
             last |= {name: max(index, last.get(name, 0)) for name in (*node.input, *names_read_inside(node))}
-        for name, made in self._producer.items():
+        for name, made in self._raised.producer.items():
             if _computes(self.nodes[made]) and last.get(name, -1) > made:
                 size = prod(dim or 1 for dim in self._model.shape(name) or ())
                 change[made + 1] += size if self._model.elem_type(name) else _NEVER
@@ -135,11 +138,7 @@ class SwitchGraph:
         return np.where(sizes >= _NEVER, np.inf, sizes)
 
     def _assembled(
-        self,
-        nodes: range,
-        edges: Sequence[Edge],
-        live: tuple[str, ...],
-        names: Mapping[Edge, str],
+        self, nodes: range, edges: Sequence[Edge], live: tuple[str, ...], names: Mapping[Edge, str]
     ) -> SwitchedModel:
         numbers = tuple(number for edge in edges for number in self._edges[edge])
         graph_nodes = [*self._split(numbers), *self._switched(nodes, edges)]
@@ -154,9 +153,9 @@ class SwitchGraph:
         proto.graph.input.extend(i for i in self._base.graph.input if i.name in read)
         proto.graph.input.extend(self._info(name) for name in live)
         if numbers:
-            proto.graph.input.append(
-                helper.make_tensor_value_info(self._switch_input, TensorProto.BOOL, [len(numbers)])
-            )
+            count = [len(numbers)]
+            info = helper.make_tensor_value_info(self._switch_input, TensorProto.BOOL, count)
+            proto.graph.input.append(info)
         wanted = dict.fromkeys((value, edge[0]) for edge, value in names.items())
         proto.graph.output.extend(self._info(value, of=tensor) for value, tensor in wanted)
         if self._model.has_bodies:
@@ -197,28 +196,13 @@ class SwitchGraph:
             bias = self._pairs[number].bias
             assert bias is not None  # chosen above
             value = value or (self._name(number, "bias:off") if bias.is_added else bias.value.name)
-            branches = [
-                helper.make_graph(
-                    [helper.make_node("Identity", [source], [out], name=out)],
-                    out,
-                    [],
-                    [self._info(out, of=edge[0])],
-                )
-                for source, out in (
-                    (self._name(number, "bias:on"), self._name(number, "bias:then")),
-                    (value, self._name(number, "bias:else")),
-                )
-            ]
-            output = self._name(number, "bias" if number == self._edges[edge][0] else "bias:value")
-            yield helper.make_node(
-                "If",
-                [self._condition(number)],
-                [output],
-                name=self._name(number, "bias:if"),
-                then_branch=branches[0],
-                else_branch=branches[1],
-            )
-            value = output
+            branches = []
+            for source, kind in ((self._name(number, "bias:on"), "bias:then"), (value, "bias:else")):
+                out = self._name(number, kind)
+                node = helper.make_node("Identity", [source], [out], name=out)
+                branches.append(helper.make_graph([node], out, [], [self._info(out, of=edge[0])]))
+            value = self._name(number, "bias" if number == self._edges[edge][0] else "bias:value")
+            yield self._if_node(number, "bias:if", value, *branches)
         if numbers and numbers[0] != self._edges[edge][0]:
             first = self._name(self._edges[edge][0], "bias")
             yield helper.make_node("Identity", [value], [first], name=first)
@@ -232,26 +216,24 @@ class SwitchGraph:
             inner = self._name(number, "float")
             other = [helper.make_node("Identity", [tensor], [inner], name=inner)]
         otherwise = helper.make_graph(other, "off", [], [self._info(inner, of=tensor)])
+        return self._if_node(number, "if", output, then, otherwise)
+
+    def _if_node(
+        self, number: int, kind: str, output: str, then: onnx.GraphProto, otherwise: onnx.GraphProto
+    ) -> onnx.NodeProto:
+        branches = {"then_branch": then, "else_branch": otherwise}
         return helper.make_node(
-            "If",
-            [self._condition(number)],
-            [output],
-            name=self._name(number, "if"),
-            then_branch=then,
-            else_branch=otherwise,
+            "If", [self._condition(number)], [output], name=self._name(number, kind), **branches
         )
 
     def _branch(self, number: int, tensor: str) -> onnx.GraphProto:
         pair = self._pairs[number]
         nodes = []
         for made in pair.nodes:
-            node = onnx.NodeProto()
-            node.CopyFrom(made)
+            node = copied(made)
             node.name = self._name(number, made.name)
             for field in (node.input, node.output):
-                renamed = [tensor if name == _SOURCE else self._name(number, name) for name in field]
-                del field[:]
-                field.extend(renamed)
+                refill(field, [tensor if name == _SOURCE else self._name(number, name) for name in field])
             nodes.append(node)
         output = self._info(self._name(number, pair.output), of=tensor)
         return helper.make_graph(nodes, "on", [], [output])
@@ -259,8 +241,7 @@ class SwitchGraph:
     def _constants(self, number: int) -> Iterable[TensorProto]:
         pair = self._pairs[number]
         for made in (*pair.constants, *([] if pair.integer is None else [pair.integer])):
-            tensor = TensorProto()
-            tensor.CopyFrom(made)
+            tensor = copied(made)
             tensor.name = self._name(number, made.name)
             yield tensor
         if pair.bias is not None:
@@ -286,36 +267,7 @@ class SwitchGraph:
         tensor, end = edge
         if end.is_output:
             return [(len(self.nodes), 0)]
-        kept = self._kept(edge)
-        if kept is not None:
-            return [kept]
-        others = (other for other in self._model.consumers[tensor] if other != end)
-        if self._added.get(tensor) and all(self._kept((tensor, other)) for other in others):
-            return self._added[tensor]
-        raise PlacementError(
-            f"tensor '{tensor}' cannot be rehearsed: raising the opset changed node '{end.node}'",
-            where=self._model.where,
-            cure="build the placement and measure it",
-        )
-
-    def _kept(self, edge: Edge) -> _Input | None:
-        """The consumer's input, if it still reads the tensor after the opset was raised."""
-        tensor, end = edge
-        node = self._model.by_name[end.node]
-        index = next((self._producer[o] for o in node.outputs if o in self._producer), -1)
-        reads = index >= 0 and list(self.nodes[index].input[end.input : end.input + 1]) == [tensor]
-        return (index, end.input) if reads else None
-
-    @cached_property
-    def _added(self) -> dict[str, list[_Input]]:
-        """The inputs of the nodes that raising the opset added, by the tensor that they read."""
-        known = {(node.op_type, node.outputs[:1]) for node in self._model.nodes}
-        found: dict[str, list[_Input]] = {}
-        for index, node in enumerate(self.nodes):
-            if (node.op_type, tuple(node.output[:1])) not in known:
-                for number, name in enumerate(node.input):
-                    found.setdefault(name, []).append((index, number))
-        return found
+        return self._raised.of(tensor, end, [end], "rehearsed", "build the placement and measure it")
 
     @property
     def _switch_input(self) -> str:
@@ -332,19 +284,16 @@ class SwitchGraph:
 
     def _info(self, name: str, of: str | None = None) -> onnx.ValueInfoProto:
         known = self._model.elem_type(of or name)
-        return (
-            onnx.ValueInfoProto(name=name)
-            if known is None
-            else helper.make_tensor_value_info(name, known, None)
-        )
+        if known is None:
+            return onnx.ValueInfoProto(name=name)
+        return helper.make_tensor_value_info(name, known, None)
 
 
 def _reading(node: onnx.NodeProto, instead: Mapping[int, str]) -> onnx.NodeProto:
     """The node with these tensors at these inputs."""
     if not instead:
         return node
-    changed = onnx.NodeProto()
-    changed.CopyFrom(node)
+    changed = copied(node)
     for index, name in sorted(instead.items()):
         if index == len(changed.input):
             changed.input.append(name)
@@ -355,14 +304,6 @@ def _reading(node: onnx.NodeProto, instead: Mapping[int, str]) -> onnx.NodeProto
 
 def _computes(node: onnx.NodeProto) -> bool:
     return node.op_type != "Constant"
-
-
-def _free_prefix(proto: onnx.ModelProto) -> str:
-    """A prefix that no name of the model has."""
-    prefix = "rehearsal:"
-    while any(name.startswith(prefix) for name in _names(proto)):
-        prefix += ":"
-    return prefix
 
 
 def _names(proto: onnx.ModelProto) -> Collection[str]:

@@ -59,9 +59,8 @@ def _operands(model: Model, node: Node) -> tuple[int, ...]:
     """The inputs through which a trailing operator is followed; empty for an operator that computes."""
     if _saturates(model, node):
         return _DATA.get(node.op_type, (0,))
-    if copies_values(node) or (
-        is_default(node) and node.op_type in ("Cast", "Gather", "GatherND", "GatherElements")
-    ):
+    selects = is_default(node) and node.op_type in ("Cast", "Gather", "GatherND", "GatherElements")
+    if copies_values(node) or selects:
         chosen = (0, 1) if node.op_type.startswith("Gather") else (0,)
         return tuple(i for i in chosen if i < len(node.inputs) and node.inputs[i] not in model.constants)
     return ()

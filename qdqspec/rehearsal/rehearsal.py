@@ -174,10 +174,8 @@ class Rehearsal(Closing):
         subject = self.subject
         base = subject.model.path.parent if subject.model.path else None
         store = WeightStore(self.folder, base=base)
-        singles = (switch for switch in self.switches if _is_floating(switch, subject.floating))
-        maker = PairMaker(
-            subject.model, subject.numbers, integer_weights=True, floating=frozenset(singles), store=store
-        )
+        singles = frozenset(switch for switch in self.switches if _is_floating(switch, subject.floating))
+        maker = PairMaker(subject.model, subject.numbers, integer_weights=True, floating=singles, store=store)
         return SwitchGraph(subject.model, self.switches, maker, store)
 
     def _refuse_above(self, limit: int | None) -> None:

@@ -123,10 +123,8 @@ class _Tally:
     @property
     def ratio(self) -> Floats:
         """Noise over signal at each guide; infinite for noise without a signal."""
-        found: Floats = np.divide(
-            self.noise, self.signal, out=np.full_like(self.noise, np.inf), where=self.signal > 0
-        )
-        return np.where(self.noise == 0, 0.0, found)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.noise == 0, 0.0, self.noise / self.signal)
 
 
 def _segment(
@@ -144,9 +142,8 @@ def _segment(
         for index, feed in enumerate(islice(_fed(rehearsal, low), 1 if quick else None)):
             if index == FIRST:
                 groups = _noisiest({group: float(tallies[group].ratio.max()) for group in groups})
-            _measure(
-                model, engine, feed, {group: tallies[group] for group in groups}, len(rehearsal.switches)
-            )
+            measured = {group: tallies[group] for group in groups}
+            _measure(model, engine, feed, measured, len(rehearsal.switches))
     return {number: tally.share(len(group)) for group, tally in tallies.items() for number in group}
 
 
@@ -211,9 +208,7 @@ def _noisiest(powers: Mapping[Group, float]) -> list[Group]:
     falling = sorted(powers, key=lambda group: -powers[group])
     total = sum(powers.values())
     before = accumulate((powers[group] for group in falling), initial=0.0)
-    kept = {
-        group for group, sum_before in zip(falling, before, strict=False) if sum_before < MOST_NOISE * total
-    }
+    kept = {group for group, sum_of in zip(falling, before, strict=False) if sum_of < MOST_NOISE * total}
     return [group for group in powers if group in kept]
 
 

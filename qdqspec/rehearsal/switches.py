@@ -58,9 +58,8 @@ class Switches:
         missing = [key for key in keys if key not in self._number]
         if missing:
             tensor, end, fmt, *_ = missing[0]
-            where = (
-                f"graph output {end.input}" if end.is_output else f"input {end.input} of node '{end.node}'"
-            )
+            reader = f"input {end.input} of node '{end.node}'"
+            where = f"graph output {end.input}" if end.is_output else reader
             raise PlacementError(
                 f"the rehearsal has no {fmt} pair on tensor '{tensor}' before {where}",
                 cure="rehearse placements of the space, or of the pairs, that it was opened with",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -29,32 +29,23 @@ def tied_classes(space: SchemeSpace) -> tuple[TiedClass, ...]:
     frames = Frames(space.model, space.regions)
     groups: dict[tuple[str, int], list[Unit]] = {}
     for unit in space.units:
-        groups.setdefault(_place(frames, unit), []).append(unit)
-    return tuple(
-        TiedClass(pattern=pattern, units=tuple(unit.id for unit in units), labels=_offered(space, units))
-        for (pattern, _), units in groups.items()
-    )
-
-
-def _place(frames: Frames, unit: Unit) -> tuple[str, int]:
-    if unit.id not in frames.leaf_of:
-        return unit.id, 0
-    frame = frames.of(frames.leaf_of[unit.id])
-    return frame.pattern, frame.position[unit.id]
-
-
-def _offered(space: SchemeSpace, units: Iterable[Unit]) -> tuple[Label, ...]:
-    offered = {label for unit in units for label in unit.labels}
-    return tuple(label for label in space.labels if label in offered)
+        place = unit.id, 0
+        if unit.id in frames.leaf_of:
+            frame = frames.of(frames.leaf_of[unit.id])
+            place = frame.pattern, frame.position[unit.id]
+        groups.setdefault(place, []).append(unit)
+    found = []
+    for (pattern, _), units in groups.items():
+        offered = {label for unit in units for label in unit.labels}
+        labels = tuple(label for label in space.labels if label in offered)
+        found.append(TiedClass(pattern=pattern, units=tuple(unit.id for unit in units), labels=labels))
+    return tuple(found)
 
 
 def spread(space: SchemeSpace, classes: Sequence[TiedClass], choice: ClassLabels) -> dict[str, Label]:
     """Labels of units from labels of classes. A unit that does not offer the label gets the nearest one."""
-    labels: dict[str, Label] = {}
-    for tied, label in zip(classes, choice, strict=True):
-        for name in tied.units:
-            labels[name] = _nearest(space.by_id[name], label)
-    return labels
+    pairs = zip(classes, choice, strict=True)
+    return {name: _nearest(space.by_id[name], label) for tied, label in pairs for name in tied.units}
 
 
 def _nearest(unit: Unit, label: Label) -> Label:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from qdqspec.arrays import Floats
-from qdqspec.search.crossings import Codes, Crossing, Domains
+from qdqspec.search.crossings import FLOAT, Codes, Crossing, Domains
 
 SWEEPS = 20  # an upper bound; it converges in a few
 _MOST_ENDS = 8  # ends of an edge whose conversions are cached: with more there are too many labellings
@@ -73,11 +73,7 @@ class Descent:
         return total
 
     def _improve(
-        self,
-        index: int,
-        codes: list[int],
-        times: Sequence[Sequence[float]],
-        costs: Sequence[Sequence[float]],
+        self, index: int, codes: list[int], times: list[list[float]], costs: list[list[float]]
     ) -> bool:
         """Set a group to its best code with all others fixed; false if none is better than the present one."""
         blocks = self._groups[index]
@@ -115,3 +111,57 @@ class _Conversion:
         if found is None:
             found = self._known[ends] = self._edge.converted(codes, self._domains)
         return found
+
+
+# The cost of converting each tensor, estimated from the conversion kernels of profiles. Pure.
+# A conversion is between two domains, in either direction: float and a format of activations, or two such
+# formats. Its time is the tensor's own if measured, else the median per element of that kind; the conversion
+# between two formats that was never measured costs as much as two conversions through float.
+
+
+class Conversions:
+    """Milliseconds of each edge's conversions: one row for each edge, one column for each pair of domains."""
+
+    def __init__(self, edges: Sequence[Crossing], domains: Domains) -> None:
+        self._edges = edges
+        self._domains = domains
+        self._by_tensor = {edge.tensor: number for number, edge in enumerate(edges)}
+        self._seen: dict[tuple[int, int], list[float]] = {}  # by edge and kind
+
+    def learn(self, tensor: str, codes: Codes, milliseconds: float) -> None:
+        """Add a conversion kernel of a build; kinds that the tensor takes there at once share its time."""
+        number = self._by_tensor.get(tensor)
+        if number is None:
+            return
+        # labels that imply no conversion: the first kind
+        kinds = self._edges[number].converted(codes, self._domains) or [0]
+        for kind in kinds:
+            self._seen.setdefault((number, kind), []).append(milliseconds / len(kinds))
+
+    def costs(self) -> Floats:
+        """The costs estimated so far."""
+        domains = self._domains.ordered
+        costs = np.zeros((len(self._edges), len(domains)))
+        rates = self._per_element()
+        typical = (
+            float(np.median(list(rates.values()))) if rates else 0.0
+        )  # of a kind that was never measured
+        for number, edge in enumerate(self._edges):
+            for kind, (one, other) in enumerate(domains):
+                own = self._seen.get((number, kind))
+                if own:
+                    costs[number, kind] = np.mean(own)
+                elif one == FLOAT or kind in rates:
+                    costs[number, kind] = rates.get(kind, typical) * edge.elements
+                else:
+                    through = self._domains.pairs[FLOAT]
+                    costs[number, kind] = costs[number, through[one]] + costs[number, through[other]]
+        return costs
+
+    def _per_element(self) -> dict[int, float]:
+        """Milliseconds per element, by kind, for kinds that were measured."""
+        rates: dict[int, list[float]] = {}
+        for (number, kind), own in self._seen.items():
+            if self._edges[number].elements:
+                rates.setdefault(kind, []).append(float(np.mean(own)) / self._edges[number].elements)
+        return {kind: float(np.median(found)) for kind, found in rates.items()}

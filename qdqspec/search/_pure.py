@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.types import Label, Placement, kind_of
+from qdqspec.types import Label, kind_of
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -19,11 +19,6 @@ def pure_labels(space: SchemeSpace) -> Iterator[Labels]:
         yield everything
         yield from (space.uniform(label) for label in _giving_floats(choice.labels))
         yield {name: label for name, label in everything.items() if space.by_id[name].op_type in LINEAR}
-
-
-def pure_placements(space: SchemeSpace) -> list[Placement]:
-    """The reference, then those of `pure_labels`."""
-    return [space.resolve({}), *map(space.resolve, pure_labels(space))]
 
 
 def weighted_linear(space: SchemeSpace) -> Iterator[Labels]:

@@ -130,17 +130,12 @@ class Stepwise:
             # One that was only measured for accuracy may still be raced; a raced one was measured as well.
             if key not in self._asked or (proposal.timed and not self._asked[key]):
                 self._asked[key] = proposal.timed
-                if self._may_win(proposal):
+                if not proposal.timed or proposal.subgraph or self._may_keep_metric(proposal.placement):
                     fresh.append(proposal)
         return fresh
 
-    def _may_win(self, proposal: Proposal) -> bool:
-        """Whether no rehearsal shows that a candidate misses the task metric's limit; those of the user may always."""
-        if not proposal.timed or proposal.subgraph:
-            return True
-        return self._may_keep_metric(proposal.placement)
-
     def _may_keep_metric(self, placement: Placement) -> bool:
+        """Whether no rehearsal shows that a candidate misses the task metric's limit; those of the user may always."""
         is_free = self._limits.min_accuracy is None or placement in self._limits.seeds
         return is_free or self.keeps_metric(placement)
 

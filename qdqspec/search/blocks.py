@@ -13,8 +13,7 @@ import numpy as np
 from qdqspec.arrays import Floats
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.fusion import joined
-from qdqspec.search._conversions import Conversions
-from qdqspec.search._descent import Descent
+from qdqspec.search._descent import Conversions, Descent
 from qdqspec.search.crossings import FP, Codes, Crossings, domains_of, edges_between
 from qdqspec.types import Label, LayerTime, Trial, format_of, kind_of
 
@@ -40,15 +39,11 @@ def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[U
         for layer in layers
         if not layer.boundary
     )
-    groups = joined((unit.id for unit in space.units), kernels)
-    return tuple(
-        UnitBlock(index=index, units=names, codes=_offered(space, names))
-        for index, names in enumerate(groups)
-    )
-
-
-def _offered(space: SchemeSpace, names: Sequence[str]) -> tuple[int, ...]:
-    return tuple(sorted({space.labels.index(label) for name in names for label in space.by_id[name].labels}))
+    found = []
+    for index, names in enumerate(joined((unit.id for unit in space.units), kernels)):
+        codes = {space.labels.index(label) for name in names for label in space.by_id[name].labels}
+        found.append(UnitBlock(index=index, units=names, codes=tuple(sorted(codes))))
+    return tuple(found)
 
 
 def unit_labels(space: SchemeSpace, blocks: Sequence[UnitBlock], codes: Codes) -> dict[str, Label]:
@@ -107,7 +102,11 @@ class CostModel:
         for trial in trials:
             if trial.layers:
                 self._learn(trial)
-        self._refit()
+        for index, seen in enumerate(self._seen_times):
+            for code in range(self.times.shape[1]):
+                values = seen.get(code) or seen.get(FP) or [0.0]
+                self.times[index, code] = np.median(values)
+        self.converting = self._conversions.costs()
 
     def descent(
         self, offered: Sequence[tuple[int, ...]], groups: Sequence[Sequence[int]] | None = None
@@ -127,8 +126,12 @@ class CostModel:
         self.times = times if penalty is None else times + penalty
         try:
             if starts is None:
-                quickest = np.array([self._quickest(block) for block in self.blocks], dtype=np.int8)
-                starts = [*map(self._uniform, range(len(self.space.labels))), quickest]
+                fastest = [min(b.codes, key=self.times[b.index].tolist().__getitem__) for b in self.blocks]
+                uniform = (
+                    [code if code in block.codes else FP for block in self.blocks]
+                    for code in range(len(self.space.labels))
+                )
+                starts = [np.array(codes, dtype=np.int8) for codes in (*uniform, fastest)]
             settled = [self._descent.settle(start, self.times, share * self.converting) for start in starts]
             return min(settled, key=lambda codes: self.predict(codes, share))
         finally:
@@ -206,19 +209,6 @@ class CostModel:
             return 1.0
         expected = self.reference_ms + ((trial.ratio or 1.0) - 1) * self._whole_ms
         return expected / total if trial.ratio and total > 0 and expected > 0 else 1.0
-
-    def _refit(self) -> None:
-        for index, seen in enumerate(self._seen_times):
-            for code in range(self.times.shape[1]):
-                values = seen.get(code) or seen.get(FP) or [0.0]
-                self.times[index, code] = np.median(values)
-        self.converting = self._conversions.costs()
-
-    def _uniform(self, code: int) -> Codes:
-        return np.array([code if code in block.codes else FP for block in self.blocks], dtype=np.int8)
-
-    def _quickest(self, block: UnitBlock) -> int:
-        return min(block.codes, key=lambda code: float(self.times[block.index, code]))
 
     def local_ms(self, block: UnitBlock, code: int, codes: Codes, share: float = 1.0) -> float:
         """The predicted cost of a block and the tensors around it under a label, all else fixed."""

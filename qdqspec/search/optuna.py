@@ -17,12 +17,11 @@ from qdqspec.search._classes import ClassLabels, TiedClass, gathered, pure_choic
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.select import reaches
-from qdqspec.types import Trial
+from qdqspec.types import EXACT_DB, Trial
 
 STARTUP = 10  # random trials before the estimator is used, ...
 STARTUP_SHARE = 0.25  # ... and at most this share of the budget; the same for a generation of NSGA-II
 REPEATS = 100  # consecutive known proposals after which the search ends
-EXACT_DB = 200.0  # finite value for an infinite SQNR
 
 
 class OptunaSearch(Stepwise):

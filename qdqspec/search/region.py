@@ -52,9 +52,8 @@ class RegionSearch(Stepwise):
     @staticmethod
     def default_trials(preset: str, space: SchemeSpace, trials_per_region: int | None = None) -> int:
         """The given or the preset's number of schemes for each pattern, plus two models without a search."""
-        return 2 + (trials_per_region or SCHEMES[preset]) * len(
-            {tied.pattern for tied in tied_classes(space)}
-        )
+        patterns = {tied.pattern for tied in tied_classes(space)}
+        return 2 + (trials_per_region or SCHEMES[preset]) * len(patterns)
 
     def _search(self) -> Steps:
         space = self._space
@@ -66,9 +65,7 @@ class RegionSearch(Stepwise):
         everything = [self.thinned(space.everything(choice.name), trials) for choice in space.choices]
         proposals = [_proposal(space, labels, "pure", profile=True) for labels in everything]
         trials += yield [one for one in proposals if self.is_worth_building(one.placement)]
-        best: Labels = {}
-        for trial in trials:
-            best = dict(trial.placement.labels) if trial.incumbent else best
+        best: Labels = next((dict(t.placement.labels) for t in reversed(trials) if t.incumbent), {})
         groups = _by_share(space, tied_classes(space), trials)
         left = math.fsum(share for _, share in groups)
         for classes, share in groups:
@@ -102,11 +99,8 @@ class RegionSearch(Stepwise):
             losses = 0 if trial.incumbent else losses + 1
             if trial.incumbent:
                 best = dict(trial.placement.labels)
-            if (
-                trial.ok
-                and trial.ratio is not None
-                and reaches(trial, self._setup.min_sqnr_db, self._setup.min_accuracy)
-            ):
+            fits = trial.ok and reaches(trial, self._setup.min_sqnr_db, self._setup.min_accuracy)
+            if fits and trial.ratio is not None:
                 measured[choice] = trial.ratio
         return best
 

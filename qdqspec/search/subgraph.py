@@ -51,9 +51,7 @@ class SubgraphSearch(Stepwise):
         reference = Proposal(placement=self._space.resolve({}), phase="pure", profile=True)
         seeds = [Proposal(placement=seed, phase="seed") for seed in self._setup.seeds]
         trials = yield [reference, *seeds]
-        held: Labels = {}
-        for trial in trials:
-            held = dict(trial.placement.labels) if trial.incumbent else held
+        held: Labels = next((dict(t.placement.labels) for t in reversed(trials) if t.incumbent), {})
         self.rehearse_metric(trials)
         wins: list[Win] = []
         for groups, share in kinds_of(self._space, trials[0].layers, self._setup.fused):
@@ -65,13 +63,11 @@ class SubgraphSearch(Stepwise):
     ) -> Generator[list[Proposal], list[Trial], list[Win]]:
         """Time the schemes of one kind on its first group; returns the best one, if it has a gain."""
         nodes = nodes_of(self._space, groups[0])
-        schemes = {
-            self._space.resolve(scheme).digest: name for name, scheme in schemes_of(self._space, groups[0])
-        }
-        placements = [self._space.resolve(dict(scheme)) for _, scheme in schemes_of(self._space, groups[0])]
+        placed = [(name, self._space.resolve(scheme)) for name, scheme in schemes_of(self._space, groups[0])]
+        schemes = {placement.digest: name for name, placement in placed}
         trials = yield [
             Proposal(placement=placement, phase="isolated", profile=True, subgraph=nodes)
-            for placement in (self._space.resolve({}), *placements)
+            for placement in (self._space.resolve({}), *(placement for _, placement in placed))
         ]
         reference, *others = trials
         ratios = {t.placement.digest: inner_ratio(t, reference) for t in others if t.ok and t.ratio}

@@ -50,7 +50,9 @@ class Surrogate:
     def __init__(self, costs: CostModel, classes: npt.NDArray[np.int64], noise: float) -> None:
         self._costs = costs
         self._classes = classes
-        self._members = _members(classes)
+        self._members: list[list[int]] = [[] for _ in range(int(classes.max(initial=-1)) + 1)]
+        for block, number in enumerate(classes.tolist()):
+            self._members[number].append(block)  # the blocks of each class
         self._labels = costs.times.shape[1]
         self._cells = len(self._members) * self._labels
         self._reference_ms = max(costs.reference_ms, 1e-9)
@@ -85,9 +87,8 @@ class Surrogate:
         """
         features = self._features(codes)
         below = best - float((features * self._mean).sum())
-        doubt = math.sqrt(
-            max(1e-18, float((features * np.einsum("ij,j->i", self._covariance, features)).sum()))
-        )
+        variance = float((features * np.einsum("ij,j->i", self._covariance, features)).sum())
+        doubt = math.sqrt(max(1e-18, variance))
         z = below / doubt
         chance = (1 + math.erf(z / math.sqrt(2))) / 2
         density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
@@ -121,14 +122,6 @@ class Surrogate:
         counts = np.bincount(columns, minlength=self._cells)
         crossings = self._costs.crossings_ms(codes) / self._reference_ms
         return np.concatenate([counts, crossings, [1.0]])
-
-
-def _members(classes: npt.NDArray[np.int64]) -> list[list[int]]:
-    """The blocks of each class."""
-    found: list[list[int]] = [[] for _ in range(int(classes.max(initial=-1)) + 1)]
-    for block, number in enumerate(classes.tolist()):
-        found[number].append(block)
-    return found
 
 
 def _corrected(model: Floats, features: Floats, gain: Floats, ratio: float) -> Floats:

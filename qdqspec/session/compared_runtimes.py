@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -122,7 +121,13 @@ def compare_runtimes(name: str, sides: Sequence[Side], report: Report) -> Runtim
     report(name, "comparing runtimes")
     started = time.monotonic()
     blank = [model for side in sides for model in _models(side)]
-    files = {model.label: _file(side, model.model) for side in sides for model in _models(side)}
+    files: dict[str, TimedFile] = {}
+    for side in sides:
+        given = float_file(side.setup)
+        for model in _models(side):
+            files[model.label] = (
+                replace(given, path=side.tuned or given.path) if model.model == "tuned" else given
+            )
     setups = [side.setup for side in sides]
     clocks = {clock_for(setup.case.tune, setup.settings.threads) for setup in setups}
     timed = time_across(
@@ -168,25 +173,15 @@ def _models(side: Side) -> list[RuntimeModel]:
     if side.tuned is None:
         return [blank]
     sqnr_db, least = side.sqnr_db, setup.case.tune.limits.min_sqnr_db
-    tuned = replace(
-        blank,
-        model="tuned",
-        scheme=side.scheme,
-        pairs=side.pairs,
-        sqnr_db=sqnr_db,
-        limit_db=least if least is not None and sqnr_db is not None and sqnr_db < least else None,
-    )
-    return [blank, tuned]
+    limit_db = least if least is not None and sqnr_db is not None and sqnr_db < least else None
+    tuned = replace(blank, model="tuned", scheme=side.scheme, pairs=side.pairs)
+    return [blank, replace(tuned, sqnr_db=sqnr_db, limit_db=limit_db)]
 
 
-def _file(side: Side, model: Literal["float", "tuned"]) -> TimedFile:
-    path = side.tuned if model == "tuned" else None
-    return TimedFile(
-        backend=side.setup.backend,
-        options=side.setup.resources.options,
-        path=path or require_path(side.setup.given),
-        loads=side.setup.prepared.loads,
-    )
+def float_file(setup: CaseSetup) -> TimedFile:
+    """The float model of a case on its runtime."""
+    path, options = require_path(setup.given), setup.resources.options
+    return TimedFile(backend=setup.backend, options=options, path=path, loads=setup.prepared.loads)
 
 
 def _measured(

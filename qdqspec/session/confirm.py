@@ -59,94 +59,140 @@ def confirm(
     Model files in ``beside``, by role, are timed too and never selected. ``ended_by`` is the limit that ended the
     search, if any. Raises `BackendError` if the reference does not build again.
     """
-    roles = finalists(trials, everything, fits=constraint.reaches, admits=lambda each: _admitted(each, bench))
-    members = _front_roles(trials, roles, constraint) if pareto else {}
+    own = _Confirmation(trials, bench, constraint, ended_by)
+    roles = finalists(trials, everything, fits=constraint.reaches, admits=own.admits)
+    timed = {**roles, **(own.front_roles(roles) if pareto else {})}
     started = time.monotonic()
-    barred, min_gain = _barred(trials, constraint) | {roles["reference"].digest}, constraint.limits.min_gain
-    able = [role for role, each in {**roles, **members}.items() if each.digest not in barred]
+    barred, min_gain = own.barred | {roles["reference"].digest}, constraint.limits.min_gain
+    able = [role for role, each in timed.items() if each.digest not in barred]
     measured = bench.compare(
-        {**roles, **members, **(beside or {}), "tuned": roles["winner"]},
+        {**timed, **(beside or {}), "tuned": roles["winner"]},
         is_settled=lambda ratios: is_settled([ratios[role] for role in able if role in ratios], min_gain),
     )
     took = time.monotonic() - started
     points: tuple[FrontPoint, ...] = ()
     among = roles
     if pareto:
-        points = _front(trials, {**roles, **members}, measured, bench, constraint)
+        points = own.front(timed, measured)
         ahead = {point.placement for point in points}
-        among = {role: p for role, p in {**roles, **members}.items() if p.digest in ahead}
-    choice = _chosen(trials, among, measured, bench, constraint, ended_by)
-    if (
-        choice.unchanged
-        and has_time(CLOSE_SHARE * took)
-        and (close := _undecided(trials, among, measured, bench, constraint))
-    ):
+        among = {role: each for role, each in timed.items() if each.digest in ahead}
+    choice = own.choice(among, measured)
+    close = own.undecided(among, measured) if choice.unchanged and has_time(CLOSE_SHARE * took) else ""
+    if close:
         measured = _measured_again(measured, close, roles, bench, min_gain)
-        choice = _chosen(trials, among, measured, bench, constraint, ended_by)
+        choice = own.choice(among, measured)
     return Confirmed(
         choice=choice,
         latency=renamed(measured, choice.role, tuple(beside or ())),
         front=points,
         lines=tuple(
-            (role, _scored(_line(number, role, placement, measured), constraint))
+            (role, own.scored(_line(number, role, placement, measured)))
             for number, (role, placement) in enumerate(roles.items(), len(trials))
         ),
-        trials=tuple(_scored(trial, constraint) for trial in trials),
+        trials=tuple(map(own.scored, trials)),
     )
 
 
 def is_settled(ratios: Iterable[Interval], min_gain: float) -> bool:
     """Whether precise intervals prove that each ratio to the reference is a gain of ``min_gain``, or less."""
     enough = 1 - min_gain
-    return all(
-        (each.high < enough or each.low > enough) and each.high <= PRECISE * each.low for each in ratios
-    )
+    precise = all(each.high <= PRECISE * each.low for each in ratios)
+    return precise and all(each.high < enough or each.low > enough for each in ratios)
 
 
-def _chosen(
-    trials: Sequence[Trial],
-    roles: Mapping[str, Placement],
-    measured: LatencyEvidence,
-    bench: Bench,
-    constraint: AccuracyConstraint,
-    ended_by: str,
-) -> Selection:
-    """The choice among placements that meet the constraints on all data, which is verified for each choice."""
-    ratios = {role: ratio for role, ratio in measured.ratios.items() if role in roles}
-    barred = _barred(trials, constraint)
-    while True:
-        shortfall = constraint.shortfall([_scored(trial, constraint) for trial in trials])
-        choice = choose(
-            roles,
-            ratios,
-            barred=barred,
-            min_gain=constraint.limits.min_gain,
-            shortfall=shortfall,
-            ended_by=ended_by,
+@dataclass(frozen=True, slots=True)
+class _Confirmation:
+    """What a selection is made from: the trials, the bench that verifies placements, and the constraints."""
+
+    trials: Sequence[Trial]
+    bench: Bench
+    constraint: AccuracyConstraint
+    ended_by: str
+
+    @property
+    def barred(self) -> set[str]:
+        """The digests of candidates that do not meet the constraints, by what is measured now."""
+        return {t.placement.digest for t in self.trials if not t.subgraph and not self.constraint.reaches(t)}
+
+    def admits(self, placement: Placement) -> bool:
+        """Whether a placement meets the constraints on all data; false if it cannot be measured."""
+        try:
+            return self.bench.admits(placement)
+        except BackendError:
+            return False
+
+    def scored(self, trial: Trial) -> Trial:
+        """The trial with the task metric of its placement, if measured by now."""
+        if not trial.ok or trial.subgraph or trial.accuracy is not None:
+            return trial
+        return replace(trial, accuracy=self.constraint.score(trial.placement))
+
+    def choice(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> Selection:
+        """The choice among placements that meet the constraints on all data, which is verified for each choice."""
+        ratios = {role: ratio for role, ratio in measured.ratios.items() if role in roles}
+        barred, gain = self.barred, self.constraint.limits.min_gain
+        while True:
+            short = self.constraint.shortfall(list(map(self.scored, self.trials)))
+            choice = choose(
+                roles, ratios, barred=barred, min_gain=gain, shortfall=short, ended_by=self.ended_by
+            )
+            if choice.unchanged or self.admits(choice.placement):
+                refused = self.constraint.refused(self.trials)
+                return replace(choice, reason=f"{choice.reason}; {refused}") if refused else choice
+            barred.add(choice.placement.digest)
+
+    def undecided(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> str:
+        """The fastest role whose gain is large enough, but not proved, and which meets the constraints; or none."""
+        barred = self.barred | {roles["reference"].digest}
+        enough = 1 - self.constraint.limits.min_gain
+        near = [
+            role
+            for role, ratio in measured.ratios.items()
+            if role in roles and roles[role].digest not in barred and ratio.median < enough <= ratio.high
+        ]
+        ranked = sorted(near, key=lambda role: measured.ratios[role].median)
+        return next((role for role in ranked if self.admits(roles[role])), "")
+
+    def front_roles(self, roles: Mapping[str, Placement]) -> dict[str, Placement]:
+        """The placements of the Pareto front that are not finalists, including those below an SQNR limit."""
+        known = {placement.digest for placement in roles.values()}
+        fit = [trial for trial in self.trials if reaches(trial, None, self.constraint.min_accuracy)]
+        members = [t.placement for t in front_of(fit, FRONT) if t.placement.digest not in known]
+        return {f"front-{number}": placement for number, placement in enumerate(members, 1)}
+
+    def front(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> tuple[FrontPoint, ...]:
+        """The Pareto front of rebuilt placements by time and SQNR on all data, fastest first.
+
+        The last point is always the reference. A placement below the limit of the task metric is not a point.
+        """
+        searched = {t.placement.digest for t in self.trials if t.ok and t.sqnr_db is not None}
+        timed = {
+            placement.digest: (measured.ratios[role], placement)
+            for role, placement in roles.items()
+            if role in measured.ratios and measured.ratios[role].median < 1 and placement.digest in searched
+        }
+        points: list[FrontPoint] = []
+        for ratio, placement in sorted(timed.values(), key=lambda each: each[0].median):
+            sqnr_db = self._confirmed_db(placement)
+            if sqnr_db is not None and (not points or sqnr_db > points[-1].sqnr_db):
+                points.append(self._point(placement, ratio, sqnr_db))
+        return (*points, self._point(roles["reference"], measured.ratios["reference"], EXACT_DB))
+
+    def _confirmed_db(self, placement: Placement) -> float | None:
+        """The SQNR on all data; ``None`` if it cannot be measured or the task metric is below its limit."""
+        try:
+            self.bench.confirm(placement)
+        except BackendError:
+            return None
+        score, least = self.constraint.score(placement), self.constraint.min_accuracy
+        is_below = least is not None and score is not None and score < least
+        return None if is_below else self.constraint.confirmed_db(placement)
+
+    def _point(self, placement: Placement, ratio: Interval, sqnr_db: float) -> FrontPoint:
+        digest, accuracy = placement.digest, self.constraint.score(placement)
+        return FrontPoint(
+            placement=digest, pairs=placement.pairs, ratio=ratio, sqnr_db=sqnr_db, accuracy=accuracy
         )
-        if choice.unchanged or _admitted(choice.placement, bench):
-            refused = constraint.refused(trials)
-            return replace(choice, reason=f"{choice.reason}; {refused}") if refused else choice
-        barred.add(choice.placement.digest)
-
-
-def _undecided(
-    trials: Sequence[Trial],
-    roles: Mapping[str, Placement],
-    measured: LatencyEvidence,
-    bench: Bench,
-    constraint: AccuracyConstraint,
-) -> str:
-    """The fastest role whose gain is large enough, but not proved, and which meets the constraints; or none."""
-    barred = _barred(trials, constraint) | {roles["reference"].digest}
-    enough = 1 - constraint.limits.min_gain
-    near = [
-        role
-        for role, ratio in measured.ratios.items()
-        if role in roles and roles[role].digest not in barred and ratio.median < enough <= ratio.high
-    ]
-    ranked = sorted(near, key=lambda role: measured.ratios[role].median)
-    return next((role for role in ranked if _admitted(roles[role], bench)), "")
 
 
 def _measured_again(
@@ -175,109 +221,22 @@ def _measured_again(
     )
 
 
-def _barred(trials: Sequence[Trial], constraint: AccuracyConstraint) -> set[str]:
-    """The digests of candidates that do not meet the constraints."""
-    return {t.placement.digest for t in trials if not t.subgraph and not constraint.reaches(t)}
-
-
-def _admitted(placement: Placement, bench: Bench) -> bool:
-    """Whether a placement meets the constraints on all data; false if it cannot be measured."""
-    try:
-        return bench.admits(placement)
-    except BackendError:
-        return False
-
-
-def _front_roles(
-    trials: Sequence[Trial], roles: Mapping[str, Placement], constraint: AccuracyConstraint
-) -> dict[str, Placement]:
-    """The placements of the Pareto front that are not finalists, including those below an SQNR limit."""
-    known = {placement.digest for placement in roles.values()}
-    fit = [trial for trial in trials if reaches(trial, None, constraint.min_accuracy)]
-    members = [t.placement for t in front_of(fit, FRONT) if t.placement.digest not in known]
-    return {f"front-{number}": placement for number, placement in enumerate(members, 1)}
-
-
-def _front(
-    trials: Sequence[Trial],
-    roles: Mapping[str, Placement],
-    measured: LatencyEvidence,
-    bench: Bench,
-    constraint: AccuracyConstraint,
-) -> tuple[FrontPoint, ...]:
-    """The Pareto front of rebuilt placements by time and SQNR on all data, fastest first.
-
-    The last point is always the reference. A placement below the limit of the task metric is not a point.
-    """
-    searched = {t.placement.digest for t in trials if t.ok and t.sqnr_db is not None}
-    timed = {
-        placement.digest: (measured.ratios[role], placement)
-        for role, placement in roles.items()
-        if role in measured.ratios and measured.ratios[role].median < 1 and placement.digest in searched
-    }
-    points: list[FrontPoint] = []
-    for ratio, placement in sorted(timed.values(), key=lambda each: each[0].median):
-        sqnr_db = _confirmed_db(placement, bench, constraint)
-        if sqnr_db is not None and (not points or sqnr_db > points[-1].sqnr_db):
-            points.append(_point(placement, ratio, sqnr_db, constraint))
-    reference = roles["reference"]
-    return (*points, _point(reference, measured.ratios["reference"], EXACT_DB, constraint))
-
-
-def _confirmed_db(placement: Placement, bench: Bench, constraint: AccuracyConstraint) -> float | None:
-    """The SQNR on all data; ``None`` if it cannot be measured or the task metric is below its limit."""
-    try:
-        bench.confirm(placement)
-    except BackendError:
-        return None
-    score, least = constraint.score(placement), constraint.min_accuracy
-    return (
-        None
-        if least is not None and score is not None and score < least
-        else constraint.confirmed_db(placement)
-    )
-
-
-def _point(
-    placement: Placement, ratio: Interval, sqnr_db: float, constraint: AccuracyConstraint
-) -> FrontPoint:
-    return FrontPoint(
-        placement=placement.digest,
-        pairs=placement.pairs,
-        ratio=ratio,
-        sqnr_db=sqnr_db,
-        accuracy=constraint.score(placement),
-    )
-
-
 def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) -> LatencyEvidence:
     """The same measurement with role ``tuned`` for the selected model."""
-    names = {"tuned": role, "reference": "reference"} | {
-        name: name
-        for name in ("runner-up", "everything", *beside)
-        if name in measured.samples and name != role
-    }
-    return LatencyEvidence(
-        clock=measured.clock,
+    others = ("runner-up", "everything", *beside)
+    names = {"tuned": role, "reference": "reference"}
+    names |= {name: name for name in others if name in measured.samples and name != role}
+    return replace(
+        measured,
         samples={name: measured.samples[source] for name, source in names.items()},
         ratios={name: measured.ratios[source] for name, source in names.items()},
         speedup=inverse(measured.ratios[role]),
-        builds=measured.builds,
-        provenance=measured.provenance,
-        drift=measured.drift,
         failures={name: why for name, why in measured.failures.items() if name in beside},
         profiles=tuple(
             replace(profile, ratios={name: profile.ratios[source] for name, source in names.items()})
             for profile in measured.profiles
         ),
     )
-
-
-def _scored(trial: Trial, constraint: AccuracyConstraint) -> Trial:
-    """The trial with the task metric of its placement, if measured by now."""
-    if not trial.ok or trial.subgraph or trial.accuracy is not None:
-        return trial
-    return replace(trial, accuracy=constraint.score(trial.placement))
 
 
 def _line(number: int, role: str, placement: Placement, measured: LatencyEvidence) -> Trial:

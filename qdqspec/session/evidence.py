@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -110,12 +110,8 @@ class CaseWork:
         """The evidence of a finished search; the requested kinds are measured."""
         setup, search = self.setup, self.search
         self._needs.update(needs)
-        return Evidence(
-            case=setup.case,
-            backend=setup.backend.name,
-            target=setup.target,
-            device=setup.device,
-            model_sha256=setup.given.sha256,
+        return replace(
+            self.unsearched,
             search=search,
             pairs=self.finder.pairs,
             latency=self.latency if "latency" in needs else None,
@@ -208,12 +204,9 @@ class CaseWork:
 
     def _attribute(self, output: str | None) -> None:
         if output is not None and self.culprits is None:
+            finder = self.finder
             self.culprits = culprits_of(
-                self.setup,
-                self.finder.pairs,
-                output,
-                factors=self.finder.factors,
-                seconds=CULPRIT_SECONDS,
+                self.setup, finder.pairs, output, factors=finder.factors, seconds=CULPRIT_SECONDS
             )
 
     def _search_input(self, request: InputRequest, check: str) -> None:
@@ -337,56 +330,40 @@ class CaseWork:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about this case so far."""
-        return (
-            *self.setup.warnings,
-            *self._drift_warning(),
-            *self._sample_warnings(),
-            *self._limit_warning(),
-            *self._output_warning(),
-            *self.store.warnings,
-        )
+        return (*self.setup.warnings, *self._own_warnings(), *self.store.warnings)
 
-    def _output_warning(self) -> tuple[str, ...]:
-        """Warn of graph outputs that hold rounded values, if the spec leaves that to the search."""
-        if self.setup.case.quantize.outputs != "auto" or self.finder.found is None:
-            return ()
-        sites = (pair.site for pair in self.finder.pairs)
-        names = sorted(site.tensor for site in sites if any(end.is_output for end in site.consumers))
-        if not names:
-            return ()
-        said = f"graph output {', '.join(names)} is quantized, so that the operator that makes it runs in integers"
-        return (
-            f"{said}: its values are rounded; `quantize: {{outputs: false}}` keeps outputs in floating point",
-        )
-
-    def _drift_warning(self) -> tuple[str, ...]:
-        measured = self.finder.latency
-        if measured is None or abs(measured.drift) <= DRIFT:
-            return ()
-        changed = f"CPU speed changed by {measured.drift:+.0%} during measurement"
-        return (f"{changed}: trust the ratio, not the milliseconds",)
-
-    def _sample_warnings(self) -> tuple[str, ...]:
-        """Notes of the runtime about the samples of the compared models, each once."""
-        measured = self.finder.latency
-        if measured is None:
-            return ()
-        roles: dict[str, list[str]] = {}
-        samples = {role: measured.samples[role] for role in _COMPARED if role in measured.samples}
-        for role, taken in samples.items():
-            for note in taken.notes:
-                roles.setdefault(note, []).append(role)
-        if len({taken.launched_singly for taken in samples.values()}) > 1:
-            roles[MIXED_LAUNCHES] = list(samples)
-        return tuple(f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
-
-    def _limit_warning(self) -> tuple[str, ...]:
-        """Warn if the tuned model is below the limit: its scheme was requested, or data or runtime changed since."""
+    def _own_warnings(self) -> Iterator[str]:
+        """Of the measurement, of a model below its limit, and of outputs that the search quantized."""
+        if self.finder.latency is not None:
+            yield from _latency_warnings(self.finder.latency)
         parity, least = self._parity, self.setup.case.tune.limits.min_sqnr_db
-        if parity is None or least is None or parity.sqnr_db >= least:
-            return ()
-        found = f"on all {parity.data} data the tuned model has {parity.sqnr_db:.1f} dB"
-        return (f"{found}, below the limit of {least:g} dB (tune.min_sqnr_db)",)
+        if parity is not None and least is not None and parity.sqnr_db < least:
+            # its scheme was requested, or data or runtime changed since
+            found = f"on all {parity.data} data the tuned model has {parity.sqnr_db:.1f} dB"
+            yield f"{found}, below the limit of {least:g} dB (tune.min_sqnr_db)"
+        if self.setup.case.quantize.outputs == "auto" and self.finder.found is not None:
+            sites = (pair.site for pair in self.finder.pairs)
+            names = sorted(site.tensor for site in sites if any(end.is_output for end in site.consumers))
+            if names:
+                yield (
+                    f"graph output {', '.join(names)} is quantized, so that the operator that makes it runs in "
+                    "integers: its values are rounded; `quantize: {outputs: false}` keeps outputs in floating point"
+                )
+
+
+def _latency_warnings(measured: LatencyEvidence) -> Iterator[str]:
+    """The change of the processor's speed, and notes of the runtime on the compared models, each once."""
+    if abs(measured.drift) > DRIFT:
+        changed = f"CPU speed changed by {measured.drift:+.0%} during measurement"
+        yield f"{changed}: trust the ratio, not the milliseconds"
+    roles: dict[str, list[str]] = {}
+    samples = {role: measured.samples[role] for role in _COMPARED if role in measured.samples}
+    for role, taken in samples.items():
+        for note in taken.notes:
+            roles.setdefault(note, []).append(role)
+    if len({taken.launched_singly for taken in samples.values()}) > 1:
+        roles[MIXED_LAUNCHES] = list(samples)
+    yield from (f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
 
 
 def skipped_record(case: Case, backend: str, why: str) -> CaseRecord:

@@ -19,12 +19,13 @@ from qdqspec.baseline.compare import (
     Conditions,
     changes,
     differences,
+    figures_elsewhere,
+    history_of,
     is_stale,
     judge_change,
     rules_of,
     unlikeness,
 )
-from qdqspec.baseline.history import figures_elsewhere, history_of
 from qdqspec.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
 from qdqspec.checks.requests import requests_of
 from qdqspec.config import Settings
@@ -62,6 +63,7 @@ class Look:
     number: int
 
 
+@dataclass
 class Gatekeeper:
     """Compares one case with its baseline, or measures a new baseline.
 
@@ -69,62 +71,53 @@ class Gatekeeper:
     user.
     """
 
-    def __init__(
-        self,
-        case: Case,
-        settings: Settings,
-        device: DeviceKey,
-        conditions: Conditions,
-        first: LatencyEvidence,
-        measure: Measure,
-        note: Callable[[str], None],
-    ) -> None:
-        self._case = case
-        self._settings = settings
-        self._device = device
-        self._conditions = conditions
-        self._note = note
-        self._first = first
-        self._measure = measure
-        self._close: LatencyEvidence | None = None
-        self._renewals: list[Renewal] = []
+    case: Case
+    settings: Settings
+    device: DeviceKey
+    conditions: Conditions
+    first: LatencyEvidence
+    measure: Measure
+    note: Callable[[str], None]
+    _close: LatencyEvidence | None = field(default=None, init=False)
+    _renewals: list[Renewal] = field(default_factory=list, init=False)
 
     def gate(self) -> Gate:
         """Gather the evidence of all baseline requests of the case, without a verdict. Times the model."""
         allowances: dict[str, list[float]] = {}
-        for _, request in baseline_requests(self._case):
+        for _, request in baseline_requests(self.case):
             allowances.setdefault(request.key, []).append(request.allowed)
         evidence = {name: self._told(name, min(allowed)) for name, allowed in allowances.items()}
         return Gate(evidence=evidence, renewals=tuple(self._renewals))
 
     def _told(self, name: str, allowed: float) -> RegressionEvidence:
         """The evidence of an entry, with the figures of other devices."""
-        found, file = self._entry(name, allowed), baseline_file(self._case, self._device)
+        found, file = self._entry(name, allowed), baseline_file(self.case, self.device)
         if file is None or found.state == "off":
             return found
-        return replace(found, elsewhere=figures_elsewhere(file, (self._case.id, name)))
+        return replace(found, elsewhere=figures_elsewhere(file, (self.case.id, name)))
 
     def _entry(self, name: str, allowed: float) -> RegressionEvidence:
-        update, file = self._settings.update, baseline_file(self._case, self._device)
-        if file is None or (self._settings.baseline == "off" and update is None):
+        update, file = self.settings.update, baseline_file(self.case, self.device)
+        if file is None or (self.settings.baseline == "off" and update is None):
             return RegressionEvidence(state="off", reason="" if file else "a case without a spec has none")
-        known, reason = self._known(file, (self._case.id, name))
+        known, reason = self._known(file, (self.case.id, name))
         if known is None or reason:
             if update is None or (update == "new" and reason):
                 return self._refused(name, file, reason)
         elif update != "all":
             seen = self._look(known, allowed)
-            if update != "changed" or not _moved(seen.change, allowed):
+            moved = judge_change(seen.change, allowed) != "pass" or is_stale(seen.change, allowed)
+            if update != "changed" or not moved:
                 return self._compared(name, file, known, seen, allowed)
         return self._written(name, file, known)
 
     def _refused(self, name: str, file: Path, reason: str) -> RegressionEvidence:
         return RegressionEvidence(
             state="unlike" if reason else "missing",
-            file=_shown(self._case, file),
+            file=_shown(self.case, file),
             command=self._command(name, "changed" if reason else "new"),
             reason=reason,
-            required=self._settings.baseline == "require",
+            required=self.settings.baseline == "require",
         )
 
     def _known(self, file: Path, name: Name) -> tuple[Entry | None, str]:
@@ -135,22 +128,22 @@ class Gatekeeper:
             return None, error.what
         if baseline is None:
             return None, ""
-        if baseline.device != self._device.key:
+        if baseline.device != self.device.key:
             return None, f"the file is of device {baseline.device}"
         entry = baseline.entry(name)
-        return entry, "" if entry is None else unlikeness(entry, self._conditions)
+        return entry, "" if entry is None else unlikeness(entry, self.conditions)
 
     def _look(self, known: Entry, allowed: float) -> Look:
-        first = self._first
+        first = self.first
         if first.builds < FIRST_BUILDS and not ratio_times(first).alone:
-            first = self._measure(FIRST_BUILDS, FIRST_ROUNDS)
+            first = self.measure(FIRST_BUILDS, FIRST_ROUNDS)
         return look(known, first, self._closely, allowed)
 
     def _closely(self) -> LatencyEvidence:
         """The more precise measurement, taken once; not needed if the reference itself is selected."""
         if self._close is None:
-            alone = ratio_times(self._first).alone
-            self._close = self._first if alone else self._measure(CLOSE_BUILDS, CLOSE_ROUNDS)
+            alone = ratio_times(self.first).alone
+            self._close = self.first if alone else self.measure(CLOSE_BUILDS, CLOSE_ROUNDS)
         return self._close
 
     def _compared(
@@ -158,12 +151,10 @@ class Gatekeeper:
     ) -> RegressionEvidence:
         command = self._command(name, "changed")
         if is_stale(seen.change, allowed):
-            self._note(
-                f"the baseline of {self._case.id}::{name} is stale, the model became faster: {command}"
-            )
+            self.note(f"the baseline of {self.case.id}::{name} is stale, the model became faster: {command}")
         return RegressionEvidence(
             state="compared",
-            file=_shown(self._case, file),
+            file=_shown(self.case, file),
             command=command,
             baseline=known.ratio.interval,
             ratio=ratio_interval(ratio_times(seen.latency)),
@@ -171,46 +162,46 @@ class Gatekeeper:
             looks=seen.number,
             builds=seen.latency.builds,
             recorded=known.recorded,
-            notes=differences(known, self._conditions),
-            history=history_of(known, self._device.key),
+            notes=differences(known, self.conditions),
+            history=history_of(known, self.device.key),
         )
 
     def _written(self, name: str, file: Path, known: Entry | None) -> RegressionEvidence:
         """The entry to write when the run ends; several processes may have entries for one file."""
         latency = self._closely()
-        entry = entry_from(latency, self._conditions)
+        entry = entry_from(latency, self.conditions)
         if known is not None:
-            entry = entry.after(known, changes(known, self._conditions))
+            entry = entry.after(known, changes(known, self.conditions))
         old = None if known is None else known.ratio
         self._renewals.append(
             Renewal(
                 file=file,
-                device=self._device.key,
-                name=(self._case.id, name),
+                device=self.device.key,
+                name=(self.case.id, name),
                 old=old.median if old else None,
                 entry=entry,
             )
         )
         return RegressionEvidence(
             state="written",
-            file=_shown(self._case, file),
+            file=_shown(self.case, file),
             command=self._command(name, "changed"),
             baseline=old.interval if old else None,
             ratio=entry.ratio.interval,
             builds=latency.builds,
             recorded="" if known is None else known.recorded,
             notes=entry.changed,
-            history=history_of(entry, self._device.key),
+            history=history_of(entry, self.device.key),
         )
 
     def _command(self, name: str, update: str) -> str:
         """The command that writes the entry, with the options that choose the device."""
-        spec = self._case.spec
+        spec = self.case.spec
         file = os.path.relpath(spec) if spec is not None else ""
-        check = next(check for check, request in baseline_requests(self._case) if request.key == name)
-        words = ["pytest", f"{file}::{self._case.id}::{check}"]
-        given = [key for key in ("backend", "device", "threads") if key in self._settings.origins]
-        words += [f"--qdq-{key}={getattr(self._settings, key)}" for key in given]
+        check = next(check for check, request in baseline_requests(self.case) if request.key == name)
+        words = ["pytest", f"{file}::{self.case.id}::{check}"]
+        given = [key for key in ("backend", "device", "threads") if key in self.settings.origins]
+        words += [f"--qdq-{key}={getattr(self.settings, key)}" for key in given]
         return shlex.join([*words, f"--qdq-update={update}"])
 
 
@@ -223,24 +214,17 @@ def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict
         read_baseline(file)
     except StateError as error:
         found = RegressionEvidence(
-            state="damaged",
-            file=_shown(case, file),
-            command=error.cure or "",
-            reason=error.what,
-            required=True,
+            state="damaged", command=error.cure or "", reason=error.what, required=True
         )
+        found = replace(found, file=_shown(case, file))
         return {request.key: found for _, request in baseline_requests(case)}
     return {}
 
 
 def baseline_requests(case: Case) -> list[tuple[str, BaselineRequest]]:
     """The requests of the case for comparisons with its baseline, each with the id of its check."""
-    return [
-        (check.id, request)
-        for check in case.checks
-        for request in requests_of(check)
-        if isinstance(request, BaselineRequest)
-    ]
+    requests = ((check.id, request) for check in case.checks for request in requests_of(check))
+    return [(check, request) for check, request in requests if isinstance(request, BaselineRequest)]
 
 
 def conditions_of(
@@ -306,8 +290,3 @@ def _times(samples: Samples, builds: int) -> RoleTimes:
 def _rounded(builds: Builds) -> Builds:
     """Times rounded to the nanosecond; further digits are noise and enlarge the diff."""
     return tuple(tuple(round(value, 6) for value in build) for build in builds)
-
-
-def _moved(change: TimeChange, allowed: float) -> bool:
-    """Whether a baseline differs from this run."""
-    return judge_change(change, allowed) != "pass" or is_stale(change, allowed)

@@ -108,13 +108,9 @@ def _is_data(value: object) -> bool:
     """Whether an argument is data in memory: neither a path nor a table of a spec."""
     if isinstance(value, str | os.PathLike):
         return False
-    return not (
-        isinstance(value, Mapping) and set(value) & {"arrays", "images", "loader"} and _is_plain(value)
-    )
-
-
-def _is_plain(table: Mapping[str, Any]) -> bool:
-    return not any(hasattr(value, "__array__") for value in table.values())
+    if not isinstance(value, Mapping) or not set(value) & {"arrays", "images", "loader"}:
+        return True
+    return any(hasattr(each, "__array__") for each in value.values())
 
 
 @cache

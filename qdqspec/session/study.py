@@ -192,7 +192,10 @@ class Study(Closing):
         if target != self._folder.absolute():
             make_folder(target)
             self._describe(target)
-            _copy_journal(self._folder, target)
+            with explained("the study", target):
+                for name in (JOURNAL, f"{Path(JOURNAL).stem}.header.json", CORRECTIONS):
+                    if name != CORRECTIONS or (self._folder / name).is_file():
+                        copy_whole(self._folder / name, target / name)
         return target
 
     @classmethod
@@ -305,12 +308,3 @@ def _strategy(given: AnyStrategy | None, case: Case) -> tuple[MakeStrategy, str]
         return strategy
 
     return as_given, type(given).__qualname__
-
-
-def _copy_journal(source: Path, target: Path) -> None:
-    header = f"{Path(JOURNAL).stem}.header.json"
-    with explained("the study", target):
-        for name in (JOURNAL, header):
-            copy_whole(source / name, target / name)
-        if (source / CORRECTIONS).is_file():
-            copy_whole(source / CORRECTIONS, target / CORRECTIONS)

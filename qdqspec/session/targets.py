@@ -20,14 +20,13 @@ import numpy as np
 
 from qdqspec.accuracy.parity import compare_models
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import require_path
 from qdqspec.measurement.bench import FLOOR_EPS
 from qdqspec.measurement.together import Together, common_clock, ratios_between
 from qdqspec.placement.project import labels_of
 from qdqspec.preparation.files import make_folder, write_placed, write_placement
 from qdqspec.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.search.select import reaches
-from qdqspec.session.compared_runtimes import TimedFile, all_locked, time_across
+from qdqspec.session.compared_runtimes import TimedFile, all_locked, float_file, time_across
 from qdqspec.session.evidence import CaseWork
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import NOT_CANDIDATES, Clock, CommonPlacement, Interval, Placement, TargetResult
@@ -104,14 +103,7 @@ class _Search:
         """
         files: dict[str, TimedFile] = {}
         for work in self._works:
-            setup = work.setup
-            blank = TimedFile(
-                backend=setup.backend,
-                options=setup.resources.options,
-                path=require_path(setup.given),
-                loads=setup.prepared.loads,
-            )
-            files[_text((_on(work), _FLOAT))] = blank
+            blank = files[_text((_on(work), _FLOAT))] = float_file(work.setup)
             if own:
                 files[_text((_on(work), _OWN))] = replace(blank, path=work.finder.tuned_path)
             for digest, candidate in candidates.items():
@@ -134,11 +126,7 @@ class _Search:
         """The time of each model over that of the ``base`` model on the same runtime."""
         found = {}
         for work in self._works:
-            own = {
-                label: samples
-                for label, samples in timed.samples.items()
-                if label.startswith(f"{_on(work)} ")
-            }
+            own = {text: found for text, found in timed.samples.items() if text.startswith(f"{_on(work)} ")}
             for label, ratio in ratios_between(own, _text((_on(work), base)), self._clock).items():
                 found[_on(work), label.partition(" ")[2]] = ratio
         return found
@@ -184,11 +172,8 @@ class _Search:
                     pairs=candidate.placement.pairs,
                     origin=candidate.origin.setup.target,
                 )
-        reason = (
-            self._fault(ratios, ranked[0], gain)
-            if ranked
-            else "no accurate candidate is faster on all runtimes"
-        )
+        none = "no accurate candidate is faster on all runtimes"
+        reason = self._fault(ratios, ranked[0], gain) if ranked else none
         one = Interval(median=1.0, low=1.0, high=1.0)
         return CommonPlacement(
             name=name, clock=self._clock, builds=BUILDS, targets=(), mean=one, unchanged=True, reason=reason

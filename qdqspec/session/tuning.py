@@ -193,8 +193,12 @@ class Tuning(Closing):
 
         The time is limited by a share of the search's, by the preset, and by the search's own limit.
         """
+        if self._oracle is None and not self._prepared.space.units:
+            return (), "no block can be quantized"
+        if self._oracle is None and self._constraint.admission is None:
+            return (), "the search had neither an accuracy constraint nor accuracy as an objective"
         if self._oracle is None:
-            return (), self._no_oracle()
+            return (), "the device is simulated"
         self._work.report_step("measuring the error of each block")
         rules = self._prepared.case.tune
         spent = time.monotonic() - self._started[0]
@@ -202,13 +206,6 @@ class Tuning(Closing):
         if rules.minutes is not None:
             left.append(60 * rules.minutes - spent)
         return self._oracle.block_errors(min(seconds for seconds in left if seconds is not None))
-
-    def _no_oracle(self) -> str:
-        if not self._prepared.space.units:
-            return "no block can be quantized"
-        if self._constraint.admission is None:
-            return "the search had neither an accuracy constraint nor accuracy as an objective"
-        return "the device is simulated"
 
     def _rehearsed(self, choice: Selection) -> str:
         """The rehearsed figures for the reason of a choice."""

@@ -107,7 +107,14 @@ class Finder:
         if settings.scheme is not None:
             return self._chosen(settings.scheme, known)
         if settings.mode in ("measure", "verify"):
-            return self._required(known)
+            if known is None:
+                case = self.setup.case
+                raise StateError(
+                    f"no winner is known for {case.name} on this device, and mode '{settings.mode}' does not search",
+                    where=case.spec or case.model,
+                    cure="run it once with --qdq-mode=run",
+                )
+            return known
         if known is not None and not settings.retune and self._is_kept(known):
             take_results(known, self.setup.given, self.setup.output)
             return known
@@ -135,9 +142,8 @@ class Finder:
         """Whether a cached winner that is not proved faster is reused: in CI a search runs only on request."""
         if not self.setup.settings.in_ci:
             self._note(f"{finding}; it was tuned again")
-            self.setup.resources.report_wait(
-                f"{finding}: tuning again"
-            )  # before the search, which takes minutes
+            # before the search, which takes minutes
+            self.setup.resources.report_wait(f"{finding}: tuning again")
             return False
         if not is_usable:
             raise StateError(
@@ -164,16 +170,6 @@ class Finder:
             f"the cached winner has {rules.key} {metric_text(rules.metric, value)} now, less than the "
             f"{metric_text(rules.metric, least)} that tune.accuracy asks for"
         )
-
-    def _required(self, known: CachedSearch | None) -> CachedSearch:
-        case, mode = self.setup.case, self.setup.settings.mode
-        if known is None:
-            raise StateError(
-                f"no winner is known for {case.name} on this device, and mode '{mode}' does not search",
-                where=case.spec or case.model,
-                cure="run it once with --qdq-mode=run",
-            )
-        return known
 
     def _chosen(self, digest: str, known: CachedSearch | None) -> CachedSearch:
         """The placement of a known trial whose digest begins with ``digest``, rebuilt from its labels."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from qdqspec.types.words import Kind, Severity
 
@@ -30,6 +30,11 @@ class InputShape:
     min: tuple[int, ...]
     opt: tuple[int, ...]
     max: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...]) -> Self:
+        """An input of one shape."""
+        return cls(min=shape, opt=shape, max=shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

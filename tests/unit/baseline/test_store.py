@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.baseline.history import figures_elsewhere, history_of
+from qdqspec.baseline.compare import figures_elsewhere, history_of
 from qdqspec.baseline.store import (
     Baseline,
     Entry,

@@ -12,10 +12,10 @@ import pytest
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import NOISE_BUILDS, NOISE_ROUNDS
+from qdqspec.measurement.fresh import NOTE, time_two_at_a_time
 from qdqspec.measurement.profiles import AllProfiles
 from qdqspec.measurement.stats import build_deviation, drift, ratio_intervals
 from qdqspec.measurement.together import time_together
-from qdqspec.measurement.two_at_a_time import NOTE, time_two_at_a_time
 from qdqspec.types import Interval, Samples
 
 from .test_bench import (

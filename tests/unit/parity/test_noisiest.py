@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.parity.noisiest import Noisiest
+from qdqspec.accuracy.culprits import Noisiest
 
 powers = st.lists(st.floats(0, 1e6), max_size=60)
 

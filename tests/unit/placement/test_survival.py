@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement import optimizers
+from qdqspec.placement import survival
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.placement.survival import check_survival
 
@@ -97,7 +97,7 @@ def test_pairs_that_an_optimizer_takes_out_are_all_lost(tmp_path: Path, monkeypa
         save_model(strip_qdq(load_model(model)).proto, folder / "out.onnx")
         return folder / "out.onnx"
 
-    monkeypatch.setitem(optimizers._RUNS, "onnxslim", strips)
+    monkeypatch.setitem(survival._RUNS, "onnxslim", strips)
     (found,) = check_survival(DATA / "qdq_ort_s8s8_digits_resnet_b1.onnx", ["onnxslim"])
     assert (found.kept, found.integer, len(found.lost)) == (0, 0, 70)
     assert "input > /conv1/Conv:0" in found.lost
@@ -112,7 +112,7 @@ def test_just_the_pair_taken_out_is_lost(tmp_path: Path, monkeypatch) -> None:
         onnx.save(proto, folder / "out.onnx")
         return folder / "out.onnx"
 
-    monkeypatch.setitem(optimizers._RUNS, "onnxscript", takes_one)
+    monkeypatch.setitem(survival._RUNS, "onnxscript", takes_one)
     (found,) = check_survival(DATA / "qdq_nncf_digits_resnet.onnx", ["onnxscript"])
     assert found.lost == ("input > /conv1/Conv:0",)
 
@@ -139,7 +139,7 @@ def test_a_tool_that_fails_is_an_error_in_the_evidence(monkeypatch) -> None:
     def fails(model: Path, folder: Path) -> Path:
         raise BackendError("it broke", where=model)
 
-    monkeypatch.setitem(optimizers._RUNS, "onnxslim", fails)
+    monkeypatch.setitem(survival._RUNS, "onnxslim", fails)
     found = check_survival(DATA / "qdq_conv_polygraphy.onnx", ["onnxslim", "constant-folding"])
     assert [(one.error, one.pairs) for one in found] == [("it broke", 0), ("", 1)]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from searches import pure_placements
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.search import find_regions
-from qdqspec.search._pure import pure_placements
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import CostModel, fuse
 from qdqspec.testing.strategies import Oracle, small_space

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from searches import pure_placements
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._descent import Descent
-from qdqspec.search._pure import pure_placements
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
 from qdqspec.search.blocks import CostModel, block_codes, fuse, unit_labels

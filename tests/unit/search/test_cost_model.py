@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from searches import pure_placements
 
-from qdqspec.search._pure import pure_placements
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import CostModel, UnitBlock, block_codes, flips, fuse, unit_labels
 from qdqspec.search.crossings import FP, FULL, Crossings, domains_of, edges_between

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from searches import pure_placements
 
-from qdqspec.search._knapsack import least_time, noise_of, with_less_noise
-from qdqspec.search._pure import pure_placements
+from qdqspec.search._bounded import least_time, noise_of, with_less_noise
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import CostModel, fuse
 from qdqspec.search.crossings import FP

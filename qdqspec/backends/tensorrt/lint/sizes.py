@@ -16,7 +16,7 @@ from qdqspec.backends.tensorrt.lint.sources import MODEL_OPTIMIZER
 from qdqspec.graph.model import Node
 from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View
-from qdqspec.placement.sizes import (
+from qdqspec.placement.rule_sizes import (
     is_one_line,
     too_few_channels,
     too_large_for_fp8,
