@@ -24,9 +24,9 @@ from qdqspec.files import write_whole
 from qdqspec.graph.model import require_path
 from qdqspec.parity.compare import OutputComparison, compare_outputs
 from qdqspec.parity.domain import Span, input_domains, spans_of
-from qdqspec.parity.hunt import Tried
 from qdqspec.parity.npz import npz_bytes, read_beside, read_members
 from qdqspec.parity.recipes import make, words
+from qdqspec.parity.tried import Tried
 from qdqspec.parity.typical import Typical, typical_of
 from qdqspec.preparation.cached import MODEL
 from qdqspec.preparation.case import CaseSetup

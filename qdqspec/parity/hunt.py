@@ -9,22 +9,13 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings, target
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from qdqspec.parity.draw import Drawn
-
-# The result of an input that was tried.
-
-
-class Tried(NamedTuple):
-    """Messages of the limits that an input breaks, and its noise, which the search maximizes."""
-
-    broken: tuple[str, ...]
-    noise: float
+from qdqspec.parity.tried import Tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +57,12 @@ def hunt(
     """
     hunter = _Hunter(attempt, seconds, clock)
 
-    look = seed(seed_number)(_settings(examples)(given(strategy)(hunter.look)))
+    @seed(seed_number)
+    @_settings(examples)
+    @given(strategy)
+    def look(drawn: Drawn) -> None:
+        hunter.look(drawn)
+
     with suppress(_BrokenError, _Late, Unsatisfiable):
         look()
     hunter.simplify(simpler)
