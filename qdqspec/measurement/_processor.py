@@ -70,3 +70,12 @@ class Displacer:
     @cached_property
     def _memory(self) -> Array:
         return np.ones(self._size, np.uint8)  # written, as untouched pages would all be the same one
+
+
+def own_memory() -> int:
+    """The bytes of memory that this process holds, without files; 0 if the system does not report it."""
+    try:
+        _, resident, files, *_ = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split())
+        return (resident - files) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0

@@ -35,7 +35,7 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import Backend, Engine
 from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.measurement._processor import Displacer, one_processor
+from qdqspec.measurement._processor import Displacer, one_processor, own_memory
 from qdqspec.measurement._records import options_from_json
 from qdqspec.wire import FrameStream, Header, WireClosedError, travels
 
@@ -56,6 +56,8 @@ class Service:
     where: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
     # represents another model of the same size; none where a device or several threads compute
     other_model: Displacer | None = field(default=None, init=False)
+    model_bytes: int = field(default=0, init=False)
+    built_bytes: int = field(default=0, init=False)  # memory of the process when the engine was built
 
     def serve(self) -> None:
         """Answer until the other end closes. A failure of the backend is sent as an answer."""
@@ -84,7 +86,7 @@ class Service:
         self.engine = self.backend.build(Path(header["model"]), options)
         if options.threads == 1 and self.backend.capabilities(options).one_processor:
             self.where = one_processor
-            self.other_model = Displacer(Path(header["model"]).stat().st_size)
+            self.model_bytes, self.built_bytes = Path(header["model"]).stat().st_size, own_memory()
         return {"graph_hash": self.engine.graph_hash, "on_device": hasattr(self.engine, "device_memory")}, {}
 
     def _do_memory(self, _: Header, __: Mapping[str, Array]) -> Answer:
@@ -109,12 +111,18 @@ class Service:
         engine, warmup, profile = self._built(), header["warmup"], _profile(header)
         with self.where():
             if header["after_another"]:
-                if self.other_model is not None:
+                if self.where is one_processor:
                     engine.time(1, warmup - 1, **profile)
-                    self.other_model.displace()
+                    self._displace()
                 warmup = 0
             samples = engine.time(header["runs"], warmup, **profile)
         return {"samples": to_data(samples)}, {}
+
+    def _displace(self) -> None:
+        """Read as much memory as the weights and the activations of the model have, as another model would."""
+        if self.other_model is None:
+            self.other_model = Displacer(self.model_bytes + max(0, own_memory() - self.built_bytes))
+        self.other_model.displace()
 
     def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Answer:
         with self.where():

@@ -16,7 +16,8 @@ import pytest
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
-from qdqspec.measurement._processor import MOST_DISPLACED, Displacer, chosen, one_processor
+from qdqspec.measurement import worker
+from qdqspec.measurement._processor import MOST_DISPLACED, Displacer, chosen, one_processor, own_memory
 from qdqspec.measurement._records import options_to_json
 from qdqspec.measurement.worker import Service
 from qdqspec.types import LayerTime, Samples
@@ -121,6 +122,8 @@ def test_a_run_after_another_model_is_not_one_after_another_process(
 ) -> None:
     """The model runs first, then other memory is read, where the caches are those of this processor."""
     displaced: list[int] = []
+    held = iter([1000, 5000])  # when the engine is built, and after its first runs
+    monkeypatch.setattr(worker, "own_memory", lambda: next(held))
     monkeypatch.setattr(
         Displacer, "displace", lambda displacer: displaced.append(len(displacer._memory)) or 0
     )
@@ -129,12 +132,20 @@ def test_a_run_after_another_model_is_not_one_after_another_process(
         computes_here=computes_here,
     )
     assert engine.timed == timed
-    assert displaced == ([Path(__file__).stat().st_size] if computes_here else [])
+    weights, activations = Path(__file__).stat().st_size, 4000
+    assert displaced == ([weights + activations] if computes_here else [])
 
 
 @pytest.mark.parametrize(("size", "lines"), [(0, 0), (1, 1), (6400, 100), (1 << 40, MOST_DISPLACED // 64)])
 def test_as_much_memory_as_a_model_has_is_read(size: int, lines: int) -> None:
     assert Displacer(size).displace() == lines
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not report it")
+def test_the_memory_of_this_process_grows_with_what_it_holds() -> None:
+    before = own_memory()
+    held = np.ones(64 << 20, np.uint8)
+    assert own_memory() - before == pytest.approx(len(held), rel=0.2)
 
 
 def answered(*requests: dict[str, object], threads: int = 1, computes_here: bool = True) -> Engine:
