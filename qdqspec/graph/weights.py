@@ -104,8 +104,8 @@ def content_digest(path: Path) -> str:
         found.update(tensor_bytes(tensor, path.parent))
         return bare(tensor)
 
-    bare = map_tensors(onnx.load(path, load_external_data=False), added)
-    found.update(bare.SerializeToString(deterministic=True))
+    graph = map_tensors(onnx.load(path, load_external_data=False), added)
+    found.update(graph.SerializeToString(deterministic=True))
     return found.hexdigest()
 
 

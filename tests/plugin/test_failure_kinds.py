@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+import sample_evidence
 
 from qdqspec.registry import names
 
@@ -71,6 +73,8 @@ def qdq_session():
 def sample(project):
     """A project whose checks of all kinds fail."""
     (project.path / "conftest.py").write_text(CONFTEST)
+    samples = Path(sample_evidence.__file__)
+    (project.path / samples.name).write_text(samples.read_text())  # also for a process of its own
     (project.path / "specs" / "a.qdq.yaml").unlink()
     project.spec("squeezenet.qdq.yaml", SPEC)
     return project

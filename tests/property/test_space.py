@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -39,10 +41,34 @@ def labels_of(data: st.DataObject, space: SchemeSpace) -> dict[str, Label]:
 def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     return session.run(None, feeds)
+
+
+def run_apart(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Run a model in a process of its own, so that a crash of the runtime is a failed example, which shrinks."""
+    if not hasattr(os, "fork"):
+        return run(proto, feeds)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        with os.fdopen(writing, "wb") as answer:
+            try:
+                pickle.dump(run(proto, feeds), answer)
+            except BaseException as error:  # noqa: BLE001 - the parent raises it
+                pickle.dump(repr(error), answer)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        data = answer.read()
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"the runtime ended its process: {os.waitstatus_to_exitcode(status)}"
+    found = pickle.loads(data)
+    assert not isinstance(found, str), found
+    return found
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -58,7 +84,7 @@ def test_every_labelling_inserts_checks_and_loads(
     inserted = Inserter(model, numbers).insert(placement).proto
     onnx.checker.check_model(inserted, full_check=True)
     feeds = random_inputs(model)
-    for ours, theirs in zip(run(inserted, feeds), run(proto, feeds), strict=True):
+    for ours, theirs in zip(run_apart(inserted, feeds), run_apart(proto, feeds), strict=True):
         assert ours.shape == theirs.shape
         assert np.isfinite(ours).all()
 
