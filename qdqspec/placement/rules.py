@@ -16,7 +16,7 @@ from typing import TypeAlias
 from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import WEIGHT_INPUT, is_default
+from qdqspec.graph.ops import WEIGHT_INPUT, copies_values, is_default
 from qdqspec.placement.forms import Form
 from qdqspec.placement.rule_attention import transpose_to_matmul, whole_attention
 from qdqspec.placement.rule_sizes import FP8, few_channel_conv, large_fp8_kernel, small_gemm
@@ -116,7 +116,41 @@ def fp8_operators(model: Model, units: Units) -> Units:
     return tuple(kept(unit) for unit in units)
 
 
+def copies_read_in_bodies(model: Model, units: Units) -> Units:
+    """No pair is before operators that only copy values, if a body of If, Loop or Scan reads the copy.
+
+    These compilers move a DequantizeLinear past Reshape, Transpose, MaxPool and the like, and end the process where the
+    reader of the result is in a body.
+
+    Source: ONNX Runtime 1.32 on models of one pair and one such operator, each in a process of its own: MaxPool,
+    Reshape and Transpose whose result an If or a Loop reads end it, Relu does not
+    (tests/unit/placement/test_copies_read_in_bodies.py).
+    """
+    if not model.captured:
+        return units
+    moved: set[str] = set()  # nodes past which a DequantizeLinear would be moved, up to a body
+    for node in reversed(model.nodes):
+        readers = {end.node for name in node.outputs for end in model.ends(name) if not end.is_output}
+        leads = not model.captured.isdisjoint(node.outputs) or not moved.isdisjoint(readers)
+        if leads and (copies_values(node) or (node.op_type == "MaxPool" and is_default(node))):
+            moved.add(node.name)
+
+    def without(unit: Unit) -> Unit:
+        edges = tuple(edge for edge in unit.edges if edge[1].node not in moved)
+        outputs = tuple(
+            name for name in unit.outputs if moved.isdisjoint(end.node for end in model.ends(name))
+        )
+        if (edges, outputs) == (unit.edges, unit.outputs):
+            return unit
+        if unit.edges and not edges:
+            return replace(unit, forms=())  # its only input would be moved past it
+        return with_results(replace(unit, edges=edges), outputs, unit.out_edges)
+
+    return tuple(without(unit) for unit in units) if moved else units
+
+
 RULES: Mapping[str, PlacementRule] = {
+    "copies-read-in-bodies": copies_read_in_bodies,
     "few-channel-conv": few_channel_conv,
     "large-fp8-kernel": large_fp8_kernel,
     "small-gemm": small_gemm,

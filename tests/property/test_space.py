@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_models import onnx_models, random_inputs, ranges_for
 
@@ -48,29 +48,25 @@ def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray
     return session.run(None, feeds)
 
 
-def run_apart(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Run a model in a process of its own, so that a crash of the runtime is a failed example, which shrinks."""
-    if not hasattr(os, "fork"):
-        return run(proto, feeds)
+def run_apart(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray] | str:
+    """Run a model in a process of its own, so that an example that ends it fails and shrinks; or the reason."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         with os.fdopen(writing, "wb") as answer:
             try:
                 pickle.dump(run(proto, feeds), answer)
-            except BaseException as error:  # noqa: BLE001 - the parent raises it
+            except BaseException as error:  # noqa: BLE001 - the reason is the result
                 pickle.dump(repr(error), answer)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
         data = answer.read()
     _, status = os.waitpid(child, 0)
-    assert status == 0, f"the runtime ended its process: {os.waitstatus_to_exitcode(status)}"
-    found = pickle.loads(data)
-    assert not isinstance(found, str), found
-    return found
+    return pickle.loads(data) if status == 0 else f"it ended with {os.waitstatus_to_exitcode(status)}"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=40)
 @given(MODELS, RULES, st.data())
@@ -84,7 +80,10 @@ def test_every_labelling_inserts_checks_and_loads(
     inserted = Inserter(model, numbers).insert(placement).proto
     onnx.checker.check_model(inserted, full_check=True)
     feeds = random_inputs(model)
-    for ours, theirs in zip(run_apart(inserted, feeds), run_apart(proto, feeds), strict=True):
+    expected, found = run_apart(proto, feeds), run_apart(inserted, feeds)
+    assume(not isinstance(expected, str))  # the runtime refuses some of these float models
+    assert not isinstance(found, str), found
+    for ours, theirs in zip(found, expected, strict=True):
         assert ours.shape == theirs.shape
         assert np.isfinite(ours).all()
 

@@ -109,6 +109,7 @@ class OnnxRuntime:
             integer_bias=frozenset(LINEAR),
             bare=frozenset(LINEAR),
             blocked_axes=BLOCKED_AXES,
+            rules=frozenset({"copies-read-in-bodies"}),
             dynamic={"int8": DYNAMIC, "uint8": DYNAMIC},
             builds_side_by_side=True,
             one_processor=True,

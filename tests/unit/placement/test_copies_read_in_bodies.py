@@ -1,0 +1,90 @@
+"""The rule `copies-read-in-bodies`: with it no placement beside If and Loop ends the runtime's process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.graph.model import Model
+from qdqspec.graph.save import save_model
+from qdqspec.measurement.isolate import Isolated
+from qdqspec.placement.insert import Inserter
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+
+COPIES = {
+    "MaxPool": "MaxPool <kernel_shape: ints = [1, 1]> (r)",
+    "Transpose": "Transpose <perm: ints = [0, 1, 3, 2]> (r)",
+    "Reshape": "Reshape (r, shape)",
+    "two copies": "Transpose <perm: ints = [0, 1, 3, 2]> (s)",
+}
+READERS = {  # an If whose condition is constant would be inlined
+    "Loop": """
+        y = Loop (n, "", x) <body: graph = b (int64 i, bool k, float[1,4,6,6] v) => (bool k2, float[1,4,6,6] w)
+            { k2 = Identity(k)  w = Add(v, p) }>""",
+    "If": """
+        y = If (c) <then_branch: graph = t () => (float[1,4,6,6] a) { a = Relu(p) },
+            else_branch: graph = e () => (float[1,4,6,6] o) { o = Neg(p) }>""",
+    "neither": "y = Add(p, x)",
+}
+
+
+def drawn(copy: str, reader: str) -> Model:
+    """A convolution, a copy of its result, and a reader of the copy in a body, or beside it."""
+    second = "s = Reshape (r, shape)" if "(s)" in COPIES[copy] else ""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[1,4,6,6] x, bool c) => (float[1,4,6,6] y)
+        <int64[4] shape = {{1, 4, 6, 6}}, int64 n = {{1}}> {{
+            h = Conv (x, W)
+            r = Relu (h)
+            {second}
+            p = {COPIES[copy]}
+            {READERS[reader]}
+        }}"""
+    )
+    weight = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "W"))
+    return Model(onnx.shape_inference.infer_shapes(proto))
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[Isolated]:
+    with Isolated("onnxruntime") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("copy", COPIES)
+def test_every_label_builds(backend: Isolated, tmp_path: Path, copy: str, reader: str) -> None:
+    model = drawn(copy, reader)
+    space = SchemeSpace(model, backend.capabilities())
+    labels = space.everything()
+    assert labels or reader != "neither"  # a convolution has no other label than one with a quantized result
+    ranges = {name: TensorRange(-3.0, 3.0) for name in ("x", "h", "r", "s", "p", "y")}
+    for chosen in (labels, *({unit.id: label} for unit in space.units for label in unit.labels)):
+        made = Inserter(model, Quantizer(model, ranges)).insert(space.resolve(chosen))
+        save_model(made.parts, tmp_path / "q.onnx")
+        engine = backend.build(tmp_path / "q.onnx", BuildOptions())
+        engine.run({"x": np.ones((1, 4, 6, 6), np.float32), "c": np.array(True)})
+        engine.close()
+
+
+@pytest.mark.parametrize(("reader", "units"), [("If", set()), ("neither", {"Conv#0"})])
+def test_the_rule_concerns_bodies_alone(reader: str, units: set[str]) -> None:
+    capabilities = FakeDevice().capabilities()
+    model = drawn("Reshape", reader)
+    without, with_rule = (
+        {unit.id for unit in SchemeSpace(model, replace(capabilities, rules=frozenset(names))).units}
+        for names in ((), ("copies-read-in-bodies",))
+    )
+    assert "Conv#0" in without
+    assert with_rule & {"Conv#0"} == units
