@@ -1,4 +1,4 @@
-"""The core on which engines are compared: they share it, and its caches can be displaced.
+"""Pins compared engines to the same core.
 
 On a busy machine cores are not equally fast: another guest on the same core takes a third of one and nothing of the
 next, for seconds at a time. A scheduler does not move processes that take turns, so that one of two engines would run
@@ -11,15 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
-
-import numpy as np
-
-from qdqspec.arrays import Array
-
-MOST_DISPLACED = 32 << 20  # bytes; more than the caches of one core, and read in a few milliseconds
-_LINE = 64  # bytes of a cache line
 
 _SYSTEM = Path("/sys/devices/system/cpu")
 _SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")  # Linux reports one of them if cores differ
@@ -55,27 +47,3 @@ def _speed(folder: Path) -> int:
         with suppress(OSError, ValueError):
             return int((folder / name).read_text(encoding="ascii"))
     return 0
-
-
-class Displacer:
-    """Reads as much memory as a model of ``size`` bytes has, at most 32 MB, so that caches hold less of another."""
-
-    def __init__(self, size: int) -> None:
-        self._size = min(size, MOST_DISPLACED)
-
-    def displace(self) -> int:
-        """Read the memory, which is allocated once; returns the number of cache lines read."""
-        return int(self._memory[::_LINE].sum(dtype=np.int64))
-
-    @cached_property
-    def _memory(self) -> Array:
-        return np.ones(self._size, np.uint8)  # written, as untouched pages would all be the same one
-
-
-def own_memory() -> int:
-    """The bytes of memory that this process holds, without files; 0 if the system does not report it."""
-    try:
-        _, resident, files, *_ = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split())
-        return (resident - files) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 0

@@ -163,9 +163,9 @@ class IsolatedEngine:
     def time_after_another(self, runs: int, warmup: int, profile: int = 0) -> Samples:
         """Time runs of which the first meets the caches as another model of the same size leaves them.
 
-        The process runs the model ``warmup`` times, and reads as much other memory as the model has, before the first
-        timed run: what a process does after it waited for another one takes time too, which no caller of two models
-        has. Where a device computes, the first run after that of another process is timed.
+        Before the first timed run the process runs the model ``warmup`` times, then a second engine of it: what a
+        process does after it waited for another process takes time too, which no caller of two models has. Of a large
+        model, or where a device computes, the first run after that of another process is timed.
         """
         return self._timed(runs, warmup, profile, after_another=True)
 

@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,14 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import Backend, Engine
 from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.measurement._processor import Displacer, one_processor, own_memory
+from qdqspec.measurement._processor import one_processor
 from qdqspec.measurement._records import options_from_json
 from qdqspec.wire import FrameStream, Header, WireClosedError, travels
 
 CONTROL_LIMIT = 1 << 16  # bytes of one control message
 _DEATH_SIGNAL_OPTION = 1  # PR_SET_PDEATHSIG of Linux' prctl
+
+MOST_TWICE = 64 << 20  # bytes of a model that is built twice, to be run between runs of itself
 
 Answer = tuple[Header, Mapping[str, Array]]
 
@@ -54,10 +57,10 @@ class Service:
     engine: Engine | None = field(default=None, init=False)
     # context of timed runs
     where: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
-    # represents another model of the same size; none where a device or several threads compute
-    other_model: Displacer | None = field(default=None, init=False)
-    model_bytes: int = field(default=0, init=False)
-    built_bytes: int = field(default=0, init=False)  # memory of the process when the engine was built
+    # builds the model once more, to run it between runs of the engine; none for a large model or on a device
+    build_other: Callable[[], Engine] | None = field(default=None, init=False)
+    other: Engine | None = field(default=None, init=False)
+    bound: dict[int, Mapping[str, Array]] = field(default_factory=dict, init=False)  # inputs by profile
 
     def serve(self) -> None:
         """Answer until the other end closes. A failure of the backend is sent as an answer."""
@@ -86,7 +89,8 @@ class Service:
         self.engine = self.backend.build(Path(header["model"]), options)
         if options.threads == 1 and self.backend.capabilities(options).one_processor:
             self.where = one_processor
-            self.model_bytes, self.built_bytes = Path(header["model"]).stat().st_size, own_memory()
+            if Path(header["model"]).stat().st_size <= MOST_TWICE:
+                self.build_other = partial(self.backend.build, Path(header["model"]), options)
         return {"graph_hash": self.engine.graph_hash, "on_device": hasattr(self.engine, "device_memory")}, {}
 
     def _do_memory(self, _: Header, __: Mapping[str, Array]) -> Answer:
@@ -105,24 +109,27 @@ class Service:
 
     def _do_bind(self, header: Header, arrays: Mapping[str, Array]) -> Answer:
         self._built().bind(arrays, **_profile(header))
+        self.bound[header["profile"]] = arrays
         return {}, {}
 
     def _do_time(self, header: Header, _: Mapping[str, Array]) -> Answer:
         engine, warmup, profile = self._built(), header["warmup"], _profile(header)
         with self.where():
             if header["after_another"]:
-                if self.where is one_processor:
+                if self.build_other is not None:
                     engine.time(1, warmup - 1, **profile)
-                    self._displace()
+                    self._other(self.build_other).time(1, **profile)
                 warmup = 0
             samples = engine.time(header["runs"], warmup, **profile)
         return {"samples": to_data(samples)}, {}
 
-    def _displace(self) -> None:
-        """Read as much memory as the weights and the activations of the model have, as another model would."""
-        if self.other_model is None:
-            self.other_model = Displacer(self.model_bytes + max(0, own_memory() - self.built_bytes))
-        self.other_model.displace()
+    def _other(self, build: Callable[[], Engine]) -> Engine:
+        """The second engine of the model, with the same inputs; built on first use."""
+        if self.other is None:
+            self.other = build()
+            for number, feeds in self.bound.items():
+                self.other.bind(feeds, **_profile({"profile": number}))
+        return self.other
 
     def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Answer:
         with self.where():
