@@ -9,6 +9,7 @@ import pytest
 from graph_text import model_of
 
 from qdqspec.backends.base import Capabilities
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt import ops as trt_ops
 from qdqspec.graph.model import Model
 from qdqspec.placement.judging import judge
@@ -215,10 +216,10 @@ def test_what_a_rule_leaves_out_is_told_by_its_name() -> None:
 
 HEAD = """# Placement rules
 
-What a search for TensorRT does beyond single operators, and where each rule is known from. Made from the rules
-themselves; renew it with `pytest tests/unit/placement/test_rules_of_tensorrt.py --update-golden`. They hold for the
-backends `tensorrt` and `trtexec`; `qdqspec inspect MODEL --backend tensorrt --verbose` names the rule that leaves an
-operator in float.
+What a search does beyond single operators, and where each rule is known from. Made from the rules themselves; renew
+it with `pytest tests/unit/placement/test_rules_of_tensorrt.py --update-golden`. `copies-read-in-bodies` holds for
+`onnxruntime`, all others for `tensorrt` and `trtexec`; `qdqspec inspect MODEL --backend tensorrt --verbose` names the
+rule that leaves an operator in float.
 
 Held elsewhere, for every backend: all inputs of a weighted operator are quantized together (`placement/units.py`), and
 tensors that Concat joins, or MaxPool and operators that move values pass on, share one scale (`tie_ranges` in
@@ -247,4 +248,4 @@ def test_the_page_of_rules_is_the_generated_one(request: pytest.FixtureRequest) 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_has_its_source(name: str) -> None:
     assert "Source: " in (RULES[name].__doc__ or "")
-    assert name in trt_ops.RULES
+    assert (name in trt_ops.RULES) is not (name in OnnxRuntime().capabilities().rules)
