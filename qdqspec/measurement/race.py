@@ -144,12 +144,13 @@ class Turn:
 def time_after_another(engine: Engine, runs: int, warmup: int, profile: int = 0) -> Samples:
     """Time runs of which the first meets the caches as another model leaves them.
 
-    An engine in a process of its own does ``warmup`` untimed runs before; see `IsolatedEngine.time_after_another`. Of
-    other engines, and without a warm-up, that is the first run of a turn: another engine ran just before.
+    A fast model, with the longest warm-up, in a process of its own runs ``warmup`` times before; see
+    `IsolatedEngine.time_after_another`. Of others that is the first run of a turn: another engine ran just before, and
+    the change of the process is a small part of the run.
     """
     own = getattr(engine, "time_after_another", None)
     at = {"profile": profile} if profile else {}
-    if own is None or not warmup:
+    if own is None or warmup < MOST_RUNS:
         return engine.time(runs, **at)
     taken: Samples = own(runs, warmup, **at)
     return taken
