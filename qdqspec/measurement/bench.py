@@ -44,18 +44,15 @@ from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement
 NOISE_BUILDS = 5
 NOISE_ROUNDS = 12
 FEW_BUILDS, FEW_ROUNDS = 3, 6  # where the time is short
-ASSUMED_EPS = (
-    0.05  # where it is too short for these: twice the largest deviation seen between builds of real models
-)
+# where it is too short for these: twice the largest deviation seen between builds of real models
+ASSUMED_EPS = 0.05
 # By degrees of freedom, so that a deviation is underestimated as rarely as with those of NOISE_BUILDS: quotients of
 # the 10 % quantiles of the chi distribution over the root of its degrees of freedom.
 WIDER = {1: 4.1, 2: 1.6, 3: 1.17}
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
-FLOOR_EPS, MOST_EPS = (
-    0.01,
-    0.5,
-)  # bounds of the smallest significant difference: a larger one no gain would reach
+FLOOR_EPS = 0.01  # smallest significant difference: one per cent
+MOST_EPS = 0.5  # its upper bound: a larger one no gain would reach
 
 Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], Part]
 
