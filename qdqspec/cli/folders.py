@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqspec.cli.words import add_values, inputs_given, shapes
+from qdqspec.codec import from_data
 from qdqspec.errors import StateError
 from qdqspec.files import RESULT
-from qdqspec.types import Case, TuneRules
+from qdqspec.types import Case, Inputs, TuneRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,10 @@ class KnownResult:
 def add_folder_words(parser: argparse.ArgumentParser) -> None:
     """Declare the inputs of the models in folders."""
     parser.add_argument(
-        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of dynamic inputs of a DIR."
+        "--shapes",
+        type=shapes,
+        metavar="NAME:1x3x224x224",
+        help="Shapes of dynamic inputs of a DIR (default: those it was tuned with).",
     )
     parser.add_argument("--data", type=Path, metavar="NPZ", help="Inputs of a DIR (default: random ones).")
     add_values(parser, of="the model in a DIR")
@@ -50,6 +54,7 @@ def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
             id="default",
             model=folder / "reference.onnx",
             backend=backend,
+            inputs=Inputs(profiles=from_data(Inputs, {"profiles": result.get("profiles") or [{}]}).profiles),
             tune=TuneRules(min_sqnr_db=limits.get("min_sqnr_db") or "none"),
         )
         inputs = inputs_given(

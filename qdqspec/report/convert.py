@@ -90,6 +90,7 @@ def part_from_case(record: CaseRecord) -> CasePart:
         regression={name: redact.regression(seen) for name, seen in found.regression.items()},
         figures=found.figures,
         size_bytes=found.size_bytes,
+        profiles=found.profiles,
         ops=_ops(found),
         graph=found.graph,
         checks=tuple(_check(result, redact) for result in record.results),

@@ -36,6 +36,7 @@ from qdqspec.types import (
     SearchLimits,
     Section,
     Severity,
+    ShapeProfile,
     Status,
     TensorParity,
 )
@@ -223,6 +224,7 @@ class CasePart(RecordPart):
     regression: Mapping[str, RegressionEvidence] = {}
     figures: Mapping[str, Mapping[str, float]] = {}
     size_bytes: Mapping[str, int]
+    profiles: tuple[ShapeProfile, ...] = ()
     ops: Mapping[str, tuple[str, ...]]
     graph: tuple[GraphPart, ...] = ()
     checks: tuple[CheckPart, ...]

@@ -124,6 +124,7 @@ class CaseWork:
             survival=self.survival if "survival" in needs else {},
             lint=self.lint if "lint" in needs else {},
             figures=self.figures if "figures" in needs else {},
+            profiles=setup.resources.options.profiles,
             node_ops={node.name: node.op_type for node in setup.given.nodes},
             output=setup.output,
             warnings=self.warnings,

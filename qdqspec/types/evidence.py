@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qdqspec.types.asked import Case
+from qdqspec.types.asked import Case, ShapeProfile
 from qdqspec.types.compared import RegressionEvidence
 from qdqspec.types.measured import DeviceKey, Interval, Provenance, Samples, SearchResult
 from qdqspec.types.parity import CulpritEvidence, ParityEvidence, ParitySearch
@@ -215,6 +215,7 @@ class Evidence:
     regression: Mapping[str, RegressionEvidence] = field(default_factory=dict)  # by name of baseline entry
     lint: Mapping[LintTarget, tuple[Finding, ...]] = field(default_factory=dict)
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of `FigureRequest`, by its key
+    profiles: tuple[ShapeProfile, ...] = ()  # the input shapes that were declared or follow from the data
     node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ
     graph: tuple[GraphPart, ...] = ()  # the model in a few parts, for reports
     output: Path | None = None  # the folder of this case's files

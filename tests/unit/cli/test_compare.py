@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import onnx
 import other_fake
 import pytest
 
@@ -84,6 +86,24 @@ def test_folders_of_several_runtimes_are_timed_together(verb, folders):
     text = verb("compare", *folders)
     assert text.code == 0, text.err
     assert "fastest at the accuracy asked for: " in text.out
+
+
+def test_folders_of_a_dynamic_model_are_timed_at_the_shapes_it_was_tuned_with(
+    verb, models, tmp_path, monkeypatch
+):
+    """Its data, from which the shapes follow, is not in the folders."""
+    model = onnx.load(models / "digits_resnet.onnx")
+    for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_param = f"d{dim.dim_value}"
+    onnx.save(model, "dynamic.onnx")
+    np.savez("data.npz", **{model.graph.input[0].name: np.ones((4, 1, 16, 16), np.float32)})
+    other_fake.install(monkeypatch, scale=0.5)
+    words = ("--trials", "2", "--min-sqnr-db", "none", "--calibration", "data.npz", "-o", "out")
+    assert verb("tune", "dynamic.onnx", "--backend", "fake,other", *words).code == 0
+    found = verb("compare", "out/fake", "out/other", "--json")
+    assert found.code == 0, found.err
+    result = json.loads((tmp_path / "out" / "fake" / "result.json").read_text())
+    assert [shape["opt"] for shape in result["profiles"][0]["shapes"].values()] == [[1, 1, 16, 16]]
 
 
 def test_folders_of_one_runtime_or_several_models_are_refused(verb, models, folders, tmp_path):
