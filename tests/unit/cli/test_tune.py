@@ -13,7 +13,7 @@ import other_fake
 import pytest
 
 from qdqspec.cli.asked import WORDS
-from qdqspec.errors import DataError
+from qdqspec.errors import BackendError, DataError
 from qdqspec.spec.inline import AskedWithStrategy, inline_case
 from qdqspec.types import AccuracyRules, Progress
 
@@ -519,6 +519,22 @@ def test_several_backends_are_tuned_and_timed_together(verb, models, tmp_path, o
     (found,) = json.loads((tmp_path / "out" / "tune.json").read_text())["runtimes"]
     assert found["reference"] == "other float"
     assert {model["backend"] for model in found["models"]} == {"fake", "other"}
+
+
+def test_a_backend_that_refuses_the_model_loses_no_result_of_the_others(
+    verb, models, tmp_path, other, monkeypatch
+):
+    def refuse(self, model, options):
+        raise BackendError("operator If is not supported", where=model.name)
+
+    monkeypatch.setattr(other_fake.OtherDevice, "build", refuse)
+    words = ("--trials", "2", "--min-sqnr-db", "none", "-o", "out")
+    result = verb("tune", models / "digits_resnet.onnx", "--backend", "other,fake", *words)
+    assert result.code == 2
+    assert "operator If is not supported" in result.err
+    assert "skipped" in result.out
+    assert "operator If is not supported" in result.out
+    assert json.loads((tmp_path / "out" / "fake" / "result.json").read_text())["status"] != "skipped"
 
 
 def test_backends_given_twice_or_unknown_are_refused(verb, models, other):
