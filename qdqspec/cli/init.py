@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,26 +111,28 @@ def _draft(model: Model, output: Path, settings: Settings, data: DataDraft, inpu
     from qdqspec.parity.data import shaped_by_data
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
-    shapes = shaped_by_data(model, inputs).profiles[0].opt()
+    known = shaped_by_data(model, inputs).profiles[0].opt()
+    proposed = [_input(model, name, known.get(name)) for name in model.inputs]
+    shapes = {one.name: one.shape for one in proposed if one.shape is not None}
+    found = judged(model, settings)
     return Draft(
         model=_relative(model, output),
         version=__version__,
-        facts=list(_facts(model, judged(model, settings), backend.target)),
+        facts=list(_facts(model, found, backend.target, shapes)),
         cautions=list(cautions(model)),
-        inputs=[_input(model, name, shapes.get(name)) for name in model.inputs],
+        inputs=proposed,
         data=data,
-        denied=_denied(model),
+        denied=_denied(model, found),
         excluded=next((node.name for node in reversed(model.nodes) if not node.is_marker), "/head/*"),
         formats=backend.capabilities(options).formats,
         target=backend.target,
     )
 
 
-def _denied(model: Model) -> str:
-    """An operator of the model, as an example of a pattern."""
-    ops = Counter(
-        node.op_type for node in model.nodes if not node.is_marker and re.fullmatch(r"[A-Z]\w+", node.op_type)
-    )
+def _denied(model: Model, found: Judged) -> str:
+    """An operator of the model that would be quantized without it, as an example of a pattern."""
+    nodes = (model.by_name[name] for name, reason in found.reasons.items() if not reason)
+    ops = Counter(node.op_type for node in nodes if re.fullmatch(r"[A-Z]\w+", node.op_type))
     return "Softmax" if "Softmax" in ops or not ops else min(ops, key=lambda op: (ops[op], op))
 
 
@@ -139,7 +141,7 @@ def _relative(model: Model, output: Path) -> str:
     return Path(os.path.relpath(model.path, output.absolute().parent)).as_posix()
 
 
-def _facts(model: Model, found: Judged, target: str) -> Iterator[str]:
+def _facts(model: Model, found: Judged, target: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
     from qdqspec.regions.forecast import forecast_tuning
     from qdqspec.regions.inspect import forecast_line
     from qdqspec.types import TRIALS
@@ -152,7 +154,7 @@ def _facts(model: Model, found: Judged, target: str) -> Iterator[str]:
     yield from (f"stays float, {count}: {reason}" for reason, count in refused.most_common(_REASONS))
     if found.note:
         yield f"{found.backend}: {found.note}"
-    yield forecast_line(forecast_tuning(model, TRIALS["default"]))
+    yield forecast_line(forecast_tuning(model, TRIALS["default"], shapes))
 
 
 def _input(model: Model, name: str, known: tuple[int, ...] | None) -> InputDraft:

@@ -127,10 +127,10 @@ def _summary(inspection: Inspection) -> str:
 def forecast_line(guess: Forecast) -> str:
     low, high = (seconds_text(seconds) for seconds in (guess.low_s, guess.high_s))
     assumed = _listed([plain(name) for name in guess.assumed], _ASSUMED)
-    assumed = f"; counted as 1: {assumed}" if assumed else ""
+    assumed = f" (unknown sizes taken as 1: {assumed})" if assumed else ""
     return (
         f"tuning may take {low} to {high}: {guess.builds} builds, guessed from node count, weights and "
-        f"{_millions(guess.macs)} multiplications; nothing was built{assumed}"
+        f"{_millions(guess.macs)} multiplications{assumed}; nothing was built"
     )
 
 

@@ -404,4 +404,4 @@ def _forecast(prepared: Prepared, rules: TuneRules) -> str:
     guessed = forecast_line(forecast_tuning(space.model, trials_of(rules, space), shapes))
     if rules.minutes is None:
         return guessed
-    return f"{guessed}; ended after {seconds_text(60 * rules.minutes)}"
+    return f"{guessed}; tune.minutes ends the search after {seconds_text(60 * rules.minutes)}"

@@ -59,6 +59,34 @@ def test_the_spec_of_any_model_loads(verb, tmp_path, odd):
         assert list(shape) == result.json["inputs"][name]
 
 
+def test_the_forecast_counts_at_the_proposed_shapes(verb, tmp_path):
+    """A network for images of 224 x 224 was counted with one pixel, beside the shape that was proposed."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (float[batch,3,height,width] x) => (float[batch,8,high,wide] y) { c = Conv(x, w) y = Softmax(c) }"""
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 3, 1, 1), np.float32), "w"))
+    onnx.save(proto, tmp_path / "net.onnx")
+    assert verb("init", "net.onnx", *FAKE).code == 0
+    text = (tmp_path / "net.qdq.yaml").read_text()
+    assert "x: [1, 3, 224, 224]" in text
+    assert "taken as 1" not in text
+    assert re.search(r"guessed from node count, weights and\s+#?\s*1 million", text)  # 8 * 3 * 224 * 224
+
+
+def test_the_example_of_what_stays_float_is_quantized_without_it(verb, tmp_path):
+    """It named the operator that is rarest in the model, which often stays float anyway."""
+    onnx.save(
+        onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]> net (float[4,4] x) => (float[4,4] y) {
+            a = MatMul(x, x) b = Sin(a) c = MatMul(b, a) y = Cos(c) }"""
+        ),
+        tmp_path / "net.onnx",
+    )
+    assert verb("init", "net.onnx").code == 0
+    assert "deny: [MatMul]" in (tmp_path / "net.qdq.yaml").read_text()
+
+
 OPTION = re.compile(r"^( *)# (?=\S)")
 
 

@@ -82,7 +82,7 @@ def test_inspect_counts_at_the_shapes_of_data_or_names_what_it_assumes(verb, tmp
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
     onnx.save(proto, tmp_path / "net.onnx")
     np.savez(tmp_path / "data.npz", x=np.ones((2, 30, 4), np.float32))
-    assert "counted as 1: 'n', 'steps'" in verb("inspect", "net.onnx").out
+    assert "unknown sizes taken as 1: 'n', 'steps'" in verb("inspect", "net.onnx").out
     for words in (("--data", "data.npz"), ("--shapes", "x:1x30x4")):
         found = verb("inspect", "net.onnx", "--json", *words).json["forecast"]
         assert (found["multiplications"], found["assumed"]) == (30 * 16, [])

@@ -502,7 +502,7 @@ def test_plan_builds_nothing(open_session: Open, case: Case) -> None:
     front = replace(case, tune=replace(case.tune, objective="pareto"))
     assert "and 48 to confirm" in session.plan(front)  # and eight placements of the front
     short = replace(case, tune=replace(case.tune, minutes=0.01))
-    assert "ended after 0.6 s" in session.plan(short)
+    assert "tune.minutes ends the search after 0.6 s" in session.plan(short)
     assert built == []
     assert not session.output(case).exists()
 
