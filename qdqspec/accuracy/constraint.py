@@ -132,7 +132,7 @@ def constraint_of(prepared: Prepared, backend: Backend, options: BuildOptions) -
     measures_db = asked.objective == "pareto" or limits.min_sqnr_db is not None
     if not measures_db and asked.accuracy is None:
         return AccuracyConstraint(limits)
-    build = partial(backend.build, require_path(prepared.given), options)
+    build = partial(backend.build, require_path(prepared.given), replace(options, hashed=False))
     feeds, data = prepared.comparison_data()
     with closing(build()) as reference:
         admission = Admission(OutputGate(reference, feeds), limits.min_sqnr_db)

@@ -45,8 +45,9 @@ class SideBySide(Closing):
         self.undivided = "" if divided else "no check of parity asks for it"
         self._fixed = dict(fixed or {})
         self._opened = ExitStack()
-        self._reference = self._engine(lambda: work.backend.build(reference, work.options))
-        self._tuned = self._engine(lambda: work.backend.build(tuned, work.options))
+        options = replace(work.options, hashed=False)
+        self._reference = self._engine(lambda: work.backend.build(reference, options))
+        self._tuned = self._engine(lambda: work.backend.build(tuned, options))
         self._is_same = tuned == reference and not self._fixed
         self._arithmetic = self._unfused(work, tuned) if divided and tuned != reference else None
 

@@ -110,7 +110,7 @@ class BuildOptions:
     dimensions. A build that takes longer than ``build_seconds`` is terminated. ``state`` is a folder for data that a
     backend shares between the builds of one run, such as a timing cache; it is kept with the results.
     A ``fresh`` build uses nothing from there that could make it equal to an earlier one: it measures the variation
-    between builds.
+    between builds. An engine that is not ``hashed`` may have an empty `Engine.graph_hash`: nothing is compared with it.
     """
 
     threads: int = 1
@@ -121,6 +121,7 @@ class BuildOptions:
     build_seconds: float = BUILD_SECONDS
     state: Path | None = None
     fresh: bool = False
+    hashed: bool = True
 
     @classmethod
     def of(cls, settings: Settings) -> BuildOptions:
@@ -141,7 +142,8 @@ class Engine(Protocol):
     checked before several engines are open.
     """
 
-    graph_hash: str  # of the optimized graph: equal hashes run the same kernels on the same values
+    # of the optimized graph: equal hashes run the same kernels on the same values; may be empty unless it is `hashed`
+    graph_hash: str
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""

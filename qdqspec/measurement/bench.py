@@ -397,7 +397,7 @@ class Bench:
         if isinstance(path, Placement):
             with self._writing:
                 path, loads, options = self._files(path, subgraph)
-        return attach(self._backend.build(path, replace(options, fresh=fresh)), loads)
+        return attach(self._backend.build(path, replace(options, fresh=fresh, hashed=not fresh)), loads)
 
     def _files(
         self, placement: Placement, subgraph: tuple[str, ...]

@@ -26,7 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,8 @@ class Service:
         if options.threads == 1 and self.backend.capabilities(options).one_processor:
             self.where = one_processor
             if Path(header["model"]).stat().st_size <= MOST_TWICE:
-                self.build_other = partial(self.backend.build, Path(header["model"]), options)
+                other = replace(options, hashed=False)
+                self.build_other = partial(self.backend.build, Path(header["model"]), other)
         return {"graph_hash": self.engine.graph_hash, "on_device": hasattr(self.engine, "device_memory")}, {}
 
     def _do_memory(self, _: Header, __: Mapping[str, Array]) -> Answer:

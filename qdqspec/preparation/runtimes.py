@@ -35,7 +35,7 @@ ARITHMETIC = DEFAULT_BACKEND  # the backend that computes a model as ONNX define
 
 def unfused(options: BuildOptions) -> BuildOptions:
     """Options for a build by `ARITHMETIC` that computes every pair and fuses nothing."""
-    return replace(options, extra={**options.extra, **hooks.default().as_defined})
+    return replace(options, extra={**options.extra, **hooks.default().as_defined}, hashed=False)
 
 
 def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend | None = None) -> Runtime:
@@ -45,7 +45,7 @@ def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend
     """
     if backend is None or backend.name != ARITHMETIC:
         backend = opened.enter_context(Isolated(ARITHMETIC))
-    fast = replace(options, extra={**options.extra, **hooks.default().optimized})
+    fast = replace(options, extra={**options.extra, **hooks.default().optimized}, hashed=False)
     return Runtime(
         exact=partial(backend.build, options=unfused(options)), fast=partial(backend.build, options=fast)
     )
@@ -101,11 +101,11 @@ class Observing:
     def _built(self, observers: ExitStack, path: Path) -> Engine:
         if self.alone:
             with self._explained(path):
-                return self.backend.build(path, self.options)
+                return self.backend.build(path, replace(self.options, hashed=False))
         other = observers.enter_context(Isolated(ARITHMETIC))
         try:
             with self._explained(path):
-                return other.build(path, self.options)
+                return other.build(path, replace(self.options, hashed=False))
         except BackendError as error:
             return self._after_all(path, error)
 
@@ -114,7 +114,7 @@ class Observing:
         name = self.backend.name
         try:
             with self._explained(path):
-                engine = self.backend.build(path, self.options)
+                engine = self.backend.build(path, replace(self.options, hashed=False))
         except BackendError as error:
             raise BackendError(
                 f"no range can be found for its activations: {ARITHMETIC} cannot run it ({refusal.what}), nor can "

@@ -41,7 +41,7 @@ class TimedFile:
 
     def open(self) -> Engine:
         """A fresh build with its inputs bound."""
-        built = self.backend.build(self.path, replace(self.options, fresh=True))
+        built = self.backend.build(self.path, replace(self.options, fresh=True, hashed=False))
         return attach(built, self.loads)
 
 

@@ -128,10 +128,11 @@ class OnnxRuntimeEngine:
     def __init__(self, model: Path, options: BuildOptions) -> None:
         self.model = model
         self._options = options
-        with tempfile.TemporaryDirectory(prefix="qdqspec-ort-") as folder:
-            optimized = Path(folder) / "optimized.onnx"
-            self._session: ort.InferenceSession | None = _session(model, options, optimized=optimized)
-            self.graph_hash = graph_hash(read_graph(optimized), optimized.parent)
+        self._session: ort.InferenceSession | None
+        if options.hashed:
+            self._session, self.graph_hash = _hashed_session(model, options)
+        else:
+            self._session, self.graph_hash = _session(model, options), ""
         self._outputs = [output.name for output in self._session.get_outputs()]
         self._bound: dict[int, tuple[ort.IOBinding, dict[str, ort.OrtValue]]] = {}  # by profile
         self._latest: dict[int, Samples] = {}  # of these inputs, by profile
@@ -235,10 +236,18 @@ def _repeat(session: ort.InferenceSession, binding: ort.IOBinding, runs: int) ->
         session.run_with_iobinding(binding)
 
 
+def _hashed_session(model: Path, options: BuildOptions) -> tuple[ort.InferenceSession, str]:
+    """Open a session, and the hash of the graph it runs."""
+    with tempfile.TemporaryDirectory(prefix="qdqspec-ort-") as folder:
+        optimized = Path(folder) / "optimized.onnx"
+        session = _session(model, options, optimized=optimized)
+        return session, graph_hash(read_graph(optimized), optimized.parent)
+
+
 def _session(
-    model: Path, options: BuildOptions, *, optimized: Path, profile: Path | None = None
+    model: Path, options: BuildOptions, *, optimized: Path | None = None, profile: Path | None = None
 ) -> ort.InferenceSession:
-    """Open a session and write the graph it runs to ``optimized``; with ``profile``, time its kernels.
+    """Open a session; write the graph it runs to ``optimized``, and with ``profile`` time its kernels.
 
     Writing the graph with external weights costs 0.2 to 1 times a plain build, 30 ms for 20 MB.
     """
@@ -251,10 +260,11 @@ def _session(
     if not model.is_file():
         raise BackendError("there is no such model file", where=model, cure="check the path")
     settings = _session_options(options)
-    settings.optimized_model_filepath = str(optimized)
-    external = "session.optimized_model_external_initializers_"
-    settings.add_session_config_entry(f"{external}file_name", f"{optimized.stem}.weights")
-    settings.add_session_config_entry(f"{external}min_size_in_bytes", _INLINE_BYTES)
+    if optimized is not None:
+        settings.optimized_model_filepath = str(optimized)
+        external = "session.optimized_model_external_initializers_"
+        settings.add_session_config_entry(f"{external}file_name", f"{optimized.stem}.weights")
+        settings.add_session_config_entry(f"{external}min_size_in_bytes", _INLINE_BYTES)
     if profile is not None:
         settings.enable_profiling = True
         settings.profile_file_prefix = str(profile)

@@ -156,6 +156,17 @@ def test_inner_names_do_not_change_the_hash(tmp_path: Path, quantized: bool) -> 
     assert build(tmp_path / "b.onnx", renamed(model)).graph_hash == original
 
 
+def test_an_engine_that_is_not_hashed_runs_the_same_graph(tmp_path: Path) -> None:
+    hashed = build(tmp_path / "model.onnx", small_model(quantized=True))
+    plain = OnnxRuntime().build(tmp_path / "model.onnx", BuildOptions(hashed=False))
+    assert hashed.graph_hash
+    assert not plain.graph_hash
+    np.testing.assert_array_equal(plain.run(FEEDS)["y"], hashed.run(FEEDS)["y"])
+    for engine in (hashed, plain):
+        engine.bind(FEEDS)
+    assert [kernel.name for kernel in plain.layers(2)] == [kernel.name for kernel in hashed.layers(2)]
+
+
 def big_weight(value: float) -> onnx.ModelProto:
     weight = np.full((64, 64), 0.5, np.float32)
     weight[3, 4] = value

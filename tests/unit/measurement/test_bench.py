@@ -59,6 +59,7 @@ class Lab:
     device: FakeDevice = field(default_factory=FakeDevice)
     built: list[str] = field(default_factory=list)
     fresh: list[bool] = field(default_factory=list)  # of each build
+    hashed: list[bool] = field(default_factory=list)
     open: list[WatchedEngine] = field(default_factory=list)
     stages: Counter[tuple[str, str]] = field(default_factory=Counter)
     file: Path = Path()
@@ -75,6 +76,7 @@ class Lab:
         engine = self.device.build(self.file, BuildOptions(extra=words))
         self.built.append(name)
         self.fresh.append(options.fresh)
+        self.hashed.append(options.hashed)
         watched = WatchedEngine(self, name, engine)
         self.open.append(watched)
         return watched
@@ -488,6 +490,7 @@ def test_what_repeats_a_build_to_see_it_differ_is_built_fresh(make_lab: MakeLab)
     bench.measure_noise(REFERENCE)
     bench.compare(roles(reference="reference", tuned="fast"), rounds=2)
     assert all(lab.fresh[searched:])
+    assert lab.hashed == [not fresh for fresh in lab.fresh]
     assert len(lab.fresh) == searched + NOISE_BUILDS + 6
 
 
