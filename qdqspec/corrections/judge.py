@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, TypeAlias
@@ -10,10 +10,11 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from qdqspec.arrays import Array, Feed, Floats
+from qdqspec.closing import Closing
 from qdqspec.graph.model import Model
 from qdqspec.parity.gate import MOST_DB
-from qdqspec.placement.pairs import QuantSource
-from qdqspec.rehearsal import Rehearsal, Runtime, Subject
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, Runtime, Subject
 from qdqspec.rehearsal.rehearsal import Values
 from qdqspec.types import Placement
 
@@ -28,6 +29,50 @@ USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or los
 MOST_LEFT = 4  # units that are left in floating point so that the others can be judged,
 LEFT_SHARE = 4  # and one in so many
 MIN_SAMPLES = 4  # of both parts together; fewer cannot be split
+MOST_OPEN = 2  # rehearsals
+
+_Adjusted: TypeAlias = Mapping[str, Array]
+
+
+class OpenRehearsals(Closing):
+    """The last rehearsals, which are used again for other numbers of activations with the same weights."""
+
+    def __init__(self) -> None:
+        self._open: dict[object, tuple[Quantizer, Rehearsal]] = {}
+
+    def of(
+        self, subject: object, numbers: Quantizer, opened: Callable[[], Rehearsal]
+    ) -> tuple[Rehearsal, _Adjusted]:
+        """The rehearsal of a subject, ``opened`` if none has these weights, and the numbers to run it with."""
+        known = self._open.pop(subject, None)
+        if known is not None:
+            if _have_equal_weights(known[0], numbers):
+                adjusted = known[1].adjusted(numbers)
+                if adjusted is not None:
+                    self._open[subject] = known
+                    return known[1], adjusted
+            known[1].close()
+        while len(self._open) >= MOST_OPEN:
+            self._open.pop(next(iter(self._open)))[1].close()
+        try:
+            found = opened()
+        except RehearsalRefusedError:
+            if not self._open:
+                raise
+            self.close()  # memory may be short
+            found = opened()
+        self._open[subject] = numbers, found
+        return found, {}
+
+    def close(self) -> None:
+        """Close all of them."""
+        while self._open:
+            self._open.popitem()[1][1].close()
+
+
+def _have_equal_weights(one: Quantizer, other: Quantizer) -> bool:
+    mine, its = one.corrections, other.corrections
+    return mine.weights is its.weights and mine.biases is its.biases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +85,18 @@ class Judge:
     runtime: Runtime
     samples: int = SAMPLES  # of each part, at most
     known: dict[tuple[int, SampleSplit], dict[int, Values]] = field(default_factory=dict)  # of float models
+    rehearsals: OpenRehearsals = field(default_factory=OpenRehearsals)
 
     def part(self, part: SampleSplit, samples: int | None = None) -> Iterator[Feed]:
         """The samples of a part."""
         return islice(self.feeds(), int(part == "held-out"), 2 * (samples or self.samples), 2)
 
-    def open(self, numbers: QuantSource, part: SampleSplit) -> Rehearsal:
-        """The rehearsal of these numbers on a part of the samples."""
+    def rehearsal(self, numbers: Quantizer, part: SampleSplit) -> tuple[Rehearsal, _Adjusted]:
+        """The rehearsal of a part of the samples, and what its runs take for these numbers. It stays open."""
+        subject = id(self.model), part, tuple(placement.digest for placement in self.placements)
+        return self.rehearsals.of(subject, numbers, lambda: self._opened(numbers, part))
+
+    def _opened(self, numbers: Quantizer, part: SampleSplit) -> Rehearsal:
         sites = dict.fromkeys(site for placement in self.placements for site in placement.ordered)
         subject = Subject(
             model=self.model,
@@ -56,11 +106,12 @@ class Judge:
             samples=self.samples,
             data="calibration",
         )
-        return Rehearsal(subject, self.runtime, known=self.known.setdefault((id(self.model), part), {}))
+        known = self.known.setdefault((id(self.model), part), {})
+        return Rehearsal(subject, self.runtime, known=known, adjustable=True)
 
     def errors(
         self,
-        numbers: QuantSource,
+        numbers: Quantizer,
         part: SampleSplit = "held-out",
         is_late: Callable[[], bool] = lambda: False,
     ) -> tuple[Errors, ...]:
@@ -69,7 +120,7 @@ class Judge:
 
     def compared(
         self,
-        numbers: QuantSource,
+        numbers: Quantizer,
         before: tuple[Errors, ...],
         changed: TensorKind | None,
         is_lost: Callable[[tuple[Errors, ...]], bool],
@@ -97,27 +148,27 @@ class Judge:
 
     def _errors(
         self,
-        numbers: QuantSource,
+        numbers: Quantizer,
         part: SampleSplit,
         placements: Sequence[Placement],
         is_enough: Callable[[tuple[Errors, ...]], bool],
         least: int = LEAST_SAMPLES,
     ) -> tuple[Errors, ...]:
-        with self.open(numbers, part) as rehearsal:
-            rows: list[list[Floats]] = [[] for _ in placements]
-            settings = [rehearsal.switches.setting(placement) for placement in placements]
-            found: tuple[Errors, ...] = ()
-            for feed, reference in rehearsal.references():
-                for row, setting in zip(rows, settings, strict=True):
-                    values = rehearsal.values(setting, feed)
-                    row.append(powers([(reference[e], values[e]) for e in rehearsal.guiding_edges]))
-                found = tuple(Errors(np.array(row)) for row in rows)
-                if len(rows[0]) >= least and is_enough(found):
-                    break
+        rehearsal, adjusted = self.rehearsal(numbers, part)
+        rows: list[list[Floats]] = [[] for _ in placements]
+        settings = [rehearsal.switches.setting(placement) for placement in placements]
+        found: tuple[Errors, ...] = ()
+        for feed, reference in rehearsal.references():
+            for row, setting in zip(rows, settings, strict=True):
+                values = rehearsal.values(setting, feed, adjusted)
+                row.append(powers([(reference[e], values[e]) for e in rehearsal.guiding_edges]))
+            found = tuple(Errors(np.array(row)) for row in rows)
+            if len(rows[0]) >= least and is_enough(found):
+                break
         return found
 
     def dominating(
-        self, numbers: QuantSource, units: Sequence[str], place: Callable[[Collection[str]], Placement]
+        self, numbers: Quantizer, units: Sequence[str], place: Callable[[Collection[str]], Placement]
     ) -> tuple[str, ...]:
         """The few units without which all others together are usable; empty if there are none or too many.
 
@@ -126,24 +177,22 @@ class Judge:
         """
         left: list[str] = []
         most = min(MOST_LEFT, len(units) // LEFT_SHARE)
-        with self.open(numbers, "fit") as rehearsal:
-            references = list(islice(rehearsal.references(), LEAST_SAMPLES))
+        rehearsal, adjusted = self.rehearsal(numbers, "fit")
+        references = list(islice(rehearsal.references(), LEAST_SAMPLES))
 
-            def total_db(some: Collection[str]) -> float:
-                setting = rehearsal.switches.setting(place(some))
-                runs = [(reference, rehearsal.values(setting, feed)) for feed, reference in references]
-                rows = [
-                    powers([(known[e], found[e]) for e in rehearsal.guiding_edges]) for known, found in runs
-                ]
-                return Errors(np.array(rows)).total_db
+        def total_db(some: Collection[str]) -> float:
+            setting = rehearsal.switches.setting(place(some))
+            runs = [(reference, rehearsal.values(setting, feed, adjusted)) for feed, reference in references]
+            rows = [powers([(known[e], found[e]) for e in rehearsal.guiding_edges]) for known, found in runs]
+            return Errors(np.array(rows)).total_db
 
-            while total_db(rest := [unit for unit in units if unit not in left]) < USABLE_DB:
-                if len(left) >= most:
-                    return ()
-                while len(rest) > 1:
-                    middle = len(rest) // 2
-                    rest = min(rest[:middle], rest[middle:], key=total_db)
-                left += rest
+        while total_db(rest := [unit for unit in units if unit not in left]) < USABLE_DB:
+            if len(left) >= most:
+                return ()
+            while len(rest) > 1:
+                middle = len(rest) // 2
+                rest = min(rest[:middle], rest[middle:], key=total_db)
+            left += rest
         return tuple(left)
 
 

@@ -70,6 +70,7 @@ class Correcting:
                 feeds=lambda: data,
                 runtime=reference_runtime(opened, self.options, self.backend),
             )
+            opened.callback(judge.rehearsals.close)
             try:
                 return find_corrections(self._question(self.model, self.numbers, judge))
             except (BackendError, RehearsalRefusedError) as error:

@@ -7,7 +7,7 @@ pairs.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.arrays import Floats
+from qdqspec.arrays import Array, Floats
 from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
@@ -23,14 +23,19 @@ from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_ins
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.biases import BIAS_INPUT
 from qdqspec.placement.insert import RaisedInputs
-from qdqspec.placement.pairs import Pair, PairMaker
+from qdqspec.placement.pairs import Pair, PairMaker, QuantSource
 from qdqspec.placement.units import Edge
+from qdqspec.quantize.scales import REALS
 from qdqspec.rehearsal.switches import Switches
 from qdqspec.types import Consumer
 
 _Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
 
 _SPLIT_TAKES_NUMBER = 18  # the first opset whose Split has the number of outputs as an attribute
+# Types of single numbers of activations that can be inputs: those that Split takes.
+_PACKED = frozenset(
+    getattr(TensorProto, name) for name in ("FLOAT", "FLOAT16", "UINT8", "INT8", "UINT16", "INT16")
+)
 _NEVER = 1e15  # elements: more than any tensor has; sums of it are exact
 _SOURCE = "\0source"  # placeholder for the tensor that a pair quantizes, until the pair is in a branch
 
@@ -39,18 +44,21 @@ _SOURCE = "\0source"  # placeholder for the tensor that a pair quantizes, until 
 class SwitchedModel:
     """A model with switches. ``input`` takes the settings of the switches ``numbers``, in order; "" if there are none.
 
-    ``names`` are the names of its outputs by the edges whose values they hold.
+    ``names`` are the names of its outputs by the edges whose values they hold. ``adjustable`` are the scales and zero
+    points that can be fed, by the input that has those of one type: inputs with default values.
     """
 
     proto: onnx.ModelProto
     input: str
     numbers: tuple[int, ...]
     names: Mapping[Edge, str]
+    adjustable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Its inputs without the switches."""
-        return tuple(i.name for i in self.proto.graph.input if i.name != self.input)
+        """Its inputs without the switches and the numbers of pairs."""
+        own = {self.input, *self.adjustable}
+        return tuple(i.name for i in self.proto.graph.input if i.name not in own)
 
 
 class SwitchGraph:
@@ -63,6 +71,7 @@ class SwitchGraph:
 
     def __init__(self, model: Model, switches: Switches, maker: PairMaker, store: WeightStore) -> None:
         self._model = model
+        self._switches = switches
         self._edges = switches.by_edge()
         self._pairs: list[Pair] = [maker.make(site, source=_SOURCE) for site in switches]
         light = map_tensors(model.proto, store.externalize)
@@ -93,13 +102,29 @@ class SwitchGraph:
         """The index of the node that a switch precedes; for graph outputs, the number of nodes."""
         return self._at[edge]
 
-    def constant_names(self, number: int) -> tuple[str, ...]:
-        """The initializers of a switch's pair: its scale, and its zero point if it has one."""
-        return tuple(self._name(number, tensor.name) for tensor in self._pairs[number].constants)
+    def activation_numbers(self, numbers: QuantSource) -> dict[str, Array]:
+        """Scale and zero point of each activation's switch, by the name of the constant that holds them."""
+        found: dict[str, Array] = {}
+        for number, site in enumerate(self._switches):
+            if site.weight:
+                continue
+            params = numbers.params(site)
+            real = REALS[self._model.elem_type(site.tensor) or TensorProto.FLOAT]
+            values: tuple[Array, ...] = (
+                params.scale.astype(real),
+                params.zero_point.astype(params.format.dtype),
+            )
+            names = (self._name(number, tensor.name) for tensor in self._pairs[number].constants)
+            found.update(zip(names, values, strict=False))
+        return found
 
-    def whole(self, wanted: Iterable[Edge]) -> SwitchedModel:
-        """The whole model with all switches, and the values of these edges as its outputs."""
-        return self.part(0, len(self.nodes), (0, len(self.nodes) + 1), wanted)
+    def whole(self, wanted: Iterable[Edge], *, adjustable: bool = False) -> SwitchedModel:
+        """The whole model with all switches, and the values of these edges as its outputs.
+
+        Of an ``adjustable`` model single scales and zero points of activations can be fed.
+        """
+        whole = self.part(0, len(self.nodes), (0, len(self.nodes) + 1), wanted)
+        return self._adjustable(whole) if adjustable else whole
 
     def head(self, stop: int, tensors: Sequence[str]) -> SwitchedModel:
         """The nodes before ``stop`` without switches, with these tensors as outputs."""
@@ -162,6 +187,29 @@ class SwitchGraph:
             proto = closed(proto)
         switch_input = self._switch_input if numbers else ""
         return SwitchedModel(proto=proto, input=switch_input, numbers=numbers, names=names)
+
+    def _adjustable(self, model: SwitchedModel) -> SwitchedModel:
+        """The model with the single numbers of activations of one type in one input, which a Split takes apart."""
+        chosen: dict[int, dict[str, TensorProto]] = {}
+        for number in model.numbers:
+            for tensor in () if self._switches[number].weight else self._constants(number):
+                if tensor.data_type in _PACKED and prod(tensor.dims) == 1:
+                    chosen.setdefault(tensor.data_type, {})[tensor.name] = tensor
+        moved = {name for tensors in chosen.values() for name in tensors}
+        proto = copy_model(model.proto, but={"node", "initializer"})
+        proto.graph.initializer.extend(t for t in model.proto.graph.initializer if t.name not in moved)
+        inputs = {f"{self._prefix}numbers:{kind}": tensors for kind, tensors in chosen.items()}
+        for name, tensors in inputs.items():
+            values = np.array([numpy_helper.to_array(tensor).item() for tensor in tensors.values()])
+            kind = next(iter(tensors.values())).data_type
+            typed = values.astype(helper.tensor_dtype_to_np_dtype(kind))
+            proto.graph.initializer.append(numpy_helper.from_array(typed, name))
+            proto.graph.input.append(helper.make_tensor_value_info(name, kind, [len(tensors)]))
+            proto.graph.node.append(self._taken_apart(name, list(tensors)))
+        proto.graph.node.extend(model.proto.graph.node)
+        return replace(
+            model, proto=proto, adjustable={name: tuple(tensors) for name, tensors in inputs.items()}
+        )
 
     def _switched(self, nodes: range, edges: Sequence[Edge]) -> Iterable[onnx.NodeProto]:
         """The nodes in order, each after the switches that precede it, including the constants of earlier nodes."""
@@ -232,8 +280,8 @@ class SwitchGraph:
         for made in pair.nodes:
             node = copied(made)
             node.name = self._name(number, made.name)
-            for field in (node.input, node.output):
-                refill(field, [tensor if name == _SOURCE else self._name(number, name) for name in field])
+            for names in (node.input, node.output):
+                refill(names, [tensor if name == _SOURCE else self._name(number, name) for name in names])
             nodes.append(node)
         output = self._info(self._name(number, pair.output), of=tensor)
         return helper.make_graph(nodes, "on", [], [output])
@@ -253,11 +301,14 @@ class SwitchGraph:
     def _split(self, numbers: Sequence[int]) -> Iterable[onnx.NodeProto]:
         """A Split of the switch input into one condition for each switch."""
         if numbers:
-            parts = [self._condition(number) for number in numbers]
-            split = helper.make_node("Split", [self._switch_input], parts, axis=0)
-            if opset_of(self._base) >= _SPLIT_TAKES_NUMBER:
-                split.attribute.append(helper.make_attribute("num_outputs", len(numbers)))
-            yield split
+            yield self._taken_apart(self._switch_input, [self._condition(number) for number in numbers])
+
+    def _taken_apart(self, tensor: str, parts: Sequence[str]) -> onnx.NodeProto:
+        """A Split of a tensor into its elements."""
+        split = helper.make_node("Split", [tensor], parts, axis=0)
+        if opset_of(self._base) >= _SPLIT_TAKES_NUMBER:
+            split.attribute.append(helper.make_attribute("num_outputs", len(parts)))
+        return split
 
     def _places(self, edge: Edge) -> list[_Input]:
         """The inputs of the consumer after the opset was raised; for a graph output, a place after all nodes.

@@ -81,10 +81,12 @@ class Rehearsal(Closing):
         *,
         memory_limit: int | None = None,
         known: dict[int, Values] | None = None,
+        adjustable: bool = False,
     ) -> None:
         """Build and load the model with switches. ``memory_limit`` is in bytes, by default half of what is free.
 
-        ``known`` are values of the float model by sample, shared by rehearsals of the same model and data.
+        ``known`` are values of the float model by sample, shared by rehearsals of the same model and data. Of an
+        ``adjustable`` rehearsal the numbers of activations can be replaced for each run.
         Raises `RehearsalRefusedError` if the runtime lacks operators of the model, or the limit is exceeded.
         """
         self.subject = subject
@@ -98,7 +100,7 @@ class Rehearsal(Closing):
             try:
                 self.graph = self._graph()
                 self._refuse_above(_limit(memory_limit))
-                self._model = self.graph.whole(self.edges)
+                self._model = self.graph.whole(self.edges, adjustable=adjustable)
                 self._engine = self.load(self._model, "whole", runtime.exact)
             except (BackendError, ModelError, PlacementError) as error:
                 raise RehearsalRefusedError(f"the model cannot be rehearsed: {error.what}") from error
@@ -156,9 +158,24 @@ class Rehearsal(Closing):
         """The inputs."""
         return islice(iter(self.subject.feeds()), self.subject.samples)
 
-    def values(self, setting: SwitchStates, feed: Feed) -> Values:
-        """The values on `edges` with these switches on."""
-        return run(self._model, self._engine, setting, feed)
+    def values(
+        self, setting: SwitchStates, feed: Feed, adjusted: Mapping[str, Array] | None = None
+    ) -> Values:
+        """The values on `edges` with these switches on, and ``adjusted`` numbers."""
+        return run(self._model, self._engine, setting, feed, adjusted)
+
+    def adjusted(self, numbers: QuantSource) -> dict[str, Array] | None:
+        """The numbers of activations to run with instead of the subject's; ``None`` if not all can be replaced."""
+        own, other = map(self.graph.activation_numbers, (self.subject.numbers, numbers))
+        changed = {name for name, value in other.items() if not np.array_equal(value, own[name])}
+        inputs = self._model.adjustable
+        if not changed <= {name for names in inputs.values() for name in names}:
+            return None
+        return {
+            tensor: np.array([other[name].item() for name in names], other[names[0]].dtype)
+            for tensor, names in inputs.items()
+            if not changed.isdisjoint(names)
+        }
 
     def load(self, model: SwitchedModel, name: str, build: Callable[[Path], Engine]) -> Engine:
         """An engine of a model of `graph`."""
@@ -234,12 +251,18 @@ class RehearsedEngine:
         return self.known.of(self.rehearsal, self.placement, feeds)
 
 
-def run(model: SwitchedModel, engine: Engine, setting: SwitchStates, feed: Feed) -> Values:
+def run(
+    model: SwitchedModel,
+    engine: Engine,
+    setting: SwitchStates,
+    feed: Feed,
+    adjusted: Mapping[str, Array] | None = None,
+) -> Values:
     """The values that a model with switches computes, by edge; ``setting`` covers all switches, also those it lacks.
 
     Inputs with a default value may be absent from ``feed``. Outputs that are not arrays are omitted.
     """
-    given = {name: feed[name] for name in model.inputs if name in feed}
+    given = {name: feed[name] for name in model.inputs if name in feed} | dict(adjusted or {})
     if model.input:
         given[model.input] = setting[list(model.numbers)]
     found = engine.run(given)

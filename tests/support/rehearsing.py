@@ -53,12 +53,13 @@ def rehearsal_of(
     *feeds: Mapping[str, np.ndarray],
     memory_limit: int | None = None,
     floating: frozenset[Site] = frozenset(),
+    adjustable: bool = False,
 ) -> Rehearsal:
     """A rehearsal of these sites over these inputs."""
     subject = Subject(
         model=model, sites=tuple(sites), numbers=numbers, feeds=lambda: iter(feeds), floating=floating
     )
-    return Rehearsal(subject, RUNTIME, memory_limit=memory_limit)
+    return Rehearsal(subject, RUNTIME, memory_limit=memory_limit, adjustable=adjustable)
 
 
 def built_outputs(

@@ -18,7 +18,7 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.corrections import find
 from qdqspec.corrections.judge import Errors, Judge
 from qdqspec.corrections.margins import widened
-from qdqspec.corrections.ranges import _Adjustable
+from qdqspec.corrections.ranges import _Fit
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
@@ -27,7 +27,9 @@ from qdqspec.placement.strip import strip_qdq
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.preparation.files import write_placed, write_placement
 from qdqspec.preparation.prepare import Prepared
+from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
+from qdqspec.rehearsal import Rehearsal
 from qdqspec.session import Session
 from qdqspec.types import Case, Consumer, Inputs, Placement, QuantizeRules, Site
 
@@ -174,6 +176,29 @@ def test_margins_keep_the_inputs_of_linear_operators_if_these_lose(
     assert gain.after_db >= gain.before_db + 0.1
 
 
+def test_a_rehearsal_is_opened_anew_only_for_other_weights(
+    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Quantizer] = []
+    judged: list[Quantizer] = []
+
+    def opening(self: Judge, numbers: Quantizer, part: str) -> Rehearsal:
+        opened.append(numbers)
+        return own(self, numbers, part)
+
+    def judging(self: Judge, numbers: Quantizer, *args: object, **more: object) -> tuple[Errors, ...]:
+        judged.append(numbers)
+        return errors(self, numbers, *args, **more)
+
+    own, errors = Judge._opened, Judge._errors
+    monkeypatch.setattr(Judge, "_opened", opening)
+    monkeypatch.setattr(Judge, "_errors", judging)
+    gains = prepared(session, models, tmp_path, ("margins", "rounding")).corrections.gains
+    assert {gain.name for gain in gains} == {"margins", "rounding"}
+    assert (len(opened), len(judged) >= 5) == (2, True)
+    assert opened[1].corrections.weights
+
+
 def test_the_time_is_bounded_by_that_of_the_first_evaluation(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,21 +260,16 @@ def test_a_range_that_loses_on_the_first_samples_is_given_up(error: float, runs:
     edge = ("y", Consumer("", 0))
     ran: list[object] = []
 
-    def run(feed: object) -> dict[str, np.ndarray]:
-        ran.append(feed)
-        return {"y": np.full(4, 1 + error)}
+    def values(_: object, feed: object, adjusted: object) -> dict[object, np.ndarray]:
+        ran.append((feed, adjusted))
+        return {edge: np.full(4, 1 + error)}
 
-    model = _Adjustable(
-        rehearsal=SimpleNamespace(guiding_edges=[edge]),  # type: ignore[arg-type]
-        engine=SimpleNamespace(run=run),  # type: ignore[arg-type]
-        constants={},
-        defaults={},
-        setting=np.ones(1, np.bool_),
-        feeds=[({}, {edge: np.ones(4)})] * 6,
-        names={edge: "y"},
-        switch_input="on",
+    rehearsal = SimpleNamespace(
+        guiding_edges=[edge], values=values, switches=SimpleNamespace(setting=lambda placement: placement)
     )
-    found = model.errors(None, errors_of(*[20.0] * 6))  # type: ignore[arg-type]
+    judge = SimpleNamespace(placements=["everything"], rehearsal=lambda *_: (rehearsal, {"scales": 1.0}))
+    fit = _Fit(judge, [({}, {edge: np.ones(4)})] * 6)  # type: ignore[arg-type]
+    found = fit.errors(None, errors_of(*[20.0] * 6))  # type: ignore[arg-type]
     assert len(ran) == len(found.powers) == runs
 
 

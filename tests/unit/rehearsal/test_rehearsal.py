@@ -15,7 +15,9 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
 from qdqspec.rehearsal import RehearsalRefusedError, sites_of
 from qdqspec.rehearsal import rehearsal as rehearsals
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
@@ -113,6 +115,24 @@ def test_references_are_computed_anew_where_they_are_not_kept(
     monkeypatch.setattr(rehearsals, "HELD_BYTES", 0)
     with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
         assert rehearsal.error(placed(*SITES[:2])) == kept
+
+
+def test_other_numbers_of_activations_are_fed(model: Model, feeds: list) -> None:
+    numbers = Quantizer(model, ranges_for(model))
+    ranges = {tensor: TensorRange(1.25 * r.low, 1.25 * r.high) for tensor, r in numbers.ranges.items()}
+    wider = numbers.corrected(Corrections(ranges={**ranges, "x": numbers.ranges["x"]}))
+    with (
+        rehearsal_of(model, SITES, numbers, *feeds, adjustable=True) as adjustable,
+        rehearsal_of(model, SITES, wider, *feeds) as opened,
+    ):
+        setting = adjustable.switches.setting(placed(*SITES[:2], *SITES[3:]))
+        expected = opened.values(setting, feeds[0])
+        for adjusted, is_same in ((adjustable.adjusted(wider), True), (None, False)):
+            found = adjustable.values(setting, feeds[0], adjusted)
+            assert all(np.array_equal(found[edge], expected[edge]) for edge in expected) == is_same
+        assert adjustable.adjusted(numbers) == {}
+        assert opened.adjusted(wider) == {}
+        assert opened.adjusted(numbers) is None
 
 
 def test_a_pair_that_was_not_foreseen_is_refused_by_name(model: Model, feeds: list) -> None:
