@@ -50,7 +50,7 @@ def _capability(text: str) -> tuple[int, int]:
 def lint(arguments: argparse.Namespace) -> int:
     """Check the model with the rules of each target."""
     from qdqspec.lint import lint_model
-    from qdqspec.lint.text import render_findings
+    from qdqspec.lint.rules import render_findings
 
     model = model_given(arguments.model, arguments.values)
     found = {

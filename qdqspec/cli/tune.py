@@ -1,20 +1,25 @@
-"""Command ``tune``: search without a test run, through the same session as the pytest plugin."""
+"""Command ``tune``: search without a test run, through the same session as the pytest plugin.
+
+Several backends on one command line: ``--backend A,B`` makes a case for each of them.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qdqspec import registry
 from qdqspec.cases import find_cases
 from qdqspec.cli.asked import add_words, case_as_asked
 from qdqspec.cli.reduce import reduce_failures
-from qdqspec.cli.several import backends_asked, on_backends, weights
 from qdqspec.cli.words import (
     COLOR,
     FINE,
@@ -308,3 +313,74 @@ def _verdict_lines(record: RunRecord) -> list[str]:
 def _is_wanting(result: CheckResult, settings: Settings) -> bool:
     undecided = result.verdict.outcome == "inconclusive" and "conclusive" in settings.require
     return result.severity == "error" and (result.verdict.outcome == "fail" or undecided)
+
+
+def weights(text: str) -> dict[str, float]:
+    """Parse ``A:2,B``: a weight for each backend, 1 if not stated."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, weight = part.strip().partition(":")
+        try:
+            value = float(weight or 1)
+        except ValueError:
+            value = 0.0
+        if not name or not 0 < value < math.inf or name in found:
+            raise argparse.ArgumentTypeError(f"'{text}' is no list of backends with weights, as A:2,B")
+        found[name] = value
+    return found
+
+
+def backends_asked(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The backends of ``--targets``, or of ``--backend`` if it names several; none otherwise.
+
+    Raises `ConfigError` as `split_backends`, and if both are given or there is one target only.
+    """
+    if arguments.targets is None:
+        return split_backends(arguments)
+    if arguments.qdq_backend is not None:
+        raise ConfigError("--targets and --backend are both given", cure="leave --backend out")
+    if len(arguments.targets) < 2:
+        raise ConfigError("--targets: one placement for several runtimes needs two backends or more")
+    arguments.qdq_backend = ",".join(arguments.targets)
+    return split_backends(arguments)
+
+
+def split_backends(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The backends of ``--backend`` if there are several, else none; ``arguments`` keep the first.
+
+    Raises `ConfigError` for an unknown name and for one that occurs twice.
+    """
+    given = tuple(name.strip() for name in (arguments.qdq_backend or "").split(","))
+    if len(given) == 1:
+        return ()
+    known = registry.names("backend")
+    for name, count in Counter(given).items():
+        if name not in known:
+            near = registry.did_you_mean(name, known)
+            raise ConfigError(f"--backend: unknown backend '{name}'{near}", cure=f"known: {', '.join(known)}")
+        if count > 1:
+            raise ConfigError(f"--backend: '{name}' is given twice", cure="name each backend once")
+    arguments.qdq_backend = given[0]
+    return given
+
+
+def on_backends(cases: Sequence[Case], backends: Sequence[str], targets: Mapping[str, float]) -> list[Case]:
+    """Each case on each backend, with these ``targets``; the cases themselves without backends.
+
+    Raises `ConfigError` for a case whose spec chooses its backend.
+    """
+    if not backends:
+        return list(cases)
+    for case in cases:
+        if case.backend is not None:
+            raise ConfigError(
+                "the matrix of this spec chooses backends already",
+                where=case.name,
+                cure="leave --backend out",
+            )
+    return [replace(_on(case, backend), targets=targets) for case in cases for backend in backends]
+
+
+def _on(case: Case, backend: str) -> Case:
+    name = backend if case.id == "default" else f"{case.id}-{backend}"
+    return replace(case, id=name, backend=backend, matrix={**case.matrix, "backend": backend})

@@ -11,14 +11,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from qdqspec.corrections.biases import bias_shift
 from qdqspec.corrections.bits import overflow_free_scale, without_overflow
 from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
 from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, TensorKind, sure_db
 from qdqspec.corrections.layers import LinearLayer, find_layers
-from qdqspec.corrections.margins import FACTORS, widened
 from qdqspec.corrections.ranges import Ranges, chosen_ranges
-from qdqspec.corrections.rounding import is_better, rounded_weight
+from qdqspec.corrections.rounding import FACTORS, bias_shift, is_better, rounded_weight, widened
 from qdqspec.corrections.statistics import Observe, observed_means, observed_statistics
 from qdqspec.graph.model import Model
 from qdqspec.placement.biases import biased_layer

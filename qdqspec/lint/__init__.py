@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from qdqspec.lint.rules import Rule, rules_for
-from qdqspec.lint.run import lint_model
+from qdqspec.lint.rules import Rule, lint_model, rules_for
 
 __all__ = ["Rule", "lint_model", "rules_for"]

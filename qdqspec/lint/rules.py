@@ -1,18 +1,23 @@
-"""Lint rules and their registry."""
+"""Lint rules, their registry, their application to a model and the text of the findings."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
 from packaging.version import Version
 
 from qdqspec import registry
 from qdqspec.config import hooks
+from qdqspec.errors import ConfigError
+from qdqspec.graph.model import Model
 from qdqspec.lint.view import View
-from qdqspec.types import FindingSeverity, LintTarget
+from qdqspec.registry import did_you_mean
+from qdqspec.types import Finding, FindingSeverity, LintTarget
+from qdqspec.units import count_text, plain
 
 
 class Hit(NamedTuple):
@@ -119,3 +124,75 @@ def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
             importlib.import_module(module)
     known = sorted(_RULES.values(), key=lambda each: each.id)
     return tuple(each for each in known if target is None or each.is_for(target))
+
+
+_ORDER = ("refused", "slow", "note")
+
+
+def lint_model(
+    model: Model, target: LintTarget, *, compute_capability: tuple[int, int] | None = None
+) -> tuple[Finding, ...]:
+    """The findings of a target: most severe first, then by rule and graph order.
+
+    A target of a major version alone is judged for all its versions: the title of a finding states
+    in which of them it applies, and in which that is unknown.
+    ``compute_capability`` is the GPU's, such as ``(8, 9)``; without one, findings that depend on it are
+    notes. Nodes in bodies of If, Loop and Scan are named by their path: ``choice/then_branch/conv``; those of
+    local functions as in ONNX's inliner: ``conv__1``, ``conv__2`` for the first and second call. Raises
+    `ConfigError` for an unknown target.
+    """
+    if not hooks.declares("lint_targets", target):
+        known = hooks.all_names("lint_targets")
+        raise ConfigError(
+            f"unknown lint target '{target}'{did_you_mean(target, known)}", cure=f"known: {', '.join(known)}"
+        )
+    found = _findings(View(_without_functions(model), target, compute_capability))
+    return tuple(sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.id)))
+
+
+def _without_functions(model: Model) -> Model:
+    """The model with its local functions inlined; itself if it has none."""
+    if not model.proto.functions:
+        return model
+    import onnx.inliner
+
+    return Model(onnx.inliner.inline_local_functions(model.proto), path=model.path)
+
+
+def _findings(view: View) -> Iterator[Finding]:
+    for rule in rules_for(view.target):
+        if not any(map(rule.holds_for, view.versions or (None,))):
+            continue
+        scope = rule.scope(view.versions)
+        for hit in rule.find(view):
+            yield Finding(
+                id=rule.id,
+                severity=rule.severity,
+                node=hit.node,
+                message=hit.detail,
+                title=f"{rule.title} ({scope})" if scope else rule.title,
+                cure=rule.cure,
+                source=rule.source,
+            )
+
+
+def render_findings(target: LintTarget, findings: Sequence[Finding], *, most: int = 5) -> str:
+    """Findings by rule, most severe first, ``most`` nodes each; all of them if ``most`` is 0."""
+    lines = [f"{target}: {_counts(findings)}"]
+    for (severity, name), group in groupby(findings, key=lambda finding: (finding.severity, finding.id)):
+        found = list(group)
+        lines += ["", f"{severity} {name}: {found[0].title}"]
+        shown = found[:most] if most else found
+        lines += [f"  {plain(f'{f.node}: {f.message}' if f.node else f.message)}" for f in shown]
+        lines += [f"  and {len(found) - len(shown)} more"] if len(found) > len(shown) else []
+        lines.append(f"  cure: {found[0].cure}")
+    return "\n".join(lines)
+
+
+def _counts(findings: Iterable[Finding]) -> str:
+    severities = [finding.severity for finding in findings]
+    counted = [(severities.count("refused"), "refused"), (severities.count("slow"), "slow")]
+    parts = [f"{count} {what}" for count, what in counted if count]
+    if notes := severities.count("note"):
+        parts.append(count_text(notes, "note"))
+    return ", ".join(parts) or "nothing found"

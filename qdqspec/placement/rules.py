@@ -5,12 +5,17 @@ A rule takes the units of a model and returns them with pairs moved or removed. 
 residual Add quantized, others the skip side only. All inputs of a weighted operator are quantized together for each
 backend, by construction of units in `qdqspec.placement.units`; tensors that are copied, pooled or joined share their
 scales by `qdqspec.quantize.ranges.tie_ranges`.
+
+Some rules are for attention, two products around a Softmax computed in one kernel; others keep single operators out of
+formats without fast kernels for their size. Weight-only formats in blocks are for products of few rows and are not
+affected; nor are NVFP4 and MXFP8, which the sources do not mention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from typing import TypeAlias
 
 from qdqspec.config import hooks
@@ -18,11 +23,285 @@ from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, copies_values, is_default
 from qdqspec.placement.forms import Form
-from qdqspec.placement.rule_attention import transpose_to_matmul, whole_attention
-from qdqspec.placement.rule_sizes import FP8, few_channel_conv, large_fp8_kernel, small_gemm
+from qdqspec.placement.ops import weight_input
 from qdqspec.placement.units import Edge, Unit, with_results
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Consumer
+
+# Sizes that narrow kernels on tensor cores do not support well.
+# Source: NVIDIA Model-Optimizer, onnx/quantization/graph_utils.py (`find_nodes_from_convs_to_exclude`,
+# `find_nodes_from_matmul_to_exclude`), which leaves these in float "as kernels are missing or slower". None
+# of it was measured by us. Placement does not insert pairs there, and lint reports pairs that are there.
+
+
+LEAST = 16  # channels of a convolution, rows and columns of the second operand of a product
+_LEAST_KERNEL_IN_GROUPS = 3
+_MULTIPLE = 8
+LARGEST_FP8_KERNEL = 32  # elements: kernels of at least this size are slower
+
+Dims = Sequence[int | None]
+
+
+def too_few_channels(weight: Sequence[int], *, group: int, fp8: bool, first: bool) -> bool:
+    """Whether a convolution's weight, output channels first, has fewer channels than its kernels need.
+
+    An fp8 one needs more than 16 on both sides. An int8 one needs 16, or a multiple of 8 on one side if one
+    side has 16 or it is the ``first`` of the model, and a square kernel; or in groups a multiple of 8 output
+    channels and a kernel of at least 3.
+    """
+    made, read, *kernel = weight
+    if fp8:
+        return min(made, read) <= LEAST
+    if min(made, read) >= LEAST:
+        return False
+    if group > 1:
+        return made % _MULTIPLE != 0 or min(kernel, default=0) < _LEAST_KERNEL_IN_GROUPS
+    enough = max(made, read) >= LEAST or first
+    multiple = made % _MULTIPLE == 0 or read % _MULTIPLE == 0
+    return not (multiple and enough and len(set(kernel)) <= 1)
+
+
+def too_large_for_fp8(weight: Sequence[int]) -> bool:
+    """Whether a convolution's kernel has 32 elements or more, as 7x7 has, for which fp8 kernels are slower."""
+    return prod(weight[2:]) >= LARGEST_FP8_KERNEL
+
+
+def is_one_line(result: Dims | None) -> bool:
+    """Whether a product has one row or one column: it is a product by a vector, which tensor cores do not speed up."""
+    return result is not None and len(result) > 1 and 1 in result[-2:]
+
+
+def too_small_to_multiply(weight: Dims | None) -> bool:
+    """Whether the second operand of a product has fewer than 16 rows or columns. Unknown sizes are large enough."""
+    return weight is not None and len(weight) > 1 and any(size and size < LEAST for size in weight[-2:])
+
+
+INT8, FP8 = "int8", "fp8"
+_CONVS = frozenset({"Conv"})
+_PRODUCTS = frozenset({"Gemm", "MatMul"})
+
+
+def few_channel_conv(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """A convolution of fewer than 16 channels stays float, except int8 ones with a multiple of 8 on one side.
+
+    An fp8 one stays float up to 16 channels.
+
+    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_convs_to_exclude`: kernels are
+    missing or slower.
+    """
+
+    def leaves(node: Node, fmt: str) -> bool:
+        dims = _weight(model, node)
+        if dims is None or len(dims) < 3:
+            return False
+        group = int(str(node.attributes.get("group", 1)))
+        first = node.inputs[0] in model.inputs
+        return too_few_channels(dims, group=group, fp8=fmt == FP8, first=first)
+
+    return _without(model, units, _CONVS, leaves)
+
+
+def large_fp8_kernel(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """A convolution whose kernel has 32 elements or more, as 7x7 has, is not computed in fp8.
+
+    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_convs_to_exclude`: fp8 kernels of that size
+    are missing or slower.
+    """
+
+    def leaves(node: Node, fmt: str) -> bool:
+        dims = _weight(model, node)
+        return fmt == FP8 and dims is not None and too_large_for_fp8(dims)
+
+    return _without(model, units, _CONVS, leaves)
+
+
+def small_gemm(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """A product with one row or column, or whose second operand has fewer than 16, stays float.
+
+    Unknown sizes count as large.
+
+    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_matmul_to_exclude`: a product by
+    a vector does not use tensor cores, and theirs need 16 rows and columns.
+    """
+
+    def leaves(node: Node, fmt: str) -> bool:  # noqa: ARG001 - alike in both formats
+        return is_one_line(model.shape(node.outputs[0])) or too_small_to_multiply(model.shape(node.inputs[1]))
+
+    return _without(model, units, _PRODUCTS, leaves)
+
+
+def _without(
+    model: Model, units: tuple[Unit, ...], op_types: Collection[str], leaves: Callable[[Node, str], bool]
+) -> tuple[Unit, ...]:
+    """The units without the int8 and fp8 forms that the rule excludes for a unit's operator, one of ``op_types``."""
+
+    def kept(unit: Unit) -> Unit:
+        if unit.op_type not in op_types:
+            return unit
+        node = model.by_name[unit.id]
+        forms = tuple(
+            form
+            for form in unit.forms
+            if form.choice.format not in (INT8, FP8) or not leaves(node, form.choice.format)
+        )
+        return unit if len(forms) == len(unit.forms) else replace(unit, forms=forms)
+
+    return tuple(kept(unit) for unit in units)
+
+
+def _weight(model: Model, node: Node) -> tuple[int, ...] | None:
+    """The shape of a constant weight."""
+    index = weight_input(model, node)
+    return None if index is None else tuple(model.constants[node.inputs[index]].dims)
+
+
+# Operators allowed between a product and the Softmax: scaling, masks, layout. In fp8 the order matters too: a
+# Mul or Div, then an Add. Source: Model-Optimizer, graph_utils, `find_mha_partitions` and
+# `match_fp8_mha_pattern`.
+_LAYOUT = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Transpose"})
+_SCALES, _MASKS = frozenset({"Div", "Mul"}), frozenset({"Add"})
+_LONGEST_IN_INT8 = 512  # positions
+_HEADS_IN_FP8 = range(9, 257)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """The product of queries and keys, the nodes up to the product with the values, and that product."""
+
+    scores: Node
+    between: tuple[Node, ...]
+    mixed: Node
+    plain: bool  # whether the nodes between match the fp8 kernel
+
+
+def whole_attention(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """Both products of an attention are quantized together, with all four inputs, or not at all.
+
+    The nodes between them stay float. In int8 up to 512 positions; in fp8 with 9 to 256 numbers per head, and
+    only if at most a scale and then a mask precede the Softmax. Unknown sizes count as fitting.
+
+    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_mha_to_exclude`,
+    `match_fp8_mha_pattern`. That a part of the pattern is slower than none of it is inferred, not read.
+    """
+    by_id = {unit.id: unit for unit in units}
+    for attention in _attentions(model):
+        scores, mixed = (by_id.get(node.name) for node in (attention.scores, attention.mixed))
+        inside = (node.name for node in attention.between)
+        whole = None if scores is None or mixed is None else _joined(model, attention, scores, mixed)
+        for name in (attention.scores.name, attention.mixed.name, *inside):
+            by_id.pop(name, None)
+        if whole is not None:
+            by_id[whole.id] = whole
+    return tuple(by_id[unit.id] for unit in units if unit.id in by_id)
+
+
+def transpose_to_matmul(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """A Transpose before a product of activations stays float: the pair is next to the product.
+
+    Source: github.com/NVIDIA/TensorRT issue 1604: with Q and DQ right before the Transpose int8 was always
+    slower than float16.
+    """
+
+    def leads(unit: Unit) -> bool:
+        readers = (
+            [model.by_name[end.node] for end in model.consumers.get(unit.outputs[0], ())]
+            if unit.outputs
+            else []
+        )
+        return unit.op_type == "Transpose" and any(_is_product(model, node) for node in readers)
+
+    return tuple(unit for unit in units if not leads(unit))
+
+
+def _joined(model: Model, attention: _Attention, scores: Unit, mixed: Unit) -> Unit | None:
+    """One unit of both products; ``None`` if no format is left."""
+    offered = {form.choice.format for form in scores.forms}
+    forms = tuple(
+        form for form in mixed.forms if form.choice.format in offered and _fits(model, attention, form)
+    )
+    if not forms:
+        return None
+    names = {*scores.nodes, *(node.name for node in attention.between), *mixed.nodes}
+    nodes = tuple(sorted(names, key=lambda name: model.by_name[name].index))
+    return replace(mixed, id=scores.id, nodes=nodes, edges=(*scores.edges, *mixed.edges), forms=forms)
+
+
+def _fits(model: Model, attention: _Attention, form: Form) -> bool:
+    shape = model.shape(attention.scores.inputs[1])
+    head, positions = shape[-2:] if shape is not None and len(shape) > 1 else (None, None)
+    if form.choice.format == "fp8":
+        return attention.plain and (head is None or head in _HEADS_IN_FP8)
+    return form.choice.format != "int8" or positions is None or positions <= _LONGEST_IN_INT8
+
+
+# ---- finding ------------------------------------------------------------------------------------
+
+
+def _attentions(model: Model) -> Iterator[_Attention]:
+    """Each Softmax between two products of activations, once; a product belongs to one attention."""
+    taken: set[str] = set()
+    for node in model.nodes:
+        if node.op_type != "Softmax" or not is_default(node):
+            continue
+        before, after = _before(model, node), _after(model, node)
+        if before is None or after is None or {before[0].name, after[0].name} & taken:
+            continue
+        scores, way = before
+        mixed, behind = after
+        taken |= {scores.name, mixed.name}
+        kinds = [n.op_type for n in reversed(way) if n.op_type not in _LAYOUT]
+        scale = [kind for kind in kinds if kind in _SCALES]
+        plain = kinds in ([], ["Add"], scale, [*scale, "Add"]) and len(scale) <= 1
+        yield _Attention(scores, (*way, node, *behind), mixed, plain)
+
+
+def _before(model: Model, softmax: Node) -> tuple[Node, list[Node]] | None:
+    """The product whose result, scaled and masked, a Softmax reads, and the nodes between."""
+    way: list[Node] = []
+    node = model.producer.get(softmax.inputs[0])
+    while node is not None and not _is_product(model, node):
+        if not is_default(node) or node.op_type not in _LAYOUT | _SCALES | _MASKS:
+            return None
+        way.append(node)
+        node = _source(model, node)
+    return None if node is None else (node, way)
+
+
+def _source(model: Model, node: Node) -> Node | None:
+    """The producer of the data of a scale, mask or layout: of two operands the one after a product."""
+    makers = [
+        model.producer[name]
+        for name in node.inputs[:2]
+        if name in model.producer and name not in model.constants
+    ]
+    if node.op_type in _LAYOUT:
+        makers = makers[:1]
+    near = [
+        maker for maker in makers if _is_product(model, maker) or maker.op_type in _LAYOUT | _SCALES | _MASKS
+    ]
+    return max(near, key=lambda maker: (_is_product(model, maker), maker.index), default=None)
+
+
+def _after(model: Model, softmax: Node) -> tuple[Node, list[Node]] | None:
+    """The product that reads the result of a Softmax, and the layout nodes between."""
+    way: list[Node] = []
+    node = softmax
+    while True:
+        ends = model.consumers.get(node.outputs[0], ())
+        if len(ends) != 1 or node.outputs[0] in model.outputs:
+            return None
+        node = model.by_name[ends[0].node]
+        if _is_product(model, node):
+            return node, way
+        if not is_default(node) or node.op_type not in _LAYOUT | {"Dropout"}:
+            return None
+        way.append(node)
+
+
+def _is_product(model: Model, node: Node) -> bool:
+    """Whether a node multiplies two activations."""
+    return node.op_type == "MatMul" and is_default(node) and weight_input(model, node) is None
+
 
 Units: TypeAlias = tuple[Unit, ...]
 PlacementRule: TypeAlias = Callable[[Model, Units], Units]

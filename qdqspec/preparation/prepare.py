@@ -33,9 +33,8 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.preparation.runtimes import FusionBuild, Groups, Observing, groups_of_file
 from qdqspec.preparation.start import KeptScales, kept_scales
-from qdqspec.quantize.calibrate import calibrate, calibrate_with
+from qdqspec.quantize.calibrate import calibrate, calibrate_with, given_ranges
 from qdqspec.quantize.corrections import Corrections
-from qdqspec.quantize.given import given_ranges
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_matches, unmatched

@@ -1,31 +1,162 @@
-"""Calibration: the range of every tensor from sample inputs, one sample at a time.
+"""Calibration: the range of every tensor from sample inputs, one sample at a time, or from other tools.
 
-It is independent of runtimes: the caller passes a function that runs a model.
+It is independent of runtimes: the caller passes a function that runs a model. The percentile, entropy and squared-error
+methods clip a tensor's range by a histogram with a fixed number of bins over a known range, so that memory is bounded
+whatever the number of samples.
+
+Ranges of other tools are calibration caches, which the backend of their runtime reads (hook ``ranges``), or plain
+numbers in JSON: ``{"tensor": 6.0}`` for -6 to 6, or ``{"tensor": [-1.5, 6.0]}``.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qdqspec.arrays import Array, Feed
+from qdqspec.arrays import Array, Feed, Floats
+from qdqspec.config import hooks
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import Observer, observe
 from qdqspec.graph.scopes import find_scopes
 from qdqspec.graph.wire import Parts
-from qdqspec.quantize.histogram import Histogram, entropy_range, mse_range, percentile_range
+from qdqspec.plain_json import parse_json
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS, as_real
 from qdqspec.spec.vocabulary import Method
 from qdqspec.units import count_text, list_text
+
+BINS = 2048
+PERCENTILE = 99.99  # percentage of all values that is not clipped
+_LEVELS = 128  # of the magnitude, as in an 8-bit symmetric grid
+_MSE_CANDIDATES = 128
+_MSE_STEPS = 255  # of an 8-bit grid over the whole range
+
+
+class Histogram:
+    """Counts of non-zero values in `BINS` equal bins on each side of zero, up to the largest magnitude of ``span``.
+
+    Zeros are not counted: every grid represents zero exactly, and their large number after a Relu would dominate all
+    other counts.
+    """
+
+    __slots__ = ("counts", "span")
+
+    def __init__(self, span: TensorRange) -> None:
+        self.span = span
+        self.counts: Floats = np.zeros(2 * BINS)
+
+    def add(self, values: npt.NDArray[np.generic]) -> None:
+        """Count values. Changes this histogram."""
+        numbers = values[values != 0].astype(np.float64)
+        limit = self.span.largest
+        self.counts += np.histogram(numbers, bins=2 * BINS, range=(-limit, limit))[0]
+
+    @property
+    def edges(self) -> Floats:
+        """Borders of the bins, one more than there are bins."""
+        return np.linspace(-self.span.largest, self.span.largest, 2 * BINS + 1)
+
+    @property
+    def magnitudes(self) -> Floats:
+        """Counts of absolute values in `BINS` equal bins."""
+        return self.counts[BINS:] + self.counts[:BINS][::-1]
+
+
+def percentile_range(histogram: Histogram, percentile: float = PERCENTILE) -> TensorRange:
+    """Clip equal shares of both tails; at least ``percentile`` percent of the non-zero values stay inside."""
+    total = histogram.counts.sum()
+    if total == 0:
+        return histogram.span
+    share = np.cumsum(histogram.counts) / total
+    cut = (100 - percentile) / 200
+    edges = histogram.edges
+    low = edges[np.searchsorted(share, cut, side="right")]
+    high = edges[np.searchsorted(share, 1 - cut, side="left") + 1]
+    span = histogram.span
+    return TensorRange(float(np.clip(low, span.low, 0)), float(np.clip(high, 0, span.high)))
+
+
+def entropy_range(histogram: Histogram) -> TensorRange:
+    """Entropy calibration: clip where the relative entropy of magnitudes and their 128-level image is smallest.
+
+    The search of S. Migacz, "8-bit Inference with TensorRT", GTC 2017: for every number of bins kept, the tail is added
+    to the last bin kept, the bins are merged into 128 levels and spread again over the non-empty ones, and the
+    divergence of both is computed. Prefix sums give all thresholds at once.
+    """
+    counts = histogram.magnitudes
+    if counts.sum() == 0:
+        return histogram.span
+    divergence = _divergences(counts)
+    kept = BINS - int(np.argmin(divergence[::-1]))  # among equals the one that clips least
+    return _clip(histogram.span, histogram.span.largest * (kept + 0.5) / BINS)
+
+
+def mse_range(histogram: Histogram) -> TensorRange:
+    """Clip where the squared error of an 8-bit grid, rounding and clipping together, is smallest."""
+    if histogram.counts.sum() == 0:
+        return histogram.span
+    edges = histogram.edges
+    centers = (edges[:-1] + edges[1:]) / 2
+    limits = histogram.span.largest * np.arange(_MSE_CANDIDATES, 0, -1) / _MSE_CANDIDATES
+    errors = [_squared_error(histogram, centers, limit) for limit in limits]
+    best = int(np.argmin(errors))  # the first is the widest
+    return _clip(histogram.span, float(limits[best]))
+
+
+def _clip(span: TensorRange, limit: float) -> TensorRange:
+    return TensorRange(max(span.low, -limit), min(span.high, limit))
+
+
+def _squared_error(histogram: Histogram, centers: Floats, limit: float) -> float:
+    low, high = max(histogram.span.low, -limit), min(histogram.span.high, limit)
+    step = (high - low) / _MSE_STEPS
+    clipped = np.clip(centers, low, high) - centers
+    return float((histogram.counts * (clipped**2 + step**2 / 12)).sum())
+
+
+def _divergences(counts: Floats) -> Floats:
+    """Relative entropy for every number of bins kept; infinite for fewer bins than levels.
+
+    ``counts`` is P before the tail is added; Q spreads the sum of a level over its non-empty bins.
+    """
+    sums = _prefix(counts)
+    filled = _prefix((counts > 0).astype(np.float64))
+    own_information = _prefix(_xlogx(counts))
+    kept = np.arange(_LEVELS, BINS + 1)
+    borders = kept[:, None] * np.arange(_LEVELS + 1) // _LEVELS
+    level = np.diff(sums[borders], axis=1)
+    bins = np.diff(filled[borders], axis=1)
+    total, inside = sums[-1], sums[kept]
+    tail, last = total - inside, counts[kept - 1]
+    bins[:, -1] += (last == 0) & (tail > 0)
+    mass = level.copy()
+    mass[:, -1] += tail
+    information = own_information[kept] - _xlogx(last) + _xlogx(last + tail)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cross = np.where(mass > 0, mass * np.log(level / bins), 0.0).sum(axis=1)
+        found = (information - cross) / total - np.log(total) + np.log(inside)
+    result = np.full(BINS + 1, np.inf)
+    result[kept] = np.where(np.isfinite(found), found, np.inf)
+    return result
+
+
+def _prefix(values: Floats) -> Floats:
+    return np.concatenate(([0.0], np.cumsum(values)))
+
+
+def _xlogx(values: Floats) -> Floats:
+    return values * np.log(np.where(values > 0, values, 1.0))
+
 
 # Takes a model and returns a function that runs it: feed in, outputs by name out. The model comes from `observe`;
 # references to external data stay relative to the folder of the original.
@@ -190,3 +321,73 @@ def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -
 
 def _quoted(tensors: Sequence[str]) -> str:
     return list_text([f"'{tensor}'" for tensor in tensors], _LISTED)
+
+
+_MOST_BYTES = 64 << 20
+_CURE = 'give a calibration cache of a runtime, or JSON such as {"tensor": 6.0} or {"tensor": [-1.5, 6.0]}'
+
+
+def given_ranges(
+    path: Path, wanted: Collection[str], where: str, note: Callable[[str], None]
+) -> dict[str, TensorRange]:
+    """The ranges in a file for the wanted tensors; ``note`` receives the names of those without one.
+
+    Raises `DataError` if it cannot be read, or has none of them: it belongs to another model than ``where`` then.
+    """
+    told = read_ranges(path)
+    found = {tensor: told[tensor] for tensor in wanted if tensor in told}
+    if wanted and not found:
+        raise DataError(
+            f"it has a scale for no tensor of {where}", where=path, cure="give that of this model"
+        )
+    if missing := sorted(set(wanted) - found.keys()):
+        note(f"{path.name} has no scale for these, so they stay in floating point: {', '.join(missing)}")
+    return found
+
+
+def read_ranges(path: Path) -> dict[str, TensorRange]:
+    """The range of each tensor in a file; raises `DataError` with the line or name that cannot be read."""
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe would block
+            raise DataError("this is no file", where=path, cure=_CURE)
+        if path.stat().st_size > _MOST_BYTES:
+            raise DataError(f"it is larger than {_MOST_BYTES >> 20} MiB", where=path, cure=_CURE)
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"it cannot be read: {error.strerror}", where=path, cure="check the path") from None
+    try:
+        caches = (read(data) for read in hooks.readers("ranges"))
+        cache = next((found for found in caches if found is not None), None)
+        return (
+            _of_json(data) if cache is None else {name: _symmetric(*found) for name, found in cache.items()}
+        )
+    except ValueError as error:
+        raise DataError(f"the scales cannot be read: {error}", where=path, cure=_CURE) from None
+
+
+def _of_json(data: bytes) -> dict[str, TensorRange]:
+    told = parse_json(data)
+    if not isinstance(told, dict):
+        raise ValueError("it is no table of tensors")
+    return {name: _range(value, f"'{name:.60}'") for name, value in told.items()}
+
+
+def _range(value: object, where: str) -> TensorRange:
+    if isinstance(value, list) and len(value) == 2:
+        low, high = (_number(one, where) for one in value)
+        if low > high:
+            raise ValueError(f"{where}: {low:g} is above {high:g}")
+        return TensorRange(low, high)
+    return _symmetric(_number(value, where), where)
+
+
+def _symmetric(largest: float, where: str) -> TensorRange:
+    if not (math.isfinite(largest) and largest >= 0):
+        raise ValueError(f"{where}: {largest:g} is no largest magnitude")
+    return TensorRange(-largest, largest)
+
+
+def _number(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where}: {value!r:.30} is no number")
+    return float(value)

@@ -1,7 +1,7 @@
 """Blocks: regions under construction, and how small ones are merged.
 
 A `Leaf` is a run of nodes; a `Composite` holds blocks. Both are mutable while a search builds them and hold
-node indices; `qdqspec.regions.tree` turns them into regions.
+node indices; `qdqspec.regions.search` turns them into regions.
 """
 
 from __future__ import annotations

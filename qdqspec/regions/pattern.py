@@ -5,22 +5,34 @@ shapes (if asked for), input slots and the boundary agree. Without shapes, the n
 convolution is ignored too. Operands of commutative operators may change places. Values of constants do not
 count, nor whether two inputs share one constant; bodies of If, Loop and Scan are represented by their
 operators only.
+
+Most blocks of a model repeat. The properties that nodes of a `NodeKind` share are written once, and a `NodeView`
+holds the rest as small numbers, so that a repeated block is recognized before it is written or ordered.
+
+Nodes are paired by canonical labelling of a small labelled acyclic graph: colour refinement along and against the edges
+runs until the partition is stable. Remaining ties are resolved by individualizing each vertex of a tied class in turn
+and keeping the smallest certificate, as in B. D. McKay, "Practical graph isomorphism", Congressus Numerantium 30
+(1981). A branch whose first leaf was seen before is an automorphic image and is not searched.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
+import onnx
+
 from qdqspec.errors import ModelError
-from qdqspec.graph.model import Model
-from qdqspec.regions.coloring import InEdge, Puzzle, canonical_order
+from qdqspec.graph.model import Model, Node, TensorType
+from qdqspec.graph.ops import COMMUTATIVE, is_commutative
 from qdqspec.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
-from qdqspec.regions.flow import Flow, flow_of
-from qdqspec.regions.views import NodeView, Viewer
+from qdqspec.regions.flow import Flow, flow_of, short_hash
 from qdqspec.registry import did_you_mean
 
 PatternGranularity: TypeAlias = Literal["structure", "structure+shapes"]
@@ -220,3 +232,322 @@ def _successors(feeds: Sequence[Sequence[int]]) -> list[list[int]]:
     for vertex in range(1, last):
         successors[vertex] = successors[vertex] or [last]
     return successors
+
+
+UNKNOWN = "?"  # an unknown type
+_ABSENT = "-"  # the type of an omitted input
+_GROUPS = re.compile(rb"(?<=[\[,])group=\d+")
+_BODY_SLOT = -1  # the tensors that a body reads have no order
+_RESULT = -1  # the reader of a graph output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeKind:
+    """The properties of nodes without their neighbours; one object per kind, compared by identity.
+
+    ``ends`` are slot and type of the inputs that are not constant.
+    """
+
+    label: str
+    ends: tuple[tuple[int, str], ...]
+    constants: tuple[str, ...]
+    makes: int  # outputs
+
+    def text(self, fed: Sequence[tuple[int, str]], seen: str) -> str:
+        """The label of a node, given its ends fed by outside tensors and its outputs read outside."""
+        inputs = sorted([*self.constants, *(f"{slot}:{known}" for slot, known in fed)])
+        return f"{self.label}({','.join(inputs)})>{seen}"
+
+
+class NodeView(NamedTuple):
+    """Nodes in canonical order with their kinds, the source of each end, and which outputs are read outside.
+
+    In ``feeds`` tensors made inside are numbered from 0, outside ones from -1 down, in order of appearance.
+    ``inputs`` and ``outputs`` are the tensors that enter and leave, in that order.
+    """
+
+    members: list[int]
+    kinds: list[NodeKind]
+    feeds: list[int]
+    seen: list[str]
+    inputs: list[str]
+    outputs: list[str]
+
+
+# A node: its kind, the tensors its ends read, and the tensors it makes with the readers of each.
+_Face: TypeAlias = tuple[NodeKind, Sequence[str], Sequence[tuple[str, Sequence[int]]]]
+
+
+class Viewer:
+    """Makes views of one model's node sets. Facts about single nodes are computed once."""
+
+    def __init__(self, flow: Flow, *, with_shapes: bool) -> None:
+        self.place = {index: i for i, index in enumerate(flow.order)}
+        self._faces = dict(zip(flow.order, _faces(flow, with_shapes), strict=True))
+
+    def view(self, indices: Iterable[int]) -> NodeView:
+        """The view of nodes given by index."""
+        inside = set(indices)
+        members = sorted(inside, key=self.place.__getitem__)
+        kinds: list[NodeKind] = []
+        feeds: list[int] = []
+        seen: list[str] = []
+        inputs: list[str] = []
+        outputs: list[str] = []
+        number: dict[str, int] = {}  # in ``feeds``
+        made = 0
+        for index in members:
+            kind, reads, makes = self._faces[index]
+            kinds.append(kind)
+            for tensor in reads:
+                feed = number.get(tensor)
+                if feed is None:
+                    inputs.append(tensor)
+                    feed = number[tensor] = -len(inputs)
+                feeds.append(feed)
+            signs = ""
+            for tensor, readers in makes:
+                number[tensor] = made
+                made += 1
+                if inside.issuperset(readers):
+                    signs += "."
+                else:
+                    signs += "o"
+                    outputs.append(tensor)
+            seen.append(signs)
+        return NodeView(members, kinds, feeds, seen, inputs, outputs)
+
+
+def _faces(flow: Flow, with_shapes: bool) -> Iterator[_Face]:
+    model, types = flow.model, _type_texts(flow.model, with_shapes)
+    readers = dict(flow.readers)
+    for tensor in model.outputs:
+        readers[tensor] = (*readers.get(tensor, ()), _RESULT)
+    for tensor, owner in flow.given_by.items():
+        readers[tensor] = (*readers.get(tensor, ()), owner)
+    kinds: dict[tuple[object, ...], NodeKind] = {}
+    for index in flow.order:
+        node = model.nodes[index]
+        own, reads, slots = flow.own[index], flow.reads[index], node.inputs
+        if index in flow.bodied:
+            inner = tuple([t for t in reads if t not in slots])
+            reads = (*[t for t in slots if t in reads], *inner)
+            slots = (*slots, *inner)
+        if not with_shapes and _is_depthwise(model, node):
+            own = _GROUPS.sub(b"group=each", own)
+        # Equal counts mean that each input carries data.
+        flows = None if len(reads) == len(slots) else tuple([t in reads for t in slots])
+        read = tuple([types.get(t, UNKNOWN) for t in slots])
+        made = tuple([types.get(t, UNKNOWN) for t in node.outputs])
+        key = own, len(node.inputs), read, flows, made
+        kind = kinds.get(key)
+        if kind is None:
+            kind = kinds[key] = _kind(node, model.opset, own, read, flows, made)
+        yield kind, reads, [(t, readers.get(t, ())) for t in node.outputs]
+
+
+def _kind(
+    node: Node, opset: int, own: bytes, read: Sequence[str], flows: Sequence[bool] | None, made: Sequence[str]
+) -> NodeKind:
+    loose = node.op_type in COMMUTATIVE and is_commutative(node, opset)
+    ends, constants = [], []
+    for slot, known in enumerate(read):
+        told = _BODY_SLOT if slot >= len(node.inputs) else 0 if loose else slot
+        if flows is None or flows[slot]:
+            ends.append((told, known))
+        elif known != _ABSENT:
+            constants.append(f"c{told}:{known}")
+    return NodeKind(own.decode() + ",".join(made), tuple(ends), tuple(constants), len(made))
+
+
+def _is_depthwise(model: Model, node: Node) -> bool:
+    """Whether a convolution has one group per channel. Shapes, if asked for, give the number of groups."""
+    if node.op_type not in ("Conv", "ConvTranspose") or len(node.inputs) < 2:
+        return False
+    weight = model.shape(node.inputs[1]) or ()
+    groups = next((attribute.i for attribute in node.proto.attribute if attribute.name == "group"), 1)
+    axis, width = (0, groups) if node.op_type == "ConvTranspose" else (1, 1)
+    return groups > 1 and len(weight) > axis and weight[axis] == width
+
+
+def _type_texts(model: Model, with_shapes: bool) -> dict[str, str]:
+    """Tensor types as text, by tensor name; unknown ones are missing."""
+    known = model.types
+    # Tensors share type objects: comparing by identity is faster.
+    made = {id(one): one for one in known.values()}
+    texts = {number: _type_text(one, with_shapes) for number, one in made.items()}
+    return {tensor: texts[id(one)] for tensor, one in known.items()} | {"": _ABSENT}
+
+
+def _type_text(known: TensorType, with_shapes: bool) -> str:
+    name: str = onnx.TensorProto.DataType.Name(known.elem_type)
+    if not with_shapes or known.shape is None:
+        return name
+    return f"{name}[{'x'.join('?' if d is None else str(d) for d in known.shape)}]"
+
+
+Colors: TypeAlias = list[bytes]
+EFFORT = 50_000  # vertex visits spent on ties; beyond that, symmetric vertices keep the order of their input
+
+
+# an input: its slot, the vertex that produces it, the index of the output
+InEdge: TypeAlias = tuple[int, int, int]
+# by vertex: label of the edge, and the vertex at its other end
+Tagged: TypeAlias = list[list[tuple[bytes, int]]]
+
+
+class Puzzle:
+    """A labelled acyclic graph: vertices in topological order, their labels, and the edges into each."""
+
+    def __init__(self, labels: Sequence[str], edges: Sequence[Sequence[InEdge]]) -> None:
+        self.labels = labels
+        self.edges = edges
+        ways = {(slot, output) for row in edges for slot, _, output in row}
+        tags = {way: b"%d.%d." % way for way in ways}
+        self.up: Tagged = [[(tags[slot, output], feeding) for slot, feeding, output in row] for row in edges]
+        self.depth: list[int] = []
+        for row in edges:
+            deepest = -1
+            for _, feeding, _ in row:
+                if self.depth[feeding] > deepest:
+                    deepest = self.depth[feeding]
+            self.depth.append(deepest + 1)
+
+    @cached_property
+    def down(self) -> Tagged:
+        """The same edges by producer. Computed on demand: most graphs need no backward sweep."""
+        down: Tagged = [[] for _ in self.labels]
+        for vertex, row in enumerate(self.up):
+            for tag, feeding in row:
+                down[feeding].append((tag, vertex))
+        return down
+
+
+def canonical_order(puzzle: Puzzle) -> tuple[list[int], str]:
+    """Vertices in canonical order, and the certificate: the whole graph written in that order.
+
+    Graphs with equal certificates are isomorphic.
+    """
+    told = {label: short_hash(label.encode()) for label in set(puzzle.labels)}
+    colors = _refined(puzzle, [told[label] for label in puzzle.labels])
+    ties = len(colors) - len(set(colors))
+    if not ties:
+        return _written(puzzle, colors)
+    if ties * len(colors) > EFFORT:
+        return _written_in(puzzle, _greedy_order(puzzle, colors))
+    return _Search(puzzle).best(colors)[0]
+
+
+class _Search:
+    def __init__(self, puzzle: Puzzle) -> None:
+        self._puzzle = puzzle
+        self._left = EFFORT
+
+    def best(self, colors: Colors) -> tuple[tuple[list[int], str], set[str]]:
+        """The smallest certificate in this subtree of the search, and all certificates found."""
+        tied = _smallest_tie(colors)
+        if not tied:
+            written = _written(self._puzzle, colors)
+            return written, {written[1]}
+        found, seen = self.best(self._told_apart(colors, tied[0]))
+        for vertex in tied[1:]:
+            if self._left < 0:
+                break
+            branch = self._told_apart(colors, vertex)
+            if self._first_leaf(branch) in seen:
+                continue
+            other, more = self.best(branch)
+            seen |= more
+            found = min(found, other, key=lambda written: written[1])
+        return found, seen
+
+    def _told_apart(self, colors: Colors, vertex: int) -> Colors:
+        self._left -= len(colors)
+        changed = list(colors)
+        changed[vertex] = short_hash(colors[vertex] + b"\0chosen")
+        return _refined(self._puzzle, changed)
+
+    def _first_leaf(self, colors: Colors) -> str:
+        while tied := _smallest_tie(colors):
+            colors = self._told_apart(colors, tied[0])
+        return _written(self._puzzle, colors)[1]
+
+
+def _smallest_tie(colors: Colors) -> list[int]:
+    classes: dict[bytes, list[int]] = {}
+    for vertex, color in enumerate(colors):
+        classes.setdefault(color, []).append(vertex)
+    ties = [(len(members), color) for color, members in classes.items() if len(members) > 1]
+    return classes[min(ties)[1]] if ties else []
+
+
+def _refined(puzzle: Puzzle, colors: Colors) -> Colors:
+    """Refine colours by the producers and the consumers of each vertex until the colouring is stable.
+
+    Each sweep propagates a difference through the whole depth, down and up, so that few sweeps are needed
+    however deep the graph is.
+    """
+    count = len(set(colors))
+    while count < len(colors):
+        before = count
+        colors = _swept(puzzle.up, range(len(colors)), colors)
+        if (count := len(set(colors))) == len(colors):
+            break
+        colors = _swept(puzzle.down, range(len(colors) - 1, -1, -1), colors)
+        if (count := len(set(colors))) == before:
+            break
+    return colors
+
+
+def _swept(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
+    fresh = list(colors)
+    for vertex in order:
+        told, row = colors[vertex], edges[vertex]
+        if len(row) == 1:
+            tag, end = row[0]
+            told += b"\0" + tag + fresh[end]
+        elif row:
+            told = b"\0".join([told, *sorted([tag + fresh[end] for tag, end in row])])
+        fresh[vertex] = short_hash(told)
+    return fresh
+
+
+def _written(puzzle: Puzzle, colors: Colors) -> tuple[list[int], str]:
+    return _written_in(puzzle, sorted(range(len(colors)), key=lambda v: (puzzle.depth[v], colors[v])))
+
+
+def _written_in(puzzle: Puzzle, order: list[int]) -> tuple[list[int], str]:
+    place = [0] * len(order)
+    for i, vertex in enumerate(order):
+        place[vertex] = i
+    rows = []
+    for vertex in order:
+        row = puzzle.edges[vertex]
+        if len(row) == 1:  # same text as that of the list below, which takes three times as long to write
+            slot, feeding, output = row[0]
+            rows.append(f"{puzzle.labels[vertex]}<[({slot}, {place[feeding]}, {output})]")
+        else:
+            ends = sorted([(slot, place[feeding], output) for slot, feeding, output in row])
+            rows.append(f"{puzzle.labels[vertex]}<{ends}")
+    return order, "\n".join(rows)
+
+
+def _greedy_order(puzzle: Puzzle, colors: Colors) -> list[int]:
+    """A topological order by colour that keeps the vertices of one symmetric branch together."""
+    missing = [len(row) for row in puzzle.edges]
+    place: dict[int, int] = {}
+
+    def entry(vertex: int) -> tuple[int, bytes, list[int], int]:
+        fed_by = sorted(place[feeding] for _, feeding, _ in puzzle.edges[vertex])
+        return puzzle.depth[vertex], colors[vertex], fed_by, vertex
+
+    ready = [entry(v) for v, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    while ready:
+        vertex = heapq.heappop(ready)[-1]
+        place[vertex] = len(place)
+        for _, fed in puzzle.down[vertex]:
+            missing[fed] -= 1
+            if not missing[fed]:
+                heapq.heappush(ready, entry(fed))
+    return list(place)

@@ -1,15 +1,15 @@
-"""Builds the charts of a case from its evidence."""
+"""Charts of a case as inline SVG: bars, a forest plot of ratios, and a Pareto front."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 
 from qdqspec.report.beside import day_text
 from qdqspec.report.facts import MOST_BLOCKS, ROLES, block_errors
-from qdqspec.report.svg import Step, Strip, convergence, distributions
-from qdqspec.report.svg_bars import Bar, bars
-from qdqspec.report.svg_forest import ForestRow, forest
-from qdqspec.report.svg_front import Spot, front
+from qdqspec.report.svg import WIDTH, Step, Strip, convergence, distributions, frame, px, ticks, words
 from qdqspec.report.svg_graph import part_text
 from qdqspec.types import (
     EXACT_DB,
@@ -144,3 +144,188 @@ def _figure(figure: BaselineFigure, name: str) -> ForestRow:
 
 def _row(name: str, ratio: Interval, style: str) -> ForestRow:
     return ForestRow(name, ratio.median, ratio.low, ratio.high, f"{ratio.median:.3f}", style)
+
+
+_LEFT, _RIGHT, _BAR, _GAP, _SHOWN = 212, 64, 16, 6, 30  # characters of a name
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A name with figures, each with its CSS class and its label, and a title for the pointer."""
+
+    name: str
+    figures: tuple[tuple[str, float, str], ...]
+    title: str
+
+
+def bars(rows: Sequence[Bar], what: str) -> str:
+    """The rows in their order; the longest bar fills the width."""
+    longest = max(value for row in rows for _, value, _ in row.figures) or 1.0
+    y, parts = 4.0, []
+    for row in rows:
+        name = row.name if len(row.name) <= _SHOWN else f"...{row.name[3 - _SHOWN :]}"
+        middle = y + _BAR * len(row.figures) / 2 + 5
+        parts.append(f"<g><title>{escape(row.title)}</title>{words(_LEFT - 8, middle, name, 'end name')}</g>")
+        for style, value, label in row.figures:
+            width = (WIDTH - _LEFT - _RIGHT) * value / longest
+            parts.append(
+                f'<g class="{style}"><rect class="bar solid" x="{_LEFT}" y="{px(y + 2)}" '
+                f'width="{px(max(width, 1.0))}" height="13"/>'
+                f"{words(_LEFT + width + 6, y + 12, label, 'tick')}</g>"
+            )
+            y += _BAR
+        y += _GAP
+    said = ", ".join(f"{row.name} {' and '.join(label for *_, label in row.figures)}" for row in rows)
+    return frame(round(y + 2), f"{what}: {said}", parts)
+
+
+_FOREST_LEFT, _FOREST_RIGHT, _ROW, _FOOT = 148, 78, 26, 34
+
+
+@dataclass(frozen=True, slots=True)
+class ForestRow:
+    """A name, an estimate with its bounds, and a label at the end. ``style`` is a CSS class."""
+
+    name: str
+    median: float
+    low: float
+    high: float
+    label: str
+    style: str  # tuned for this run, other for the rest
+
+
+def forest(rows: Sequence[ForestRow], mark: float | None, what: str) -> str:
+    """One line per row; a dashed line at ``mark``, the value to compare with. The axis need not begin at 0."""
+    left, right = _span(rows, mark)
+    height = _ROW * len(rows) + _FOOT
+
+    def x(value: float) -> float:
+        share = (min(max(value, left), right) - left) / (right - left)
+        return _FOREST_LEFT + (WIDTH - _FOREST_LEFT - _FOREST_RIGHT) * share
+
+    parts = []
+    for tick in ticks(left, right):
+        parts.append(_upright(x(tick), height, "grid"))
+        parts.append(words(x(tick), height - 12, f"{tick:g}", "tick middle"))
+    parts += [_upright(x(mark), height, "grid one")] if mark is not None else []
+    for number, row in enumerate(rows):
+        y = _ROW * number + _ROW / 2 + 2
+        low, middle, high = px(x(row.low)), px(x(row.median)), px(x(row.high))
+        parts.append(
+            f'<g class="{row.style}">{words(_FOREST_LEFT - 10, y + 4, row.name, "end name")}'
+            f'<line class="whisker" x1="{low}" x2="{high}" y1="{px(y)}" y2="{px(y)}"/>'
+            f'<circle class="mark" cx="{middle}" cy="{px(y)}" r="4.5"/>'
+            f"{words(WIDTH - _FOREST_RIGHT + 8, y + 4, row.label, 'value')}</g>"
+        )
+    said = ", ".join(f"{row.name} {row.label}" for row in rows)
+    return frame(height, f"{what}: {said}", parts)
+
+
+def _span(rows: Sequence[ForestRow], mark: float | None) -> tuple[float, float]:
+    """Range of the axis: all bounds, but very wide intervals are cut near the estimates."""
+    middles = [row.median for row in rows] + ([] if mark is None else [mark])
+    reach = 2 * (max(middles) - min(middles)) + 0.05 * max(middles)
+    bounds = [bound for row in rows for bound in (row.low, row.high) if math.isfinite(bound)]
+    low = max(0.0, min(middles) - reach, min([*middles, *bounds]))
+    high = min(max(middles) + reach, max([*middles, *bounds]))
+    room = 0.06 * (high - low) or 0.05 * high or 1.0
+    return max(0.0, low - room), high + room
+
+
+def _upright(x: float, height: int, style: str) -> str:
+    return f'<line class="{style}" x1="{px(x)}" x2="{px(x)}" y1="2" y2="{height - 26}"/>'
+
+
+_HEIGHT, _FRONT_LEFT, _FRONT_RIGHT, _TOP, _BOTTOM = 240, 58, 16, 28, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A candidate: its time over the reference's with bounds, and its accuracy: SQNR in dB, or a task metric.
+
+    ``style`` is a CSS class: ``kept`` for the selected one, ``front`` for others on the front, ``dropped``
+    for the rest.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    level: float
+    style: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Plane:
+    """Maps ratios and decibels to pixels."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+    @classmethod
+    def around(cls, spots: Sequence[Spot]) -> _Plane:
+        levels = [spot.level for spot in spots]
+        low, high = min(spot.ratio for spot in spots), max([1.0, *(spot.ratio for spot in spots)])
+        wide = (high - low) * 0.08 or 0.05
+        span, size = max(levels) - min(levels), max(1.0, *map(abs, levels))
+        tall = max(span * 0.12, 1e-4 * size) if span else 0.05 * size
+        return cls(max(0.0, low - wide), high + wide, min(levels) - tall, max(levels) + tall)
+
+    def x(self, ratio: float) -> float:
+        share = (min(max(ratio, self.left), self.right) - self.left) / (self.right - self.left)
+        return _FRONT_LEFT + (WIDTH - _FRONT_LEFT - _FRONT_RIGHT) * share
+
+    def y(self, level: float) -> float:
+        return _TOP + (_HEIGHT - _BOTTOM - _TOP) * (self.top - level) / (self.top - self.bottom)
+
+
+def front(spots: Sequence[Spot], accuracy: str) -> str:
+    """Each candidate by time and ``accuracy``; a line joins the front. Better is left and up."""
+    plane = _Plane.around(spots)
+    ahead = sorted((s for s in spots if s.style != "dropped"), key=lambda s: (s.ratio, -s.level))
+    parts = [*_grid(plane, accuracy), _line(ahead, plane)]
+    parts += [_spot(spot, plane) for spot in (*(s for s in spots if s.style == "dropped"), *ahead)]
+    said = ", ".join(f"{spot.ratio:.3f} at {spot.level:.4g}" for spot in ahead)
+    return frame(_HEIGHT, f"Time over the reference's against {accuracy}, the front: {said}", parts)
+
+
+def _grid(plane: _Plane, accuracy: str) -> list[str]:
+    parts = []
+    for level in ticks(plane.bottom, plane.top):
+        parts += _front_level(plane.y(level), f"{level:g}")
+    for tick in ticks(plane.left, plane.right):
+        x, style = plane.x(tick), "grid one" if math.isclose(tick, 1) else "grid"
+        parts.append(f'<line class="{style}" x1="{px(x)}" x2="{px(x)}" y1="20" y2="{_HEIGHT - _BOTTOM}"/>')
+        parts.append(words(x, _HEIGHT - _BOTTOM + 16, f"{tick:g}", "tick middle"))
+    middle = (_FRONT_LEFT + WIDTH - _FRONT_RIGHT) / 2
+    parts.append(words(middle, _HEIGHT - 6, "time over the reference's", "tick middle"))
+    parts.append(words(8, 12, accuracy, "tick"))
+    return parts
+
+
+def _front_level(y: float, text: str) -> list[str]:
+    line = f'<line class="grid" x1="{_FRONT_LEFT}" x2="{WIDTH - _FRONT_RIGHT}" y1="{px(y)}" y2="{px(y)}"/>'
+    return [line, words(_FRONT_LEFT - 8, y + 4, text, "tick end")]
+
+
+def _line(ahead: Sequence[Spot], plane: _Plane) -> str:
+    """A stepped line: nothing was found between two points of the front."""
+    points: list[str] = []
+    for spot in ahead:
+        x, y = px(plane.x(spot.ratio)), px(plane.y(spot.level))
+        points += [f"{x},{points[-1].partition(',')[2]}"] if points else []
+        points.append(f"{x},{y}")
+    return f'<polyline class="best" points="{" ".join(points)}"/>' if len(ahead) > 1 else ""
+
+
+def _spot(spot: Spot, plane: _Plane) -> str:
+    x, y = plane.x(spot.ratio), px(plane.y(spot.level))
+    bar = ""
+    if spot.low < spot.high and spot.style != "dropped":
+        low, high = px(plane.x(spot.low)), px(plane.x(spot.high))
+        bar = f'<line class="whisker" x1="{low}" x2="{high}" y1="{y}" y2="{y}"/>'
+    radius = 5.5 if spot.style == "kept" else 4
+    title = f"<title>{escape(spot.title)}</title>"
+    return f'{bar}<circle class="mark {spot.style}" cx="{px(x)}" cy="{y}" r="{radius:g}">{title}</circle>'

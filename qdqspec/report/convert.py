@@ -26,7 +26,7 @@ from qdqspec.report.layout import (
     TrialPart,
     TrialsPart,
 )
-from qdqspec.report.private import Redactor, model_path, spec_path
+from qdqspec.report.names import Redactor, model_path, spec_path
 from qdqspec.types import (
     Case,
     CaseRecord,

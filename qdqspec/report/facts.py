@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from qdqspec.report.fit import MAX_ROWS
-from qdqspec.report.status import limit_text
-from qdqspec.report.tables import provenance_text, shown_columns
+from qdqspec.report.tables import limit_text, provenance_text, shown_columns
 from qdqspec.types import (
     AccuracyBound,
     BlockError,

@@ -1,7 +1,9 @@
-"""The spec as a pydantic model, the same from a file and from Python."""
+"""The spec as a pydantic model, the same from a file and from Python, and its cases."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,13 +17,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.choices import MatrixSection
-from qdqspec.spec.evaluation import require_evaluation
-from qdqspec.spec.expand import cases_of
+from qdqspec.spec.choices import Choice, MatrixSection
 from qdqspec.spec.explain import error_without_file
 from qdqspec.spec.fields import Listed, Reason, SpecSection, Words
 from qdqspec.spec.inputs import InputsSection
-from qdqspec.spec.kinds import Checks, refused
+from qdqspec.spec.kinds import CheckEntry, Checks, check_ids, needs_labels, refused
+from qdqspec.spec.locate import Loc
 from qdqspec.spec.place import Place, SpecPath
 from qdqspec.spec.sections import (
     PatternsSection,
@@ -30,8 +31,9 @@ from qdqspec.spec.sections import (
     SkipUnlessSection,
     TuneSection,
     Xfail,
+    skip_rules,
 )
-from qdqspec.types import Case
+from qdqspec.types import Case, CheckSpec
 
 
 class Spec(SpecSection):
@@ -99,3 +101,94 @@ class Spec(SpecSection):
         """Set the file and the lines (from 1) at which cases and checks are reported."""
         self._source, self._case_line, self._check_lines = source, case_line, check_lines
         return self
+
+
+_HINT = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels'"
+
+
+def require_evaluation(inputs: InputsSection, tune: TuneSection, checks: Sequence[CheckEntry] = ()) -> None:
+    """Raise pydantic's ``ValidationError`` at each place that needs evaluation data, if there is none."""
+    if inputs.evaluation is not None:
+        return
+    asking: dict[Loc, str] = {
+        ("checks", n): f"check '{entry.kind}'" for n, entry in enumerate(checks) if needs_labels(entry.kind)
+    }
+    if tune.accuracy is not None:
+        asking["tune", "accuracy"] = "'tune.accuracy'"
+    if asking:
+        raise refused({loc: _missing(what) for loc, what in asking.items()})
+
+
+def _missing(what: str) -> PydanticCustomError:
+    context = {"what": what, "hint": _HINT}
+    return PydanticCustomError("evaluation", "{what} needs inputs.evaluation, which is not given", context)
+
+
+# The record and field that each axis replaces.
+_TARGETS = {
+    "quant": ("quantize", "format"),
+    "batch": ("inputs", "batch"),
+    "calibration": ("quantize", "calibration"),
+    "weights": ("quantize", "weights"),
+    "activations": ("quantize", "activations"),
+    "strategy": ("tune", "strategy"),
+    "preset": ("tune", "preset"),
+    "backend": ("", "backend"),  # a field of the case itself
+}
+
+
+def cases_of(
+    spec: Spec, *, source: Path | None, case_line: int, check_lines: tuple[int, ...]
+) -> tuple[Case, ...]:
+    """The cases in the order of the matrix; each has all checks."""
+    targets = spec.tune.targets or {}
+    matrix = spec.matrix
+    if targets:
+        axis = tuple(targets)
+        matrix = (
+            MatrixSection(backend=axis) if matrix is None else matrix.model_copy(update={"backend": axis})
+        )
+    choices = {"default": Choice()} if matrix is None else matrix.cases()
+    plain = Case(
+        id="default",
+        model=spec.model,
+        spec=source,
+        line=case_line,
+        title=spec.title,
+        tags=spec.tags,
+        targets=targets,
+        inputs=spec.inputs.rules(),
+        patterns=spec.patterns.rules(),
+        regions=spec.regions.rules(),
+        quantize=spec.quantize.rules(),
+        tune=spec.tune.rules(),
+        checks=_checks(spec, check_lines),
+        skipping=skip_rules(spec.skip, spec.skip_unless, spec.xfail),
+    )
+    return tuple(_chosen(plain, name, choice) for name, choice in choices.items())
+
+
+def _checks(spec: Spec, lines: tuple[int, ...]) -> tuple[CheckSpec, ...]:
+    ids = check_ids(spec.checks)
+    return tuple(
+        CheckSpec(
+            id=name,
+            kind=entry.kind,
+            params=entry.params,
+            severity=getattr(entry.params, "severity", "error"),
+            line=line,
+        )
+        for name, entry, line in zip(ids, spec.checks, lines or (1,) * len(ids), strict=True)
+    )
+
+
+def _chosen(plain: Case, name: str, choice: Choice) -> Case:
+    """The case with the chosen values in place of its rules."""
+    changed: dict[str, Any] = {}
+    for axis, value in choice.items():
+        record, field = _TARGETS[axis]
+        if not record:
+            changed[field] = value
+            continue
+        changed[record] = replace(changed.get(record, getattr(plain, record)), **{field: value})
+    return replace(plain, id=name, matrix=choice, **changed)

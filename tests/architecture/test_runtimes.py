@@ -30,14 +30,15 @@ ALLOWED = [
         "Sources: onnx-tensorrt",
         "operators of a file format, whatever the backend: their definition",
     ),
-    ("quantize/histogram.py", '"8-bit Inference with TensorRT", GTC 2017', "the title of a source"),
-    (
-        "placement/rules.py",
-        "github.com/NVIDIA/TensorRT issues",
-        "the source of a rule that several backends use",
+    ("quantize/calibrate.py", '"8-bit Inference with TensorRT", GTC 2017', "the title of a source"),
+    *(
+        (
+            "placement/rules.py",
+            f"github.com/NVIDIA/TensorRT {issue}",
+            "the source of a rule that several backends use",
+        )
+        for issue in ("issue 1604", "issues 1992", "issue 2592")
     ),
-    ("placement/rules.py", "Source: github.com/NVIDIA/TensorRT issue", "the same"),
-    ("placement/rule_attention.py", "Source: github.com/NVIDIA/TensorRT issue", "the same"),
 ]
 
 

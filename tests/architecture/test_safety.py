@@ -82,8 +82,8 @@ MAKES_TEMPORARY = {
     "temporary.py",
     "measurement/_child.py",  # inside the launcher's folder
     "measurement/worker.py",  # tells a child where its folder is
-    "report/private.py",  # knows its name, to keep it out of reports
-    "backends/tensorrt/gpu_day/clean.py",  # knows its name, to keep it out of the archive
+    "report/names.py",  # knows its name, to keep it out of reports
+    "backends/tensorrt/gpu_day/archive.py",  # knows its name, to keep it out of the archive
     "backends/onnxruntime/engine.py",  # in a child: inside the child's folder
     "backends/onnxruntime_web/node.py",  # the log of its process, a file without a name
     "backends/trtexec/engine.py",

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx.reference import ReferenceEvaluator
 
+from qdqspec.quantize.calibrate import Histogram, entropy_range, mse_range, percentile_range
 from qdqspec.quantize.formats import FORMATS, NumberFormat, QuantParams
-from qdqspec.quantize.histogram import Histogram, entropy_range, mse_range, percentile_range
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params
 

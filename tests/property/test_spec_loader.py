@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from qdqspec import load_spec
 from qdqspec.errors import SpecError
+from qdqspec.spec.load import read_quickly
 from qdqspec.spec.locate import read_yaml
 from qdqspec.spec.models import Spec
-from qdqspec.spec.quick import read_quickly
 
 VALID = """\
 qdqspec: 1

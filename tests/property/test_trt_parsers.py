@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qdqspec.backends.tensorrt.layer_json import read_profile, read_times
-from qdqspec.backends.tensorrt.layers import parse_layers
-from qdqspec.backends.tensorrt.names import EngineNames, metadata_names
+from qdqspec.backends.tensorrt.layers import EngineNames, metadata_names, parse_layers
 from qdqspec.backends.trtexec.log import read_log
 from qdqspec.backends.trtexec.messages import find_all
 from qdqspec.errors import BackendError

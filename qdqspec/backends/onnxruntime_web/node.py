@@ -1,9 +1,10 @@
-"""Starts Node with the worker of this folder, alone or with a browser, and sends it requests."""
+"""Starts Node with the worker of this folder, alone or with a browser, sends it requests and explains its messages."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import tempfile
@@ -14,8 +15,8 @@ from typing import IO
 
 from qdqspec.arrays import Array
 from qdqspec.backends._orphans import start_program
+from qdqspec.backends.onnxruntime import messages
 from qdqspec.backends.onnxruntime_web.install import HERE, NODE, require_node, require_package
-from qdqspec.backends.onnxruntime_web.messages import cure_for, plainly
 from qdqspec.errors import BackendError
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.wire import FrameStream, Header, WireClosedError
@@ -149,3 +150,23 @@ def _last_words(log: IO[bytes]) -> str:
     log.seek(max(0, size - _LAST_BYTES))
     lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
     return " | ".join(lines[-6:])
+
+
+# "Can't create a session. ERROR_CODE: 1, ERROR_MESSAGE: Why"; an exception of wasm without a message is a number
+_CODE = re.compile(r"ERROR_CODE: -?\d+, ERROR_MESSAGE: ")
+_OUT_OF_MEMORY = re.compile(r"failed to allocate|out of memory|memory access out of bounds", re.IGNORECASE)
+
+
+def plainly(text: str) -> str:
+    """The message on one line."""
+    text = _CODE.sub("", text).strip()
+    if text.isdecimal():
+        return f"an exception of the WebAssembly code without a message ({text})"
+    return messages.plainly(RuntimeError(text))
+
+
+def cure_for(text: str) -> str | None:
+    """What to do about an error, if known."""
+    if _OUT_OF_MEMORY.search(text):
+        return "take a smaller model: WebAssembly has 4 GiB of memory at most"
+    return messages.cure_for(text)

@@ -24,12 +24,13 @@ from qdqspec.backends.openvino.layers import find_origins, layer_times, named_no
 from qdqspec.backends.openvino.library import (
     INSTALL,
     core_with_extensions,
+    cure_for,
     device_name,
     import_openvino,
     installed_version,
+    plainly,
     properties,
 )
-from qdqspec.backends.openvino.messages import cure_for, plainly
 from qdqspec.backends.openvino.ops import ABSORBED, LABELS, LINEAR
 from qdqspec.backends.openvino.options import CPU, OPTIONS, device_from
 from qdqspec.errors import BackendError, BackendUnavailableError

@@ -22,10 +22,17 @@ from trtexec_install import Trtexec
 from qdqspec.backends.base import PLAIN, BuildOptions
 from qdqspec.backends.tensorrt.exported import read_exported
 from qdqspec.backends.tensorrt.gpu_day import models
-from qdqspec.backends.tensorrt.gpu_day.archive import RECORDED, answers_from, run_part, start, write_bundle
-from qdqspec.backends.tensorrt.gpu_day.clean import cleaned, hidden_words
+from qdqspec.backends.tensorrt.gpu_day.archive import (
+    RECORDED,
+    answers_from,
+    cleaned,
+    hidden_words,
+    run_part,
+    start,
+    write_bundle,
+)
+from qdqspec.backends.tensorrt.gpu_day.models import REFUSED
 from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, PARTS, Day, DayPart
-from qdqspec.backends.tensorrt.gpu_day.refused import REFUSED
 from qdqspec.errors import OutputError
 from qdqspec.lint import lint_model, rules_for
 

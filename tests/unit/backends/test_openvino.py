@@ -19,7 +19,7 @@ from operator_models import IMAGE, Graph, conv
 from qdqspec import tune
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.openvino.engine import OpenVino, OpenVinoEngine
-from qdqspec.backends.openvino.messages import plainly
+from qdqspec.backends.openvino.library import plainly
 from qdqspec.cli import main
 from qdqspec.config.declared import check_option
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError

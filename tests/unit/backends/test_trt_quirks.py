@@ -15,8 +15,7 @@ import pytest
 
 from qdqspec.backends.tensorrt.exported import _end_to_end
 from qdqspec.backends.tensorrt.layer_json import read_graph, read_profile, read_times
-from qdqspec.backends.tensorrt.layers import parse_layers, read_layers
-from qdqspec.backends.tensorrt.names import EngineNames, metadata_names
+from qdqspec.backends.tensorrt.layers import EngineNames, metadata_names, parse_layers, read_layers
 from qdqspec.backends.trtexec.log import read_log
 from qdqspec.backends.trtexec.messages import find_all
 from qdqspec.regions.fusion import groups_of

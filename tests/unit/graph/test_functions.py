@@ -8,8 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from qdqspec.graph.functions import inlined
-from qdqspec.graph.given import given_model
+from qdqspec.graph.given import given_model, inlined
 from qdqspec.graph.model import Model
 
 TEXT = """<ir_version: 8, opset_import: ["": 17, "my": 1]>

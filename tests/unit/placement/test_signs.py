@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec.graph.model import Model
-from qdqspec.placement.revive import Signs
+from qdqspec.placement.recognize import Signs
 
 CONSTANTS = {
     "pos": np.ones((2, 2), np.float32),

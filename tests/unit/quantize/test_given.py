@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qdqspec.errors import DataError
-from qdqspec.quantize.given import given_ranges, read_ranges
+from qdqspec.quantize.calibrate import given_ranges, read_ranges
 from qdqspec.quantize.ranges import TensorRange
 
 HEADER = "TRT-100001-EntropyCalibration2"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqspec.quantize.histogram import (
+from qdqspec.quantize.calibrate import (
     BINS,
     Histogram,
     _divergences,

@@ -8,7 +8,7 @@ import pytest
 from qdqspec.errors import ModelError
 from qdqspec.graph.model import Model
 from qdqspec.regions import canonical
-from qdqspec.regions.coloring import Puzzle, canonical_order
+from qdqspec.regions.pattern import Puzzle, canonical_order
 
 
 def model_of(body: str, shape: str = "4,4") -> Model:

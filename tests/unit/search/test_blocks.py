@@ -12,10 +12,9 @@ from searches import pure_placements
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.search._descent import Descent
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
-from qdqspec.search.blocks import CostModel, block_codes, fuse, unit_labels
+from qdqspec.search.blocks import CostModel, Descent, block_codes, fuse, unit_labels
 from qdqspec.search.crossings import Crossing, Crossings, Domains, edges_between
 from qdqspec.testing.strategies import Oracle
 from qdqspec.types import LABELS, LayerTime, Placement, Trial

@@ -15,8 +15,8 @@ from qdqspec import Spec, load_spec
 from qdqspec.errors import SpecError
 from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME
 from qdqspec.spec.choices import MatrixSection
-from qdqspec.spec.expand import _TARGETS
 from qdqspec.spec.inputs import InputsSection
+from qdqspec.spec.models import _TARGETS
 from qdqspec.spec.sections import (
     PatternsSection,
     QuantizeSection,

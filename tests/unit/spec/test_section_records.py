@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from qdqspec.spec.data import DataSection
+from qdqspec.spec.inputs import DataSection
 from qdqspec.spec.sections import AccuracySection, QuantizeSection, RegionsSection, TuneSection
 from qdqspec.types import AccuracyRules, ImageRules, QuantizeRules, RegionRules, TuneRules
 

@@ -28,7 +28,7 @@ from qdqspec.backends._nvidia.state import gpu_settings, gpu_state
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.gpu_day import models
-from qdqspec.backends.tensorrt.gpu_day.refused import REFUSED
+from qdqspec.backends.tensorrt.gpu_day.models import REFUSED
 from qdqspec.backends.tensorrt.layer_json import read_times
 from qdqspec.backends.tensorrt.options import options_from
 from qdqspec.backends.tensorrt.plugins import exports_creators

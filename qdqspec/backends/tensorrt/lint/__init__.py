@@ -1,9 +1,7 @@
 """Lint rules for TensorRT; importing the package registers them."""
 
 from qdqspec.backends.tensorrt.lint import (
-    blocks,
     fusion,
-    hardware,
     importers,
     numbers,
     placement,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qdqspec.backends.tensorrt.lint.rule import rule
-from qdqspec.backends.tensorrt.lint.sources import FUSIONS, GUIDE, ISSUE, MODEL_OPTIMIZER
+from qdqspec.backends.tensorrt.lint.rule import FUSIONS, GUIDE, ISSUE, MODEL_OPTIMIZER, rule
 from qdqspec.backends.tensorrt.ops import ABSORBED
 from qdqspec.graph.model import Node
 from qdqspec.lint.rules import Hit

@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator
 
 import onnx.defs
 
-from qdqspec.backends.tensorrt.lint.rule import rule
-from qdqspec.backends.tensorrt.lint.sources import TABLES
+from qdqspec.backends.tensorrt.lint.rule import TABLES, rule
 from qdqspec.graph.flat import MARKERS
 from qdqspec.graph.model import QDQ_OPS, Node
 from qdqspec.graph.ops import is_default

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from qdqspec.backends.tensorrt.lint.rule import rule
-from qdqspec.backends.tensorrt.lint.sources import HEADER, HEADER_BEFORE, HEADER_SINCE, OPERATORS, PARSER
+from qdqspec.backends.tensorrt.lint.rule import HEADER, HEADER_BEFORE, HEADER_SINCE, OPERATORS, PARSER, rule
+from qdqspec.graph.trt import FP4_DYNAMIC
 from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View, type_name
+from qdqspec.placement.ops import dynamic_misfit
 from qdqspec.placement.restore import is_constant
+from qdqspec.quantize.formats import number_format
 
 _TAKEN = frozenset(
     {TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN, TensorProto.INT4, TensorProto.FLOAT4E2M1}
@@ -215,3 +217,25 @@ def foreign_pairs(view: View) -> Iterator[Hit]:
     for node in view.pairs:
         if node.domain == "com.microsoft":
             yield Hit(node.name, f"is {node.domain}.{node.op_type}")
+
+
+@rule(
+    "TRT060",
+    "refused",
+    "An activation is quantized as it comes where TensorRT cannot",
+    cure="leave this operator in float: exclude it in patterns.nodes; or give the shapes to the export",
+    source="NVIDIA, TensorRT operators, DynamicQuantize: 2 or 3 dimensions, the last a constant and a whole number of "
+    "blocks of 16 (NVFP4) or 32 (MXFP8)",
+)
+def dynamic_blocks(view: View) -> Iterator[Hit]:
+    """A TRT_FP4DynamicQuantize or TRT_MXFP8DynamicQuantize of an unsupported rank or size."""
+    for node in view.heads:
+        numbers = view.numbers(node)
+        if not numbers.dynamic:
+            continue
+        fmt = number_format("nvfp4" if node.op_type == FP4_DYNAMIC else "mxfp8")
+        shape = view.model.shape(node.inputs[0])
+        if shape is not None and len(shape) in (2, 3) and numbers.axis % len(shape) == len(shape) - 2:
+            continue  # along the last but one: not written by qdqspec, and accepted
+        if why := dynamic_misfit(view.model, node.inputs[0], fmt, None):
+            yield Hit(node.name, f"quantizes '{node.inputs[0]}': {why}")

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from qdqspec.backends.tensorrt.lint.rule import rule
-from qdqspec.backends.tensorrt.lint.sources import GUIDE, ISSUE, MODEL_OPTIMIZER
+from qdqspec.backends.tensorrt.lint.rule import GUIDE, ISSUE, MODEL_OPTIMIZER, rule
 from qdqspec.backends.tensorrt.ops import ABSORBED, POOLING, WEIGHTED
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import NEVER, copies_values, data_inputs, is_float, is_nearest

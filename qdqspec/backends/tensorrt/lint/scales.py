@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from qdqspec.backends.tensorrt.lint.rule import rule
-from qdqspec.backends.tensorrt.lint.sources import (
+from qdqspec.backends.tensorrt.lint.rule import (
     HEADER,
     HEADER_BEFORE,
     HEADER_SINCE,
     MODEL_OPTIMIZER,
     NEW_PARSER,
     PARSER,
+    rule,
 )
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import FLOATS
