@@ -41,7 +41,6 @@ HEADS = (
     "gain dB",
     "seconds",
 )
-FIXED = {"silero_vad_16k": {"sr": 16000}, "voice_activity": {"sr": 16000}}
 
 
 def main() -> int:
@@ -88,9 +87,7 @@ def _measured(model: RealModel, corrections: list[str], weights: str) -> Iterato
             rules = QuantizeRules(
                 corrections=words if words in ("none", "auto") else tuple(words.split("+")), weights=weights
             )
-            inputs = Inputs(
-                calibration=model.calibration, evaluation=model.evaluation, values=FIXED.get(model.name, {})
-            )
+            inputs = Inputs(calibration=model.calibration, evaluation=model.evaluation, values=model.values)
             case = Case(id="default", model=model.path, inputs=inputs, quantize=rules)
             bench = session.work(case).setup
             prepared = bench.prepared

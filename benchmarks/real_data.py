@@ -32,6 +32,7 @@ RANDOM_WEIGHTS = frozenset(
     }
 )
 DYNAMIC = 64  # elements of a dynamic dimension that is no batch
+FIXED = {"silero_vad_16k": {"sr": 16000}, "voice_activity": {"sr": 16000}}  # which body of an If runs
 TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float16)": np.float16}
 
 
@@ -45,6 +46,11 @@ class RealModel:
     calibration: Path | None
     evaluation: Path | None
     is_random: bool = False
+
+    @property
+    def values(self) -> dict[str, int]:
+        """Inputs to fix, so that the body of an If that is not run is removed."""
+        return FIXED.get(self.name, {})
 
     def feeds(self) -> list[Feed]:
         """The evaluation samples."""

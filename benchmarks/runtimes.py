@@ -1,4 +1,4 @@
-"""Tunes models on several runtimes and times all of them together: ``python benchmarks/runtimes.py OUT MODEL ...``.
+"""Tunes models on several runtimes and times all of them together: ``python benchmarks/runtimes.py OUT FOLDER ...``.
 
 Prints a row for each model and runtime: float and tuned model over the fastest float model, timed interleaved, and
 everything quantized over the runtime's own float model, from that runtime's search. Then the bars:
@@ -8,7 +8,7 @@ everything quantized over the runtime's own float model, from that runtime's sea
 - ``chosen``: the winner is within 3 % of the best when `qdqspec compare` times all models once more.
 - ``wall``: a search takes at most 3 times as long as on the first runtime.
 
-Inputs are random unless MODEL.npz or MODEL_calibration.npz is beside the model. A model whose results are in OUT is not
+The models of folders, with data as `real_data` finds it. A model whose results are in OUT is not
 measured again, so that an interrupted run goes on. The load average before and after is recorded with each model.
 """
 
@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from real_data import RealModel, find_models
+
 LOAD, AGAIN = "load.json", "again.json"
 NEAR, SLOWER = 1.03, 3.0  # of the best runtime's time, of the first runtime's search
 
@@ -32,13 +34,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--only", default="", help="names of models, separated by commas")
     parser.add_argument("--backends", default="onnxruntime,openvino")
     parser.add_argument("--minutes", help="time of each search (default: as the preset)")
     parser.add_argument("--preset", default="quick")
-    arguments = parser.parse_args()
-    for model in arguments.models:
-        measure(model, arguments)
+    arguments = parser.parse_intermixed_args()
+    names = [name for name in arguments.only.split(",") if name]
+    for model in find_models(arguments.folders, names, arguments.out / "data"):
+        if not model.name.startswith("qdq_") and model.calibration is not None:
+            measure(model, arguments)
     print("| model | runtime, model | over the fastest float | everything / own float | search s | |")
     print("|---|---|---|---|---|---|")
     folders = sorted(path.parent for path in arguments.out.glob("*/tune.json"))
@@ -48,16 +53,17 @@ def main() -> None:
         print("\n".join(bars(folder, arguments.backends.split(","))))
 
 
-def measure(model: Path, arguments: argparse.Namespace) -> None:
+def measure(model: RealModel, arguments: argparse.Namespace) -> None:
     """Tune a model on all backends, and time the results once more, unless that is done."""
-    folder = arguments.out / model.stem
+    folder = arguments.out / model.name
     if not (folder / "tune.json").exists():
         before = os.getloadavg()
-        words = ["tune", str(model), "--backend", arguments.backends, "-o", str(folder)]
+        words = ["tune", str(model.path), "--backend", arguments.backends, "-o", str(folder)]
         words += ["--preset", arguments.preset]
         words += ["--minutes", arguments.minutes] if arguments.minutes else []
-        for data in (model.with_suffix(".npz"), model.with_name(f"{model.stem}_calibration.npz")):
-            words += ["--calibration", str(data)] if data.exists() else []
+        words += ["--calibration", str(model.calibration), "--evaluation", str(model.evaluation)]
+        for name, value in model.values.items():
+            words += ["--values", f"{name}={value}"]
         run(words)
         if folder.is_dir():
             (folder / LOAD).write_text(json.dumps({"before": before, "after": os.getloadavg()}))
