@@ -5,7 +5,8 @@ everything quantized over the runtime's own float model, from that runtime's sea
 
 - ``tuned``: on no runtime but the first is the tuned model slower than its float model, or than everything quantized if
   a trial showed that this meets the accuracy limit (the whole interval lies above).
-- ``chosen``: the winner is within 3 % of the best when `qdqspec compare` times all models once more.
+- ``chosen``: the winner is within 3 % of the best when `qdqspec compare` times all models once more (the interval
+  reaches below 1.03).
 - ``wall``: a search takes at most 3 times as long as on the first runtime.
 
 The models of folders, with data as `real_data` finds it. A model whose results are in OUT is not
@@ -63,7 +64,7 @@ def measure(model: RealModel, arguments: argparse.Namespace) -> None:
         words += ["--minutes", arguments.minutes] if arguments.minutes else []
         words += ["--calibration", str(model.calibration), "--evaluation", str(model.evaluation)]
         for name, value in model.values.items():
-            words += ["--values", f"{name}={value}"]
+            words += ["--values", f"{name}:{value}"]
         run(words)
         if folder.is_dir():
             (folder / LOAD).write_text(json.dumps({"before": before, "after": os.getloadavg()}))
@@ -114,11 +115,10 @@ def bars(folder: Path, backends: list[str]) -> Iterator[str]:
     if again is not None:
         (found,) = json.loads((folder / "tune.json").read_text())["runtimes"]
         (later,) = again["runtimes"]
-        ratios = {f"{m['backend']} {m['model']}": m["ratio"]["median"] for m in later["models"] if m["ratio"]}
-        near = ratios[found["winner"]] / ratios[later["winner"]]
-        yield verdict(
-            near <= NEAR, f"{folder.name}: chosen {found['winner']}", f"{near:.3f} of {later['winner']}"
-        )
+        timed = {f"{m['backend']} {m['model']}": m["to_winner"] for m in later["models"] if m["to_winner"]}
+        near = timed[found["winner"]]
+        figures = f"{interval(near)} of {later['winner']}"
+        yield verdict(near["low"] <= NEAR, f"{folder.name}: chosen {found['winner']}", figures)
     if (folder / LOAD).exists():
         load = json.loads((folder / LOAD).read_text())
         yield f"load average of {folder.name}: {load['before'][0]:.1f} before, {load['after'][0]:.1f} after"
