@@ -43,7 +43,7 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     names = [name for name in arguments.only.split(",") if name]
     for model in find_models(arguments.folders, names, arguments.out / "data"):
-        if not model.name.startswith("qdq_") and model.calibration is not None:
+        if model.calibration is not None:
             measure(model, arguments)
     print("| model | runtime, model | over the fastest float | everything / own float | search s | |")
     print("|---|---|---|---|---|---|")
