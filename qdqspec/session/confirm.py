@@ -55,12 +55,15 @@ def confirm(
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
     If the fastest is faster by the smallest gain and more, and too few builds were timed to prove it, it is measured
-    once more, with twice as many builds, if it ``has_time`` for that many seconds; that measurement decides.
+    once more, with twice as many builds, if it ``has_time`` for that many seconds; that measurement decides. Everything
+    quantized is timed for comparison, unless the search did not build it and there is no time for its builds.
     Model files in ``beside``, by role, are timed too and never selected. ``ended_by`` is the limit that ended the
     search, if any. Raises `BackendError` if the reference does not build again.
     """
     own = _Confirmation(trials, bench, constraint, ended_by)
     roles = finalists(trials, everything, fits=constraint.reaches, admits=own.admits)
+    if not own.was_built(everything) and not has_time(own.least_seconds):
+        roles.pop("everything", None)
     timed = {**roles, **(own.front_roles(roles) if pareto else {})}
     started = time.monotonic()
     barred, min_gain = own.barred | {roles["reference"].digest}, constraint.limits.min_gain
@@ -113,6 +116,15 @@ class _Confirmation:
     def barred(self) -> set[str]:
         """The digests of candidates that do not meet the constraints, by what is measured now."""
         return {t.placement.digest for t in self.trials if not t.subgraph and not self.constraint.reaches(t)}
+
+    def was_built(self, placement: Placement) -> bool:
+        """Whether the search built the placement."""
+        return any(trial.placement.digest == placement.digest for trial in self.trials)
+
+    @property
+    def least_seconds(self) -> float:
+        """What builds of the reference and of one other placement take at least."""
+        return 2 * CONFIRM_BUILDS * self.trials[0].build_seconds
 
     def admits(self, placement: Placement) -> bool:
         """Whether a placement meets the constraints on all data; false if it cannot be measured."""

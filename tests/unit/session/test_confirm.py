@@ -59,11 +59,25 @@ class Bench:
         return True
 
 
-def confirmed(bench: Bench, min_gain: float = 0.02, **more: Any) -> Any:
+def confirmed(
+    bench: Bench,
+    min_gain: float = 0.02,
+    more_trials: tuple[Trial, ...] = (),
+    build_seconds: float = 0.0,
+    **more: Any,
+) -> Any:
     race = Race(opponent=REFERENCE.digest, ratio=0.9, p_value=0.01, pairs=12, verdict="faster")
     trials = (
-        Trial(number=0, phase="pure", placement=REFERENCE, incumbent=True, ratio=1.0),
+        Trial(
+            number=0,
+            phase="pure",
+            placement=REFERENCE,
+            incumbent=True,
+            ratio=1.0,
+            build_seconds=build_seconds,
+        ),
         Trial(number=1, phase="pure", placement=FAST, incumbent=True, ratio=0.9, race=race),
+        *more_trials,
     )
     constraint = SimpleNamespace(
         limits=SearchLimits(min_gain=min_gain),
@@ -81,6 +95,24 @@ def test_what_is_proved_at_once_is_measured_once() -> None:
     found = confirmed(bench)
     assert found.choice.placement == FAST
     assert len(bench.asked) == 1
+
+
+def test_everything_is_not_built_for_comparison_alone_where_its_builds_take_too_long() -> None:
+    asked: list[float] = []
+
+    def has_time(seconds: float) -> bool:
+        asked.append(seconds)
+        return False
+
+    bench = Bench(ratio(0.85, 0.9, 0.95))
+    found = confirmed(bench, build_seconds=7.0, has_time=has_time)
+    assert bench.asked[0][0] == {"reference", "winner", "tuned"}
+    assert "everything" not in found.latency.ratios
+    assert asked == [pytest.approx(6 * 7.0)]  # of the reference and of it, at least
+    built = Trial(number=2, phase="pure", placement=EVERYTHING, ratio=1.2)
+    searched = Bench(ratio(0.85, 0.9, 0.95))
+    confirmed(searched, more_trials=(built,), build_seconds=7.0, has_time=has_time)
+    assert "everything" in searched.asked[0][0]  # of what the search built it is the upper bound
 
 
 @pytest.mark.parametrize(
@@ -131,4 +163,4 @@ def test_what_is_near_is_not_measured_again_without_time() -> None:
     asked = []
     found = confirmed(bench, has_time=lambda seconds: bool(asked.append(seconds)))
     assert found.choice.unchanged
-    assert len(bench.asked) == len(asked) == 1
+    assert (len(bench.asked), len(asked)) == (1, 2)  # once for the builds of everything quantized
