@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,15 +17,16 @@ if TYPE_CHECKING:
 
 _Record = TypeVar("_Record")
 
+_AS_IS = frozenset({str, int, float, bool, type(None)})
+
 
 def to_data(value: object) -> Any:
     """JSON data: a dataclass becomes an object with its fields, a set a list in a fixed order."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: to_data(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.init
-        }
+    kind = type(value)
+    if kind in _AS_IS:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return {name: to_data(getattr(value, name)) for name in _field_names(kind)}
     if isinstance(value, tuple | list):
         return [to_data(item) for item in value]
     if isinstance(value, set | frozenset):
@@ -32,6 +34,11 @@ def to_data(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(name): to_data(item) for name, item in value.items()}
     return str(value) if isinstance(value, Path) else value
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
 
 def from_data(kind: type[_Record], data: object) -> _Record:
