@@ -194,7 +194,8 @@ class _Search:
         other = self._on_judged(question.equalized(equalized(question.model, changes), tensors))
         before = after = self.errors
         if _computes_the_same(question, other):
-            after = other.judge.errors(other.numbers)
+            is_lost = self._is_lost(before, needs_inputs=True)
+            after = other.judge.compared(other.numbers, before, None, is_lost)
         taken = self.accepts(after, needs_inputs=True)
         self._record("equalization", before, after, len(changes), taken=taken)
         if taken:
@@ -235,14 +236,21 @@ class _Search:
         known = self.errors if before is None else before
         if found := [errors for tried, errors in self._judged if tried is corrections]:
             return found[0]
-
-        def is_lost(after: tuple[Errors, ...]) -> bool:
-            pairs = self._decisive(after, known, needs_inputs=needs_inputs)
-            return any(sure_db(new.gains_db(old), -SURE) < -MOST_LOSS_DB for new, old in pairs)
-
+        is_lost = self._is_lost(known, needs_inputs=needs_inputs)
         after = self.question.judge.compared(self.numbers(corrections), known, numbers, is_lost)
         self._judged = [(corrections, after), *self._judged[:MOST_JUDGED]]
         return after
+
+    def _is_lost(
+        self, before: tuple[Errors, ...], *, needs_inputs: bool
+    ) -> Callable[[tuple[Errors, ...]], bool]:
+        """Whether a placement has lost for sure, by errors on the first samples."""
+
+        def is_lost(after: tuple[Errors, ...]) -> bool:
+            pairs = self._decisive(after, before, needs_inputs=needs_inputs)
+            return any(sure_db(new.gains_db(old), -SURE) < -MOST_LOSS_DB for new, old in pairs)
+
+        return is_lost
 
     def _decisive(
         self, after: tuple[Errors, ...], before: tuple[Errors, ...], *, needs_inputs: bool
