@@ -1,5 +1,6 @@
 """The command ``qdqspec``, also as ``python -m qdqspec``."""
 
+import gc
 import sys
 
 INTERRUPTED = 130  # the convention of shells
@@ -13,6 +14,8 @@ def main() -> int:
         return run()
     except KeyboardInterrupt:
         return INTERRUPTED
+    finally:
+        gc.freeze()  # the process ends: Python need not visit all objects once more
 
 
 if __name__ == "__main__":

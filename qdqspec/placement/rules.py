@@ -365,10 +365,11 @@ def q_before_pad(model: Model, units: Units) -> Units:
         pad = pads.get(edge[0])
         return edge if pad is None else moved((pad.inputs[0], Consumer(pad.name, 0)))
 
-    return tuple(
-        replace(unit, edges=tuple(moved(edge) for edge in unit.edges)) if _is_weighted(unit) else unit
-        for unit in units
-    )
+    def beside(unit: Unit) -> Unit:
+        edges = tuple([moved(edge) for edge in unit.edges]) if _is_weighted(unit) else unit.edges
+        return unit if edges == unit.edges else replace(unit, edges=edges)
+
+    return tuple(beside(unit) for unit in units) if pads else units
 
 
 def fp8_operators(model: Model, units: Units) -> Units:
@@ -388,9 +389,8 @@ def fp8_operators(model: Model, units: Units) -> Units:
         return unit.op_type in _FP8_OPERATORS
 
     def kept(unit: Unit) -> Unit:
-        if computed(unit):
-            return unit
-        return replace(unit, forms=tuple(form for form in unit.forms if form.choice.format != FP8))
+        forms = tuple([form for form in unit.forms if form.choice.format != FP8])
+        return unit if len(forms) == len(unit.forms) or computed(unit) else replace(unit, forms=forms)
 
     return tuple(kept(unit) for unit in units)
 
@@ -466,11 +466,14 @@ def apply_rules(model: Model, units: Units, names: Iterable[str]) -> Units:
 
 def left_out(model: Model, units: Units, names: Iterable[str]) -> dict[str, str]:
     """By node of these units, the first rule after which no label is left, if there is one."""
-    before = {node for unit in units for node in unit.nodes}
     told: dict[str, str] = {}
+    left = {node for unit in units for node in unit.nodes}
     for name, after in _steps(model, units, names):
-        kept = {node for unit in after if unit.forms for node in unit.nodes}
-        told |= dict.fromkeys(before - kept - told.keys(), name)
+        if after != units:
+            kept = {node for unit in after if unit.forms for node in unit.nodes}
+            told |= dict.fromkeys(left - kept, name)
+            left &= kept
+        units = after
     return told
 
 
