@@ -13,6 +13,7 @@ from qdqspec.units import percent_text
 
 # largest number of race winners, and of fastest candidates, whose accuracy is measured on all data
 EXAMINED = 6
+TIE = 0.01  # of the best placement's time, that a simpler one within its interval may take longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,8 @@ def choose(
 ) -> Selection:
     """The simplest placement inside the best interval, if its gain is proved.
 
-    Simplest means fewest activation pairs. Proved means that the upper end of the 95 % interval of its time over the
+    Simplest means fewest activation pairs. It is at most `TIE` slower than the best by their medians: in a wide
+    interval a placement may lie that is slower. Proved means that the upper end of the 95 % interval of its time over the
     reference's is below ``1 - min_gain``. ``barred`` are digests of placements that are not accurate enough. Parts of
     the reason of an unchanged model are ``shortfall``, how far faster candidates missed the accuracy limit, and
     ``ended_by``, the limit that ended the search before it was done.
@@ -110,7 +112,8 @@ def choose(
         reason = "; ".join(part for part in (shortfall, *rivals, ended) if part)
         return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
     best = min(proved, key=lambda role: proved[role].median)
-    inside = [role for role in proved if proved[role].median <= proved[best].high]
+    most = min(proved[best].high, (1 + TIE) * proved[best].median)
+    inside = [role for role in proved if proved[role].median <= most]
     role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
     ratio = proved[role]
     reason = f"{role}: {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"

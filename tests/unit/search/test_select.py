@@ -95,7 +95,7 @@ def test_the_best_is_shipped() -> None:
 
 
 def test_the_simplest_inside_the_best_interval_is_shipped() -> None:
-    ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.515), "everything": ratio(0.51)}
+    ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.504), "everything": ratio(0.503)}
     chosen = choose(ROLES, ratios)
     assert (chosen.role, chosen.placement) == ("runner-up", FEW)
     assert "as fast as winner within its interval, with fewer Q/DQ pairs" in chosen.reason
@@ -167,9 +167,15 @@ def test_a_gain_below_min_gain_is_unchanged_with_the_gain() -> None:
 
 
 def test_the_simplest_is_chosen_among_those_that_prove_the_gain() -> None:
-    ratios = {"reference": ONE, "winner": ratio(0.95, reach=0.02), "runner-up": ratio(0.965, reach=0.03)}
+    ratios = {"reference": ONE, "winner": ratio(0.95, reach=0.02), "runner-up": ratio(0.959, reach=0.03)}
     assert choose(ROLES, ratios).role == "runner-up"
     assert choose(ROLES, ratios, min_gain=0.02).role == "winner"
+
+
+def test_a_wide_interval_does_not_excuse_a_slower_placement() -> None:
+    """On a loaded machine an interval of 5 % held a placement that is 4 % slower and has fewer pairs."""
+    ratios = {"reference": ONE, "winner": ratio(0.50, reach=0.05), "runner-up": ratio(0.52, reach=0.02)}
+    assert choose(ROLES, ratios).role == "winner"
 
 
 def test_what_is_shipped_needs_no_excuse() -> None:
