@@ -50,9 +50,10 @@ class AccuracyConstraint:
         return None if self.rules is None or self.admission is None else self.admission.least
 
     def sqnr_db(self, trial: Trial) -> float | None:
-        """The SQNR of a trial: on all data if measured, else on a few samples."""
+        """The SQNR of a trial: on all data or a part of it if measured, else on a few samples."""
         known = {} if self.admission is None else self.admission.confirmed_db
-        return known.get(trial.placement.digest, trial.sqnr_db)
+        part = trial.sqnr_db if trial.all_data_db is None else trial.all_data_db
+        return known.get(trial.placement.digest, part)
 
     def reaches(self, trial: Trial) -> bool:
         """Whether a trial meets the constraints, by what has been measured."""
@@ -103,17 +104,21 @@ class AccuracyConstraint:
         least = self.min_sqnr_db
         if least is None or self.admission is None:
             return ""
-        known = self.admission.confirmed_db
         found = {
-            t.placement.digest: known[t.placement.digest]
+            t.placement.digest: found_db
             for t in trials
-            if t.sqnr_db is not None and t.sqnr_db >= least > known.get(t.placement.digest, math.inf)
+            if t.sqnr_db is not None
+            and t.sqnr_db >= least
+            and (found_db := self.sqnr_db(t)) is not None
+            and found_db < least
         }
         if not found:
             return ""
+        known = self.admission.confirmed_db
+        data = f"all {self.data}" if known.keys() >= found.keys() else f"more {self.data}"
         return (
             f"{count_text(len(found), 'candidate')} reached {least:g} dB on the first {SAMPLES} samples and "
-            f"{max(found.values()):.1f} dB at most on all {self.data} data"
+            f"{max(found.values()):.1f} dB at most on {data} data"
         )
 
     def _text(self, trial: Trial, accuracy: float | None, sqnr_db: float | None) -> str:
@@ -135,10 +140,11 @@ def constraint_of(prepared: Prepared, backend: Backend, options: BuildOptions) -
     build = partial(backend.build, require_path(prepared.given), replace(options, hashed=False))
     feeds, data = prepared.comparison_data()
     with closing(build()) as reference:
-        admission = Admission(OutputGate(reference, feeds), limits.min_sqnr_db)
+        gate = OutputGate(reference, feeds)
+    admission = Admission(gate, limits.min_sqnr_db)
     admission.confirms_sqnr = measures_db
     if len(feeds) > SAMPLES:
-        admission.all_data = AllData(feeds, build)
+        admission.all_data = AllData(feeds, build, gate.known)
     if asked.accuracy is not None:
         _hold(admission, prepared, asked.accuracy)
     return AccuracyConstraint(limits, asked.accuracy, prepared.scores.samples, admission, data)

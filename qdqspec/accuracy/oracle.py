@@ -45,6 +45,7 @@ NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is 
 # with a large error, and on average half of the graph, optimized. On the first sample alone it is a quarter.
 RUNS_A_SWITCH, RUNS_QUICK = 1.5, 0.4
 SHARE, QUICK_SHARE = 0.25, 0.5  # largest share of the search's time that is left, for either variant
+ROUGH_SHARE = 0.04  # of the time that is left, for a rough analysis where the quick variant takes more
 MOST_TENSORS = 16  # neighbouring ones measured together where the quick variant takes more, at most
 MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
 
@@ -136,6 +137,7 @@ class RehearsalOracle:
         self._note = note
         self._gate: OutputGate | None = None
         self._noise: Mapping[tuple[str, Label], float] | None = None
+        self._rough: Mapping[tuple[str, Label], float] | None = None
         self._known: dict[str, float | None] = {}  # rehearsed SQNR by digest
         self._partial: set[str] = set()  # digests of those rehearsed on the first samples only
         self._measured: dict[str, tuple[float, float]] = {}  # rehearsed and measured SQNR of built candidates
@@ -158,6 +160,22 @@ class RehearsalOracle:
                 self._refuse(error.what)
         return self._noise
 
+    def rough_noise(self) -> Mapping[tuple[str, Label], float] | None:
+        """Noise power of each (unit, label), measured for neighbouring tensors together, in little of the time."""
+        left = self._left()
+        if self._noise is not None or self._refused or self._missing or left is None or left <= 0:
+            return None
+        try:
+            rehearsal = self._measured_rehearsal()
+            whole = self._outputs.run_seconds * quick_runs(rehearsal)  # of the graph, each tensor alone
+            if self._rough is None and RUNS_QUICK * whole > ROUGH_SHARE * left:
+                tensors = min(MOST_TENSORS, math.ceil(whole / (ROUGH_SHARE * left)))
+                found = find_sensitivities(rehearsal, segments=1, quick=True, tensors=tensors)
+                self._rough = found.by_label(self._space)
+        except (RehearsalRefusedError, BackendError) as error:
+            self._refuse(error.what)
+        return self._rough
+
     def block_errors(self, seconds: float) -> tuple[tuple[BlockError, ...], str]:
         """The error of each unit alone, largest first, and why there is none.
 
@@ -173,10 +191,7 @@ class RehearsalOracle:
         return self.errors, self._missing or ("" if self.errors else "no block alone changes the outputs")
 
     def _sensitivities(self, seconds: float | None) -> Mapping[tuple[str, Label], float] | None:
-        everything = self._space.resolve(self._space.everything())
-        if everything.digest not in self._known:
-            self._known[everything.digest] = self._rehearsed(everything)  # measures the time of a run
-        rehearsal = self._rehearser.rehearsal
+        rehearsal = self._measured_rehearsal()
         whole = RUNS_A_SWITCH * self._outputs.run_seconds * len(rehearsal.switches)
         quick = RUNS_QUICK * self._outputs.run_seconds * quick_runs(rehearsal)
         left = float("inf") if seconds is None else seconds
@@ -191,6 +206,13 @@ class RehearsalOracle:
             return None
         is_quick = whole > min(SHARE * left, MOST_SECONDS)
         return find_sensitivities(rehearsal, quick=is_quick, tensors=tensors).by_label(self._space)
+
+    def _measured_rehearsal(self) -> Rehearsal:
+        """The rehearsal, of which the time of a run is known."""
+        everything = self._space.resolve(self._space.everything())
+        if everything.digest not in self._known:
+            self._known[everything.digest] = self._rehearsed(everything)
+        return self._rehearser.rehearsal
 
     @property
     def errors(self) -> tuple[BlockError, ...]:
@@ -264,7 +286,7 @@ class RehearsalOracle:
 
     def learn(self, trial: Trial) -> None:
         """Add the measured SQNR of a rehearsed candidate to the estimate."""
-        if trial.all_data_db is not None and trial.sqnr_db is not None:
+        if trial.all_data_db is not None and trial.sqnr_db is not None and not trial.is_part:
             self._differences.append(trial.all_data_db - trial.sqnr_db)
         if self._metric is not None:
             self._metric.learn(trial)

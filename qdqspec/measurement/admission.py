@@ -3,19 +3,34 @@
 Two measurements: the SQNR on a few samples, cheap enough for every candidate, and those on all data (the task metric,
 the SQNR), for candidates that have won their races or may be selected. Scored candidates calibrate the error limit
 above which a candidate is not raced. The difference between the two SQNRs, measured on the first candidate near the
-limit and on every race winner, is added to the SQNR on the few samples.
+limit and on every race winner, is added to the SQNR on the few samples. Both are run on as many samples of all data as
+show on which side of the limit they are, and what may be selected on all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from qdqspec.backends.base import Engine
 from qdqspec.parity.noise_bar import NoiseBar
 from qdqspec.types import Placement, Trial
+
+
+class MeasuresAllData(Protocol):
+    """The SQNR of an engine on all data, or on as much of it as decides a limit; see `qdqspec.parity.gate.AllData`."""
+
+    def __call__(self, engine: Engine) -> float:
+        """The SQNR on all data."""
+        ...
+
+    def near(self, engine: Engine, limit_db: float) -> tuple[float, bool]:
+        """The SQNR on as much data as shows on which side of the limit it is, and whether that is all."""
+        ...
+
 
 NEAR_DB = 6.0  # distance from the limit within which the first candidate is measured on all data at once
 
@@ -33,7 +48,7 @@ class Admission:
     min_sqnr_db: float | None = None
     score: Callable[[Engine], float] | None = None
     least: float | None = None  # the smallest acceptable score
-    all_data: Callable[[Engine], float] | None = None
+    all_data: MeasuresAllData | None = None
     confirms_sqnr: bool = False  # whether the selected placement needs the SQNR on all data
     bar: NoiseBar = field(default_factory=NoiseBar)
     scores: dict[str, float] = field(default_factory=dict)  # by digest of the placement
@@ -122,19 +137,20 @@ class Admission:
         return self.least is None or not placement.sites or self.scores[placement.digest] >= self.least
 
     def _on_all_data(self, trial: Trial, engine: Engine) -> Trial:
-        """The trial with its SQNR on all data, if the constraint needs it and the few samples are not all data."""
-        limited = self.confirms_sqnr and self.min_sqnr_db is not None and self.all_data is not None
-        if not limited or not trial.placement.sites or trial.all_data_db is not None:
+        """The trial with its SQNR on as much data as decides, if the limit needs it and few samples are not all."""
+        least, all_data = self.min_sqnr_db, self.all_data
+        if not self.confirms_sqnr or least is None or all_data is None:
             return trial
-        digest = trial.placement.digest
-        if digest not in self.confirmed_db and self.all_data is not None:
-            self.confirmed_db[digest] = self.all_data(engine)
-        trial = replace(trial, all_data_db=self.confirmed_db[digest])
+        if not trial.placement.sites or trial.all_data_db is not None:
+            return trial
+        known = self.confirmed_db.get(trial.placement.digest)
+        found, whole = all_data.near(engine, least) if known is None else (known, True)
+        trial = replace(trial, all_data_db=found, is_part=not whole)
         self._learn_difference(trial)
         return trial
 
     def _learn_difference(self, trial: Trial) -> None:
-        if trial.all_data_db is not None and trial.sqnr_db is not None:
+        if trial.all_data_db is not None and trial.sqnr_db is not None and not trial.is_part:
             self.confirmed_db[trial.placement.digest] = trial.all_data_db
             self.differences.append(trial.all_data_db - trial.sqnr_db)
 

@@ -1,12 +1,13 @@
 """The SQNR of a candidate: on a few samples during a search, on all data before it is selected.
 
-For the few samples the reference's outputs are kept; all data is run through both models, sample by sample.
+The reference's outputs are computed once and kept. A candidate is run on as many samples of all data as show on which
+side of a limit it is; only one that may be selected is run on all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import islice
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import Engine
-from qdqspec.parity.compare import noise_power, signal_power, sqnr_db
+from qdqspec.parity.compare import noise_power, power_of, signal_power, sqnr_db
 from qdqspec.types import EXACT_DB
 
 SAMPLES = 8
@@ -23,6 +24,7 @@ FEW = 2
 # Samples after which an SQNR may be far from a limit: the distance until their error is known, and the least.
 STEPS = {FEW: (6.0, 1.0), 4: (3.0, 0.5)}
 KNOWN, SURE = 4, 3.0  # engines run on all samples after which the error is known, and deviations that are far
+DECIDED, DECIDED_DB = 4.0, 0.5  # standard errors and decibels from a limit after which all data is not needed
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
 
@@ -43,6 +45,11 @@ class OutputGate:
         self._differences: dict[int, list[float]] = {
             number: [] for number in STEPS if number < len(self._pairs)
         }
+
+    @property
+    def known(self) -> list[Mapping[str, Array]]:
+        """The reference's outputs."""
+        return [expected for _, expected in self._pairs]
 
     @property
     def samples(self) -> int:
@@ -90,41 +97,61 @@ def _far(samples: int, known: Sequence[float]) -> float:
 class AllData:
     """The SQNR of an engine's worst output over all of ``feeds``; ``reference`` builds the model to compare with.
 
-    Where the reference's outputs take at most `HELD_BYTES`, they are kept; else it runs again each time.
+    The first outputs of the reference, up to `HELD_BYTES`, are computed once; ``known`` are those computed before. For
+    the others it runs again each time.
     """
 
-    def __init__(self, feeds: Iterable[Mapping[str, Array]], reference: Callable[[], Engine]) -> None:
+    def __init__(
+        self,
+        feeds: Iterable[Mapping[str, Array]],
+        reference: Callable[[], Engine],
+        known: Iterable[Mapping[str, Array]] = (),
+    ) -> None:
         self._feeds = feeds
         self._reference = reference
-        self._held: list[Mapping[str, Array]] | None = None  # the reference's outputs, of all samples
+        self._held: list[Mapping[str, Array]] = []  # of the first samples
+        self._bytes = 0
+        for outputs in known:
+            self._keep(outputs)
 
     def __call__(self, engine: Runs) -> float:
         """Run the engine on every sample."""
-        if self._held is not None:
-            pairs = zip(self._held, map(engine.run, self._feeds), strict=True)
-            return min(_by_output(pairs).values(), default=MOST_DB)
-        kept = _Kept()
-        with closing(self._reference()) as reference:
-            found = _by_output((kept.add(reference.run(feed)), engine.run(feed)) for feed in self._feeds)
-        self._held = kept.outputs
-        return min(found.values(), default=MOST_DB)
+        return self._until(engine, lambda _: False)[0]
 
+    def near(self, engine: Runs, limit_db: float) -> tuple[float, bool]:
+        """The SQNR, and whether it is that of all samples: none more runs once it differs from the limit for sure.
 
-class _Kept:
-    """Outputs that are kept, all or none."""
+        After twice `SAMPLES`, of which every candidate was run on the first half before, four times as many and so on,
+        the difference counts as sure if its mean over samples is more than `DECIDED` standard errors from zero and the
+        SQNR is `DECIDED_DB` from the limit.
+        """
+        return self._until(engine, lambda powers: powers.is_decided(limit_db))
 
-    def __init__(self) -> None:
-        self.outputs: list[Mapping[str, Array]] | None = []
-        self._bytes = 0
+    def _until(self, engine: Runs, is_enough: Callable[[_Powers], bool]) -> tuple[float, bool]:
+        found, look = _Powers(), 2 * SAMPLES
+        with ExitStack() as opened:
+            reference: Engine | None = None
+            for number, feed in enumerate(self._feeds):
+                if number == look:
+                    if is_enough(found):
+                        return found.worst_db, False
+                    look *= 2
+                if number < len(self._held):
+                    expected = self._held[number]
+                else:
+                    reference = reference or opened.enter_context(closing(self._reference()))
+                    expected = reference.run(feed)
+                    if number == len(self._held):
+                        self._keep(expected)
+                found.add(expected, engine.run(feed))
+        return found.worst_db, True
 
-    def add(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Keep the outputs of one more sample, unless they are too large; returns them."""
-        self._bytes += sum(value.nbytes for value in outputs.values())
-        if self._bytes > HELD_BYTES:
-            self.outputs = None
-        if self.outputs is not None:
-            self.outputs.append(outputs)
-        return outputs
+    def _keep(self, outputs: Mapping[str, Array]) -> None:
+        """Hold the outputs of the next sample, unless they take too much memory."""
+        size = sum(value.nbytes for value in outputs.values())
+        if self._bytes + size <= HELD_BYTES:
+            self._bytes += size
+            self._held.append(outputs)
 
 
 def _by_output(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> dict[str, float]:
@@ -136,24 +163,24 @@ def _by_output(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) 
 
 
 class _Powers:
-    """Signal and noise power of each float output, summed over samples."""
+    """Signal and noise power of each float output by sample."""
 
     def __init__(self) -> None:
-        self._signal: dict[str, float] = {}
-        self._noise: dict[str, float] = {}
+        self._signal: dict[str, list[float]] = {}
+        self._noise: dict[str, list[float]] = {}
 
     def add(self, expected: Mapping[str, Array], seen: Mapping[str, Array]) -> None:
         """Add the outputs of one sample. Changes this object."""
         for name, values in expected.items():
             if np.issubdtype(values.dtype, np.floating):
-                self._signal[name] = self._signal.get(name, 0.0) + signal_power(values)
-                self._noise[name] = self._noise.get(name, 0.0) + noise_power(values, seen.get(name))
+                self._signal.setdefault(name, []).append(signal_power(values))
+                self._noise.setdefault(name, []).append(noise_power(values, seen.get(name)))
 
     @property
     def by_output(self) -> dict[str, float]:
-        """The SQNR of each float output."""
+        """The SQNR of each float output, over all samples."""
         return {
-            name: float(np.clip(sqnr_db(signal, self._noise[name]), -MOST_DB, MOST_DB))
+            name: float(np.clip(sqnr_db(sum(signal), sum(self._noise[name])), -MOST_DB, MOST_DB))
             for name, signal in self._signal.items()
         }
 
@@ -161,3 +188,19 @@ class _Powers:
     def worst_db(self) -> float:
         """The SQNR of the worst output."""
         return min(self.by_output.values(), default=MOST_DB)
+
+    def is_decided(self, limit_db: float) -> bool:
+        """Whether these samples show on which side of a limit the SQNR of the worst output over all samples is."""
+        if abs(self.worst_db - limit_db) < DECIDED_DB:
+            return False
+        beyond = [self._beyond(name, limit_db) for name in self._signal]
+        return any(low > 0 for low, _ in beyond) or all(high < 0 for _, high in beyond)
+
+    def _beyond(self, name: str, limit_db: float) -> tuple[float, float]:
+        """The bounds of the mean of the noise of an output that is more than the limit allows."""
+        signal, noise = np.array(self._signal[name]), np.array(self._noise[name])
+        excess = noise - power_of(limit_db) * signal
+        if not np.isfinite(excess).all():
+            return -np.inf, np.inf
+        reach = DECIDED * float(excess.std(ddof=1)) / len(excess) ** 0.5
+        return float(excess.mean()) - reach, float(excess.mean()) + reach

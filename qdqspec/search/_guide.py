@@ -39,6 +39,16 @@ class Guide:
         return self._oracle is not None and self._oracle.noise() is not None
 
     @property
+    def has_rough_noise(self) -> bool:
+        """Whether the noise of neighbours together is known and that of single labels would take much longer."""
+        return self._oracle is not None and self._oracle.rough_noise() is not None
+
+    def _noise(self, *, rough: bool) -> Mapping[tuple[str, Label], float] | None:
+        if self._oracle is None:
+            return None
+        return self._oracle.rough_noise() if rough else self._oracle.noise()
+
+    @property
     def doubt_db(self) -> float:
         """The standard deviation of predictions, in dB."""
         return 0.0 if self._oracle is None else self._oracle.doubt_db
@@ -76,7 +86,7 @@ class Guide:
 
     def powers(self, space: SchemeSpace, blocks: Sequence[UnitBlock]) -> Floats | None:
         """The noise of each block alone under each code; ``None`` if unknown."""
-        noise = None if self._oracle is None else self._oracle.noise()
+        noise = self._noise(rough=False)
         if noise is None:
             return None
         powers = np.zeros((len(blocks), len(space.labels)))
@@ -92,16 +102,23 @@ class Guide:
         return powers
 
     def thinned(
-        self, space: SchemeSpace, labels: Mapping[str, Label], least_db: float, spent: Mapping[str, float]
+        self,
+        space: SchemeSpace,
+        labels: Mapping[str, Label],
+        least_db: float,
+        spent: Mapping[str, float],
+        *,
+        rough: bool = False,
     ) -> dict[str, Label]:
         """The labels without the units with the most noise for their time, as few as the limit requires.
 
-        ``spent`` is the time of units in floating point, in milliseconds.
+        ``spent`` is the time of units in floating point, in milliseconds. With ``rough`` the noise of neighbours
+        together ranks the units.
         """
         aim = least_db + self.doubt_db
         if self._reaches(space, labels, aim):
             return dict(labels)
-        noise = None if self._oracle is None else self._oracle.noise()
+        noise = self._noise(rough=rough)
         if noise is None:
             return dict(labels)
         ranked, left = _ranked(noise, labels, spent)
@@ -121,9 +138,16 @@ class Guide:
             allowed = float(left[middle]) * 10 ** ((predicted - aim) / 10)  # noise does not quite add up
         return {unit: labels[unit] for unit in ranked[high:]}
 
-    def most_spent(self, labels: Mapping[str, Label], least_db: float, spent: Mapping[str, float]) -> float:
+    def most_spent(
+        self,
+        labels: Mapping[str, Label],
+        least_db: float,
+        spent: Mapping[str, float],
+        *,
+        rough: bool = False,
+    ) -> float:
         """The time that `thinned` labels are expected to quantize, by the sum of the noise of single units."""
-        noise = None if self._oracle is None else self._oracle.noise()
+        noise = self._noise(rough=rough)
         if noise is None:
             return sum(spent[unit] for unit in labels)
         ranked, left = _ranked(noise, labels, spent)

@@ -183,17 +183,20 @@ class Stepwise:
                 return
             self.keeps_metric(placement)
 
-    def thinned(self, labels: Mapping[str, Label], told: Sequence[Trial]) -> Mapping[str, Label]:
+    def thinned(
+        self, labels: Mapping[str, Label], told: Sequence[Trial], *, rough: bool = False
+    ) -> Mapping[str, Label]:
         """The labels without the units with the most noise for their time, as few as limit and task metric require.
 
-        All of them where no limit is binding; none where no placement is expected to meet the limits.
+        All of them where no limit is binding; none where no placement is expected to meet the limits. With ``rough``
+        the noise of neighbours together ranks the units.
         """
         least = self.least_db
         if least is None or not (self.is_bound or self.is_missed):
             return labels
         space, spent = self._limits.space, self._spent(told)
         for more in (0.0, *MARGINS_DB):
-            found = self.guide.thinned(space, labels, least + more, spent)
+            found = self.guide.thinned(space, labels, least + more, spent, rough=rough)
             if self._limits.min_accuracy is None or self.keeps_metric(space.resolve(found)):
                 return found
         return {}

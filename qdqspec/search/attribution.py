@@ -7,8 +7,9 @@ proposes labellings drawn from the uncertainty of this cost model and of a Bayes
 totals, while one is expected to gain more than the noise of builds. P4 flips single blocks and small groups of
 neighbours independently of their class.
 
-If an accuracy oracle predicts that the limit excludes everything quantized, P1 leaves out the units with the most noise
-for their time, P2 composes the labelling of least time for the allowed noise, corrected by the oracle, and only
+If an accuracy oracle predicts that the limit excludes everything quantized, placements by one rule that meet the limit
+come first, else one without the units that are noisiest by a rough analysis. Then P1 leaves out the units with the most
+noise for their time, P2 composes the labelling of least time for the allowed noise, corrected by the oracle, and only
 placements that the oracle admits are built. Without an oracle a sensitivity analysis by builds follows P2 once a
 candidate is below the limit.
 """
@@ -45,6 +46,7 @@ UNHEARD_DB = 20.0  # assumed for a block that could not be measured alone
 ROUNDS = 5
 PROVED_SHARES = (1.0,)
 PATIENCE = 2  # rounds without a won race before P2 ends: each improves the cost model
+FIRSTS = 2  # placements thinned by rough noise, at most
 REFUSALS = 6  # consecutive rejections by the oracle before a phase ends
 
 
@@ -87,6 +89,7 @@ class Attribution(Stepwise):
         trials = yield [_profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
         if self.is_bound or self.is_hardly_kept or not self.everything_keeps_metric:
             trials += yield from self._simple(space, trials)
+            trials += yield from self._first(space, trials)
         self.rehearse_metric(trials)
         is_bound = (self.is_bound or self.is_missed) and self.guide.has_noise
         trials += yield from self._thinned(space, trials) if is_bound else self._pure(space)
@@ -134,6 +137,29 @@ class Attribution(Stepwise):
             large = {placement: self.guide.roughly_db(placement) or 0.0 for placement in large}
         for placement in sorted(large, key=lambda each: -large[each]):
             trials += yield [_profiled(placement, "pure")]
+        return trials
+
+    def _first(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
+        """A placement that meets the limits, if none by one rule does, before the noise of each label is measured.
+
+        Only where that takes much of the time: the noise of neighbouring tensors together ranks the units then.
+        """
+        trials = list[Trial]()
+        is_won = any(trial.incumbent and trial.placement.sites for trial in told)
+        least, spent = self.least_db, spent_by_unit(space, told[0].layers if told else ())
+        if is_won or least is None or not (self.is_bound or self.is_missed) or not self.guide.has_rough_noise:
+            return trials
+        aim = least
+        pure = sorted(
+            (*weighted_linear(space), *pure_labels(space)),
+            key=lambda labels: -self.guide.most_spent(labels, aim, spent, rough=True),
+        )
+        for labels in pure[:FIRSTS]:
+            placement = space.resolve(self.thinned(labels, told, rough=True))
+            if placement.sites:
+                trials += yield [_profiled(placement, "pure")]
+            if any(trial.incumbent for trial in trials):
+                break
         return trials
 
     def _thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:

@@ -44,6 +44,10 @@ class AccuracyOracle(Protocol):
         """Noise power over signal power of each (unit, label) alone, where noise is additive; ``None`` if unknown."""
         ...
 
+    def rough_noise(self) -> Mapping[tuple[str, Label], float] | None:
+        """The same, with neighbouring tensors measured together; ``None`` if unknown, or if `noise` takes little time."""
+        ...
+
     def predicted_db(self, placement: Placement) -> float | None:
         """The expected SQNR of a build of a placement; ``None`` if it cannot be computed."""
         ...

@@ -41,14 +41,17 @@ class TrialLog(Protocol):
 class Budget:
     """The limits of a search: builds and seconds, whichever is reached first.
 
+    ``used`` are those of the ``seconds`` that were spent before the search; at most half of them count, so that the
+    search has the other half.
     ``confirming`` is the number of builds that follow the search. Once a candidate has won, the time that they will
-    take, at the mean of the builds so far, is kept back from ``seconds``, up to half of them.
+    take, at the mean of the builds so far, is kept back from the seconds that are allowed, up to half of them.
     ``waited`` are the seconds that this process has waited for other runs on the device, which do not count.
     ``run_left`` are the seconds left of the time limit of the whole run, in which they do.
     """
 
     trials: int
     seconds: float | None = None
+    used: float = 0.0
     confirming: int = 0
     clock: Callable[[], float] = time.monotonic
     waited: Callable[[], float] = lambda: 0.0
@@ -72,25 +75,36 @@ class Budget:
             self._has_winner |= trial.incumbent and bool(trial.placement.sites)
 
     @property
+    def allowed(self) -> float | None:
+        """Seconds that the search may take, its confirming builds included; ``None`` without a limit."""
+        return None if self.seconds is None else self.seconds - min(self.used, self.seconds / 2)
+
+    @property
     def left(self) -> float | None:
         """Seconds left for choosing and building candidates; ``None`` without a limit."""
-        own = None if self.seconds is None else self.seconds - self._kept_back - self.spent_seconds
-        limits = [seconds for seconds in (own, self.run_left()) if seconds is not None]
+        limits = [seconds for seconds in (self._own_left, self.run_left()) if seconds is not None]
         return max(0.0, min(limits)) if limits else None
 
     def reached(self, trials: Sequence[Trial]) -> str:
         """The limit that these trials have reached, as text; empty if another build is allowed."""
         if _candidates(trials) >= self.trials:
             return f"its limit of {count_text(self.trials, 'build')}"
-        if self.seconds is not None and self.spent_seconds >= self.seconds - self._kept_back:
+        own = self._own_left
+        if self.seconds is not None and own is not None and own <= 0:
             return f"its limit of {seconds_text(self.seconds)}"
         return "the time limit of the run" if self.run_left() == 0 else ""
 
     @property
-    def _kept_back(self) -> float:
-        if not self._has_winner or self.seconds is None:
-            return 0.0
-        return min(self.confirming * statistics.mean(self._builds), self.seconds / 2)
+    def _own_left(self) -> float | None:
+        """Seconds left of the limit of the search, without those kept back; ``None`` without a limit."""
+        if self.allowed is None:
+            return None
+        kept = (
+            min(self.confirming * statistics.mean(self._builds), self.allowed / 2)
+            if self._has_winner
+            else 0.0
+        )
+        return self.allowed - kept - self.spent_seconds
 
 
 class Search:
@@ -348,7 +362,7 @@ def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) 
     spent = budget.spent_seconds
     done = _candidates(trials)
     by_trials = spent / len(trials) * (budget.trials - done)
-    by_clock = budget.seconds - spent if budget.seconds is not None else by_trials
+    by_clock = budget.allowed - spent if budget.allowed is not None else by_trials
     run_left = budget.run_left()
     by_run = by_clock if run_left is None else run_left
     verdicts = [_fate(t, t.race) for t in trials if t.race and not t.subgraph]

@@ -94,9 +94,9 @@ def choose(
 ) -> Selection:
     """The simplest placement inside the best interval, if its gain is proved.
 
-    Simplest means fewest activation pairs. It is at most `TIE` slower than the best by their medians: in a wide
-    interval a placement may lie that is slower. Proved means that the upper end of the 95 % interval of its time over the
-    reference's is below ``1 - min_gain``. ``barred`` are digests of placements that are not accurate enough. Parts of
+    Simplest means fewest activation pairs. It is at most `TIE` slower than the best by their medians: a wide interval
+    holds slower ones. Proved means that the upper end of the 95 % interval of its time over the reference's is below
+    ``1 - min_gain``. ``barred`` are digests of placements that are not accurate enough. Parts of
     the reason of an unchanged model are ``shortfall``, how far faster candidates missed the accuracy limit, and
     ``ended_by``, the limit that ended the search before it was done.
     """

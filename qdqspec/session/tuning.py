@@ -27,7 +27,7 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.preparation.cached import CORRECTIONS
 from qdqspec.preparation.candidates import ROLE, CandidateFiles, PartFiles, half_reference, note_half
 from qdqspec.preparation.case import CaseSetup
-from qdqspec.preparation.correcting import SECONDS
+from qdqspec.preparation.correcting import SECONDS, SHARE
 from qdqspec.preparation.files import BuildLogs
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
@@ -107,12 +107,15 @@ class Tuning(Closing):
         trials = trials_of(rules, space, make)
         with ExitStack() as opened:
             folder = self._folder = opened.enter_context(TemporaryFolder())
-            work.report_step("looking for corrections")
+            share = "" if rules.minutes is None else f", up to {SHARE:.0%} of the search's time"
+            work.report_step(f"looking for corrections{share}")
+            began = time.monotonic() - work.waited()
             self._bench = _bench(prepared, work, folder, order, self._constraint)
             opened.callback(self._bench.close)
             budget = Budget(
                 trials=trials,
                 seconds=None if rules.minutes is None else 60 * rules.minutes,
+                used=time.monotonic() - work.waited() - began,  # for corrections
                 confirming=CONFIRM_BUILDS * FINALISTS,
                 waited=work.waited,
                 run_left=work.seconds_left,

@@ -269,8 +269,9 @@ class TuneSection(SpecSection):
     )
     minutes: Minutes | None = Field(
         default=None,
-        description="Time of the search: minutes, or 90s, 10m, 1h; waiting for other runs does not count. The builds "
-        "that confirm the result are included, up to half of it; a close result may take twice the time.",
+        description="Time of the search: minutes, or 90s, 10m, 1h. It includes corrections (they begin no step after "
+        "15 % of it) and the builds that confirm the result, up to half of it; a close result may take twice the time. "
+        "Calibration, the reference's metric and waiting for other runs do not count.",
     )
     objective: Literal["latency", "pareto"] = Field(
         default="latency", description="The fastest, or the front of latency and accuracy."

@@ -135,6 +135,7 @@ class Trial:
     sqnr_db: float | None = None
     accuracy: float | None = None  # a task metric on all evaluation data, if it was computed
     all_data_db: float | None = None  # the same SQNR on all data, where ``sqnr_db`` is of the first samples
+    is_part: bool = False  # whether that is a part of all data that decided whether the limit is met
     eps: float | None = (
         None  # the smallest share of time that counts, once the variation between builds is known
     )

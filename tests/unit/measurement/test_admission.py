@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -178,14 +179,32 @@ def test_the_same_graph_has_the_same_score(make_lab: MakeLab) -> None:
     assert bench.trial(2, placement("twin"), "p").accuracy == 0.95
 
 
+FEW = {"reference": 200.0, "good": 27.0, "bad": 24.0, "worse": 16.0, "faster": 26.0}
+
+
+@dataclass
+class Data:
+    """All data, which gives so much more than the few samples, and a part of it ``part`` more."""
+
+    difference: float
+    part: float | None = None
+    read: list[str] = field(default_factory=list)
+
+    def __call__(self, engine) -> float:
+        self.read.append(engine.name)
+        return FEW[engine.name] + self.difference
+
+    def near(self, engine, limit_db: float) -> tuple[float, bool]:
+        return (self(engine), True) if self.part is None else (FEW[engine.name] + self.part, False)
+
+
 def on_all_data(difference: float, **more) -> Admission:
     """A limit of 25 dB; all data gives so much more than the few samples."""
-    few = {"reference": 200.0, "good": 27.0, "bad": 24.0, "worse": 16.0, "faster": 26.0}
     return Admission(
         **{
-            "sqnr_db": lambda engine: few[engine.name],
+            "sqnr_db": lambda engine: FEW[engine.name],
             "min_sqnr_db": 25.0,
-            "all_data": lambda engine: few[engine.name] + difference,
+            "all_data": Data(difference),
             "confirms_sqnr": True,
             **more,
         }
@@ -201,17 +220,26 @@ def test_a_race_winner_below_the_limit_on_all_data_does_not_win(make_lab: MakeLa
 
 def test_a_placement_below_the_limit_on_the_few_samples_is_not_run_on_all_data(make_lab: MakeLab) -> None:
     """All data may be many samples of a slow model: what was no candidate of the search is first run on a few."""
-    read: list[str] = []
-
-    def all_data(engine) -> float:
-        read.append(engine.name)
-        return 30.0
-
-    bench = started(lab_of(make_lab), admission=on_all_data(0.0, all_data=all_data))
+    data = Data(0.0)
+    bench = started(lab_of(make_lab), admission=on_all_data(0.0, all_data=data))
     assert not bench.admits(placement("bad"))
-    assert read == []
+    assert data.read == []
     assert bench.admits(placement("good"))
-    assert read == ["good"]
+    assert data.read == ["good"]
+
+
+def test_a_part_of_all_data_decides_a_race_and_all_of_it_the_selection(make_lab: MakeLab) -> None:
+    data = Data(-3.0, part=-1.0)  # the part misleads: 26 dB there, 24 on all data
+    accuracy = on_all_data(0.0, all_data=data)
+    bench = started(lab_of(make_lab), admission=accuracy)
+    trial = bench.trial(1, placement("good"), "p")
+    assert (trial.all_data_db, trial.is_part, trial.incumbent) == (26.0, True, True)
+    assert data.read == []
+    resumed = on_all_data(0.0)
+    resumed.recall(trial_from_json(json.loads(json.dumps(trial_to_json(trial)))))
+    assert (resumed.bias_db, resumed.is_known(placement("good"))) == (0.0, False)
+    assert not bench.admits(placement("good"))
+    assert data.read == ["good"]
 
 
 def test_the_difference_of_all_data_is_learnt_from_the_first_candidate_near_the_limit(

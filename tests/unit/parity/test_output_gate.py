@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from qdqspec.parity.gate import FEW, KNOWN, SAMPLES, STEPS, OutputGate
+from qdqspec.parity.gate import FEW, KNOWN, SAMPLES, STEPS, AllData, OutputGate
 
 SIGNAL = 100.0  # of the only value of each sample
 
@@ -59,3 +59,69 @@ def test_where_samples_differ_more_is_near(gate: OutputGate) -> None:
     for others_db in (18, 20, 22, 21):
         assert runs(gate, 20, others_db, 20) == SAMPLES
     assert runs(gate, 22.5, 22.5, 20) > FEW
+
+
+# ---- all data ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Drawn:
+    """An engine whose error varies from sample to sample, with so many decibels over many of them."""
+
+    db: float
+    runs: int = 0
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.runs += 1
+        error = np.random.default_rng(int(feeds["number"])).normal(size=100)
+        return {"y": SIGNAL * (1 + 10 ** (-self.db / 20) * error)}
+
+    def close(self) -> None:
+        pass
+
+
+COUNT = 8 * SAMPLES
+
+
+def all_data(reference: Drawn, known: int = 0) -> AllData:
+    feeds = [{"number": np.array(number)} for number in range(COUNT)]
+    exact = [Drawn(400).run(feed) for feed in feeds[:known]]
+    return AllData(feeds, lambda: reference, exact)
+
+
+@pytest.mark.parametrize("db", [17.0, 23.0])
+def test_what_is_far_from_the_limit_is_decided_on_a_part_of_all_data(db: float) -> None:
+    engine = Drawn(db)
+    found, is_whole = all_data(Drawn(400)).near(engine, 20.0)
+    assert (engine.runs, is_whole) == (2 * SAMPLES, False)
+    assert found == pytest.approx(db, abs=0.7)
+
+
+def test_what_is_near_the_limit_is_run_on_all_data() -> None:
+    engine, data = Drawn(20.1), all_data(Drawn(400))
+    found, is_whole = data.near(engine, 20.0)
+    assert (engine.runs, is_whole) == (COUNT, True)
+    assert found == data(Drawn(20.1))
+
+
+def test_the_reference_is_run_once_on_each_sample_that_is_needed() -> None:
+    reference = Drawn(400)
+    data = all_data(reference, known=SAMPLES)
+    data.near(Drawn(30), 20.0)
+    assert reference.runs == SAMPLES
+    data(Drawn(30))
+    data(Drawn(25))
+    assert reference.runs == COUNT - SAMPLES
+
+
+def test_samples_that_differ_much_decide_later() -> None:
+    """One sample of many has most of the error: the first ones, which lack it or have it, show nothing."""
+
+    class Rare(Drawn):
+        def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            found = super().run(feeds)
+            return {"y": found["y"] if feeds["number"] % 6 else np.full(100, 1.5 * SIGNAL)}
+
+    engine = Rare(40)
+    assert all_data(Drawn(400)).near(engine, 17.0)[1]
+    assert engine.runs == COUNT

@@ -10,7 +10,16 @@ from qdqspec.report.layout import LatencyPart, ParityPart, SearchPart, TrialPart
 from qdqspec.types import LatencyEvidence, ParityEvidence, SearchResult, Trial
 
 WRITTEN_ELSEWHERE = {"samples", "speedup", "failures", "winner", "trials", "regions", "patterns", "placement"}
-NOT_WRITTEN = {"rival", "graph_hash", "layers", "twin", "subgraph", "all_data_db", "eps"}  # of a trial
+NOT_WRITTEN = {
+    "rival",
+    "graph_hash",
+    "layers",
+    "twin",
+    "subgraph",
+    "all_data_db",
+    "is_part",
+    "eps",
+}  # of a trial
 
 
 @pytest.mark.parametrize(

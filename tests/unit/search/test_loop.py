@@ -214,6 +214,15 @@ def test_waiting_for_another_run_does_not_count() -> None:
     assert 1 < len(search(Script(NAMES), Bench(), budget, log, case="case")) < 6
 
 
+@pytest.mark.parametrize(("used", "left"), [(0.0, 40.0), (6.0, 34.0), (100.0, 20.0)])
+def test_what_was_spent_before_the_search_counts_up_to_half(used: float, left: float) -> None:
+    now = 0.0
+    budget = Budget(trials=60, seconds=40.0, used=used, clock=lambda: now)
+    assert budget.left == left
+    now = left
+    assert budget.reached([]) == "its limit of 40 s"
+
+
 def test_the_time_limit_of_the_run_ends_it() -> None:
     ended = Search(Script(NAMES), Bench(), Budget(trials=60, run_left=lambda: 0.0), Log(), case="case")
     assert len(ended.run()) == 1

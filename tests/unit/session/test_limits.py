@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.corrections.find import FoundCorrections
 from qdqspec.parity.gate import SAMPLES
+from qdqspec.preparation.correcting import Correcting
 from qdqspec.report.record import record_to_json
 from qdqspec.report.tables import summary_table
-from qdqspec.session import Session
+from qdqspec.search.loop import Budget
+from qdqspec.session import Session, tuning
 from qdqspec.types import Case, Inputs, RunRecord, TuneRules
 
 TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
@@ -132,3 +136,22 @@ def test_a_front_may_have_points_below_the_limit(case: Case) -> None:
         False
     ]
     assert len(found.search.front) > 1
+
+
+def test_corrections_are_part_of_the_time_of_a_search(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets: list[Budget] = []
+
+    def slow(_: Correcting) -> FoundCorrections:
+        time.sleep(0.1)
+        return FoundCorrections()
+
+    def noted(**given: Any) -> Budget:
+        budgets.append(Budget(**given))
+        return budgets[-1]
+
+    monkeypatch.setattr(Correcting, "find", slow)
+    monkeypatch.setattr(tuning, "Budget", noted)
+    tuned(replace(case, tune=replace(case.tune, minutes=1)))
+    (budget,) = budgets
+    assert budget.used >= 0.1
+    assert budget.allowed == pytest.approx(60 - budget.used)

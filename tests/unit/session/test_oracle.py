@@ -137,6 +137,28 @@ def test_sensitivities_that_take_too_much_of_a_search_are_skipped(
         assert ["was skipped: give it more time" in note for note in notes] == [True] * (not known)
 
 
+def test_rough_noise_is_measured_where_that_of_each_pair_would_take_long(
+    session: Session, case: Case
+) -> None:
+    bench = session.work(case).setup
+    left: float | None = None
+    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
+        space = bench.prepared.space
+        oracle = RehearsalOracle(rehearser, space, lambda _: None, lambda: left)
+        assert oracle.rough_noise() is None  # there is no limit
+        left = 1e6
+        assert oracle.rough_noise() is None  # that of each pair is no matter
+        left = 1e-3
+        rough = oracle.rough_noise()
+        assert rough is not None
+        assert {power for power in rough.values() if power > 0}
+        left = 1e6
+        exact = oracle.noise()
+        assert exact is not None
+        assert rough.keys() == exact.keys()
+        assert oracle.rough_noise() is None  # better is known
+
+
 def test_once_the_time_is_over_nothing_new_is_rehearsed(session: Session, case: Case) -> None:
     bench = session.work(case).setup
     left = 1e6
