@@ -45,7 +45,7 @@ class AccuracyOracle(Protocol):
         ...
 
     def rough_noise(self) -> Mapping[tuple[str, Label], float] | None:
-        """The same, with neighbouring tensors measured together; ``None`` if unknown, or if `noise` takes little time."""
+        """The same, of neighbouring tensors measured together; ``None`` if unknown, or if `noise` takes little time."""
         ...
 
     def predicted_db(self, placement: Placement) -> float | None:
