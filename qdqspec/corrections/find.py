@@ -191,7 +191,8 @@ class _Search:
             return
         changes = tuple(change for _, change in chosen)
         tensors = {tensor for chain, _ in chosen for tensor in chain.tensors}
-        other = self._on_judged(question.equalized(equalized(question.model, changes), tensors))
+        other = question.equalized(equalized(question.model, changes), tensors)
+        other = replace(other, judge=replace(question.judge, model=other.model))
         before = after = self.errors
         if _computes_the_same(question, other):
             is_lost = self._is_lost(before, needs_inputs=True)

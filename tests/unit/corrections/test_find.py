@@ -340,7 +340,9 @@ def with_outliers(
     return session.work(case).setup.prepared
 
 
-def with_hard_layers(session: Session, folder: Path, *hard: int) -> Prepared:
+def with_hard_layers(
+    session: Session, folder: Path, *hard: int, names: tuple[str, ...] = ("rounding",)
+) -> Prepared:
     """Sixteen linear layers, of which the ``hard`` ones read channels with scales from 1 to 10,000."""
     work = ChainModel(0, [1, 8, WIDTH])
     for number in range(16):
@@ -356,7 +358,7 @@ def with_hard_layers(session: Session, folder: Path, *hard: int) -> Prepared:
     model, data = folder / "hard.onnx", folder / "data.npz"
     save_model(work.model().proto, model)
     np.savez(data, x=np.random.default_rng(1).standard_normal((16, 8, WIDTH)).astype(np.float32))
-    rules = QuantizeRules(corrections=("rounding",))
+    rules = QuantizeRules(corrections=names)
     case = Case(id="default", model=model, inputs=Inputs(calibration=data), quantize=rules)
     return session.work(case).setup.prepared
 
@@ -367,6 +369,22 @@ def test_a_few_hard_layers_do_not_hide_what_the_others_gain(
 ) -> None:
     (gain,) = with_hard_layers(session, tmp_path, *hard).corrections.gains
     assert gain.before_db < find.USABLE_DB
+    assert gain.taken
+
+
+def test_equalization_is_judged_without_the_units_that_hide_all_others(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[tuple[str, ...]] = []
+    original = Judge.dominating
+
+    def dominating(self: Judge, *args: object) -> tuple[str, ...]:
+        left.append(original(self, *args))  # type: ignore[arg-type]
+        return left[-1]
+
+    monkeypatch.setattr(Judge, "dominating", dominating)
+    (gain,) = with_hard_layers(session, tmp_path, 3, names=("equalization",)).corrections.gains
+    assert left[0]
     assert gain.taken
 
 
