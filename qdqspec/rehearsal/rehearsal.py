@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -166,7 +167,7 @@ class Rehearsal(Closing):
 
     def adjusted(self, numbers: QuantSource) -> dict[str, Array] | None:
         """The numbers of activations to run with instead of the subject's; ``None`` if not all can be replaced."""
-        own, other = map(self.graph.activation_numbers, (self.subject.numbers, numbers))
+        own, other = self._activation_numbers, self.graph.activation_numbers(numbers)
         changed = {name for name, value in other.items() if not np.array_equal(value, own[name])}
         inputs = self._model.adjustable
         if not changed <= {name for names in inputs.values() for name in names}:
@@ -176,6 +177,10 @@ class Rehearsal(Closing):
             for tensor, names in inputs.items()
             if not changed.isdisjoint(names)
         }
+
+    @cached_property
+    def _activation_numbers(self) -> dict[str, Array]:
+        return self.graph.activation_numbers(self.subject.numbers)
 
     def load(self, model: SwitchedModel, name: str, build: Callable[[Path], Engine]) -> Engine:
         """An engine of a model of `graph`."""
