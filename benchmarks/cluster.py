@@ -1,13 +1,15 @@
 """Measures a cluster on this machine: overhead of a case, transfer rates, time to recover from a lost worker.
 
     python benchmarks/cluster.py [--megabytes 500] [--tls]
-    python benchmarks/cluster.py --twins MODEL [--backend fake] [--trials 12] [--turns 3]
+    python benchmarks/cluster.py --twins MODEL [--backend fake] [--build-seconds 5] [--trials 12] [--turns 3]
+        [--workers 1 2 4]
 
 A scheduler and two workers are started here, so that client, scheduler and workers share its processors and the network
-is the loopback interface. With ``--twins`` one case is searched in turns by one worker and by two of one key: seconds
-until the noise of builds is known, until the last trial and until all is written (as the client sees them, twice a
-second), and how many of the trials the twin has timed. Both devices are this machine, so what is measured is the
-overhead and the division of the work, not the time that a second machine saves.
+is the loopback interface. With ``--twins`` one case is searched in turns by one worker and by several of one key:
+seconds until the noise of builds is known, until the last trial and until all is written, as the client sees them, and
+how many of the trials twins have timed. All devices are this machine, so what is measured is the overhead and the
+division of the work. A build of the simulated device takes no time, and nothing is gained; ``--build-seconds`` has each
+of its builds wait, as for a compiler.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +122,13 @@ def main() -> None:
     parser.add_argument("--backend", default="fake")
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--build-seconds", type=float, help="of the simulated device")
     asked = parser.parse_args()
     if asked.twins is not None:
-        compare_twins(asked.twins.absolute(), asked.backend, asked.trials, asked.turns)
+        options = () if asked.build_seconds is None else (f"fake.build_s={asked.build_seconds}",)
+        settings = partial(Settings, backend=asked.backend, backend_option=options)
+        compare_twins(asked.twins.absolute(), settings, asked.trials, asked.turns, asked.workers)
         return
     with tempfile.TemporaryDirectory() as place, cluster(Path(place), tls=asked.tls) as (address, tls):
         small, big = Path(place) / "small.bin", Path(place) / "big.bin"
@@ -155,18 +162,22 @@ def main() -> None:
         print("\n".join(notes))
 
 
-def compare_twins(model: Path, backend: str, trials: int, turns: int) -> None:
-    """Print the searches by one worker and by two, in turns."""
+def compare_twins(
+    model: Path, settings: partial[Settings], trials: int, turns: int, counts: list[int]
+) -> None:
+    """Print the searches by these numbers of workers, in turns."""
     rows = []
     for _ in range(turns):
-        for workers in (1, 2):
+        for workers in counts:
             with (
                 tempfile.TemporaryDirectory() as place,
-                cluster(Path(place), tls=False, workers=workers, backend=backend) as (address, _),
+                cluster(Path(place), tls=False, workers=workers, backend=settings.keywords["backend"]) as (
+                    address,
+                    _,
+                ),
             ):
-                rows.append(
-                    (workers, *searched(model, backend, trials, str(address), Path(place) / "client"))
-                )
+                given = settings(root=Path(place) / "client", cluster=str(address))
+                rows.append((workers, *searched(model, given, trials)))
                 print(rows[-1], file=sys.stderr)
     heads = (
         "workers",
@@ -174,27 +185,24 @@ def compare_twins(model: Path, backend: str, trials: int, turns: int) -> None:
         "trials s",
         "all s",
         "trials",
-        "of the twin",
+        "of twins",
         "lines of the confirmation",
         "devices",
     )
     print(tabulate(rows, heads, floatfmt=".1f"))
     for name, column in (("noise", 1), ("trials", 2), ("all", 3)):
-        alone, shared = ([row[column] for row in rows if row[0] == workers] for workers in (1, 2))
-        print(
-            f"{name}: two workers take {statistics.median(shared) / statistics.median(alone):.2f} of the time"
-        )
+        middle = {n: statistics.median([row[column] for row in rows if row[0] == n]) for n in counts}
+        ratios = (f"{n} workers {seconds / middle[counts[0]]:.2f}" for n, seconds in middle.items())
+        print(f"{name}: {', '.join(ratios)} of the time of {counts[0]}")
 
 
-def searched(
-    model: Path, backend: str, trials: int, address: str, root: Path
-) -> tuple[float, float, float, int, int, int, int]:
-    """Seconds until the noise is known, the last trial and the end; trials, those of the twin, what was confirmed."""
-    root.mkdir()
+def searched(model: Path, settings: Settings, trials: int) -> tuple[float, float, float, int, int, int, int]:
+    """Seconds until the noise is known, the last trial and the end; trials, those of twins, what was confirmed."""
+    settings.root.mkdir()
     case = Case(id="default", model=model, tune=TuneRules(trials=trials))
     begin = time.perf_counter()
     seen: list[float] = []
-    with closing(ClusterSession(Settings(root=root, backend=backend, cluster=address))) as session:
+    with closing(ClusterSession(settings)) as session:
         journal = session.output(case) / "trials.jsonl"
         thread = threading.Thread(target=session.search, args=(case,))
         thread.start()

@@ -44,14 +44,23 @@ class Processes:
         folder = str(self.folder / name)
         return self.start("worker", self.address, "--json", "--folder", folder, *words, prelude=prelude)
 
-    def stop(self) -> None:
-        for process in reversed(self.started):
+    def listed(self) -> list[dict]:
+        """The workers that the scheduler knows."""
+        words = [sys.executable, "-m", "qdqspec", "cluster", "list", self.address, "--json"]
+        run = subprocess.run(words, cwd=self.folder, check=True, capture_output=True, text=True)
+        return json.loads(run.stdout)["workers"]
+
+    def stop(self, first: int = 0) -> None:
+        """Stop the processes from this one on, the latest first."""
+        ended, self.started = self.started[first:], self.started[:first]
+        for process in reversed(ended):
             process.send_signal(signal.SIGTERM)
-        for process in reversed(self.started):
+        for process in reversed(ended):
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
             process.stdout.close()
 
 

@@ -1,4 +1,4 @@
-"""A simulated device: seeded, without delays, with configurable noise and faults."""
+"""A simulated device: seeded, by default without delays, with configurable noise and faults."""
 
 from __future__ import annotations
 

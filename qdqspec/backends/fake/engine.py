@@ -1,4 +1,4 @@
-"""A simulated device: seeded, without delays, with configurable noise and faults.
+"""A simulated device: seeded, by default without delays, with configurable noise and faults.
 
 For tests of searches and statistics, and for dry runs of a spec. Times are simulated (see
 `qdqspec.backends.fake.cost`); outputs are real, from the ONNX reference implementation. Its options, all
@@ -12,6 +12,7 @@ with defaults in brackets:
   and the simulated seconds that a state lasts (0, 30).
 - ``fake.scale``: slows everything by this factor (1). ``fake.integer``: slows integer kernels only;
   with 2 about half of them are slower than float.
+- ``fake.build_s``: real seconds that each build waits, as for a compiler on another machine (0).
 - ``fake.fail_rate``: share of candidates whose build fails, always the same ones (0). A model without
   Q/DQ is not a candidate.
 - ``fake.raise``, ``fake.crash``, ``fake.hang``, ``fake.oom``: the stage ``build``, ``run``, ``bind``, ``time`` or
@@ -57,6 +58,7 @@ class FakeOptions:
     state_period: float = 30.0
     scale: float = 1.0
     integer: float = 1.0
+    build_s: float = 0.0
     fail_rate: float = 0.0
     fault_rate: float = 1.0
     raise_: str = ""
@@ -136,6 +138,7 @@ class FakeDevice:
         if fraction(words.seed, "faulty", cost.structure) >= words.fault_rate:
             words = replace(words, raise_="", crash="", hang="", oom="")
         break_down(words, "build")
+        time.sleep(words.build_s)
         is_candidate = any(node.op_type in QDQ_OPS for node in loaded.nodes)
         if is_candidate and fraction(words.seed, "refused", cost.structure) < words.fail_rate:
             raise BackendError("the simulated device refuses this placement", where=model)

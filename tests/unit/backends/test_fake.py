@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +186,12 @@ def test_a_fault_rate_of_zero_means_no_fault(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="simulated failure in build"):
         build(path, **{"raise": "build"})
     build(path, fault_rate="0", **{"raise": "build"})
+
+
+def test_a_build_may_take_real_time(tmp_path: Path) -> None:
+    path, start = chain(tmp_path, PLAIN), time.monotonic()
+    build(path, build_s="0.2")
+    assert time.monotonic() - start >= 0.2
 
 
 @pytest.mark.parametrize("call", ["time", "layers"])

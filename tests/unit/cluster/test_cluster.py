@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import onnx
 import pytest
 from chains import SHAPE, chain_model
-from cluster_processes import LEASE, PATIENCE, wait_for
+from cluster_processes import LEASE, PATIENCE, Processes, wait_for
 
 from qdqspec.cases import load_cases
 from qdqspec.config import Settings
@@ -39,6 +40,15 @@ def settings(processes, tmp_path, monkeypatch) -> Settings:
 
     monkeypatch.setattr(client, "LEASE", LEASE)
     return Settings(root=tmp_path, backend="fake", cluster=processes.address)
+
+
+@pytest.fixture
+def more_workers(processes) -> Iterator[Callable[..., dict]]:
+    """Starts workers that are stopped after the test."""
+    before = len(processes.started)
+    yield processes.worker
+    processes.stop(before)
+    wait_for(lambda: len(processes.listed()) == 2)
 
 
 @pytest.fixture
@@ -68,9 +78,14 @@ def worker_of(session) -> object:
     return psutil.Process(pids[address])
 
 
-def processes_of_cases() -> list:
-    running = psutil.process_iter(["cmdline"])
-    return [one for one in running if "qdqspec.cluster.case_process" in (one.info["cmdline"] or [])]
+def processes_of_cases(processes: Processes) -> list:
+    """Those of the workers of these tests; other runs on the machine have their own."""
+    found = []
+    for one in psutil.process_iter(["cmdline"]):
+        words = one.info["cmdline"] or []
+        if "qdqspec.cluster.case_process" in words and any(str(processes.folder) in word for word in words):
+            found.append(one)
+    return found
 
 
 def test_a_case_on_a_cluster_gives_what_it_gives_here(settings, case, tmp_path, monkeypatch):
@@ -145,7 +160,7 @@ def test_an_unknown_device_is_an_error_that_names_what_is_there(settings, proces
         pytest.param(signal.SIGSTOP, marks=rare, id="frozen"),
     ],
 )
-def test_work_of_a_lost_worker_is_done_elsewhere(settings, case, fault):
+def test_work_of_a_lost_worker_is_done_elsewhere(settings, case, processes, fault):
     notes = []
     with opened(settings) as session:
         session.watch = lambda progress: notes.append(progress.waiting)
@@ -164,17 +179,17 @@ def test_work_of_a_lost_worker_is_done_elsewhere(settings, case, fault):
         (line["phase"], line["trial"], line["placement"]) for line in lines if line["phase"] != "confirm"
     ]
     assert len(trials) == len(set(trials)) >= 8  # none is lost, and none is there twice
-    wait_for(lambda: not processes_of_cases(), 4 * LEASE)
+    wait_for(lambda: not processes_of_cases(processes), 4 * LEASE)
 
 
 @rare
-def test_a_lost_workers_corrections_are_used_elsewhere(settings, processes, tmp_path):
+def test_a_lost_workers_corrections_are_used_elsewhere(settings, more_workers, tmp_path):
     """The gain in the client's file is changed before the worker is lost: the result has the changed one."""
     x = np.random.default_rng(0).normal(0, 1, (16, *SHAPE[1:])).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x)
     onnx.save(chain_model(), tmp_path / "chain.onnx")
-    processes.worker("three", "--backend", "onnxruntime")
-    processes.worker("four", "--backend", "onnxruntime")
+    more_workers("three", "--backend", "onnxruntime")
+    more_workers("four", "--backend", "onnxruntime")
     case = Case(
         id="default",
         model=tmp_path / "chain.onnx",
@@ -225,7 +240,9 @@ def test_an_ended_client_leaves_nothing_running_and_is_resumed(
 ):
     words = ["tune", str(case.model), "--backend", "fake", "--trials", "60", "--cluster", processes.address]
     program = (
-        "import sys\nfrom qdqspec.cluster import client\n"
+        "import signal, sys\nfrom qdqspec.cluster import client\n"
+        # a shell that is not interactive has its background jobs ignore SIGINT, and Python inherits that
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"client.LEASE = {LEASE}\n"
         f"from qdqspec.cli import main\nsys.exit(main({[*words, '-o', str(tmp_path / 'out')]!r}))"
     )
@@ -235,7 +252,7 @@ def test_an_ended_client_leaves_nothing_running_and_is_resumed(
     client.send_signal(signal_sent)
     code = client.wait(PATIENCE)
     assert code == (130 if signal_sent == signal.SIGINT else -signal.SIGKILL)
-    wait_for(lambda: not processes_of_cases(), 4 * LEASE)
+    wait_for(lambda: not processes_of_cases(processes), 4 * LEASE)
     before = journal.read_bytes()
     before = before[: before.rfind(b"\n") + 1]
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True)
@@ -244,8 +261,8 @@ def test_an_ended_client_leaves_nothing_running_and_is_resumed(
 
 
 @rare
-def test_a_worker_of_another_version_gets_no_case(settings, case, processes):
-    said = processes.worker(
+def test_a_worker_of_another_version_gets_no_case(settings, more_workers):
+    said = more_workers(
         "old", "--backend", "onnxruntime", prelude="import qdqspec; qdqspec.__version__ = '0.0.1'"
     )
     assert said["version"] == "0.0.1"
@@ -266,18 +283,20 @@ def test_candidates_that_kill_their_process_are_failed_trials(settings, case):
 
 
 @rare
-def test_closing_a_session_stops_its_case(settings, case):
+def test_closing_a_session_stops_its_case(settings, case, processes):
     long = replace(case, tune=TuneRules(trials=400))
     with opened(settings) as session:
         future = session._future(long)
-        wait_for(lambda: processes_of_cases())
+        wait_for(lambda: processes_of_cases(processes))
     assert future.exception() is not None
-    wait_for(lambda: not processes_of_cases(), 3 * LEASE)
+    wait_for(lambda: not processes_of_cases(processes), 3 * LEASE)
 
 
-def test_a_case_is_shared_by_twins_and_one_that_disagrees_is_reported(settings, case, processes):
+def test_a_case_is_shared_by_twins_and_one_that_disagrees_is_reported(
+    settings, case, processes, more_workers
+):
     """A third worker with the key, whose integer kernels are slow; the case may run on any of them."""
-    processes.worker("odd", "--backend", "fake", "--device", "2", "--backend-option", "fake.integer=2")
+    more_workers("odd", "--backend", "fake", "--device", "2", "--backend-option", "fake.integer=2")
     with opened(settings) as session:
         future = session._future(replace(case, tune=TuneRules(trials=16)))
         evidence = future.result(PATIENCE).record.evidence
@@ -289,4 +308,4 @@ def test_a_case_is_shared_by_twins_and_one_that_disagrees_is_reported(settings, 
     else:
         assert ["2-fake" in text for text in said] == [True]
         assert twins <= {"0-fake", "1-fake"}
-    wait_for(lambda: not processes_of_cases(), 4 * LEASE)
+    wait_for(lambda: not processes_of_cases(processes), 4 * LEASE)
