@@ -47,6 +47,8 @@ def _converted(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
     except Exception as error:  # noqa: BLE001 - the C++ converter raises RuntimeError and its own classes
         # "/project/onnx/version_converter/convert.cc:101: f: Assertion `x` failed: why"
         why = str(error).strip().partition("failed: ")[2] or str(error).strip() or type(error).__name__
+        if why == "unordered_map::at":  # onnx before 1.23
+            why = "onnx converts no operator of one of its names"
         raise ModelError(
             f"the opset cannot be raised from {opset_of(proto)} to {version}: {why.splitlines()[0][:300]}",
             cure=f"export the model with opset {version}, or choose a number format that needs none",

@@ -74,7 +74,7 @@ class TopKAccuracy:
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(
                 f"labels are {labels.dtype} of shape {list(labels.shape)}, not class numbers",
-                cure="give one integer a sample",
+                cure="give one integer a sample, or use a metric of your own (fixture qdq_metrics)",
             )
 
     def add(self, scores: Array, labels: Array) -> None:

@@ -111,7 +111,7 @@ def test_failures_read_as_without_workers(project):
             "speed-up 1.02 < 1.10 asked for",
             "Reproduce with:",
             "  pytest specs/a.qdq.yaml::int8-b8::speedup --qdq-scheme=*",
-            "FAILED specs/a.qdq.yaml::int8-b8::speedup*- speed-up 1.02 < 1.10 asked for",
+            "FAILED specs/a.qdq.yaml::int8-b8::speedup*- speed-u*",  # cut at the width of the screen
         ]
     )
 

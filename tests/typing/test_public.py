@@ -7,10 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+from packaging.version import Version
+
 FILE = Path(__file__).with_name("public.py")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.skipif(
+    Version(np.__version__) < Version("2"), reason="numpy 1.26 has no types for some functions"
+)
 def test_types_are_what_the_comments_say() -> None:
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--no-pretty"]
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import json
 import re
 import sys
@@ -110,7 +111,7 @@ def test_a_library_without_creators_is_loaded_as_one_that_registers_itself(model
     """The common kind (``REGISTER_TENSORRT_PLUGIN``): TensorRT's own loader refuses it (TensorRT issue 4121)."""
     import tensorrt as trt
 
-    library = str(np._core._multiarray_umath.__file__)  # any shared library will do
+    library = _ctypes.__file__  # any shared library will do
     assert trt.get_plugin_registry().load_library(library) is None
     TensorRt().build(model, BuildOptions(extra={"tensorrt.plugins": library})).close()
 

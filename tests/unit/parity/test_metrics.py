@@ -135,6 +135,12 @@ def test_a_pixel_without_scores_is_of_no_class() -> None:
     assert evaluate("miou", [{"y": scores}], np.array([[[0, 1]]])).value == 0.5
 
 
+def test_labels_that_are_no_classes_are_answered_with_metrics_of_your_own() -> None:
+    with pytest.raises(DataError) as caught:
+        evaluate("top1", [{"y": np.zeros((2, 3), np.float32)}], np.zeros((2, 88)))
+    assert "qdq_metrics" in str(caught.value.cure)
+
+
 def test_an_image_of_void_has_no_mean() -> None:
     assert math.isnan(evaluate("miou", [{"y": one_hot(np.array([[[0]]]), 2)}], np.array([[[255]]])).value)
 
