@@ -7,8 +7,8 @@
 
 ONNX Runtime has other integer kernels for each of these processors. First one product is computed: whether its sums
 are exact or saturate shows that ONNX Runtime sees the emulated processor. Then pytest runs tests whose results depend
-on these kernels. QEMU 7.2 (Debian 12) emulates AVX2, and no AVX512, VNNI or AMX: for those a real machine has to run
-the tests. Timings under emulation mean nothing, so tests that judge by time are left out.
+on these kernels. QEMU 7.2 (Debian 12) emulates AVX2, and no AVX512, VNNI or AMX; `masked_cpu.py` hides VNNI or AVX512 of a
+real processor. Timings under emulation mean nothing, so tests that judge by time are left out.
 
 An Arm processor needs a folder with Arm libraries and an Arm Python (Debian packages unpacked with ``dpkg-deb -x``),
 and a folder with unpacked Arm wheels. ONNX Runtime for Arm ends with a segmentation fault where ``/proc/cpuinfo`` is
@@ -67,7 +67,7 @@ def main() -> int:
             python = _python(processor, options, Path(folder) / name)
             print(f"\n== {name}: {processor.kernels}", flush=True)
             environment = _environment(processor, options)
-            subprocess.run([python, "-c", _SUMMARY], env=environment, cwd=ROOT, check=False)
+            subprocess.run([python, "-c", SUMMARY], env=environment, cwd=ROOT, check=False)
             start = time.monotonic()
             done = subprocess.run(
                 [python, "-c", _PYTEST, str(python), *_words(processor, options)],
@@ -85,7 +85,7 @@ _PYTEST = (
     "import multiprocessing.spawn as spawn, sys; sys.executable = sys.argv[1]; spawn.set_executable(sys.argv[1]); "
     "import pytest; sys.exit(pytest.main(sys.argv[2:]))"
 )
-_SUMMARY = (
+SUMMARY = (
     "import platform, onnxruntime; from qdqspec.backends import _cpu; "
     "from qdqspec.backends.onnxruntime import overflow as found; "
     "cpu = _cpu.detect(); print(platform.machine(), 'ONNX Runtime', onnxruntime.__version__, '|', "
