@@ -5,10 +5,11 @@
     python benchmarks/emulate.py haswell nehalem
     python benchmarks/emulate.py cortex-a76 --arm-root DIR --arm-python usr/bin/python3.11 --arm-packages DIR
 
-ONNX Runtime has other integer kernels for each of these processors. First one product is computed: whether its sums
-are exact or saturate shows that ONNX Runtime sees the emulated processor. Then pytest runs tests whose results depend
-on these kernels. QEMU 7.2 (Debian 12) emulates AVX2, and no AVX512, VNNI or AMX; `masked_cpu.py` hides VNNI or AVX512 of a
-real processor. Timings under emulation mean nothing, so tests that judge by time are left out.
+ONNX Runtime has other integer kernels for each of these processors. First one product is computed: whether its
+sums are exact or saturate shows that ONNX Runtime sees the emulated processor. Then pytest runs tests whose
+results depend on these kernels. QEMU 7.2 (Debian 12) emulates AVX2, and no AVX512, VNNI or AMX; `masked_cpu.py`
+hides VNNI or AVX512 of a real processor. Timings under emulation mean nothing, so tests that judge by time are
+left out.
 
 An Arm processor needs a folder with Arm libraries and an Arm Python (Debian packages unpacked with ``dpkg-deb -x``),
 and a folder with unpacked Arm wheels. ONNX Runtime for Arm ends with a segmentation fault where ``/proc/cpuinfo`` is
