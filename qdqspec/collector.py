@@ -21,6 +21,7 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            gc.freeze()
-            gc.unfreeze()  # into the oldest generation
+            if gc.get_freeze_count() == 0:  # what a program has frozen stays so
+                gc.freeze()
+                gc.unfreeze()  # into the oldest generation
             gc.enable()
