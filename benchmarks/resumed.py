@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -85,16 +86,21 @@ def run_rows(
     limit_s: float,
     failed: Callable[[str, str], Row],
     table: Callable[[Sequence[Row]], str],
+    bound_s: float = math.inf,
 ) -> list[Row]:
     """Run ``script`` once for each key that ``path`` has no row of, with these words; all rows in the order wanted.
 
-    ``failed`` makes the row of a key from the reason. The ``table`` of each row goes to standard error.
+    ``failed`` makes the row of a key from the reason. The ``table`` of each row goes to standard error. After
+    ``bound_s`` no further row begins: those that are missing are left out.
     """
     kept = kept_rows(path)
     print(f"{len(wanted)} rows, {len(kept.keys() & wanted)} of them known", file=sys.stderr)
     found = []
+    started = time.monotonic()
     for key, words in wanted.items():
         if key not in kept:
+            if time.monotonic() - started > bound_s:
+                continue
             made = path.with_name(f"{path.stem}.row.json")
             made.unlink(missing_ok=True)
             why = run_limited([sys.executable, str(script), *words, ROW, str(made)], limit_s)

@@ -28,7 +28,7 @@ from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.measurement.parts import FLOAT, PartBench
 from qdqspec.measurement.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measurement.race import WARMUP, Entrant, Turn, both_of, profiled, race, warmed
-from qdqspec.measurement.stats import build_deviation, drift, inverse
+from qdqspec.measurement.stats import build_deviation, drift
 from qdqspec.measurement.together import IsSettled, Take, Together, common_clock, joined
 from qdqspec.measurement.twins import (
     Twins,
@@ -341,13 +341,14 @@ class Bench:
             raise BackendError(f"the reference model could not be built and run again: {why}")
         clock = common_clock(self.clock, timed)
         times = (0.0, 0) if self._looks is None else self._looks.deviation
-        ratios = found.ratios(reference, clock, times)
+        ratios, tested = found.predictions(reference, clock, times), found.ratios(reference, clock, times)
         present = {role: each.id for role, each in candidates.items() if each.id in timed}
         return LatencyEvidence(
             clock=clock,
             samples={role: joined(timed[each]) for role, each in present.items()},
             ratios={role: ratios[each] for role, each in present.items()},
-            speedup=inverse(ratios[present["tuned"]])
+            tested={role: tested[each] for role, each in present.items()},
+            speedup=ratios[present["tuned"]].inverse
             if "tuned" in present
             else Interval(median=1, low=1, high=1),
             builds=len(timed[reference]),

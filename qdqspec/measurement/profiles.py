@@ -17,7 +17,7 @@ from pathlib import Path
 from qdqspec.arrays import Array
 from qdqspec.backends.base import Engine
 from qdqspec.measurement.race import time_after_another
-from qdqspec.measurement.together import ratios_between
+from qdqspec.measurement.together import predictions_between
 from qdqspec.types import Clock, LayerTime, ProfileLatency, Samples, ShapeProfile
 
 
@@ -146,7 +146,7 @@ def profile_latencies(
 ) -> tuple[ProfileLatency, ...]:
     """Ratios to the reference at each profile; empty for a single profile.
 
-    ``timed`` holds the samples of every fresh build by the name that ``roles`` has for a role; see `ratio_intervals`
+    ``timed`` holds the samples of every fresh build by the name that ``roles`` has for a role; see `predicted_ratios`
     for ``times``.
     """
     if len(loads) == 1:
@@ -154,7 +154,7 @@ def profile_latencies(
     found = []
     for number, load in enumerate(loads):
         own = {name: [build.profiles[number] for build in builds] for name, builds in timed.items()}
-        ratios = ratios_between(own, roles["reference"], clock, devices, times)
+        ratios = predictions_between(own, roles["reference"], clock, devices, times)
         by_role = {role: ratios[name] for role, name in roles.items()}
         found.append(ProfileLatency(name=load.name, share=load.share, ratios=by_role))
     return tuple(found)

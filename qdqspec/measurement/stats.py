@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,8 @@ import numpy.typing as npt
 from qdqspec.arrays import Floats
 from qdqspec.types import Interval
 
-FEWEST_FREEDOM = 3  # of a deviation between times
+FEWEST_FREEDOM = 3  # of a deviation between times that a test takes into account
+Variance: TypeAlias = tuple[float, int]  # of a logarithm, with its degrees of freedom
 EXACT_LIMIT = 30  # pairs up to which the signed-rank distribution is enumerated
 
 
@@ -170,11 +172,11 @@ def time_deviation(series: Sequence[Sequence[Floats]]) -> tuple[float, int]:
 
     Each series has the looks at one pair of builds, one after the other; a look is the log ratios of its rounds. Looks
     of a series have the same builds, so what they differ by, beyond the noise of their runs, is the state of the
-    machine. (0, 0) below `FEWEST_FREEDOM`: Student's t is so large there that no gain could be proved.
+    machine.
     """
     several = [looks for looks in series if len(looks) > 1]
     among, freedom = pooled_deviation([[trimmed_mean(look) for look in looks] for looks in several])
-    if freedom < FEWEST_FREEDOM:
+    if not freedom:
         return 0.0, 0
     by_runs = float(np.mean([trimmed_error(look) ** 2 for looks in several for look in looks]))
     return math.sqrt(max(0.0, among**2 - by_runs)), freedom
@@ -186,32 +188,68 @@ def ratio_intervals(
     devices: int = 1,
     times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Interval]:
-    """Every role's time over the base role's, with 95 % intervals that include run noise and build noise.
+    """Every role's time over the base role's, with 95 % confidence intervals that include run noise and build noise.
 
     Each role holds one sequence of samples per fresh build; position ``i`` of every sequence belongs to the same round.
-    The level of a build is the trimmed mean of its logarithms, less the round's mean over all builds, which removes
-    drift. Builds are the unit of replication: the deviation between builds of one role, pooled over the roles, already
+    Builds are the unit of replication: the deviation between builds of one role, pooled over the roles, already
     contains the run noise that averaging leaves. With a single build per role that deviation is unknown, and the
     interval is (0, infinity). Builds of several ``devices`` have equal means in each round and equally many builds of
     each role on each device; every further device takes a degree of freedom (two-way analysis of variance).
 
-    All samples are of one time. ``times`` is what `time_deviation` gives of several: its variance is added twice, for
-    this time and for the time at which the ratio is measured again, with the degrees of freedom of the sum
-    (Satterthwaite 1946).
+    All samples are of one time. ``times`` is what `time_deviation` gives of several; from `FEWEST_FREEDOM` on its
+    variance is added. Below, Student's t is so large that no gain could be proved.
+    """
+    levels = build_levels(roles)
+    builds = variance_of_builds(levels, devices)
+    extra = (times[0] ** 2, times[1]) if times[1] >= FEWEST_FREEDOM else (0.0, 0)
+    found = {}
+    for role, own in levels.items():
+        if role == base:
+            found[role] = Interval(median=1, low=1, high=1)
+            continue
+        by_builds = builds[0] * (1 / len(own) + 1 / len(levels[base])), builds[1]
+        half = student_half_width(by_builds, extra)
+        difference = float(np.mean(own) - np.mean(levels[base]))
+        found[role] = exponential(difference, half)
+    return found
+
+
+def build_levels(roles: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Floats]:
+    """The level of each fresh build, by role: the trimmed mean of its logarithms.
+
+    Each round's mean over all builds is subtracted, which removes drift.
     """
     logs = {role: np.log(np.asarray(builds, dtype=np.float64)) for role, builds in roles.items()}
     rounds = np.concatenate(list(logs.values())).mean(axis=0)
-    levels = {role: [trimmed_mean(build - rounds) for build in builds] for role, builds in logs.items()}
-    deviation, pooled = pooled_deviation(list(levels.values()))
-    freedom = max(0, pooled - (devices - 1))
-    deviation *= math.sqrt(pooled / freedom) if freedom else 1.0
-    builds = deviation, freedom
     return {
-        role: _interval(levels[role], levels[base], builds, times)
-        if role != base
-        else Interval(median=1, low=1, high=1)
-        for role in roles
+        role: np.array([trimmed_mean(build - rounds) for build in builds]) for role, builds in logs.items()
     }
+
+
+def variance_of_builds(levels: Mapping[str, Floats], devices: int = 1) -> Variance:
+    """The variance between builds of one role, pooled over the roles; see `ratio_intervals` for ``devices``."""
+    deviation, pooled = pooled_deviation([own.tolist() for own in levels.values()])
+    freedom = max(0, pooled - (devices - 1))
+    return (deviation**2 * pooled / freedom if freedom else 0.0), freedom
+
+
+def student_half_width(*parts: Variance) -> float:
+    """Half the width of a 95 % interval for a value with the sum of these variances; infinite if the first is unknown.
+
+    By Student's t, with the degrees of freedom of the sum (Satterthwaite 1946).
+    """
+    if not parts[0][1]:
+        return math.inf
+    known = [(variance, freedom) for variance, freedom in parts if variance]
+    total = sum(variance for variance, _ in known)
+    shares = sum(variance**2 / freedom for variance, freedom in known)
+    freedom = max(1, math.floor(total**2 / shares + 1e-9)) if shares else parts[0][1]
+    return student_t(0.95, freedom) * math.sqrt(total)
+
+
+def exponential(center: float, half: float) -> Interval:
+    """The interval of a ratio from that of its logarithm."""
+    return Interval(median=math.exp(center), low=math.exp(center - half), high=math.exp(center + half))
 
 
 def enclosed_ratios(
@@ -224,8 +262,8 @@ def enclosed_ratios(
     """Every role's time over the base role's, between two conditions of the caches.
 
     ``steady`` are times of consecutive runs, ``first`` those of the first run after another model ran, both in the
-    format of `ratio_intervals`. A caller's program is between the two, so the estimate is their geometric mean, and the
-    interval encloses the intervals of both. Without ``first`` it is that of ``steady``.
+    format of `ratio_intervals`. The estimate is their geometric mean, and the interval encloses the intervals of both:
+    what is excluded is excluded in both conditions. Without ``first`` it is that of ``steady``.
     """
     found = ratio_intervals(steady, base, devices, times)
     if not first:
@@ -241,24 +279,6 @@ def enclosed_ratios(
     }
 
 
-def _interval(
-    side: Sequence[float], base: Sequence[float], builds: tuple[float, int], times: tuple[float, int]
-) -> Interval:
-    difference = float(np.mean(side) - np.mean(base))
-    half = math.inf
-    deviation, freedom = builds
-    if freedom:
-        by_builds = deviation**2 * (1 / len(side) + 1 / len(base))
-        by_times = 2 * times[0] ** 2
-        if by_times:
-            shares = by_builds**2 / freedom + by_times**2 / times[1]
-            freedom = max(1, math.floor((by_builds + by_times) ** 2 / shares))
-        half = student_t(0.95, freedom) * math.sqrt(by_builds + by_times)
-    return Interval(
-        median=math.exp(difference), low=math.exp(difference - half), high=math.exp(difference + half)
-    )
-
-
 def drift(builds: Sequence[Sequence[float]]) -> float:
     """How much slower the last third of the rounds was than the first, over all builds: 0.05 is five per cent.
 
@@ -270,12 +290,3 @@ def drift(builds: Sequence[Sequence[float]]) -> float:
     if not third:
         return 0.0
     return float(np.exp(np.median(rounds[-third:]) - np.median(rounds[:third])) - 1)
-
-
-def inverse(interval: Interval) -> Interval:
-    """The interval of the reciprocal: a speed-up from a ratio of times."""
-    return Interval(
-        median=1 / interval.median,
-        low=1 / interval.high,
-        high=math.inf if interval.low == 0 else 1 / interval.low,
-    )

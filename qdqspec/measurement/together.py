@@ -19,6 +19,7 @@ import numpy as np
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measurement.memory import HasMemory, MemoryShortError, has_memory, is_memory_error
+from qdqspec.measurement.prediction import predicted_ratios
 from qdqspec.measurement.race import Turn, settle
 from qdqspec.measurement.stats import enclosed_ratios, trimmed_error
 from qdqspec.types import Clock, Interval, Samples
@@ -47,6 +48,10 @@ class Together:
         """Every group's time over that of the ``base`` group; see `ratios_between`."""
         return ratios_between(self.samples, base, clock, self.devices, times)
 
+    def predictions(self, base: str, clock: Clock, times: tuple[float, int]) -> dict[str, Interval]:
+        """The same as another program will measure it; see `predictions_between`."""
+        return predictions_between(self.samples, base, clock, self.devices, times)
+
 
 def ratios_between(
     groups: Mapping[str, Sequence[Samples]],
@@ -55,16 +60,37 @@ def ratios_between(
     devices: int = 1,
     times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Interval]:
-    """Every group's time over that of the ``base`` group, in both conditions if all builds have both.
+    """Every group's time over that of the ``base`` group, with confidence intervals for tests.
 
-    Each group has the samples of its fresh builds; see `enclosed_ratios`, and `ratio_intervals` for ``times``.
+    In both conditions if all builds have both. Each group has the samples of its fresh builds; see `enclosed_ratios`,
+    and `ratio_intervals` for ``times``.
     """
+    return enclosed_ratios(*_conditions(groups, clock), base, devices, times)
+
+
+def predictions_between(
+    groups: Mapping[str, Sequence[Samples]],
+    base: str,
+    clock: Clock,
+    devices: int = 1,
+    times: tuple[float, int] = (0.0, 0),
+) -> dict[str, Interval]:
+    """Every group's time over that of the ``base`` group as another program will measure it; see `predicted_ratios`."""
+    return predicted_ratios(*_conditions(groups, clock), base, devices, times)
+
+
+_Times: TypeAlias = dict[str, list[tuple[float, ...]]]  # of the builds, by group
+
+
+def _conditions(groups: Mapping[str, Sequence[Samples]], clock: Clock) -> tuple[_Times, _Times]:
+    """Times of runs in a row, and of first runs after another model, which are empty unless all builds have them."""
+    steady = {name: [build.on(clock) for build in builds] for name, builds in groups.items()}
+    if not all(build.first for builds in groups.values() for build in builds):
+        return steady, {}
     first = {
         name: [build.first.on(clock) for build in builds if build.first] for name, builds in groups.items()
     }
-    steady = {name: [build.on(clock) for build in builds] for name, builds in groups.items()}
-    has_both = all(len(first[name]) == len(builds) for name, builds in groups.items())
-    return enclosed_ratios(steady, first if has_both else {}, base, devices, times)
+    return steady, first
 
 
 def common_clock(wanted: Clock, groups: Mapping[str, Sequence[Samples]]) -> Clock:

@@ -170,7 +170,7 @@ def note_half(prepared: Prepared, latency: LatencyEvidence) -> None:
     """Add a warning if the float16 model did not run, or is significantly faster than the tuned model."""
     if why := latency.failures.get(ROLE):
         prepared.note_once(f"the float16 reference did not run: {why}")
-    half, tuned = latency.ratios.get(ROLE), latency.ratios.get("tuned")
+    half, tuned = latency.tested.get(ROLE), latency.tested.get("tuned")
     if half is not None and tuned is not None and half.high < tuned.low:
         prepared.note_once(
             f"the model in float16 is faster than the tuned one: {half.median:.2f} of the reference's time, "

@@ -10,7 +10,6 @@ from pathlib import Path
 from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
-from qdqspec.measurement.stats import inverse
 from qdqspec.search.select import Selection, choose, finalists, front_of, reaches
 from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, Trial
 
@@ -141,7 +140,7 @@ class _Confirmation:
 
     def choice(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> Selection:
         """The choice among placements that meet the constraints on all data, which is verified for each choice."""
-        ratios = {role: ratio for role, ratio in measured.ratios.items() if role in roles}
+        ratios = {role: ratio for role, ratio in measured.tested.items() if role in roles}
         barred, gain = self.barred, self.constraint.limits.min_gain
         while True:
             short = self.constraint.shortfall(list(map(self.scored, self.trials)))
@@ -159,7 +158,7 @@ class _Confirmation:
         enough = 1 - self.constraint.limits.min_gain
         near = [
             role
-            for role, ratio in measured.ratios.items()
+            for role, ratio in measured.tested.items()
             if role in roles and roles[role].digest not in barred and ratio.median < enough <= ratio.high
         ]
         ranked = sorted(near, key=lambda role: measured.ratios[role].median)
@@ -221,10 +220,12 @@ def _measured_again(
     if "tuned" not in again.ratios:
         return measured
     kept = {name: ratio for name, ratio in measured.ratios.items() if name not in again.ratios}
+    tested = {name: ratio for name, ratio in measured.tested.items() if name in kept}
     return replace(
         again,
         samples={**{name: measured.samples[name] for name in kept}, **again.samples},
         ratios={**kept, **again.ratios},
+        tested={**tested, **again.tested},
         failures={**measured.failures, **again.failures},
         profiles=tuple(
             replace(anew, ratios={**{name: first.ratios[name] for name in kept}, **anew.ratios})
@@ -242,7 +243,8 @@ def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) ->
         measured,
         samples={name: measured.samples[source] for name, source in names.items()},
         ratios={name: measured.ratios[source] for name, source in names.items()},
-        speedup=inverse(measured.ratios[role]),
+        tested={name: measured.tested[source] for name, source in names.items()},
+        speedup=measured.ratios[role].inverse,
         failures={name: why for name, why in measured.failures.items() if name in beside},
         profiles=tuple(
             replace(profile, ratios={name: profile.ratios[source] for name, source in names.items()})

@@ -229,7 +229,7 @@ class Recheck:
         """The outcome as text, for a warning."""
         if self.outcome == "broken":
             return f"the cached winner could not be built and run again: {self.latency.failures['tuned']}"
-        speedup = self.latency.speedup
+        speedup = self.latency.tested_speedup
         figures = f"{ratio_text(speedup.median)}x (95 %: {interval_text(speedup)})"
         asked = f"the {100 * self.min_gain:g} % of tune.min_gain"
         if self.outcome == "slower":
@@ -247,7 +247,7 @@ def recheck(measure: Measure, min_gain: float = 0.0) -> Recheck:
         latency = measure(builds, rounds)
         if "tuned" not in latency.samples:
             return Recheck(outcome="broken", latency=latency)
-        if latency.speedup.low > least:
+        if latency.tested_speedup.low > least:
             return Recheck(outcome="faster", latency=latency, min_gain=min_gain)
-        below.append(latency.speedup.high < least)
+        below.append(latency.tested_speedup.high < least)
     return Recheck(outcome="slower" if all(below) else "inconclusive", latency=latency, min_gain=min_gain)

@@ -64,8 +64,9 @@ class LatencyEvidence:
 
     Roles: ``reference``, ``tuned``, and if they differ from these ``everything`` (everything quantized) and
     ``runner-up``. ``ratios[role]`` is the role's time over the reference's, ``speedup`` the reference's over
-    the tuned one's. With several shape ``profiles``, samples and ratios are weighted geometric means over
-    them, and each sample's own profiles are in the same order as ``profiles``.
+    the tuned one's, with 95 % prediction intervals: of what another program measures at another time. ``tested`` are
+    the ratios with 95 % confidence intervals, which tests of a gain use. With several shape ``profiles``, samples and
+    ratios are weighted geometric means over them, and each sample's own profiles are in the same order as ``profiles``.
     """
 
     clock: Clock
@@ -77,6 +78,15 @@ class LatencyEvidence:
     failures: Mapping[str, str] = field(default_factory=dict)  # why a role has no samples
     drift: float = 0.0  # slowdown of the machine from the beginning to the end, as a share
     profiles: tuple[ProfileLatency, ...] = ()  # empty for a single profile
+    tested: Mapping[str, Interval] = field(
+        default_factory=dict
+    )  # empty in a record that was read from a file
+
+    @property
+    def tested_speedup(self) -> Interval:
+        """The reference's time over the tuned one's with its confidence interval; without it, ``speedup``."""
+        tested = self.tested.get("tuned")
+        return self.speedup if tested is None else tested.inverse
 
     def median_ms(self, role: str) -> float:
         """Milliseconds of a role on the gating clock, consistent with its ratio to the reference."""

@@ -89,11 +89,17 @@ class LayerTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A point estimate with the bounds of its 95 % confidence interval."""
+    """A point estimate with the bounds of a 95 % interval: of confidence, or of prediction where that is stated."""
 
     median: float
     low: float
     high: float
+
+    @property
+    def inverse(self) -> Interval:
+        """The interval of the reciprocal: a speed-up from a ratio of times."""
+        high = math.inf if self.low == 0 else 1 / self.low
+        return Interval(median=1 / self.median, low=1 / self.high, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from qdqspec.measurement.stats import (
     build_deviation,
     drift,
     enclosed_ratios,
-    inverse,
     log_ratios,
     pooled_deviation,
     ratio_intervals,
@@ -213,7 +212,7 @@ def test_the_base_is_exactly_itself() -> None:
     ],
 )
 def test_inverse_swaps_the_bounds(interval: Interval, expected: Interval) -> None:
-    assert inverse(interval) == expected
+    assert interval.inverse == expected
 
 
 def test_drift_is_told_from_rounds_and_not_from_single_builds() -> None:

@@ -52,7 +52,12 @@ class Bench:
         ratios = {role: fast if placement == FAST else SURE[role] for role, placement in roles.items()}
         samples = {role: Samples(wall_ms=(interval.median,) * builds) for role, interval in ratios.items()}
         return LatencyEvidence(
-            clock="wall", samples=samples, ratios=ratios, speedup=ratio(1, 1, 1), builds=builds
+            clock="wall",
+            samples=samples,
+            ratios=ratios,
+            tested=ratios,
+            speedup=ratio(1, 1, 1),
+            builds=builds,
         )
 
     def admits(self, placement: Placement) -> bool:

@@ -1,0 +1,122 @@
+"""Prediction intervals hold what another program measures, at another time, in either condition of the caches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from qdqspec.measurement.prediction import USUAL_TIMES, predicted_ratios, variance_between_times
+from qdqspec.measurement.stats import enclosed_ratios
+from qdqspec.types import Interval
+
+LEVELS = {"reference": 26.0, "tuned": 18.0, "runner-up": 19.0, "everything": 20.0}
+STEADY = (0.0, 1000)  # looks that prove a steady machine
+BUILDS, ROUNDS = 3, 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Deviations of logarithms: of runs, first runs, builds and states; and what a first run costs quantized models."""
+
+    run: float = 0.03
+    first: float = 0.045
+    build: float = 0.012
+    state: float = 0.0
+    caches: float = 0.0
+
+    def measured(self, random: np.random.Generator, roles: int) -> tuple[dict, dict]:
+        """Times in a row and after another model, of fresh builds, in one state of the machine."""
+        state = self.state * random.standard_normal()
+        steady, first = {}, {}
+        for role, milliseconds in list(LEVELS.items())[:roles]:
+            slower, cold = (0.0, 0.0) if role == "reference" else (state, self.caches)
+            builds = math.log(milliseconds) + slower + self.build * random.standard_normal((BUILDS, 1))
+            noise = random.standard_normal((2, BUILDS, ROUNDS))
+            steady[role] = np.exp(builds + self.run * noise[0])
+            first[role] = np.exp(builds + cold + self.first * noise[1])
+        return steady, first
+
+
+def covered(
+    machine: Machine,
+    times: tuple[float, int],
+    roles: int = 4,
+    seeds: int = 250,
+    random: np.random.Generator | None = None,
+) -> tuple[float, float]:
+    """The shares of another program's figures inside the prediction and inside the confidence interval."""
+    random = random or np.random.default_rng(roles)
+    inside = []
+    for _ in range(seeds):
+        steady, first = machine.measured(random, roles)
+        predicted = predicted_ratios(steady, first, "reference", 1, times)["tuned"]
+        tested = enclosed_ratios(steady, first, "reference", 1, times)["tuned"]
+        for theirs in machine.measured(random, 2):
+            found = math.exp(np.median(np.log(theirs["tuned"] / theirs["reference"]), axis=1).mean())
+            inside.append([each.low <= found <= each.high for each in (predicted, tested)])
+    return tuple(np.mean(inside, axis=0))
+
+
+@pytest.mark.parametrize("roles", [2, 4])
+def test_figures_of_other_programs_are_inside_without_states(roles: int) -> None:
+    predicted, tested = covered(Machine(), STEADY, roles)
+    assert 0.93 < predicted < 0.975
+    assert tested < predicted
+
+
+@pytest.mark.parametrize(("state", "looks"), [(0.01, 10), (0.04, 10), (0.04, 4)])
+def test_figures_of_other_programs_are_inside_with_states_that_looks_have_seen(
+    state: float, looks: int
+) -> None:
+    random = np.random.default_rng(looks)
+    inside = []
+    for _ in range(40):
+        seen = state * math.sqrt(random.chisquare(looks) / looks), looks
+        inside.append(covered(Machine(state=state), seen, seeds=8, random=random)[0])
+    assert 0.92 < np.mean(inside) < 0.98
+
+
+def test_figures_of_other_programs_are_inside_with_usual_states_and_no_look() -> None:
+    deviation, freedom = USUAL_TIMES
+    random = np.random.default_rng(1)
+    quiet = {"run": 0.01, "first": 0.01, "build": 0.003}
+    inside = []
+    for _ in range(40):
+        state = deviation * math.sqrt(freedom / random.chisquare(freedom))
+        inside.append(covered(Machine(state=state, **quiet), (0.0, 0), seeds=8, random=random))
+    predicted, tested = np.mean(inside, axis=0)
+    assert 0.92 < predicted < 0.98
+    assert tested < 0.8  # what one time says
+
+
+@pytest.mark.parametrize("caches", [0.03, 0.08])
+def test_figures_of_both_conditions_are_inside(caches: float) -> None:
+    assert 0.94 < covered(Machine(caches=caches), STEADY)[0] < 0.99
+
+
+def test_the_estimate_is_between_the_conditions_and_the_base_is_itself() -> None:
+    steady, first = Machine(run=1e-9, first=1e-9, build=1e-9, caches=0.08).measured(
+        np.random.default_rng(0), 2
+    )
+    found = predicted_ratios(steady, first, "reference", 1, STEADY)
+    assert found["tuned"].median == pytest.approx(18 / 26 * math.exp(0.04))
+    assert (found["tuned"].low, found["tuned"].high) == pytest.approx(
+        (18 / 26, 18 / 26 * math.exp(0.08)), rel=2e-3
+    )
+    assert found["reference"] == Interval(median=1, low=1, high=1)
+
+
+def test_one_build_predicts_nothing() -> None:
+    found = predicted_ratios({"reference": [[4.0, 4.1]], "tuned": [[3.0, 3.1]]}, {}, "reference")["tuned"]
+    assert (found.low, found.high) == (0.0, math.inf)
+
+
+def test_the_variance_between_times_is_never_less_than_usual_after_few_looks() -> None:
+    usual = USUAL_TIMES[0] ** 2
+    assert variance_between_times((0.0, 0)) == pytest.approx((usual, USUAL_TIMES[1]))
+    assert variance_between_times((0.0, 1))[0] > 0.8 * usual
+    assert variance_between_times((0.0, 100))[0] < 0.05 * usual
+    assert variance_between_times((0.04, 4)) == (0.04**2, 4)
