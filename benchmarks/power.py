@@ -94,7 +94,7 @@ def confirmed(
     """Whether a gain is proved and whether the truth is inside, by both conditions and by runs in a row; the runs."""
     bench = bench_of(folder, seed, words, share, first)
     found = bench.compare(ROLES, is_settled=lambda ratios: is_settled([ratios["tuned"]], MIN_GAIN))
-    both, row = found.ratios["tuned"], in_a_row(found)
+    both, row = found.tested["tuned"], in_a_row(found)
     flags = [
         flag for each in (both, row) for flag in (each.high < 1 - MIN_GAIN, each.low <= share <= each.high)
     ]

@@ -55,9 +55,9 @@ def _compare(params: SpeedupParams, evidence: Evidence, latency: LatencyEvidence
     outcome = judge_interval(speedup, params.min)
     bounds = interval_text(speedup)
     said = {
-        "pass": f"{ratio_text(speedup.median)}x as fast as the reference (95 %: {bounds} in this run), asked",
-        "fail": f"only {ratio_text(speedup.median)}x as fast as the reference (95 %: {bounds} in this run), asked",
-        "inconclusive": f"{ratio_text(speedup.median)}x as fast (95 %: {bounds} in this run): too noisy to tell from",
+        "pass": f"{ratio_text(speedup.median)}x as fast (95 % in this run: {bounds}), asked",
+        "fail": f"only {ratio_text(speedup.median)}x as fast (95 % in this run: {bounds}), asked",
+        "inconclusive": f"{ratio_text(speedup.median)}x as fast (95 % in this run: {bounds}): too noisy to tell from",
     }[outcome]
     advice = faster_advice(evidence, "lower min", gap=params.min / speedup.median)
     if outcome == "inconclusive":

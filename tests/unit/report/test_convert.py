@@ -19,13 +19,14 @@ NOT_WRITTEN = {
     "all_data_db",
     "is_part",
     "eps",
-}  # of a trial
+    "tested",
+}
 
 
 @pytest.mark.parametrize(
     ("record", "part", "left_out"),
     [
-        (LatencyEvidence, LatencyPart, WRITTEN_ELSEWHERE),
+        (LatencyEvidence, LatencyPart, WRITTEN_ELSEWHERE | NOT_WRITTEN),
         (ParityEvidence, ParityPart, set()),
         (SearchResult, SearchPart, WRITTEN_ELSEWHERE),
         (Trial, TrialPart, WRITTEN_ELSEWHERE | NOT_WRITTEN),
