@@ -18,7 +18,7 @@ import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.backends import _cpu
-from qdqspec.backends._in_process import refusals, time_runs
+from qdqspec.backends._in_process import CHECK_INPUTS, refusals, time_runs
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.graph import graph_hash, read_graph
@@ -146,7 +146,13 @@ class OnnxRuntimeEngine:
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use; they are copied once."""
-        self._open()
+        inputs = {value.name for value in self._open().get_inputs()}
+        if unknown := sorted(feeds.keys() - inputs):
+            raise BackendError(
+                f"the inputs could not be bound: the model has no input {', '.join(unknown)}",
+                where=self.model,
+                cure=CHECK_INPUTS,
+            )
         self._bound[profile] = {name: np.array(value, order="C") for name, value in feeds.items()}
         self._latest.pop(profile, None)
 
