@@ -1,8 +1,8 @@
 """What another program will measure: 95 % prediction intervals of ratios. Pure.
 
-A confidence interval (`qdqspec.measurement.stats`) answers whether a gain is proved by this measurement. Somebody who
-measures again, with builds of their own, in another program, at another time, gets a figure with noise of its own,
-which a confidence interval does not include. The intervals that are reported do (docs/decisions/0045).
+A confidence interval (`qdqspec.measurement.stats`) answers whether a gain is proved by this measurement. A figure that is
+measured again, with other builds, in another program, at another time, has noise of its own, which a confidence
+interval does not include. The intervals that are reported do (docs/decisions/0045).
 """
 
 from __future__ import annotations
