@@ -1,7 +1,7 @@
 """What another program will measure: 95 % prediction intervals of ratios. Pure.
 
-A confidence interval (`qdqspec.measurement.stats`) answers whether a gain is proved by this measurement. A figure that is
-measured again, with other builds, in another program, at another time, has noise of its own, which a confidence
+A confidence interval (`qdqspec.measurement.stats`) answers whether a gain is proved by this measurement. A figure that
+is measured again, with other builds, in another program, at another time, has noise of its own, which a confidence
 interval does not include. The intervals that are reported do (docs/decisions/0045).
 """
 
