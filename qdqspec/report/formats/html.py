@@ -56,8 +56,10 @@ _ERRORS_NOTE = (
 )
 _LAYERS_NOTE = (
     "Milliseconds of one profile in the first build, with the conversions between formats; profiles add overhead, so "
-    "that their sum is not the latency. Upper bar: the reference, lower bar: the selected model."
+    "that their sum is not the latency."
 )
+_BOTH_NOTE = " Upper bar: the reference, lower bar: the selected model."
+_REFERENCE_NOTE = " Bars: the reference; the selected model has no profile."
 _GRAPH_NOTE = (
     "From the inputs at the top to the outputs; the frame scrolls. The coloured part of a box is the share of its "
     "nodes in that format. Below: milliseconds in the reference and in the selected model, with a bar for the "
@@ -246,7 +248,9 @@ def _charts(found: Evidence) -> list[PageBlock]:
             ("Latency against accuracy", models, front_chart(search), _FRONT_NOTE),
             ("Error by block", "one quantized at a time", errors_chart(search), _ERRORS_NOTE),
         ]
-    made.append(("Time by layer", "one profile", layers_chart(found.graph), _LAYERS_NOTE))
+    both = any(part.tuned_ms is not None for part in found.graph)
+    note = _LAYERS_NOTE + (_BOTH_NOTE if both else _REFERENCE_NOTE)
+    made.append(("Time by layer", "one profile", layers_chart(found.graph), note))
     made += [
         ("Baseline", name, baseline_chart(seen), _BASELINE_NOTE) for name, seen in found.regression.items()
     ]

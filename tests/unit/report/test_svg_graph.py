@@ -103,6 +103,14 @@ def test_a_page_with_any_graph_has_only_our_elements(parts: tuple[GraphPart, ...
         ET.fromstring(svg)
 
 
+def test_times_by_layer_name_the_selected_model_only_if_it_has_any() -> None:
+    """A placement from the cache, timed without a profile, had one bar for each layer and a text about two."""
+    assert "lower bar: the selected model" in html.report_format.render(drawn_run(chain(3)))
+    page = html.report_format.render(drawn_run(tuple(replace(part, tuned_ms=None) for part in chain(3))))
+    assert "lower bar" not in page
+    assert "the selected model has no profile" in page
+
+
 def test_a_page_shows_the_drawing_with_a_legend_and_the_times_side_by_side() -> None:
     pytest.importorskip("graph_layout")
     page = html.report_format.render(drawn_run(chain(6)))
