@@ -173,7 +173,7 @@ def test_the_simplest_is_chosen_among_those_that_prove_the_gain() -> None:
 
 
 def test_a_wide_interval_does_not_excuse_a_slower_placement() -> None:
-    """On a loaded machine an interval of 5 % held a placement that is 4 % slower and has fewer pairs."""
+    """An interval of 5 % holds a placement that is 4 % slower and has fewer pairs."""
     ratios = {"reference": ONE, "winner": ratio(0.50, reach=0.05), "runner-up": ratio(0.52, reach=0.02)}
     assert choose(ROLES, ratios).role == "winner"
 
