@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
 from qdqspec.accuracy.culprits import MOST
-from qdqspec.checks.requests import needs_of
+from qdqspec.checks.base import needs_of
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.regions import search as regions_search

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import Engine
-from qdqspec.checks.requests import requests_of
+from qdqspec.checks.base import requests_of
 from qdqspec.closing import Closing
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path

@@ -3,6 +3,9 @@
 A file holds, for each case and check of its spec, the ratio tuned / reference on one device, with the raw
 samples it was computed from. Keys are sorted and each build's samples are on one line, so that a diff is
 readable. The input is not trusted: any bytes give a baseline or one clear error.
+
+An entry is obsolete if no check of its spec uses it. The spec decides, not the run: the entry of a check that is
+skipped on this machine is still in use.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -281,3 +284,29 @@ def _replace(path: Path, text: str | None) -> None:
         return
     with explained("the baseline", path, "make the folder writable"):
         path.unlink(missing_ok=True)
+
+
+def entries_asked_for(cases: Sequence[Case]) -> frozenset[Name]:
+    """The entries that the regression checks of a spec's cases compare with."""
+    return frozenset(
+        (case.id, check.params.evidence_key)
+        for case in cases
+        for check in case.checks
+        if check.kind == "regression"
+    )
+
+
+def obsolete_entries(folder: Path, cases: Sequence[Case]) -> tuple[tuple[Path, Name], ...]:
+    """Entries below a spec's baseline folder, for any device, that its cases do not use.
+
+    A damaged file has none: it is reported when a check compares with it.
+    """
+    asked = entries_asked_for(cases)
+    found: list[tuple[Path, Name]] = []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            known = read_baseline(file)
+        except StateError:
+            continue
+        found += [(file, name) for name in (known.names() if known else ()) if name not in asked]
+    return tuple(found)

@@ -10,8 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from qdqspec.checks._params import NotNegative, Number, Whole, require_a_limit
-from qdqspec.checks.base import CheckParams, Fraction
+from qdqspec.checks.base import CheckParams, Fraction, NotNegative, Number, Whole, require_a_limit
 from qdqspec.types import TensorParity, TopK
 from qdqspec.units import db_text, plain, share_text
 

@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from qdqspec.checks._params import require_a_limit
-from qdqspec.checks.base import CheckParams, Fraction
-from qdqspec.checks.verdicts import unmeasured, verdict
+from qdqspec.checks.base import CheckParams, Fraction, require_a_limit
+from qdqspec.checks.verdicts import Limit, unmeasured, verdict_of_limits
 from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
 from qdqspec.types.requests import Request, ScoreRequest
 from qdqspec.units import metric_text, percent_text, plain, refuse_more_than_all, share_text
@@ -69,32 +68,17 @@ class AccuracyCheck:
                 f"no {plain(params.evidence_key, 40)} was measured",
                 "Give labelled data in inputs.evaluation: one array per input, and one with the labels.",
             )
-        return _compare(params, measured, evidence)
-
-
-_Limit = tuple[str, bool, tuple[str, str, str]]  # headline, whether it holds, table row
-
-
-def _compare(params: AccuracyParams, measured: AccuracyEvidence, evidence: Evidence) -> Verdict:
-    limits = _limits(params, measured)
-    broken = [words for words, holds, _ in limits if not holds]
-    return verdict(
-        "fail" if broken else "pass",
-        broken[0] if broken else limits[0][0],
-        Section(
-            title="Budget",
-            headers=("metric", "value", "budget", "verdict"),
-            rows=tuple((*row, "pass" if holds else "fail") for _, holds, row in limits),
-        ),
-        _measured(params, measured),
-        numbers={
-            "tuned": measured.tuned,
-            "reference": measured.reference,
-            "drop": measured.reference - measured.tuned,
-            "samples": measured.samples,
-        },
-        advice=_advice(params, measured, evidence),
-    )
+        return verdict_of_limits(
+            _limits(params, measured),
+            _measured(params, measured),
+            numbers={
+                "tuned": measured.tuned,
+                "reference": measured.reference,
+                "drop": measured.reference - measured.tuned,
+                "samples": measured.samples,
+            },
+            advice=_advice(params, measured, evidence),
+        )
 
 
 def _advice(params: AccuracyParams, measured: AccuracyEvidence, evidence: Evidence) -> str:
@@ -110,21 +94,21 @@ def _advice(params: AccuracyParams, measured: AccuracyEvidence, evidence: Eviden
     return f"{hold}{said}" if hold else f"{said[0].upper()}{said[1:]}"
 
 
-def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[_Limit]:
+def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[Limit]:
     name = plain(params.evidence_key, 24)
-    found: list[_Limit] = []
+    found: list[Limit] = []
     if params.min is not None:
         holds = measured.tuned >= params.min - SLACK
         value, least = _texts_apart(params, measured.tuned, params.min)
         sign = ">=" if holds else "<"
-        found.append((f"{name} {value} {sign} {least}", holds, (name, value, f"at least {least}")))
+        found.append(Limit(f"{name} {value} {sign} {least}", holds, (name, value, f"at least {least}")))
     if params.max_drop is not None:
         drop = measured.reference - measured.tuned
         holds = drop <= params.max_drop + SLACK
         value, most = _texts_apart(params, drop, params.max_drop)
         moved = f"{metric_text(params.metric, measured.reference)} to {metric_text(params.metric, measured.tuned)}"
         words = f"{name} fell by {value}" if drop > 0 else f"{name} did not fall"
-        found.append((f"{words} ({moved}), allowed {most}", holds, ("drop", value, f"at most {most}")))
+        found.append(Limit(f"{words} ({moved}), allowed {most}", holds, ("drop", value, f"at most {most}")))
     return found
 
 

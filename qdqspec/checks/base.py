@@ -1,14 +1,16 @@
-"""The interface of a check: typed parameters in the spec, evidence in, a verdict out."""
+"""The interface of a check: typed parameters in the spec, the evidence that it requests, and a verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qdqspec.config.hooks import owner_of
-from qdqspec.types import Evidence, EvidenceKind, Severity, Verdict
+from qdqspec.registry import resolve
+from qdqspec.types import CheckSpec, Evidence, EvidenceKind, Severity, Verdict
+from qdqspec.types.requests import Request
 from qdqspec.units import fraction
 
 
@@ -69,3 +71,38 @@ def longest_match(names: Iterable[str], target: str) -> str | None:
         if target == name or (target.startswith(f"{name}-") and len(name) >= len(owner))
     ]
     return max(fits, key=len) if fits else None
+
+
+# As everywhere in a spec, text is not a number and `true` is not 1.
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Whole = Annotated[int, Field(strict=True)]
+Switch = Annotated[bool, Field(strict=True)]
+
+
+def require_a_limit(params: object, *names: str) -> None:
+    """Raise ``ValueError`` if none of the named limits is given: the check would check nothing."""
+    if all(getattr(params, name) in (None, ()) for name in names):
+        known = ", ".join(names)
+        raise ValueError(f"nothing to check: give at least one of {known}")
+
+
+class RequestingCheck(Check, Protocol):
+    """A check that requests evidence with parameters. The session collects equal requests of several checks once."""
+
+    def requests(self, params: CheckParams) -> Iterable[Request]:
+        """The evidence for these parameters."""
+        ...
+
+
+def requests_of(check: CheckSpec) -> tuple[Request, ...]:
+    """The evidence that a check of a case requests with parameters."""
+    kind = resolve("check", check.kind)
+    return tuple(cast("RequestingCheck", kind).requests(check.params)) if hasattr(kind, "requests") else ()
+
+
+def needs_of(check: CheckSpec) -> frozenset[EvidenceKind]:
+    """All kinds of evidence that a check of a case needs."""
+    kind = cast("Check", resolve("check", check.kind))
+    return kind.needs | {request.kind for request in requests_of(check)}

@@ -11,8 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from qdqspec.checks._params import Number, Positive, Whole
-from qdqspec.checks.base import CheckParams, longest_match
+from qdqspec.checks.base import CheckParams, Number, Positive, Whole, longest_match
 from qdqspec.checks.verdicts import faster_advice, unmeasured, verdict
 from qdqspec.registry import did_you_mean, names
 from qdqspec.types import (

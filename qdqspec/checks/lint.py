@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from qdqspec.checks._params import Switch
-from qdqspec.checks.base import CheckParams
+from qdqspec.checks.base import CheckParams, Switch
 from qdqspec.checks.verdicts import WIDTH, unmeasured, verdict
 from qdqspec.spec.kinds import LintTargetName
 from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict

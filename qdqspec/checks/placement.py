@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from qdqspec.checks._params import Whole, require_a_limit
-from qdqspec.checks.base import CheckParams
+from qdqspec.checks.base import CheckParams, Whole, require_a_limit
 from qdqspec.checks.verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Evidence, EvidenceKind, Section, Verdict

@@ -6,10 +6,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from qdqspec.checks._params import Positive, require_a_limit
-from qdqspec.checks.base import ByteSize, CheckParams
-from qdqspec.checks.verdicts import is_unchanged, unmeasured, verdict
-from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
+from qdqspec.checks.base import ByteSize, CheckParams, Positive, require_a_limit
+from qdqspec.checks.verdicts import Limit, is_unchanged, unmeasured, verdict_of_limits
+from qdqspec.types import Evidence, EvidenceKind, Verdict
 from qdqspec.units import ratio_text, size_text
 
 
@@ -40,32 +39,21 @@ class SizeCheck:
         tuned, reference = evidence.size_bytes.get("tuned"), evidence.size_bytes.get("reference")
         if tuned is None or not reference:
             return unmeasured("the model's size is not known", "Run the case again with its output folder.")
-        limits = _limits(params, tuned, reference)
-        broken = [words for words, holds, _ in limits if not holds]
-        return verdict(
-            "fail" if broken else "pass",
-            broken[0] if broken else limits[0][0],
-            Section(
-                title="Budget",
-                headers=("metric", "value", "budget", "verdict"),
-                rows=tuple((*row, "pass" if holds else "fail") for _, holds, row in limits),
-            ),
+        return verdict_of_limits(
+            _limits(params, tuned, reference),
             numbers={"tuned_bytes": tuned, "reference_bytes": reference, "ratio": tuned / reference},
             advice=_advice(evidence),
         )
 
 
-_Limit = tuple[str, bool, tuple[str, str, str]]  # headline, whether it holds, table row
-
-
-def _limits(params: SizeParams, tuned: int, reference: int) -> list[_Limit]:
-    found: list[_Limit] = []
+def _limits(params: SizeParams, tuned: int, reference: int) -> list[Limit]:
+    found: list[Limit] = []
     if params.max_bytes is not None:
         holds = tuned <= params.max_bytes
         shown, allowed = size_text(tuned), size_text(params.max_bytes)
         if shown == allowed and tuned != params.max_bytes:
             shown, allowed = f"{tuned} B", f"{params.max_bytes} B"
-        found.append((f"{shown} {_sign(holds)} budget {allowed}", holds, ("size", shown, allowed)))
+        found.append(Limit(f"{shown} {_sign(holds)} budget {allowed}", holds, ("size", shown, allowed)))
     if params.max_ratio is not None:
         ratio = tuned / reference
         holds = ratio <= params.max_ratio
@@ -73,7 +61,7 @@ def _limits(params: SizeParams, tuned: int, reference: int) -> list[_Limit]:
         if shown == allowed and ratio != params.max_ratio:
             shown, allowed = f"{ratio:.5f}", f"{params.max_ratio:.5f}"
         words = f"{shown} of the reference's size {_sign(holds)} budget {allowed}"
-        found.append((words, holds, ("of the reference", shown, allowed)))
+        found.append(Limit(words, holds, ("of the reference", shown, allowed)))
     return found
 
 

@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from qdqspec.checks._params import Positive
-from qdqspec.checks.base import CheckParams
+from qdqspec.checks.base import CheckParams, Positive
 from qdqspec.checks.latency import measured_section
 from qdqspec.checks.verdicts import faster_advice, is_unchanged, unmeasured, verdict
 from qdqspec.types import Evidence, EvidenceKind, Interval, LatencyEvidence, Outcome, Section, Verdict

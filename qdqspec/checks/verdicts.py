@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from qdqspec.errors import QdqspecError
 from qdqspec.types import Evidence, Outcome, Section, Verdict
@@ -29,6 +30,29 @@ def verdict(
         numbers=finite,
         advice="" if outcome == "pass" else advice,
     )
+
+
+class Limit(NamedTuple):
+    """A limit of a check that was compared: the headline, whether it holds, and its table row without the verdict."""
+
+    headline: str
+    holds: bool
+    row: tuple[str, str, str]
+
+
+def verdict_of_limits(
+    limits: Sequence[Limit], *sections: Section, numbers: Mapping[str, float], advice: str
+) -> Verdict:
+    """Pass if each limit holds; the headline is that of the first broken one, or of the first."""
+    broken = [limit for limit in limits if not limit.holds]
+    budget = Section(
+        title="Budget",
+        headers=("metric", "value", "budget", "verdict"),
+        rows=tuple((*limit.row, "pass" if limit.holds else "fail") for limit in limits),
+    )
+    decisive = broken[0] if broken else limits[0]
+    outcome: Outcome = "fail" if broken else "pass"
+    return verdict(outcome, decisive.headline, budget, *sections, numbers=numbers, advice=advice)
 
 
 def raised(error: Exception) -> Verdict:

@@ -110,8 +110,7 @@ def _judged(file: Path, known: Baseline, asked: frozenset[Name] | None) -> Itera
 
 def _asked_for(file: Path, settings: Settings) -> frozenset[Name] | None:
     """The entries used by the spec of a baseline: none if it is gone, ``None`` if only Python can determine it."""
-    from qdqspec.baseline.obsolete import entries_asked_for
-    from qdqspec.baseline.store import FOLDER
+    from qdqspec.baseline.store import FOLDER, entries_asked_for
 
     if file.absolute().parent.parent.name != FOLDER:
         return None

@@ -116,7 +116,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the checks of a case on one worker."""
-    from qdqspec.plugin.schedule import case_scheduling
+    from qdqspec.plugin.distribute import case_scheduling
 
     return case_scheduling(config, log)
 

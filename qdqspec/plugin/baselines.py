@@ -125,7 +125,7 @@ def _obsolete(spec: Path, cases: Sequence[Case]) -> Iterable[tuple[Path, Name]]:
     folder = spec.parent / "__baselines__" / cases[0].spec_name
     if not folder.is_dir():
         return ()
-    from qdqspec.baseline.obsolete import obsolete_entries
+    from qdqspec.baseline.store import obsolete_entries
 
     return obsolete_entries(folder, cases)
 

@@ -13,7 +13,7 @@ from qdqspec.accuracy.culprits import culprits_of
 from qdqspec.accuracy.parity import BothModels, compare_models
 from qdqspec.accuracy.probes import search_input
 from qdqspec.baseline.store import Renewal
-from qdqspec.checks.requests import needs_of, requests_of
+from qdqspec.checks.base import needs_of, requests_of
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model, require_path
 from qdqspec.lint import lint_model

@@ -27,7 +27,7 @@ from qdqspec.baseline.compare import (
     unlikeness,
 )
 from qdqspec.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
-from qdqspec.checks.requests import requests_of
+from qdqspec.checks.base import requests_of
 from qdqspec.config import Settings
 from qdqspec.errors import StateError
 from qdqspec.measurement.change import (

@@ -27,8 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from qdqspec.checks.base import Check
-from qdqspec.checks.requests import needs_of
+from qdqspec.checks.base import Check, needs_of
 from qdqspec.checks.verdicts import timed_out
 from qdqspec.measurement.store import Store
 from qdqspec.preparation.cached import CORRECTIONS, MODEL, PATTERNS, RAW_MODEL, CachedSearch, keep

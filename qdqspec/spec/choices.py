@@ -11,8 +11,7 @@ from typing import Annotated, Self, TypeAlias, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.fields import Count, Listed, SpecSection
-from qdqspec.spec.formats import Formats
+from qdqspec.spec.fields import Count, Formats, Listed, SpecSection
 from qdqspec.spec.kinds import BackendName, StrategyName
 from qdqspec.spec.vocabulary import (
     AXES,

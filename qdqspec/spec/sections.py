@@ -14,8 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qdqspec.codec import record_of
-from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Reason, SpecSection, Words
-from qdqspec.spec.formats import Formats
+from qdqspec.spec.fields import Count, Formats, Fraction, Listed, Positive, Reason, SpecSection, Words
 from qdqspec.spec.kinds import BackendName, StrategyName, Target
 from qdqspec.spec.place import NamesFile, SpecPath
 from qdqspec.spec.vocabulary import Activations, Correction, Granularity, LabelKind, Method, Preset, RealType

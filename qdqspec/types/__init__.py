@@ -13,8 +13,6 @@ from qdqspec.types.judged import *  # noqa: F403
 from qdqspec.types.measured import *  # noqa: F403
 from qdqspec.types.parity import *  # noqa: F403
 from qdqspec.types.placed import *  # noqa: F403
-from qdqspec.types.rehearsed import *  # noqa: F403
 from qdqspec.types.runtimes import *  # noqa: F403
 from qdqspec.types.targets import *  # noqa: F403
-from qdqspec.types.upgrades import *  # noqa: F403
 from qdqspec.types.words import *  # noqa: F403

@@ -9,8 +9,7 @@ import pytest
 
 from qdqspec.cases import load_cases
 from qdqspec.config import Settings
-from qdqspec.plugin.distribute import merge_records
-from qdqspec.plugin.schedule import chooses_runtimes, unit_of
+from qdqspec.plugin.distribute import chooses_runtimes, merge_records, unit_of
 from qdqspec.types import CheckSpec
 
 pytest.importorskip("xdist", reason="pytest-xdist is not installed")

@@ -42,7 +42,7 @@ with Session(backend="onnxruntime") as session, session.study("net.onnx", trials
     reveal_type(study.ask(2))  # typing.Sequence[qdqspec.search.base.Proposal]
     reveal_type(study.best)  # qdqspec.types.measured.Trial | None
     reveal_type(study.evaluate({"conv": "in+out"}))  # qdqspec.types.measured.Trial
-    reveal_type(study.rehearse({"conv": "in+out"}))  # qdqspec.types.rehearsed.Rehearsed
+    reveal_type(study.rehearse({"conv": "in+out"}))  # qdqspec.types.measured.Rehearsed
     reveal_type(study.rehearse({"conv": "in+out"}).guiding_db)  # float
     reveal_type(study.build(study.ask()[0]))  # qdqspec.measurement.bench.Built
 reveal_type(Study.load("folder"))  # qdqspec.session.study.Study

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.backends.onnxruntime.half import half_model
+from qdqspec.backends.onnxruntime.optimize import half_model
 from qdqspec.errors import ModelError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.ops import has_floats

@@ -15,8 +15,7 @@ from pydantic import Field
 
 import qdqspec
 from qdqspec import registry
-from qdqspec.checks.base import CheckParams
-from qdqspec.checks.requests import needs_of, requests_of
+from qdqspec.checks.base import CheckParams, needs_of, requests_of
 from qdqspec.checks.verdicts import unmeasured, verdict
 from qdqspec.errors import DataError
 from qdqspec.report.record import case_from_json, case_to_json, record_to_json

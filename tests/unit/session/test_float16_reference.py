@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime.half import half_model
+from qdqspec.backends.onnxruntime.optimize import half_model
 from qdqspec.graph.model import load_model
 from qdqspec.graph.reference import reference_outputs
 from qdqspec.report.record import case_to_json

@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from qdqspec.accuracy.probes import SavedProbe, read_probe, search_input, write_probe
 from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions, Engine
-from qdqspec.checks.requests import requests_of
+from qdqspec.checks.base import requests_of
 from qdqspec.cli import main
 from qdqspec.errors import BackendError, DataError
 from qdqspec.parity.typical import Typical
