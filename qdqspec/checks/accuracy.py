@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from qdqspec.checks.base import CheckParams, Fraction, require_a_limit
-from qdqspec.checks.verdicts import Limit, unmeasured, verdict_of_limits
+from qdqspec.checks.verdicts import LimitResult, unmeasured, verdict_of_limits
 from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
 from qdqspec.types.requests import Request, ScoreRequest
 from qdqspec.units import metric_text, percent_text, plain, refuse_more_than_all, share_text
@@ -94,21 +94,23 @@ def _advice(params: AccuracyParams, measured: AccuracyEvidence, evidence: Eviden
     return f"{hold}{said}" if hold else f"{said[0].upper()}{said[1:]}"
 
 
-def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[Limit]:
+def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[LimitResult]:
     name = plain(params.evidence_key, 24)
-    found: list[Limit] = []
+    found: list[LimitResult] = []
     if params.min is not None:
         holds = measured.tuned >= params.min - SLACK
         value, least = _texts_apart(params, measured.tuned, params.min)
         sign = ">=" if holds else "<"
-        found.append(Limit(f"{name} {value} {sign} {least}", holds, (name, value, f"at least {least}")))
+        found.append(LimitResult(f"{name} {value} {sign} {least}", holds, (name, value, f"at least {least}")))
     if params.max_drop is not None:
         drop = measured.reference - measured.tuned
         holds = drop <= params.max_drop + SLACK
         value, most = _texts_apart(params, drop, params.max_drop)
         moved = f"{metric_text(params.metric, measured.reference)} to {metric_text(params.metric, measured.tuned)}"
         words = f"{name} fell by {value}" if drop > 0 else f"{name} did not fall"
-        found.append(Limit(f"{words} ({moved}), allowed {most}", holds, ("drop", value, f"at most {most}")))
+        found.append(
+            LimitResult(f"{words} ({moved}), allowed {most}", holds, ("drop", value, f"at most {most}"))
+        )
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from qdqspec.checks.base import ByteSize, CheckParams, Positive, require_a_limit
-from qdqspec.checks.verdicts import Limit, is_unchanged, unmeasured, verdict_of_limits
+from qdqspec.checks.verdicts import LimitResult, is_unchanged, unmeasured, verdict_of_limits
 from qdqspec.types import Evidence, EvidenceKind, Verdict
 from qdqspec.units import ratio_text, size_text
 
@@ -46,14 +46,14 @@ class SizeCheck:
         )
 
 
-def _limits(params: SizeParams, tuned: int, reference: int) -> list[Limit]:
-    found: list[Limit] = []
+def _limits(params: SizeParams, tuned: int, reference: int) -> list[LimitResult]:
+    found: list[LimitResult] = []
     if params.max_bytes is not None:
         holds = tuned <= params.max_bytes
         shown, allowed = size_text(tuned), size_text(params.max_bytes)
         if shown == allowed and tuned != params.max_bytes:
             shown, allowed = f"{tuned} B", f"{params.max_bytes} B"
-        found.append(Limit(f"{shown} {_sign(holds)} budget {allowed}", holds, ("size", shown, allowed)))
+        found.append(LimitResult(f"{shown} {_sign(holds)} budget {allowed}", holds, ("size", shown, allowed)))
     if params.max_ratio is not None:
         ratio = tuned / reference
         holds = ratio <= params.max_ratio
@@ -61,7 +61,7 @@ def _limits(params: SizeParams, tuned: int, reference: int) -> list[Limit]:
         if shown == allowed and ratio != params.max_ratio:
             shown, allowed = f"{ratio:.5f}", f"{params.max_ratio:.5f}"
         words = f"{shown} of the reference's size {_sign(holds)} budget {allowed}"
-        found.append(Limit(words, holds, ("of the reference", shown, allowed)))
+        found.append(LimitResult(words, holds, ("of the reference", shown, allowed)))
     return found
 
 

@@ -32,7 +32,7 @@ def verdict(
     )
 
 
-class Limit(NamedTuple):
+class LimitResult(NamedTuple):
     """A limit of a check that was compared: the headline, whether it holds, and its table row without the verdict."""
 
     headline: str
@@ -41,7 +41,7 @@ class Limit(NamedTuple):
 
 
 def verdict_of_limits(
-    limits: Sequence[Limit], *sections: Section, numbers: Mapping[str, float], advice: str
+    limits: Sequence[LimitResult], *sections: Section, numbers: Mapping[str, float], advice: str
 ) -> Verdict:
     """Pass if each limit holds; the headline is that of the first broken one, or of the first."""
     broken = [limit for limit in limits if not limit.holds]
