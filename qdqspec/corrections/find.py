@@ -15,9 +15,9 @@ from qdqspec.corrections.bits import overflow_free_scale, without_overflow
 from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
 from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, TensorKind, sure_db
 from qdqspec.corrections.layers import LinearLayer, find_layers
-from qdqspec.corrections.ranges import Ranges, chosen_ranges
-from qdqspec.corrections.rounding import FACTORS, bias_shift, is_better, rounded_weight, widened
+from qdqspec.corrections.ranges import FACTORS, Ranges, chosen_ranges, widened
 from qdqspec.corrections.statistics import Observe, observed_means, observed_statistics
+from qdqspec.corrections.weights import bias_shift, is_better, rounded_weight
 from qdqspec.graph.model import Model
 from qdqspec.placement.biases import biased_layer
 from qdqspec.placement.equalize import Equalization, equalized

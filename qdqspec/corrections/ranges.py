@@ -1,12 +1,16 @@
-"""Selects the calibration method of each activation by its effect on the outputs with everything else quantized.
+"""Corrections of ranges: the calibration method of each activation, by its effect on the outputs, and margins.
 
 The rehearsal takes scales and zero points as inputs, so that evaluating a choice needs a run and no build.
+
+Margins are ranges of activations wider than the calibration samples, which other samples exceed: the largest value of a
+few samples is smaller than that of many. Values beyond a range are clipped, with an error that may be larger than that
+of all rounding, which grows by the factor of a margin only.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -14,8 +18,10 @@ import numpy as np
 
 from qdqspec.arrays import Feed
 from qdqspec.corrections.judge import Errors, Judge, powers, sure_db
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
+from qdqspec.quantize.ranges import TensorRange, tie_ranges, tied_groups
 from qdqspec.rehearsal.rehearsal import Values
 
 Ranges = Mapping[str, TensorRange]
@@ -24,6 +30,8 @@ LEAST_DB = 0.02  # smallest gain of one choice over all samples
 FIT_SAMPLES = 6  # samples on which single choices are tried
 LOST_SAMPLES = 2  # of these, on which a choice that loses on each is given up
 PATIENCE = 16  # groups of tensors in a row without a better choice, after which the rest is not tried
+FACTORS = (1.1, 1.25)  # by which ranges are widened
+_BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
 
 
 def chosen_ranges(
@@ -99,3 +107,36 @@ class _Fit:
                 if errors.gains_db(best).max() < 0 and errors.gain_db(best) < 0:
                     return errors
         return Errors(np.array(rows))
+
+
+def widened(
+    model: Model, ranges: Ranges, factor: float, kept: Collection[str] = ()
+) -> dict[str, TensorRange]:
+    """The ranges widened by a factor, without those of inputs, of bounded tensors, and of the tensors ``kept``.
+
+    Tied tensors have one range again; those tied to one that is ``kept`` are kept as well.
+    """
+    if factor == 1.0:
+        return dict(ranges)
+    groups = tied_groups(model, ranges)
+    same = {tensor for group in groups if not {*kept}.isdisjoint(group) for tensor in group}
+    found = {
+        tensor: span
+        if tensor in same or _is_bounded(model, tensor)
+        else TensorRange(factor * span.low, factor * span.high)
+        for tensor, span in ranges.items()
+    }
+    return tie_ranges(model, found)
+
+
+def _is_bounded(model: Model, tensor: str) -> bool:
+    """Whether a tensor has the values of a graph input, or of an operator with bounded results."""
+    node = model.producer.get(tensor)
+    while node is not None and is_default(node) and _copies(node):
+        tensor = node.inputs[0]
+        node = model.producer.get(tensor)
+    return tensor in model.inputs or (node is not None and is_default(node) and node.op_type in _BOUNDED)
+
+
+def _copies(node: Node) -> bool:
+    return copies_values(node) or is_nearest(node) or node.op_type in ("Dropout", "MaxPool")

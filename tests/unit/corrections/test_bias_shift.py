@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from linear_models import layer_of, linear_model
 
-from qdqspec.corrections.rounding import bias_shift, mean_shift
 from qdqspec.corrections.statistics import Means, observed_means, observed_statistics
+from qdqspec.corrections.weights import bias_shift, mean_shift
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params

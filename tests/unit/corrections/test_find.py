@@ -17,8 +17,7 @@ from onnx import TensorProto, helper
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.corrections import find
 from qdqspec.corrections.judge import Errors, Judge
-from qdqspec.corrections.ranges import _Fit
-from qdqspec.corrections.rounding import widened
+from qdqspec.corrections.ranges import _Fit, widened
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq

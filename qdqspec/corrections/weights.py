@@ -1,4 +1,4 @@
-"""Corrections of weights, biases and ranges from calibration samples.
+"""Corrections of weights and biases from calibration samples: rounding, and the mean shift of a layer.
 
 GPTQ rounds each column to the nearest integer, and compensates its error in the columns not yet rounded, by the second
 moments of the layer's input. Columns of largest input power come first. Source: E. Frantar et al., "GPTQ: Accurate
@@ -7,27 +7,17 @@ Post-Training Quantization for Generative Pre-trained Transformers", arXiv 2210.
 Bias correction removes the mean shift of a layer's output due to its quantized weight. Source: M. Nagel et al.,
 "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv 1906.04721, section 4.2, with the means
 of calibration samples.
-
-Margins are ranges of activations wider than the calibration samples, which other samples exceed: the largest value of a
-few samples is smaller than that of many. Values beyond a range are clipped, with an error that may be larger than that
-of all rounding, which grows by the factor of a margin only.
 """
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec.arrays import Array, Floats
 from qdqspec.corrections.layers import LinearLayer
-from qdqspec.corrections.ranges import Ranges
 from qdqspec.corrections.statistics import InputStatistics, Means
-from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.quantize.formats import QuantParams
-from qdqspec.quantize.ranges import TensorRange, tie_ranges, tied_groups
 from qdqspec.quantize.scales import dequantize, quantize, steps_of
 
 DAMPING = 0.01  # of the mean diagonal of the second moments
@@ -151,41 +141,3 @@ def bias_shift(
     return (
         -found.astype(np.float32) if float(((wrong - found) ** 2).sum()) < float((wrong**2).sum()) else None
     )
-
-
-FACTORS = (1.1, 1.25)  # by which ranges are widened
-
-_BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
-
-
-def widened(
-    model: Model, ranges: Ranges, factor: float, kept: Collection[str] = ()
-) -> dict[str, TensorRange]:
-    """The ranges widened by a factor, without those of inputs, of bounded tensors, and of the tensors ``kept``.
-
-    Tied tensors have one range again; those tied to one that is ``kept`` are kept as well.
-    """
-    if factor == 1.0:
-        return dict(ranges)
-    groups = tied_groups(model, ranges)
-    same = {tensor for group in groups if not {*kept}.isdisjoint(group) for tensor in group}
-    found = {
-        tensor: span
-        if tensor in same or _is_bounded(model, tensor)
-        else TensorRange(factor * span.low, factor * span.high)
-        for tensor, span in ranges.items()
-    }
-    return tie_ranges(model, found)
-
-
-def _is_bounded(model: Model, tensor: str) -> bool:
-    """Whether a tensor has the values of a graph input, or of an operator with bounded results."""
-    node = model.producer.get(tensor)
-    while node is not None and is_default(node) and _copies(node):
-        tensor = node.inputs[0]
-        node = model.producer.get(tensor)
-    return tensor in model.inputs or (node is not None and is_default(node) and node.op_type in _BOUNDED)
-
-
-def _copies(node: Node) -> bool:
-    return copies_values(node) or is_nearest(node) or node.op_type in ("Dropout", "MaxPool")
