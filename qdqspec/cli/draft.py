@@ -32,7 +32,6 @@ checks:
   # - {{kind: regression, max: 5%}}         # against a committed baseline: pytest --qdq-update=new
   # - {{kind: lint, target: [{lint}]}}
 """
-_ACCURACY = "{kind: accuracy, metric: top1, max_drop: 1%}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +50,12 @@ class InputDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataDraft:
-    """Data that fits the model, as written in the spec. ``labelled``: the evaluation data has labels."""
+    """Data that fits the model, as written in the spec. ``metric`` is a built-in one that its labels fit."""
 
     calibration: str = ""
     evaluation: str = ""
     labelled: bool = False
+    metric: str = ""
 
     @property
     def is_shared(self) -> bool:
@@ -89,7 +89,8 @@ class Draft:
         head.append("# Each line below that is a comment can be used alone: remove its '# '.")
         body = ["qdqspec: 1", f"model: {quoted(self.model)}", "", *_inputs(self.inputs, self.data), ""]
         lint = self.target if declares("lint_targets", self.target) else _DEFAULT_LINT
-        accuracy = f"  # - {_ACCURACY}\n" if self.data.labelled else ""
+        metric = self.data.metric
+        accuracy = f"  # - {{kind: accuracy, metric: {metric}, max_drop: 1%}}\n" if metric else ""
         tail = _TAIL.format(
             formats=", ".join(self.formats),
             target=self.target,

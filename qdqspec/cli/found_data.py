@@ -25,6 +25,7 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
 
     ``path`` is a file or a folder. Raises `ConfigError` if nothing there fits the model.
     """
+    from qdqspec.parity.metrics import fitting_metric
     from qdqspec.types import Inputs
 
     if not path.exists():
@@ -36,12 +37,20 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
     if fits:
         calibration, evaluation = _chosen(path, fits)
         data = fits.get(evaluation) or opened(model, evaluation)
+        labels = None if data is None else data.labels
         draft = DataDraft(
             calibration=_relative(calibration, base),
             evaluation=_relative(evaluation, base),
-            labelled=data is not None and data.labels is not None,
+            labelled=labels is not None,
+            metric="" if labels is None else fitting_metric(labels),
         )
-        return draft, Inputs(calibration=calibration, evaluation=evaluation), _same(draft, path)
+        notes = _same(draft, path)
+        if labels is not None and not draft.metric:
+            notes.append(
+                f"labels of {labels.dtype} {list(labels.shape)} fit no built-in metric: an accuracy check needs one of "
+                "your own (fixture qdq_metrics)"
+            )
+        return draft, Inputs(calibration=calibration, evaluation=evaluation), notes
     if (images := _images(files, model, path, base)) is not None:
         notes = ["check the transform of the images: mean and std are those of your training"]
         try:

@@ -59,6 +59,19 @@ def tally_named(name: str) -> Callable[[], Tally] | None:
     return MeanIoU if name == "miou" else None
 
 
+def fitting_metric(labels: Array) -> str:
+    """The first built-in metric for such labels; empty if there is none."""
+    for name in BUILT_IN:
+        make = tally_named(name)
+        assert make is not None
+        try:
+            make().require(labels)
+        except DataError:
+            continue
+        return name
+    return ""
+
+
 class TopKAccuracy:
     """The share of samples whose label is among the ``k`` highest scores.
 

@@ -145,6 +145,19 @@ def test_data_of_a_folder_is_found_by_what_fits(verb, project, data):
         assert load_cases(project / "specs" / "c.qdq.yaml", Settings(root=project))
 
 
+def test_a_metric_is_proposed_only_for_labels_that_fit_it(verb, project, data):
+    np.savez(data / "rest.npz", **samples(3, labels=np.zeros((3, 24, 88), np.float32)))
+    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data", "-o", "specs/d.qdq.yaml")
+    assert result.code == 0
+    assert "accuracy" not in (project / "specs" / "d.qdq.yaml").read_text().split("checks:")[1]
+    said = " ".join(result.out.split())  # lines break between words
+    assert "labels of float32 [3, 24, 88] fit no built-in metric" in said
+    assert "qdq_metrics" in said
+    np.savez(data / "rest.npz", **samples(3, labels=np.zeros((3, 16, 16), np.int64)))
+    assert verb("init", "digits_resnet.onnx", *FAKE, "--data", "data", "-o", "specs/e.qdq.yaml").code == 0
+    assert "metric: miou" in (project / "specs" / "e.qdq.yaml").read_text()
+
+
 def test_many_files_without_names_are_one_data_set(verb, project, data):
     for number in range(6):
         np.savez(data / f"{number}.npz", **samples(1))
