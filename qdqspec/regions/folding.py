@@ -137,14 +137,21 @@ def _joined(groups: Sequence[list[int]], most: int) -> list[list[int]]:
 
 
 def _formats(pairs: Iterable[PlacedPair], tuned: _Layers) -> dict[str, str]:
-    """The format in which nodes compute: that of the activations they read, or else of their weights."""
+    """The format in which nodes compute: that of the activations they read, or else of their weights.
+
+    A node that a float kernel of the tuned model computes has none.
+    """
     found: dict[str, str] = {}
     for pair in sorted(pairs, key=lambda pair: pair.site.weight):
         for end in pair.site.consumers:
             if not end.is_output:
                 found.setdefault(end.node, pair.site.format)
-    for layer in tuned:  # an activation function in an integer kernel has no pair of its own
-        if layer.integer and (known := [found[name] for name in layer.nodes if name in found]):
+    for layer in tuned:
+        if not layer.integer and not layer.boundary:
+            for name in layer.nodes:
+                found.pop(name, None)
+        # an activation function in an integer kernel has no pair of its own
+        elif layer.integer and (known := [found[name] for name in layer.nodes if name in found]):
             for name in layer.nodes:
                 found.setdefault(name, known[0])
     return found

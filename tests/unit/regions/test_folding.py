@@ -75,6 +75,16 @@ def test_formats_times_of_conversions_and_errors():
     assert [part.sqnr_db for part in parts] == [None, pytest.approx(20.0), None]
 
 
+def test_a_node_between_pairs_that_a_float_kernel_computes_has_no_format():
+    tuned = [
+        LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
+        LayerTime(name="k1", op_type="QLinearConv", milliseconds=0.7, nodes=("c",), integer=True),
+    ]
+    pairs = [pair("x", "a"), pair("b", "c")]
+    parts = fold_graph(residual(), find_regions(residual()), tuned=tuned, pairs=pairs)
+    assert {part.name: part.formats for part in parts if part.name in "ac"} == {"a": {}, "c": {"uint8": 1}}
+
+
 @given(st.integers(1, 40), st.integers(1, 30), st.booleans())
 def test_a_model_of_any_size_is_within_the_limit_with_every_node_once(links: int, most: int, profiled: bool):
     model = chain(links)
