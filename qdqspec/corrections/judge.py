@@ -125,7 +125,7 @@ class Judge:
         changed: TensorKind | None,
         is_lost: Callable[[tuple[Errors, ...]], bool],
     ) -> tuple[Errors, ...]:
-        """The error of each placement, on fewer samples than ``before`` if ``is_lost`` is true of the first ones.
+        """The error of each placement, on the samples of ``before``, or fewer if ``is_lost`` is true of the first ones.
 
         Placements without the numbers that ``changed`` are not run: they have the errors that they had.
         """
@@ -143,7 +143,14 @@ class Judge:
         placements = tuple(p for p, own in zip(self.placements, affected, strict=True) if own)
         if not placements:
             return before
-        found = self._errors(numbers, "held-out", placements, lambda some: is_lost(whole(some)), SURE_SAMPLES)
+        found = self._errors(
+            numbers,
+            "held-out",
+            placements,
+            lambda some: is_lost(whole(some)),
+            least=SURE_SAMPLES,
+            most=len(before[0].powers),
+        )
         return whole(found)
 
     def _errors(
@@ -153,12 +160,13 @@ class Judge:
         placements: Sequence[Placement],
         is_enough: Callable[[tuple[Errors, ...]], bool],
         least: int = LEAST_SAMPLES,
+        most: int | None = None,
     ) -> tuple[Errors, ...]:
         rehearsal, adjusted = self.rehearsal(numbers, part)
         rows: list[list[Floats]] = [[] for _ in placements]
         settings = [rehearsal.switches.setting(placement) for placement in placements]
         found: tuple[Errors, ...] = ()
-        for feed, reference in rehearsal.references():
+        for feed, reference in islice(rehearsal.references(), most):
             for row, setting in zip(rows, settings, strict=True):
                 values = rehearsal.values(setting, feed, adjusted)
                 row.append(powers([(reference[e], values[e]) for e in rehearsal.guiding_edges]))

@@ -238,8 +238,11 @@ def test_placements_without_changed_numbers_are_not_run_again(monkeypatch: pytes
     judge = Judge(model=None, placements=placements, feeds=list, runtime=None)  # type: ignore[arg-type]
     run: list[Placement] = []
 
-    def judged(_: Judge, numbers: object, part: str, some: tuple[Placement, ...], is_enough, least: int):
+    def judged(
+        _: Judge, numbers: object, part: str, some: tuple[Placement, ...], is_enough, least: int, most: int
+    ):
         run.extend(some)
+        assert most == 12
         found = tuple(errors_of(19.0, 18.5, 19.5, 19.0) for _ in some)
         assert (least, is_enough(found)) == (4, True)
         return found
@@ -252,6 +255,29 @@ def test_placements_without_changed_numbers_are_not_run_again(monkeypatch: pytes
     assert {len(one.powers) for one in after} == {4}
     everything = judge.compared(None, before, None, lambda _: True)  # type: ignore[arg-type]
     assert (len(run), len(everything)) == (5, 3)
+
+
+def test_a_correction_is_judged_on_no_more_samples_than_the_errors_it_is_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Errors of two samples are all there are where the time is over before the first correction."""
+    edge = ("y", Consumer("", 0))
+    placement = Placement(
+        sites=frozenset({Site(tensor="x", consumers=(Consumer("node", 0),), format="uint8")})
+    )
+    rehearsal = SimpleNamespace(
+        guiding_edges=[edge],
+        values=lambda *_: {edge: np.full(4, 1.2)},
+        switches=SimpleNamespace(setting=lambda placement: placement),
+        references=lambda: (({}, {edge: np.ones(4)}) for _ in range(6)),
+    )
+    judge = Judge(model=None, placements=(placement,), feeds=list, runtime=None)  # type: ignore[arg-type]
+    monkeypatch.setattr(Judge, "rehearsal", lambda *_: (rehearsal, None))
+    before = judge.errors(None, is_late=lambda: True)  # type: ignore[arg-type]
+    assert len(before[0].powers) == 2
+    lost = []
+    after = judge.compared(None, before, None, lambda found: bool(lost.append(found[0].gains_db(before[0]))))  # type: ignore[arg-type]
+    assert len(after[0].powers) == 2
 
 
 @pytest.mark.parametrize(("error", "runs"), [(0.2, 2), (0.05, 6)])
