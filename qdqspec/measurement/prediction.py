@@ -61,13 +61,14 @@ def predicted_ratios(
 def variance_between_times(times: tuple[float, int]) -> Variance:
     """The variance of a log ratio between times: what a search measured of it, but not less than is usual.
 
-    Where its looks vary more than `USUAL_TIMES`, they decide alone. Where they vary less, the mean weighted by degrees
-    of freedom (Smyth 2004): few looks, which happen to agree, do not prove a steady machine, and many do.
+    Where its looks vary more than `USUAL_TIMES`, theirs. Where they vary less, the mean weighted by degrees of freedom
+    (Smyth 2004): few looks, which happen to agree, do not prove a steady machine, and many do. The degrees of freedom
+    add up: what is usual is known before the first look.
     """
     (deviation, freedom), (usual, others) = times, USUAL_TIMES
-    if deviation > usual:
-        return deviation**2, freedom
     together = freedom + others
+    if deviation > usual:
+        return deviation**2, together
     return (freedom * deviation**2 + others * usual**2) / together, together
 
 

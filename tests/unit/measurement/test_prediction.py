@@ -73,10 +73,10 @@ def test_figures_of_other_programs_are_inside_with_states_that_looks_have_seen(
 ) -> None:
     random = np.random.default_rng(looks)
     inside = []
-    for _ in range(40):
+    for _ in range(200):  # draws of what looks see, on which most depends
         seen = state * math.sqrt(random.chisquare(looks) / looks), looks
-        inside.append(covered(Machine(state=state), seen, seeds=8, random=random)[0])
-    assert 0.92 < np.mean(inside) < 0.98
+        inside.append(covered(Machine(state=state), seen, seeds=2, random=random)[0])
+    assert 0.9 < np.mean(inside) < 0.98  # .93 over 1,200 claims for 4 % and four looks
 
 
 def test_figures_of_other_programs_are_inside_with_usual_states_and_no_look() -> None:
@@ -119,4 +119,11 @@ def test_the_variance_between_times_is_never_less_than_usual_after_few_looks() -
     assert variance_between_times((0.0, 0)) == pytest.approx((usual, USUAL_TIMES[1]))
     assert variance_between_times((0.0, 1))[0] > 0.8 * usual
     assert variance_between_times((0.0, 100))[0] < 0.05 * usual
-    assert variance_between_times((0.04, 4)) == (0.04**2, 4)
+    assert variance_between_times((0.04, 4)) == (0.04**2, 4 + USUAL_TIMES[1])
+
+
+def test_two_looks_that_differ_do_not_make_an_interval_useless() -> None:
+    """One degree of freedom alone has a factor of 12.7 for 95 %."""
+    steady, first = Machine().measured(np.random.default_rng(3), 4)
+    found = predicted_ratios(steady, first, "reference", 1, (0.028, 1))["tuned"]
+    assert found.high / found.low < 1.35
