@@ -23,7 +23,7 @@ declaration = Declaration(
         "onnxruntime-all": f"{_OPTIMIZE}:everything",
     },
     kernel_origins=f"{__name__}.layers:map_kernels",
-    float16=f"{__name__}.half:half_model",
+    float16=f"{_OPTIMIZE}:half_model",
     program=f"{__name__}.options:program",
     as_defined={_OPTIMIZATION: "off"},
     optimized={_OPTIMIZATION: "all"},
