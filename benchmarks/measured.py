@@ -44,10 +44,16 @@ def measure(
     *,
     builds: int = BUILDS,
     rounds: int = ROUNDS,
+    seconds: float = math.inf,
 ) -> Beside:
-    """Time the files interleaved with the float model on one sample, and compare them on all evaluation data."""
+    """Time the files interleaved with the float model on one sample, and compare them on all evaluation data.
+
+    Where timing takes more than ``seconds``, there are fewer rounds and builds.
+    """
     feeds = model.feeds()
-    timing = time_models({"float": model.path, **files}, feeds[0], builds=builds, rounds=rounds)
+    timing = time_models(
+        {"float": model.path, **files}, feeds[0], builds=builds, rounds=rounds, seconds=seconds
+    )
     failed = {**failures, **timing.failures}
     found = {role: Measured(failed=why) for role, why in failed.items() if role != "float"}
     wanted = list(outputs(model.path, feeds)) if "float" not in failed else []

@@ -151,7 +151,7 @@ def _row(model: RealModel, arguments: argparse.Namespace) -> Row:
         via=arguments.via,
         is_random=model.is_random,
         search=search,
-        beside=measure(model, files, failures),
+        beside=measure(model, files, failures, seconds=arguments.limit / 6),
     )
 
 
