@@ -23,8 +23,8 @@ from qdqspec.measurement.stats import (
 from qdqspec.types import Interval
 
 # The standard deviation of a log ratio between times, and its degrees of freedom, before anything is known of a
-# machine: fitted to 97 claims beside independent figures, on three machines (docs/decisions/0045).
-USUAL_TIMES = 0.0065, 5
+# machine: fitted to 132 claims beside independent figures, on three machines (docs/decisions/0045).
+USUAL_TIMES = 0.008, 6
 
 
 def predicted_ratios(
