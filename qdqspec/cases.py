@@ -43,7 +43,20 @@ def load_cases(path: Path, settings: Settings) -> tuple[Case, ...]:
 def find_cases(reference: str, settings: Settings, base: Path) -> tuple[Case, ...]:
     """The cases of ``file`` or the one of ``file::case``; a relative file is relative to ``base``."""
     file, _, case_id = reference.partition("::")
-    cases = load_cases(base / file, settings)
+    path = base / file
+    if path.is_dir():
+        raise ConfigError(
+            "this is a folder",
+            where=file,
+            cure=f"name a model or spec, or run all specs in it: pytest {file}",
+        )
+    if path.exists() and path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(
+            "this is neither a model nor a spec",
+            where=file,
+            cure=f"name a file that ends in .onnx, {' or '.join(SPEC_SUFFIXES)}",
+        )
+    cases = load_cases(path, settings)
     if not case_id:
         return cases
     chosen = tuple(case for case in cases if case.id == case_id)

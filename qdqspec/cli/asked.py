@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qdqspec.cli.words import number, shapes, values
+from qdqspec.cli.words import Joined, number, shapes, values
 from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 from qdqspec.types import Case
@@ -180,7 +180,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
             metavar=word.metavar,
             type=word.read,
             help=word.help.replace("%", "%%"),
-            action="append" if word.many else "store",
+            action="append" if word.many else Joined if word.read in (shapes, values) else "store",
         )
     add_combined(parser)
 
@@ -218,6 +218,7 @@ def add_combined(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{bound}-shapes",
             type=shapes,
+            action=Joined,
             metavar="NAME:1x3x224x224",
             help={
                 "min": "Smallest shapes of inputs whose dimensions are dynamic (default: --opt-shapes).",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from qdqspec.cases import find_case, is_spec
 from qdqspec.cli.words import (
     FINE,
+    Joined,
     Verbs,
     add_values,
     add_verb,
@@ -77,7 +78,11 @@ def add_verbs(verbs: Verbs) -> None:
         help="Inputs to run the models with (default: those of the spec, else random).",
     )
     parser.add_argument(
-        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."
+        "--shapes",
+        type=shapes,
+        action=Joined,
+        metavar="NAME:1x3x224x224",
+        help="Shapes of inputs with dynamic dimensions.",
     )
     add_values(parser)
 

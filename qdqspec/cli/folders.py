@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqspec.cli.words import add_values, inputs_given, shapes
+from qdqspec.cli.words import Joined, add_values, inputs_given, shapes
 from qdqspec.codec import from_data
 from qdqspec.errors import StateError
 from qdqspec.files import RESULT
@@ -37,6 +37,7 @@ def add_folder_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shapes",
         type=shapes,
+        action=Joined,
         metavar="NAME:1x3x224x224",
         help="Shapes of dynamic inputs of a DIR (default: those it was tuned with).",
     )

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,7 +113,7 @@ def _draft(model: Model, output: Path, settings: Settings, data: DataDraft, inpu
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
     known = shaped_by_data(model, inputs).profiles[0].opt()
-    proposed = [_input(model, name, known.get(name)) for name in model.inputs]
+    proposed = _named_alike(model, [_input(model, name, known.get(name)) for name in model.inputs])
     shapes = {one.name: one.shape for one in proposed if one.shape is not None}
     found = judged(model, settings)
     return Draft(
@@ -174,6 +175,27 @@ def _input(model: Model, name: str, known: tuple[int, ...] | None) -> InputDraft
     if known is not None:
         return InputDraft(name=name, kind=kind, shape=known, open_dims=open_dims, from_data=True)
     return InputDraft(name=name, kind=kind, shape=filled, open_dims=open_dims)
+
+
+def _named_alike(model: Model, proposed: list[InputDraft]) -> list[InputDraft]:
+    """The inputs with one size for each named dimension: that of the data, else of the input of highest rank."""
+    from qdqspec.parity.shapes import named_dims
+
+    names = {one.name: named_dims(model, one.name) for one in proposed if one.shape is not None}
+    sizes: dict[int | str | None, int] = {}
+    for one in sorted(proposed, key=lambda one: (not one.from_data, -len(one.shape or ()))):
+        for dim, size in zip(names.get(one.name, ()), one.shape or (), strict=False):
+            if isinstance(dim, str):
+                sizes.setdefault(dim, size)
+    return [
+        one
+        if one.shape is None or one.from_data
+        else replace(
+            one,
+            shape=tuple(sizes.get(dim, size) for dim, size in zip(names[one.name], one.shape, strict=True)),
+        )
+        for one in proposed
+    ]
 
 
 def _outside(paths: Sequence[Path | None], settings: Settings) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from qdqspec.cli.words import (
     FINE,
+    Joined,
     Verbs,
     add_values,
     add_verb,
@@ -73,7 +74,11 @@ def _add_inspect(verbs: Verbs) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL")
     add_values(parser)
     parser.add_argument(
-        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."
+        "--shapes",
+        type=shapes,
+        action=Joined,
+        metavar="NAME:1x3x224x224",
+        help="Shapes of inputs with dynamic dimensions.",
     )
     parser.add_argument(
         "--data", type=Path, metavar="NPZ", help="Inputs whose shapes are used without --shapes."

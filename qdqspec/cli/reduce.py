@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from qdqspec.cli.words import (
     FINE,
+    Joined,
     Verbs,
     add_values,
     add_verb,
@@ -52,7 +53,11 @@ def add_verbs(verbs: Verbs) -> None:
         help=f"Time at most; what is smallest by then is written (default: {MINUTES:g}).",
     )
     parser.add_argument(
-        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."
+        "--shapes",
+        type=shapes,
+        action=Joined,
+        metavar="NAME:1x3x224x224",
+        help="Shapes of inputs with dynamic dimensions.",
     )
     add_values(parser)
 

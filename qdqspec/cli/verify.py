@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qdqspec.cli.words import (
     FINE,
     WANTING,
+    Joined,
     Verbs,
     add_values,
     add_verb,
@@ -52,7 +53,11 @@ def add_verbs(verbs: Verbs) -> None:
         help="One input, as a parity check keeps it, with the limits it broke.",
     )
     parser.add_argument(
-        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."
+        "--shapes",
+        type=shapes,
+        action=Joined,
+        metavar="NAME:1x3x224x224",
+        help="Shapes of inputs with dynamic dimensions.",
     )
     add_values(parser)
     for name in _LIMITS:

@@ -202,6 +202,21 @@ def shapes(text: str) -> dict[str, list[int]]:
     return {match["name"]: [int(dim) for dim in match["dims"].split("x")] for match in found}
 
 
+class Joined(argparse.Action):
+    """An option whose value is a mapping; what is given again is added."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        _option: str | None = None,
+    ) -> None:
+        """Add the mapping to what was given before."""
+        before = getattr(namespace, self.dest) or {}
+        setattr(namespace, self.dest, {**before, **cast("Mapping[str, object]", values)})
+
+
 _VALUE = re.compile(r"(?P<name>[^,]+):(?P<value>[^,:]+)(?:,(?=.)|$)")
 
 
@@ -236,6 +251,7 @@ def add_values(parser: argparse.ArgumentParser, of: str = "the model") -> None:
     parser.add_argument(
         "--values",
         type=values,
+        action=Joined,
         metavar="NAME:16000",
         help=f"Inputs of {of} fixed to a number, true or false, as `tune --values` fixes them; several with commas.",
     )

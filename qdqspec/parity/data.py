@@ -5,7 +5,7 @@ Samples are streamed: one feed is in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import Protocol
 
 import numpy as np
 
-from qdqspec.arrays import Array, Feed
+from qdqspec.arrays import Array, Feed, Shape
 from qdqspec.errors import DataError
+from qdqspec.graph.declared import allows, shape_text
 from qdqspec.graph.model import Model
 from qdqspec.parity.random_inputs import random_feeds
-from qdqspec.parity.shapes import InputSpec
+from qdqspec.parity.shapes import InputSpec, with_named_dimensions
 from qdqspec.parity.sources import LABELS, AnyMember, Arrays, as_samples, place_of, read_arrays
 from qdqspec.registry import did_you_mean
 from qdqspec.types import DataSource, Inputs, InputShape
@@ -94,23 +95,32 @@ def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
     """The inputs of a case, with shapes from its data where the model does not fix them.
 
     Declared shapes are kept. Calibration data takes precedence over evaluation data; of a folder, the first
-    file is used.
+    file is used. Inputs that share named dimensions with these follow them: see `with_named_dimensions`. Raises
+    `DataError` if the data has no array for an input, or one that cannot be the input.
     """
     source = inputs.calibration or inputs.evaluation
     declared = inputs.profiles[0].shapes
-    own = {name: shape for name in model.inputs if name not in declared and (shape := model.shape(name))}
-    open_inputs = {name: len(shape) for name, shape in own.items() if not all(shape[1:])}
+    free = [name for name in model.inputs if name not in declared and name not in inputs.values]
+    own = {name: shape for name in free if (shape := model.shape(name))}
+    open_inputs = {name: shape for name, shape in own.items() if not all(shape[1:]) or shape == (None,)}
     if source is None or not open_inputs:
-        return inputs
+        return with_named_dimensions(model, inputs)
     members = read_arrays(source, [name for name in model.inputs if name not in inputs.values])[0]
-    shapes = {
-        name: (1, *sample) if len(sample) == rank - 1 else sample
-        for name, rank in open_inputs.items()
-        if name in members and len(sample := _sample_shape(members[name], rank)) in (rank - 1, rank)
-    }
+    _check_names(members, open_inputs)
+    shapes = {name: _shape_from(members[name], name, shape) for name, shape in open_inputs.items()}
     fixed = {name: InputShape.of(shape) for name, shape in shapes.items()}
     profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
-    return replace(inputs, profiles=tuple(profiles))
+    return with_named_dimensions(model, replace(inputs, profiles=tuple(profiles)))
+
+
+def _shape_from(member: AnyMember, name: str, own: tuple[int | None, ...]) -> Shape:
+    """The shape that an input has by an array of data. Raises `DataError` if the model does not take it."""
+    sample = _sample_shape(member, len(own))
+    shape = (1, *sample) if len(sample) == len(own) - 1 else sample
+    takes = tuple(None if dim is not None and dim < 0 else dim for dim in own)
+    if not allows((None, *takes[1:]), shape):
+        raise _wrong_shape(name, takes, member)
+    return shape
 
 
 def _sample_shape(member: AnyMember, rank: int) -> tuple[int, ...]:
@@ -233,7 +243,7 @@ def _faithful(row: Array, cast: Array) -> bool:
     return bool(np.isfinite(cast).all())
 
 
-def _check_names(members: Arrays, inputs: Mapping[str, InputSpec]) -> None:
+def _check_names(members: Arrays, inputs: Collection[str]) -> None:
     file = next(iter(members.values())).file
     if missing := [name for name in inputs if name not in members]:
         raise DataError(
@@ -254,18 +264,20 @@ def _column(name: str, spec: InputSpec, members: list[AnyMember]) -> _Column:
                 cure=f"save it as {spec.dtype}",
             )
         if member.shape[1:] not in (spec.shape, spec.shape[1:]):
-            raise _wrong_shape(name, spec, member)
+            raise _wrong_shape(name, spec.shape, member)
     stacked = {bool(spec.shape) and member.shape[1:] == spec.shape[1:] for member in members}
     if len(stacked) > 1:
-        raise _wrong_shape(name, spec, members[-1])
+        raise _wrong_shape(name, spec.shape, members[-1])
     return _Column(name=name, spec=spec, members=tuple(members), stacked=stacked.pop())
 
 
-def _wrong_shape(name: str, spec: InputSpec, member: AnyMember) -> DataError:
-    samples, whole = (", ".join(map(str, ("N", *shape))) for shape in (spec.shape[1:], spec.shape))
+def _wrong_shape(name: str, takes: Sequence[int | None], member: AnyMember) -> DataError:
+    samples, whole = (
+        ", ".join("?" if dim is None else str(dim) for dim in ("N", *shape)) for shape in (takes[1:], takes)
+    )
     return DataError(
         f"array '{name}' has shape {list(member.shape)}: samples of shape {list(member.shape[1:])}, "
-        f"where the model takes {list(spec.shape)}",
+        f"where the model takes {shape_text(takes)}",
         where=member.file,
         cure=f"give N samples as [{samples}], which are stacked, or N whole inputs as [{whole}]; the "
         "same form in every file",

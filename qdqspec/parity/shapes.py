@@ -49,7 +49,24 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
         _require_numbers(model, name)
     own = {name: _own_shape(model, name, declared.get(name)) for name in model.inputs}
     _check_batch(model, own, inputs.batch)
-    return {name: _resolve(model, name, own[name], declared.get(name), inputs.batch) for name in own}
+    wanted = {name: _wanted(own[name], declared.get(name), inputs.batch) for name in own}
+    _require_sizes(model, wanted)
+    return {
+        name: _allowed(model, name, own[name], tuple(dim for dim in dims if dim is not None))
+        for name, dims in wanted.items()
+    }
+
+
+def with_named_dimensions(model: Model, inputs: Inputs) -> Inputs:
+    """The inputs of a case, with shapes of inputs whose dimensions all have the name of one that is known.
+
+    A named dimension (``batch``) has one size in all inputs: that of an input whose shape is declared, else 1 if it is
+    the leading dimension of an input of rank two or more.
+    """
+    named = {name: named_dims(model, name) for name in model.inputs if model.shape(name)}
+    if not any(dim for dims in named.values() for dim in dims if isinstance(dim, str)):
+        return inputs
+    return replace(inputs, profiles=tuple(_with_named(profile, named) for profile in inputs.profiles))
 
 
 def require_inputs(model: Model, inputs: Inputs, profile: int = 0) -> None:
@@ -111,6 +128,40 @@ def input_specs(model: Model, shapes: Mapping[str, Shape]) -> dict[str, InputSpe
     return {name: InputSpec(dtype=_dtype(model, name), shape=tuple(shapes[name])) for name in model.inputs}
 
 
+def named_dims(model: Model, name: str) -> tuple[int | str | None, ...]:
+    """The dimensions of an input: sizes, names of dynamic ones, or ``None``."""
+    port = next(value for value in model.proto.graph.input if value.name == name)
+    dims = port.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in dims)
+
+
+def _with_named(profile: ShapeProfile, named: Mapping[str, tuple[int | str | None, ...]]) -> ShapeProfile:
+    spans: dict[int | str | None, InputShape] = {}  # of one dimension, by its name
+    for name, span in profile.shapes.items():
+        for axis, dim in enumerate(named.get(name, ())[: len(span.opt)]):
+            if isinstance(dim, str):
+                sizes = {f.name: getattr(span, f.name)[axis : axis + 1] for f in dataclasses.fields(span)}
+                spans.setdefault(dim, InputShape(**sizes))
+    declared = set(spans)
+    for dims in named.values():
+        if len(dims) > 1 and isinstance(dims[0], str):
+            spans.setdefault(dims[0], InputShape.of((1,)))
+    spans |= {dim: InputShape.of((dim,)) for dims in named.values() for dim in dims if isinstance(dim, int)}
+    found = {
+        name: InputShape(
+            **{
+                f.name: tuple(getattr(spans[dim], f.name)[0] for dim in dims)
+                for f in dataclasses.fields(InputShape)
+            }
+        )
+        for name, dims in named.items()
+        if name not in profile.shapes
+        and all(dim in spans for dim in dims)
+        and (declared.intersection(dims) or (len(dims) == 1 and isinstance(dims[0], str)))
+    }
+    return replace(profile, shapes={**profile.shapes, **found}) if found else profile
+
+
 def _own_shape(model: Model, name: str, declared: Shape | None) -> tuple[int | None, ...]:
     own = model.shape(name)
     if own is not None:
@@ -134,21 +185,32 @@ def _check_batch(model: Model, own: Mapping[str, tuple[int | None, ...]], batch:
     )
 
 
-def _resolve(
-    model: Model, name: str, own: tuple[int | None, ...], declared: Shape | None, batch: int | None
-) -> Shape:
+def _wanted(own: tuple[int | None, ...], declared: Shape | None, batch: int | None) -> tuple[int | None, ...]:
+    """The dimensions of an input as far as they are known."""
     wanted: list[int | None] = list(own if declared is None else declared)
     if batch is not None and own and own[0] is None:
         wanted[0] = batch
     elif declared is None and len(own) > 1 and own[0] is None:
         wanted[0] = 1
-    if open_dims := [index for index, dim in enumerate(wanted) if dim is None]:
-        raise ModelError(
-            f"dimension {open_dims[0]} of input '{name}' is dynamic and no shape is declared for it",
-            where=model.where,
-            cure=_declare(name, [dim if dim is not None else "?" for dim in wanted]),
-        )
-    shape = tuple(dim for dim in wanted if dim is not None)
+    return tuple(wanted)
+
+
+def _require_sizes(model: Model, wanted: Mapping[str, tuple[int | None, ...]]) -> None:
+    """Raise `ModelError` that names all inputs of which a dimension is not known."""
+    open_inputs = {name: dims for name, dims in wanted.items() if None in dims}
+    if not open_inputs:
+        return
+    name, *others = open_inputs
+    also = f" (also {', '.join(repr(other) for other in others)})" if others else ""
+    raise ModelError(
+        f"dimension {open_inputs[name].index(None)} of input '{name}' is dynamic and no shape is declared for it{also}",
+        where=model.where,
+        cure=_declare_sizes(open_inputs),
+    )
+
+
+def _allowed(model: Model, name: str, own: tuple[int | None, ...], shape: Shape) -> Shape:
+    """The shape. Raises `ModelError` if the model does not take it, or if the array would be too large."""
     if not allows(own, shape):
         raise ModelError(
             f"input '{name}' is declared with shape {list(shape)}, but the model has {shape_text(own)}",
@@ -184,11 +246,16 @@ def _require_numbers(model: Model, name: str) -> int:
     )
 
 
-def _declare(name: str, shape: object) -> str:
-    if not isinstance(shape, list):
-        return f"declare it in the spec: inputs: {{shapes: {{{name}: <{shape}>}}}}"
-    spec, words = ", ".join(map(str, shape)), "x".join(map(str, shape))
+def _declare(name: str, shape: str) -> str:
+    return f"declare it in the spec: inputs: {{shapes: {{{name}: <{shape}>}}}}"
+
+
+def _declare_sizes(shapes: Mapping[str, tuple[int | None, ...]]) -> str:
+    sizes = {name: ["?" if dim is None else str(dim) for dim in dims] for name, dims in shapes.items()}
+    spec = ", ".join(f"{name}: [{', '.join(dims)}]" for name, dims in sizes.items())
+    words = ",".join(f"{name}:{'x'.join(dims)}" for name, dims in sizes.items())
+    them, that = ("them", "those shapes") if len(shapes) > 1 else ("it", "that shape")
     return (
-        f"declare it, inputs: {{shapes: {{{name}: [{spec}]}}}} in a spec or --shapes {name}:{words}, "
-        "or give calibration data of that shape"
+        f"declare {them}, inputs: {{shapes: {{{spec}}}}} in a spec or --shapes {words}, "
+        f"or give calibration data of {that}"
     )

@@ -77,7 +77,9 @@ def read_record(path: Path) -> RunRecord:
     try:
         return record_from_json(read_json(path, most_bytes=_MOST_BYTES))
     except OSError as error:
-        raise StateError(f"the run record cannot be read: {error.strerror}", where=path) from None
+        raise StateError(
+            f"the run record cannot be read: {error.strerror}", where=path, cure="check the path"
+        ) from None
     except ValueError as error:
         raise StateError(f"this is not a JSON file: {error}", where=path, cure=_AGAIN) from None
     except StateError as error:

@@ -74,6 +74,18 @@ def test_the_forecast_counts_at_the_proposed_shapes(verb, tmp_path):
     assert re.search(r"guessed from node count, weights and\s+#?\s*1 million", text)  # 8 * 3 * 224 * 224
 
 
+def test_a_named_dimension_has_one_size_in_all_inputs(verb, tmp_path):
+    """A vector over the batch was proposed with 128 entries beside a batch of 1."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (int64[batch] lengths, float[batch,width] x, int64[batch,width] ids) => (float[batch,width] y) {
+        a = Cast<to = 1>(ids) y = Add(x, a) }"""
+    )
+    onnx.save(proto, tmp_path / "net.onnx")
+    result = verb("init", "net.onnx", *FAKE, "--json")
+    assert result.json["inputs"] == {"lengths": [1], "x": [1, 16], "ids": [1, 16]}
+
+
 def test_the_example_of_what_stays_float_is_quantized_without_it(verb, tmp_path):
     """It named the operator that is rarest in the model, which often stays float anyway."""
     onnx.save(

@@ -12,6 +12,7 @@ import onnx
 import other_fake
 import pytest
 
+from qdqspec.cli import _parsed
 from qdqspec.cli.asked import WORDS
 from qdqspec.errors import BackendError, DataError
 from qdqspec.spec.inline import AskedWithStrategy, inline_case
@@ -576,3 +577,33 @@ def test_one_placement_for_several_targets(verb, models, tmp_path, monkeypatch):
 def test_targets_that_make_no_sense_are_refused(verb, models, other, words, said):
     result = verb("tune", models / "digits_resnet.onnx", *words)
     assert (result.code, said in result.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(["--shapes", "a:1x8,b:2"], id="commas"),
+        pytest.param(["--shapes", "a:1x8", "--shapes", "b:2"], id="twice"),
+    ],
+)
+@pytest.mark.parametrize(
+    "verb_given", ["tune a.onnx", "verify a.onnx b.onnx", "explain a.onnx", "reduce a.onnx -o b"]
+)
+def test_shapes_may_be_given_again(given, verb_given):
+    """The last one replaced the others."""
+    assert _parsed([*verb_given.split(), *given]).shapes == {"a": [1, 8], "b": [2]}
+
+
+def test_what_is_no_model_and_no_spec_is_named(verb, tmp_path):
+    """It was "a spec is a file, this is something else", and "a spec has at most 1,000,000 bytes"."""
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "cal.npz").write_bytes(bytes(2_000_000))
+    folder, data = verb("tune", "specs"), verb("tune", "cal.npz")
+    assert (folder.code, data.code) == (2, 2)
+    assert folder.err == (
+        "qdqspec: specs: this is a folder\n  name a model or spec, or run all specs in it: pytest specs\n"
+    )
+    assert data.err == (
+        "qdqspec: cal.npz: this is neither a model nor a spec\n"
+        "  name a file that ends in .onnx, .qdq.yaml or .qdq.yml\n"
+    )

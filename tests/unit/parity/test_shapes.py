@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from qdqspec.errors import ModelError, SpecError
+from qdqspec.errors import DataError, ModelError, SpecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import InputSpec, input_specs, resolve_shapes, shape_profiles
@@ -152,8 +152,62 @@ def test_what_is_declared_or_fixed_is_not_taken_from_data(tmp_path: Path) -> Non
     assert shaped_by_data(model_with(x=["n", 3, 8, 8]), free_batch) == free_batch
 
 
-def test_data_that_cannot_be_the_input_tells_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arrays", "states"),
+    [
+        pytest.param(
+            {"x": (5, 8)}, r"array 'x' has shape \[5, 8\].*the model takes \[\?, 3, \?, \?\]", id="rank"
+        ),
+        pytest.param(
+            {"x": (5, 8, 8, 3)}, r"samples of shape \[8, 8, 3\].*\[\?, 3, \?, \?\]", id="channels last"
+        ),
+        pytest.param(
+            {"xx": (5, 3, 8, 8)}, r"no array for the model's input 'x' \(did you mean 'xx'\?\)", id="name"
+        ),
+    ],
+)
+def test_data_that_cannot_be_the_input_is_named(tmp_path: Path, arrays, states) -> None:
     model = model_with(x=["n", 3, "h", "w"])
-    np.savez(tmp_path / "d.npz", x=np.zeros((5, 8), np.float32), other=np.zeros((5, 3, 8, 8), np.float32))
-    with pytest.raises(ModelError, match="dimension 2 of input 'x' is dynamic"):
-        resolve_shapes(model, shaped_by_data(model, Inputs(calibration=tmp_path / "d.npz")))
+    np.savez(tmp_path / "d.npz", **{name: np.zeros(shape, np.float32) for name, shape in arrays.items()})
+    with pytest.raises(DataError, match=states) as caught:
+        shaped_by_data(model, Inputs(calibration=tmp_path / "d.npz"))
+    assert Path(caught.value.where) == tmp_path / "d.npz"
+
+
+def test_data_gives_the_length_of_a_vector(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", audio=np.zeros((5, 160), np.float32))
+    inputs = shaped_by_data(model_with(audio=["samples"]), Inputs(calibration=tmp_path / "d.npz"))
+    assert resolve_shapes(model_with(audio=["samples"]), inputs) == {"audio": (160,)}
+
+
+def test_inputs_that_share_a_named_dimension_follow_a_declared_one() -> None:
+    model = model_with(
+        ids=["batch", "length"], mask=["batch", "length"], lengths=["batch"], other=["batch", 4]
+    )
+    inputs = shaped_by_data(model, declared(ids=(2, 64)))
+    assert resolve_shapes(model, inputs) == {
+        "ids": (2, 64),
+        "mask": (2, 64),
+        "lengths": (2,),
+        "other": (2, 4),
+    }
+    span = InputShape(min=(1, 1), opt=(1, 64), max=(4, 128))
+    (profile,) = shaped_by_data(model, Inputs(profiles=(ShapeProfile(shapes={"ids": span}),))).profiles
+    assert profile.shapes["mask"] == span
+    assert profile.shapes["lengths"] == InputShape(min=(1,), opt=(1,), max=(4,))
+    batched = replace(declared(ids=(2, 64)), batch=8)
+    shapes = resolve_shapes(model, shaped_by_data(model, batched))
+    assert {shape[0] for shape in shapes.values()} == {8}
+
+
+def test_a_vector_over_the_batch_is_one_where_nothing_is_declared() -> None:
+    model = model_with(x=["batch", 3], lengths=["batch"])
+    assert resolve_shapes(model, shaped_by_data(model, Inputs())) == {"x": (1, 3), "lengths": (1,)}
+
+
+def test_all_inputs_without_a_shape_are_named_at_once() -> None:
+    model = model_with(ids=["batch", "length"], audio=["samples"], x=[1, 3])
+    with pytest.raises(ModelError, match=r"dimension 1 of input 'ids' is dynamic.*also 'audio'") as caught:
+        resolve_shapes(model, Inputs())
+    assert "inputs: {shapes: {ids: [1, ?], audio: [?]}}" in caught.value.cure
+    assert "--shapes ids:1x?,audio:?" in caught.value.cure
