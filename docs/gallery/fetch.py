@@ -9,6 +9,7 @@ for a model that you ship. Models are written to ``models/NAME.onnx``, data to `
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -71,7 +72,9 @@ MODELS = {
 
 
 def fetch(name: str, folder: Path) -> None:
-    """Write the model and the data of one spec."""
+    """Write the model and the data of one spec. Exits with a message where pip is missing."""
+    if importlib.util.find_spec("pip") is None:
+        raise SystemExit(f"pip is not installed in this environment: {sys.executable} -m ensurepip")
     source = MODELS[name]
     for inner in ("models", "data"):
         (folder / inner).mkdir(parents=True, exist_ok=True)

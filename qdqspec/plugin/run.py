@@ -94,8 +94,13 @@ def _require_device(case: Case, session: Session, backend: str, settings: Settin
 
 
 def _model_path(request: pytest.FixtureRequest, case: Case) -> Path:
-    """The model of fixture ``qdq_model``, which a conftest may have replaced."""
-    path: Path | None = request.getfixturevalue("qdq_model").path
+    """The user's file of the model of fixture ``qdq_model``, which a conftest may have replaced."""
+    from qdqspec.graph.given import OwnCopy
+
+    model = request.getfixturevalue("qdq_model")
+    while isinstance(model, OwnCopy):  # changes such as fixed inputs are made from the case, once
+        model = model.origin
+    path: Path | None = model.path
     if path is None:
         raise ModelError(
             "the model that fixture 'qdq_model' gave has no file",

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 
+import onnx
 import pytest
 
 SPEC = """\
@@ -175,3 +176,40 @@ def test_one_placement_for_the_targets_of_a_spec_is_found_at_the_end(real):
     (written,) = (real.path / "reports").rglob("tune.json")
     assert json.loads(written.read_text())["common"] == [found]
     assert (written.parent / "common" / "tuned.onnx").exists() is not found["unchanged"]
+
+
+GAIN = """\
+qdqspec: 1
+model: gain.onnx
+inputs: {values: {gain: 2}}
+tune: {trials: 1}
+checks:
+  - {kind: parity, min_sqnr_db: 10}
+"""
+SAME_CASE = """\
+import pytest
+
+
+@pytest.mark.qdq("specs/gain.qdq.yaml::default")
+def test_model(qdq_model, qdq_tuned):
+    assert "gain" not in qdq_model.inputs
+"""
+
+
+def test_an_input_is_fixed_once_and_fixtures_and_checks_share_the_case(real):
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,8] x, float gain) => (float[1,8] y)
+        <float[8,8] w = {%s}> { t = MatMul(x, w) y = Mul(t, gain) }"""
+        % ", ".join(str(float(i % 9 == 0)) for i in range(64))
+    )
+    onnx.save(proto, real.path / "specs" / "gain.onnx")
+    (real.path / "specs" / "gain.qdq.yaml").write_text(GAIN)
+    (real.path / "test_same.py").write_text(SAME_CASE)
+    run = real.runpytest_subprocess(
+        "test_same.py", "specs/gain.qdq.yaml", "--qdq-backend=fake", "--qdq-json=record.json"
+    )
+    run.assert_outcomes(passed=2)
+    (case,) = json.loads((real.path / "record.json").read_text())["cases"]
+    assert case["model"]["path"] == "gain.onnx"
+    assert run.stdout.str().count("reading the model and its data") == 1

@@ -47,6 +47,15 @@ def test_the_data_has_one_array_per_input(fetching: ModuleType, name: str, tmp_p
     ]
 
 
+def test_an_environment_without_pip_is_named(
+    fetching: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", {}.get)
+    with pytest.raises(SystemExit, match="pip is not installed in this environment: .* -m ensurepip"):
+        fetching.fetch("vision", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["vision", "speech"])
 def test_a_fetched_model_plans(
     fetching: ModuleType,
