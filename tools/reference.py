@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqspec import cli, registry
-from qdqspec.config.options import COMMAND_LINE, OPTIONS
+from qdqspec.config.settings import COMMAND_LINE, OPTIONS
 from qdqspec.report.record import record_to_json
 from qdqspec.spec.jsonschema import spec_schema
 from qdqspec.spec.kinds import params_of

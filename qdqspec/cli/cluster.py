@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qdqspec import registry
 from qdqspec.cli.words import FINE, Verbs, add_verb, complain, end_on_sigterm, say, say_json, settings_from
-from qdqspec.config.options import BUILD_OPTIONS
+from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
 from qdqspec.units import size_text
 

@@ -29,7 +29,7 @@ from qdqspec.cli.words import (
     values_left,
 )
 from qdqspec.config import find_folder
-from qdqspec.config.options import BUILD_OPTIONS
+from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, StateError
 from qdqspec.types import Case, Inputs
 

@@ -36,7 +36,7 @@ from qdqspec.cli.words import (
     writable_folder,
 )
 from qdqspec.config import Settings, find_folder, note_owner, other_owner
-from qdqspec.config.options import BUILD_OPTIONS
+from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import BackendUnavailableError, ConfigError, OutputError, QdqspecError
 from qdqspec.files import RESULT, explained
 from qdqspec.progress import Display, Heartbeat, ProgressBar

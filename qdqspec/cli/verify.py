@@ -18,7 +18,7 @@ from qdqspec.cli.words import (
     settings_from,
     shapes,
 )
-from qdqspec.config.options import BUILD_OPTIONS
+from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
 
 if TYPE_CHECKING:

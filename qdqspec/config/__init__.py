@@ -1,14 +1,13 @@
 """Settings of a run: options, environment, ``[tool.qdqspec]``, defaults, in this order.
 
-`options` has the table of options, `layers` reads them, `settings` holds their values, `declared` checks the
-options of backends. What must hold of a model is set in specs, not here.
+`settings` has the options with their values, `layers` reads them, `declared` checks the options of backends, `values`
+has the types of values of both. What must hold of a model is set in specs, not here.
 """
 
 from qdqspec.config.declared import BackendOption, BackendOptions, options_of
 from qdqspec.config.folders import claim_folder, find_folder, note_owner, other_owner
 from qdqspec.config.layers import Setting, find_root, list_settings, load_settings
-from qdqspec.config.options import OPTIONS, Option, add_options, flags_given
-from qdqspec.config.settings import Settings
+from qdqspec.config.settings import OPTIONS, Option, Settings, add_options, flags_given
 
 __all__ = [
     "OPTIONS",

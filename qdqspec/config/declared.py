@@ -7,27 +7,17 @@ native code must not, because a file may come with a repository.
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+import keyword
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from qdqspec.config.values import ValueType
 from qdqspec.errors import ConfigError
 from qdqspec.registry import did_you_mean, resolve
 
 NATIVE_CODE = "native code is loaded only where the command line says so"
 REMOTE_CODE = "a cluster is used only where the command line names it, since its scheduler can run code here"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueType:
-    """A type of values: ``expects`` in words, and ``read``, which raises ``ValueError`` for other text."""
-
-    expects: str
-    read: Callable[[str], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +39,8 @@ class BackendOption:
     @property
     def key(self) -> str:
         """The word as a Python identifier."""
-        return self.word.replace("-", "_")
+        key = self.word.replace("-", "_")
+        return f"{key}_" if keyword.iskeyword(key) else key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +92,33 @@ class BackendOptions:
             ) from None
 
 
+def option(
+    type_: ValueType,
+    text: str,
+    default: Any = None,
+    *,
+    shown: str | None = None,
+    in_files: bool = True,
+    flag: str = "",
+) -> Any:
+    """A field of a dataclass of options that declares one; ``shown`` is the default in words, if its value is none."""
+    if shown is None:
+        shown = ("on" if default else "off") if isinstance(default, bool) else str(default)
+    declared = {"type": type_, "help": text, "default": shown, "in_files": in_files, "flag": flag}
+    return field(default=default, metadata=declared)
+
+
+def declare(
+    backend: str, options: Any, refused: Mapping[str, tuple[str, str]] | None = None
+) -> BackendOptions:
+    """The options that the fields of a dataclass declare: ``_`` in a name is ``-`` in the word."""
+    declared = tuple(
+        BackendOption(word=each.name.rstrip("_").replace("_", "-"), **each.metadata)
+        for each in fields(options)
+    )
+    return BackendOptions(backend=backend, options=declared, refused=refused or {})
+
+
 def options_of(backend: object) -> BackendOptions:
     """The options that a backend, given by object or name, declares; empty if none. Imports a named one."""
     found = resolve("backend", backend) if isinstance(backend, str) else backend
@@ -136,74 +154,3 @@ def require_plugins(backend: str, origin: str) -> None:
     """Raise `ConfigError` if plugin libraries are given to a backend that loads none."""
     if "plugins" not in {option.word for option in options_of(backend).options}:
         raise ConfigError(f"{origin}: backend {backend} loads no plugin libraries", cure="leave it out")
-
-
-# ---- types of values ----------------------------------------------------------------------------
-
-
-def whole(least: int, most: int | None = None, why: str = "") -> ValueType:
-    """A whole number within bounds; ``why`` is added to the description of the type."""
-    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-    expects = f"a whole number {bounds}"
-
-    def read(text: str) -> int:
-        fits = re.fullmatch(r"\d{1,12}", text, re.ASCII)
-        if not fits or int(text) < least or (most is not None and int(text) > most):
-            raise ValueError(f"{expects} is expected{why}")
-        return int(text)
-
-    return ValueType(expects=expects, read=read)
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError("a number is expected") from None
-    if value != value or value in (float("inf"), -float("inf")):
-        raise ValueError("a finite number is expected")
-    return value
-
-
-def _switch(text: str) -> bool:
-    on, off = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
-    if text.lower() not in (*on, *off):
-        raise ValueError("on or off is expected")
-    return text.lower() in on
-
-
-def one_of(*known: str) -> ValueType:
-    """One of these words."""
-    expects = f"one of {', '.join(known)}"
-
-    def read(text: str) -> str:
-        if text not in known:
-            raise ValueError(f"{expects} is expected{did_you_mean(text, known)}")
-        return text
-
-    return ValueType(expects=expects, read=read)
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError("a word is expected")
-    return text
-
-
-def _paths(text: str) -> tuple[Path, ...]:
-    paths = tuple(Path(part).expanduser().absolute() for part in text.split(os.pathsep) if part)
-    if missing := [path for path in paths if not path.is_file()]:
-        raise ValueError(f"there is no file {missing[0]}")
-    return paths
-
-
-def _path(text: str) -> Path:
-    return Path(_text(text)).expanduser()
-
-
-NUMBER = ValueType(expects="a number", read=_number)
-SWITCH = ValueType(expects="on or off", read=_switch)
-TEXT = ValueType(expects="text", read=_text)
-PATH = ValueType(expects="a file", read=_path)
-LIBRARIES = ValueType(expects=f"files, separated by '{os.pathsep}'", read=_paths)
-ARGUMENTS = ValueType(expects="arguments, as a shell splits them", read=lambda text: tuple(shlex.split(text)))

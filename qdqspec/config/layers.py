@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qdqspec.config.declared import NATIVE_CODE, REMOTE_CODE, check_option, require_plugins
-from qdqspec.config.options import BY_KEY, COMMAND_LINE, ENVIRONMENT_PREFIX, OPTIONS, Option
-from qdqspec.config.settings import Settings
+from qdqspec.config.settings import BY_KEY, COMMAND_LINE, ENVIRONMENT_PREFIX, OPTIONS, Option, Settings
 from qdqspec.errors import ConfigError
 from qdqspec.registry import did_you_mean
 
@@ -187,7 +186,7 @@ def _parsed(option: Option, value: object, origin: str, base: Path) -> object:
 
 def _parsed_one(option: Option, value: object, origin: str, base: Path) -> object:
     try:
-        return _based(option.parse(value), base)
+        return _based(option.type.read(value), base)
     except ValueError as error:
         raise ConfigError(f"{origin}: '{value}' does not fit: {error}", cure=option.help) from None
 

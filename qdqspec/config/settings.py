@@ -1,22 +1,68 @@
-"""The values of a run."""
+"""The options of a run and their values: each field of `Settings` declares its option.
+
+An option is ``--qdq-x-y`` of pytest, ``--x-y`` of the command line, ``QDQSPEC_X_Y`` and a key of ``[tool.qdqspec]``.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
+
+from qdqspec.config.values import (
+    BACKEND,
+    BACKEND_OPTION,
+    PATH,
+    TEXT,
+    TIME,
+    TRUTH,
+    ValueType,
+    one_of,
+    whole,
+)
 
 Mode = Literal["run", "measure", "verify", "plan"]
 BaselinePolicy = Literal["require", "warn", "off"]
 Update = Literal["new", "changed", "all"]
 
 DEFAULT_BACKEND = "onnxruntime"  # which is also the reference: it computes a model as ONNX defines it
-MODES: tuple[Mode, ...] = ("run", "measure", "verify", "plan")
+MODES: tuple[Mode, ...] = get_args(Mode)
 REQUIREMENTS = ("device", "conclusive")
-BASELINE_POLICIES: tuple[BaselinePolicy, ...] = ("require", "warn", "off")
-UPDATES: tuple[Update, ...] = ("new", "changed", "all")
+ENVIRONMENT_PREFIX = "QDQSPEC_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option: ``type`` reads its values.
+
+    ``kind`` is ``one`` value, ``many`` (repeatable) or a ``switch``. ``sets`` is the option of a backend,
+    ``BACKEND.WORD``, that the value is given to: `Settings` has it in ``backend_option``.
+    """
+
+    name: str  # with dashes
+    type: ValueType
+    help: str
+    metavar: str = ""
+    kind: Literal["one", "many", "switch"] = "one"
+    sets: str = ""
+
+    @property
+    def key(self) -> str:
+        """The field of `Settings`, and the key in TOML."""
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return ENVIRONMENT_PREFIX + self.key.upper()
+
+
+def _option(default: Any, type_: ValueType, metavar: str, text: str) -> Any:
+    """A field of `Settings` that is an option; it is repeatable if the default is a tuple."""
+    kind = "many" if isinstance(default, tuple) else "switch" if type_ is TRUTH else "one"
+    return field(default=default, metadata={"type": type_, "metavar": metavar, "help": text, "kind": kind})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,31 +78,102 @@ class Settings:
     """
 
     root: Path = field(default_factory=Path.cwd)
-    backend: str = DEFAULT_BACKEND
-    mode: Mode = "run"
-    cache_dir: Path = Path(".qdqspec/cache")
-    no_cache: bool = False
-    retune: bool = False
-    seed: int = 0
-    threads: int = 1
-    jobs: int = 1
-    device: int = 0
-    time_limit: float | None = None
-    build_limit: float | None = None
-    require: tuple[str, ...] = ()
-    scheme: str | None = None
-    output: Path = Path("reports")
-    report: tuple[Path, ...] = ()
-    json: Path | None = None
-    allow_path: tuple[Path, ...] = ()
-    baseline: BaselinePolicy = "warn"
-    update: Update | None = None
-    update_in_ci: bool = False
-    backend_option: tuple[str, ...] = ()
-    plugin: tuple[Path, ...] = ()
-    cluster: str | None = None
-    cluster_device: str | None = None
-    cluster_tls: Path = Path(".qdqspec/cluster")
+    backend: str = _option(
+        DEFAULT_BACKEND, BACKEND, "NAME", f"Inference backend (default: {DEFAULT_BACKEND})."
+    )
+    mode: Mode = _option(
+        "run",
+        one_of(*MODES),
+        "MODE",
+        "run: use the cached winner, or tune where there is none; measure: time the known winner anew; "
+        "verify: only what needs no timing; plan: list candidates and cost, build nothing (default: run).",
+    )
+    cache_dir: Path = _option(
+        Path(".qdqspec/cache"), PATH, "DIR", "What was measured (default: .qdqspec/cache)."
+    )
+    no_cache: bool = _option(False, TRUTH, "", "Neither read nor write the cache.")
+    retune: bool = _option(False, TRUTH, "", "Search again although a winner is cached, and replace it.")
+    seed: int = _option(0, whole(0), "N", "Seed of search and random inputs (default: 0).")
+    threads: int = _option(1, whole(1), "N", "Threads a model runs with (default: 1).")
+    jobs: int = _option(
+        1,
+        whole(1),
+        "N",
+        "Builds that wait for no measurement are made N at a time, on backends that time no kernels (default: 1).",
+    )
+    device: int = _option(
+        0, whole(0), "N", "Index of the GPU, for backends that use one; as CUDA counts them (default: 0)."
+    )
+    time_limit: float | None = _option(
+        None,
+        TIME,
+        "TIME",
+        "Time for the whole run, such as 20m; what is not decided by then is inconclusive.",
+    )
+    build_limit: float | None = _option(
+        None,
+        TIME,
+        "TIME",
+        "Time for each build of a model, such as 30m; one that takes longer is a failed trial (default: 10m).",
+    )
+    require: tuple[str, ...] = _option(
+        (),
+        one_of(*REQUIREMENTS),
+        "WHAT",
+        "device: a missing backend fails instead of skipping; conclusive: so does an undecided "
+        "measurement. Repeatable.",
+    )
+    scheme: str | None = _option(None, TEXT, "DIGEST", "Judge this known placement; no search.")
+    output: Path = _option(Path("reports"), PATH, "DIR", "Models and results (default: reports).")
+    report: tuple[Path, ...] = _option(
+        (), PATH, "PATH", "Write a report; the suffix chooses the format. Repeatable."
+    )
+    json: Path | None = _option(None, PATH, "PATH", "Write the run record as JSON.")
+    allow_path: tuple[Path, ...] = _option(
+        (), PATH, "DIR", "A folder outside the root that specs may name files in. Repeatable."
+    )
+    baseline: BaselinePolicy = _option(
+        "warn",
+        one_of(*get_args(BaselinePolicy)),
+        "POLICY",
+        "Where a regression check has no baseline to compare with: require fails, warn skips; off "
+        "compares nothing (default: require in CI, warn elsewhere).",
+    )
+    update: Update | None = _option(
+        None,
+        one_of(*get_args(Update)),
+        "WHICH",
+        "Write baselines. new: those that are missing; changed: also those that no longer hold; all: "
+        "every one of the checks selected. Commit them.",
+    )
+    backend_option: tuple[str, ...] = _option(
+        (),
+        BACKEND_OPTION,
+        "BACKEND.WORD=VALUE",
+        "How a backend builds and measures: an option that doctor lists for it. Repeatable.",
+    )
+    plugin: tuple[Path, ...] = _option(
+        (),
+        PATH,
+        "LIB.so",
+        "A library of custom operators or plugins of the backend. On the command line only. Repeatable.",
+    )
+    cluster: str | None = _option(
+        None,
+        TEXT,
+        "ADDRESS",
+        "Run each case on a worker of the scheduler at this address, such as tls://10.0.0.5:8786.",
+    )
+    cluster_device: str | None = _option(
+        None,
+        TEXT,
+        "KEY",
+        "Device key of the workers to use, if they have several for the backend; qdqspec cluster list shows them.",
+    )
+    cluster_tls: Path = _option(
+        Path(".qdqspec/cluster"), PATH, "DIR", "Certificates of the cluster (default: .qdqspec/cluster)."
+    )
+    update_in_ci: bool = _option(False, TRUTH, "", "Allow --qdq-update in CI.")
     layout: Literal["spec/case", "case", ""] = "spec/case"
     in_ci: bool = False
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -71,3 +188,50 @@ class Settings:
         words = dict(option.split("=", 1) for option in self.backend_option)
         plugins = {f"{self.backend}.plugins": os.pathsep.join(map(str, self.plugin))}
         return words | (plugins if self.plugin else {})
+
+
+OPTIONS: tuple[Option, ...] = (
+    *(
+        Option(name=each.name.replace("_", "-"), **each.metadata)
+        for each in fields(Settings)
+        if each.metadata
+    ),
+    Option(
+        name="trtexec-args",
+        sets="trtexec.args",
+        type=TEXT,
+        metavar="ARGS",
+        help="More arguments for trtexec, quoted as one. On the command line only.",
+    ),
+)
+BY_KEY = {option.key: option for option in OPTIONS}
+# No file or variable may set these: they load native code, or name a scheduler, which can run code on its clients.
+COMMAND_LINE = frozenset(
+    {*(option.key for option in OPTIONS if option.sets), "plugin", "cluster", "cluster_tls"}
+)
+# How the backend builds, for each command that builds.
+BUILD_OPTIONS = ("backend-option", "plugin", *(option.name for option in OPTIONS if option.sets))
+
+
+def add_options(
+    add: Callable[..., Any], *, prefix: str, only: Iterable[str] | None = None, skip: Iterable[str] = ()
+) -> None:
+    """Add the options to a parser through its ``add_argument`` or ``addoption``; ``dest`` is ``qdq_<key>``."""
+    chosen = {option.name for option in OPTIONS} if only is None else set(only)
+    for option in OPTIONS:
+        if option.name not in chosen - set(skip):
+            continue
+        words: dict[str, Any] = {"dest": f"qdq_{option.key}", "default": None, "help": option.help}
+        if option.kind == "switch":
+            words["action"] = "store_true"
+        else:
+            words["metavar"] = option.metavar
+            if option.kind == "many":
+                words["action"] = "append"
+        add(f"{prefix}{option.name}", **words)
+
+
+def flags_given(values: Mapping[str, object]) -> dict[str, object]:
+    """The options given on a command line, by key, from a namespace's values."""
+    given = {option.key: values.get(f"qdq_{option.key}") for option in OPTIONS}
+    return {key: value for key, value in given.items() if value is not None}

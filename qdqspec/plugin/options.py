@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from qdqspec.config import Settings, add_options, flags_given, load_settings
-from qdqspec.config.options import BY_KEY, COMMAND_LINE
+from qdqspec.config.settings import BY_KEY, COMMAND_LINE
 from qdqspec.errors import ConfigError
 from qdqspec.plugin._compat import is_worker
 

@@ -22,9 +22,9 @@ ALLOWED = [
         f'DEFAULT_BACKEND = "{DEFAULT_BACKEND}"',
         "the one place that chooses the default",
     ),
-    ("config/options.py", 'name="trtexec-args"', "an option of the command line since the first version"),
-    ("config/options.py", 'sets="trtexec.args"', "the backend's option with the same effect"),
-    ("config/options.py", "More arguments for trtexec", "its help"),
+    ("config/settings.py", 'name="trtexec-args"', "an option of the command line since the first version"),
+    ("config/settings.py", 'sets="trtexec.args"', "the backend's option with the same effect"),
+    ("config/settings.py", "More arguments for trtexec", "its help"),
     (
         "graph/trt.py",
         "Sources: onnx-tensorrt",

@@ -26,62 +26,57 @@ import ctypes
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.config.declared import NUMBER, BackendOption, BackendOptions, one_of, whole
+from qdqspec.config.declared import declare, option
+from qdqspec.config.values import NUMBER, one_of, whole
 from qdqspec.errors import BackendError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _BUILD_MS = 200.0  # simulated time that passes while building
 _MEMORY_ROOM = 64 << 20  # bytes a process may still allocate when running out of memory is simulated
-_STAGES = ("", "build", "run", "bind", "time", "layers")
+_HELP = "See qdqspec.backends.fake.engine."
+
+
+def _number(default: float) -> Any:
+    return option(NUMBER, _HELP, default)
+
+
+def _stage() -> Any:
+    return option(one_of("build", "run", "bind", "time", "layers"), _HELP, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeOptions:
     """The options after ``fake.`` in the configuration; the module's docstring describes them."""
 
-    seed: int = 0
-    run_noise: float = 0.03
-    wall_noise: float = 0.12
-    build_noise: float = 0.012
-    drift: float = 0.0
-    drift_period: float = 30.0
-    state: float = 0.0
-    state_period: float = 30.0
-    scale: float = 1.0
-    integer: float = 1.0
-    build_s: float = 0.0
-    fail_rate: float = 0.0
-    fault_rate: float = 1.0
-    raise_: str = ""
-    crash: str = ""
-    hang: str = ""
-    oom: str = ""
+    seed: int = option(whole(0), _HELP, 0)
+    run_noise: float = _number(0.03)
+    wall_noise: float = _number(0.12)
+    build_noise: float = _number(0.012)
+    drift: float = _number(0.0)
+    drift_period: float = _number(30.0)
+    state: float = _number(0.0)
+    state_period: float = _number(30.0)
+    scale: float = _number(1.0)
+    integer: float = _number(1.0)
+    build_s: float = _number(0.0)
+    fail_rate: float = _number(0.0)
+    fault_rate: float = _number(1.0)
+    raise_: str = _stage()
+    crash: str = _stage()
+    hang: str = _stage()
+    oom: str = _stage()
 
 
-def _declared() -> Iterator[BackendOption]:
-    """A number for each number of `FakeOptions`, a stage for each other option. No option names a file."""
-    kinds = {int: whole(0), float: NUMBER, str: one_of(*_STAGES[1:])}
-    for each in fields(FakeOptions):
-        word, default = each.name.rstrip("_"), each.default
-        yield BackendOption(
-            word=word,
-            type=kinds[type(default)],
-            in_files=True,
-            help="See qdqspec.backends.fake.engine.",
-            default=str(default),
-        )
-
-
-OPTIONS = BackendOptions(backend="fake", options=tuple(_declared()))
+OPTIONS = declare("fake", FakeOptions)
 
 
 class FakeDevice:
@@ -264,9 +259,7 @@ def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:
 
 def options_from(extra: Mapping[str, str]) -> FakeOptions:
     """Read the options that begin with ``fake.``; raise `ConfigError` for an unknown or invalid one."""
-    return FakeOptions(
-        **{f"{key}_" if key == "raise" else key: value for key, value in OPTIONS.read(extra).items()}
-    )
+    return FakeOptions(**OPTIONS.read(extra))
 
 
 def break_down(words: FakeOptions, stage: str) -> None:

@@ -34,7 +34,7 @@ from qdqspec.backends.onnxruntime.ops import (
     LABELS,
     LINEAR,
 )
-from qdqspec.backends.onnxruntime.options import FULL, LEVELS, OPTIONS, level_from, libraries_from
+from qdqspec.backends.onnxruntime.options import FULL, LEVELS, OPTIONS, options_from
 from qdqspec.backends.onnxruntime.overflow import describe, overflows
 from qdqspec.backends.onnxruntime.profile import layer_times, read_profile
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -91,7 +91,7 @@ class OnnxRuntime:
             "system": platform.platform(),
             "python": platform.python_version(),
         }
-        level = level_from(options.extra)
+        level = options_from(options.extra).optimization
         if level != FULL:
             details["optimization"] = level
         return DeviceKey(key=f"{cpu.slug}-onnxruntime-{major_minor}-t{options.threads}", details=details)
@@ -267,15 +267,16 @@ def _session(
 def _session_options(options: BuildOptions) -> ort.SessionOptions:
     import onnxruntime as ort
 
+    words = options_from(options.extra)
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
     settings.inter_op_num_threads = 1
     settings.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level_from(options.extra)])
+    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[words.optimization])
     settings.log_severity_level = _FATAL
     if options.threads == 1:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    for library in libraries_from(options.extra):
+    for library in words.plugins:
         # Load a library of custom operators named on the command line.
         try:
             settings.register_custom_ops_library(str(library))

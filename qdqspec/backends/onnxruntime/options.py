@@ -2,16 +2,18 @@
 
 ``optimization`` is the level of graph optimization: ``all`` (ONNX Runtime's default), ``extended``,
 ``basic``, or ``off``, with which every QuantizeLinear and DequantizeLinear is computed as the ONNX standard defines
-it and all other operators in floating point. ``plugins`` are libraries of custom operators.
+it and all other operators in floating point.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.config.declared import LIBRARIES, BackendOption, BackendOptions, one_of
+from qdqspec.config.declared import declare, option
+from qdqspec.config.values import LIBRARIES, one_of
 
 AS_DEFINED = "off"
 FULL = "all"
@@ -28,37 +30,25 @@ _PROVIDER = (
     "for TensorRT take --backend tensorrt or trtexec; see docs/tensorrt.md for the other providers",
 )
 
-OPTIONS = BackendOptions(
-    backend="onnxruntime",
-    options=(
-        BackendOption(
-            word="optimization",
-            type=one_of(*LEVELS),
-            in_files=True,
-            help="How far ONNX Runtime rewrites a model before it runs it.",
-            default=FULL,
-        ),
-        BackendOption(
-            word="plugins",
-            type=LIBRARIES,
-            in_files=False,
-            help="Libraries of custom operators.",
-            flag="plugin",
-        ),
-    ),
-    refused={"provider": _PROVIDER, "providers": _PROVIDER},
-)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxRuntimeOptions:
+    """The options after ``onnxruntime.`` in the configuration."""
+
+    optimization: str = option(
+        one_of(*LEVELS), "How far ONNX Runtime rewrites a model before it runs it.", FULL
+    )
+    plugins: tuple[Path, ...] = option(
+        LIBRARIES, "Libraries of custom operators.", (), shown="", in_files=False, flag="plugin"
+    )
 
 
-def level_from(extra: Mapping[str, str]) -> str:
-    """A key of `LEVELS`; raises `ConfigError` for an unknown option or value."""
-    return str(OPTIONS.read(extra).get("optimization", FULL))
+OPTIONS = declare("onnxruntime", OnnxRuntimeOptions, {"provider": _PROVIDER, "providers": _PROVIDER})
 
 
-def libraries_from(extra: Mapping[str, str]) -> tuple[Path, ...]:
-    """The libraries of custom operators to load."""
-    libraries: tuple[Path, ...] = OPTIONS.read(extra).get("plugins", ())
-    return libraries
+def options_from(extra: Mapping[str, str]) -> OnnxRuntimeOptions:
+    """Read the options that begin with ``onnxruntime.``; raise `ConfigError` for an unknown or invalid one."""
+    return OnnxRuntimeOptions(**OPTIONS.read(extra))
 
 
 _PROGRAM = """import onnxruntime as ort
@@ -74,10 +64,7 @@ print("ONNX Runtime", ort.__version__, "builds and runs the model")
 
 def program(options: BuildOptions) -> str:
     """A Python program that builds ``MODEL`` and runs it on ``FEEDS``."""
-    libraries = (
-        f"settings.register_custom_ops_library({str(library)!r})\n"
-        for library in libraries_from(options.extra)
-    )
-    return _PROGRAM.format(
-        threads=options.threads, level=LEVELS[level_from(options.extra)], libraries="".join(libraries)
-    )
+    words = options_from(options.extra)
+    libraries = (f"settings.register_custom_ops_library({str(library)!r})\n" for library in words.plugins)
+    level = LEVELS[words.optimization]
+    return _PROGRAM.format(threads=options.threads, level=level, libraries="".join(libraries))

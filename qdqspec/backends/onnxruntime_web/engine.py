@@ -29,7 +29,7 @@ from qdqspec.backends.onnxruntime_web.install import (
 )
 from qdqspec.backends.onnxruntime_web.node import NodeProcess
 from qdqspec.backends.onnxruntime_web.ops import ABSORBED, BLOCKED_4, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
-from qdqspec.backends.onnxruntime_web.options import OPTIONS, level_from, wants_browser
+from qdqspec.backends.onnxruntime_web.options import LEVELS, OPTIONS, options_from, wants_browser
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
@@ -117,7 +117,7 @@ class OnnxRuntimeWebEngine:
         request = {
             "do": "build",
             "model": str(model.absolute()),
-            "optimization": level_from(options.extra),
+            "optimization": LEVELS[options_from(options.extra).optimization],
             "external": _external_files(source, model),
         }
         self._inputs = source.inputs

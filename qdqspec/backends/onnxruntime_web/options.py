@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from qdqspec.config.declared import BackendOption, BackendOptions, one_of
+from qdqspec.config.declared import declare, option
+from qdqspec.config.values import one_of
 
 LEVELS = {
     "all": "all",
@@ -15,32 +17,29 @@ LEVELS = {
 
 NONE = "none"
 
-OPTIONS = BackendOptions(
-    backend="onnxruntime-web",
-    options=(
-        BackendOption(
-            word="optimization",
-            type=one_of(*LEVELS),
-            in_files=True,
-            help="How far ONNX Runtime rewrites a model before it runs it.",
-            default="all",
-        ),
-        BackendOption(
-            word="browser",
-            type=one_of(NONE, "chromium"),
-            in_files=True,
-            help="The browser that runs the models, without a window; none: Node runs them.",
-            default=NONE,
-        ),
-    ),
-)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxRuntimeWebOptions:
+    """The options after ``onnxruntime-web.`` in the configuration."""
+
+    optimization: str = option(
+        one_of(*LEVELS), "How far ONNX Runtime rewrites a model before it runs it.", "all"
+    )
+    browser: str = option(
+        one_of(NONE, "chromium"),
+        "The browser that runs the models, without a window; none: Node runs them.",
+        NONE,
+    )
 
 
-def level_from(extra: Mapping[str, str]) -> str:
-    """The level of graph optimization in the package's words; raises `ConfigError` for an unknown value."""
-    return LEVELS[str(OPTIONS.read(extra).get("optimization", "all"))]
+OPTIONS = declare("onnxruntime-web", OnnxRuntimeWebOptions)
+
+
+def options_from(extra: Mapping[str, str]) -> OnnxRuntimeWebOptions:
+    """Read the options that begin with ``onnxruntime-web.``; raise `ConfigError` for an unknown or invalid one."""
+    return OnnxRuntimeWebOptions(**OPTIONS.read(extra))
 
 
 def wants_browser(extra: Mapping[str, str]) -> bool:
     """Whether models run in a browser."""
-    return bool(OPTIONS.read(extra).get("browser", NONE) != NONE)
+    return options_from(extra).browser != NONE

@@ -32,7 +32,7 @@ from qdqspec.backends.openvino.library import (
     properties,
 )
 from qdqspec.backends.openvino.ops import ABSORBED, LABELS, LINEAR
-from qdqspec.backends.openvino.options import CPU, OPTIONS, device_from
+from qdqspec.backends.openvino.options import CPU, OPTIONS, options_from
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import Clock, DeviceKey, LayerTime, Samples
@@ -70,7 +70,7 @@ class OpenVino:
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor or other device, integer instruction set, OpenVINO major.minor and threads."""
-        cpu, version, kind = _cpu.detect(), installed_version(), device_from(options.extra)
+        cpu, version, kind = _cpu.detect(), installed_version(), options_from(options.extra).device
         major_minor = ".".join(version.split(".")[:2])
         details = {
             "cpu": cpu.product,
@@ -89,7 +89,7 @@ class OpenVino:
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The operators that run in integers; the table is verified against the installed version by tests."""
-        on_cpu = device_from(options.extra) == CPU
+        on_cpu = options_from(options.extra).device == CPU
         return Capabilities(
             formats=("int8", "uint8"),
             labels=LABELS,
@@ -100,7 +100,7 @@ class OpenVino:
             reduce_range=on_cpu and _overflows(_cpu.detect()),
             builds_side_by_side=on_cpu,
             one_processor=on_cpu,
-            hardware=device_from(options.extra),
+            hardware=options_from(options.extra).device,
         )
 
     def build(self, model: Path, options: BuildOptions) -> OpenVinoEngine:
@@ -148,7 +148,7 @@ class OpenVinoEngine:
             for _ in range(warmup):
                 request.infer(share_outputs=True)
             wall, cpu = time_runs(partial(request.infer, share_outputs=True), runs)
-        alone = self._options.threads == 1 and device_from(self._options.extra) == CPU
+        alone = self._options.threads == 1 and options_from(self._options.extra).device == CPU
         taken = Samples(wall_ms=wall, cpu_ms=cpu if alone else ())
         self._latest[profile] = taken
         return taken

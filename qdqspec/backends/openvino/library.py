@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.openvino.options import CPU, device_from, libraries_from
+from qdqspec.backends.openvino.options import CPU, options_from
 from qdqspec.errors import BackendError, BackendUnavailableError
 
 INSTALL = "pip install 'qdqspec[openvino]'"
@@ -51,14 +51,14 @@ def installed_version() -> str:
 
 def device_name(options: BuildOptions) -> str:
     """OpenVINO's name of the selected device: ``CPU``, ``GPU.1``."""
-    kind = device_from(options.extra)
+    kind = options_from(options.extra).device
     return f"GPU.{options.device}" if kind == "gpu" and options.device else kind.upper()
 
 
 def core_with_extensions(options: BuildOptions) -> Any:
     """A core with the extension libraries named on the command line."""
     core = import_openvino().Core()
-    for library in libraries_from(options.extra):
+    for library in options_from(options.extra).plugins:
         try:
             core.add_extension(str(library))
         except Exception as error:  # noqa: BLE001 - a library may raise anything
@@ -76,7 +76,7 @@ def properties(options: BuildOptions, *, profile: bool = False) -> dict[str, Any
     Threads are not pinned to cores by OpenVINO: with one thread the calling thread computes, and it stays where
     `qdqspec.measurement` puts it.
     """
-    kind = device_from(options.extra)
+    kind = options_from(options.extra).device
     found: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "PERF_COUNT": profile}
     if kind != "npu":  # which has no float32
         found |= {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1}
@@ -105,7 +105,7 @@ print("OpenVINO", openvino.__version__, "builds and runs the model")
 
 def program(options: BuildOptions) -> str:
     """A Python program that builds ``MODEL`` and runs it on ``FEEDS``."""
-    extensions = "".join(f"core.add_extension({str(lib)!r})\n" for lib in libraries_from(options.extra))
+    extensions = "".join(f"core.add_extension({str(lib)!r})\n" for lib in options_from(options.extra).plugins)
     return _PROGRAM.format(extensions=extensions, device=device_name(options), properties=properties(options))
 
 

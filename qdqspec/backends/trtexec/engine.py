@@ -3,14 +3,7 @@
 For machines with trtexec and no Python bindings, and for measurements comparable with published ones. Every call
 starts a process that loads the engine again, which takes one or two seconds, so a search takes longer than with
 ``tensorrt``; `run` passes values as text and is meant for a few samples. Both major versions get the same flags, with
-the same meaning: strongly typed, CUDA graph, spin wait, no transfers, profile in a separate run. Its options,
-the first three on the command line only:
-
-- ``trtexec.args``: more arguments, in shell syntax: ``--builderOptimizationLevel=4``.
-- ``trtexec.plugins``: plugin libraries, separated as in PATH.
-- ``trtexec.timing-cache``: the file that builds of a run share; by default one in the folder of the run. Fresh
-  builds, which measure the variation between builds, use none.
-- ``trtexec.warmup-ms``: duration of the warm-up before timing (500).
+the same meaning: strongly typed, CUDA graph, spin wait, no transfers, profile in a separate run.
 """
 
 from __future__ import annotations
@@ -46,7 +39,8 @@ from qdqspec.backends.trtexec.process import (
     find_trtexec,
     require_tool,
 )
-from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH, BackendOption, BackendOptions, whole
+from qdqspec.config.declared import declare, option
+from qdqspec.config.values import ARGUMENTS, LIBRARIES, PATH, whole
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.temporary import TemporaryFolder
@@ -64,43 +58,21 @@ _PATIENCE = 0.95  # of a build's limit: slightly less than the caller's, so that
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtexecOptions:
-    """The options after ``trtexec.`` in the configuration; the module's docstring describes them."""
+    """The options after ``trtexec.`` in the configuration. Fresh builds use no timing cache."""
 
-    args: tuple[str, ...] = ()
-    timing_cache: Path | None = None
-    warmup_ms: int = 500
-    plugins: tuple[Path, ...] = ()
+    args: tuple[str, ...] = option(
+        ARGUMENTS, "More arguments for trtexec.", (), shown="", in_files=False, flag="trtexec-args"
+    )
+    plugins: tuple[Path, ...] = option(
+        LIBRARIES, "Plugin libraries.", (), shown="", in_files=False, flag="plugin"
+    )
+    timing_cache: Path | None = option(
+        PATH, "The file that builds of a run share.", shown="one in the run's folder", in_files=False
+    )
+    warmup_ms: int = option(whole(0), "How long an engine runs before it is timed.", 500)
 
 
-OPTIONS = BackendOptions(
-    backend="trtexec",
-    options=(
-        BackendOption(
-            word="args",
-            type=ARGUMENTS,
-            in_files=False,
-            help="More arguments for trtexec.",
-            flag="trtexec-args",
-        ),
-        BackendOption(
-            word="plugins", type=LIBRARIES, in_files=False, help="Plugin libraries.", flag="plugin"
-        ),
-        BackendOption(
-            word="timing-cache",
-            type=PATH,
-            in_files=False,
-            help="The file that builds of a run share.",
-            default="one in the run's folder",
-        ),
-        BackendOption(
-            word="warmup-ms",
-            type=whole(0),
-            in_files=True,
-            help="How long an engine runs before it is timed.",
-            default="500",
-        ),
-    ),
-)
+OPTIONS = declare("trtexec", TrtexecOptions)
 
 
 def options_from(extra: Mapping[str, str]) -> TrtexecOptions:
@@ -192,10 +164,10 @@ class TrtexecEngine:
         """Run once and read the outputs, with the six digits that trtexec writes."""
         self._check_open()
         check_feeds(self._model, feeds)
-        for option in ("--loadInputs", "--exportOutput"):
-            if not self._tool.knows(option):
+        for needed in ("--loadInputs", "--exportOutput"):
+            if not self._tool.knows(needed):
                 raise BackendError(
-                    f"this trtexec has no {option}, so outputs cannot be read",
+                    f"this trtexec has no {needed}, so outputs cannot be read",
                     where=self._model.where,
                     cure="use backend tensorrt, or a newer trtexec",
                 )
