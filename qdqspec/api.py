@@ -16,8 +16,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.regions import search as regions_search
 from qdqspec.report.compare import Comparison, compare_runs
 from qdqspec.report.record import read_record
-from qdqspec.report.result import write_results
-from qdqspec.report.write import write_report
+from qdqspec.report.write import write_report, write_results
 from qdqspec.session import Session
 from qdqspec.session.given_data import GivenFiles, is_model
 from qdqspec.session.result import Result

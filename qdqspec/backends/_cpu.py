@@ -69,14 +69,27 @@ class Cpu:
         return self._path.slug or platform_slug()
 
     @property
-    def int8_path(self) -> str:
-        """The instruction set as a text for `doctor`."""
-        return self._path.text
-
-    @property
     def saturates(self) -> bool | None:
         """Whether sums of u8 x s8 products saturate according to the flags; None if the flags are not known."""
         return self._path.saturates
+
+    @property
+    def may_saturate(self) -> bool:
+        """Whether sums must be taken to saturate: unknown flags count as yes."""
+        return self.saturates is not False
+
+    def int8_text(self, *, saturates: bool) -> str:
+        """The instruction set as a text for `doctor`, with its consequence for weights."""
+        remark = "u8 x s8 saturates: 7-bit weights" if saturates else "8-bit weights are exact"
+        if self.saturates not in (None, saturates):
+            remark += ", as computed here, although the processor's flags mean the opposite"
+        return f"{self._path.text} ({remark})"
+
+    def details(self, **facts: object) -> dict[str, str]:
+        """What the device key of a backend on this processor notes: ``facts``, and the machine."""
+        host = {"system": platform.platform(), "python": platform.python_version()}
+        own = {name: str(fact) for name, fact in facts.items()}
+        return {"cpu": self.product, "cores": str(self.cores), **own, **host}
 
     @property
     def _path(self) -> _Path:

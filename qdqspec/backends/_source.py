@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from qdqspec.errors import BackendError
 from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 
@@ -17,6 +18,17 @@ _STATIC = frozenset({"Constant", "Shape", "Size"})
 def read_source(path: Path) -> Model:
     """The given model, without its external weights. It was built, so it is not checked again."""
     return Model(onnx.load(str(path), load_external_data=False), path=path)
+
+
+def read_given(path: Path) -> Model:
+    """The same, of a file that the runtime has not read yet. Raises `BackendError` if it is no ONNX model."""
+    if not path.is_file():
+        raise BackendError("there is no such model file", where=path, cure="check the path")
+    try:
+        return read_source(path)
+    except Exception as error:  # noqa: BLE001 - protobuf raises various exceptions
+        why = " ".join(str(error).split())
+        raise BackendError(f"the file is no ONNX model: {why}", where=path, cure="check the path") from None
 
 
 class Source:

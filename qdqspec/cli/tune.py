@@ -264,8 +264,7 @@ def _watched(session: Session) -> Iterator[None]:
 
 
 def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
-    from qdqspec.report.result import write_comparisons, write_results
-    from qdqspec.report.write import write_reports
+    from qdqspec.report.write import write_comparisons, write_reports, write_results
 
     write_results(record)
     write_comparisons(record)
@@ -279,9 +278,8 @@ def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
             {**record_to_json(record), "outputs": outputs, "reports": [str(path) for path in settings.report]}
         )
         return
-    from qdqspec.report.notes import warning_lines
     from qdqspec.report.runtimes import runtimes_text
-    from qdqspec.report.tables import summary_table
+    from qdqspec.report.tables import summary_table, warning_lines
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     say("\n".join([summary_table(record, width=width), *_verdict_lines(record), *warning_lines(record)]))

@@ -118,7 +118,7 @@ def _limits(arguments: argparse.Namespace) -> ParityParams | None:
 
 def _text(probe: Probe) -> str:
     from qdqspec.checks.parity import comparison_sections, probe_sections
-    from qdqspec.report.notes import section_text
+    from qdqspec.report.tables import section_text
 
     if probe.inputs:
         sections = probe_sections(probe)

@@ -122,8 +122,8 @@ def _joined(first: CaseRecord, second: CaseRecord) -> CaseRecord:
 
 def write_results(record: RunRecord) -> None:
     """Write ``result.json`` of each case, and ``tune.json`` of cases on several runtimes."""
-    from qdqspec.report.result import write_comparisons
-    from qdqspec.report.result import write_results as write
+    from qdqspec.report.write import write_comparisons
+    from qdqspec.report.write import write_results as write
 
     write(record)
     write_comparisons(record)

@@ -16,7 +16,7 @@ import pytest
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
 from qdqspec.plugin._compat import located_text
-from qdqspec.report.notes import section_text
+from qdqspec.report.tables import section_text
 from qdqspec.report.terminal import fitted
 from qdqspec.types import Case, CheckSpec, Verdict
 

@@ -83,8 +83,7 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
 
 
 def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> None:
-    from qdqspec.report.notes import warning_lines
-    from qdqspec.report.tables import summary_table
+    from qdqspec.report.tables import summary_table, warning_lines
     from qdqspec.report.terminal import colored
     from qdqspec.units import wrapped
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from qdqspec.report.beside import day_text
+from qdqspec.report.baselines import day_text
 from qdqspec.report.facts import MOST_BLOCKS, ROLES, block_errors
 from qdqspec.report.svg import WIDTH, Step, Strip, convergence, distributions, frame, px, ticks, words
 from qdqspec.report.svg_graph import part_text

@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from qdqspec.errors import StateError
 from qdqspec.measurement.change import BuildTimes, builds_of, change_between
-from qdqspec.report.beside import baseline_pairs
+from qdqspec.report.baselines import baseline_pairs
 from qdqspec.report.names import distinct_names
 from qdqspec.types import Evidence, LatencyEvidence, RunRecord, TimeChange
 from qdqspec.units import count_text, ms_text, percent_text, plain

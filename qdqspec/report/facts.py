@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from qdqspec.report.fit import MAX_ROWS
 from qdqspec.report.tables import limit_text, provenance_text, shown_columns
 from qdqspec.types import (
     AccuracyBound,
@@ -42,6 +41,7 @@ from qdqspec.units import (
     size_text,
 )
 
+MAX_ROWS = 500  # of the summary table
 _UTC = re.compile(r"(Z|\+00:00)$")
 LONG = 400  # characters of a free text, which comes from a spec or a runtime and may be long
 ROLES = {

@@ -1,4 +1,4 @@
-"""The summary table at the end of a run and the lines below it, such as accuracy limits and why cases are unchanged."""
+"""The summary table at the end of a run, and texts below it: limits, why cases are unchanged, warnings, sections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tabulate import SEPARATING_LINE, tabulate
 
 from qdqspec.report.names import distinct_names
-from qdqspec.types import EXACT_DB, CaseRecord, RunRecord, SearchLimits, SearchResult
+from qdqspec.types import EXACT_DB, CaseRecord, RunRecord, SearchLimits, SearchResult, Section
 from qdqspec.units import db_text, interval_text, list_text, ms_text, plain, ratio_text, wrapped
 
 _NAME_WIDTH = 44
@@ -201,6 +201,24 @@ _COLUMNS = (
     Column("pairs", pairs_text, rank=5),
     Column("checks", verdicts_text, "left"),
 )
+
+
+def warning_lines(record: RunRecord) -> list[str]:
+    """``warning: squeezenet::default: ...``, each once; a warning of several cases names the first ones."""
+    cases: dict[str, list[str]] = {}
+    for name, case in zip(distinct_names(record.cases), record.cases, strict=True):
+        for text in case.evidence.warnings:
+            cases.setdefault(text, []).append(name)
+    return [f"warning: {list_text(names, 2)}: {text}" for text, names in cases.items()]
+
+
+def section_text(section: Section) -> str:
+    """A titled table, or titled text."""
+    body = section.text
+    if section.rows:
+        table = str(tabulate(section.rows, headers=section.headers, disable_numparse=True))
+        body = f"{table}\n{body}" if body else table
+    return "\n".join((section.title, *(f"  {line}".rstrip() for line in body.splitlines())))
 
 
 _SHOWN = 4  # names of cases listed under one limit

@@ -1,16 +1,18 @@
-"""Writes reports to files, in the format of the suffix, atomically."""
+"""Writes a run's files, atomically: reports in the format of the suffix, ``result.json`` and ``tune.json``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from qdqspec.errors import ConfigError
-from qdqspec.files import write_whole
+from qdqspec.files import RESULT, write_whole
 from qdqspec.registry import names, resolve
 from qdqspec.report.formats.base import ReportFormat
 from qdqspec.report.github import NAME, append_summary, is_github
-from qdqspec.report.record import json_text, record_from_json, record_to_json
+from qdqspec.report.record import case_to_json, json_text, record_from_json, record_to_json
+from qdqspec.report.runtimes import TUNE, tune_to_json
 from qdqspec.types import RunRecord
 
 
@@ -75,6 +77,39 @@ def write_reports(record: RunRecord, paths: Iterable[Path]) -> None:
 def write_json(record: RunRecord, path: Path) -> None:
     """Write the run record, whatever the path's suffix."""
     _write(path, json_text(record_to_json(record)))
+
+
+def write_results(record: RunRecord) -> None:
+    """Write each case's ``result.json`` beside its models, into its folder, which is created if an error came first.
+
+    Raises `OutputError` if a folder cannot be written.
+    """
+    for case in record.cases:
+        folder = case.evidence.output
+        if folder is not None and (folder.is_dir() or case.results):
+            write_whole(folder / RESULT, json_text(case_to_json(case)), what="the result", make_folder=True)
+
+
+def write_comparisons(record: RunRecord) -> None:
+    """Write the comparisons of runtimes to ``tune.json``, in each folder that holds folders of their cases.
+
+    Raises `OutputError` if a folder cannot be written.
+    """
+    outputs = {case.evidence.case.name: case.evidence.output for case in record.cases}
+    data = record_to_json(record)
+    written = data["runtimes"]
+    folders: dict[Path, tuple[list[dict[str, Any]], dict[str, str]]] = {}
+    for found, comparison in zip(record.runtimes, written, strict=True):
+        winner = found.named(found.winner)
+        output = outputs.get(winner.case)
+        if output is not None:
+            comparisons, files = folders.setdefault(output.parent, ([], {}))
+            comparisons.append(comparison)
+            files[found.name] = f"{output.name}/{'tuned' if winner.model == 'tuned' else 'reference'}.onnx"
+    for folder, (comparisons, files) in folders.items():
+        common = [each for each in data["common"] if each["name"] in files]
+        text = json_text(tune_to_json(record.version, comparisons, files, common))
+        write_whole(folder / TUNE, text, what="the comparison")
 
 
 def _write(path: Path, content: bytes | str) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import platform
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.backends import _cpu
-from qdqspec.backends._in_process import CHECK_INPUTS, refusals, time_runs
+from qdqspec.backends._engine import CHECK_INPUTS, TimedEngine, profile_warmup, refusals_of, time_runs
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.graph import graph_hash, read_graph
@@ -38,16 +37,15 @@ from qdqspec.backends.onnxruntime.options import FULL, LEVELS, OPTIONS, options_
 from qdqspec.backends.onnxruntime.overflow import describe, overflows
 from qdqspec.backends.onnxruntime.profile import layer_times, read_profile
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.types import Clock, DeviceKey, LayerTime, Samples
+from qdqspec.types import DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
 _INSTALL = "pip install onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
-_refusals = partial(refusals, plainly=plainly, cure_for=cure_for)
+_refusals = refusals_of(plainly, cure_for)
 _FATAL = 4  # log severity: errors reach the caller as exceptions, standard error stays quiet
-_PROFILE_WARMUP = 5  # largest number of warm-up runs: times of short integer models are stable after five
 _INLINE_BYTES = "1024"  # larger constants of the optimized graph are written to an external file
 
 
@@ -82,15 +80,7 @@ class OnnxRuntime:
         cpu = _cpu.detect()
         version = _installed_version()
         major_minor = ".".join(version.split(".")[:2])
-        details = {
-            "cpu": cpu.product,
-            "int8_path": describe(cpu),
-            "cores": str(cpu.cores),
-            "threads": str(options.threads),
-            "onnxruntime": version,
-            "system": platform.platform(),
-            "python": platform.python_version(),
-        }
+        details = cpu.details(int8_path=describe(cpu), threads=options.threads, onnxruntime=version)
         level = options_from(options.extra).optimization
         if level != FULL:
             details["optimization"] = level
@@ -122,91 +112,62 @@ class OnnxRuntime:
         return OnnxRuntimeEngine(model, options)
 
 
-class OnnxRuntimeEngine:
-    """A session on one or more threads. The model file must exist as long as `layers` is used."""
+class OnnxRuntimeEngine(TimedEngine["ort.InferenceSession", dict[str, Array]]):
+    """A session on one or more threads. The model file must exist as long as `layers` is used.
+
+    Models are run as most callers do, by `InferenceSession.run` with arrays. I/O binding saves three to five
+    microseconds, which is a tenth of a model of 0.03 ms and changes its ratio by 5 %.
+    """
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
-        self.model = model
-        self._options = options
-        self._session: ort.InferenceSession | None
         if options.hashed:
-            self._session, self.graph_hash = _hashed_session(model, options)
+            session, self.graph_hash = _hashed_session(model, options)
         else:
-            self._session, self.graph_hash = _session(model, options), ""
-        self._outputs = [output.name for output in self._session.get_outputs()]
-        self._bound: dict[int, dict[str, Array]] = {}  # inputs by profile
-        self._latest: dict[int, Samples] = {}  # of these inputs, by profile
+            session, self.graph_hash = _session(model, options), ""
+        super().__init__(model, session)
+        self._options = options
+        self._outputs = [output.name for output in session.get_outputs()]
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
-        session = self._open()
+        session = self._require_open()
         with _refusals("the model could not be run", self.model):
             values = session.run(self._outputs, dict(feeds))
         return dict(zip(self._outputs, values, strict=True))
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use; they are copied once."""
-        inputs = {value.name for value in self._open().get_inputs()}
+        inputs = {value.name for value in self._require_open().get_inputs()}
         if unknown := sorted(feeds.keys() - inputs):
             raise BackendError(
                 f"the inputs could not be bound: the model has no input {', '.join(unknown)}",
                 where=self.model,
                 cure=CHECK_INPUTS,
             )
-        self._bound[profile] = {name: np.array(value, order="C") for name, value in feeds.items()}
-        self._latest.pop(profile, None)
+        self._bind(profile, {name: np.array(value, order="C") for name, value in feeds.items()})
 
-    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
-        """Time single runs, in milliseconds. Thread CPU time only if one thread does all the work.
-
-        As most callers run a model: `InferenceSession.run` with arrays. I/O binding saves three to five microseconds,
-        which is a tenth of a model of 0.03 ms and changes its ratio by 5 %.
-        """
-        run = partial(self._open().run, self._outputs, self._require_bound(profile))
+    def _timed(self, runs: int, warmup: int, profile: int) -> Samples:
+        run = partial(self._require_open().run, self._outputs, self._require_bound(profile))
         with _refusals("the model could not be run", self.model):
-            for _ in range(warmup):
-                run()
-            wall, cpu = time_runs(run, runs)
-        taken = Samples(wall_ms=wall, cpu_ms=cpu if self._options.threads == 1 else ())
-        self._latest[profile] = taken
-        return taken
+            return time_runs(run, runs, warmup, alone=self._options.threads == 1)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per kernel, from a second session with profiling; its sum is scaled to the unprofiled latency.
 
-        Profiling costs about a microsecond per kernel, so its own total is inaccurate for small models. The latency is
-        that of the last call of `time`; without one it is measured.
+        Profiling costs about a microsecond per kernel, so its own total is inaccurate for small models.
         """
-        warmup = min(_PROFILE_WARMUP, (runs + 1) // 2)
         feeds = self._require_bound(profile)
         with tempfile.TemporaryDirectory(prefix="qdqspec-ort-") as folder:
             optimized = Path(folder) / "optimized.onnx"
             session = _session(self.model, self._options, optimized=optimized, profile=Path(folder) / "p")
             with _refusals("the model could not be run", self.model):
-                for _ in range(warmup + runs):
+                for _ in range(profile_warmup(runs) + runs):
                     session.run(self._outputs, feeds)
             events = read_profile(Path(session.end_profiling()))
             kernels = read_source(optimized)
-        latency = self._latest.get(profile) or self.time(runs, warmup=warmup, profile=profile)
-        clock: Clock = "cpu" if latency.cpu_ms else "wall"
         origins = map_kernels(kernels.flat.graph, read_source(self.model))
-        return layer_times(kernels, origins, events, runs=runs, total_ms=latency.median_ms(clock))
-
-    def close(self) -> None:
-        """Free the session; closing twice has no effect."""
-        self._session = None
-        self._bound = {}
-
-    def _open(self) -> ort.InferenceSession:
-        if self._session is None:
-            raise BackendError("the engine is closed", where=self.model, cure="build it again")
-        return self._session
-
-    def _require_bound(self, profile: int) -> dict[str, Array]:
-        self._open()
-        if profile not in self._bound:
-            raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
-        return self._bound[profile]
+        total_ms = self._latency_ms(runs, profile)
+        return layer_times(kernels, origins, events, runs=runs, total_ms=total_ms)
 
 
 def _blocked_formats() -> tuple[str, ...]:

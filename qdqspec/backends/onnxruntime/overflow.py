@@ -21,16 +21,12 @@ _ACTIVATION, _WEIGHT = 255, 127  # two such products add up to 64770; 16 bits ho
 def overflows(cpu: _cpu.Cpu) -> bool:
     """Whether sums with 8-bit weights overflow. Without ONNX Runtime the flags decide; unknown ones count as yes."""
     measured = _measured()
-    return cpu.saturates is not False if measured is None else measured
+    return cpu.may_saturate if measured is None else measured
 
 
 def describe(cpu: _cpu.Cpu) -> str:
     """The integer path as a text for `doctor`: the instruction set, and its consequence for weights."""
-    wrong = overflows(cpu)
-    remark = "u8 x s8 saturates: 7-bit weights" if wrong else "8-bit weights are exact"
-    if cpu.saturates not in (None, wrong):
-        remark += ", as computed here, although the processor's flags mean the opposite"
-    return f"{cpu.int8_path} ({remark})"
+    return cpu.int8_text(saturates=overflows(cpu))
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +12,12 @@ from onnx import external_data_helper
 
 from qdqspec.arrays import Array
 from qdqspec.backends import _cpu
-from qdqspec.backends._source import read_source
+from qdqspec.backends._engine import TimedEngine, check_names, profile_warmup
+from qdqspec.backends._source import read_given, read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.graph import graph_hash
 from qdqspec.backends.onnxruntime.layers import map_kernels
+from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_4, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
 from qdqspec.backends.onnxruntime.profile import layer_times, parse_profile
 from qdqspec.backends.onnxruntime_web.install import (
     INSTALL,
@@ -28,15 +29,14 @@ from qdqspec.backends.onnxruntime_web.install import (
     require_package,
 )
 from qdqspec.backends.onnxruntime_web.node import NodeProcess
-from qdqspec.backends.onnxruntime_web.ops import ABSORBED, BLOCKED_4, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
 from qdqspec.backends.onnxruntime_web.options import LEVELS, OPTIONS, options_from, wants_browser
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
+from qdqspec.wire import Header
 
 _CALL_SECONDS = 110.0  # slightly less than the caller's limit, so that the reason is reported
 _PATIENCE = 0.95  # of a build's limit, for the same reason
-_PROFILE_WARMUP = 5  # largest number of warm-up runs
 _SLOWER_THAN_SEEN = 10
 
 
@@ -64,15 +64,7 @@ class OnnxRuntimeWeb:
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor, major version of Node or the browser, major.minor of the package: V8 compiles the kernels."""
         cpu, node = _cpu.detect(), require_node()[1]
-        details = {
-            "cpu": cpu.product,
-            "cores": str(cpu.cores),
-            "threads": "1",
-            PACKAGE: pinned_version(),
-            "node": node,
-            "system": platform.platform(),
-            "python": platform.python_version(),
-        }
+        details = cpu.details(threads=1, **{PACKAGE: pinned_version()}, node=node)
         host = f"node{node.split('.')[0]}"
         if wants_browser(options.extra):
             details["chromium"] = require_browser()[1]
@@ -81,7 +73,10 @@ class OnnxRuntimeWeb:
         return DeviceKey(key=f"{cpu.slug}-{PACKAGE}-{major_minor}-{host}", details=details)
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
-        """The operators that run in integers; the table is verified against the installed package by tests."""
+        """The operators that run in integers: the optimizer is that of ONNX Runtime, and so is the table.
+
+        It is verified entry by entry against the installed package in ``tests/unit/backends/test_ort_web_ops.py``.
+        """
         return Capabilities(
             formats=("int8", "uint8", *BLOCKED_4),
             labels=LABELS,
@@ -102,32 +97,29 @@ class OnnxRuntimeWeb:
         return OnnxRuntimeWebEngine(model, options)
 
 
-class OnnxRuntimeWebEngine:
+class OnnxRuntimeWebEngine(TimedEngine[NodeProcess, bool]):
     """A session in Node or in a page of a browser. The model file must exist as long as `layers` is used."""
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
-        self.model = model
         if options.threads != 1:
             raise BackendError(
                 f"onnxruntime-web runs on one thread, {options.threads} were asked for",
                 where=model,
                 cure="give --threads 1",
             )
-        source = _source(model)
+        source = read_given(model)
         request = {
             "do": "build",
             "model": str(model.absolute()),
             "optimization": LEVELS[options_from(options.extra).optimization],
             "external": _external_files(source, model),
         }
+        node = NodeProcess(model, require_browser()[0] if wants_browser(options.extra) else "")
+        super().__init__(model, node)
         self._inputs = source.inputs
         self._slowest = 0.0  # run so far, in seconds
-        self._bound: set[int] = set()
-        self._latest: dict[int, Samples] = {}  # of these inputs, by profile
-        browser = require_browser()[0] if wants_browser(options.extra) else ""
-        self._node: NodeProcess | None = NodeProcess(model, browser)
         try:
-            _, values = self._node.ask(request, seconds=_PATIENCE * options.build_seconds)
+            _, values = node.ask(request, seconds=_PATIENCE * options.build_seconds)
         except BaseException:
             self.close()
             raise
@@ -138,70 +130,47 @@ class OnnxRuntimeWebEngine:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
-        return self._open().ask({"do": "run"}, self._checked(feeds), seconds=self._patience(1))[1]
+        node, values = self._require_open(), self._checked(feeds)
+        return node.ask({"do": "run"}, values, seconds=self._patience(1))[1]
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use, and run until V8 has compiled all hot code."""
         values = self._checked(feeds)
-        self._bound.discard(profile)
-        self._latest.pop(profile, None)
-        self._open().ask({"do": "bind", "profile": profile}, values, seconds=self._patience(1))
-        self._bound.add(profile)
+        self._bound.pop(profile, None)
+        self._require_open().ask({"do": "bind", "profile": profile}, values, seconds=self._patience(1))
+        self._bind(profile, True)
 
-    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
-        """Time single runs in Node, in milliseconds, on both clocks."""
-        node = self._require_bound(profile)
-        request = {"do": "time", "runs": runs, "warmup": warmup, "profile": profile}
-        answer, _ = node.ask(request, seconds=self._patience(runs + warmup))
+    def _timed(self, runs: int, warmup: int, profile: int) -> Samples:
+        answer = self._asked("time", runs, warmup, profile)
         taken = Samples(wall_ms=tuple(answer["wall"]), cpu_ms=tuple(answer["cpu"]))
         self._slowest = max(self._slowest, max(taken.wall_ms, default=0.0) / 1e3)
-        self._latest[profile] = taken
         return taken
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
-        """Time per kernel, from a second session with profiling; its sum is scaled to the unprofiled latency.
-
-        The latency is that of the last call of `time`; without one it is measured.
-        """
-        warmup = min(_PROFILE_WARMUP, (runs + 1) // 2)
-        node = self._require_bound(profile)
-        request = {"do": "layers", "runs": runs, "warmup": warmup, "profile": profile}
-        answer, _ = node.ask(request, seconds=self._patience(runs + warmup))
-        events = parse_profile(answer["profile"])
-        latency = self._latest.get(profile) or self.time(runs, warmup=warmup, profile=profile)
+        """Time per kernel, from a second session with profiling; its sum is scaled to the unprofiled latency."""
+        events = parse_profile(self._asked("layers", runs, profile_warmup(runs), profile)["profile"])
         origins = map_kernels(self._optimized.graph, read_source(self.model))
         kernels = Model(self._optimized, path=self.model)
-        return layer_times(kernels, origins, events, runs=runs, total_ms=latency.median_ms("cpu"))
+        total_ms = self._latency_ms(runs, profile)
+        return layer_times(kernels, origins, events, runs=runs, total_ms=total_ms)
 
     def close(self) -> None:
         """End Node; closing twice has no effect."""
-        if self._node is not None:
-            self._node.close()
-        self._node = None
+        if self._native is not None:
+            self._native.close()
+        super().close()
 
-    def _open(self) -> NodeProcess:
-        if self._node is None:
-            raise BackendError("the engine is closed", where=self.model, cure="build it again")
-        return self._node
-
-    def _require_bound(self, profile: int) -> NodeProcess:
-        node = self._open()
-        if profile not in self._bound:
-            raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
-        return node
+    def _asked(self, what: str, runs: int, warmup: int, profile: int) -> Header:
+        """Node's answer on runs with the inputs of a profile."""
+        self._require_bound(profile)
+        request = {"do": what, "runs": runs, "warmup": warmup, "profile": profile}
+        return self._require_open().ask(request, seconds=self._patience(runs + warmup))[0]
 
     def _patience(self, runs: int) -> float:
         return _CALL_SECONDS + _SLOWER_THAN_SEEN * self._slowest * runs
 
     def _checked(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The inputs as arrays. Raises `BackendError` if names are missing or unknown."""
-        missing, unknown = set(self._inputs) - set(feeds), set(feeds) - set(self._inputs)
-        if missing or unknown:
-            raise BackendError(
-                f"the inputs do not fit the model: missing {sorted(missing)}, unknown {sorted(unknown)}",
-                where=self.model,
-                cure="check the names of the inputs",
-            )
+        check_names(self._inputs, feeds, self.model)
         return {name: np.asarray(value) for name, value in feeds.items()}
 
 
@@ -214,16 +183,6 @@ def _browser_fact(*, required: bool) -> str:
             raise
         return f"none ({error.what}; {error.cure})"
     return f"Chromium {version} ({path}, {PLAYWRIGHT} {pinned_version(PLAYWRIGHT)})"
-
-
-def _source(model: Path) -> Model:
-    if not model.is_file():
-        raise BackendError("there is no such model file", where=model, cure="check the path")
-    try:
-        return read_source(model)
-    except Exception as error:  # noqa: BLE001 - protobuf raises various exceptions
-        why = " ".join(str(error).split())
-        raise BackendError(f"the file is no ONNX model: {why}", where=model, cure="check the path") from None
 
 
 def _external_files(source: Model, model: Path) -> list[list[str]]:

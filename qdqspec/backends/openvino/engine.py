@@ -6,7 +6,6 @@ formats hold for the CPU, where they were measured; no GPU or NPU has been avail
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,8 @@ import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.backends import _cpu
-from qdqspec.backends._in_process import CHECK_INPUTS, refusals, time_runs
-from qdqspec.backends._source import read_source
+from qdqspec.backends._engine import TimedEngine, check_names, profile_warmup, refusals_of, time_runs
+from qdqspec.backends._source import read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.openvino.graph import graph_hash, read_kernels
 from qdqspec.backends.openvino.layers import find_origins, layer_times, named_nodes
@@ -33,12 +32,10 @@ from qdqspec.backends.openvino.library import (
 )
 from qdqspec.backends.openvino.ops import ABSORBED, LABELS, LINEAR
 from qdqspec.backends.openvino.options import CPU, OPTIONS, options_from
-from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.graph.model import Model
-from qdqspec.types import Clock, DeviceKey, LayerTime, Samples
+from qdqspec.errors import BackendUnavailableError
+from qdqspec.types import DeviceKey, LayerTime, Samples
 
-_refusals = partial(refusals, plainly=plainly, cure_for=cure_for)
-_PROFILE_WARMUP = 5  # largest number of warm-up runs
+_refusals = refusals_of(plainly, cure_for)
 
 
 class OpenVino:
@@ -51,7 +48,11 @@ class OpenVino:
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """Report whether OpenVINO can be imported and has the selected device."""
         cpu = _cpu.detect()
-        facts = {"cpu": cpu.product, "int8 path": _describe(cpu), "cores": str(cpu.cores)}
+        facts = {
+            "cpu": cpu.product,
+            "int8 path": cpu.int8_text(saturates=cpu.may_saturate),
+            "cores": str(cpu.cores),
+        }
         try:
             openvino = import_openvino()
             core = openvino.Core()
@@ -72,15 +73,8 @@ class OpenVino:
         """Processor or other device, integer instruction set, OpenVINO major.minor and threads."""
         cpu, version, kind = _cpu.detect(), installed_version(), options_from(options.extra).device
         major_minor = ".".join(version.split(".")[:2])
-        details = {
-            "cpu": cpu.product,
-            "int8_path": _describe(cpu),
-            "cores": str(cpu.cores),
-            "threads": str(options.threads),
-            "openvino": version,
-            "system": platform.platform(),
-            "python": platform.python_version(),
-        }
+        path = cpu.int8_text(saturates=cpu.may_saturate)
+        details = cpu.details(int8_path=path, threads=options.threads, openvino=version)
         if kind == CPU:
             return DeviceKey(key=f"{cpu.slug}-openvino-{major_minor}-t{options.threads}", details=details)
         product = _product(device_name(options))
@@ -97,7 +91,7 @@ class OpenVino:
             weights={"int8": "int8", "uint8": "int8"},
             absorbs=ABSORBED,
             constant_weight=frozenset(LINEAR),
-            reduce_range=on_cpu and _overflows(_cpu.detect()),
+            reduce_range=on_cpu and _cpu.detect().may_saturate,
             builds_side_by_side=on_cpu,
             one_processor=on_cpu,
             hardware=options_from(options.extra).device,
@@ -108,25 +102,22 @@ class OpenVino:
         return OpenVinoEngine(model, options)
 
 
-class OpenVinoEngine:
-    """A compiled model. The model file must exist as long as `layers` is used."""
+class OpenVinoEngine(TimedEngine[Any, tuple[Any, dict[str, Array]]]):
+    """A compiled model; a request and its inputs are bound. The model file must exist as long as `layers` is used."""
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
-        self.model = model
-        self._options = options
-        source = _source(model)
-        self._inputs, self._outputs = source.inputs, source.outputs
+        source = read_given(model)  # OpenVINO itself would try parsers of other formats too
         compiled = _compiled(model, options)
+        super().__init__(model, compiled)
+        self._options = options
+        self._inputs, self._outputs = source.inputs, source.outputs
         with _refusals("OpenVINO could not build the model", model, cure=None):
             kernels = read_kernels(compiled.get_runtime_model())
             self.graph_hash = graph_hash(kernels, named_nodes(kernels, source))
-        self._compiled: Any = compiled
-        self._bound: dict[int, tuple[Any, dict[str, Array]]] = {}  # by profile: the request and its inputs
-        self._latest: dict[int, Samples] = {}  # of these inputs, by profile
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
-        compiled = self._open()
+        compiled = self._require_open()
         with _refusals("the model could not be run", self.model):
             request = _request(compiled, self._complete(feeds))
             request.infer(share_outputs=True)
@@ -135,92 +126,37 @@ class OpenVinoEngine:
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use; they are copied once."""
-        compiled = self._open()
+        compiled = self._require_open()
         with _refusals("the inputs could not be bound", self.model):
             values = self._complete(feeds)
-            self._bound[profile] = _request(compiled, values), values
-        self._latest.pop(profile, None)
+            self._bind(profile, (_request(compiled, values), values))
 
-    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
-        """Time single runs, in milliseconds. Thread CPU time only if the calling thread does all the work."""
-        request = self._require_bound(profile)[0]
-        with _refusals("the model could not be run", self.model):
-            for _ in range(warmup):
-                request.infer(share_outputs=True)
-            wall, cpu = time_runs(partial(request.infer, share_outputs=True), runs)
+    def _timed(self, runs: int, warmup: int, profile: int) -> Samples:
+        run = partial(self._require_bound(profile)[0].infer, share_outputs=True)
         alone = self._options.threads == 1 and options_from(self._options.extra).device == CPU
-        taken = Samples(wall_ms=wall, cpu_ms=cpu if alone else ())
-        self._latest[profile] = taken
-        return taken
+        with _refusals("the model could not be run", self.model):
+            return time_runs(run, runs, warmup, alone=alone)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
-        """Time per kernel, from a second build with counters; its sum is scaled to the latency without them.
-
-        The latency is that of the last call of `time`; without one it is measured.
-        """
-        warmup = min(_PROFILE_WARMUP, (runs + 1) // 2)
+        """Time per kernel, from a second build with counters; its sum is scaled to the latency without them."""
         values = self._require_bound(profile)[1]
         profiled = _compiled(self.model, self._options, profile=True)
         with _refusals("the model could not be run", self.model):
-            times = _kernel_times(_request(profiled, values), runs=runs, warmup=warmup)
+            times = _kernel_times(_request(profiled, values), runs=runs, warmup=profile_warmup(runs))
             kernels = read_kernels(profiled.get_runtime_model())
-        latency = self._latest.get(profile) or self.time(runs, warmup=warmup, profile=profile)
-        clock: Clock = "cpu" if latency.cpu_ms else "wall"
-        origins = find_origins(kernels, _source(self.model))
-        return layer_times(kernels, origins, times, latency.median_ms(clock))
-
-    def close(self) -> None:
-        """Free the compiled model; closing twice has no effect."""
-        self._bound = {}
-        self._compiled = None
-
-    def _open(self) -> Any:
-        if self._compiled is None:
-            raise BackendError("the engine is closed", where=self.model, cure="build it again")
-        return self._compiled
-
-    def _require_bound(self, profile: int) -> tuple[Any, dict[str, Array]]:
-        self._open()
-        if profile not in self._bound:
-            raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
-        return self._bound[profile]
+        origins = find_origins(kernels, read_given(self.model))
+        return layer_times(kernels, origins, times, self._latency_ms(runs, profile))
 
     def _complete(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Copies of the inputs in the model's order. Raises `BackendError` if their names are not the model's."""
-        missing, unknown = set(self._inputs) - set(feeds), set(feeds) - set(self._inputs)
-        if missing or unknown:
-            texts = [f"without {', '.join(sorted(missing))}"] if missing else []
-            texts += [f"with unknown {', '.join(sorted(unknown))}"] if unknown else []
-            raise BackendError(
-                f"the inputs do not fit the model: {' and '.join(texts)}",
-                where=self.model,
-                cure=CHECK_INPUTS,
-            )
+        check_names(self._inputs, feeds, self.model)
         return {name: np.array(feeds[name], order="C") for name in self._inputs}
-
-
-def _overflows(cpu: _cpu.Cpu) -> bool:
-    """Whether sums with 8-bit weights overflow, by the processor's flags; unknown ones count as yes."""
-    return cpu.saturates is not False
-
-
-def _describe(cpu: _cpu.Cpu) -> str:
-    remark = "u8 x s8 saturates: 7-bit weights" if _overflows(cpu) else "8-bit weights are exact"
-    return f"{cpu.int8_path} ({remark})"
 
 
 def _product(device: str) -> str:
     """The product name of a device, such as an Intel GPU."""
     with _refusals(f"OpenVINO cannot use device {device}", None, cure="see: qdqspec doctor"):
         return str(import_openvino().Core().get_property(device, "FULL_DEVICE_NAME"))
-
-
-def _source(model: Path) -> Model:
-    """The model file without its external weights. OpenVINO itself would try parsers of other formats too."""
-    if not model.is_file():
-        raise BackendError("there is no such model file", where=model, cure="check the path")
-    with _refusals("the file is no ONNX model", model, cure="check the path"):
-        return read_source(model)
 
 
 def _compiled(model: Path, options: BuildOptions, *, profile: bool = False) -> Any:

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec.arrays import Array, Shape
+from qdqspec.backends._engine import BoundEngine
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.state import GpuWatch
+from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.tensorrt.api import installed_version, parts, require_tensorrt
 from qdqspec.backends.tensorrt.build import Build, BuiltEngine
@@ -42,7 +44,6 @@ from qdqspec.backends.tensorrt.options import OPTIONS, options_from
 from qdqspec.backends.tensorrt.run import Bound, Execution, check_feeds, ports_of
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.files import write_whole
-from qdqspec.graph.model import Model
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
@@ -123,13 +124,12 @@ class TensorRt:
         return TensorRtEngine(model, options)
 
 
-class TensorRtEngine:
+class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
     """An engine on one GPU. The model file must exist as long as `layers` is used."""
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
         import tensorrt as trt
 
-        self.model = model
         self._words = options_from(options.extra)
         self._log, logger = open_log()
         self._log.verbose = self._words.verbose
@@ -139,15 +139,14 @@ class TensorRtEngine:
         key = f"{found.slug}-tensorrt-{trt.__version__}"
         self._shared = Shared(options.state, key, fresh=options.fresh, cache=self._words.timing_cache)
         free = cuda.memory()[0]
-        build = Build(model, self._words, self._shared, self._log, logger)
-        self._built: BuiltEngine | None = build.run(options.profiles)
+        built = Build(model, self._words, self._shared, self._log, logger).run(options.profiles)
+        super().__init__(model, built)
         with refusals(self._log, "the engine could not be read", model):
-            self._ports = ports_of(self._built.engine)
-            self.graph_hash = graph_hash(self._information(self._built.engine, None), model)
-        self._shared.record({**self._built.facts, "graph_hash": self.graph_hash})
+            self._ports = ports_of(built.engine)
+            self.graph_hash = graph_hash(self._information(built.engine, None), model)
+        self._shared.record({**built.facts, "graph_hash": self.graph_hash})
         self._stream = cuda.Stream()
-        self._held = max(free - cuda.memory()[0], self._built.facts["plan_bytes"])
-        self._bound: dict[int, Bound] = {}  # by profile
+        self._held = max(free - cuda.memory()[0], built.facts["plan_bytes"])
         self._watch = GpuWatch(cuda.bus_id(options.device))
         self._launches: deque[float] = deque(
             maxlen=_LAUNCHES
@@ -211,12 +210,12 @@ class TensorRtEngine:
 
         Their sum exceeds the latency by 18 to 35 % in recorded runs: it shows relative, not absolute times.
         """
-        return parse_layers(*self.recorded(runs, profile), model=_read_model(self.model))
+        return parse_layers(*self.recorded(runs, profile), model=read_source(self.model))
 
     def recorded(self, runs: int = 12, profile: int = 0) -> tuple[str, list[dict[str, Any]]]:
         """Layer information and profile in the formats of trtexec's ``--exportLayerInfo`` and ``--exportProfile``."""
         feeds = self._require_bound(profile).feeds
-        engine = self._require_built().engine
+        engine = self._require_open().engine
         with closing(self._open(feeds, profile)) as session:
             times = session.profile(_PROFILE_WARMUP, runs)
             return self._information(engine, session.context), times
@@ -224,7 +223,7 @@ class TensorRtEngine:
     def save(self, path: Path) -> None:
         """Write the engine to a file that ``trtexec --loadEngine`` reads."""
         with refusals(self._log, "the engine could not be serialized", self.model):
-            plan = self._require_built().engine.serialize()
+            plan = self._require_open().engine.serialize()
         write_whole(path, bytes(plan), what="the engine")
 
     def device_memory(self) -> tuple[int, int]:
@@ -237,20 +236,20 @@ class TensorRtEngine:
 
     def close(self) -> None:
         """Free everything on the GPU; closing twice has no effect."""
-        if self._built is not None:
+        if self._native is not None:
             if self._watch.states:
                 self._shared.record({"model": self.model.name, "gpu": self._watch.record()})
             for profile in tuple(self._bound):
                 self._unbind(profile)
             self._drop_runner()
-            self._built = None
             self._stream.close()
+        super().close()
 
     # ---- inside ---------------------------------------------------------------------------------
 
     def _notes(self, bound: Bound) -> tuple[str, ...]:
         """Notes on conditions that make samples unreliable: of the build, the binding, the GPU and the host."""
-        found = [*self._require_built().notes, bound.note, *self._watch.notes]
+        found = [*self._require_open().notes, bound.note, *self._watch.notes]
         if len(self._launches) >= _FEWEST_LAUNCHES:
             share = statistics.median(self._launches)
             if share > _ENQUEUE_BOUND:
@@ -260,7 +259,7 @@ class TensorRtEngine:
         return tuple(note for note in found if note)
 
     def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Execution:
-        engine = self._require_built().engine
+        engine = self._require_open().engine
         check_feeds(self._ports, feeds, self.model)
         return Execution(engine, self._ports, feeds, self._stream, self._log, self.model, profile=profile)
 
@@ -287,17 +286,6 @@ class TensorRtEngine:
             inspector.execution_context = context
         return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
-    def _require_built(self) -> BuiltEngine:
-        if self._built is None:
-            raise BackendError("the engine is closed", where=self.model, cure="build it again")
-        return self._built
-
-    def _require_bound(self, profile: int) -> Bound:
-        self._require_built()
-        if profile not in self._bound:
-            raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
-        return self._bound[profile]
-
 
 def graph_hash(information: str, model: Path) -> str:
     """Hash the layers of an engine: kernels, types, formats and origins, without what each build numbers anew.
@@ -316,13 +304,6 @@ def graph_hash(information: str, model: Path) -> str:
         with model.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def _read_model(path: Path) -> Model:
-    """The given model, without its external weights. It was built, so it is not checked again."""
-    import onnx
-
-    return Model(onnx.load(str(path), load_external_data=False), path=path)
 
 
 def _version_of(found: DeviceState) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from qdqspec.arrays import Array
 from qdqspec.backends._cpu import slug_from_text
+from qdqspec.backends._engine import BoundEngine
 from qdqspec.backends._nvidia.smi import capability_of, gpu_facts
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.tensorrt import ops as trt_ops
@@ -145,30 +146,28 @@ class Trtexec:
             raise
 
 
-class TrtexecEngine:
+class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
     """An engine file, its layers, and the inputs it is timed with."""
 
     def __init__(self, tool: Tool, model: Model, folder: TemporaryFolder, options: BuildOptions) -> None:
+        super().__init__(Path(model.where), tool)
         # By content: two builds of one model may take different kernels, and are still the same graph.
         self.graph_hash = model.sha256
-        self._tool = tool
         self._model = model
         self._temporary, self._folder = folder, folder.path
         self._words = options_from(options.extra)
         self._device = options.device
-        self._feeds: dict[int, dict[str, Array]] = {}  # by profile
-        self._open = True
         self._notes = self._build(options).notes
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and read the outputs, with the six digits that trtexec writes."""
-        self._check_open()
+        tool = self._require_open()
         check_feeds(self._model, feeds)
         for needed in ("--loadInputs", "--exportOutput"):
-            if not self._tool.knows(needed):
+            if not tool.knows(needed):
                 raise BackendError(
                     f"this trtexec has no {needed}, so outputs cannot be read",
-                    where=self._model.where,
+                    where=self.model,
                     cure="use backend tensorrt, or a newer trtexec",
                 )
         outputs = self._folder / "outputs.json"
@@ -180,31 +179,31 @@ class TrtexecEngine:
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use at a profile."""
-        self._check_open()
+        self._require_open()
         check_feeds(self._model, feeds)
-        self._feeds[profile] = dict(feeds)
+        self._bound[profile] = dict(feeds)
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:  # noqa: ARG002 - warms up by time, not by runs
         """GPU compute time of the last ``runs`` runs of one process, without transfers."""
         times = self._folder / "times.json"
         times.unlink(missing_ok=True)
         words = [f"--iterations={runs}", "--duration=0", f"--warmUp={self._words.warmup_ms}"]
-        report = self._call([*words, *self._bound(profile)], [*MEASURING, f"--exportTimes={times}"])
+        report = self._call([*words, *self._bound_words(profile)], [*MEASURING, f"--exportTimes={times}"])
         notes = tuple(dict.fromkeys((*self._notes, *report.notes)))
         if times.is_file():
             found = read_times(self._text(times))[-runs:]
         elif report.median_ms is not None:
             found = (report.median_ms,)
         else:
-            raise BackendError("trtexec printed no GPU compute time", where=self._model.where)
+            raise BackendError("trtexec printed no GPU compute time", where=self.model)
         if not found:
-            raise BackendError("trtexec wrote no times", where=self._model.where)
+            raise BackendError("trtexec wrote no times", where=self.model)
         return Samples(wall_ms=found, notes=notes)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per layer, from a run with TensorRT's profiler: the sum exceeds the time of a run without it."""
         bound, graph, times = (
-            self._bound(profile),
+            self._bound_words(profile),
             self._folder / "layers.json",
             self._folder / "profile.json",
         )
@@ -219,13 +218,13 @@ class TrtexecEngine:
 
     def close(self) -> None:
         """Remove the engine; closing twice has no effect."""
-        self._open = False
+        super().close()
         self._temporary.close()
 
     def _build(self, options: BuildOptions) -> Report:
-        plan, where = self._folder / "engine.plan", Path(self._model.where)
+        plan = self._folder / "engine.plan"
         shapes = shape_words(self._model, options.profiles)
-        words = [f"--onnx={where}", f"--saveEngine={plan}", "--skipInference", *shapes]
+        words = [f"--onnx={self.model}", f"--saveEngine={plan}", "--skipInference", *shapes]
         wanted = ["--profilingVerbosity=detailed", f"--exportLayerInfo={self._folder / 'layers.json'}"]
         if not _WEAK.intersection(self._words.args):
             wanted.append(_STRONG)
@@ -238,13 +237,12 @@ class TrtexecEngine:
                 sys.stderr.write(f"{damage}\n")  # into the log of this process
         report = self._run(words, wanted, _PATIENCE * options.build_seconds)
         if not plan.is_file():
-            raise BackendError("trtexec passed and wrote no engine", where=where)
+            raise BackendError("trtexec passed and wrote no engine", where=self.model)
         if cache and cache == own and cache.is_file():
             seal(cache)
         return report
 
     def _call(self, words: list[str], wanted: list[str]) -> Report:
-        self._check_open()
         return self._run([f"--loadEngine={self._folder / 'engine.plan'}", *words], wanted, CALL_SECONDS)
 
     def _run(self, words: list[str], wanted: list[str], seconds: float) -> Report:
@@ -253,22 +251,17 @@ class TrtexecEngine:
         words = [*words, f"{_DEVICE}{self._device}"] if self._device else words
         words = [*words, *map(trtexec_option, self._words.plugins)]
         words, wanted = ([w for w in ours if w.partition("=")[0] not in own] for ours in (words, wanted))
-        return self._tool.run(
-            [*words, *self._words.args], model=Path(self._model.where), seconds=seconds, wanted=wanted
+        return self._require_open().run(
+            [*words, *self._words.args], model=self.model, seconds=seconds, wanted=wanted
         )
 
-    def _bound(self, profile: int) -> list[str]:
-        self._check_open()
-        if profile not in self._feeds:
-            raise BackendError(
-                "no inputs are bound", where=self._model.where, cure="call bind() before timing"
-            )
-        chosen = [f"--useProfile={profile}"] if profile else []
-        return [*chosen, *self._inputs(self._feeds[profile])]
+    def _bound_words(self, profile: int) -> list[str]:
+        feeds = self._require_bound(profile)
+        return [*([f"--useProfile={profile}"] if profile else []), *self._inputs(feeds)]
 
     def _inputs(self, feeds: Mapping[str, Array]) -> list[str]:
         shapes = fed_shapes(self._model, feeds)
-        if not feeds or not self._tool.knows("--loadInputs"):
+        if not feeds or not self._require_open().knows("--loadInputs"):
             return shapes
         return [*shapes, f"--loadInputs={write_inputs(self._model, feeds, self._folder)}"]
 
@@ -277,12 +270,8 @@ class TrtexecEngine:
             return path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise BackendError(
-                f"trtexec passed and wrote no {path.name}: {error.strerror}", where=self._model.where
+                f"trtexec passed and wrote no {path.name}: {error.strerror}", where=self.model
             ) from None
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise BackendError("the engine is closed", where=self._model.where, cure="build it again")
 
 
 def replay_command(model: Model, file: str, options: BuildOptions) -> str:

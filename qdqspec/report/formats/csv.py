@@ -5,40 +5,86 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections import Counter
+from collections.abc import Callable
 
-from qdqspec.types import CaseRecord, LatencyEvidence, RunRecord
+from qdqspec.types import CaseRecord, LatencyEvidence, RunRecord, SearchResult
 from qdqspec.units import plain
 
-_COLUMNS = (
-    "spec",
-    "case",
-    "backend",
-    "device",
-    "clock",
-    "reference_ms",
-    "tuned_ms",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "status",
-    "reason",
-    "sqnr_db",
-    "cosine",
-    "max_abs",
-    "accuracy",
-    "figures",
-    "trials_built",
-    "trials_failed",
-    "search_seconds",
-    "pairs",
-    "size_reference_bytes",
-    "size_tuned_bytes",
-    "checks_passed",
-    "checks_failed",
-    "checks_inconclusive",
-    "provenance",
-)
+
+def _latency(value: Callable[[LatencyEvidence], object]) -> Callable[[CaseRecord], object]:
+    return lambda case: None if case.evidence.latency is None else value(case.evidence.latency)
+
+
+def _search(value: Callable[[SearchResult], object]) -> Callable[[CaseRecord], object]:
+    return lambda case: None if case.evidence.search is None else value(case.evidence.search)
+
+
+def _median(role: str) -> Callable[[CaseRecord], object]:
+    return _latency(lambda latency: latency.median_ms(role) if role in latency.samples else None)
+
+
+def _parity(name: str) -> Callable[[CaseRecord], object]:
+    def value(case: CaseRecord) -> object:
+        parity = case.evidence.parity
+        return None if parity is None or not parity.outputs else getattr(parity, name)
+
+    return value
+
+
+def _size(role: str) -> Callable[[CaseRecord], object]:
+    return lambda case: case.evidence.size_bytes.get(role)
+
+
+def _checks(outcome: str) -> Callable[[CaseRecord], object]:
+    return lambda case: sum(result.verdict.outcome == outcome for result in case.results)
+
+
+def _accuracy(case: CaseRecord) -> str:
+    return " ".join(f"{name}={value!r}" for name, value in case.evidence.metrics.items())
+
+
+def _figures(case: CaseRecord) -> str:
+    return " ".join(
+        f"{key}.{name}={value!r}"
+        for key, figures in case.evidence.figures.items()
+        for name, value in figures.items()
+    )
+
+
+def _provenance(case: CaseRecord) -> str | None:
+    older = case.evidence.latency or case.evidence.search
+    return str(older.provenance) if older else None
+
+
+_COLUMNS: dict[str, Callable[[CaseRecord], object]] = {
+    "spec": lambda case: case.evidence.case.spec_name,
+    "case": lambda case: case.evidence.case.id,
+    "backend": lambda case: case.evidence.target,
+    "device": lambda case: case.evidence.device.key,
+    "clock": _latency(lambda latency: latency.clock),
+    "reference_ms": _median("reference"),
+    "tuned_ms": _median("tuned"),
+    "speedup": _latency(lambda latency: latency.speedup.median),
+    "speedup_low": _latency(lambda latency: latency.speedup.low),
+    "speedup_high": _latency(lambda latency: latency.speedup.high),
+    "status": lambda case: case.evidence.status,
+    "reason": lambda case: case.evidence.reason,
+    "sqnr_db": _parity("sqnr_db"),
+    "cosine": _parity("cosine"),
+    "max_abs": _parity("max_abs"),
+    "accuracy": _accuracy,
+    "figures": _figures,
+    "trials_built": _search(lambda search: search.built),
+    "trials_failed": _search(lambda search: search.failed),
+    "search_seconds": _search(lambda search: search.seconds),
+    "pairs": _search(lambda search: search.winner.pairs),
+    "size_reference_bytes": _size("reference"),
+    "size_tuned_bytes": _size("tuned"),
+    "checks_passed": _checks("pass"),
+    "checks_failed": _checks("fail"),
+    "checks_inconclusive": _checks("inconclusive"),
+    "provenance": _provenance,
+}
 
 
 class CsvFormat:
@@ -49,10 +95,10 @@ class CsvFormat:
     def render(self, record: RunRecord) -> str:
         """The header row, then one row per case."""
         text = io.StringIO()
-        writer = csv.DictWriter(text, _COLUMNS, restval="", lineterminator="\n")
-        writer.writeheader()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_COLUMNS)
         for case in record.cases:
-            writer.writerow({name: _cell(value) for name, value in _row(case).items()})
+            writer.writerow(_cell(value(case)) for value in _COLUMNS.values())
         return text.getvalue()
 
 
@@ -64,70 +110,6 @@ def _cell(value: object) -> str:
         line = plain(value)
         return f"'{line}" if line[:1] in ("=", "+", "-", "@") else line
     return "" if value is None else str(value)
-
-
-def _row(case: CaseRecord) -> dict[str, object]:
-    found = case.evidence
-    outcomes = Counter(result.verdict.outcome for result in case.results)
-    older = found.latency or found.search
-    return {
-        "spec": found.case.spec_name,
-        "case": found.case.id,
-        "backend": found.target,
-        "device": found.device.key,
-        "status": found.status,
-        "reason": found.reason,
-        **(_latency(found.latency) if found.latency else {}),
-        **_quality(case),
-        **_search(case),
-        "size_reference_bytes": found.size_bytes.get("reference"),
-        "size_tuned_bytes": found.size_bytes.get("tuned"),
-        "checks_passed": outcomes["pass"],
-        "checks_failed": outcomes["fail"],
-        "checks_inconclusive": outcomes["inconclusive"],
-        "provenance": str(older.provenance) if older else None,
-    }
-
-
-def _latency(latency: LatencyEvidence) -> dict[str, object]:
-    medians = {
-        f"{role}_ms": latency.median_ms(role) for role in ("reference", "tuned") if role in latency.samples
-    }
-    speedup = latency.speedup
-    return {
-        "clock": latency.clock,
-        **medians,
-        "speedup": speedup.median,
-        "speedup_low": speedup.low,
-        "speedup_high": speedup.high,
-    }
-
-
-def _quality(case: CaseRecord) -> dict[str, object]:
-    parity, metrics = case.evidence.parity, case.evidence.metrics
-    numbers: dict[str, object] = {
-        "accuracy": " ".join(f"{name}={value!r}" for name, value in metrics.items()),
-        "figures": " ".join(
-            f"{key}.{name}={value!r}"
-            for key, figures in case.evidence.figures.items()
-            for name, value in figures.items()
-        ),
-    }
-    if parity is not None and parity.outputs:
-        numbers |= {"sqnr_db": parity.sqnr_db, "cosine": parity.cosine, "max_abs": parity.max_abs}
-    return numbers
-
-
-def _search(case: CaseRecord) -> dict[str, object]:
-    search = case.evidence.search
-    if search is None:
-        return {}
-    return {
-        "trials_built": search.built,
-        "trials_failed": search.failed,
-        "search_seconds": search.seconds,
-        "pairs": search.winner.pairs,
-    }
 
 
 report_format = CsvFormat()

@@ -16,9 +16,8 @@ from qdqspec.report.charts import (
     layers_chart,
     search_chart,
 )
-from qdqspec.report.fit import MAX_ROWS, Page, PageBlock, fitted
-from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
+from qdqspec.report.page import Page, PageBlock, case_tables, cases_left_out, fitted, rows_left_out
 from qdqspec.report.runtimes import tables_of
 from qdqspec.report.svg_graph import INSTALL, model_graph, style_of
 from qdqspec.report.tables import provenance_text
@@ -91,17 +90,12 @@ class HtmlFormat:
             cases=[_case_blocks(case, name, index) for index, (case, name) in enumerate(named)],
             tail=[PageBlock("</main>\n</body>\n</html>")],
         )
-        return "\n".join(fitted(page, LIMIT_BYTES, _more)) + "\n"
+        return "\n".join(fitted(page, LIMIT_BYTES, lambda cases: _note(cases_left_out(cases)))) + "\n"
 
 
 def _e(text: str) -> str:
     """Escape text for HTML."""
     return escape(plain(text))
-
-
-def _more(cases: int) -> str:
-    text = f"{count_text(cases, 'more case')} left out: the page would be too long. The JSON report has all."
-    return f'<p class="note">{text}</p>'
 
 
 def _table(
@@ -138,10 +132,10 @@ def _is_wide(table: facts.Table) -> bool:
 def _summary(record: RunRecord) -> PageBlock:
     if not record.cases:
         return PageBlock('<p class="card">No case was run.</p>')
-    anchors = [f"case-{index}" for index in range(min(len(record.cases), MAX_ROWS))]
+    anchors = [f"case-{index}" for index in range(min(len(record.cases), facts.MAX_ROWS))]
     failed = [
         index
-        for index, case in enumerate(record.cases[:MAX_ROWS])
+        for index, case in enumerate(record.cases[: facts.MAX_ROWS])
         if any(word == "FAIL" for word, *_ in facts.check_rows(case))
     ]
     return PageBlock(
@@ -162,7 +156,7 @@ def _failures(record: RunRecord) -> list[PageBlock]:
     if not rows:
         return []
     more = len(rows) - _MOST_FAILURES
-    left = f'<p class="note">and {count_text(more, "more failed check")}</p>' if more > 0 else ""
+    left = _note(f"and {count_text(more, 'more failed check')}") if more > 0 else ""
     body = "\n".join(rows[:_MOST_FAILURES])
     title = f"<h2>{count_text(len(rows), 'failed check')}</h2>"
     table = f'<table class="checks"><tbody>\n{body}\n</tbody></table>'
@@ -194,7 +188,7 @@ def _case_blocks(case: CaseRecord, name: str, index: int) -> list[PageBlock]:
         PageBlock("</div>"),
         *_graph(found),
         PageBlock('<div class="tables">'),
-        *_tables(found),
+        *map(_section, case_tables(found)),
         PageBlock("</div>"),
         *_details(case),
         PageBlock("</article>"),
@@ -263,9 +257,7 @@ def _graph(found: Evidence) -> list[PageBlock]:
         return []
     drawing = model_graph(found.graph)
     if drawing is None:
-        return [
-            PageBlock(f'<p class="note">The drawing of the model is left out. It needs: {_e(INSTALL)}</p>')
-        ]
+        return [PageBlock(_note(f"The drawing of the model is left out. It needs: {INSTALL}"))]
     nodes = sum(sum(part.ops.values()) for part in found.graph)
     folded = f"{count_text(nodes, 'node')} in {count_text(len(found.graph), 'part')}"
     styles = style_of(found.graph) | {"floating point": "float"}
@@ -273,34 +265,14 @@ def _graph(found: Evidence) -> list[PageBlock]:
     body = f'<p class="legend">{legend}</p>\n<div class="graph" tabindex="0">{drawing}</div>'
     caption = f"<figcaption>{_GRAPH_NOTE}</figcaption>"
     drawn = f'<figure class="drawn"><h3>Model <small>{folded}</small></h3>\n{body}\n{caption}</figure>'
-    return [
-        PageBlock(
-            drawn, '<p class="note">The drawing of the model is left out: the page would be too long.</p>'
-        )
-    ]
+    return [PageBlock(drawn, _note("The drawing of the model is left out: the page would be too long."))]
 
 
 def _figure(title: str, small: str, chart: str, caption: str) -> PageBlock:
     return PageBlock(
         f"<figure><h3>{title} <small>{_e(small)}</small></h3>\n{chart}\n<figcaption>{caption}</figcaption></figure>",
-        brief=f'<p class="note">The chart of the {title.lower()} is left out: the page would be too long.</p>',
+        brief=_note(f"The chart of the {title.lower()} is left out: the page would be too long."),
     )
-
-
-def _tables(found: Evidence) -> list[PageBlock]:
-    makers = (
-        facts.latency_table,
-        facts.parity_table,
-        facts.ops_table,
-        facts.accuracy_table,
-        facts.figures_table,
-        facts.corrections_table,
-        facts.front_table,
-        facts.errors_table,
-    )
-    tables = [table for make in makers if (table := make(found)) is not None]
-    tables += baseline_tables(found)
-    return [_section(table) for table in tables]
 
 
 def _section(table: facts.Table) -> PageBlock:
@@ -318,9 +290,7 @@ def _title(table: facts.Table) -> str:
 
 def _details(case: CaseRecord) -> list[PageBlock]:
     listed = "\n".join(f"<dt>{_e(name)}</dt><dd>{_e(value)}</dd>" for name, value in facts.case_facts(case))
-    blocks = [
-        _folded("Search and device", f"<dl>{listed}</dl>", '<p class="note">Search and device left out.</p>')
-    ]
+    blocks = [_folded("Search and device", f"<dl>{listed}</dl>", _note("Search and device left out."))]
     pairs = facts.pairs_table(case.evidence)
     if pairs is not None:
         blocks.append(_folded(f"{pairs.title}: {len(pairs.rows)}", _table(pairs), _left_out(pairs)))
@@ -332,8 +302,11 @@ def _folded(title: str, body: str, brief: str) -> PageBlock:
 
 
 def _left_out(table: facts.Table) -> str:
-    rows = count_text(len(table.rows), "row")
-    return f'<p class="note">{_e(table.title)}: {rows} left out, the page would be too long. See the JSON report.</p>'
+    return _note(rows_left_out(table))
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{_e(text)}</p>'
 
 
 report_format = HtmlFormat()

@@ -7,13 +7,12 @@ import re
 from tabulate import tabulate
 
 from qdqspec.report import facts
-from qdqspec.report.fit import Page, PageBlock, fitted
-from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
+from qdqspec.report.page import Page, PageBlock, case_tables, cases_left_out, fitted, rows_left_out
 from qdqspec.report.runtimes import tables_of
 from qdqspec.report.tables import provenance_text
 from qdqspec.types import CaseRecord, RunRecord
-from qdqspec.units import count_text, plain
+from qdqspec.units import plain
 
 LIMIT_BYTES = 900_000  # GitHub limits job summaries to 1 MiB, and several steps may share one page
 _SPECIAL = re.compile(r"^[-+=]|[\\`*_\[\]<>|~&$@#]|(?<=:)/(?=/)|(?<=www)\.")
@@ -38,11 +37,7 @@ class MarkdownFormat:
                 for case, name in zip(record.cases, distinct_names(record.cases), strict=True)
             ],
         )
-        return "\n\n".join(fitted(page, LIMIT_BYTES, _more)) + "\n"
-
-
-def _more(cases: int) -> str:
-    return f"{count_text(cases, 'more case')} left out: the page would be too long. The JSON report has all."
+        return "\n\n".join(fitted(page, LIMIT_BYTES, cases_left_out)) + "\n"
 
 
 def escape(text: str) -> str:
@@ -90,18 +85,7 @@ def _case_blocks(case: CaseRecord, name: str) -> list[PageBlock]:
         blocks.append(PageBlock(f"{escape(older.capitalize())}."))
     blocks += [PageBlock(f"> {escape(plain(warning, facts.LONG))}") for warning in found.warnings]
     blocks += _checks(case)
-    makers = (
-        facts.latency_table,
-        facts.ops_table,
-        facts.parity_table,
-        facts.accuracy_table,
-        facts.figures_table,
-        facts.corrections_table,
-        facts.front_table,
-        facts.errors_table,
-    )
-    tables = [made for make in makers if (made := make(found)) is not None]
-    for table in (*tables, *baseline_tables(found)):
+    for table in case_tables(found):
         text = f"**{escape(table.title)}**\n\n{_table(table)}"
         blocks.append(PageBlock(text, brief=_left_out(table)))
     return [*blocks, *_details(case)]
@@ -131,8 +115,7 @@ def _folded(title: str, body: str, *, brief: str) -> PageBlock:
 
 
 def _left_out(table: facts.Table) -> str:
-    rows = count_text(len(table.rows), "row")
-    return f"{escape(table.title)}: {rows} left out, the page would be too long. The JSON report has them."
+    return escape(rows_left_out(table))
 
 
 report_format = MarkdownFormat()

@@ -161,7 +161,7 @@ def test_arithmetic_and_threads_are_pinned(tmp_path: Path, threads: int) -> None
         "INFERENCE_NUM_THREADS": str(threads),
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
     }
-    found = {name: engine._compiled.get_property(name) for name in wanted}
+    found = {name: engine._native.get_property(name) for name in wanted}
     found["INFERENCE_PRECISION_HINT"] = (
         found["INFERENCE_PRECISION_HINT"].to_string().replace("float32", "f32")
     )
@@ -256,7 +256,7 @@ def test_names_of_pairs_do_not_change_the_hash(tmp_path: Path) -> None:
 def test_kernels_of_a_real_model_name_its_operators(models: Path, name: str) -> None:
     path = models / f"{name}.onnx"
     engine = OpenVino().build(path, BuildOptions())
-    shape = engine._compiled.inputs[0].partial_shape.get_min_shape()
+    shape = engine._native.inputs[0].partial_shape.get_min_shape()
     engine.bind({engine._inputs[0]: np.zeros([size or 1 for size in shape], np.float32)})
     named = [node for layer in engine.layers(2) for node in layer.nodes]
     heavy = {n.name for n in load_model(path).nodes if n.op_type in ("Conv", "Gemm", "MaxPool", "Relu")}

@@ -40,8 +40,8 @@ def build(path: Path, **options: object) -> OnnxRuntimeWebEngine:
 
 
 def pid_of(engine: OnnxRuntimeWebEngine) -> int:
-    assert engine._node is not None
-    return engine._node.pid
+    assert engine._native is not None
+    return engine._native.pid
 
 
 def has_ended(pid: int) -> bool:
@@ -129,7 +129,7 @@ def test_node_ends_when_the_process_that_started_it_is_killed(small: Path) -> No
         "import sys, time; from pathlib import Path; from qdqspec.backends.base import BuildOptions; "
         "from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb; "
         "engine = OnnxRuntimeWeb().build(Path(sys.argv[1]), BuildOptions()); "
-        "print(engine._node.pid, flush=True); time.sleep(60)"
+        "print(engine._native.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(small)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

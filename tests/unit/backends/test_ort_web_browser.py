@@ -151,8 +151,8 @@ def test_the_browser_ends_with_its_engine_and_leaves_no_files(
 ) -> None:
     assert len(processes_with(str(scratch))) > 2  # Node, the browser, its renderer
     if killed:
-        assert engine._node is not None
-        os.kill(engine._node.pid, signal.SIGKILL)
+        assert engine._native is not None
+        os.kill(engine._native.pid, signal.SIGKILL)
     engine.close()
     assert happens(lambda: not processes_with(str(scratch)))
     assert killed or not [path for path in scratch.rglob("*") if path.is_file()]
@@ -160,8 +160,8 @@ def test_the_browser_ends_with_its_engine_and_leaves_no_files(
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
 def test_a_crash_of_the_page_is_an_error_with_the_reason(engine: OnnxRuntimeWebEngine) -> None:
-    assert engine._node is not None
-    assert engine._node._thread is not None
-    os.kill(engine._node._thread, signal.SIGKILL)
+    assert engine._native is not None
+    assert engine._native._thread is not None
+    os.kill(engine._native._thread, signal.SIGKILL)
     with pytest.raises(BackendError, match=r"ended with code 70 during 'run': .*the page crashed"):
         engine.run(FEEDS)

@@ -13,7 +13,7 @@ from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph
 from web_installed import require_web
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime_web import ops as table
+from qdqspec.backends.onnxruntime import ops as table
 from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb
 
 FLOATING: dict[str, Callable[[Graph, str], str]] = {

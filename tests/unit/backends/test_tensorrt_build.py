@@ -126,11 +126,11 @@ def test_a_file_that_is_no_library_is_told(model: Path, tmp_path: Path, newest: 
 def test_an_engine_for_later_versions_is_loaded_with_its_host_code(model: Path, tensorrt_version: str):
     options = BuildOptions(extra={"tensorrt.version-compatible": "on"})
     with closing(TensorRt().build(model, options)) as engine:
-        assert engine._built is not None
-        assert engine._built.runtime.engine_host_code_allowed
+        assert engine._native is not None
+        assert engine._native.runtime.engine_host_code_allowed
     with closing(TensorRt().build(model, BuildOptions())) as engine:
-        assert engine._built is not None
-        assert not engine._built.runtime.engine_host_code_allowed
+        assert engine._native is not None
+        assert not engine._native.runtime.engine_host_code_allowed
 
 
 def test_without_tensorrt_it_says_how_to_get_it(model: Path, monkeypatch: pytest.MonkeyPatch):
@@ -206,8 +206,8 @@ def test_several_profiles_in_the_order_of_the_spec(tmp_path: Path, tensorrt_vers
     small, large = spans(1, 1, 2, weight=0.3), spans(4, 8, 16, weight=0.7)
     path = dynamic_model(tmp_path / "m.onnx")
     engine = TensorRt().build(path, BuildOptions(profiles=(small, large), state=tmp_path / "state"))
-    assert engine._built is not None
-    assert engine._built.engine.get_tensor_profile_shape("x", 1)[1] == (8, 3, 8)
+    assert engine._native is not None
+    assert engine._native.engine.get_tensor_profile_shape("x", 1)[1] == (8, 3, 8)
     for batch in (1, 2, 8):
         (value,) = engine.run({"x": np.full((batch, 3, 8), -1, np.float32)}).values()
         assert value.shape == (batch, 3, 8)
@@ -271,9 +271,9 @@ def test_builds_that_share_a_cache_hide_what_fresh_ones_show(
 
     def milliseconds(*, fresh: bool) -> float:
         engine = TensorRt().build(model, BuildOptions(state=state, fresh=fresh))
-        assert engine._built is not None
+        assert engine._native is not None
         with closing(engine):
-            return engine._built.engine._cost.milliseconds
+            return engine._native.engine._cost.milliseconds
 
     shared = {milliseconds(fresh=False) for _ in range(3)}
     (cache,) = state.glob("*.timing-cache")
@@ -324,8 +324,8 @@ def test_a_timing_cache_of_the_users_is_kept_across_runs(model: Path, tmp_path: 
     for run in ("first", "second"):
         options = BuildOptions(state=tmp_path / run, extra=words)
         with closing(TensorRt().build(model, options)) as engine:
-            assert engine._built is not None
-            times.add(engine._built.engine._cost.milliseconds)
+            assert engine._native is not None
+            times.add(engine._native.engine._cost.milliseconds)
         assert records(tmp_path / run)[0]["timing_cache"] == "shared"
         assert not list((tmp_path / run).glob("*.timing-cache"))
     assert len(times) == 1, "the second run took the kernels of the first"

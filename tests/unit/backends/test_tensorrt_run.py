@@ -53,7 +53,7 @@ def records(tmp_path: Path) -> list[dict[str, object]]:
 def test_times_are_gpu_times(opened: Open):
     engine = opened()
     engine.bind(FEEDS)
-    cost = engine._built.engine._cost.milliseconds
+    cost = engine._native.engine._cost.milliseconds
     samples = engine.time(200, warmup=3)
     assert samples.cpu_ms == ()
     assert len(samples.wall_ms) == 200

@@ -52,9 +52,8 @@ def test_notes_of_the_runtime_reach_record_and_reports(
     install_tensorrt: Callable[[str], None], fail: Callable[[str], None], tmp_path: Path, engine_threads: None
 ):
     """From the samples of an engine through trial and record to the table's footnotes and the page."""
-    from qdqspec.report.notes import warning_lines
-    from qdqspec.report.result import write_results
-    from qdqspec.report.write import render
+    from qdqspec.report.tables import warning_lines
+    from qdqspec.report.write import render, write_results
 
     install_tensorrt("11.4.0.106")
     fail("short-of-memory,no-graph")

@@ -14,7 +14,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from packaging.version import Version
 
-from qdqspec.backends.onnxruntime.lint.rule import TARGETS
+from qdqspec.backends.onnxruntime.lint import TARGETS
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model, rules_for
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from qdqspec.report.baselines import baseline_tables
 from qdqspec.report.charts import baseline_chart, errors_chart, front_chart
 from qdqspec.report.facts import MOST_BLOCKS, block_errors
 from qdqspec.report.formats import html
-from qdqspec.report.history import baseline_tables
 from qdqspec.testing.records import cached_case, faster_case, sample_run
 from qdqspec.testing.samples import sample_errors, sample_pairs, sample_search
 from qdqspec.types import BaselineFigure, BlockError, FrontPoint, Interval, RegressionEvidence

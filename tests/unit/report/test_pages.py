@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.report.facts import ops_table, pairs_table
-from qdqspec.report.fit import Page, PageBlock, fitted
 from qdqspec.report.formats import html, markdown
 from qdqspec.report.formats.csv import report_format as csv_format
+from qdqspec.report.page import Page, PageBlock, fitted
 from qdqspec.report.svg import ticks
 from qdqspec.report.tables import summary_table
 from qdqspec.testing.records import alone_case, cached_case, empty_run, faster_case, hostile_run, sample_run

@@ -6,9 +6,8 @@ import json
 from dataclasses import replace
 
 from qdqspec.report.record import json_text, record_from_json, record_to_json
-from qdqspec.report.result import write_comparisons
 from qdqspec.report.runtimes import conclusions, runtimes_text
-from qdqspec.report.write import format_named
+from qdqspec.report.write import format_named, write_comparisons
 from qdqspec.testing.records import sample_run
 from qdqspec.types import (
     CommonPlacement,

@@ -18,25 +18,13 @@ def rule(
     severity: FindingSeverity,
     title: str,
     *,
-    cure: str,
-    source: str,
-    since: str = "",
     until: str = "",
     unknown: tuple[str, str] | None = None,
+    **texts: str,
 ) -> Callable[[Find], Find]:
-    """Register a function as the rule of that id, for all versions from ``since`` and before ``until``."""
+    """Register a rule for TensorRT with the ``texts`` of `rules.rule`; later versions than those read are unknown."""
     unread = _NOT_READ if severity == "refused" and not until else None
-    return rules.rule(
-        name,
-        severity,
-        title,
-        cure=cure,
-        source=source,
-        targets=TARGETS,
-        since=since,
-        until=until,
-        unknown=unknown or unread,
-    )
+    return rules.rule(name, severity, title, targets=TARGETS, until=until, unknown=unknown or unread, **texts)
 
 
 PARSER = "onnx-tensorrt, helper of QuantizeLinear and DequantizeLinear"

@@ -1,4 +1,7 @@
-"""Shortens a page to a maximum size: omits the largest tables first, then the last cases."""
+"""What pages have in common: the blocks of a case, and how a page is shortened to a maximum size.
+
+The largest tables are omitted first, then the last cases.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-MAX_ROWS = 500  # of the summary table
+from qdqspec.report import facts
+from qdqspec.report.baselines import baseline_tables
+from qdqspec.types import Evidence
+from qdqspec.units import count_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,32 @@ class Page:
     head: Sequence[PageBlock]
     cases: Sequence[Sequence[PageBlock]]
     tail: Sequence[PageBlock] = ()
+
+
+def case_tables(found: Evidence) -> list[facts.Table]:
+    """The tables of a case that have content, in their order on a page."""
+    makers = (
+        facts.latency_table,
+        facts.parity_table,
+        facts.ops_table,
+        facts.accuracy_table,
+        facts.figures_table,
+        facts.corrections_table,
+        facts.front_table,
+        facts.errors_table,
+    )
+    return [*(table for make in makers if (table := make(found)) is not None), *baseline_tables(found)]
+
+
+def rows_left_out(table: facts.Table) -> str:
+    """The text in place of a table that makes a page too long."""
+    rows = count_text(len(table.rows), "row")
+    return f"{table.title}: {rows} left out, the page would be too long. The JSON report has them."
+
+
+def cases_left_out(cases: int) -> str:
+    """The text in place of the last cases of a page that is too long."""
+    return f"{count_text(cases, 'more case')} left out: the page would be too long. The JSON report has all."
 
 
 def fitted(page: Page, limit_bytes: int, note: Callable[[int], str]) -> list[str]:

@@ -1,0 +1,127 @@
+"""What engines share: whether they are open, what is bound at each profile, times of runs, and checks of inputs."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from qdqspec.errors import BackendError
+from qdqspec.types import Clock, Samples
+
+CHECK_INPUTS = "check the names, types and shapes of the inputs"
+_PROFILE_WARMUP = 5  # largest number of warm-up runs: times of short integer models are stable after five
+
+NativeT = TypeVar("NativeT")
+BoundT = TypeVar("BoundT")
+
+
+class BoundEngine(Generic[NativeT, BoundT]):
+    """A runtime's own object for a model file, and what is bound at each profile. A closed engine has neither."""
+
+    def __init__(self, model: Path, native: NativeT) -> None:
+        self.model = model
+        self._native: NativeT | None = native
+        self._bound: dict[int, BoundT] = {}
+
+    def _require_open(self) -> NativeT:
+        if self._native is None:
+            raise BackendError("the engine is closed", where=self.model, cure="build it again")
+        return self._native
+
+    def _require_bound(self, profile: int) -> BoundT:
+        self._require_open()
+        if profile not in self._bound:
+            raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
+        return self._bound[profile]
+
+    def close(self) -> None:
+        """Free the engine; closing twice has no effect."""
+        self._native = None
+        self._bound.clear()
+
+
+class TimedEngine(BoundEngine[NativeT, BoundT]):
+    """An engine that keeps the last samples at each profile: a profile of kernels is scaled to their median."""
+
+    def __init__(self, model: Path, native: NativeT) -> None:
+        super().__init__(model, native)
+        self._latest: dict[int, Samples] = {}
+
+    def _bind(self, profile: int, bound: BoundT) -> None:
+        self._bound[profile] = bound
+        self._latest.pop(profile, None)
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        """Time single runs, in milliseconds. CPU time only if one known thread does all the work."""
+        self._latest[profile] = self._timed(runs, warmup, profile)
+        return self._latest[profile]
+
+    def _timed(self, runs: int, warmup: int, profile: int) -> Samples:
+        raise NotImplementedError
+
+    def _latency_ms(self, runs: int, profile: int) -> float:
+        """The median of the last call of `time`; without one it is measured."""
+        latency = self._latest.get(profile) or self.time(runs, profile_warmup(runs), profile)
+        clock: Clock = "cpu" if latency.cpu_ms else "wall"
+        return latency.median_ms(clock)
+
+
+def profile_warmup(runs: int) -> int:
+    """The number of runs before those that are profiled."""
+    return min(_PROFILE_WARMUP, (runs + 1) // 2)
+
+
+def time_runs(run: Callable[[], object], runs: int, warmup: int, *, alone: bool) -> Samples:
+    """Time runs in this process, without garbage collection in between; CPU time if this thread works ``alone``."""
+    for _ in range(warmup):
+        run()
+    wall, cpu = [], []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(runs):
+            start_cpu, start = time.thread_time_ns(), time.perf_counter_ns()
+            run()
+            stop, stop_cpu = time.perf_counter_ns(), time.thread_time_ns()
+            wall.append((stop - start) / 1e6)
+            cpu.append((stop_cpu - start_cpu) / 1e6)
+    finally:
+        if collecting:
+            gc.enable()
+    return Samples(wall_ms=tuple(wall), cpu_ms=tuple(cpu) if alone else ())
+
+
+def check_names(inputs: Collection[str], feeds: Mapping[str, Any], model: Path) -> None:
+    """Raise `BackendError` if values are missing for inputs, or given for unknown ones."""
+    missing, unknown = set(inputs) - set(feeds), set(feeds) - set(inputs)
+    if missing or unknown:
+        texts = [f"without {', '.join(sorted(missing))}"] if missing else []
+        texts += [f"with unknown {', '.join(sorted(unknown))}"] if unknown else []
+        raise BackendError(
+            f"the inputs do not fit the model: {' and '.join(texts)}", where=model, cure=CHECK_INPUTS
+        )
+
+
+def refusals_of(
+    plainly: Callable[[Exception], str], cure_for: Callable[[str], str | None]
+) -> Callable[..., AbstractContextManager[None]]:
+    """A context manager ``(what, model, cure)`` that converts a library's exceptions to `BackendError`.
+
+    The error has the reason on one line and a known cure, else ``cure``.
+    """
+
+    @contextmanager
+    def refusals(what: str, model: Path | None, cure: str | None = CHECK_INPUTS) -> Iterator[None]:
+        try:
+            yield
+        except BackendError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the libraries' exceptions share no public base class
+            why = plainly(error)
+            raise BackendError(f"{what}: {why}", where=model, cure=cure_for(why) or cure) from None
+
+    return refusals
