@@ -1,7 +1,7 @@
 """Error attribution: ranks Q/DQ pairs by the accuracy they cost, and measures the SQNR without them.
 
-Everything is computed by ONNX Runtime without optimization, whatever the backend: parts of the placement are rehearsed
-in one graph, or built one by one if the model cannot be rehearsed.
+Everything is computed by the default backend without optimization, whatever that of the case: parts of the placement
+are rehearsed in one graph, or built one by one if the model cannot be rehearsed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions, Engine
+from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.weights import WeightStore
@@ -82,8 +83,8 @@ def find_culprits(
     """The pairs with the largest error, measured at ``output`` or else at the output with the lowest SQNR.
 
     ``most`` is the number of pairs, all for ``None``; ``seconds`` limits the time, and the pairs found by then are
-    returned. The numbers of the pairs are those of the model with ``factors``. If ONNX Runtime cannot compute the
-    model, ``missing`` states so.
+    returned. The numbers of the pairs are those of the model with ``factors``. If the default backend cannot compute
+    the model, ``missing`` states so.
     """
     if not pairs:
         return CulpritEvidence(missing="nothing is quantized")
@@ -103,7 +104,7 @@ def find_culprits(
                 missing="" if is_whole else "the time was over",
             )
         except BackendError as error:
-            return CulpritEvidence(missing=f"ONNX Runtime does not compute it: {error.what}")
+            return CulpritEvidence(missing=f"{DEFAULT_BACKEND} does not compute it: {error.what}")
 
 
 class _Measure:

@@ -11,6 +11,7 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import Engine
 from qdqspec.checks.base import requests_of
 from qdqspec.closing import Closing
+from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.isolate import Isolated
@@ -27,9 +28,9 @@ HELD_BYTES = 64 * 2**20  # inputs and outputs that wait for the next engine
 class SideBySide(Closing):
     """The float model and the tuned model on the backend, and the tuned model as ONNX defines it, each built once.
 
-    The float model is also fed ``fixed``, for which the tuned model has no inputs. The third engine is ONNX Runtime
-    without optimization, whatever the backend: every pair is computed, nothing is fused. If it cannot run the model,
-    ``undivided`` states why from then on. An engine that fails on an input is rebuilt for the next one. If both models
+    The float model is also fed ``fixed``, for which the tuned model has no inputs. The third engine is the default
+    backend without optimization: every pair is computed, nothing is fused. If it cannot run the model, ``undivided``
+    states why from then on. An engine that fails on an input is rebuilt for the next one. If both models
     are one file, it runs once.
     """
 
@@ -120,7 +121,7 @@ class SideBySide(Closing):
         try:
             return self._arithmetic.run(feeds)
         except BackendError as error:
-            self.undivided = f"ONNX Runtime does not compute it unfused: {error.what}"
+            self.undivided = f"{DEFAULT_BACKEND} does not compute it unfused: {error.what}"
             self._arithmetic = None
             return None
 

@@ -37,7 +37,7 @@ class Capabilities:
     ``labels[op_type]`` lists the kinds of labels (besides ``fp``) under which an op runs in integers, and
     ``labels_of[format]`` the same for a format that is offered on other ops;
     ``activations[format]`` and ``weights[format]`` give the dtypes that a format is stored in, as names of
-    `qdqspec.quantize.formats` (``int8`` means uint8 activations and int8 weights on ONNX Runtime); a blocked
+    `qdqspec.quantize.formats` (``int8`` means uint8 activations and int8 weights on a CPU); a blocked
     format without activations here is for weights alone;
     ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q is inserted after them;
     ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32 bias after a DQ;
@@ -46,7 +46,7 @@ class Capabilities:
     always holds (Conv);
     ``blocked_axes[op_type]`` are the axes along which the op takes a two-dimensional weight in a blocked format;
     ``rules`` are names of `qdqspec.placement.rules`, for requirements of a compiler beyond single operators;
-    ``observes`` is false if outputs are returned too slowly for calibration: ONNX Runtime is used instead.
+    ``observes`` is false if outputs are returned too slowly for calibration: the default backend is used instead.
     ``computes`` is false on a simulated device: there placements are neither rehearsed nor corrected;
     ``dynamic[format]`` are the ops with a constant weight that have a kernel which computes the range of its
     activation at run time, with weights in that format;

@@ -145,9 +145,9 @@ class Study(Closing):
     def rehearse(self, what: Proposed) -> Rehearsed:
         """The error of a candidate on calibration samples, computed without building it; its task metric as well.
 
-        It is the Q/DQ arithmetic as ONNX defines it, on ONNX Runtime, whatever the backend; the additional error of a
-        runtime's integer kernels is not included. Raises `RehearsalRefusedError` if ONNX Runtime lacks operators of the
-        model or memory is short; evaluate the candidate then.
+        It is the Q/DQ arithmetic as ONNX defines it, on the default backend whatever that of the case; the additional
+        error of a runtime's integer kernels is not included. Raises `RehearsalRefusedError` if the default backend
+        lacks operators of the model or memory is short; evaluate the candidate then.
         """
         placement = self._proposal(what).placement
         self._require_open()

@@ -415,7 +415,7 @@ def test_each_step_has_limits_of_its_own() -> None:
 def test_limits_of_steps_that_could_not_be_told_apart_are_inconclusive() -> None:
     parity = replace(
         with_outputs(output("y")).parity,  # type: ignore[type-var]  # it is there
-        undivided="ONNX Runtime does not compute it unfused: no kernel for MyOp",
+        undivided="onnxruntime does not compute it unfused: no kernel for MyOp",
     )
     evidence = replace(FASTER, parity=parity)
     verdict = judge("parity", evidence, min_sqnr_db=20, runtime={"min_sqnr_db": 30})

@@ -151,7 +151,7 @@ def test_what_onnx_runtime_cannot_compute_is_said(tmp_path: Path) -> None:
         case = Case(id="default", model=tmp_path / "own.onnx")
         found = culprits_of(session.work(case).setup, [placed("x", ("relu", 0), scale=0.1)])
     assert found.pairs == ()
-    assert found.missing.startswith("ONNX Runtime does not compute it: ")
+    assert found.missing.startswith("onnxruntime does not compute it: ")
 
 
 def test_culprits_are_looked_for_where_a_check_of_parity_fails_and_only_there(

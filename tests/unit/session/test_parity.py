@@ -150,7 +150,7 @@ def test_what_cannot_be_computed_unfused_is_said_and_the_whole_is_compared_all_t
         run = compared.run({"x": x})
         assert run.arithmetic is None
         assert run.tuned["y"] is x
-        assert compared.undivided.startswith("ONNX Runtime does not compute it unfused: ")
+        assert compared.undivided.startswith("onnxruntime does not compute it unfused: ")
 
 
 def test_an_engine_that_broke_down_is_built_again_for_the_next_input(tmp_path: Path) -> None:
