@@ -296,11 +296,9 @@ class Cluster:
                 return news
             except KeyError:
                 raise LostError(f"worker {worker} has given up the case") from None
-            except TimeoutError:
-                continue
-            except OSError as error:
+            except OSError as error:  # TimeoutError too: Dask connects again until its time limit
                 if worker not in self._client.scheduler_info(n_workers=-1)["workers"]:
-                    raise LostError(f"worker {worker} was lost ({error})") from None
+                    raise LostError(f"worker {worker} was lost ({str(error) or 'no answer'})") from None
                 time.sleep(0.2)
 
     def _send(self, worker: str, job: str, need: Iterable[str], local: Mapping[str, Path]) -> None:

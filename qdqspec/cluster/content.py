@@ -52,8 +52,8 @@ async def send_file(remote: Any, job: str, digest: str, path: Path, seconds: flo
 class ContentStore:
     """Files by their SHA-256 below ``folder``. A file appears only when it is complete and verified.
 
-    Jobs use hard links to the files, so that eviction does not disturb a running job. ``clock`` gives seconds since the
-    epoch.
+    Jobs use hard links to the files, or copies, so that eviction does not disturb a running job. ``clock`` gives
+    seconds since the epoch.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -96,13 +96,14 @@ class ContentStore:
         partial.replace(path)
         return True
 
-    def link(self, digest: str, target: Path) -> None:
-        """Make the file available at ``target``; a copy where the file system has no links."""
+    def place(self, digest: str, target: Path, *, linked: bool = True) -> None:
+        """Make the file available at ``target``; a copy unless it may be ``linked`` and the file system has links."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(self.path(digest), target)
-        except OSError:
-            shutil.copyfile(self.path(digest), target)
+        if linked:
+            with suppress(OSError):
+                os.link(self.path(digest), target)
+                return
+        shutil.copyfile(self.path(digest), target)
 
     def evict(self, most_bytes: int = MOST_BYTES, most_seconds: float = MOST_SECONDS) -> int:
         """Remove files unused for ``most_seconds``, then the longest unused until all fit; returns their number.

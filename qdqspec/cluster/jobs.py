@@ -188,14 +188,17 @@ class Jobs:
                 job.require_client()
                 time.sleep(_STEP / 4)
             for entry in job.request.files:
-                self._store.link(entry.sha256, entry.below(job.folder))
+                self._store.place(entry.sha256, entry.below(job.folder), linked=entry.linked)
         finally:
             lock.release()
         for name in (JOURNAL, _HEADER, CORRECTIONS, CACHE):  # what the case writes to must be its own
             _unlink_copies(job.folder / (name if name == CACHE else f"{OUTPUT}/{name}"))
 
     def _run(self, job: Job) -> None:
-        """Run the case's process until it ends, the client is gone, or it asks to stop."""
+        """Run the case's process until it ends, the client is gone, or it asks to stop.
+
+        A process that was not renewed for its lease has ended itself: this worker was frozen; the case is run again.
+        """
         job.require_client()
         job.folder.mkdir(parents=True, exist_ok=True)
         replace_file(job.folder / REQUEST, json.dumps(to_data(job.request)))
@@ -212,10 +215,13 @@ class Jobs:
         disconnect = self._connect(job)
         try:
             threading.Thread(target=_read_progress, args=(process, job), daemon=True).start()
-            renewed = 0.0
+            renewed = time.monotonic()
             while process.poll() is None:
                 job.require_client()
-                if time.monotonic() - renewed > min(_RENEWAL, job.request.lease / 4):
+                silent = time.monotonic() - renewed
+                if silent > job.request.lease:
+                    raise StoppedError
+                if silent > min(_RENEWAL, job.request.lease / 4):
                     renewed = time.monotonic()
                     job.send(None)
                 job.corrections = job.corrections or _corrections(job.folder / OUTPUT)
@@ -229,6 +235,8 @@ class Jobs:
                 with suppress(OSError):
                     if stream is not None:
                         stream.close()
+        if process.returncode < 0 and time.monotonic() - renewed > job.request.lease:
+            raise StoppedError
         job.answer = _read_answer(job, process.returncode)
         job.files = tuple(_results(job))
 

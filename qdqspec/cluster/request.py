@@ -35,11 +35,15 @@ _SENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """A file of a job: its path in the job's folder."""
+    """A file of a job: its path in the job's folder.
+
+    ``linked`` is whether it may be a hard link there; ONNX refuses external data that has several.
+    """
 
     path: str
     size: int
     sha256: str
+    linked: bool = True
 
     def below(self, folder: Path) -> Path:
         """Its path in ``folder``. Raises `ConfigError` if it leads out of it."""
@@ -76,10 +80,10 @@ class Package:
     local: dict[str, Path] = field(default_factory=dict)
     places: list[tuple[str, Path]] = field(default_factory=list)  # a path of the case in the job, and here
 
-    def add(self, path: str, source: Path) -> None:
+    def add(self, path: str, source: Path, *, linked: bool = True) -> None:
         """Add a file under its path in the job's folder."""
         digest = file_digest(source)
-        self.files.append(FileEntry(path=path, size=source.stat().st_size, sha256=digest))
+        self.files.append(FileEntry(path=path, size=source.stat().st_size, sha256=digest, linked=linked))
         self.local[digest] = source
 
     def add_folder(self, path: str, source: Path) -> None:
@@ -281,7 +285,7 @@ def _add_external(package: Package, path: Path, place: str) -> None:
             checked(relative)
         except (ValueError, ConfigError):
             raise ModelError("its external data is not below its own folder", where=path) from None
-        package.add(f"{place}/{relative}", file)
+        package.add(f"{place}/{relative}", file, linked=False)
 
 
 def _add_baselines(package: Package, case: Case, place: str) -> None:

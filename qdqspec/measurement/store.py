@@ -15,6 +15,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ class Store:
                 reason = _damage(entry)
                 if reason is None:
                     return entry
+                if not entry.is_dir():
+                    continue  # another run has just removed it
                 self.warn(f"{entry}: a damaged cache entry was ignored ({reason}); it will be made anew")
         return None
 
@@ -100,7 +103,7 @@ class Store:
     def discard(self, key: str) -> None:
         """Remove an entry, if it exists, because its result is no longer valid."""
         for root in self._roots():
-            shutil.rmtree(root / key, ignore_errors=True)
+            _remove(root / key)
 
     def age_seconds(self, entry: Path) -> float:
         """The age of an entry; never negative, even if the clock was set back."""
@@ -108,12 +111,14 @@ class Store:
 
     def info(self) -> StoreInfo:
         """Number, size and age of the entries."""
-        entries = list(self._entries())
+        found = [
+            (size, self.age_seconds(entry)) for entry in self._entries() if (size := _size(entry)) is not None
+        ]
         return StoreInfo(
             folder=self.folder,
-            entries=len(entries),
-            size_bytes=sum(map(_size, entries)),
-            oldest_seconds=max((self.age_seconds(entry) for entry in entries), default=0.0),
+            entries=len(found),
+            size_bytes=sum(size for size, _ in found),
+            oldest_seconds=max((age for _, age in found), default=0.0),
         )
 
     def entries(self) -> tuple[StoreEntry, ...]:
@@ -121,11 +126,12 @@ class Store:
         found = [
             StoreEntry(
                 folder=entry,
-                size_bytes=_size(entry),
+                size_bytes=size,
                 age_seconds=self.age_seconds(entry),
                 damage=_damage(entry) or "",
             )
             for entry in self._entries()
+            if (size := _size(entry)) is not None
         ]
         return tuple(sorted(found, key=lambda entry: -entry.age_seconds))
 
@@ -134,21 +140,28 @@ class Store:
         gone = 0
         for entry in list(self._entries()):
             if self.age_seconds(entry) >= older_than_seconds:
-                shutil.rmtree(entry, ignore_errors=True)
+                _remove(entry)
                 gone += not entry.exists()
         remove_partial(self.folder)
         return gone
 
     def export(self, archive: Path) -> int:
-        """Write all intact entries to a zip archive, in one step; returns their number. Raises `OutputError`."""
+        """Write all intact entries to a zip archive, in one step; returns their number. Raises `OutputError`.
+
+        Each is copied first, since another run may remove or replace it meanwhile.
+        """
+        count = 0
         with explained("the archive", archive), partial_folder(archive.parent) as folder:
-            intact = [entry for entry in self._entries() if _damage(entry) is None]
             with zipfile.ZipFile(folder / "whole", "w") as file:
-                for entry in intact:
-                    for path in (*_files(entry), entry / _MANIFEST):
-                        file.write(path, f"{entry.name}/{path.relative_to(entry).as_posix()}")
+                for entry in self._entries():
+                    copy = folder / entry.name
+                    if _is_copied(entry, copy) and _damage(copy) is None:
+                        for path in (*_files(copy), copy / _MANIFEST):
+                            file.write(path, f"{entry.name}/{path.relative_to(copy).as_posix()}")
+                        count += 1
+                    shutil.rmtree(copy, ignore_errors=True)
             (folder / "whole").replace(archive)
-        return len(intact)
+        return count
 
     def take(self, archive: Path) -> tuple[int, int]:
         """Add the entries of an archive of `export`; returns the number added, and of those already present.
@@ -252,9 +265,27 @@ def _move_in(partial: Path, entry: Path) -> Path:
         if entry.is_dir():
             if _damage(entry) is None:
                 return entry
-            shutil.rmtree(entry)
+            _remove(entry)
         partial.rename(entry)
     return entry
+
+
+def _remove(entry: Path) -> None:
+    """Remove an entry, if it exists, in one step as other runs see it: renamed first. Errors are ignored."""
+    if entry.is_dir():
+        with suppress(OSError), partial_folder(entry.parent) as folder:
+            entry.rename(folder / entry.name)
+
+
+def _is_copied(entry: Path, copy: Path) -> bool:
+    """Copy an entry; false if it is removed meanwhile."""
+    try:
+        shutil.copytree(entry, copy)
+    except (FileNotFoundError, shutil.Error):
+        if entry.is_dir():
+            raise
+        return False
+    return True
 
 
 def _write_manifest(folder: Path, created: float) -> None:
@@ -302,5 +333,13 @@ def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / _MANIFEST)
 
 
-def _size(entry: Path) -> int:
-    return sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())
+def _size(entry: Path) -> int | None:
+    """The bytes of an entry; ``None`` if another run removes it meanwhile."""
+    try:
+        return (
+            sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())
+            if entry.is_dir()
+            else None
+        )
+    except FileNotFoundError:
+        return None

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 from chains import chain_model
-from cluster_processes import Processes
+from cluster_processes import LEASE, PATIENCE, Processes
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +30,12 @@ def model(tmp_path) -> Path:
     path = tmp_path / "chain.onnx"
     onnx.save(chain_model(), path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def _no_hurry(monkeypatch) -> None:
+    """Limits that a loaded machine keeps."""
+    from qdqspec.cluster import client
+
+    monkeypatch.setattr(client, "LEASE", LEASE)
+    monkeypatch.setattr(client, "_CONNECT", PATIENCE)

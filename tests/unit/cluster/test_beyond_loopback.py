@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_processes import PATIENCE, Processes
+from cluster_processes import LEASE, LIMITS, PATIENCE, Processes
 
 from qdqspec.cluster.address import Address, is_loopback
 from qdqspec.cluster.certificates import make_certificates
@@ -97,7 +97,9 @@ def reported(folder: Path, model: Path, *words: str) -> dict:
         "qdqspec: 1\nmodel: chain.onnx\ntune: {trials: 3}\n"
         "checks: [{kind: speedup, min: 1.01}, {kind: speedup, id: most, min: 50}]\n"
     )
-    run = [sys.executable, "-m", "pytest", "specs", "--qdq-backend", "fake", "-p", "no:cacheprovider", *words]
+    given = ["specs", "--qdq-backend", "fake", "-p", "no:cacheprovider", *words]
+    program = f"import sys, pytest\n{LIMITS}; client.LEASE = {LEASE}\nsys.exit(pytest.main({given!r}))"
+    run = [sys.executable, "-c", program]
     done = subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
     written = [json.loads(path.read_text()) for path in folder.rglob("result.json")]
     assert written, done.stdout + done.stderr

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+import onnx
 import pytest
+from chains import chain_model
 
 from qdqspec.cluster.content import ContentStore
 
@@ -61,6 +63,21 @@ def test_the_longest_unused_are_evicted_first(tmp_path):
 def test_a_job_keeps_what_is_evicted(tmp_path):
     store = ContentStore(tmp_path / "store")
     digest = put(store, b"model")
-    store.link(digest, tmp_path / "job" / "model.onnx")
+    store.place(digest, tmp_path / "job" / "model.onnx")
     assert store.evict(most_bytes=0) == 1
     assert (tmp_path / "job" / "model.onnx").read_bytes() == b"model"
+
+
+def test_onnx_reads_external_data_that_is_not_linked(tmp_path):
+    """It refuses data that has several hard links."""
+    onnx.save(
+        chain_model(), tmp_path / "chain.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    store, digests = ContentStore(tmp_path / "store"), {}
+    for name in ("chain.onnx", "w.bin"):
+        digests[name] = put(store, (tmp_path / name).read_bytes())
+        store.place(digests[name], tmp_path / "linked" / name)
+        store.place(digests[name], tmp_path / "job" / name, linked=name != "w.bin")
+    with pytest.raises(onnx.checker.ValidationError, match="hard links"):
+        onnx.load(tmp_path / "linked" / "chain.onnx")
+    assert onnx.load(tmp_path / "job" / "chain.onnx").graph.initializer[0].raw_data

@@ -100,7 +100,8 @@ def test_external_data_is_sent(tmp_path):
     weights = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
     onnx.save(chain_model(), tmp_path / "chain.onnx", **weights)
     package = pack(Case(id="default", model=tmp_path / "chain.onnx"), Settings(root=tmp_path))
-    assert sorted(entry.path for entry in package.files) == ["inputs/0/chain.onnx", "inputs/0/w.bin"]
+    found = {entry.path: entry.linked for entry in package.files}
+    assert found == {"inputs/0/chain.onnx": True, "inputs/0/w.bin": False}
 
 
 def test_a_missing_model_is_an_error(tmp_path):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from qdqspec.errors import OutputError
+from qdqspec.measurement import store as store_module
 from qdqspec.measurement.store import Store, cache_key
 
 KEY = cache_key(model="ab12", options={"threads": 1})
@@ -184,3 +187,88 @@ def test_the_key_depends_on_the_parts_and_not_on_their_order() -> None:
     assert cache_key(a=1) != cache_key(a="1")
     with pytest.raises(TypeError):
         cache_key(path=Path("x"))
+
+
+def test_others_never_see_half_of_an_entry_that_is_removed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two files that are removed, another run finds no entry, and reports no damage."""
+    rmtree, seen = shutil.rmtree, []
+
+    def slow(folder: Path, **how: object) -> None:
+        other = Store(store.folder)
+        seen.append((other.get(KEY), other.warnings))
+        rmtree(folder, **how)
+
+    for remove in (lambda: store.prune(0), lambda: store.discard(KEY)):
+        store.put(KEY, fill)
+        seen.clear()
+        monkeypatch.setattr(shutil, "rmtree", slow)
+        remove()
+        monkeypatch.undo()
+        assert seen == [(None, [])]
+        assert not [path for path in store.folder.iterdir() if path.is_dir()]
+
+
+def test_an_entry_that_is_removed_while_it_is_read_is_missing_and_not_damaged(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = store.put(KEY, fill)
+    digest = store_module.file_digest
+
+    def removed(path: Path) -> str:
+        Store(store.folder).discard(KEY)
+        return digest(path)
+
+    monkeypatch.setattr(store_module, "file_digest", removed)
+    assert store.get(KEY) is None
+    assert not store.warnings
+    assert not entry.exists()
+
+
+@pytest.mark.parametrize("action", ["info", "entries", "export"])
+def test_an_entry_that_is_removed_meanwhile_is_left_out(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """Another run prunes after the entries were listed."""
+    others = [cache_key(number=number) for number in range(2)]
+    for key in (KEY, *others):
+        store.put(key, fill)
+    listed, listing = [], Store._entries
+
+    def entries(self: Store) -> Iterator[Path]:
+        found = list(listing(self))
+        if not listed:
+            listed.append(True)
+            shutil.rmtree(store.folder / KEY)
+        return iter(found)
+
+    monkeypatch.setattr(Store, "_entries", entries)
+    if action == "info":
+        assert store.info().entries == 2
+    elif action == "entries":
+        assert sorted(each.folder.name for each in store.entries()) == sorted(others)
+    else:
+        assert store.export(tmp_path / "a.zip") == 2
+        assert Store(tmp_path / "other").take(tmp_path / "a.zip") == (2, 0)
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_an_entry_that_changes_while_it_is_exported_is_left_out(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    others = [cache_key(number=number) for number in range(2)]
+    for key in (KEY, *others):
+        store.put(key, fill)
+    copytree = shutil.copytree
+
+    def meanwhile(entry: Path, copy: Path, *more: object) -> None:
+        if entry == store.folder / KEY and change == "removed":
+            store.discard(KEY)
+        copytree(entry, copy, *more)
+        if Path(copy).name == KEY:
+            (copy / "model.onnx").write_bytes(b"of another result")
+
+    monkeypatch.setattr(shutil, "copytree", meanwhile)
+    assert store.export(tmp_path / "a.zip") == 2
+    assert Store(tmp_path / "other").take(tmp_path / "a.zip") == (2, 0)
