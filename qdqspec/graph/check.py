@@ -24,7 +24,6 @@ DEEPEST_CALLS = 100  # nesting depth of function calls
 # Bits of an element, by name, for types that numpy stores in one byte each.
 _NARROW = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 _AGAIN = "export the model again"
-_NO_SHAPE = "Field 'shape' of 'type' is required"
 
 
 def require_file(path: Path) -> None:
@@ -50,11 +49,14 @@ def check_model(proto: onnx.ModelProto, path: Path) -> None:
             own |= _check_place(tensor, path) == path
         elif tensor.HasField("raw_data"):
             _check_length(len(tensor.raw_data), tensor, path)
-    # The checker would read a whole large file twice to see weights whose length is already verified.
-    problem = _problem(_without_values(proto) if own else str(path))
-    if problem is not None and _NO_SHAPE in problem:
-        # Runtimes accept outputs without a declared shape, and exporters write them; the checker stops there.
-        problem = _problem(_with_shapes(_without_values(proto)))
+    checked: onnx.ModelProto | str = str(path)
+    # The checker would read a whole large file twice to see weights whose length is already verified, and it rejects
+    # outputs without a declared shape, which runtimes accept and exporters write.
+    if own or _without_shape(proto):
+        checked = _without_values(proto)
+        for end in _without_shape(checked):
+            end.type.tensor_type.shape.SetInParent()
+    problem = _problem(checked)
     if problem is not None:
         raise ModelError(f"the model is not valid ONNX: {problem}", where=path, cure=_AGAIN)
 
@@ -89,12 +91,12 @@ def _without_values(proto: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def _with_shapes(light: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with some shape for each graph input and output that has a type and no shape."""
-    for info in chain(light.graph.input, light.graph.output):
-        if info.type.HasField("tensor_type") and not info.type.tensor_type.HasField("shape"):
-            info.type.tensor_type.shape.SetInParent()
-    return light
+def _without_shape(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """The inputs and outputs of the main graph that have a tensor type and no shape."""
+    ends = chain(proto.graph.input, proto.graph.output)
+    return [
+        end for end in ends if end.type.HasField("tensor_type") and not end.type.tensor_type.HasField("shape")
+    ]
 
 
 # ---- names ---------------------------------------------------------------------------------------

@@ -148,8 +148,7 @@ class _Words:
     @cached_property
     def _ruled(self) -> dict[str, str]:
         """The placement rule that excluded a node that the operators alone would offer, by node."""
-        names = self._can.rules
-        return left_out(self._model, self.space.found, names) if names else {}
+        return left_out(self.space.stages)
 
     def _runs(self, op_type: str) -> bool:
         kinds = (self._can.kinds(name, op_type) for name in self._can.formats)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +65,6 @@ class PairEdges:
         self._model = model
         self._units = units
         self._results = results
-        self._rank = {name: i for i, name in enumerate(sorted(units))}
         self._known: defaultdict[Label, dict[str, int]] = defaultdict(dict)  # choices by label and unit
         self._choices: list[tuple[str, Label]] = []
         self._ranks = array("q")  # of the units of choices
@@ -77,6 +77,11 @@ class PairEdges:
         self._edges = array("q")  # of the model, for these edges
         self._edge: dict[Edge, int] = {}
         self._widest = 0
+
+    @cached_property
+    def _rank(self) -> dict[str, int]:
+        """Units by name in sorted order."""
+        return {name: i for i, name in enumerate(sorted(self._units))}
 
     def placement(self, labels: Mapping[str, Label]) -> Placement:
         """The placement if each unit has its label. Raises `PlacementError` as `SchemeSpace.resolve`."""

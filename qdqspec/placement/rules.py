@@ -203,12 +203,10 @@ def transpose_to_matmul(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ..
     """
 
     def leads(unit: Unit) -> bool:
-        readers = (
-            [model.by_name[end.node] for end in model.consumers.get(unit.outputs[0], ())]
-            if unit.outputs
-            else []
-        )
-        return unit.op_type == "Transpose" and any(_is_product(model, node) for node in readers)
+        if unit.op_type != "Transpose" or not unit.outputs:
+            return False
+        readers = [model.by_name[end.node] for end in model.consumers.get(unit.outputs[0], ())]
+        return any(_is_product(model, node) for node in readers)
 
     return tuple(unit for unit in units if not leads(unit))
 
@@ -455,36 +453,33 @@ def rule_named(name: str) -> PlacementRule:
     )
 
 
-def apply_rules(model: Model, units: Units, names: Iterable[str]) -> Units:
-    """Apply rules by name: in the order of the table, then those that backends declare, sorted by name.
+def apply_rules(model: Model, units: Units, names: Iterable[str]) -> dict[str, Units]:
+    """The units after each of these rules, by its name, and under the empty name those before all of them.
 
-    Units without any label left are dropped. Raises `ConfigError` for an unknown name.
+    Rules are applied in the order of the table, then those that backends declare, sorted by name. A unit without any
+    label left is still among them. Raises `ConfigError` for an unknown name.
     """
-    *_, (_, units) = (("", units), *_steps(model, units, names))
-    return tuple(unit for unit in units if unit.forms)
+    wanted = set(names)
+    declared = {name: rule_named(name) for name in sorted(wanted - RULES.keys())}
+    stages = {"": units}
+    for name, rule in {**RULES, **declared}.items():
+        if name in wanted:
+            units = stages[name] = rule(model, units)
+    return stages
 
 
-def left_out(model: Model, units: Units, names: Iterable[str]) -> dict[str, str]:
-    """By node of these units, the first rule after which no label is left, if there is one."""
+def left_out(stages: Mapping[str, Units]) -> dict[str, str]:
+    """By node, the first rule after which no label is left, if there is one; ``stages`` as of `apply_rules`."""
+    (_, units), *rest = stages.items()
     told: dict[str, str] = {}
     left = {node for unit in units for node in unit.nodes}
-    for name, after in _steps(model, units, names):
+    for name, after in rest:
         if after != units:
             kept = {node for unit in after if unit.forms for node in unit.nodes}
             told |= dict.fromkeys(left - kept, name)
             left &= kept
         units = after
     return told
-
-
-def _steps(model: Model, units: Units, names: Iterable[str]) -> Iterator[tuple[str, Units]]:
-    """The units after each of these rules, in the order in which `apply_rules` applies them."""
-    wanted = set(names)
-    declared = {name: rule_named(name) for name in sorted(wanted - RULES.keys())}
-    for name, rule in {**RULES, **declared}.items():
-        if name in wanted:
-            units = rule(model, units)
-            yield name, units
 
 
 # ---- residual Add -------------------------------------------------------------------------------

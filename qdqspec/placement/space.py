@@ -44,11 +44,10 @@ class SchemeSpace:
         self.rules = rules or QuantizeRules()
         self.choices = format_choices(self.rules, capabilities)
         self.finder = UnitFinder(model, capabilities, self.rules, self.choices)
-        known = None if like is None else {unit.id: unit for unit in like.found}
-        self.found: tuple[Unit, ...] = tuple(
-            self.finder.find(allowed, known)
-        )  # before the rules of the backend
-        found = apply_rules(model, self.found, capabilities.rules)
+        known = None if like is None else {unit.id: unit for unit in like.stages[""]}
+        found = tuple(self.finder.find(allowed, known))
+        self.stages: dict[str, tuple[Unit, ...]] = apply_rules(model, found, capabilities.rules)
+        *_, found = self.stages.values()
         self._denied = frozenset(denied)
         self._closed = self._denied | (
             {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()

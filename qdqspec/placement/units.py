@@ -150,10 +150,15 @@ class UnitFinder:
         while makers:
             node = makers.pop()
             found.add(node.name)
-            if node.op_type in self._capabilities.absorbs or node.op_type == "Add":
+            absorbed = node.op_type in self._capabilities.absorbs
+            if absorbed or node.op_type == "Add":  # an Add is only fused into a MatMul, as its bias
                 before = (self._model.producer.get(tensor) for tensor in node.inputs)
                 makers += [
-                    maker for maker in before if maker is not None and self._sole_reader(maker) is node
+                    maker
+                    for maker in before
+                    if maker is not None
+                    and (absorbed or maker.op_type == "MatMul")
+                    and self._sole_reader(maker) is node
                 ]
         return found
 

@@ -55,6 +55,8 @@ def _bodies(model: Model, regions: Sequence[Region]) -> Iterator[Body]:
 
 
 def _functions(model: Model, find: Find) -> Iterator[Body]:
+    if not model.proto.functions:
+        return
     parts = [node.name.split("/") for node in model.nodes]
     taken = {"/".join(some[:i]) for some in parts for i in range(len(some) + 1)}
     for function in model.proto.functions:

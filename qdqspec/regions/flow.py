@@ -103,7 +103,7 @@ def flow_of(model: Model) -> Flow:
         reads=reads,
         producers=inside,
         consumers=_turned(order, inside),
-        carried=_carried(model, order, reads, made_by),
+        carried=_carried(model, order, reads, {*model.inputs, *given}),
         bodied=bodied,
         depth=depth,
         own=own,
@@ -118,13 +118,8 @@ def carried_of(model: Model) -> frozenset[int]:
     """The nodes computed from shapes or constants alone, by index: `Flow.carried`."""
     if model.has_bodies or model.subgraph_reads:
         return flow_of(model).carried
-    live = [node for node in model.nodes if not is_constant(node)]
-    made_by = {tensor: node.index for node in live for tensor in node.outputs if tensor}
-    known = made_by.keys() | {*model.inputs}
-    reads: list[tuple[str, ...]] = [()] * len(model.nodes)
-    for node in live:
-        reads[node.index] = _reads(node, known, None)
-    return _carried(model, [node.index for node in live], reads, made_by)
+    live = [node.index for node in model.nodes if not is_constant(node)]
+    return _carried(model, live, [node.inputs for node in model.nodes], {*model.inputs})
 
 
 def _captures(model: Model, bodied: Iterable[int]) -> dict[int, frozenset[str]]:
@@ -191,14 +186,16 @@ def _reads(node: Node, known: Collection[str], captured: Collection[str] | None)
 
 
 def _carried(
-    model: Model, order: Sequence[int], reads: Sequence[tuple[str, ...]], made_by: dict[str, int]
+    model: Model, order: Iterable[int], reads: Sequence[Sequence[str]], fed: set[str]
 ) -> frozenset[int]:
+    """The nodes computed from shapes or constants alone. ``fed`` are the tensors that no node makes and that vary."""
     carried: set[int] = set()
+    varying = set(fed)
     for index in order:
-        op_type = model.nodes[index].op_type
-        if op_type in ANCHORS:
-            continue
-        if op_type in SHAPE_SOURCES or carried.issuperset([made_by.get(t, -1) for t in reads[index]]):
+        node = model.nodes[index]
+        if node.op_type in ANCHORS or not (node.op_type in SHAPE_SOURCES or varying.isdisjoint(reads[index])):
+            varying.update([tensor for tensor in node.outputs if tensor])
+        else:
             carried.add(index)
     return frozenset(carried)
 

@@ -98,7 +98,7 @@ def test_an_optimizer_of_an_installed_backend_runs(install: None, tmp_path: Path
 
 def test_a_placement_rule_of_an_installed_backend_is_applied(install: None):
     model, units = Model(onnx.ModelProto()), (object(),)
-    assert apply_rules(model, units, ["qdq_mine-none"]) == ()  # type: ignore[arg-type]
+    assert apply_rules(model, units, ["qdq_mine-none"])["qdq_mine-none"] == ()  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"unknown placement rule .* \(did you mean 'qdq_mine-none'"):
         apply_rules(model, units, ["qdq_mine-non"])  # type: ignore[arg-type]
 

@@ -294,3 +294,13 @@ def test_an_imported_output_comes_back() -> None:
     quantized = insert(model, *placement.sites)
     assert import_placement(quantized).placement == placement
     assert import_placement(quantized).notes == ()
+
+
+def test_a_space_like_another_shares_the_units_that_graph_outputs_do_not_concern() -> None:
+    model = model_of("""g (float[1,4,6,6] x) => (float[1,4,6,6] y) {
+        [a] s = Conv(x, w) [b] t = Add(s, x) [c] u = Relu(t) [d] v = Add(u, s) [e] y = Relu(v) }""")
+    can = backend().capabilities()
+    first = SchemeSpace(model, can, rules=QuantizeRules(outputs=False))
+    second = SchemeSpace(model, can, rules=QuantizeRules(outputs=True), like=first)
+    assert second.by_id.keys() == {"a", "b", "d"}
+    assert [unit.id for unit in second.units if unit is not first.by_id.get(unit.id)] == ["d"]
