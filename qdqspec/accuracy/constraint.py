@@ -23,6 +23,7 @@ from qdqspec.search.select import reaches
 from qdqspec.types import AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
 from qdqspec.units import count_text, metric_text, ratio_text
 
+ALL_DATA_SHARE = 0.05  # of a search's time, for one candidate on all data
 NO_PLACEMENT = Placement(sites=frozenset())
 
 
@@ -144,7 +145,8 @@ def constraint_of(prepared: Prepared, backend: Backend, options: BuildOptions) -
     admission = Admission(gate, limits.min_sqnr_db)
     admission.confirms_sqnr = measures_db
     if len(feeds) > SAMPLES:
-        admission.all_data = AllData(feeds, build, gate.known)
+        seconds = math.inf if asked.minutes is None else ALL_DATA_SHARE * 60 * asked.minutes
+        admission.all_data = AllData(feeds, build, gate.known, samples=len(feeds), seconds=seconds)
     if asked.accuracy is not None:
         _hold(admission, prepared, asked.accuracy)
     return AccuracyConstraint(limits, asked.accuracy, prepared.scores.samples, admission, data)

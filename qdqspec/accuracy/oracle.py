@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +19,8 @@ import numpy as np
 from qdqspec.arrays import Feed
 from qdqspec.closing import Closing
 from qdqspec.errors import BackendError, DataError, PlacementError
-from qdqspec.parity.gate import MOST_DB, OutputGate
+from qdqspec.measurement.admission import NEAR_DB
+from qdqspec.parity.gate import MOST_DB, AllDataDifference, OutputGate, worst_db
 from qdqspec.parity.metrics import Score
 from qdqspec.parity.scores import Scores
 from qdqspec.placement.space import SchemeSpace
@@ -48,6 +50,7 @@ SHARE, QUICK_SHARE = 0.25, 0.5  # largest share of the search's time that is lef
 ROUGH_SHARE = 0.04  # of the time that is left, for a rough analysis where the quick variant takes more
 MOST_TENSORS = 16  # neighbouring ones measured together where the quick variant takes more, at most
 MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
+ALL_DATA_SHARE = 0.04  # of the time that is left, for the first placement near the limit on all data
 
 SecondsLeft: TypeAlias = Callable[[], float | None]  # ``None`` without a limit
 
@@ -120,7 +123,8 @@ class RehearsalOracle:
     The rehearsal is opened on first use. If the model cannot be rehearsed, every answer is ``None`` and ``note``
     receives the reason. ``left`` gives the seconds that the search has left to choose and build candidates, which bound
     the cost of the sensitivity analysis: it uses fewer samples or is skipped. Nothing new is rehearsed once they are
-    over. Placements far from the limit ``least_db`` are rehearsed on fewer samples.
+    over. Placements far from the limit ``least_db`` are rehearsed on fewer samples. ``difference`` is that of all data
+    from the few samples by builds; until it is known, the first placement near the limit is rehearsed on all data.
     """
 
     def __init__(
@@ -131,6 +135,7 @@ class RehearsalOracle:
         left: SecondsLeft = lambda: None,
         metric: RehearsedMetric | None = None,
         least_db: float | None = None,
+        difference: AllDataDifference | None = None,
     ) -> None:
         self._rehearser = rehearser
         self._space = space
@@ -141,7 +146,7 @@ class RehearsalOracle:
         self._known: dict[str, float | None] = {}  # rehearsed SQNR by digest
         self._partial: set[str] = set()  # digests of those rehearsed on the first samples only
         self._measured: dict[str, tuple[float, float]] = {}  # rehearsed and measured SQNR of built candidates
-        self._differences: list[float] = []  # SQNR on all data minus SQNR on the first samples
+        self.difference = difference or AllDataDifference()
         self._refused = False
         self._missing = ""  # why the sensitivity analysis was not made
         self._left = left
@@ -249,11 +254,6 @@ class RehearsalOracle:
         left = self._left()
         return left is not None and left <= 0
 
-    @property
-    def bias_db(self) -> float:
-        """The median difference of the SQNR on all data from that on the first samples."""
-        return float(np.median(self._differences or [0.0]))
-
     def rehearsed_db(self, placement: Placement) -> float | None:
         """The SQNR of a placement at the worst output, rehearsed once; ``None`` if unknown and the time is over."""
         if self._refused:
@@ -286,8 +286,6 @@ class RehearsalOracle:
 
     def learn(self, trial: Trial) -> None:
         """Add the measured SQNR of a rehearsed candidate to the estimate."""
-        if trial.all_data_db is not None and trial.sqnr_db is not None and not trial.is_part:
-            self._differences.append(trial.all_data_db - trial.sqnr_db)
         if self._metric is not None:
             self._metric.learn(trial)
         known = self._known.get(trial.placement.digest)
@@ -328,14 +326,15 @@ class RehearsalOracle:
         )
 
     def _expected(self, rehearsed_db: float) -> float:
-        return rehearsed_db + self.offset_db(rehearsed_db) + self.bias_db
+        few_db = rehearsed_db + self.offset_db(rehearsed_db)
+        return few_db + self.difference.at(few_db)
 
     @property
     def _rehearsed_limit(self) -> float | None:
         """The rehearsed SQNR of placements that are expected at the limit."""
         if self._least_db is None:
             return None
-        least = self._least_db - self.bias_db
+        least = self._least_db - self.difference.at(self._least_db)
         return least - self.offset_db(least)
 
     def _residuals(self, rehearsed_db: float) -> list[float]:
@@ -356,12 +355,25 @@ class RehearsalOracle:
             )
             if samples < self._gate.samples:
                 self._partial.add(placement.digest)
+            elif limit is not None and abs(found - limit) <= NEAR_DB and not self.difference.is_known:
+                self._run_on_all_data(rehearsal, engine, found)
             return found
         except RehearsalRefusedError as error:
             self._refuse(error.what)
         except (BackendError, PlacementError):
             pass  # this placement cannot be rehearsed: the reference runtime lacks its formats
         return None
+
+    def _run_on_all_data(self, rehearsal: Rehearsal, engine: RehearsedEngine, few_db: float) -> None:
+        """Learn what all data differs by from the first samples, on as much of it as little of the time allows."""
+        assert self._gate is not None
+        left, seconds = self._left(), 2 * self._outputs.run_seconds
+        most = None if left is None else int(ALL_DATA_SHARE * left / max(seconds, 1e-6))
+        feeds = list(islice(rehearsal.subject.feeds(), most))
+        if len(feeds) > 2 * self._gate.samples:
+            float_model = RehearsedEngine(rehearsal, _FLOAT, self._outputs)
+            all_data_db = worst_db((float_model.run(feed), engine.run(feed)) for feed in feeds)
+            self.difference.learn(few_db, all_data_db)
 
     def _refuse(self, reason: str) -> None:
         self._refused = True

@@ -3,8 +3,8 @@
 Two measurements: the SQNR on a few samples, cheap enough for every candidate, and those on all data (the task metric,
 the SQNR), for candidates that have won their races or may be selected. Scored candidates calibrate the error limit
 above which a candidate is not raced. The difference between the two SQNRs, measured on the first candidate near the
-limit and on every race winner, is added to the SQNR on the few samples. Both are run on as many samples of all data as
-show on which side of the limit they are, and what may be selected on all.
+limit and on every race winner, is added to the SQNR on the few samples. Both are run on all data, or on as much of it
+as shows that they are below the limit; what may be selected, on all.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import numpy as np
-
 from qdqspec.backends.base import Engine
+from qdqspec.parity.gate import AllDataDifference
 from qdqspec.parity.noise_bar import NoiseBar
 from qdqspec.types import Placement, Trial
 
@@ -54,25 +53,22 @@ class Admission:
     scores: dict[str, float] = field(default_factory=dict)  # by digest of the placement
     confirmed_db: dict[str, float] = field(default_factory=dict)  # SQNR on all data by digest
     few_db: dict[str, float] = field(default_factory=dict)  # SQNR on the few samples by digest
-    differences: list[float] = field(default_factory=list)  # SQNR on all data minus that on the few samples
+    difference: AllDataDifference = field(default_factory=AllDataDifference)
 
     def measured(self, trial: Trial, engine: Engine) -> Trial:
         """The trial with its SQNR."""
         trial = self._noted(replace(trial, sqnr_db=self.sqnr_db(engine)))
         least, known = self.min_sqnr_db, trial.sqnr_db
         is_near = least is not None and known is not None and abs(known - least) <= NEAR_DB
-        return self._on_all_data(trial, engine) if is_near and not self.differences else trial
-
-    @property
-    def bias_db(self) -> float:
-        """The expected difference of the SQNR on all data from that on the few samples."""
-        return float(np.median(self.differences)) if self.differences else 0.0
+        return self._on_all_data(trial, engine) if is_near and not self.difference.is_known else trial
 
     def is_too_noisy(self, trial: Trial) -> bool:
         """Whether it cannot win, or its error is so large that its score need not be computed."""
         if trial.sqnr_db is None:
             return False
-        found = trial.sqnr_db + self.bias_db if trial.all_data_db is None else trial.all_data_db
+        found = trial.all_data_db
+        if found is None:
+            found = trial.sqnr_db + self.difference.at(trial.sqnr_db)
         below = self.min_sqnr_db is not None and found < self.min_sqnr_db
         return below or self.bar.is_hopeless(trial.sqnr_db)
 
@@ -125,7 +121,8 @@ class Admission:
             return self.confirmed_db[digest] < least
         if digest not in self.few_db:
             self.few_db[digest] = self.sqnr_db(engine)
-        return self.few_db[digest] + self.bias_db < least
+        few_db = self.few_db[digest]
+        return few_db + self.difference.at(few_db) < least
 
     def admits(self, placement: Placement) -> bool:
         """Whether a confirmed placement meets the constraints."""
@@ -152,7 +149,7 @@ class Admission:
     def _learn_difference(self, trial: Trial) -> None:
         if trial.all_data_db is not None and trial.sqnr_db is not None and not trial.is_part:
             self.confirmed_db[trial.placement.digest] = trial.all_data_db
-            self.differences.append(trial.all_data_db - trial.sqnr_db)
+            self.difference.learn(trial.sqnr_db, trial.all_data_db)
 
     def _noted(self, trial: Trial) -> Trial:
         """Store the SQNR of a trial, as that on all data too if the few samples are all data."""

@@ -6,8 +6,11 @@ side of a limit it is; only one that may be selected is run on all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
@@ -21,9 +24,14 @@ from qdqspec.types import EXACT_DB
 SAMPLES = 8
 HELD_BYTES = 64 << 20  # of the reference's outputs on all data
 FEW = 2
-# Samples after which an SQNR may be far from a limit: the distance until their error is known, and the least.
+# Samples after which an SQNR may be far from a limit: how much it can rise if the others have no noise, and the
+# smallest distance that counts as far.
 STEPS = {FEW: (6.0, 1.0), 4: (3.0, 0.5)}
-KNOWN, SURE = 4, 3.0  # engines run on all samples after which the error is known, and deviations that are far
+KNOWN, SURE = (
+    4,
+    3.0,
+)  # engines run on all samples after which their error is known, and deviations that are far
+SIMILAR_DB = 3.0  # of placements on the few samples, whose difference on all data is similar
 DECIDED, DECIDED_DB = 4.0, 0.5  # standard errors and decibels from a limit after which all data is not needed
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
@@ -58,7 +66,7 @@ class OutputGate:
 
     def __call__(self, engine: Runs) -> float:
         """Run an engine on the samples; an output that is not finite or of another shape counts as -200 dB."""
-        return min(self.by_output(engine).values(), default=MOST_DB)
+        return worst_db((expected, engine.run(feed)) for feed, expected in self._pairs)
 
     def by_output(self, engine: Runs) -> dict[str, float]:
         """The SQNR of each float output."""
@@ -66,39 +74,63 @@ class OutputGate:
 
     def first(self, engine: Runs) -> float:
         """The SQNR of the worst output on the first `FEW` samples."""
-        pairs = ((expected, engine.run(feed)) for feed, expected in self._pairs[:FEW])
-        return min(_by_output(pairs).values(), default=MOST_DB)
+        return worst_db((expected, engine.run(feed)) for feed, expected in self._pairs[:FEW])
 
     def near(self, engine: Runs, limit_db: float) -> tuple[float, int]:
         """The SQNR of the worst output, and the number of samples that were run.
 
-        Those are the first ones, as many as the steps, if the SQNR on all that is expected from these is far from the
-        limit, else all. What is far follows from the engines that were run on all samples before.
+        Those are the first ones, as many as the steps, if these alone put the SQNR on all below the limit, or if the
+        SQNR expected from them is far from it; else all. What is expected, and far, follows from the engines that were
+        run on all samples before. Without these, no SQNR is far above: the first samples may have saturated outputs.
         """
         found, at = _Powers(), dict[int, float]()
         for number, (feed, expected) in enumerate(self._pairs, 1):
             found.add(expected, engine.run(feed))
             if number in self._differences:
                 at[number], known = found.worst_db, self._differences[number]
-                expected_db = at[number] + float(np.median(known or [0.0]))
-                if abs(expected_db - limit_db) > _far(number, known):
+                expected_db, (rise, least) = at[number] + float(np.median(known or [0.0])), STEPS[number]
+                far = max(least, SURE * float(np.std(known))) if len(known) >= KNOWN else np.inf
+                if abs(expected_db - limit_db) > far or at[number] < limit_db - rise:
                     return expected_db, number
         for number, few_db in at.items():
             self._differences[number].append(found.worst_db - few_db)
         return found.worst_db, self.samples
 
 
-def _far(samples: int, known: Sequence[float]) -> float:
-    """The distance from a limit that counts as far, by the differences of all samples from so many."""
-    first, least = STEPS[samples]
-    return first if len(known) < KNOWN else max(least, min(first, SURE * float(np.std(known))))
+@dataclass(slots=True)
+class AllDataDifference:
+    """The SQNR on all data minus that on the few samples, by placements measured on both.
+
+    It depends on the SQNR itself: where an output saturates, a little noise changes hard samples only.
+    """
+
+    _known: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # SQNR on the few samples, and the difference
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any placement was measured on both."""
+        return bool(self._known)
+
+    def learn(self, few_db: float, all_data_db: float) -> None:
+        """Add a placement that was measured on both."""
+        self._known.append((few_db, all_data_db - few_db))
+
+    def at(self, few_db: float) -> float:
+        """The expected difference: the mean of those known, weighted by how similar their SQNR is; 0 without any."""
+        if not self._known:
+            return 0.0
+        places, found = np.array(self._known).T
+        distances = np.abs(places - few_db) / SIMILAR_DB
+        return float(np.average(found, weights=np.exp(distances.min() - distances)))
 
 
 class AllData:
     """The SQNR of an engine's worst output over all of ``feeds``; ``reference`` builds the model to compare with.
 
     The first outputs of the reference, up to `HELD_BYTES`, are computed once; ``known`` are those computed before. For
-    the others it runs again each time.
+    the others it runs again each time. ``samples`` is the number of feeds, ``seconds`` the time an engine may take.
     """
 
     def __init__(
@@ -106,9 +138,13 @@ class AllData:
         feeds: Iterable[Mapping[str, Array]],
         reference: Callable[[], Engine],
         known: Iterable[Mapping[str, Array]] = (),
+        *,
+        samples: int = 0,
+        seconds: float = math.inf,
     ) -> None:
         self._feeds = feeds
         self._reference = reference
+        self._samples, self._seconds = samples, seconds
         self._held: list[Mapping[str, Array]] = []  # of the first samples
         self._bytes = 0
         for outputs in known:
@@ -119,13 +155,20 @@ class AllData:
         return self._until(engine, lambda _: False)[0]
 
     def near(self, engine: Runs, limit_db: float) -> tuple[float, bool]:
-        """The SQNR, and whether it is that of all samples: none more runs once it differs from the limit for sure.
+        """The SQNR, and whether it is that of all samples: none more runs once it is below the limit for sure.
 
         After twice `SAMPLES`, of which every candidate was run on the first half before, four times as many and so on,
         the difference counts as sure if its mean over samples is more than `DECIDED` standard errors from zero and the
-        SQNR is `DECIDED_DB` from the limit.
+        SQNR is `DECIDED_DB` from the limit. An SQNR above the limit is shown by a part of the samples only where all
+        would take more than the time for one engine: a few samples may have most of the noise.
         """
-        return self._until(engine, lambda powers: powers.is_decided(limit_db))
+        started = time.monotonic()
+
+        def is_enough(powers: _Powers) -> bool:
+            whole = (time.monotonic() - started) * self._samples / powers.samples
+            return powers.is_decided(limit_db, above=whole > self._seconds)
+
+        return self._until(engine, is_enough)
 
     def _until(self, engine: Runs, is_enough: Callable[[_Powers], bool]) -> tuple[float, bool]:
         found, look = _Powers(), 2 * SAMPLES
@@ -152,6 +195,11 @@ class AllData:
         if self._bytes + size <= HELD_BYTES:
             self._bytes += size
             self._held.append(outputs)
+
+
+def worst_db(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> float:
+    """The SQNR of the worst float output, over all (reference, candidate) outputs."""
+    return min(_by_output(runs).values(), default=MOST_DB)
 
 
 def _by_output(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> dict[str, float]:
@@ -189,12 +237,17 @@ class _Powers:
         """The SQNR of the worst output."""
         return min(self.by_output.values(), default=MOST_DB)
 
-    def is_decided(self, limit_db: float) -> bool:
-        """Whether these samples show on which side of a limit the SQNR of the worst output over all samples is."""
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return max(map(len, self._signal.values()), default=1)
+
+    def is_decided(self, limit_db: float, *, above: bool) -> bool:
+        """Whether these samples show that the worst output's SQNR over all is below a limit, or that it is above."""
         if abs(self.worst_db - limit_db) < DECIDED_DB:
             return False
         beyond = [self._beyond(name, limit_db) for name in self._signal]
-        return any(low > 0 for low, _ in beyond) or all(high < 0 for _, high in beyond)
+        return any(low > 0 for low, _ in beyond) or (above and all(high < 0 for _, high in beyond))
 
     def _beyond(self, name: str, limit_db: float) -> tuple[float, float]:
         """The bounds of the mean of the noise of an output that is more than the limit allows."""

@@ -329,7 +329,13 @@ def _oracle(
         assert reference is not None  # it was computed for the limit
         metric = RehearsedMetric(prepared.scores, constraint.rules, reference, constraint.min_accuracy, left)
     return RehearsalOracle(
-        rehearser, prepared.space, prepared.note_once, left, metric, constraint.min_sqnr_db
+        rehearser,
+        prepared.space,
+        prepared.note_once,
+        left,
+        metric,
+        constraint.min_sqnr_db,
+        constraint.admission.difference,
     )
 
 

@@ -237,7 +237,7 @@ def test_a_part_of_all_data_decides_a_race_and_all_of_it_the_selection(make_lab:
     assert data.read == []
     resumed = on_all_data(0.0)
     resumed.recall(trial_from_json(json.loads(json.dumps(trial_to_json(trial)))))
-    assert (resumed.bias_db, resumed.is_known(placement("good"))) == (0.0, False)
+    assert (resumed.difference.is_known, resumed.is_known(placement("good"))) == (False, False)
     assert not bench.admits(placement("good"))
     assert data.read == ["good"]
 
@@ -248,7 +248,7 @@ def test_the_difference_of_all_data_is_learnt_from_the_first_candidate_near_the_
     accuracy = on_all_data(2.0)
     bench = started(lab_of(make_lab), admission=accuracy)
     assert bench.trial(1, placement("bad"), "p").incumbent  # 24 dB on the first samples, 26 on all
-    assert accuracy.bias_db == 2.0
+    assert accuracy.difference.at(20.0) == 2.0
     assert bench.trial(2, placement("worse"), "p").race is None
 
 
@@ -257,5 +257,5 @@ def test_a_resumed_search_knows_the_difference(make_lab: MakeLab) -> None:
     known = bench.trial(1, placement("good"), "p")
     accuracy = on_all_data(-1.0)
     accuracy.recall(known)
-    assert accuracy.bias_db == -1.0
+    assert accuracy.difference.at(20.0) == -1.0
     assert accuracy.is_known(placement("good"))

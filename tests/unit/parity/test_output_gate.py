@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from qdqspec.parity.gate import FEW, KNOWN, SAMPLES, STEPS, AllData, OutputGate
+from qdqspec.parity.gate import FEW, KNOWN, SAMPLES, STEPS, AllData, AllDataDifference, OutputGate
 
 SIGNAL = 100.0  # of the only value of each sample
 
@@ -38,11 +39,19 @@ def runs(gate: OutputGate, few_db: float, others_db: float, limit_db: float) -> 
     return engine.runs
 
 
-def test_only_what_is_far_from_the_limit_is_judged_on_few_samples(gate: OutputGate) -> None:
-    distances = {number: far for number, (far, _) in STEPS.items()}
-    for number, far in distances.items():
-        assert runs(gate, 20, 20, 20 + far + 0.1) == number
-    assert runs(gate, 20, 20, 20 + min(distances.values()) - 0.1) == SAMPLES
+def test_only_what_other_samples_cannot_raise_to_the_limit_is_judged_on_few(gate: OutputGate) -> None:
+    rises = {number: rise for number, (rise, _) in STEPS.items()}
+    for number, rise in rises.items():
+        assert runs(gate, 20, 20, 20 + rise + 0.1) == number
+    assert runs(gate, 20, 20, 20 + min(rises.values()) - 0.1) == SAMPLES
+
+
+def test_saturated_first_samples_do_not_hide_the_noise_of_the_others(gate: OutputGate) -> None:
+    for few_db, others_db in ((97, 24), (50, 1), (97, 40), (70, 10), (97, 24), (36, 29)):
+        engine = Noisy(few_db, others_db)
+        found, samples = gate.near(engine, 30)
+        assert samples > FEW
+        assert (found < 30) == (gate(engine) < 30)
 
 
 def test_what_is_far_is_learnt_from_those_on_all_samples(gate: OutputGate) -> None:
@@ -83,18 +92,32 @@ class Drawn:
 COUNT = 8 * SAMPLES
 
 
-def all_data(reference: Drawn, known: int = 0) -> AllData:
+def all_data(reference: Drawn, known: int = 0, *, seconds: float = math.inf) -> AllData:
     feeds = [{"number": np.array(number)} for number in range(COUNT)]
     exact = [Drawn(400).run(feed) for feed in feeds[:known]]
-    return AllData(feeds, lambda: reference, exact)
+    return AllData(feeds, lambda: reference, exact, samples=COUNT, seconds=seconds)
 
 
-@pytest.mark.parametrize("db", [17.0, 23.0])
-def test_what_is_far_from_the_limit_is_decided_on_a_part_of_all_data(db: float) -> None:
+@pytest.mark.parametrize(("db", "seconds"), [(17.0, math.inf), (17.0, 0.0), (23.0, 0.0)])
+def test_what_is_far_from_the_limit_is_decided_on_a_part_of_all_data(db: float, seconds: float) -> None:
     engine = Drawn(db)
-    found, is_whole = all_data(Drawn(400)).near(engine, 20.0)
+    found, is_whole = all_data(Drawn(400), seconds=seconds).near(engine, 20.0)
     assert (engine.runs, is_whole) == (2 * SAMPLES, False)
     assert found == pytest.approx(db, abs=0.7)
+
+
+def test_what_is_above_the_limit_is_run_on_all_data_if_there_is_time() -> None:
+    """The first samples may be those whose outputs saturate, which have hardly any noise."""
+
+    class Saturated(Drawn):
+        def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            self.db = 90.0 if feeds["number"] < COUNT // 2 else 18.0
+            return super().run(feeds)
+
+    found, is_whole = all_data(Drawn(400)).near(Saturated(0), 25.0)
+    assert is_whole
+    assert found < 25
+    assert all_data(Drawn(400), seconds=0.0).near(Saturated(0), 25.0)[0] > 25
 
 
 def test_what_is_near_the_limit_is_run_on_all_data() -> None:
@@ -107,7 +130,7 @@ def test_what_is_near_the_limit_is_run_on_all_data() -> None:
 def test_the_reference_is_run_once_on_each_sample_that_is_needed() -> None:
     reference = Drawn(400)
     data = all_data(reference, known=SAMPLES)
-    data.near(Drawn(30), 20.0)
+    data.near(Drawn(15), 20.0)
     assert reference.runs == SAMPLES
     data(Drawn(30))
     data(Drawn(25))
@@ -125,3 +148,14 @@ def test_samples_that_differ_much_decide_later() -> None:
     engine = Rare(40)
     assert all_data(Drawn(400)).near(engine, 17.0)[1]
     assert engine.runs == COUNT
+
+
+def test_the_difference_of_all_data_is_that_of_similar_placements() -> None:
+    difference = AllDataDifference()
+    assert (difference.is_known, difference.at(30.0)) == (False, 0.0)
+    difference.learn(24.0, 29.0)
+    assert difference.at(60.0) == pytest.approx(5.0)
+    difference.learn(43.0, 30.0)
+    assert difference.at(25.0) == pytest.approx(5.0, abs=0.2)
+    assert difference.at(42.0) == pytest.approx(-13.0, abs=0.2)
+    assert -13 < difference.at(33.5) < 5

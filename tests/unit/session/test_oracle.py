@@ -78,7 +78,7 @@ def test_the_offset_of_builds_and_the_difference_of_all_data_are_added(
     assert oracle.doubt_db == FIRST_DOUBT_DB
     oracle.learn(trial(everything, rehearsed - 2))
     assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 2)
-    oracle.learn(trial(everything, rehearsed - 2, all_data_db=rehearsed - 3))
+    oracle.difference.learn(rehearsed - 2, rehearsed - 3)
     assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 3)
     assert "measured" in oracle.text(everything)
 
@@ -95,7 +95,7 @@ def test_far_from_the_limit_few_samples_decide_and_teach_nothing(session: Sessio
         counted: list[int] = []
         outputs = runs.outputs
         runs.outputs = lambda placement, feed: counted.append(1) or outputs(placement, feed)  # type: ignore[method-assign,func-returns-value] # counts
-        for limit, samples in ((known, 4), (known - 20, 2), (known + 20, 2)):
+        for limit, samples in ((known, 4), (known - 20, 4), (known + 20, 2)):
             oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=limit)
             oracle.predicted_db(space.resolve({}))
             counted.clear()
@@ -104,6 +104,28 @@ def test_far_from_the_limit_few_samples_decide_and_teach_nothing(session: Sessio
             assert len(counted) - 4 == samples  # four of the reference
             oracle.learn(trial(everything, known - 3))
             assert oracle.offset_db(known) == pytest.approx(-3 if samples == 4 else 0)
+
+
+def test_the_first_placement_near_the_limit_is_rehearsed_on_all_data(
+    session: Session, case: Case, tmp_path: Path
+) -> None:
+    lots = np.random.default_rng(0)
+    data = lots.normal(size=(40, 4, 8, 8)).astype(np.float32)
+    data[8:] *= 0.05  # the few samples come first: those after them have less signal for the same noise
+    np.savez(tmp_path / "data.npz", x=data)
+    bench = session.work(case).setup
+    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
+        space = bench.prepared.space
+        everything = space.resolve(space.everything())
+        few_db = RehearsalOracle(rehearser, space, lambda _: None).predicted_db(everything)
+        assert few_db is not None
+        oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=few_db)
+        all_data_db = oracle.predicted_db(everything)
+        assert oracle.difference.is_known
+        assert all_data_db is not None
+        assert all_data_db < few_db - 1
+        short = RehearsalOracle(rehearser, space, lambda _: None, lambda: 1e-4, least_db=few_db)
+        assert short.predicted_db(everything) == pytest.approx(few_db)
 
 
 def test_what_was_not_rehearsed_teaches_nothing(opened: tuple[RehearsalOracle, SchemeSpace]) -> None:
