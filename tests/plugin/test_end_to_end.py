@@ -197,11 +197,11 @@ def test_model(qdq_model, qdq_tuned):
 
 
 def test_an_input_is_fixed_once_and_fixtures_and_checks_share_the_case(real):
+    identity = ", ".join(str(float(i % 9 == 0)) for i in range(64))
     proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
+        f"""<ir_version: 8, opset_import: ["" : 17]>
         g (float[1,8] x, float gain) => (float[1,8] y)
-        <float[8,8] w = {%s}> { t = MatMul(x, w) y = Mul(t, gain) }"""
-        % ", ".join(str(float(i % 9 == 0)) for i in range(64))
+        <float[8,8] w = {{{identity}}}> {{ t = MatMul(x, w) y = Mul(t, gain) }}"""
     )
     onnx.save(proto, real.path / "specs" / "gain.onnx")
     (real.path / "specs" / "gain.qdq.yaml").write_text(GAIN)

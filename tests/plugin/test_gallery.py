@@ -51,7 +51,7 @@ def test_an_environment_without_pip_is_named(
     fetching: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", {}.get)
-    with pytest.raises(SystemExit, match="pip is not installed in this environment: .* -m ensurepip"):
+    with pytest.raises(SystemExit, match=r"pip is not installed in this environment: .* -m ensurepip"):
         fetching.fetch("vision", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
