@@ -273,8 +273,11 @@ class RehearsalOracle:
         return None if self._refused or self._is_over else self._rehearsed(placement, roughly=True)
 
     def offset_db(self, rehearsed_db: float) -> float:
-        """Median of measured minus rehearsed SQNR of builds near that value: the effect of the backend."""
-        return float(np.median(self._residuals(rehearsed_db) or [0.0]))
+        """Median of measured minus rehearsed SQNR of builds near that value: the effect of the backend.
+
+        An offset of zero counts as one build more, so that a single build with an odd error does not refuse all others.
+        """
+        return float(np.median([0.0, *self._residuals(rehearsed_db)]))
 
     @property
     def doubt_db(self) -> float:

@@ -38,7 +38,7 @@ OF_ACTIVATIONS = ("ranges",)  # corrections of ranges; the other steps change we
 NEEDS_INPUTS = ("equalization", "bias")  # corrections for layers whose inputs are quantized too
 JUDGEMENTS = 25  # time limit, in times of the first judgement: a small model needs less than a large one
 EXACT_SAMPLES = 2  # on which an equalized model has to compute the same bits
-STATISTICS_SHARE = 0.5  # of the time that is left, for the statistics of rounding
+STATISTICS_SHARE = 0.5  # of the time that is left, for the statistics of biases or of rounding
 STATISTICS = 64  # samples for the statistics of layer inputs, every second one held out
 
 _Step: TypeAlias = Callable[["_Search", Corrections], tuple[Corrections, int]]
@@ -141,6 +141,12 @@ class _Search:
     def is_over(self) -> bool:
         """Whether the time is up."""
         return self.question.clock() > self.until
+
+    @property
+    def late_for_statistics(self) -> float:
+        """The time at which a step that begins now stops collecting statistics."""
+        now = self.question.clock()
+        return now + STATISTICS_SHARE * (self.until - now)
 
     def numbers(self, corrections: Corrections) -> Quantizer:
         """The numbers with these corrections."""
@@ -445,13 +451,14 @@ def _with_bias(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
             of_layer.setdefault(layer.weight, []).append(site)
     layers = [layer for name, layer in search.layers.items() if name in of_layer]
     samples = sum(1 for _ in islice(question.judge.feeds(), STATISTICS))
-    biases = dict(taken.biases)
+    biases, late = dict(taken.biases), search.late_for_statistics
     for layer, fit, held_out in observed_means(
         layers,
         lambda: islice(question.judge.feeds(), samples),
         samples,
         question.observe,
         search.pairs(numbers),
+        lambda: question.clock() > late,
     ):
         weight = question.model.array(layer.weight)
         for site in of_layer[layer.weight]:
@@ -471,7 +478,7 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
     layers = [layer for name, layer in search.layers.items() if name in of_layer]
     weights, biases, changed = dict(taken.weights), dict(taken.biases), 0
     samples = sum(1 for _ in islice(question.judge.feeds(), STATISTICS))
-    late = question.clock() + STATISTICS_SHARE * (search.until - question.clock())
+    late = search.late_for_statistics
     for layer, fit, held_out in observed_statistics(
         layers,
         lambda: islice(question.judge.feeds(), samples),

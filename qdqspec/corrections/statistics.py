@@ -88,8 +88,9 @@ def observed_means(
     samples: int,
     observe: Observe,
     pairs: Mapping[str, QuantParams] | None = None,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[LinearLayer, Means, Means]]:
-    """The means of the columns of each layer's input over even and over odd samples.
+    """The means of the columns of each layer's input over even and over odd samples, those until it ``is_late``.
 
     ``pairs`` are the parameters by which inputs are quantized, by weight; without them inputs are exact.
     """
@@ -108,6 +109,8 @@ def observed_means(
                     known.real + rows.sum(axis=1), known.quantized + stored.sum(axis=1)
                 )
                 count[layer.weight] = count.get(layer.weight, 0) + rows.shape[1]
+        if is_late():
+            break
     for layer in layers:
         if all(layer.weight in part for part in sums):
             fit, held_out = (

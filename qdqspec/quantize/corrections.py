@@ -79,7 +79,7 @@ def shift_of(text: str, channels: int) -> npt.NDArray[np.float32] | None:
 
 def packed(values: Array) -> str:
     """The values as text: bytes in the order of memory, compressed with zlib, in base64."""
-    return base64.b64encode(zlib.compress(values.tobytes(), 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(values.tobytes())).decode("ascii")
 
 
 def unpacked(text: str, dtype: np.dtype[np.generic], size: int) -> Array:

@@ -93,3 +93,13 @@ def test_statistics_end_with_the_samples_they_have_once_the_time_is_over() -> No
     assert rows(1) == []  # none for the other part
     assert rows(0) == []
     assert not seen
+
+    def means(late: int) -> int:
+        seen.clear()
+        found = observed_means(
+            [layer], lambda: samples, len(samples), observe, is_late=lambda: len(seen) >= late
+        )
+        return len(list(found))
+
+    assert (means(2), len(seen)) == (1, 2)
+    assert (means(1), len(seen)) == (0, 1)
