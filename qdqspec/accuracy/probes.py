@@ -22,12 +22,9 @@ from qdqspec.checks.base import Check
 from qdqspec.errors import BackendError, ConfigError, DataError
 from qdqspec.files import write_whole
 from qdqspec.graph.model import require_path
-from qdqspec.parity.compare import OutputComparison, compare_outputs
-from qdqspec.parity.domain import Span, input_domains, spans_of
+from qdqspec.parity.compare import OutputComparison, Typical, compare_outputs, typical_of
+from qdqspec.parity.domain import Span, Tried, input_domains, make, spans_of, words
 from qdqspec.parity.npz import npz_bytes, read_beside, read_members
-from qdqspec.parity.recipes import make, words
-from qdqspec.parity.tried import Tried
-from qdqspec.parity.typical import Typical, typical_of
 from qdqspec.preparation.cached import MODEL
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.registry import resolve

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from qdqspec.cases import find_case, is_spec
 from qdqspec.cli.words import (
     FINE,
-    Joined,
     Verbs,
-    add_values,
+    add_inputs,
     add_verb,
     answer,
     inputs_given,
     model_given,
     settings_from,
-    shapes,
     values_left,
 )
 from qdqspec.config import find_folder
@@ -36,8 +34,12 @@ from qdqspec.types import Case, Inputs
 if TYPE_CHECKING:
     from qdqspec.config import Settings
     from qdqspec.graph.model import Model
+    from qdqspec.placement.import_qdq import Imported
+    from qdqspec.placement.scheme import SchemeFile
     from qdqspec.report.explain import ExplainedEngine
-    from qdqspec.types import Clock, Evidence, Trial
+    from qdqspec.types import Clock, Evidence, FixedValue, Trial
+
+    _Placed: TypeAlias = SchemeFile | Imported
 
 _GRAPH = ".graph.json"
 _MOST_BYTES = 256 << 20  # of a file that is read whole
@@ -71,20 +73,7 @@ def add_verbs(verbs: Verbs) -> None:
         action="store_true",
         help="List instead which Q/DQ pairs of a case or MODEL cost most accuracy, and what leaving them out gives.",
     )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="NPZ",
-        help="Inputs to run the models with (default: those of the spec, else random).",
-    )
-    parser.add_argument(
-        "--shapes",
-        type=shapes,
-        action=Joined,
-        metavar="NAME:1x3x224x224",
-        help="Shapes of inputs with dynamic dimensions.",
-    )
-    add_values(parser)
+    add_inputs(parser, data="Inputs to run the models with (default: those of the spec, else random).")
 
 
 def explain(arguments: argparse.Namespace) -> int:
@@ -377,14 +366,7 @@ def _json(path: Path) -> Any:
         raise StateError(f"this is not JSON: {error}", where=path, cure="write it anew") from None
 
 
-if TYPE_CHECKING:
-    from qdqspec.config import Settings
-    from qdqspec.graph.model import Model
-    from qdqspec.placement.import_qdq import Imported
-    from qdqspec.placement.scheme import SchemeFile
-    from qdqspec.types import FixedValue
-
-    _Placed: TypeAlias = SchemeFile | Imported
+# ---- pairs ranked by their error ----------------------------------------------------------------
 
 _SCHEME, _REFERENCE = "scheme.json", "reference.onnx"
 

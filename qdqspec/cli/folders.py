@@ -7,7 +7,10 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqspec.cli.words import Joined, add_values, inputs_given, shapes
+from qdqspec.cli.words import (
+    add_inputs,
+    inputs_given,
+)
 from qdqspec.codec import from_data
 from qdqspec.errors import StateError
 from qdqspec.files import RESULT
@@ -34,15 +37,12 @@ class KnownResult:
 
 def add_folder_words(parser: argparse.ArgumentParser) -> None:
     """Declare the inputs of the models in folders."""
-    parser.add_argument(
-        "--shapes",
-        type=shapes,
-        action=Joined,
-        metavar="NAME:1x3x224x224",
-        help="Shapes of dynamic inputs of a DIR (default: those it was tuned with).",
+    add_inputs(
+        parser,
+        "the model in a DIR",
+        shapes_of="dynamic inputs of a DIR (default: those it was tuned with)",
+        data="Inputs of a DIR (default: random ones).",
     )
-    parser.add_argument("--data", type=Path, metavar="NPZ", help="Inputs of a DIR (default: random ones).")
-    add_values(parser, of="the model in a DIR")
 
 
 def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:

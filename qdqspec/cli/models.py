@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from qdqspec.cli.words import (
     FINE,
-    Joined,
     Verbs,
+    add_inputs,
     add_values,
     add_verb,
     backend_named,
@@ -20,7 +20,6 @@ from qdqspec.cli.words import (
     say,
     say_json,
     settings_from,
-    shapes,
 )
 from qdqspec.collector import uncollected
 
@@ -72,17 +71,7 @@ def _add_inspect(verbs: Verbs) -> None:
         options=["backend", "device"],
     )
     parser.add_argument("model", type=Path, metavar="MODEL")
-    add_values(parser)
-    parser.add_argument(
-        "--shapes",
-        type=shapes,
-        action=Joined,
-        metavar="NAME:1x3x224x224",
-        help="Shapes of inputs with dynamic dimensions.",
-    )
-    parser.add_argument(
-        "--data", type=Path, metavar="NPZ", help="Inputs whose shapes are used without --shapes."
-    )
+    add_inputs(parser, data="Inputs whose shapes are used without --shapes.")
     parser.add_argument("--regions", action="store_true", help="Only the regions.")
     parser.add_argument("--patterns", action="store_true", help="Only the patterns.")
     parser.add_argument("--verbose", action="store_true", help="Also node names and boundaries.")

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 from qdqspec.cli.words import (
     FINE,
-    Joined,
     Verbs,
-    add_values,
+    add_inputs,
     add_verb,
     answer,
     complain,
     model_given,
     settings_from,
-    shapes,
     writable_folder,
 )
 from qdqspec.errors import StateError
@@ -52,14 +50,7 @@ def add_verbs(verbs: Verbs) -> None:
         metavar="M",
         help=f"Time at most; what is smallest by then is written (default: {MINUTES:g}).",
     )
-    parser.add_argument(
-        "--shapes",
-        type=shapes,
-        action=Joined,
-        metavar="NAME:1x3x224x224",
-        help="Shapes of inputs with dynamic dimensions.",
-    )
-    add_values(parser)
+    add_inputs(parser)
 
 
 def reduce(arguments: argparse.Namespace) -> int:

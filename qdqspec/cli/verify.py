@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 from qdqspec.cli.words import (
     FINE,
     WANTING,
-    Joined,
     Verbs,
-    add_values,
+    add_inputs,
     add_verb,
     answer,
     settings_from,
-    shapes,
 )
 from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
@@ -52,14 +50,7 @@ def add_verbs(verbs: Verbs) -> None:
         metavar="NPZ",
         help="One input, as a parity check keeps it, with the limits it broke.",
     )
-    parser.add_argument(
-        "--shapes",
-        type=shapes,
-        action=Joined,
-        metavar="NAME:1x3x224x224",
-        help="Shapes of inputs with dynamic dimensions.",
-    )
-    add_values(parser)
+    add_inputs(parser)
     for name in _LIMITS:
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=float, metavar="X", help="As of the check `parity`."

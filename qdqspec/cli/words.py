@@ -246,6 +246,22 @@ def number(text: str) -> int | float | str:
     return int(text) if re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII) else value
 
 
+def add_inputs(
+    parser: argparse.ArgumentParser,
+    of: str = "the model",
+    *,
+    shapes_of: str = "inputs with dynamic dimensions",
+    data: str = "",
+) -> None:
+    """Declare ``--shapes``, ``--values``, and ``--data`` if there is a help for it."""
+    parser.add_argument(
+        "--shapes", type=shapes, action=Joined, metavar="NAME:1x3x224x224", help=f"Shapes of {shapes_of}."
+    )
+    if data:
+        parser.add_argument("--data", type=Path, metavar="NPZ", help=data)
+    add_values(parser, of)
+
+
 def add_values(parser: argparse.ArgumentParser, of: str = "the model") -> None:
     """Declare ``--values`` with the syntax of `tune`."""
     parser.add_argument(

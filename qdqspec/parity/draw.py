@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from qdqspec.arrays import Array
-from qdqspec.parity.domain import AxisRange, InputDomain, Span
-from qdqspec.parity.recipes import Recipe, RecipeKind
+from qdqspec.parity.domain import AxisRange, InputDomain, Recipe, RecipeKind, Span
 
 Drawn: TypeAlias = dict[str, Recipe]  # by input
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, setti
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
+from qdqspec.parity.domain import Tried
 from qdqspec.parity.draw import Drawn
-from qdqspec.parity.tried import Tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

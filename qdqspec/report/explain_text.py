@@ -7,8 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from qdqspec.report.explain import EngineComparison, ExplainedEngine, Row, compare, find_reference, is_pair
-from qdqspec.report.explain_names import nodes_text
+from qdqspec.report.explain import (
+    EngineComparison,
+    ExplainedEngine,
+    Row,
+    compare,
+    find_reference,
+    is_pair,
+    nodes_text,
+)
 from qdqspec.report.explain_words import advice, paragraph, place_text, ranking, sentences, short_reason
 from qdqspec.report.facts import gains_table, grid
 from qdqspec.types import LayerTime

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from qdqspec.report.explain import EngineComparison, ExplainedEngine, Row, ops_in
-from qdqspec.report.explain_names import nodes_text
+from qdqspec.report.explain import EngineComparison, ExplainedEngine, Row, nodes_text, ops_in
 from qdqspec.types import LayerTime
 from qdqspec.units import count_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text, share_text
 

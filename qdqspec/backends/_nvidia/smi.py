@@ -1,18 +1,21 @@
-"""NVIDIA GPUs as reported by nvidia-smi, for backends that do not use CUDA in their own process.
+"""NVIDIA GPUs as nvidia-smi reports them: facts, and their state during measurements.
 
 nvidia-smi numbers GPUs by their place on the bus, and ignores ``CUDA_VISIBLE_DEVICES``; CUDA numbers the visible
-ones, by default the fastest first. `environment` makes CUDA use nvidia-smi's order.
+ones, by default the fastest first. `environment` makes CUDA use nvidia-smi's order. Samples taken while the GPU was
+throttled, or at different clocks, are not comparable; a `GpuWatch` records both.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import os
 import subprocess
+import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
-
-_FIELDS = ("name", "compute_cap", "driver_version")
+from typing import Any
 
 
 def environment() -> dict[str, str]:
@@ -22,7 +25,7 @@ def environment() -> dict[str, str]:
 
 def gpu_facts(index: int = 0) -> dict[str, str]:
     """``GPU``, ``compute capability`` and ``driver`` of a GPU; empty if there is none, as on Jetson."""
-    return _asked(_number(index))
+    return _asked(_identifier(index))
 
 
 def capability_of(facts: dict[str, str]) -> tuple[int, int]:
@@ -31,7 +34,7 @@ def capability_of(facts: dict[str, str]) -> tuple[int, int]:
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
 
 
-def _number(index: int) -> str:
+def _identifier(index: int) -> str:
     """The identifier in nvidia-smi, a number or a UUID, of the GPU with CUDA's ``index``."""
     visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
     if not visible:
@@ -41,7 +44,7 @@ def _number(index: int) -> str:
 
 @cache
 def _asked(number: str) -> dict[str, str]:
-    row = query(number, _FIELDS, seconds=30.0)
+    row = query(number, ("name", "compute_cap", "driver_version"), seconds=30.0)
     return {} if row is None else dict(zip(("GPU", "compute capability", "driver"), row, strict=True))
 
 
@@ -54,3 +57,104 @@ def query(gpu: str, fields: Sequence[str], *, seconds: float) -> list[str] | Non
         return None
     rows = list(csv.reader(done.stdout.splitlines()[:1], skipinitialspace=True))
     return rows[0] if not done.returncode and rows and len(rows[0]) == len(fields) else None
+
+
+_SECONDS = 10.0
+_EVERY = 5.0  # seconds between two queries: each takes some tens of milliseconds
+_MOVED = 1.03  # clocks of one engine whose ratio is above this are noted
+# Drivers from 535 on call them event reasons; the older name is tried if that is unknown.
+_REASON_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
+_FACTS = {"driver_version": "driver version", "compute_mode": "compute mode", "mig.mode.current": "MIG"}
+# Bits of NVML's nvmlClocksEventReasons that mean a lower clock than requested; idle and set clocks do not.
+_THROTTLED = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """One reading of a GPU: MHz, degrees Celsius, watts; ``None`` if the driver does not report a value."""
+
+    sm_mhz: float | None
+    memory_mhz: float | None
+    celsius: float | None
+    watts: float | None
+    throttled: tuple[str, ...]
+
+
+class GpuWatch:
+    """Reads the state of a GPU while an engine is timed, and notes conditions that make samples unreliable."""
+
+    def __init__(self, gpu: str) -> None:
+        """``gpu`` is an argument of nvidia-smi's ``-i``: a PCI address, an index or a UUID."""
+        self._gpu = gpu
+        self._next = -math.inf
+        self.states: list[GpuState] = []
+
+    def observe(self) -> None:
+        """Read the state again, if the last reading was some seconds ago and nvidia-smi answers."""
+        if time.perf_counter() < self._next:
+            return
+        state = gpu_state(self._gpu)
+        self._next = time.perf_counter() + (_EVERY if state is not None else math.inf)
+        if state is not None:
+            self.states.append(state)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on conditions that make the samples unreliable."""
+        found = []
+        if reasons := dict.fromkeys(reason for state in self.states for reason in state.throttled):
+            found.append(f"the GPU was throttled while it was timed: {', '.join(reasons)}")
+        clocks = [state.sm_mhz for state in self.states if state.sm_mhz]
+        if clocks and max(clocks) > _MOVED * min(clocks):
+            found.append(
+                f"the GPU's clock moved between {min(clocks):g} and {max(clocks):g} MHz: lock it "
+                "(nvidia-smi --lock-gpu-clocks)"
+            )
+        return tuple(found)
+
+    def record(self) -> list[dict[str, Any]]:
+        """The states as they are written with the results."""
+        return [asdict(state) for state in self.states]
+
+
+def gpu_state(gpu: str) -> GpuState | None:
+    """The state of a GPU now; ``None`` if nvidia-smi is missing or does not answer."""
+    for reasons in _REASON_FIELDS:
+        row = query(gpu, (*_FIELDS, reasons), seconds=_SECONDS)
+        if row is not None:
+            *figures, mask = row
+            sm, memory, celsius, watts = map(_number, figures)
+            return GpuState(
+                sm_mhz=sm, memory_mhz=memory, celsius=celsius, watts=watts, throttled=_reasons(mask)
+            )
+    return None
+
+
+@cache
+def gpu_settings(gpu: str) -> dict[str, str]:
+    """Driver version, compute mode and MIG mode of a GPU, if they are known."""
+    row = query(gpu, tuple(_FACTS), seconds=_SECONDS)
+    return {} if row is None else dict(zip(_FACTS.values(), row, strict=True))
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:  # [N/A], [Not Supported]
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _reasons(mask: str) -> tuple[str, ...]:
+    try:
+        bits = int(mask, 16)
+    except ValueError:
+        return ()
+    return tuple(name for bit, name in _THROTTLED.items() if bits & bit)

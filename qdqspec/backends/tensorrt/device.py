@@ -22,7 +22,7 @@ from pathlib import Path
 from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.cuda import INSTALL
-from qdqspec.backends._nvidia.state import gpu_settings
+from qdqspec.backends._nvidia.smi import gpu_settings
 from qdqspec.backends.tensorrt.api import NEWEST, installed_version, parts, require_tensorrt
 from qdqspec.errors import BackendError
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from qdqspec.arrays import Array, Shape
 from qdqspec.backends._engine import BoundEngine
 from qdqspec.backends._nvidia import cuda
-from qdqspec.backends._nvidia.state import GpuWatch
+from qdqspec.backends._nvidia.smi import GpuWatch
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.tensorrt.api import installed_version, parts, require_tensorrt

@@ -61,7 +61,7 @@ def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     A query for a field that it does not know fails, as the real one's does.
     """
-    from qdqspec.backends._nvidia import state as gpu_state
+    from qdqspec.backends._nvidia import smi as gpu_state
 
     folder = tmp_path / "smi"
 

@@ -113,7 +113,7 @@ def test_a_run_that_is_shorter_than_its_launch_is_noted(opened: Open, fail: Fail
 def test_throttling_and_moving_clocks_are_noted(
     opened: Open, tmp_path: Path, put_nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ):
-    from qdqspec.backends._nvidia import state as gpu_state
+    from qdqspec.backends._nvidia import smi as gpu_state
 
     monkeypatch.setattr(gpu_state, "_EVERY", 0.0)
     state = {"clocks.sm": "1980", "clocks.mem": "2619", "temperature.gpu": "45", "power.draw": "[N/A]"}

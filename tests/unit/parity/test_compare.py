@@ -14,12 +14,13 @@ from qdqspec.errors import DataError
 from qdqspec.parity.compare import (
     OutputComparison,
     SampleOutputs,
+    Typical,
     compare_outputs,
     noise_power,
     signal_power,
     sqnr_db,
+    typical_of,
 )
-from qdqspec.parity.typical import Typical, typical_of
 from qdqspec.types import TensorParity, TopK
 
 finite = st.floats(-1e3, 1e3, width=32)

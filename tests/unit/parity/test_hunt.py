@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model
-from qdqspec.parity.domain import AxisRange, InputDomain, Span, input_domains, spans_of
+from qdqspec.parity.domain import AxisRange, InputDomain, Span, Tried, input_domains, make, spans_of, words
 from qdqspec.parity.draw import Drawn, drawn_inputs, simpler
 from qdqspec.parity.hunt import Hunt, hunt
-from qdqspec.parity.recipes import make, words
 from qdqspec.parity.shapes import InputSpec
-from qdqspec.parity.tried import Tried
 from qdqspec.types import InputShape, ShapeProfile
 
 SAMPLE = np.linspace(-1, 3, 12, dtype=np.float32).reshape(1, 3, 4)
@@ -232,7 +230,7 @@ import numpy as np, local_module
 from qdqspec.parity.domain import AxisRange, InputDomain, Span
 from qdqspec.parity.draw import drawn_inputs
 from qdqspec.parity.hunt import hunt
-from qdqspec.parity.tried import Tried
+from qdqspec.parity.domain import Tried
 axes = (AxisRange(least=1, most=4, name='n'),)
 x = InputDomain(name='x', dtype=np.dtype(np.float32), shapes=(axes,), known=Span(0, 1), tried=Span(-1, 2))
 found = hunt(drawn_inputs((x,), 0), lambda drawn: Tried(('broken',) if drawn['x'].first == 2 else (), 0.0),

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.report.explain import ExplainedEngine, compare, find_reference
-from qdqspec.report.explain_names import nodes_text, op_of, same_nodes
+from qdqspec.report.explain import ExplainedEngine, compare, find_reference, nodes_text, op_of, same_nodes
 from qdqspec.report.explain_text import explain_json, explain_text
 from qdqspec.report.explain_words import advice, paragraph, verdict
 from qdqspec.types import LayerTime

@@ -23,7 +23,7 @@ from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.checks.base import requests_of
 from qdqspec.cli import main
 from qdqspec.errors import BackendError, DataError
-from qdqspec.parity.typical import Typical
+from qdqspec.parity.compare import Typical
 from qdqspec.session import Session
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Inputs, InputShape, ParitySearch, ShapeProfile, TriedInput

@@ -24,7 +24,7 @@ import onnx
 
 from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._nvidia import cuda
-from qdqspec.backends._nvidia.state import gpu_settings, gpu_state
+from qdqspec.backends._nvidia.smi import gpu_settings, gpu_state
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.gpu_day import models
