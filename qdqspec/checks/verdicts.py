@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from qdqspec.errors import QdqspecError
-from qdqspec.types import Evidence, Outcome, Section, Verdict
+from qdqspec.types import ERROR_TITLE, Evidence, Outcome, Section, Verdict
 from qdqspec.units import count_text, plain
 
 _LONGEST = 400  # characters of a line of an error's text
@@ -63,7 +63,7 @@ def raised(error: Exception) -> Verdict:
     return verdict(
         "fail",
         f"not judged: {plain(what, _LONGEST)}",
-        Section(title="Error", text=text if ours else f"{type(error).__name__}: {text}"),
+        Section(title=ERROR_TITLE, text=text if ours else f"{type(error).__name__}: {text}"),
         advice=(error.cure or "") if isinstance(error, QdqspecError) else "",
     )
 

@@ -15,6 +15,7 @@ from tabulate import tabulate
 
 from qdqspec.report.tables import limit_text, provenance_text, shown_columns
 from qdqspec.types import (
+    ERROR_TITLE,
     AccuracyBound,
     BlockError,
     CaseRecord,
@@ -345,8 +346,14 @@ def check_rows(case: CaseRecord) -> tuple[tuple[str, str, str], ...]:
 
 
 def advice_rows(case: CaseRecord) -> tuple[tuple[str, str], ...]:
-    """Id and advice of the checks that have advice."""
-    return tuple((plain(r.id, 60), plain(r.verdict.advice, LONG)) for r in case.results if r.verdict.advice)
+    """Id and advice of the checks that have any; of a check that was not judged, the whole error with its advice."""
+    said = ((plain(result.id, 60), plain(_advice(result), LONG)) for result in case.results)
+    return tuple((name, text) for name, text in said if text)
+
+
+def _advice(result: CheckResult) -> str:
+    errors = [section.text for section in result.verdict.sections if section.title == ERROR_TITLE]
+    return "; ".join(line.strip() for line in errors[0].splitlines()) if errors else result.verdict.advice
 
 
 def verdict_word(result: CheckResult) -> str:

@@ -10,6 +10,8 @@ from qdqspec.types.runtimes import RuntimeComparison
 from qdqspec.types.targets import CommonPlacement
 from qdqspec.types.words import Outcome, Severity
 
+ERROR_TITLE = "Error"  # of the section with the whole text of an error that kept a check from being judged
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:

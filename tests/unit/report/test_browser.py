@@ -6,11 +6,13 @@ import html as entities
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from qdqspec.report.formats import html
 from qdqspec.testing.records import bare_run, empty_run, hostile_run, sample_run
+from qdqspec.types import RunRecord
 
 WIDTHS = (400, 700, 1000, 2000)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -18,17 +20,31 @@ SCRIPT = """<p id="widths"></p><script>onload = () => {
   document.getElementById("widths").textContent = [...document.querySelectorAll("iframe")].map(frame =>
     frame.contentDocument.documentElement.scrollWidth).join(" ")
 }</script>"""
+CUT = """<p id="widths"></p><script>onload = () => {
+  const cut = text => {
+    const [own, whole] = [text, text.ownerSVGElement].map(each => each.getBoundingClientRect())
+    return own.left < whole.left - 1 || own.right > whole.right + 1
+  }
+  document.getElementById("widths").textContent = [...document.querySelectorAll("iframe")].map(frame =>
+    [...frame.contentDocument.querySelectorAll("figure > svg text")].filter(cut).length).join(" ")
+}</script>"""
+LONG = "set tune.min_sqnr_db, or exclude nodes/that/have/a/long/path/without/any/space/in/between"
 
 
 def overflow(page: str, folder) -> dict[int, int]:
-    """The pixels by which a page is wider than each window: frames of these widths in one page."""
+    """The pixels by which a page is wider than each window."""
+    return {width: is_ - width for width, is_ in in_frames(page, folder, SCRIPT).items()}
+
+
+def in_frames(page: str, folder, script: str) -> dict[int, int]:
+    """What the script counts in frames of these widths, in one page."""
     opened = page.replace("<details>", "<details open>")
     frames = "".join(
         f'<iframe width="{width}" height="900" style="border:0" srcdoc="{entities.escape(opened)}"></iframe>'
         for width in WIDTHS
     )
     file = folder / "frames.html"
-    file.write_text(f"<!doctype html><meta charset=utf-8>{frames}{SCRIPT}", encoding="utf-8")
+    file.write_text(f"<!doctype html><meta charset=utf-8>{frames}{script}", encoding="utf-8")
     command = [
         CHROMIUM,
         "--headless",
@@ -45,7 +61,18 @@ def overflow(page: str, folder) -> dict[int, int]:
     ).stdout
     found = re.search(r'<p id="widths">([\d ]+)</p>', shown)
     assert found, shown[-2000:]
-    return {width: int(is_) - width for width, is_ in zip(WIDTHS, found[1].split(), strict=True)}
+    return {width: int(is_) for width, is_ in zip(WIDTHS, found[1].split(), strict=True)}
+
+
+def advising_run() -> RunRecord:
+    """A run whose checks give advice with long words, and have long names."""
+    run = sample_run()
+    case = run.cases[0]
+    results = tuple(
+        replace(result, id=f"{result.id}-of-the-exported-model", verdict=replace(result.verdict, advice=LONG))
+        for result in case.results
+    )
+    return replace(run, cases=(replace(case, results=results),))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
@@ -60,8 +87,17 @@ def test_a_wide_element_is_found(tmp_path):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 @pytest.mark.parametrize(
-    "record", [sample_run(), hostile_run(), bare_run()], ids=["sample", "hostile", "bare"]
+    "record",
+    [sample_run(), hostile_run(), bare_run(), advising_run()],
+    ids=["sample", "hostile", "bare", "advice"],
 )
 def test_no_page_is_wider_than_its_window(record, tmp_path):
     wide = overflow(html.report_format.render(record), tmp_path)
     assert {width: more for width, more in wide.items() if more > 0} == {}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_no_chart_cuts_its_text(tmp_path):
+    page = html.report_format.render(sample_run())
+    page = re.sub(r">/layer\d/block\d/Conv<", ">...MagikaV2/LayerNorm_1/Square<", page)
+    assert set(in_frames(page, tmp_path, CUT).values()) == {0}

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqspec.checks.verdicts import raised
+from qdqspec.errors import DataError
 from qdqspec.report.facts import ops_table, pairs_table
 from qdqspec.report.formats import html, markdown
 from qdqspec.report.formats.csv import report_format as csv_format
@@ -256,3 +258,18 @@ def test_a_chart_without_spread_still_draws() -> None:
 def test_times_are_said_in_utc(started: str) -> None:
     page = markdown.report_format.render(replace(sample_run(), started=started))
     assert "2026-01-15 09:30:00 UTC, 12 min" in page
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_whole_error_of_a_check_that_was_not_judged(page) -> None:
+    reason = "metric 'recall' raised KeyError: 'boxes, which is the name of an output of another model than this one'"
+    run = sample_run()
+    result = replace(
+        run.cases[0].results[0], verdict=raised(DataError(reason, cure="it must return one number"))
+    )
+    text = page.report_format.render(
+        replace(run, cases=(replace(run.cases[0], results=(result,)), *run.cases[1:]))
+    )
+    plain_text = re.sub(r"\\(.)", r"\1", text.replace("&#x27;", "'"))
+    assert reason in plain_text
+    assert plain_text.count("it must return one number") == 1
