@@ -156,15 +156,17 @@ VERBS = {
     "explain": ("explain", "model.onnx"),
 }
 SMALL = 20  # nodes: what is measured there is start-up
-# Runs a command, and writes the CPU seconds of its own process and those of its children to a file.
+# Runs a command, and writes the CPU seconds of its own process and those of its children to a file: after all else at
+# the end of the process, where idle zygotes are stopped. Children count when they have been waited for.
 COMMAND = """
-import resource, sys
+import atexit, resource, sys
+def write():
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    with open(sys.argv[1], "w") as file:
+        file.write(" ".join(str(each.ru_utime + each.ru_stime) for each in used))
+atexit.register(write)
 from qdqspec.cli import main
-code = main(sys.argv[2:])
-used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-with open(sys.argv[1], "w") as file:
-    file.write(" ".join(str(each.ru_utime + each.ru_stime) for each in used))
-sys.exit(code)
+sys.exit(main(sys.argv[2:]))
 """
 INSPECTED = {"residual": residual, "nested splits": nested_splits, "attention": attention}
 INSPECT_BARS = {20_000: 2.0, 200_000: 20.0}  # seconds
