@@ -14,7 +14,7 @@ from itertools import islice, takewhile
 from typing import Protocol, TypeAlias
 
 from qdqspec.errors import BackendError
-from qdqspec.measurement.bench import Bench, Built
+from qdqspec.measurement.bench import ASSUMED_EPS, Bench, Built
 from qdqspec.measurement.twins import Twins
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Race, Trial
@@ -136,6 +136,8 @@ class Search:
         self._case = case
         self._watch = watch
         self._noise = next((t for t in replay if t.phase == "noise"), None)
+        self._noise_seconds: float | None = None  # that measuring it may take
+        self._is_settled = False  # whether the bench has it
         self._recorded = deque(t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0))
         self._held: list[Proposal] = []  # asked of the strategy and not yet returned
         self._awaited: set[_Key] = set()  # returned and not yet told
@@ -292,7 +294,7 @@ class Search:
         return self._enter(trial)
 
     def _journalled(self, trial: Trial) -> Trial:
-        if self.trials:  # the variation between builds is measured right after the first
+        if self.trials:
             trial = replace(trial, eps=self._bench.eps)
         self._log.append(trial)
         return self._enter(trial)
@@ -300,7 +302,11 @@ class Search:
     def _enter(self, trial: Trial) -> Trial:
         if not self.trials:
             _check_reference(trial)
-            self._settle_noise(trial)
+            left = self._budget.left
+            self._noise_seconds = None if left is None else NOISE_SHARE * left
+            self._bench.eps = ASSUMED_EPS
+        if not self._is_settled and (trial.race is not None or self._budget.seconds is None):
+            self._settle_noise(self.trials[0] if self.trials else trial)
         self._budget.note(trial)
         trial = replace(trial, eps=self._bench.eps)
         self.trials.append(trial)
@@ -312,15 +318,18 @@ class Search:
     def _settle_noise(self, reference: Trial) -> None:
         """Give the bench the variation between builds, from an earlier run if recorded, else measured now.
 
-        The line has ``eps``, since samples of twins, which may be part of it, are not in the journal.
+        In a search with a time limit that is after the first race, which is run with an assumed variation, so that a
+        faster placement is known earlier. The line has ``eps``, since samples of twins, which may be part of it, are
+        not in the journal.
         """
-        bench, known, left = self._bench, self._noise, self._budget.left
+        self._is_settled = True
+        bench, known, seconds = self._bench, self._noise, self._noise_seconds
         if known is not None and known.eps is not None:
             bench.eps = known.eps
         elif known is not None:
             bench.recall_noise(known.samples)
         else:
-            noise = bench.measure_noise(reference.placement, None if left is None else NOISE_SHARE * left)
+            noise = bench.measure_noise(reference.placement, seconds)
             line = Trial(number=0, phase="noise", placement=reference.placement, samples=noise, eps=bench.eps)
             self._log.append(line)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from qdqspec.errors import BackendError
-from qdqspec.measurement.bench import Built
+from qdqspec.measurement.bench import ASSUMED_EPS, Built
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Budget, Search, search
 from qdqspec.types import Consumer, Placement, Progress, Race, Samples, Site, Trial
@@ -120,6 +120,27 @@ def test_everything_asked_for_is_built_told_and_journalled_once() -> None:
     assert bench.built == ["reference", "noise", *NAMES[1:]]
     assert [trial.phase for trial in log.trials] == ["pure", "noise", *["pure"] * 5]
     assert log.trials[1].samples == NOISE
+
+
+def test_with_a_time_limit_the_variation_between_builds_follows_the_first_race() -> None:
+    log = Log()
+    bench = Bench(log=log.trials)
+    trials, _ = run(bench, log=log, seconds=10_000.0)
+    assert bench.built == ["reference", "a", "noise", *NAMES[2:]]
+    assert [trial.eps for trial in log.trials] == [None, ASSUMED_EPS, *[0.03] * 5]
+    assert [trial.eps for trial in trials] == [ASSUMED_EPS, *[0.03] * 5]
+    again = Bench()
+    resumed, _ = run(again, replay=log.trials, seconds=10_000.0)
+    assert again.built == []
+    assert [trial.eps for trial in resumed] == [trial.eps for trial in trials]
+
+
+def test_a_kill_between_the_first_race_and_the_noise_measures_it() -> None:
+    log = Log()
+    run(Bench(log=log.trials), log=log, seconds=10_000.0)
+    resumed = Bench()
+    run(resumed, replay=log.trials[:2], seconds=10_000.0)
+    assert resumed.built == ["noise", *NAMES[2:]]
 
 
 def test_every_trial_tells_what_difference_counts_here() -> None:
