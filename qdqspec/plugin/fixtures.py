@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -90,11 +91,15 @@ def qdq_data() -> Mapping[str, Loader]:
 
 
 @pytest.fixture
-def _qdq_the_case(
-    request: pytest.FixtureRequest, qdq_metrics: Mapping[str, Metric], qdq_data: Mapping[str, Loader]
-) -> Case:
+def _qdq_own(qdq_metrics: Mapping[str, Metric], qdq_data: Mapping[str, Loader]) -> Callable[[Case], Case]:
+    """Adds your own metrics and data loaders to a case."""
+    return partial(replace, metrics=qdq_metrics, loaders=qdq_data)
+
+
+@pytest.fixture
+def _qdq_the_case(request: pytest.FixtureRequest, _qdq_own: Callable[[Case], Case]) -> Case:
     """The case a fixture is about: the one of the check, or the one that marker ``qdq`` names."""
-    return replace(_asked_case(request), metrics=qdq_metrics, loaders=qdq_data)
+    return _qdq_own(_asked_case(request))
 
 
 def _asked_case(request: pytest.FixtureRequest) -> Case:
@@ -150,15 +155,12 @@ def qdq_latency(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.
 
 @pytest.fixture
 def qdq_case(
-    qdq_session: Session,
-    qdq_metrics: Mapping[str, Metric],
-    qdq_data: Mapping[str, Loader],
-    pytestconfig: pytest.Config,
+    qdq_session: Session, _qdq_own: Callable[[Case], Case], pytestconfig: pytest.Config
 ) -> Callable[[str], CaseView]:
     """Return ``qdq_case("specs/a.qdq.yaml::int8-b8")``: a `CaseView`; the file is relative to the root."""
 
     def view(reference: str) -> CaseView:
-        case = replace(_one_case(reference, pytestconfig), metrics=qdq_metrics, loaders=qdq_data)
+        case = _qdq_own(_one_case(reference, pytestconfig))
         return CaseView(case=case, session=qdq_session, _pytest_config=pytestconfig)
 
     return view
@@ -166,10 +168,7 @@ def qdq_case(
 
 @pytest.fixture
 def qdq_common(
-    qdq_session: Session,
-    qdq_metrics: Mapping[str, Metric],
-    qdq_data: Mapping[str, Loader],
-    pytestconfig: pytest.Config,
+    qdq_session: Session, _qdq_own: Callable[[Case], Case], pytestconfig: pytest.Config
 ) -> Callable[[str], CommonPlacement]:
     """Return ``qdq_common("specs/a.qdq.yaml")``: the one placement for the runtimes of ``tune.targets``.
 
@@ -192,7 +191,7 @@ def qdq_common(
                 if len(kinds) != 1
                 else "name the runtimes: tune: {targets: [BACKEND, BACKEND]}",
             )
-        full = [replace(case, metrics=qdq_metrics, loaders=qdq_data) for case in cases]
+        full = [_qdq_own(case) for case in cases]
         with _recorded(pytestconfig, qdq_session):
             return _present(next(iter(qdq_session.find_common(full)), None))
 

@@ -126,21 +126,6 @@ def _named_apart(entries: tuple[CheckEntry, ...]) -> tuple[CheckEntry, ...]:
     return entries
 
 
-def _strategy(name: str) -> str:
-    known = registry.names("strategy")
-    if name not in known:
-        raise unknown_name("strategy", name, known)
-    return name
-
-
-def _backend_name(name: str) -> str:
-    """A backend without a variant; valid even if this machine lacks it."""
-    known = registry.names("backend")
-    if name not in known:
-        raise unknown_name("backend", name, known)
-    return name
-
-
 def _backend(name: str) -> str:
     """A backend or one of its targets; a backend that declares none defines them when it runs.
 
@@ -155,31 +140,23 @@ def _backend(name: str) -> str:
 
 
 class _Registered:
-    """Adds the names of a registry kind to the JSON Schema of a text field."""
+    """Accepts the names of a registry kind: of a backend without a variant, even if this machine lacks it."""
 
     def __init__(self, kind: registry.RegistryKind) -> None:
+        self.what: str = kind
         self.kind = kind
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """The names as an enumeration."""
-        return {**handler(schema), "enum": list(registry.names(self.kind))}
-
-
-class _Declared:
-    """Accepts the names that backends declare, and ``others``; imports the backend that a name belongs to alone."""
-
-    def __init__(self, names: hooks.DeclaredNames, what: str, *others: str) -> None:
-        self.names, self.what, self.others = names, what, others
 
     def known(self) -> tuple[str, ...]:
         """All valid names."""
-        return (*self.others, *hooks.all_names(self.names))
+        return registry.names(self.kind)
+
+    def is_known(self, name: str) -> bool:
+        """Whether the name is valid."""
+        return name in self.known()
 
     def check(self, name: str) -> str:
         """The name, if it is valid."""
-        if name in self.others or hooks.declares(self.names, name):
+        if self.is_known(name):
             return name
         raise unknown_name(self.what, name, self.known())
 
@@ -194,9 +171,24 @@ class _Declared:
         return {**handler(schema), "enum": list(self.known())}
 
 
-StrategyName: TypeAlias = Annotated[str, AfterValidator(_strategy), _Registered("strategy")]
+class _Declared(_Registered):
+    """Accepts the names that backends declare, and ``others``; imports the backend that a name belongs to alone."""
+
+    def __init__(self, names: hooks.DeclaredNames, what: str, *others: str) -> None:
+        self.names, self.what, self.others = names, what, others
+
+    def known(self) -> tuple[str, ...]:
+        """All valid names."""
+        return (*self.others, *hooks.all_names(self.names))
+
+    def is_known(self, name: str) -> bool:
+        """Whether the name is valid."""
+        return name in self.others or hooks.declares(self.names, name)
+
+
+StrategyName: TypeAlias = Annotated[str, _Registered("strategy")]
 Target: TypeAlias = Annotated[str, AfterValidator(_backend)]
-BackendName: TypeAlias = Annotated[str, AfterValidator(_backend_name), _Registered("backend")]
+BackendName: TypeAlias = Annotated[str, _Registered("backend")]
 LintTargetName: TypeAlias = Annotated[str, _Declared("lint_targets", "lint target")]
 OptimizerName: TypeAlias = Annotated[str, _Declared("optimizers", "optimizer", *OPTIMIZERS)]
 Checks: TypeAlias = Annotated[tuple[CheckEntry, ...], AfterValidator(_named_apart)]

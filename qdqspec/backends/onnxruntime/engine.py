@@ -123,7 +123,7 @@ class OnnxRuntimeEngine(TimedEngine["ort.InferenceSession", dict[str, Array]]):
         if options.hashed:
             session, self.graph_hash = _hashed_session(model, options)
         else:
-            session, self.graph_hash = _session(model, options), ""
+            session, self.graph_hash = open_session(model, options), ""
         super().__init__(model, session)
         self._options = options
         self._outputs = [output.name for output in session.get_outputs()]
@@ -159,7 +159,7 @@ class OnnxRuntimeEngine(TimedEngine["ort.InferenceSession", dict[str, Array]]):
         feeds = self._require_bound(profile)
         with tempfile.TemporaryDirectory(prefix="qdqspec-ort-") as folder:
             optimized = Path(folder) / "optimized.onnx"
-            session = _session(self.model, self._options, optimized=optimized, profile=Path(folder) / "p")
+            session = open_session(self.model, self._options, optimized=optimized, profile=Path(folder) / "p")
             with _refusals("the model could not be run", self.model):
                 for _ in range(profile_warmup(runs) + runs):
                     session.run(self._outputs, feeds)
@@ -193,16 +193,21 @@ def _hashed_session(model: Path, options: BuildOptions) -> tuple[ort.InferenceSe
     """Open a session, and the hash of the graph it runs."""
     with tempfile.TemporaryDirectory(prefix="qdqspec-ort-") as folder:
         optimized = Path(folder) / "optimized.onnx"
-        session = _session(model, options, optimized=optimized)
+        session = open_session(model, options, optimized=optimized)
         return session, graph_hash(read_graph(optimized), optimized.parent)
 
 
-def _session(
-    model: Path, options: BuildOptions, *, optimized: Path | None = None, profile: Path | None = None
+def open_session(
+    model: Path,
+    options: BuildOptions,
+    *,
+    optimized: Path | None = None,
+    profile: Path | None = None,
+    failure: str = "ONNX Runtime could not build the model",
 ) -> ort.InferenceSession:
     """Open a session; write the graph it runs to ``optimized``, and with ``profile`` time its kernels.
 
-    Writing the graph with external weights costs 0.2 to 1 times a plain build, 30 ms for 20 MB.
+    ``failure`` is what an error states. Writing the graph with external weights costs 0.2 to 1 times a plain build, 30 ms for 20 MB.
     """
     try:
         import onnxruntime as ort
@@ -221,7 +226,7 @@ def _session(
     if profile is not None:
         settings.enable_profiling = True
         settings.profile_file_prefix = str(profile)
-    with _refusals("ONNX Runtime could not build the model", model, cure=None):
+    with _refusals(failure, model, cure=None):
         return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
 
 
