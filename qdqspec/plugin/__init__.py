@@ -15,6 +15,7 @@ import pytest
 from qdqspec.plugin import baselines, collect, distribute, options, summary
 from qdqspec.plugin._compat import columns_of, is_worker
 from qdqspec.plugin.fixtures import (
+    _qdq_own,
     _qdq_the_case,
     qdq_backend,
     qdq_calibration,
@@ -33,6 +34,7 @@ from qdqspec.plugin.fixtures import (
 from qdqspec.plugin.render import without_traceback
 
 __all__ = [
+    "_qdq_own",
     "_qdq_the_case",
     "qdq_backend",
     "qdq_calibration",

@@ -207,7 +207,8 @@ def open_session(
 ) -> ort.InferenceSession:
     """Open a session; write the graph it runs to ``optimized``, and with ``profile`` time its kernels.
 
-    ``failure`` is what an error states. Writing the graph with external weights costs 0.2 to 1 times a plain build, 30 ms for 20 MB.
+    ``failure`` is what an error states. Writing the graph with external weights costs 0.2 to 1 times a plain build,
+    30 ms for 20 MB.
     """
     try:
         import onnxruntime as ort

@@ -91,15 +91,7 @@ def _machine(day: Day) -> Facts:
     packages = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
     lines = [f"{name}=={version}" for name, version in sorted(packages.items()) if name]
     (day.folder / "pip-freeze.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    asked = subprocess.run(
-        ["nvidia-smi", "-q"],
-        capture_output=True,
-        text=True,
-        timeout=_ASK_SECONDS,
-        check=False,
-        errors="replace",
-    )
-    (day.folder / "nvidia-smi-q.txt").write_text(asked.stdout + asked.stderr, encoding="utf-8")
+    _keep_output(["nvidia-smi", "-q"], day.folder / "nvidia-smi-q.txt")
     found: Facts = {
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -119,18 +111,18 @@ def _machine(day: Day) -> Facts:
     }
 
 
+def _keep_output(command: Sequence[str], path: Path) -> None:
+    """Run a tool, and write all that it prints to a file."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False, errors="replace"
+    )
+    path.write_text(done.stdout + done.stderr, encoding="utf-8")
+
+
 def _trtexec_help(day: Day) -> Facts:
     """The options of trtexec."""
     tool = require_tool()
-    done = subprocess.run(
-        [tool.path, "--help"],
-        capture_output=True,
-        text=True,
-        timeout=_ASK_SECONDS,
-        check=False,
-        errors="replace",
-    )
-    (day.folder / "trtexec-help.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
+    _keep_output([tool.path, "--help"], day.folder / "trtexec-help.txt")
     return {"options": len(tool.options), "version": list(tool.version or ())}
 
 
@@ -221,9 +213,7 @@ def _engine(
             found = _measured(engine, stem, feeds)
             for number, more in enumerate(others, start=1):
                 engine.bind(more, number)
-                found[f"median_ms_profile_{number}"] = statistics.median(
-                    engine.time(RUNS, _WARMUP, number).wall_ms
-                )
+                found[f"median_ms_profile_{number}"] = _median_ms(engine, number)
             if exact is not None:
                 found |= _error(engine, exact, feeds)
             return found
@@ -251,6 +241,10 @@ def _measured(engine: TensorRtEngine, stem: Path, feeds: Mapping[str, Array]) ->
         "graph_hash": engine.graph_hash,
         "notes": list(samples.notes),
     }
+
+
+def _median_ms(engine: TensorRtEngine, profile: int = 0) -> float:
+    return statistics.median(engine.time(RUNS, _WARMUP, profile).wall_ms)
 
 
 def _write_times(stem: Path, samples: Samples) -> None:
@@ -323,7 +317,7 @@ def _cross_check(day: Day) -> Facts:
     with closing(TensorRt().build(path, options)) as engine:
         engine.save(plan)
         engine.bind(models.feeds_for(model))
-        before = statistics.median(engine.time(RUNS, _WARMUP).wall_ms)
+        before = _median_ms(engine)
         words = [
             f"--loadEngine={plan}",
             f"--iterations={RUNS}",
@@ -337,7 +331,7 @@ def _cross_check(day: Day) -> Facts:
             seconds=_ASK_SECONDS,
             wanted=[*MEASURING, f"--exportTimes={stem}.times.json"],
         )
-        after = statistics.median(engine.time(RUNS, _WARMUP).wall_ms)
+        after = _median_ms(engine)
     ours = statistics.fmean((before, after))
     theirs = statistics.median(read_times(Path(f"{stem}.times.json").read_text(encoding="utf-8")))
     return {
