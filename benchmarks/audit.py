@@ -48,7 +48,7 @@ from qdqspec.placement.survival import check_survival
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges
-from qdqspec.regions import find_regions
+from qdqspec.regions.search import find_regions
 from qdqspec.session import Session
 from qdqspec.types import (
     Case,

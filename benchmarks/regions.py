@@ -34,7 +34,7 @@ from onnx import TensorProto, helper
 from tabulate import tabulate
 
 from qdqspec.graph.model import Model
-from qdqspec.regions import find_regions
+from qdqspec.regions.search import find_regions
 
 
 class Net:

@@ -99,10 +99,9 @@ def inspect(arguments: argparse.Namespace) -> int:
     """Divide the model into regions and print them with the backend's ratings."""
     from qdqspec.parity.data import shaped_by_data
     from qdqspec.parity.shapes import require_inputs
-    from qdqspec.regions.bodies import find_bodies
     from qdqspec.regions.forecast import forecast_tuning
     from qdqspec.regions.inspect import render_text, to_json
-    from qdqspec.regions.inspection import inspect_model
+    from qdqspec.regions.inspection import find_bodies, inspect_model
     from qdqspec.regions.search import find_regions
     from qdqspec.types import TRIALS, Inputs, RegionRules
 

@@ -29,7 +29,15 @@ from qdqspec.measurement.parts import FLOAT, PartBench
 from qdqspec.measurement.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measurement.race import WARMUP, Entrant, Turn, both_of, profiled, race, warmed
 from qdqspec.measurement.stats import build_deviation, drift
-from qdqspec.measurement.together import IsSettled, Take, Together, common_clock, joined
+from qdqspec.measurement.together import (
+    IsSettled,
+    Take,
+    Together,
+    common_clock,
+    joined,
+    predictions_between,
+    ratios_between,
+)
 from qdqspec.measurement.twins import (
     Twins,
     builds_on_each,
@@ -331,7 +339,7 @@ class Bench:
         def decides(so_far: Together) -> bool:
             if reference not in so_far.samples:
                 return False
-            ratios = so_far.ratios(reference, common_clock(self.clock, so_far.samples))
+            ratios = ratios_between(so_far.samples, reference, common_clock(self.clock, so_far.samples))
             return is_settled({role: ratios[c.id] for role, c in candidates.items() if c.id in ratios})
 
         found = merged(self._spread(distinct, builds, rounds, Turn.both, builds_on_each, is_settled=decides))
@@ -341,7 +349,10 @@ class Bench:
             raise BackendError(f"the reference model could not be built and run again: {why}")
         clock = common_clock(self.clock, timed)
         times = (0.0, 0) if self._looks is None else self._looks.deviation
-        ratios, tested = found.predictions(reference, clock, times), found.ratios(reference, clock, times)
+        ratios, tested = (
+            between(timed, reference, clock, found.devices, times)
+            for between in (predictions_between, ratios_between)
+        )
         present = {role: each.id for role, each in candidates.items() if each.id in timed}
         return LatencyEvidence(
             clock=clock,

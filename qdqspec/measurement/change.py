@@ -87,7 +87,7 @@ def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
     freedom = (ours.variance + theirs.variance) ** 2 / parts if parts else math.inf
     return TimeChange(
         builds=_interval(ours.center - theirs.center, variance, freedom),
-        ranks=_exponential(shift_bounds(ours.rounds, theirs.rounds)),
+        ranks=shift_bounds(ours.rounds, theirs.rounds).exponential,
         p_value=mann_whitney_p(ours.rounds, theirs.rounds),
     )
 
@@ -160,11 +160,7 @@ def _level(times: BuildTimes) -> _Level:
 
 def _interval(center: float, variance: float, freedom: float) -> Interval:
     reach = student_t(0.95, int(min(freedom, _ENOUGH))) * math.sqrt(variance) if variance else 0.0
-    return _exponential(Interval(median=center, low=center - reach, high=center + reach))
-
-
-def _exponential(logs: Interval) -> Interval:
-    return Interval(median=math.exp(logs.median), low=math.exp(logs.low), high=math.exp(logs.high))
+    return Interval(median=center, low=center - reach, high=center + reach).exponential
 
 
 def _rank_deviation(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:

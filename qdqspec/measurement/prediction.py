@@ -16,7 +16,6 @@ from qdqspec.arrays import Floats
 from qdqspec.measurement.stats import (
     Variance,
     build_levels,
-    exponential,
     student_half_width,
     variance_of_builds,
 )
@@ -54,7 +53,8 @@ def predicted_ratios(
         share = 1 / len(own) + 1 / len(middle[base])
         half = student_half_width((share * (ours + theirs), freedom), (2 * between, looks))
         spread = _spread(conditions[0], conditions[1], role, base, devices) if first else 0.0
-        found[role] = exponential(float(own.mean() - middle[base].mean()), spread + half)
+        center, reach = float(own.mean() - middle[base].mean()), spread + half
+        found[role] = Interval(median=center, low=center - reach, high=center + reach).exponential
     return found
 
 

@@ -244,9 +244,7 @@ def _verdict(opponent: str, ours: Samples, theirs: Samples, clock: Clock, eps: f
 
 def _interval(differences: Floats) -> Interval | None:
     bounds = signed_rank_bounds(differences)
-    if bounds is None:
-        return None
-    return Interval(median=math.exp(bounds.median), low=math.exp(bounds.low), high=math.exp(bounds.high))
+    return None if bounds is None else bounds.exponential
 
 
 def _is_vain(ours: Samples, theirs: Samples, clock: Clock, eps: float) -> bool:

@@ -209,8 +209,8 @@ def ratio_intervals(
             continue
         by_builds = builds[0] * (1 / len(own) + 1 / len(levels[base])), builds[1]
         half = student_half_width(by_builds, extra)
-        difference = float(np.mean(own) - np.mean(levels[base]))
-        found[role] = exponential(difference, half)
+        center = float(np.mean(own) - np.mean(levels[base]))
+        found[role] = Interval(median=center, low=center - half, high=center + half).exponential
     return found
 
 
@@ -245,11 +245,6 @@ def student_half_width(*parts: Variance) -> float:
     shares = sum(variance**2 / freedom for variance, freedom in known)
     freedom = max(1, math.floor(total**2 / shares + 1e-9)) if shares else parts[0][1]
     return student_t(0.95, freedom) * math.sqrt(total)
-
-
-def exponential(center: float, half: float) -> Interval:
-    """The interval of a ratio from that of its logarithm."""
-    return Interval(median=math.exp(center), low=math.exp(center - half), high=math.exp(center + half))
 
 
 def enclosed_ratios(

@@ -44,14 +44,6 @@ class Together:
     failures: dict[str, QdqspecError] = field(default_factory=dict)
     devices: int = 1
 
-    def ratios(self, base: str, clock: Clock, times: tuple[float, int] = (0.0, 0)) -> dict[str, Interval]:
-        """Every group's time over that of the ``base`` group; see `ratios_between`."""
-        return ratios_between(self.samples, base, clock, self.devices, times)
-
-    def predictions(self, base: str, clock: Clock, times: tuple[float, int]) -> dict[str, Interval]:
-        """The same as another program will measure it; see `predictions_between`."""
-        return predictions_between(self.samples, base, clock, self.devices, times)
-
 
 def ratios_between(
     groups: Mapping[str, Sequence[Samples]],

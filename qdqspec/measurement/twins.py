@@ -22,7 +22,7 @@ from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.measurement._records import trial_from_json, trial_to_json
 from qdqspec.measurement.race import Turn
-from qdqspec.measurement.together import Together
+from qdqspec.measurement.together import Together, ratios_between
 from qdqspec.types import Clock, Placement, Samples, Trial
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Twins:
         if block.failures:
             self._set_aside(member, "; ".join(map(str, block.failures.values())))
             return
-        member.ratio = block.ratios("reference", self._clock)["pair"].median
+        member.ratio = ratios_between(block.samples, "reference", self._clock)["pair"].median
         self._judge()
 
     def _judge(self) -> None:

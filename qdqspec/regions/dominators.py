@@ -80,7 +80,6 @@ class Chains:
     """
 
     following: tuple[int, ...]
-    heads: tuple[int, ...]
     inside: dict[int, list[int]]
 
 
@@ -99,13 +98,11 @@ def structure_tree(dominator: Sequence[int], post_dominator: Sequence[int]) -> C
             following[above], preceding[vertex] = vertex, above
     container = [-1] * size
     inside: dict[int, list[int]] = {}
-    heads = [0]
     for vertex in range(1, size):
         above = dominator[vertex]
         if preceding[vertex] >= 0:
             container[vertex] = container[above]
             continue
         container[vertex] = above if following[above] >= 0 else container[above]
-        heads.append(vertex)
         inside.setdefault(container[vertex], []).append(vertex)
-    return Chains(tuple(following), tuple(heads), inside)
+    return Chains(tuple(following), inside)

@@ -10,11 +10,10 @@ state and reaches an accepting state.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import TypeAlias
 
 import onnx
 
@@ -36,30 +35,8 @@ from qdqspec.registry import did_you_mean
 from qdqspec.types import PatternRules
 
 __all__ = [
-    "BUILT_INS", "Expression", "allowed_nodes", "matched_nodes", "matches", "parse", "require_matches", "unmatched",
+    "BUILT_INS", "Expression", "allowed_nodes", "matched_nodes", "parse", "require_matches", "unmatched",
 ]  # fmt: skip
-
-Path: TypeAlias = tuple[Node, ...]
-LONGEST_REPEAT = 16  # repetitions of one `*`
-MOST_STEPS = 2000  # tried from one node by `matches`; `matched_nodes` has no limit
-
-
-def matches(expression: Expression, model: Model) -> tuple[tuple[str, ...], ...]:
-    """The node names of each match, along the data flow, in graph order of the first node.
-
-    Of matches from one node, those that are part of a longer one are omitted: ``Conv > Relu?`` takes the Relu
-    where there is one. A part repeats at most 16 times, and the list from one node is cut after 2,000 steps.
-    `matched_nodes` has no such limits, and `allowed_nodes` uses it.
-    """
-    if expression.name:
-        return tuple((n.name,) for n in model.nodes if fnmatchcase(n.name, expression.name))
-    assert expression.part is not None
-    matcher = _Matcher(model)
-    found: dict[tuple[str, ...], None] = {}
-    for node in model.nodes:
-        if not is_constant(node):
-            found.update(dict.fromkeys(matcher.ways_from(expression.part, node)))
-    return tuple(found)
 
 
 def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
@@ -67,7 +44,7 @@ def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
     if expression.name:
         return frozenset(n.name for n in model.nodes if fnmatchcase(n.name, expression.name))
     assert expression.part is not None
-    matcher = _Matcher(model)
+    matcher = Matcher(model)
     found = taken_nodes(
         automaton_of(expression.part), matcher.readers, lambda op, node: matcher.fits(op, model.nodes[node])
     )
@@ -143,56 +120,12 @@ def _is_like(name: str, globs: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
-class _Matcher:
+class Matcher:
+    """Decides which nodes of a model the operators of an expression fit, and which nodes may follow another."""
+
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._steps = 0
         self._defaults: dict[tuple[str, str], dict[str, onnx.AttributeProto]] = {}
-
-    def ways_from(self, part: PatternPart, start: Node) -> list[tuple[str, ...]]:
-        """All complete matches that begin at a node, without those contained in another."""
-        self._steps = 0
-        ways = {tuple(n.name for n in way) for way in self._ways(part, (), start) if way}
-        sets = [frozenset(way) for way in ways]
-        kept = [way for way in ways if not any(frozenset(way) < other for other in sets)]
-        return sorted(kept, key=lambda way: [self._model.by_name[name].index for name in way])
-
-    def _ways(self, part: PatternPart, path: Path, start: Node) -> Iterator[Path]:
-        self._steps += 1
-        if self._steps > MOST_STEPS:
-            return
-        match part:
-            case Op():
-                for node in self._next(path, start):
-                    if node not in path and self.fits(part, node):
-                        yield (*path, node)
-            case Alternatives():
-                for choice in part.parts:
-                    yield from self._ways(choice, path, start)
-            case InTurn():
-                yield from self._in_turn(part.parts, path, start)
-            case Repeat():
-                yield from self._repeated(part, path, start, LONGEST_REPEAT if part.many else 1)
-
-    def _in_turn(self, parts: tuple[PatternPart, ...], path: Path, start: Node) -> Iterator[Path]:
-        if not parts:
-            yield path
-            return
-        for way in self._ways(parts[0], path, start):
-            yield from self._in_turn(parts[1:], way, start)
-
-    def _repeated(self, repeat: Repeat, path: Path, start: Node, rounds: int) -> Iterator[Path]:
-        if rounds:
-            for way in self._ways(repeat.part, path, start):
-                if way != path:
-                    yield from self._repeated(repeat, way, start, rounds - 1)
-        yield path
-
-    def _next(self, path: Path, start: Node) -> Iterator[Node]:
-        if not path:
-            yield start
-            return
-        yield from (self._model.nodes[index] for index in self.readers[path[-1].index])
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:

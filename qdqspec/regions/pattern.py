@@ -28,12 +28,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import onnx
 
-from qdqspec.errors import ModelError
 from qdqspec.graph.model import Model, Node, TensorType
 from qdqspec.graph.ops import COMMUTATIVE, is_commutative
 from qdqspec.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
-from qdqspec.regions.flow import Flow, flow_of, short_hash
-from qdqspec.registry import did_you_mean
+from qdqspec.regions.flow import Flow, short_hash
 
 PatternGranularity: TypeAlias = Literal["structure", "structure+shapes"]
 VERSION = "p1"
@@ -54,44 +52,59 @@ class Pattern:
     order: tuple[str, ...]
 
 
-def canonical(
-    model: Model, nodes: Iterable[str], granularity: PatternGranularity = "structure+shapes"
-) -> Pattern:
-    """The pattern of a set of nodes. Equal digests mean isomorphic; isomorphic sets have equal digests.
-
-    The second half does not hold for highly symmetric sets, where the number of symmetric nodes times the
-    number of all nodes is above 50,000 (some 220 interchangeable branches): their digest may depend on the
-    order in which nodes are listed. Raises `ModelError` for a name that is not a node of the model, or is a
-    ``Constant``.
-    """
-    maker = PatternMaker(flow_of(model), granularity)
-    indices = []
-    for name in dict.fromkeys(nodes):
-        node = model.by_name.get(name)
-        if node is None or node.index not in maker.place:
-            near = did_you_mean(name, list(model.by_name))
-            raise ModelError(f"there is no node '{name}' to make a pattern of{near}", where=model.where)
-        indices.append(node.index)
-    return maker.make(indices)
-
-
 class PatternMaker:
     """Makes patterns of one model's node sets. Facts about single nodes are computed once."""
 
     def __init__(self, flow: Flow, granularity: PatternGranularity = "structure+shapes") -> None:
+        self.place = {index: i for i, index in enumerate(flow.order)}
         self._flow = flow
-        self._viewer = Viewer(flow, with_shapes=granularity == "structure+shapes")
+        self._faces = dict(zip(flow.order, _faces(flow, granularity == "structure+shapes"), strict=True))
         self._solved: dict[tuple[object, ...], Solution] = {}
-        self.place = self._viewer.place
-        self.view = self._viewer.view
 
     def make(self, indices: Iterable[int]) -> Pattern:
-        """The pattern of nodes given by index."""
+        """The pattern of nodes given by index. Equal digests mean isomorphic; isomorphic sets have equal digests.
+
+        The second half does not hold for highly symmetric sets, where the number of symmetric nodes times the
+        number of all nodes is above 50,000 (some 220 interchangeable branches): their digest may depend on the
+        order in which nodes are listed.
+        """
         view = self.view(indices)
         order, digest, text = self.solution(view)
         shared = len(order) - len(view.members)
         names = (self._flow.model.nodes[view.members[v - shared]].name for v in order if v >= shared)
         return Pattern(digest=digest, text=text, order=tuple(names))
+
+    def view(self, indices: Iterable[int]) -> NodeView:
+        """The view of nodes given by index."""
+        inside = set(indices)
+        members = sorted(inside, key=self.place.__getitem__)
+        kinds: list[NodeKind] = []
+        feeds: list[int] = []
+        seen: list[str] = []
+        inputs: list[str] = []
+        outputs: list[str] = []
+        number: dict[str, int] = {}  # in ``feeds``
+        made = 0
+        for index in members:
+            kind, reads, makes = self._faces[index]
+            kinds.append(kind)
+            for tensor in reads:
+                feed = number.get(tensor)
+                if feed is None:
+                    inputs.append(tensor)
+                    feed = number[tensor] = -len(inputs)
+                feeds.append(feed)
+            signs = ""
+            for tensor, readers in makes:
+                number[tensor] = made
+                made += 1
+                if inside.issuperset(readers):
+                    signs += "."
+                else:
+                    signs += "o"
+                    outputs.append(tensor)
+            seen.append(signs)
+        return NodeView(members, kinds, feeds, seen, inputs, outputs)
 
     def solution(self, view: NodeView) -> Solution:
         """The pattern of a view. Cached, because most repeated blocks are equal before they are ordered."""
@@ -276,46 +289,6 @@ class NodeView(NamedTuple):
 
 # A node: its kind, the tensors its ends read, and the tensors it makes with the readers of each.
 _Face: TypeAlias = tuple[NodeKind, Sequence[str], Sequence[tuple[str, Sequence[int]]]]
-
-
-class Viewer:
-    """Makes views of one model's node sets. Facts about single nodes are computed once."""
-
-    def __init__(self, flow: Flow, *, with_shapes: bool) -> None:
-        self.place = {index: i for i, index in enumerate(flow.order)}
-        self._faces = dict(zip(flow.order, _faces(flow, with_shapes), strict=True))
-
-    def view(self, indices: Iterable[int]) -> NodeView:
-        """The view of nodes given by index."""
-        inside = set(indices)
-        members = sorted(inside, key=self.place.__getitem__)
-        kinds: list[NodeKind] = []
-        feeds: list[int] = []
-        seen: list[str] = []
-        inputs: list[str] = []
-        outputs: list[str] = []
-        number: dict[str, int] = {}  # in ``feeds``
-        made = 0
-        for index in members:
-            kind, reads, makes = self._faces[index]
-            kinds.append(kind)
-            for tensor in reads:
-                feed = number.get(tensor)
-                if feed is None:
-                    inputs.append(tensor)
-                    feed = number[tensor] = -len(inputs)
-                feeds.append(feed)
-            signs = ""
-            for tensor, readers in makes:
-                number[tensor] = made
-                made += 1
-                if inside.issuperset(readers):
-                    signs += "."
-                else:
-                    signs += "o"
-                    outputs.append(tensor)
-            seen.append(signs)
-        return NodeView(members, kinds, feeds, seen, inputs, outputs)
 
 
 def _faces(flow: Flow, with_shapes: bool) -> Iterator[_Face]:

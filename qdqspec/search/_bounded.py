@@ -1,33 +1,74 @@
-"""Labellings under an accuracy limit: composed with additive noise, and corrected by the predictions of an oracle."""
+"""Labellings that trade latency for accuracy: composed with additive noise, corrected by the predictions of an oracle.
+
+Noise power at the output is additive over blocks above about 20 dB in total (HAWQ-V3, Yao et al. 2021, uses the same
+additivity); below that the sum overestimates, which is conservative. Each block is measured alone once; the measurement
+of the whole calibrates the sum.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.parity.compare import power_of
-from qdqspec.placement.space import SchemeSpace
-from qdqspec.search._accuracy import NoiseModel
 from qdqspec.search._guide import CLOSE_DB, Guide
-from qdqspec.search.blocks import CostModel, unit_labels
+from qdqspec.search.blocks import CostModel
 from qdqspec.search.crossings import FP, Codes
-from qdqspec.types import Placement
+from qdqspec.types import Label, format_of
 
+PRICES = 12  # prices of noise, from free to prohibitive
+TARGETS_DB = (15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 50.0)  # SQNR targets at which a front is sampled
 CORRECTIONS = 6  # corrections of the allowed noise by the prediction for a composition
 MOST_CORRECTED_DB = 10.0  # for a single correction
 SLACK = 1.25  # factor by which a labelling may exceed the allowed noise and still be rehearsed
 DOUBT_DB = 1.0  # how far below the limit the additive prediction may be for a build without an oracle
 
 
+class NoiseModel:
+    """The noise of a labelling as the sum over its blocks."""
+
+    def __init__(self, powers: Floats) -> None:
+        """``powers`` is the noise of each block alone under each code."""
+        self.powers = powers
+
+    @classmethod
+    def measured(
+        cls,
+        labels: Sequence[Label],
+        alone_db: Sequence[Mapping[str, float]],
+        together_db: Mapping[str, float],
+    ) -> NoiseModel:
+        """The model from builds of single blocks.
+
+        ``alone_db`` is, for each block, the SQNR with only that block quantized, by name of the format in ``labels``.
+        ``together_db`` is the SQNR with all blocks quantized. A label that was not measured gets the largest noise of
+        the block's labels.
+        """
+        alone = [{name: power_of(value) for name, value in found.items()} for found in alone_db]
+        for name, value in together_db.items():
+            total = sum(block.get(name, 0.0) for block in alone)
+            for block in alone if total else ():
+                block |= {name: block[name] * power_of(value) / total} if name in block else {}
+        powers: Floats = np.zeros((len(alone), len(labels)))
+        for row, block in zip(powers, alone, strict=True):
+            largest = max(block.values(), default=0.0)
+            row[FP + 1 :] = [block.get(format_of(label), largest) for label in labels[FP + 1 :]]
+        return cls(powers)
+
+    def sqnr_db(self, codes: Codes) -> float:
+        """The predicted SQNR of a labelling, in dB."""
+        noise = noise_of(self.powers, codes)
+        return float("inf") if noise <= 0 else -10 * float(np.log10(noise))
+
+
 class Bounded:
     """Labellings of least predicted time for an SQNR, by the noise of blocks and the predictions of a guide."""
 
-    def __init__(self, space: SchemeSpace, costs: CostModel, noise: NoiseModel, guide: Guide) -> None:
+    def __init__(self, costs: CostModel, noise: NoiseModel, guide: Guide) -> None:
         self.noise = noise
-        self._space = space
         self._costs = costs
         self._guide = guide
         self._found: tuple[float, float] | None = None  # an SQNR, and the noise of blocks that just meets it
@@ -43,7 +84,7 @@ class Bounded:
         best = np.full(len(self._costs.blocks), FP, dtype=np.int8)
         for _ in range(CORRECTIONS):
             codes = least_time(self._costs, self.noise.powers, most, share)
-            predicted = self._guide.predicted_db(self._placed(codes))
+            predicted = self._guide.predicted_db(self._costs.placed(codes))
             if predicted is None:
                 return codes
             if predicted >= aim and self._costs.predict(codes, share) <= self._costs.predict(best, share):
@@ -65,7 +106,7 @@ class Bounded:
         if not self._guide.is_open:
             return self.noise.sqnr_db(codes) >= least_db - DOUBT_DB
         may_be = noise_of(self.noise.powers, codes) <= SLACK * self._allowed(least_db)
-        return may_be and self._guide.admits(self._placed(codes), least_db)
+        return may_be and self._guide.admits(self._costs.placed(codes), least_db)
 
     def _allowed(self, aim_db: float) -> float:
         """The noise of blocks allowed for an SQNR, by the last composition that met a target."""
@@ -73,9 +114,6 @@ class Bounded:
             return power_of(aim_db)
         known_db, most = self._found
         return most * power_of(aim_db - known_db)
-
-    def _placed(self, codes: Codes) -> Placement:
-        return self._space.resolve(unit_labels(self._space, self._costs.blocks, codes))
 
 
 # Lagrangian relaxation of a knapsack problem: the labelling of least predicted time under a noise limit.
@@ -170,3 +208,13 @@ def _gains(costs: CostModel, codes: Codes, share: float) -> Sequence[tuple[float
             if change < 0:
                 found.append((change, block.index, code))
     return found
+
+
+def priced(costs: CostModel, noise: NoiseModel) -> Iterator[Codes]:
+    """The fastest labellings at rising prices of noise: the convex part of the model's Pareto front."""
+    loudest = float(noise.powers.max(axis=1, initial=0.0).sum())
+    if not loudest:
+        return
+    rate = float(costs.times[:, FP].sum()) / loudest
+    for exponent in np.linspace(-2, 4, PRICES):
+        yield costs.compose(1.0, rate * 10**exponent * noise.powers)

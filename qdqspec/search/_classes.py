@@ -1,4 +1,7 @@
-"""Tied classes: units at the same position of the same pattern, which get the same label. Pure."""
+"""Labels of units by simple rules, tied classes of units that get the same label, and the time of units. Pure.
+
+A tied class has the units at the same position of the same pattern.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from qdqspec.graph.ops import WEIGHT_INPUT
 from qdqspec.placement.frames import Frames
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import Unit
 from qdqspec.types import Label, LayerTime, format_of, kind_of
 
+LINEAR = frozenset(WEIGHT_INPUT)
+
+Labels: TypeAlias = dict[str, Label]
 ClassLabels: TypeAlias = tuple[Label, ...]  # one label for each class
 
 
@@ -87,3 +94,28 @@ def spent_by_unit(space: SchemeSpace, layers: Sequence[LayerTime]) -> dict[str, 
         for owner in owners:
             spent[owner] += layer.milliseconds / len(owners)
     return spent
+
+
+def pure_labels(space: SchemeSpace) -> Iterator[Labels]:
+    """For each format: everything, each label with float outputs on all units, and only linear operators."""
+    for choice in space.choices:
+        everything = space.everything(choice.name)
+        yield everything
+        yield from (space.uniform(label) for label in _giving_floats(choice.labels))
+        yield {name: label for name, label in everything.items() if space.by_id[name].op_type in LINEAR}
+
+
+def weighted_linear(space: SchemeSpace) -> Iterator[Labels]:
+    """Linear operators with weights under each label with float outputs, as in manual quantization."""
+    weighted = {
+        unit.id
+        for unit in space.units
+        if unit.op_type in LINEAR and any(form.constants for form in unit.forms)
+    }
+    for choice in space.choices:
+        for label in _giving_floats(choice.labels):
+            yield {name: given for name, given in space.uniform(label).items() if name in weighted}
+
+
+def _giving_floats(labels: tuple[Label, ...]) -> Iterator[Label]:
+    return (label for label in labels if kind_of(label) != "in+out")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qdqspec.arrays import Floats
+from qdqspec.parity.compare import power_of
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.search._accuracy import power
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import UnitBlock, unit_labels
 from qdqspec.search.crossings import FP
@@ -123,7 +123,7 @@ class Guide:
             return dict(labels)
         ranked, left = _ranked(noise, labels, spent)
         low, high = 0, len(ranked)  # the result is below the limit without the first ``low`` units
-        allowed = power(aim)
+        allowed = power_of(aim)
         for _ in range(THINNINGS):
             if high - low <= 1:
                 break
@@ -151,7 +151,7 @@ class Guide:
         if noise is None:
             return sum(spent[unit] for unit in labels)
         ranked, left = _ranked(noise, labels, spent)
-        return sum(spent[unit] for unit in ranked[int(np.searchsorted(-left, -power(least_db))) :])
+        return sum(spent[unit] for unit in ranked[int(np.searchsorted(-left, -power_of(least_db))) :])
 
     def _reaches(self, space: SchemeSpace, labels: Mapping[str, Label], aim: float) -> bool:
         predicted = self.predicted_db(space.resolve(labels))

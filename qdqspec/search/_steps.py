@@ -37,7 +37,7 @@ class Stepwise:
         self.width = 1  # proposals that are measured at once, as last asked for
         self.guide = Guide(setup.accuracy)
         self.bar = NoiseBar()  # estimate from scored and rehearsed placements
-        self._limits = setup
+        self._setup = setup
         self._rehearsed: set[str] = set()  # digests of placements whose metric was rehearsed
         self._steps = steps
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
@@ -58,13 +58,18 @@ class Stepwise:
         self.eps = next((trial.eps for trial in trials if trial.eps is not None), self.eps)
         for trial in trials:
             self.guide.learn(trial)
-            if self._limits.min_accuracy is not None:
-                self.bar.learn(trial, self._limits.min_accuracy)
+            if self._setup.min_accuracy is not None:
+                self.bar.learn(trial, self._setup.min_accuracy)
         self._answers.extend(trials)
         self._open -= len(trials)
         if not self._waiting and not self._open:
             answers, self._answers = self._answers, []
             self._advance(answers)
+
+    def _first_proposals(self) -> list[Proposal]:
+        """The reference, which is profiled, and the seeds."""
+        reference = Proposal(placement=self._setup.space.resolve({}), phase="pure", profile=True)
+        return [reference, *(Proposal(placement=seed, phase="seed") for seed in self._setup.seeds)]
 
     def done(self) -> bool:
         """Whether the steps have ended."""
@@ -90,13 +95,13 @@ class Stepwise:
         meets it is known too, it is the estimate between them.
         """
         bar = self.bar.aim_db if self.bar.kept else self.bar.lost_db
-        limit = self._limits.min_sqnr_db if self.is_bound else None
+        limit = self._setup.min_sqnr_db if self.is_bound else None
         return max((db for db in (limit, bar) if db is not None and np.isfinite(db)), default=None)
 
     @property
     def least_db(self) -> float | None:
         """The smallest SQNR worth aiming at: the limit, or the estimate from placements with too low a score."""
-        return max((db for db in (self._limits.min_sqnr_db, self.bar.aim_db) if db is not None), default=None)
+        return max((db for db in (self._setup.min_sqnr_db, self.bar.aim_db) if db is not None), default=None)
 
     @property
     def is_missed(self) -> bool:
@@ -106,7 +111,7 @@ class Stepwise:
     @cached_property
     def is_bound(self) -> bool:
         """Whether the SQNR limit is binding, decided once from the prediction for everything quantized."""
-        return not self._limits.pareto and self.guide.is_binding(self._limits.space, self._limits.min_sqnr_db)
+        return not self._setup.pareto and self.guide.is_binding(self._setup.space, self._setup.min_sqnr_db)
 
     @property
     def asked(self) -> int:
@@ -136,7 +141,7 @@ class Stepwise:
 
     def _may_keep_metric(self, placement: Placement) -> bool:
         """Whether no rehearsal shows that a candidate misses the task metric's limit; those of the user may always."""
-        is_free = self._limits.min_accuracy is None or placement in self._limits.seeds
+        is_free = self._setup.min_accuracy is None or placement in self._setup.seeds
         return is_free or self.keeps_metric(placement)
 
     def keeps_metric(self, placement: Placement) -> bool:
@@ -151,17 +156,17 @@ class Stepwise:
     @cached_property
     def is_hardly_kept(self) -> bool:
         """Whether everything quantized has so low an SQNR that it is unlikely to keep the task metric."""
-        if self._limits.min_accuracy is None:
+        if self._setup.min_accuracy is None:
             return False
-        space = self._limits.space
+        space = self._setup.space
         roughly_db = self.guide.roughly_db(space.resolve(space.everything()))
         return roughly_db is not None and roughly_db < UNLIKELY_DB
 
     @cached_property
     def everything_keeps_metric(self) -> bool:
         """Whether everything quantized is not expected to miss the limit of the task metric; true without one."""
-        space = self._limits.space
-        return self._limits.min_accuracy is None or self.keeps_metric(space.resolve(space.everything()))
+        space = self._setup.space
+        return self._setup.min_accuracy is None or self.keeps_metric(space.resolve(space.everything()))
 
     def rehearse_metric(self, told: Sequence[Trial]) -> None:
         """Bracket the SQNR at which the task metric meets its limit, without builds, if everything quantized misses it.
@@ -171,7 +176,7 @@ class Stepwise:
         """
         if self.everything_keeps_metric:
             return
-        space = self._limits.space
+        space = self._setup.space
         everything = space.everything()
         spent = self._spent(told)
         for _ in range(APPROACHES):
@@ -194,12 +199,12 @@ class Stepwise:
         least = self.least_db
         if least is None or not (self.is_bound or self.is_missed):
             return labels
-        space, spent = self._limits.space, self._spent(told)
+        space, spent = self._setup.space, self._spent(told)
         for more in (0.0, *MARGINS_DB):
             found = self.guide.thinned(space, labels, least + more, spent, rough=rough)
-            if self._limits.min_accuracy is None or self.keeps_metric(space.resolve(found)):
+            if self._setup.min_accuracy is None or self.keeps_metric(space.resolve(found)):
                 return found
         return {}
 
     def _spent(self, told: Sequence[Trial]) -> Mapping[str, float]:
-        return spent_by_unit(self._limits.space, told[0].layers if told else ())
+        return spent_by_unit(self._setup.space, told[0].layers if told else ())

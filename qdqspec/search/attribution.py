@@ -23,13 +23,11 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.search._accuracy import TARGETS_DB, NoiseModel, priced
-from qdqspec.search._bounded import Bounded
-from qdqspec.search._classes import spent_by_unit
-from qdqspec.search._pure import pure_labels, weighted_linear
+from qdqspec.search._bounded import TARGETS_DB, Bounded, NoiseModel, priced
+from qdqspec.search._classes import pure_labels, spent_by_unit, weighted_linear
 from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.search.blocks import CostModel, block_codes, flips, fuse, unit_labels
+from qdqspec.search.blocks import CostModel, flips, fuse
 from qdqspec.search.crossings import FP, Codes
 from qdqspec.search.select import reaches
 from qdqspec.search.surrogate import Surrogate, classes_of
@@ -57,7 +55,6 @@ class Attribution(Stepwise):
     """The phases as one generator: it yields proposals and receives their trials."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
-        self._setup = setup
         self._random = random
         self._measured: list[Trial] = []
         self._bounded: Bounded | None = None  # set once the noise of blocks is known
@@ -99,14 +96,14 @@ class Attribution(Stepwise):
         costs.learn(profiled)
         if blocks:
             if is_bound:
-                self._rehearse_blocks(space, costs)
-            yield from self._compose(space, costs)
-            yield from self._apply_accuracy(space, costs)
-            yield from self._explore(space, costs)
+                self._rehearse_blocks(costs)
+            yield from self._compose(costs)
+            yield from self._apply_accuracy(costs)
+            yield from self._explore(costs)
             if self._must_analyse:
-                yield from self._apply_accuracy(space, costs)
-                yield from self._explore(space, costs)
-            yield from self._refine(space, costs)
+                yield from self._apply_accuracy(costs)
+                yield from self._explore(costs)
+            yield from self._refine(costs)
 
     def _pure(self, space: SchemeSpace) -> Phase:
         """P1 without a binding limit."""
@@ -179,11 +176,11 @@ class Attribution(Stepwise):
                 trials += yield [_profiled(placement, "pure")]
         return trials
 
-    def _rehearse_blocks(self, space: SchemeSpace, costs: CostModel) -> bool:
+    def _rehearse_blocks(self, costs: CostModel) -> bool:
         """Set the noise of blocks from the oracle; false if the oracle does not know it."""
-        powers = self.guide.powers(space, costs.blocks)
+        powers = self.guide.powers(costs.space, costs.blocks)
         if powers is not None:
-            self._bounded = Bounded(space, costs, NoiseModel(powers), self.guide)
+            self._bounded = Bounded(costs, NoiseModel(powers), self.guide)
         return powers is not None
 
     @property
@@ -197,22 +194,21 @@ class Attribution(Stepwise):
         least = self.least_db
         return least is not None and any(t.sqnr_db is not None and t.sqnr_db < least for t in self._measured)
 
-    def _apply_accuracy(self, space: SchemeSpace, costs: CostModel) -> Steps:
+    def _apply_accuracy(self, costs: CostModel) -> Steps:
         """If accuracy limits the choice: measure each block's quantization error, and trade error for time."""
         if self._must_analyse:
-            yield from self._sensitivity_analysis(space, costs)
+            yield from self._sensitivity_analysis(costs)
             if self._setup.min_accuracy is not None:
-                yield from self._approach(space, costs)
-            yield from self._trade(space, costs)
+                yield from self._approach(costs)
+            yield from self._trade(costs)
 
-    def _compose(self, space: SchemeSpace, costs: CostModel) -> Steps:
+    def _compose(self, costs: CostModel) -> Steps:
         """P2: compose the best labels with several weights of crossings, learn, and repeat while it wins."""
         winless = 0
         for _ in range(ROUNDS):
             shares = PROVED_SHARES if self._is_proved else SHARES
             trials = yield [
-                _profiled(self._placed(space, costs, self._kept_quickest(space, costs, share)), "compose")
-                for share in shares
+                _profiled(costs.placed(self._kept_quickest(costs, share)), "compose") for share in shares
             ]
             costs.learn(trials)
             winless = 0 if any(trial.incumbent for trial in trials) else winless + 1
@@ -225,25 +221,24 @@ class Attribution(Stepwise):
             return costs.compose(share)
         return self._bounded.compose(self.least_db + more_db, share)
 
-    def _kept_quickest(
-        self, space: SchemeSpace, costs: CostModel, share: float, more_db: float = 0.0
-    ) -> Codes:
+    def _kept_quickest(self, costs: CostModel, share: float, more_db: float = 0.0) -> Codes:
         """`_quickest`, with a higher SQNR if the task metric is expected to miss its limit."""
         if self._setup.min_accuracy is None or self._bounded is None:
             return self._quickest(costs, share, more_db)
         for more in (0.0, *MARGINS_DB):
             codes = self._quickest(costs, share, more_db + more)
-            if self.keeps_metric(self._placed(space, costs, codes)):
+            if self.keeps_metric(costs.placed(codes)):
                 break
         return codes
 
-    def _sensitivity_analysis(self, space: SchemeSpace, costs: CostModel) -> Steps:
+    def _sensitivity_analysis(self, costs: CostModel) -> Steps:
         """Sensitivity analysis: the SQNR with one block quantized, for each block and format, and with all; untimed."""
-        if self._rehearse_blocks(space, costs):
+        if self._rehearse_blocks(costs):
             return
+        space = costs.space
         alone = [
             {
-                name: self._placed(space, costs, _single(costs, block.index, code))
+                name: costs.placed(_single(costs, block.index, code))
                 for name, code in fullest(space, block.codes).items()
             }
             for block in costs.blocks
@@ -263,9 +258,9 @@ class Attribution(Stepwise):
             [{name: heard.get(p.digest, UNHEARD_DB) for name, p in placed.items()} for placed in alone],
             {name: known for name, known in together.items() if known is not None},
         )
-        self._bounded = Bounded(space, costs, noise, self.guide)
+        self._bounded = Bounded(costs, noise, self.guide)
 
-    def _approach(self, space: SchemeSpace, costs: CostModel) -> Steps:
+    def _approach(self, costs: CostModel) -> Steps:
         """Search for the noise at which a task metric is at its limit: less after a rejection, more after a win.
 
         Ends if the next labelling is known, such as after one that was accurate enough and not faster.
@@ -275,8 +270,8 @@ class Attribution(Stepwise):
             aim = self.least_db
             if aim is None:
                 return
-            codes = self._kept_quickest(space, costs, 1.0, more)
-            placement = self._placed(space, costs, codes)
+            codes = self._kept_quickest(costs, 1.0, more)
+            placement = costs.placed(codes)
             if not self.is_new(placement):
                 return
             trials = yield [_profiled(placement, "trade")]
@@ -284,11 +279,11 @@ class Attribution(Stepwise):
             refused = any(not reaches(trial, None, self._setup.min_accuracy) for trial in trials)
             more = more + MARGINS_DB[0] if refused and self.least_db == aim else 0.0
 
-    def _trade(self, space: SchemeSpace, costs: CostModel) -> Steps:
+    def _trade(self, costs: CostModel) -> Steps:
         """Labellings between fastest and most accurate, for several SQNR targets and prices of noise."""
         least = self._setup.min_sqnr_db  # the error of predictions is known for an SQNR only
         trials = yield [
-            _profiled(self._placed(space, costs, codes), "trade")
+            _profiled(costs.placed(codes), "trade")
             for codes in self._trades(costs)
             if self._setup.pareto or self._accurate(codes)
         ]
@@ -296,7 +291,7 @@ class Attribution(Stepwise):
         if least is not None and not any(t.sqnr_db is not None and t.sqnr_db >= least for t in trials):
             for margin in MARGINS_DB:  # predictions were too high: raise the target
                 codes = self._quickest(costs, 1.0, margin)
-                costs.learn((yield [_profiled(self._placed(space, costs, codes), "trade")]))
+                costs.learn((yield [_profiled(costs.placed(codes), "trade")]))
 
     def _trades(self, costs: CostModel) -> Iterator[Codes]:
         bounded, least = self._bounded, self.least_db
@@ -312,16 +307,16 @@ class Attribution(Stepwise):
         least, bounded = self.least_db, self._bounded
         return least is None or bounded is None or bounded.admits(codes, least)
 
-    def _explore(self, space: SchemeSpace, costs: CostModel) -> Steps:
+    def _explore(self, costs: CostModel) -> Steps:
         """P3: build the surrogate's proposals, until the expected gain is too small or there was no win for long."""
         # eps is two standard deviations of a build; a ratio has the variance of two builds
         noise = self.eps / 2**0.5
-        surrogate = Surrogate(costs, classes_of(space, costs.blocks), noise)
+        surrogate = Surrogate(costs, classes_of(costs.space, costs.blocks), noise)
         for trial in self._measured:
-            surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
+            surrogate.observe(costs.codes_of(trial.placement), trial.ratio or 1.0)
         winless = 0
         while winless < SURROGATE_PATIENCE and not self._must_analyse:
-            drawn = (self._drawn(space, costs, surrogate) for _ in range(self.width))
+            drawn = (self._drawn(costs, surrogate) for _ in range(self.width))
             proposals = dict.fromkeys(placement for placement in drawn if placement is not None)
             if not proposals:
                 return
@@ -329,15 +324,15 @@ class Attribution(Stepwise):
                 winless = 0 if trial.incumbent else winless + 1
                 costs.learn([trial])
                 if trial.ok:
-                    surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
+                    surrogate.observe(costs.codes_of(trial.placement), trial.ratio or 1.0)
 
-    def _drawn(self, space: SchemeSpace, costs: CostModel, surrogate: Surrogate) -> Placement | None:
+    def _drawn(self, costs: CostModel, surrogate: Surrogate) -> Placement | None:
         """The new placement that a drawn model predicts to be fastest; ``None`` without a significant expected gain.
 
         Cost model and surrogate alternate: the first models blocks and neighbours from profiles, the second classes
         from measured totals. Both are evaluated by the surrogate: expected gains below ``eps`` are not built.
         """
-        incumbent = _codes(costs, self._incumbent)
+        incumbent = costs.codes_of(self._incumbent.placement)
         best, refusals = self._incumbent.ratio or 1.0, 0
         for number in range(DRAWS):
             if number % 2 == self._turn:
@@ -346,7 +341,7 @@ class Attribution(Stepwise):
             else:
                 codes = surrogate.propose(incumbent, self._random)
             codes = self._meet_sqnr_target(codes)
-            placement = self._placed(space, costs, codes)
+            placement = costs.placed(codes)
             is_worth_it = surrogate.expected_gain(codes, best) >= self.eps
             if is_worth_it and self.is_new(placement):
                 if self._accurate(codes) and self.keeps_metric(placement):
@@ -363,14 +358,14 @@ class Attribution(Stepwise):
             return codes
         return self._bounded.reduced(codes, self.least_db)
 
-    def _refine(self, space: SchemeSpace, costs: CostModel) -> Steps:
+    def _refine(self, costs: CostModel) -> Steps:
         """P4: local search: flip single blocks and small groups, the most promising first; a win is the new start."""
         losses = builds = refusals = 0
         near: tuple[str, float | None] | None = None
         while losses < (PROVED_LOSSES if self._is_proved else FLIP_LOSSES) and builds < FLIPS:
             here = self._incumbent.placement.digest, self.least_db
             if here != near:
-                near, ahead = here, self._flipped(space, costs)
+                near, ahead = here, self._flipped(costs)
             placements = list(islice(ahead, self.width))
             if not placements:
                 return
@@ -382,15 +377,12 @@ class Attribution(Stepwise):
                 builds += 1
                 losses = 0 if trial.incumbent else losses + 1
 
-    def _flipped(self, space: SchemeSpace, costs: CostModel) -> Iterator[Placement]:
+    def _flipped(self, costs: CostModel) -> Iterator[Placement]:
         """New placements near the incumbent, the most promising first."""
-        for codes in flips(costs, _codes(costs, self._incumbent)):
-            placement = self._placed(space, costs, codes)
+        for codes in flips(costs, costs.codes_of(self._incumbent.placement)):
+            placement = costs.placed(codes)
             if self.is_new(placement) and self._accurate(codes):
                 yield placement
-
-    def _placed(self, space: SchemeSpace, costs: CostModel, codes: Codes) -> Placement:
-        return space.resolve(unit_labels(space, costs.blocks, codes))
 
 
 def fullest(space: SchemeSpace, codes: Sequence[int]) -> dict[str, int]:
@@ -409,10 +401,6 @@ def _single(costs: CostModel, index: int, code: int) -> Codes:
     codes = np.full(len(costs.blocks), FP, dtype=np.int8)
     codes[index] = code
     return codes
-
-
-def _codes(costs: CostModel, trial: Trial) -> Codes:
-    return block_codes(costs.space, costs.blocks, dict(trial.placement.labels))
 
 
 def _profiled(placement: Placement, phase: str) -> Proposal:

@@ -20,7 +20,7 @@ from qdqspec.arrays import Floats
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.fusion import joined
 from qdqspec.search.crossings import FLOAT, FP, Codes, Crossing, Crossings, Domains, domains_of, edges_between
-from qdqspec.types import Label, LayerTime, Trial, format_of, kind_of
+from qdqspec.types import Label, LayerTime, Placement, Trial, format_of, kind_of
 
 TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # standard deviations of logarithms when a model is drawn
 DRAWN_SHARES = (0.5, 1.0, 2.0)
@@ -156,6 +156,14 @@ class CostModel:
         finally:
             self.times, self.converting = times, costs
 
+    def placed(self, codes: Codes) -> Placement:
+        """The placement of a labelling."""
+        return self.space.resolve(unit_labels(self.space, self.blocks, codes))
+
+    def codes_of(self, placement: Placement) -> Codes:
+        """The labelling of a placement of the space."""
+        return block_codes(self.space, self.blocks, dict(placement.labels))
+
     def predict(self, codes: Codes, share: float = 1.0) -> float:
         """Predicted milliseconds of the blocks and crossings of a labelling."""
         return float(self.times[np.arange(len(codes)), codes].sum()) + share * self.crossing_ms(codes)
@@ -190,7 +198,7 @@ class CostModel:
 
     def _learn(self, trial: Trial) -> None:
         spent = np.zeros(len(self.blocks))
-        codes = block_codes(self.space, self.blocks, dict(trial.placement.labels))
+        codes = self.codes_of(trial.placement)
         scale = self._scale(trial)
         for layer in trial.layers:
             milliseconds = scale * layer.milliseconds

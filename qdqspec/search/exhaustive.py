@@ -32,9 +32,7 @@ class Exhaustive(Stepwise):
         return _count(space, tied_classes(space))
 
     def _all(self, setup: SearchSetup, classes: Sequence[TiedClass]) -> Steps:
-        seeds = [Proposal(placement=seed, phase="seed") for seed in setup.seeds]
-        reference = Proposal(placement=setup.space.resolve({}), phase="pure", profile=True)
-        self.rehearse_metric((yield [reference, *seeds]))
+        self.rehearse_metric((yield self._first_proposals()))
         proposals = (
             Proposal(placement=placement, phase=phase)
             for phase, choice in _choices(setup.space, classes)

@@ -334,20 +334,6 @@ class Search:
             self._log.append(line)
 
 
-def search(
-    strategy: Strategy,
-    bench: Bench,
-    budget: Budget,
-    log: TrialLog,
-    *,
-    case: str,
-    replay: Sequence[Trial] = (),
-    watch: Watch | None = None,
-) -> tuple[Trial, ...]:
-    """Build what the strategy asks for until it is done or the budget is spent; see `Search`."""
-    return Search(strategy, bench, budget, log, case=case, replay=replay, watch=watch).run()
-
-
 def _key(asked: Proposal | Trial) -> _Key:
     """The identity of a build: the placement of its pairs, and the nodes that are built."""
     return asked.placement.digest, asked.subgraph

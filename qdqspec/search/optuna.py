@@ -28,16 +28,13 @@ class OptunaSearch(Stepwise):
     """A study in memory. A proposal that resolves to a known placement is answered from memory, not built."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
-        self._setup = setup
         self._classes = tied_classes(setup.space)
         self._known: dict[str, Trial] = {}  # by placement
         super().__init__(self._search(_Study(self._classes, setup, int(random.integers(2**31)))), setup)
 
     def _search(self, study: _Study) -> Steps:
         space, seeds = self._setup.space, self._setup.seeds
-        reference = Proposal(placement=space.resolve({}), phase="pure", profile=True)
-        proposals = [reference, *(Proposal(placement=seed, phase="seed") for seed in seeds)]
-        trials = yield proposals
+        trials = yield self._first_proposals()
         self._remember(trials)
         self.rehearse_metric(trials)
         if self.is_bound or self.is_missed:

@@ -16,6 +16,7 @@ import numpy as np
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._classes import (
     ClassLabels,
+    Labels,
     TiedClass,
     gathered,
     pure_choices,
@@ -23,7 +24,6 @@ from qdqspec.search._classes import (
     spread,
     tied_classes,
 )
-from qdqspec.search._pure import Labels
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.select import reaches
@@ -44,7 +44,6 @@ class RegionSearch(Stepwise):
     """One pattern after the other. Deterministic for a generator and a sequence of trials."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
-        self._setup = setup
         self._space = setup.space
         self._random = random
         super().__init__(self._search(), setup)
@@ -57,10 +56,7 @@ class RegionSearch(Stepwise):
 
     def _search(self) -> Steps:
         space = self._space
-        trials = yield [
-            _proposal(space, {}, "pure", profile=True),
-            *(Proposal(placement=seed, phase="seed") for seed in self._setup.seeds),
-        ]
+        trials = yield self._first_proposals()
         self.rehearse_metric(trials)
         everything = [self.thinned(space.everything(choice.name), trials) for choice in space.choices]
         proposals = [_proposal(space, labels, "pure", profile=True) for labels in everything]

@@ -19,8 +19,7 @@ import numpy as np
 from qdqspec.graph.ops import ANCHORS, copies_values
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import Unit
-from qdqspec.search._classes import spent_by_unit
-from qdqspec.search._pure import Labels
+from qdqspec.search._classes import Labels, spent_by_unit
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import UnitBlock, fuse
@@ -43,14 +42,11 @@ class SubgraphSearch(Stepwise):
     """Parts first, then the whole. Deterministic for a sequence of trials: it uses no random numbers."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
-        self._setup = setup
         self._space = setup.space
         super().__init__(self._search(), setup)
 
     def _search(self) -> Steps:
-        reference = Proposal(placement=self._space.resolve({}), phase="pure", profile=True)
-        seeds = [Proposal(placement=seed, phase="seed") for seed in self._setup.seeds]
-        trials = yield [reference, *seeds]
+        trials = yield self._first_proposals()
         held: Labels = next((dict(t.placement.labels) for t in reversed(trials) if t.incumbent), {})
         self.rehearse_metric(trials)
         wins: list[Win] = []

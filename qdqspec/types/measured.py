@@ -101,6 +101,11 @@ class Interval:
         high = math.inf if self.low == 0 else 1 / self.low
         return Interval(median=1 / self.median, low=1 / self.high, high=high)
 
+    @property
+    def exponential(self) -> Interval:
+        """The interval of a ratio from that of its natural logarithm."""
+        return Interval(median=math.exp(self.median), low=math.exp(self.low), high=math.exp(self.high))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.search._pure import pure_labels
+from qdqspec.search._classes import pure_labels
 from qdqspec.types import Placement
 
 

@@ -7,16 +7,16 @@ import pytest
 
 from qdqspec.errors import PatternError, SpecError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.regions import (
+from qdqspec.regions.expressions import (
     BUILT_INS,
     allowed_nodes,
     matched_nodes,
-    matches,
     parse,
     require_matches,
     unmatched,
 )
 from qdqspec.types import PatternRules
+from tests.support.patterns import matches
 
 BODY = """
     c1 = Conv(x, w) b1 = BatchNormalization(c1, s, s, s, s) r1 = Relu(b1)

@@ -10,7 +10,9 @@ import pytest
 
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.judging import judge
-from qdqspec.regions import Judged, find_bodies, find_regions, inspect_model, render_text, to_json
+from qdqspec.regions.inspect import render_text, to_json
+from qdqspec.regions.inspection import Judged, find_bodies, inspect_model
+from qdqspec.regions.search import find_regions
 from qdqspec.registry import resolve
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qdqspec.parity.compare import power_of
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.search._accuracy import power
 from qdqspec.search._guide import Guide
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup, Strategy
@@ -28,7 +28,7 @@ class Additive:
     """An oracle whose predictions are off by ``offset`` until it has learnt that; it counts its questions."""
 
     def __init__(self, space: SchemeSpace, offset: float = 0.0, *, noise: bool = True) -> None:
-        self._powers = {unit.id: power(45.0 - 12 * (index == 1)) for index, unit in enumerate(space.units)}
+        self._powers = {unit.id: power_of(45.0 - 12 * (index == 1)) for index, unit in enumerate(space.units)}
         self._space, self._offset, self._has_noise = space, offset, noise
         self._learnt = 0.0
         self.asked = 0
@@ -287,7 +287,7 @@ def test_infinite_noise_is_a_number_that_sums_can_hold() -> None:
     powers = Guide(Silent(space)).powers(space, fuse(space, ()))
     assert powers is not None
     assert np.isfinite(powers).all()
-    assert powers.max() > power(0.0)
+    assert powers.max() > power_of(0.0)
 
 
 def test_where_no_rule_keeps_the_limit_rough_noise_gives_a_first_placement() -> None:

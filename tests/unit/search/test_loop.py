@@ -10,7 +10,7 @@ import pytest
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import ASSUMED_EPS, Built
 from qdqspec.search.base import Proposal
-from qdqspec.search.loop import Budget, Search, search
+from qdqspec.search.loop import Budget, Search
 from qdqspec.types import Consumer, Placement, Progress, Race, Samples, Site, Trial
 
 NOISE = Samples(wall_ms=(1.0, 1.1, 1.2))
@@ -103,7 +103,7 @@ def run(bench: Bench, *, trials: int = 60, seconds=None, log=None, names=NAMES, 
     clock = iter(range(10_000))
     budget = Budget(trials=trials, seconds=seconds, clock=lambda: float(next(clock)))
     script = Script(names)
-    return search(script, bench, budget, log or Log(), case="case", **more), script
+    return Search(script, bench, budget, log or Log(), case="case", **more).run(), script
 
 
 def names_of(trials: Sequence[Trial]) -> list[str]:
@@ -232,7 +232,7 @@ def test_waiting_for_another_run_does_not_count() -> None:
         return next(clock) + waited[0]
 
     budget = Budget(trials=60, seconds=5.0, clock=now, waited=lambda: waited[0])
-    assert 1 < len(search(Script(NAMES), Bench(), budget, log, case="case")) < 6
+    assert 1 < len(Search(Script(NAMES), Bench(), budget, log, case="case").run()) < 6
 
 
 @pytest.mark.parametrize(("used", "left"), [(0.0, 40.0), (6.0, 34.0), (100.0, 20.0)])

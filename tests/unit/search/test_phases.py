@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qdqspec.parity.compare import power_of
 from qdqspec.parity.noise_bar import NoiseBar
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.search._accuracy import NoiseModel, power, priced
+from qdqspec.search._bounded import NoiseModel, priced
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
 from qdqspec.search.select import front_of, reaches
@@ -22,7 +23,7 @@ from qdqspec.types import LABELS, Placement, Trial
 
 def noise_of(space: SchemeSpace) -> Callable[[Placement], float]:
     """SQNR by placement: every quantized unit adds noise of its own, the second convolution most of it."""
-    powers = {unit.id: power(45.0 - 4 * (index == 1) * 3) for index, unit in enumerate(space.units)}
+    powers = {unit.id: power_of(45.0 - 4 * (index == 1) * 3) for index, unit in enumerate(space.units)}
 
     def sqnr_db(placement: Placement) -> float:
         noise = sum(powers[name] for name, _ in placement.labels)
