@@ -1,9 +1,8 @@
 """8-bit weights without overflow on processors whose sums of two u8 x s8 products saturate.
 
 VPMADDUBSW adds the products of two neighbouring columns in 16 bits. With activations of up to 255 the sum cannot
-overflow if two weights of equal sign add up to at most 128; weights of opposite sign cannot overflow. ONNX Runtime's
-kernels read columns in the order (kernel position, input channel); its depthwise kernel adds no two products in 16
-bits.
+overflow if two weights of equal sign add up to at most 128; weights of opposite sign cannot overflow. The kernels
+read columns in the order (kernel position, input channel); a depthwise kernel adds no two products in 16 bits.
 """
 
 from __future__ import annotations

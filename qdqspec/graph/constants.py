@@ -16,12 +16,11 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from qdqspec.arrays import Array
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.protos import copy_model, graphs_inside, size_of
+from qdqspec.graph.protos import DEFAULT_DOMAINS, copy_model, graphs_inside, size_of
 from qdqspec.units import list_text
 
 LIMIT_BYTES = 2**20  # limit for a result that is larger than its inputs
 
-_STANDARD = ("", "ai.onnx")
 
 # Never folded, and nothing after them is constant: the runtime that reads the model fuses them.
 QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
@@ -122,7 +121,7 @@ class _Folding:
         """Whether a node may become a constant: plain ONNX, deterministic, inside the graph, on constants."""
         return (
             (self.within is None or node.index in self.within)
-            and node.domain in _STANDARD
+            and node.domain in DEFAULT_DOMAINS
             and node.op_type not in QUANTIZING | _RANDOM
             and node.outputs[0] not in self.model.constants  # a Constant node already is a constant
             and not any(True for _ in graphs_inside(node.proto))
@@ -182,7 +181,7 @@ class _Folding:
 
     def _may_die(self, node: Node) -> bool:
         inside = self.within is None or node.index in self.within
-        return inside and node.domain in _STANDARD and node.op_type not in QUANTIZING
+        return inside and node.domain in DEFAULT_DOMAINS and node.op_type not in QUANTIZING
 
     def _release(self, node: Node, readers: dict[str, int]) -> None:
         for name in node.inputs:

@@ -1,7 +1,7 @@
 """Declarations of tensors: graph outputs whose shape differs from the computed one, types that a model lacks.
 
-ONNX Runtime's ``session.run`` accepts such a model with a warning in its log; a run with preallocated
-outputs, as for timing, fails with "Invalid rank for output".
+A runtime may accept a model with a wrong shape and only warn in its log; a run with preallocated outputs, as for
+timing, then fails.
 """
 
 from __future__ import annotations

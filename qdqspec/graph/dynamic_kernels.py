@@ -1,7 +1,7 @@
 """Operators that compute in integers with ranges found at run time, made of a Q/DQ form of the same computation.
 
 In the Q/DQ form a DynamicQuantizeLinear and a DequantizeLinear are the pair of an activation, a DequantizeLinear
-behind stored integers is the weight, and the operator itself is unchanged: MatMul, Gemm or LSTM. ONNX Runtime has
+behind stored integers is the weight, and the operator itself is unchanged: MatMul, Gemm or LSTM. Runtimes have
 kernels for another form of the same:
 
 - ``DynamicQuantizeLinear > MatMulInteger > Cast > Mul``, and ``Add`` for the bias of a Gemm, all standard ONNX
@@ -27,7 +27,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.protos import copy_model, names_read_inside, refill
+from qdqspec.graph.protos import DEFAULT_DOMAINS, copy_model, names_read_inside, refill
 
 QUANTIZE = "DynamicQuantizeLinear"
 LSTM = "DynamicQuantizeLSTM"
@@ -37,7 +37,6 @@ IMPORTS = "qdqspec.imports"  # node metadata: the domain that the model imports 
 
 CARRIED = "qdqspec.tensor"  # node metadata of what is inserted: the tensor whose values the node carries
 
-_DEFAULT_DOMAINS = ("", "ai.onnx")
 _INTEGERS = (TensorProto.INT8, TensorProto.UINT8)
 _LSTM_INPUTS = 8  # of ONNX's operator; scales and zero points follow them
 _LINEAR = ("MatMul", "Gemm")
@@ -58,7 +57,7 @@ def encoded(node: onnx.NodeProto) -> str:
 
 def is_default(node: onnx.NodeProto) -> bool:
     """Whether an operator is one of ONNX's own."""
-    return node.domain in _DEFAULT_DOMAINS
+    return node.domain in DEFAULT_DOMAINS
 
 
 def attribute_of(node: onnx.NodeProto, name: str, default: object) -> object:

@@ -1,6 +1,6 @@
 """The inverse of `qdqspec.graph.dynamic_kernels`, for models of other tools too.
 
-ONNX Runtime's ``quantize_dynamic`` writes the same kernels under other names, and stores the weights of a
+The tool ``quantize_dynamic`` writes the same kernels under other names, and stores the weights of a
 DynamicQuantizeLSTM transposed. An embedding that it quantizes is a Gather of integers before the DequantizeLinear.
 """
 

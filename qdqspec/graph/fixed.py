@@ -15,8 +15,8 @@ from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.declared import allows, shape_text
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
-from qdqspec.graph.protos import all_graphs, copy_model, is_external, refill
-from qdqspec.graph.scopes import bodies_of, defined_in, unique_node_names
+from qdqspec.graph.protos import DEFAULT_DOMAINS, all_graphs, copy_model, is_external, refill
+from qdqspec.graph.scopes import bodies_of, defined_in, free_name, unique_node_names
 from qdqspec.registry import did_you_mean
 from qdqspec.types import FixedValue
 
@@ -153,14 +153,14 @@ def _constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
     replaced = {value.name for value in graph.input}  # by the caller's feed
     found = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in replaced}
     for node in graph.node:
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS:
             found.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
     return found
 
 
 def _condition(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> bool | None:
     """The condition of an If, if it is constant."""
-    if node.op_type != "If" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "If" or node.domain not in DEFAULT_DOMAINS:
         return None
     tensor = constants.get(node.input[0])
     if tensor is None or is_external(tensor):
@@ -205,7 +205,7 @@ def _new_names(
     taken = set(_names_in(graph, but=owner)) | set(owner.output)
     for name in own:
         if name not in now:
-            now[name] = _free(name, f"{path}/{name}", taken)
+            now[name] = free_name(f"{path}/{name}" if name in taken else name, taken)
     return now, [(name, now.get(source, source)) for name, source in alike]
 
 
@@ -223,15 +223,6 @@ def _names_in(graph: onnx.GraphProto, *, but: onnx.NodeProto) -> Iterator[str]:
 
 def _given_to(graph: onnx.GraphProto) -> Iterable[str]:
     return [value.name for value in (*graph.input, *graph.output, *graph.initializer)]
-
-
-def _free(name: str, otherwise: str, taken: set[str]) -> str:
-    """The name, or a variant that is not in ``taken``; it is added to the set."""
-    free = name if name not in taken else otherwise
-    while free in taken:
-        free += "~"
-    taken.add(free)
-    return free
 
 
 def _rename(graph: onnx.GraphProto, now: Mapping[str, str]) -> None:

@@ -20,7 +20,15 @@ import onnx
 from onnx import helper
 
 from qdqspec.graph.protos import copy_fields, copy_model, names_read_inside, refill, rename_tensors
-from qdqspec.graph.scopes import QDQ_OPS, Scope, bodies_of, find_scopes, has_bodies, unique_node_names
+from qdqspec.graph.scopes import (
+    QDQ_OPS,
+    Scope,
+    bodies_of,
+    find_scopes,
+    free_name,
+    has_bodies,
+    unique_node_names,
+)
 
 MARKERS = "qdqspec.bodies"  # the domain of the markers
 ENTER, LEAVE = "Enter", "Leave"
@@ -105,7 +113,7 @@ class _Opening:
         renamed = [(name, _name_text(node)) for name, node in nodes if name != prefix + node.name]
         tensors = [(unique, local) for local, unique in scope.tensors.items() if unique != local]
         inputs = scope.graph.input if scope.parent is not None else ()
-        name = self._free(f"{prefix}inputs")
+        name = free_name(f"{prefix}inputs", self.taken)
         return helper.make_node(
             ENTER,
             [],
@@ -122,7 +130,7 @@ class _Opening:
     def _leave(self, scope: Scope, begin: str) -> str:
         skeleton = onnx.GraphProto()
         copy_fields(scope.graph, skeleton, but=_MOVED)
-        token = self._free(f"{scope.path}/outputs")
+        token = free_name(f"{scope.path}/outputs", self.taken)
         leave = helper.make_node(
             LEAVE,
             [*(scope.unique(value.name) for value in scope.graph.output), begin],
@@ -136,12 +144,6 @@ class _Opening:
         )
         self.graph.node.append(leave)
         return token
-
-    def _free(self, name: str) -> str:
-        while name in self.taken:
-            name += "~"
-        self.taken.add(name)
-        return name
 
 
 def _flat_node(node: onnx.NodeProto, name: str, scope: Scope, inside: Mapping[str, str]) -> onnx.NodeProto:

@@ -19,9 +19,8 @@ from onnx import numpy_helper
 from qdqspec.arrays import Array
 from qdqspec.graph.constants import FoldedConstants, fold_constants
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.protos import copy_model
+from qdqspec.graph.protos import DEFAULT_DOMAINS, copy_model
 
-_DEFAULT_DOMAINS = ("", "ai.onnx")
 _LSTM_WEIGHTS = (1, 2)  # inputs W and R
 _MOST_BYTES = 1 << 30  # of a computed weight
 
@@ -55,7 +54,7 @@ def fold_weights(model: Model) -> Folded:
     needed = {
         node.inputs[index]
         for node in model.nodes
-        if node.op_type == "LSTM" and node.domain in _DEFAULT_DOMAINS
+        if node.op_type == "LSTM" and node.domain in DEFAULT_DOMAINS
         for index in _LSTM_WEIGHTS
         if node.inputs[index] not in model.constants
     }
@@ -103,7 +102,7 @@ def fold_batchnorm(model: Model) -> Folded:
 def _find(model: Model) -> Iterator[tuple[Node, Node]]:
     """Each convolution with the normalization to fold into it."""
     for norm in model.nodes:
-        if norm.op_type != "BatchNormalization" or norm.domain not in _DEFAULT_DOMAINS:
+        if norm.op_type != "BatchNormalization" or norm.domain not in DEFAULT_DOMAINS:
             continue
         conv = model.producer.get(norm.inputs[0])
         if conv is not None and _foldable(model, conv, norm):
@@ -116,7 +115,7 @@ def _foldable(model: Model, conv: Node, norm: Node) -> bool:
     parameters = [*conv.inputs[1:], *norm.inputs[1:]]
     return (
         conv.op_type in ("Conv", "ConvTranspose")
-        and conv.domain in _DEFAULT_DOMAINS
+        and conv.domain in DEFAULT_DOMAINS
         and alone
         and all(name in model.constants for name in parameters if name)
         and not norm.attributes.get("training_mode", 0)

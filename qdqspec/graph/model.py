@@ -20,7 +20,7 @@ from qdqspec.errors import ModelError
 from qdqspec.graph.check import check_model, external_files, first_line, require_file
 from qdqspec.graph.flat import LEAVE, MARKERS, closed, flat_form, is_flat, scopes_of
 from qdqspec.graph.ondisk import LARGE, read_light
-from qdqspec.graph.protos import names_read_inside
+from qdqspec.graph.protos import DEFAULT_DOMAINS, names_read_inside
 from qdqspec.graph.scopes import QDQ_OPS, find_scopes, unique_node_names
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
@@ -195,7 +195,7 @@ class Model:
         """Initializers and the values of ``Constant`` nodes, by tensor name."""
         found = dict(self.initializers)
         for node in self.nodes:
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS:
                 for attribute in node.proto.attribute:
                     if attribute.name == "value":
                         found[node.outputs[0]] = attribute.t

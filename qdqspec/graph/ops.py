@@ -14,10 +14,10 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.graph.model import Model, Node
+from qdqspec.graph.protos import DEFAULT_DOMAINS
 from qdqspec.types import Consumer
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
-DEFAULT_DOMAINS = ("", "ai.onnx")
 
 # Each output value is a value of input 0 (or zero): one scale serves both sides.
 COPY_OPS = frozenset(

@@ -14,7 +14,7 @@ import onnx
 from onnx import version_converter
 
 from qdqspec.errors import ModelError
-from qdqspec.graph.protos import copy_model, is_external, refill
+from qdqspec.graph.protos import DEFAULT_DOMAINS, copy_model, is_external, refill
 from qdqspec.graph.scopes import bodies_of
 
 _SMALL = 1024  # elements: constants that an operator's adapter may need (axes, shapes, bounds)
@@ -23,7 +23,7 @@ IR_WITH_FREE_INITIALIZERS = 4  # before, each initializer had to be a graph inpu
 
 def opset_of(proto: onnx.ModelProto) -> int:
     """The version of the default operator set; 1 if none is imported, as in ONNX."""
-    return max((int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    return max((int(o.version) for o in proto.opset_import if o.domain in DEFAULT_DOMAINS), default=1)
 
 
 def raise_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 import onnx
 from onnx import TensorProto, external_data_helper
 
+DEFAULT_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
+
 Message: TypeAlias = onnx.ModelProto | onnx.GraphProto
 MessageT = TypeVar("MessageT", onnx.NodeProto, TensorProto, onnx.ModelProto)
 _TYPES = onnx.AttributeProto

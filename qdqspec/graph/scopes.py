@@ -16,6 +16,7 @@ from functools import cached_property
 
 import onnx
 
+from qdqspec.graph.protos import DEFAULT_DOMAINS
 from qdqspec.graph.trt import PAIR_OPS
 
 QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", *PAIR_OPS})
@@ -71,11 +72,6 @@ class Scopes:
         return self.all[1:]
 
     @cached_property
-    def by_path(self) -> Mapping[str, Scope]:
-        """The graphs by their path."""
-        return {scope.path: scope for scope in self.all}
-
-    @cached_property
     def of_tensor(self) -> Mapping[str, tuple[Scope, str]]:
         """The graph that defines a tensor, and the tensor's name there, by its unique name."""
         return {unique: (s, local) for s in self.all for local, unique in s.tensors.items()}
@@ -103,7 +99,7 @@ def has_bodies(proto: onnx.ModelProto) -> bool:
 
 def bodies_of(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     """The bodies of an If, Loop or Scan, by attribute."""
-    if node.op_type in _OWNERS and node.domain in ("", "ai.onnx"):
+    if node.op_type in _OWNERS and node.domain in DEFAULT_DOMAINS:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield attribute.name, attribute.g
@@ -183,7 +179,7 @@ class _Namer:
             pending.extend(reversed(inside))
 
     def _body(self, outer: Scope, owner: str, attribute: str, graph: onnx.GraphProto) -> Scope:
-        path = _free(f"{owner}/{attribute}", self._paths)
+        path = free_name(f"{owner}/{attribute}", self._paths)
         names = tuple(f"{path}/{name}" for name in unique_node_names(graph.node))
         self._take(names)
         tensors = {name: self._tensor(path, name) for name in defined_in(graph)}
@@ -200,7 +196,7 @@ class _Namer:
     def _tensor(self, path: str, name: str) -> str:
         if self._times[name] == 1:
             return name
-        return _free(f"{path}/{name}", self._tensors)
+        return free_name(f"{path}/{name}", self._tensors)
 
     def _take(self, names: Iterable[str]) -> None:
         """Reserve names, so that no body's path is a node's name or a prefix of one."""
@@ -216,7 +212,7 @@ def _below(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             yield from _below(body)
 
 
-def _free(wanted: str, taken: set[str]) -> str:
+def free_name(wanted: str, taken: set[str]) -> str:
     """The name, or a variant that is not in ``taken``; it is added to the set."""
     while wanted in taken:
         wanted += "~"

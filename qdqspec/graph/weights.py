@@ -20,7 +20,7 @@ from qdqspec.errors import ModelError
 from qdqspec.files import unwritable
 from qdqspec.graph.protos import is_external, map_tensors, size_of
 
-# ONNX Runtime's shape inference reads shapes and axes, and fails if these are external data ("Cannot parse
+# Shape inference reads shapes and axes, and that of a runtime may fail if these are external data ("Cannot parse
 # data from external tensors"). They are 32 or 64 bits wide, and weights never are.
 _INLINE = frozenset({TensorProto.STRING, TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64})
 

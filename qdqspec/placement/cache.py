@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qdqspec.errors import StateError
-from qdqspec.placement.carry import find_ends, resolve_in, schemes_in
+from qdqspec.placement.carry import find_ends, placement_of, schemes_of
 from qdqspec.placement.frames import Frames
 from qdqspec.placement.project import labels_of
 from qdqspec.placement.relative import Scheme
@@ -79,13 +79,6 @@ def pruned(
     return tuple(kept)
 
 
-def merge(one: PatternCache, other: PatternCache) -> PatternCache:
-    """The entries of both caches, pruned together. The operation is commutative."""
-    keys = {**one.entries, **other.entries}
-    entries = {key: pruned((*one.entries.get(key, ()), *other.entries.get(key, ()))) for key in keys}
-    return PatternCache(entries=entries, texts={**one.texts, **other.texts})
-
-
 # ---- out of a search ----------------------------------------------------------------------------
 
 
@@ -114,7 +107,7 @@ def gather(
 
 def _told(frames: Frames, space: SchemeSpace, placement: Placement) -> Iterator[tuple[str, Scheme, str]]:
     """The most frequent scheme of each pattern with units, and the pattern's text."""
-    schemes = schemes_in(frames, placement)
+    schemes = schemes_of(frames, placement)
     counts: dict[str, Counter[Scheme]] = {}
     texts: dict[str, str] = {}
     for region in frames.leaves:
@@ -230,7 +223,7 @@ def _composed(
             for region_id, found in known.items()
             if found.frames == index
         }
-        placements.append(resolve_in(framed, schemes))
+        placements.append(placement_of(framed, schemes))
     return labels_of(space, *placements)
 
 

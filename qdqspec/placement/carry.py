@@ -7,17 +7,14 @@ transferred alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from qdqspec.errors import PlacementError
-from qdqspec.graph.model import Model
 from qdqspec.placement.frames import Frame, Frames
-from qdqspec.placement.relative import FLOAT, PatternPlace, RelativeSite, Scheme, scheme
+from qdqspec.placement.relative import PatternPlace, RelativeSite, Scheme, scheme
 from qdqspec.quantize.formats import BIAS_FORMAT
-from qdqspec.types import Consumer, Placement, Region, Site
-
-_WEIGHT = ("out", "result", "child", "in")  # kinds of places in a COMPOSITE, in rising precedence
+from qdqspec.types import Consumer, Placement, Site
 
 
 class _Numbers(NamedTuple):
@@ -28,17 +25,12 @@ class _Numbers(NamedTuple):
     weight: bool
 
 
-def schemes_of(placement: Placement, regions: Sequence[Region], model: Model) -> dict[str, Scheme]:
+def schemes_of(frames: Frames, placement: Placement) -> dict[str, Scheme]:
     """The scheme of each leaf, by region id; leaves that stay float have an empty one.
 
     A pair on an output of a body of If, Loop or Scan is in no scheme, since no region has that output. Raises
     `PlacementError` if a site names a node that is in no region.
     """
-    return schemes_in(Frames(model, regions), placement)
-
-
-def schemes_in(frames: Frames, placement: Placement) -> dict[str, Scheme]:
-    """As `schemes_of`, for many placements of one model."""
     found: dict[str, set[RelativeSite]] = {region.id: set() for region in frames.leaves}
     for site in placement.sites:
         for region_id, place in _places(frames, site):
@@ -66,23 +58,18 @@ def _places(frames: Frames, site: Site) -> Iterator[tuple[str, PatternPlace]]:
         yield frame.region.id, PatternPlace("out", *slot)
 
 
-def resolve_schemes(schemes: Mapping[str, Scheme], regions: Sequence[Region], model: Model) -> Placement:
-    """The placement of schemes, given by region id or by pattern; a region's id takes precedence.
+def placement_of(frames: Frames, schemes: Mapping[str, Scheme]) -> Placement:
+    """The placement of schemes, given by the ids of leaves.
 
-    Edges of one tensor with equal formats become one site. If two schemes contain one edge, the reader's
-    takes precedence over the producer's, and a COMPOSITE's over those of the regions in it, which apply to
-    all other edges. Raises `PlacementError` if a scheme does not fit its region.
+    Edges of one tensor with equal formats become one site. If two schemes contain one edge, the reader's takes
+    precedence over the producer's. Raises `PlacementError` if a scheme does not fit its region.
     """
-    return resolve_in(Frames(model, regions), schemes)
-
-
-def resolve_in(frames: Frames, schemes: Mapping[str, Scheme]) -> Placement:
-    """As `resolve_schemes`, for existing frames; patterns are in their granularity."""
     edges: dict[Consumer, tuple[str, _Numbers]] = {}
-    for frame, sites in _by_weight(frames, schemes):
-        for site in sites:
-            for tensor, end in _ends(frames, frame, site):
-                edges[end] = tensor, _Numbers(site.format, site.axis, site.weight)
+    for kinds in (("out", "result"), ("in",)):
+        for region_id, chosen in schemes.items():
+            for site in sorted(site for site in chosen.sites if site.place.kind in kinds):
+                for tensor, end in _ends(frames, frames.of(region_id), site):
+                    edges[end] = tensor, _Numbers(site.format, site.axis, site.weight)
     return Placement(sites=frozenset(_merged(edges)))
 
 
@@ -90,31 +77,14 @@ def _merged(edges: Mapping[Consumer, tuple[str, _Numbers]]) -> Iterator[Site]:
     """One site per tensor and format; each int32 bias has its own scale."""
     groups: dict[tuple[object, ...], list[Consumer]] = {}
     for end, (tensor, numbers) in edges.items():
-        if numbers.format != FLOAT:
-            own = end if numbers.format == BIAS_FORMAT else None
-            groups.setdefault((tensor, numbers, own), []).append(end)
+        own = end if numbers.format == BIAS_FORMAT else None
+        groups.setdefault((tensor, numbers, own), []).append(end)
     for ends in groups.values():
         tensor, numbers = edges[ends[0]]
         axis = None if numbers.axis < 0 else numbers.axis
         yield Site(
             tensor=tensor, consumers=tuple(ends), format=numbers.format, axis=axis, weight=numbers.weight
         )
-
-
-def _by_weight(frames: Frames, schemes: Mapping[str, Scheme]) -> Iterator[tuple[Frame, list[RelativeSite]]]:
-    """Schemes with their regions in rising precedence: leaves before the regions that contain them."""
-    by_pattern = bool(schemes.keys() - frames.regions.keys())  # else only named regions need a frame
-    named = (r for r in frames.regions.values() if by_pattern or r.id in schemes)
-    deepest_first = sorted(named, key=lambda r: (bool(r.children), -r.id.count(".")))
-    found = [frames.of(region.id) for region in deepest_first]
-    told = [(f, schemes.get(f.region.id, schemes.get(f.pattern, Scheme()))) for f in found]
-    for kinds in (("out", "result"), ("in",)):
-        for frame, chosen in told:
-            if not frame.region.children:
-                yield frame, [site for site in sorted(chosen.sites) if site.place.kind in kinds]
-    for frame, chosen in told:
-        if frame.region.children:
-            yield frame, sorted(chosen.sites, key=lambda site: _WEIGHT.index(site.place.kind))
 
 
 def _ends(frames: Frames, frame: Frame, site: RelativeSite) -> list[tuple[str, Consumer]]:
@@ -142,11 +112,4 @@ def find_ends(frames: Frames, frame: Frame, place: PatternPlace) -> list[tuple[s
     index = frames.input(frame, node.name, place.slot)
     if index is None or not node.inputs[index]:
         return None
-    tensor, end = node.inputs[index], Consumer(node.name, index)
-    if place.kind == "in":
-        return [(tensor, end)]
-    children = (set(frames.regions[name].nodes) for name in frame.region.children)
-    inside = next((nodes for nodes in children if node.name in nodes), None)
-    if inside is None:
-        return None
-    return [(tensor, other) for other in model.consumers[tensor] if other.node in inside]
+    return [(node.inputs[index], Consumer(node.name, index))]

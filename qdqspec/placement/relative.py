@@ -13,19 +13,15 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from qdqspec.errors import PlacementError
 
-FLOAT = "float"  # as a format: this edge stays float, whatever an inner region's scheme has
-
-
-PlaceKind: TypeAlias = Literal["in", "out", "child", "result"]
-_KINDS: dict[str, PlaceKind] = {"in": "in", "out": "out", "child": "child", "result": "result"}
+PlaceKind: TypeAlias = Literal["in", "out", "result"]
+_KINDS: dict[str, PlaceKind] = {"in": "in", "out": "out", "result": "result"}
 
 
 class PatternPlace(NamedTuple):
     """A place in a pattern, by the canonical index of a node and a slot of it.
 
-    ``in``: that input of the node. ``out``: that output, for all readers. ``child``: of a COMPOSITE; the
-    tensor at that input, for all readers in the same child. ``result``: that output as an output of the
-    model; ignored where it is not one.
+    ``in``: that input of the node. ``out``: that output, for all readers. ``result``: that output as an output
+    of the model; ignored where it is not one.
     """
 
     kind: PlaceKind
@@ -35,7 +31,7 @@ class PatternPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class RelativeSite:
-    """A pair at a place, like `qdqspec.types.Site` without names; ``format`` may be `FLOAT`."""
+    """A pair at a place, like `qdqspec.types.Site` without names."""
 
     place: PatternPlace
     format: str
@@ -49,7 +45,7 @@ class RelativeSite:
 
 
 _WRITTEN = re.compile(
-    r"(in|out|child|result)([0-9]{1,9})\.([0-9]{1,9})=(w:)?([a-z][a-z0-9_]{0,31})(?:/([0-9]{1,3}))?", re.ASCII
+    r"(in|out|result)([0-9]{1,9})\.([0-9]{1,9})=(w:)?([a-z][a-z0-9_]{0,31})(?:/([0-9]{1,3}))?", re.ASCII
 )
 
 

@@ -14,7 +14,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from qdqspec.arrays import Array
 from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.protos import copied, is_external
+from qdqspec.graph.protos import DEFAULT_DOMAINS, copied, is_external
 from qdqspec.graph.trt import (
     DYNAMIC_OPS,
     FP4_DYNAMIC,
@@ -48,7 +48,7 @@ class FloatWeights:
         """The name of the weight behind this DequantizeLinear in the model without Q/DQ.
 
         Our own nodes record it; else it is the tensor that the node's consumer reads in the reference; else
-        the integer tensor's name without the suffix of ONNX Runtime's quantizer; else the node's output.
+        the integer tensor's name without the suffix ``_quantized``; else the node's output.
         """
         if node.outputs[0] in self.model.outputs:
             return node.outputs[0]
@@ -195,5 +195,5 @@ def found_scales(model: Model, tensor: str) -> Node | None:
 def is_dynamic(node: Node) -> bool:
     """Whether a node computes scales while it quantizes: of blocks, or one of the whole tensor."""
     if node.op_type == QUANTIZE:
-        return node.domain in ("", "ai.onnx")
+        return node.domain in DEFAULT_DOMAINS
     return node.op_type in DYNAMIC_OPS and is_pair_op(node.proto)

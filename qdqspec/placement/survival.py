@@ -6,8 +6,8 @@ A pair has survived for a reader if the reader's kernel in the optimized graph
 - still reads a DequantizeLinear of the same scale, at most through converting nodes.
 
 A reader of a tensor's shape does not need a pair, and optimizers fold it: it is skipped. Names of Q and DQ
-nodes, of their tensors and even their integer type are not compared: ONNX Runtime converts int8 to uint8,
-duplicates DequantizeLinear nodes, and renames tensors when it changes the layout.
+nodes, of their tensors and even their integer type are not compared: an optimizer may convert int8 to
+uint8, duplicate DequantizeLinear nodes, and rename tensors when it changes the layout.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MOVES = frozenset(
 _CONVERTS = frozenset(
     {"ReorderInput", "ReorderOutput", "Transpose", "Reshape", "Cast", "Squeeze", "Unsqueeze", "Identity"}
 )
-# nodes that ONNX Runtime inserts around its kernels
+# nodes that change the layout around a kernel
 _LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
 _INTEGERS = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16})
 

@@ -64,7 +64,7 @@ class NumberFormat:
 _Type = onnx.TensorProto
 _FLOATING = frozenset({_Type.FLOAT8E4M3FN, _Type.FLOAT4E2M1})
 
-BLOCK_SIZES = (16, 32, 64, 128, 256)  # of 8-bit weights: those of ONNX Runtime's MatMulNBits
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # of 8-bit weights: those of operator MatMulNBits
 RUN_TIME = "uint8_dynamic"  # for activations after a DynamicQuantizeLinear
 BIAS_FORMAT = "int32"  # not produced by QuantizeLinear: such a constant is always stored as integers
 
@@ -72,7 +72,7 @@ BIAS_FORMAT = "int32"  # not produced by QuantizeLinear: such a constant is alwa
 # NVFP4 16, MXFP8 32; MatMulNBits a power of two from 16 on). Blocks of integers are for weights only; activations in
 # NVFP4 and MXFP8 are quantized at run time by operators of domain ``trt``, and so are MXFP8 weights, for which ONNX's
 # operators need opset 24: see docs/decisions/0010-blocked-formats.md. Opset 10 has QuantizeLinear too, with one scale
-# per tensor. ONNX Runtime then fails if a bias is to be quantized: "No Op registered for Round with domain_version of
+# per tensor. A runtime may then fail if a bias is to be quantized: "No Op registered for Round with domain_version of
 # 10".
 FORMATS: dict[str, NumberFormat] = {
     f.name: f

@@ -15,7 +15,7 @@ import onnx
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import ANCHORS, SHAPE_SOURCES
-from qdqspec.graph.protos import copied
+from qdqspec.graph.protos import DEFAULT_DOMAINS, copied
 
 _FEW = 4  # most nodes that compute a side input
 BODIES = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
@@ -151,7 +151,7 @@ def _turned(order: Iterable[int], producers: Sequence[Sequence[int]]) -> tuple[t
 
 def is_constant(node: Node) -> bool:
     """Whether a node only defines a constant."""
-    return node.op_type == "Constant" and node.domain in ("", "ai.onnx")
+    return node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS
 
 
 def attribute_text(attribute: onnx.AttributeProto) -> str:

@@ -2,7 +2,7 @@
 
 The estimate is a rough guide for planning. A build costs a fixed time per node and per byte of weights; a run
 costs a fixed time per multiplication, computed from the shapes, and per node. The constants were measured
-with ONNX Runtime on one core of an x86-64 server, each model in its own process.
+with the default backend on one core of an x86-64 server, each model in its own process.
 """
 
 from __future__ import annotations

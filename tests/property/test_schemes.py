@@ -11,7 +11,7 @@ from reorder import told_otherwise
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
-from qdqspec.placement.carry import resolve_in, resolve_schemes, schemes_in, schemes_of
+from qdqspec.placement.carry import placement_of, schemes_of
 from qdqspec.placement.frames import Frames
 from qdqspec.placement.project import project
 from qdqspec.placement.relative import parse_scheme
@@ -36,8 +36,9 @@ def labelled_spaces(draw: st.DrawFn) -> tuple[SchemeSpace, Placement]:
 @given(labelled_spaces())
 def test_a_placement_comes_back_from_its_schemes(drawn: tuple[SchemeSpace, Placement]) -> None:
     space, placement = drawn
-    schemes = schemes_of(placement, space.regions, space.model)
-    assert resolve_schemes(schemes, space.regions, space.model).digest == placement.digest
+    frames = Frames(space.model, space.regions)
+    schemes = schemes_of(frames, placement)
+    assert placement_of(frames, schemes).digest == placement.digest
 
 
 @given(labelled_spaces())
@@ -45,9 +46,10 @@ def test_a_placement_comes_back_from_schemes_that_were_written_down(
     drawn: tuple[SchemeSpace, Placement],
 ) -> None:
     space, placement = drawn
-    schemes = schemes_of(placement, space.regions, space.model)
+    frames = Frames(space.model, space.regions)
+    schemes = schemes_of(frames, placement)
     read = {region: parse_scheme(str(scheme)) for region, scheme in schemes.items()}
-    assert resolve_schemes(read, space.regions, space.model) == placement
+    assert placement_of(frames, read) == placement
 
 
 @given(labelled_spaces())
@@ -64,8 +66,8 @@ def test_edges_of_any_placement_keep_their_formats(data: st.DataObject) -> None:
     """
     model = Model(data.draw(onnx_models(max_nodes=10)))
     placement = data.draw(placements(model))
-    regions = find_regions(model, RegionRules(max_nodes=data.draw(st.integers(1, 8))))
-    found = resolve_schemes(schemes_of(placement, regions, model), regions, model)
+    frames = Frames(model, find_regions(model, RegionRules(max_nodes=data.draw(st.integers(1, 8)))))
+    found = placement_of(frames, schemes_of(frames, placement))
     body_outputs = {node.name for node in model.nodes if node.is_marker}
     assert edges_of(found) == {edge for edge in edges_of(placement) if edge[1] not in body_outputs}
 
@@ -87,8 +89,8 @@ def test_schemes_survive_another_order_and_other_names(drawn: tuple[SchemeSpace,
     ours, theirs = find_regions(space.model, limit), find_regions(copy, limit)
     one, other = Frames(space.model, ours), Frames(copy, theirs)
     assert [region.pattern for region in ours] == [region.pattern for region in theirs]
-    schemes = schemes_in(one, placement)
-    carried = schemes_in(other, resolve_in(other, schemes))
+    schemes = schemes_of(one, placement)
+    carried = schemes_of(other, placement_of(other, schemes))
     assert counted(one, schemes) == counted(other, carried)
 
 

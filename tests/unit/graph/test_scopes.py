@@ -33,7 +33,7 @@ def test_a_model_without_bodies_is_one_scope() -> None:
 def test_nodes_of_bodies_are_named_by_their_path() -> None:
     found = scopes_of(TWO_BRANCHES)
     assert [scope.path for scope in found.all] == ["", "choice/then_branch", "choice/else_branch"]
-    assert found.by_path["choice/else_branch"].names == (
+    assert found.all[2].names == (
         "choice/else_branch/Abs#0",
         "choice/else_branch/act",
     )

@@ -20,7 +20,6 @@ from qdqspec.placement.cache import (
     PatternCache,
     WarmStart,
     gather,
-    merge,
     pruned,
     warm_starts,
 )
@@ -80,14 +79,6 @@ def test_a_confirmed_ratio_counts_more_than_a_lucky_one() -> None:
     confirmed = entry("in0.0=uint8 in0.1=uint8", 0.50, (0.495, 0.505))
     lucky = entry("in3.0=uint8 in3.1=uint8", 0.497)
     assert pruned([lucky, confirmed])[0] == confirmed
-
-
-@given(CACHES, CACHES)
-def test_merging_is_commutative_and_forgets_no_pattern(one: PatternCache, other: PatternCache) -> None:
-    both = merge(one, other)
-    assert both.entries == merge(other, one).entries
-    assert both.entries.keys() == one.entries.keys() | other.entries.keys()
-    assert merge(both, both).entries == both.entries
 
 
 @given(CACHES)
@@ -238,7 +229,7 @@ def test_this_device_counts_more_than_others(space: SchemeSpace) -> None:
     own = gather([trial(0, space.resolve({}), 1.0)], space, *HERE)
     other = gather([trial(1, everything(space), 0.2)], space, HERE[0], "another-machine")
     assert warm_starts(other, space.regions, space, *HERE) == ((everything(space), False),)
-    here = warm_starts(merge(own, other), space.regions, space, *HERE)
+    here = warm_starts(PatternCache(entries={**own.entries, **other.entries}), space.regions, space, *HERE)
     assert here == ((space.resolve({}), True),)  # on this device float was best
 
 

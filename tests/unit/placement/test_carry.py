@@ -14,7 +14,8 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.carry import resolve_schemes, schemes_of
+from qdqspec.placement.carry import placement_of, schemes_of
+from qdqspec.placement.frames import Frames
 from qdqspec.placement.project import labels_of, project
 from qdqspec.placement.relative import parse_scheme
 from qdqspec.placement.space import SchemeSpace
@@ -72,8 +73,8 @@ def random_placements(space: SchemeSpace, count: int = 12) -> list[Placement]:
 
 def test_real_placements_come_back_from_their_schemes(real: SchemeSpace) -> None:
     for placement in random_placements(real):
-        schemes = schemes_of(placement, real.regions, real.model)
-        assert resolve_schemes(schemes, real.regions, real.model).digest == placement.digest
+        frames = Frames(real.model, real.regions)
+        assert placement_of(frames, schemes_of(frames, placement)).digest == placement.digest
 
 
 def test_real_placements_are_their_own_projections(real: SchemeSpace) -> None:
@@ -95,7 +96,8 @@ def test_a_placement_is_carried_to_a_model_of_other_names(real: SchemeSpace) -> 
     tensors = {t: f"other_{t}" for node in real.model.nodes for t in (*node.inputs, *node.outputs)}
     nodes = {node.name: twin.name for node, twin in zip(real.model.nodes, copy.nodes, strict=True)}
     for placement in random_placements(real, count=4):
-        carried = resolve_schemes(schemes_of(placement, real.regions, real.model), find_regions(copy), copy)
+        schemes = schemes_of(Frames(real.model, real.regions), placement)
+        carried = placement_of(Frames(copy, find_regions(copy)), schemes)
         expected = {
             Site(
                 tensor=tensors[site.tensor],
@@ -113,25 +115,14 @@ def test_a_tensor_that_leaves_its_region_whole_is_told_by_both_sides() -> None:
     model = model_of(TWINS)
     regions = cut(model, ["a", "b"], ["c", "d"])
     placement = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("c", 0),), format="uint8")}))
-    schemes = schemes_of(placement, regions, model)
+    schemes = schemes_of(Frames(model, regions), placement)
     first, second = leaf_with(regions, "a").id, leaf_with(regions, "c").id
     assert {key: str(value) for key, value in schemes.items() if value.sites} == {
         first: "out1.0=uint8",
         second: "in0.0=uint8",
     }
     for key in (first, second):
-        assert resolve_schemes({key: schemes[key]}, regions, model) == placement
-
-
-def test_a_pattern_stands_for_all_its_regions_and_an_id_for_one() -> None:
-    model = model_of(TWINS)
-    regions = cut(model, ["a", "b"], ["c", "d"])
-    first, second = leaf_with(regions, "a"), leaf_with(regions, "c")
-    assert first.pattern == second.pattern
-    both = resolve_schemes({first.pattern: parse_scheme("in0.0=uint8")}, regions, model)
-    assert edges(both) == {("x", "a"), ("b", "c")}
-    schemes = {first.pattern: parse_scheme("in0.0=uint8"), first.id: parse_scheme("")}
-    assert edges(resolve_schemes(schemes, regions, model)) == {("b", "c")}
+        assert placement_of(Frames(model, regions), {key: schemes[key]}) == placement
 
 
 def test_operands_that_may_change_places_are_told_apart_by_their_makers() -> None:
@@ -153,8 +144,8 @@ def test_operands_that_may_change_places_are_told_apart_by_their_makers() -> Non
     one = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("p", 1),), format="uint8")}))
     first, second = leaf_with(regions, "a"), leaf_with(regions, "c")
     assert first.pattern == second.pattern
-    scheme = schemes_of(one, regions, model)[first.id]
-    assert edges(resolve_schemes({second.id: scheme}, regions, model)) == {("d", "q")}
+    scheme = schemes_of(Frames(model, regions), one)[first.id]
+    assert edges(placement_of(Frames(model, regions), {second.id: scheme})) == {("d", "q")}
 
 
 LEVELS = """
@@ -179,43 +170,12 @@ def levels() -> tuple[Model, tuple[Region, ...]]:
     return model, regions
 
 
-def at(regions: Sequence[Region], model: Model, kind: str, node: str, slot: int, fmt: str) -> str:
-    """A site of the root, which counts its nodes in canonical order."""
-    from qdqspec.placement.frames import Frames
-
-    return f"{kind}{Frames(model, regions).of(regions[0].id).position[node]}.{slot}={fmt}"
-
-
-def test_a_composite_keeps_what_its_leaves_chose() -> None:
-    model, regions = levels()
-    leaves = {leaf_with(regions, "a").id: parse_scheme("in0.0=uint8")}
-    root = {regions[0].id: parse_scheme(at(regions, model, "in", "f", 0, "uint8"))}
-    assert edges(resolve_schemes({**leaves, **root}, regions, model)) == {("x", "a"), ("e", "f")}
-
-
-def test_a_composite_may_say_otherwise() -> None:
-    model, regions = levels()
-    leaves = {leaf_with(regions, "a").id: parse_scheme("in0.0=uint8 out1.0=uint8")}
-    before = resolve_schemes(leaves, regions, model)
-    assert edges(before) == {("x", "a"), ("b", "c"), ("b", "e")}
-    root = {regions[0].id: parse_scheme(at(regions, model, "in", "c", 0, "float"))}
-    assert edges(resolve_schemes({**leaves, **root}, regions, model)) == {("x", "a"), ("b", "e")}
-
-
-def test_the_input_of_a_child_is_all_that_reads_the_tensor_there() -> None:
-    model, regions = levels()
-    root = {regions[0].id: parse_scheme(at(regions, model, "child", "c", 0, "uint8"))}
-    placement = resolve_schemes(root, regions, model)
-    assert edges(placement) == {("b", "c"), ("b", "e")}
-    assert len(placement.sites) == 1
-
-
 def test_edges_of_one_tensor_merge_where_their_formats_agree() -> None:
     model, regions = levels()
     leaf = leaf_with(regions, "c").id
-    alike = resolve_schemes({leaf: parse_scheme("in0.0=uint8 in2.0=uint8 in2.1=uint8")}, regions, model)
+    alike = placement_of(Frames(model, regions), {leaf: parse_scheme("in0.0=uint8 in2.0=uint8 in2.1=uint8")})
     assert sorted((site.tensor, len(site.consumers)) for site in alike.sites) == [("b", 2), ("d", 1)]
-    unlike = resolve_schemes({leaf: parse_scheme("in0.0=uint8 in2.0=int8 in2.1=int8")}, regions, model)
+    unlike = placement_of(Frames(model, regions), {leaf: parse_scheme("in0.0=uint8 in2.0=int8 in2.1=int8")})
     assert sorted((site.tensor, site.format) for site in unlike.sites) == [
         ("b", "int8"), ("b", "uint8"), ("d", "int8"),
     ]  # fmt: skip
@@ -226,7 +186,7 @@ def test_a_scheme_of_another_pattern_is_refused(text: str) -> None:
     model = model_of(TWINS)
     regions = cut(model, ["a", "b"], ["c", "d"])
     with pytest.raises(PlacementError, match="is not in region"):
-        resolve_schemes({leaf_with(regions, "a").id: parse_scheme(text)}, regions, model)
+        placement_of(Frames(model, regions), {leaf_with(regions, "a").id: parse_scheme(text)})
 
 
 def test_a_half_quantized_operator_is_projected_to_float(models: Path) -> None:

@@ -15,8 +15,9 @@ from random_models import random_inputs, ranges_for
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.placement.carry import resolve_schemes, schemes_of
+from qdqspec.placement.carry import placement_of, schemes_of
 from qdqspec.placement.diff import diff_models
+from qdqspec.placement.frames import Frames
 from qdqspec.placement.import_qdq import import_placement, placement_for
 from qdqspec.placement.insert import Inserter, insert_qdq
 from qdqspec.placement.project import project
@@ -267,9 +268,10 @@ def test_a_placement_with_an_output_is_its_own_projection_and_scheme() -> None:
     space = space_of(model_of(CONVS), outputs=True)
     placement = space.resolve(space.everything())
     assert project(space, placement).digest == placement.digest
-    schemes = schemes_of(placement, space.regions, space.model)
+    frames = Frames(space.model, space.regions)
+    schemes = schemes_of(frames, placement)
     assert any("result" in str(scheme) for scheme in schemes.values())
-    assert resolve_schemes(schemes, space.regions, space.model).digest == placement.digest
+    assert placement_of(frames, schemes).digest == placement.digest
 
 
 def test_carried_to_where_the_tensor_is_no_output_it_means_nothing() -> None:
@@ -280,10 +282,12 @@ def test_carried_to_where_the_tensor_is_no_output_it_means_nothing() -> None:
     placement = space_of(model, outputs=True).resolve({"c": "in+out"})
     regions = find_regions(model, twins)
     last = next(region for region in regions if region.nodes == ("c", "d"))
-    ending = schemes_of(placement, regions, model)[last.id]
+    ending = schemes_of(Frames(model, regions), placement)[last.id]
     assert str(ending) == "in0.0=uint8 in0.1=w:int8/0 result1.0=uint8"
-    assert resolve_schemes({last.id: ending}, regions, model) == placement
-    found = resolve_schemes({last.pattern: ending}, find_regions(longer, twins), longer)
+    assert placement_of(Frames(model, regions), {last.id: ending}) == placement
+    frames = Frames(longer, find_regions(longer, twins))
+    alike = {region.id: ending for region in frames.leaves if region.pattern == last.pattern}
+    found = placement_of(frames, alike)
     assert {end.node for s in found.sites for end in s.consumers} == {"a", "c"}
 
 
