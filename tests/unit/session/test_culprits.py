@@ -141,7 +141,7 @@ def test_what_was_found_before_the_time_was_over_is_told(bench: CaseSetup) -> No
     assert found.missing == "the time was over"
 
 
-def test_what_onnx_runtime_cannot_compute_is_said(tmp_path: Path) -> None:
+def test_what_the_reference_runtime_cannot_compute_is_reported(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17, "mine": 1]> f (float[1,4] x) => (float[1,4] y) {
           [relu] a = Relu(x)  [own] y = mine.Op(a) }"""
