@@ -44,20 +44,8 @@ ALLOWED = [
 
 # What a runtime or its tools were seen to do, as the source of code that holds for all backends.
 SEEN = [
-    "ONNX Runtime's ``quantize_dynamic`` writes the same kernels under other names",
-    "ONNX Runtime's ``session.run`` accepts such a model with a warning",
-    "MatMul, Gemm or LSTM. ONNX Runtime has",
-    "ONNX Runtime's shape inference reads shapes and axes",
-    "of 8-bit weights: those of ONNX Runtime's MatMulNBits",
-    "ONNX Runtime then fails if a bias is to be quantized",
-    "weights of opposite sign cannot overflow. ONNX Runtime's",
-    "ONNX Runtime converts int8 to uint8",
-    "nodes that ONNX Runtime inserts around its kernels",
-    "ONNX Runtime's quantizer removes them with unsigned activations",
     "Source: ONNX Runtime 1.32 on models of one pair",
-    "the suffix of ONNX Runtime's quantizer",
     "ONNX Runtime, DynamicQuantizeLSTM",
-    "with ONNX Runtime on one core of an x86-64 server",
     "whether 8-bit weights are safe: ONNX Runtime's",
     "In ONNX Runtime's order of preference (MLAS",
     "ONNX Runtime from 1.31 on starts a telemetry thread",
