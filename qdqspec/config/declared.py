@@ -109,11 +109,15 @@ def option(
 
 
 def declare(
-    backend: str, options: Any, refused: Mapping[str, tuple[str, str]] | None = None
+    backend: str,
+    options: Any,
+    refused: Mapping[str, tuple[str, str]] | None = None,
+    *,
+    separator: str = "-",
 ) -> BackendOptions:
-    """The options that the fields of a dataclass declare: ``_`` in a name is ``-`` in the word."""
+    """The options that the fields of a dataclass declare: ``_`` in a name is the ``separator`` in the word."""
     declared = tuple(
-        BackendOption(word=each.name.rstrip("_").replace("_", "-"), **each.metadata)
+        BackendOption(word=each.name.rstrip("_").replace("_", separator), **each.metadata)
         for each in fields(options)
     )
     return BackendOptions(backend=backend, options=declared, refused=refused or {})

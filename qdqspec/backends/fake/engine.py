@@ -76,7 +76,7 @@ class FakeOptions:
     oom: str = _stage()
 
 
-OPTIONS = declare("fake", FakeOptions)
+OPTIONS = declare("fake", FakeOptions, separator="_")
 
 
 class FakeDevice:
