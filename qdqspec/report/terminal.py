@@ -9,7 +9,7 @@ from itertools import pairwise
 from qdqspec.units import plain, wrapped
 
 _LEAST = 8  # characters of a column that is cut
-_RULE = re.compile(r"-+(?:  -+)+")
+_RULE = re.compile(r" *-+(?:  -+)+")
 _EXCERPT = re.compile(r" *\d* \| ")  # a line of a file with its number, or the mark below it
 _RED, _YELLOW, _GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
 _COLORS = (
@@ -66,17 +66,21 @@ def fitted(text: str, width: int) -> str:
 
 def _is_row(line: str, spans: Sequence[tuple[int, int]]) -> bool:
     """Whether the line has cells in these columns: spaces between them, and something in one of them."""
-    gaps = [(end, begin) for (_, end), (begin, _) in pairwise(spans)]
+    gaps = [(end, begin) for (_, end), (begin, _) in pairwise([(0, 0), *spans])]
     return bool(line.strip()) and all(not line[end:begin].strip() for end, begin in gaps)
 
 
 def _narrowed(lines: Sequence[str], spans: Sequence[tuple[int, int]], width: int) -> list[str]:
-    widths = [end - begin for begin, end in spans]
+    indent = spans[0][0]
     cells = [[line[begin:end] for begin, end in spans[:-1]] + [line[spans[-1][0] :]] for line in lines]
-    widths[-1] = max(len(row[-1]) for row in cells)
-    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > _LEAST:
+    filled = [row for row in cells if set("".join(row)) != {"-"}] or cells
+    widths = [max(len(cell.strip()) for cell in column) for column in zip(*filled, strict=True)]
+    while indent + sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > _LEAST:
         widths[widths.index(max(widths))] -= 1
-    return ["  ".join(_cell(cell, w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return [
+        " " * indent + "  ".join(_cell(cell, w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
 
 
 def _cell(cell: str, width: int) -> str:
@@ -84,4 +88,5 @@ def _cell(cell: str, width: int) -> str:
         return cell.ljust(width)
     if set(cell) == {"-"}:
         return cell[:width]
-    return plain(cell.strip(), width).ljust(width)
+    shown = plain(cell.strip(), width)
+    return shown.rjust(width) if cell.startswith(" ") else shown.ljust(width)

@@ -56,6 +56,20 @@ def test_what_fits_is_unchanged_and_a_footer_is_no_row():
     assert within(text, 20) == text
 
 
+def test_an_indented_table_is_cut_too():
+    text = (
+        "Budget\n"
+        "  metric     value    budget    difference    clock    verdict\n"
+        "  ---------  -------  --------  ------------  -------  ---------\n"
+        "  median ms  0.449    0.400     +12 %         cpu      fail"
+    )
+    shown = fitted(text, 56).split("\n")
+    assert len(shown) == 4
+    assert max(map(len, shown)) <= 56
+    assert shown[1].split() == ["metric", "value", "budget", "difference", "clock", "verdict"]
+    assert shown[3].split() == ["median", "ms", "0.449", "0.400", "+12", "%", "cpu", "fail"]
+
+
 ADVICE = "The model is unchanged: a gain of +12.0 % does not prove the 2 % of tune.min_gain."
 
 
