@@ -37,7 +37,8 @@ from qdqspec.errors import QdqspecError
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.carry import resolve_schemes, schemes_of
+from qdqspec.placement.carry import placement_of, schemes_of
+from qdqspec.placement.frames import Frames
 from qdqspec.placement.import_qdq import import_placement
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.relative import parse_scheme
@@ -139,10 +140,11 @@ class Audit:
         return OK if self.placements else NOTHING
 
     def comes_back(self) -> str:
+        frames = Frames(self.model, self.regions)
         for number, placement in enumerate(self.placements):
-            schemes = schemes_of(placement, self.regions, self.model)
+            schemes = schemes_of(frames, placement)
             read = {region: parse_scheme(str(scheme)) for region, scheme in schemes.items()}
-            if resolve_schemes(read, self.regions, self.model).digest != placement.digest:
+            if placement_of(frames, read).digest != placement.digest:
                 return f"sample {number}: other schemes"
             inserted = insert_qdq(self.model, placement, self.numbers).proto
             imported = import_placement(Model(inserted, path=self.path), self.model).placement
