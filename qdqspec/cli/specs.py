@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqspec import registry
-from qdqspec.cases import find_specs, load_cases
+from qdqspec.cases import find_specs, is_spec, load_cases
 from qdqspec.cli.words import (
     FINE,
     IMPOSSIBLE,
@@ -22,8 +22,9 @@ from qdqspec.cli.words import (
     settings_from,
 )
 from qdqspec.config import Settings
-from qdqspec.errors import SpecError
+from qdqspec.errors import ConfigError, SpecError
 from qdqspec.files import write_whole
+from qdqspec.registry import did_you_mean
 from qdqspec.types import Case
 
 
@@ -65,6 +66,13 @@ def list_cases(arguments: argparse.Namespace) -> int:
         return _list_kind(kind, arguments)
     settings = settings_from(arguments)
     found, wrong = [], []
+    if len(arguments.paths) == 1 and not (arguments.paths[0].exists() or is_spec(arguments.paths[0])):
+        word = str(arguments.paths[0])
+        raise ConfigError(
+            f"there is no such spec or folder{did_you_mean(word, [*_KINDS])}",
+            where=word,
+            cure=f"name specs or folders, or one of the words {', '.join(_KINDS)}",
+        )
     for path in find_specs(arguments.paths or [Path()]):
         try:
             found += [(path, case) for case in load_cases(path.absolute(), settings)]

@@ -269,7 +269,7 @@ def _of_own(name: str, metric: Metric, outputs: Batches, labels: Array, output: 
     except Exception as error:  # any error of the caller's code is reported by its name and position
         raise DataError(
             f"metric '{name}' raised {type(error).__name__}: {error}",
-            where=_place(error, metric),
+            where=raising_line(error, metric),
             cure=_called(gathered, labels),
         ) from error
     if isinstance(value, np.ndarray) and value.ndim == 0:
@@ -301,9 +301,9 @@ def _joined(values: list[Array], samples: int) -> Array:
     return apart
 
 
-def _place(error: Exception, metric: Callable[..., object]) -> str | None:
-    """The last executed line in the metric's own file."""
-    own = getattr(getattr(metric, "__code__", None), "co_filename", None)
+def raising_line(error: Exception, function: Callable[..., object]) -> str | None:
+    """The last executed line in the file of a function that the caller wrote."""
+    own = getattr(getattr(function, "__code__", None), "co_filename", None)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if own is None or f.filename == own]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if own is not None and frames else None
 

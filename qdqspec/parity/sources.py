@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import importlib.metadata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from qdqspec.errors import DataError
 from qdqspec.parity.images import SUFFIXES, ImageMember
 from qdqspec.parity.npz import StoredArray, read_members, read_npy
+from qdqspec.registry import did_you_mean
 from qdqspec.types import Data, DataSource
 
 LABELS = "labels"  # the one array of a data file that is not a model input
@@ -64,8 +66,9 @@ def files_of(source: DataSource) -> list[Path]:
     path = place_of(source)
     is_image = isinstance(source, Data) and source.images is not None
     if isinstance(source, Data) and source.loader:
+        installed = sorted({point.name for point in importlib.metadata.entry_points(group="qdqspec.data")})
         raise DataError(
-            f"no data loader is called '{source.loader}'",
+            f"no data loader is called '{source.loader}'{did_you_mean(source.loader, installed)}",
             cure="return it from fixture qdq_data, or register it in entry-point group qdqspec.data",
         )
     if path.is_dir():

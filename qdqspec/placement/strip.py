@@ -259,9 +259,12 @@ class _Stripping:
         if self.found.weights.dequantized:
             known = self.found.weights.reference is not None
             cure = (
-                "the reference has no such weight" if known else "only the original as reference restores it"
+                "the reference has no such weight"
+                if known
+                else "give the original as reference to restore them"
             )
-            yield f"dequantized, not as before quantization, {listed(self.found.weights.dequantized)}: {cure}"
+            weights = listed(self.found.weights.dequantized)
+            yield f"dequantized, not equal to the original weights, {weights}: {cure}"
         if self.found.revival.exact:
             nodes = [node.name for node in self.found.revival.exact.values()]
             yield f"removed by the quantizing tool and taken from the reference, {listed(nodes)}"

@@ -165,10 +165,11 @@ def kept_scales(
                 refused += 1
             else:
                 kept.weights.setdefault(weight_key(site), WeightNumbers(scale=_scale(pair)))
-        note(
-            f"{path.name}: the scales of {count_text(len(kept.tensors) - before, 'tensor')} are kept; "
-            "`quantize: {scales: recalibrate}` computes them from calibration data instead"
-        )
+        if new := len(kept.tensors) - before:
+            note(
+                f"{path.name}: the scales of {count_text(new, 'tensor')} are kept; "
+                "`quantize: {scales: recalibrate}` computes them from calibration data instead"
+            )
         if refused:
             note(
                 f"{path.name}: {count_text(refused, 'weight')} would overflow with these scales on this processor, "

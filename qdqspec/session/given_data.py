@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from qdqspec.errors import DataError
+from qdqspec.errors import DataError, QdqspecError
 from qdqspec.files import write_whole
+from qdqspec.parity.metrics import raising_line
 from qdqspec.parity.npz import npz_bytes
 from qdqspec.parity.sources import LABELS, without_loader
 from qdqspec.temporary import TemporaryFolder
@@ -79,7 +81,7 @@ class GivenFiles:
             name = source.loader
             load = known.get(name) or _installed(name)
             if load is not None:  # else reported, with what to do, when the data is opened
-                found[word] = without_loader(source, self.data(load(), name))
+                found[word] = without_loader(source, self.data(_loaded(load, name), name))
         return replace(case, inputs=replace(case.inputs, **found)) if found else case  # type: ignore[arg-type]
 
     def asked(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,8 +118,52 @@ def _is_data(value: object) -> bool:
 @cache
 def _installed(name: str) -> Loader | None:
     points = [point for point in importlib.metadata.entry_points(group=_GROUP) if point.name == name]
-    found: Loader | None = points[0].load() if points else None
+    if not points:
+        return None
+    try:
+        found: Loader = points[0].load()
+    except Exception as error:  # any error while a module of another package is imported
+        raise DataError(
+            f"data loader '{name}' cannot be imported from '{points[0].value}': {type(error).__name__}: {error}",
+            cure=f"correct the entry point in group {_GROUP} of its package, and install the package again",
+        ) from error
     return found
+
+
+def _loaded(load: Loader, name: str) -> InMemory:
+    """What a loader gives; an error that its code raises is a `DataError` with its line."""
+    with _errors_of(load, name):
+        given = load()
+    is_iterable = (
+        isinstance(given, Iterable) and not isinstance(given, Mapping) and not hasattr(given, "__array__")
+    )
+    return _feeds_of(load, name, given) if is_iterable else given
+
+
+def _feeds_of(load: Loader, name: str, given: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    with _errors_of(load, name):
+        feeds = iter(given)
+    while True:
+        with _errors_of(load, name):
+            try:
+                feed = next(feeds)
+            except StopIteration:
+                return
+        yield feed
+
+
+@contextmanager
+def _errors_of(load: Loader, name: str) -> Iterator[None]:
+    try:
+        yield
+    except QdqspecError:
+        raise
+    except Exception as error:  # any error of the caller's code is reported by its name and position
+        raise DataError(
+            f"data loader '{name}' raised {type(error).__name__}: {error}",
+            where=raising_line(error, load),
+            cure="it is called without arguments; correct it there",
+        ) from error
 
 
 def _iterated(given: object, name: str) -> Iterable[object]:

@@ -69,3 +69,13 @@ def test_nothing_found_says_what_specs_are_called(verb):
     result = verb("list")
     assert result.code == 2
     assert "*.qdq.yaml" in result.err
+
+
+def test_a_word_that_is_none_gets_a_suggestion(verb):
+    """It was a spec that cannot be read."""
+    result = verb("list", "bakends")
+    assert result.code == 2
+    assert result.err == (
+        "qdqspec: bakends: there is no such spec or folder (did you mean 'backends'?)\n"
+        "  name specs or folders, or one of the words backends, strategies, checks, formats\n"
+    )

@@ -212,7 +212,7 @@ def test_integer_weights_come_back_as_the_operator_defines_them(kind: str) -> No
     assert initializers(stripped) == ["w"]
     np.testing.assert_allclose(Model(stripped.proto).array("w"), expected, rtol=1e-6)
     assert stripped.notes == (
-        "dequantized, not as before quantization, 1: 'w': only the original as reference restores it",
+        "dequantized, not equal to the original weights, 1: 'w': give the original as reference to restore them",
     )
 
 

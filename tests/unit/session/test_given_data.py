@@ -122,3 +122,36 @@ def test_an_unknown_loader_states_where_one_is_defined(tmp_path):
     with pytest.raises(DataError, match="no data loader is called 'gone'") as caught:
         open_data(case.inputs.calibration, X)
     assert "fixture qdq_data" in str(caught.value.cure)
+
+
+def raises():
+    raise KeyError("no such table")
+
+
+def raises_later():
+    yield {"x": ROWS[0]}
+    raise KeyError("no such table")
+
+
+@pytest.mark.parametrize("load", [raises, raises_later])
+def test_an_error_of_a_loader_is_reported_with_its_line(tmp_path, load):
+    """It was a traceback."""
+    with pytest.raises(DataError, match="data loader 'mine' raised KeyError: 'no such table'") as caught:
+        GivenFiles().loaded(case_of(tmp_path, "mine"), {"mine": load})
+    assert str(caught.value.where).startswith(f"{__file__}:")
+
+
+def test_a_loader_that_cannot_be_imported_names_its_entry_point(tmp_path, monkeypatch):
+    """It was a traceback."""
+    point = importlib.metadata.EntryPoint("theirs", "no_such_module:load", "qdqspec.data")
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [point] if group == "qdqspec.data" else []
+    )
+    given_data._installed.cache_clear()
+    with pytest.raises(DataError, match="'theirs' cannot be imported from 'no_such_module:load'"):
+        GivenFiles().loaded(case_of(tmp_path, "theirs"), {})
+    given_data._installed.cache_clear()
+    case = GivenFiles().loaded(case_of(tmp_path, "their"), {})
+    with pytest.raises(DataError, match=r"no data loader is called 'their' \(did you mean 'theirs'\?\)"):
+        open_data(case.inputs.calibration, X)
+    given_data._installed.cache_clear()

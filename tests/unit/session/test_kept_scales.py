@@ -51,6 +51,12 @@ def started(session: Session, case: Case, path: Path) -> Prepared:
     return session.work(replace(case, tune=TuneRules(start_from=(path,)))).setup.prepared
 
 
+def test_a_float_model_has_no_scales_to_keep(session: Session, case: Case) -> None:
+    """The note was that those of 0 tensors are kept."""
+    work = started(session, case, case.model)
+    assert not any("scales of" in note for note in work.warnings)
+
+
 def test_scales_of_a_quantized_model_are_kept(
     session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
 ) -> None:
