@@ -397,7 +397,7 @@ class RehearsedMetric:
     The offset is the median over builds whose SQNR is not lower than the placement's: what a build loses beyond its
     rehearsal does not hold for placements with less noise. ``reference`` is the metric of the reference on all data,
     ``least`` the limit, ``left`` gives the seconds that the search has left. All evaluation data is used if the time
-    allows, else its first feeds; then one sample more may be lost.
+    allows, else its first feeds; then a metric that counts samples may lose one more.
     """
 
     scores: Scores
@@ -460,10 +460,10 @@ class RehearsedMetric:
 
     @property
     def _tolerance(self) -> float:
-        """The value of one sample, if a part of the data is used: an average one where the metric counts none."""
-        if self._float is None or self._feeds >= self.scores.feeds:
+        """The value of one sample, if a part of the data is used and the metric counts samples."""
+        if self._float is None or self._float.right is None or self._feeds >= self.scores.feeds:
             return 0.0
-        return (abs(self._float.value) if self._float.right is None else 1.0) / self._float.samples
+        return 1.0 / self._float.samples
 
     def _affordable(self, rehearsal: Rehearsal) -> int:
         """The number of feeds for each placement that the time allows."""
