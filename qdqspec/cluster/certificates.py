@@ -72,11 +72,29 @@ def _certificate(
         .not_valid_before(now - timedelta(hours=1))  # clocks of machines differ
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(_usage(is_authority=issuer is None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
         )
         .sign(signer, hashes.SHA256())
+    )
+
+
+def _usage(*, is_authority: bool) -> x509.KeyUsage:
+    """What a key may be used for (RFC 5280, 4.2.1.3). Python 3.13 and later require it of an authority."""
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
     )
 
 

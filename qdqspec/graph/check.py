@@ -7,6 +7,7 @@ last because it, and shape inference after it, follow calls of functions by recu
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from math import prod
@@ -214,7 +215,9 @@ def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
     file = path.parent / name
     try:
         inside = file.resolve().is_relative_to(path.parent.resolve())
-        is_file = inside and file.is_file()
+        is_file = inside and stat.S_ISREG(file.stat().st_mode)
+    except FileNotFoundError:
+        is_file = False
     except (OSError, ValueError, RuntimeError):  # too long, with a zero byte, or a cycle of links
         raise ModelError(
             f"its external data {name!r:.60} is no name of a file", where=path, cure=_AGAIN

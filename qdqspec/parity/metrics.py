@@ -159,8 +159,9 @@ class MeanIoU:
 
 
 def _check_classes(labels: Array, classes: int) -> None:
-    if len(labels) and (labels.min() < 0 or labels.max() >= classes):
-        worst = labels.min() if labels.min() < 0 else labels.max()
+    least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+    if least < 0 or most >= classes:
+        worst = least if least < 0 else most
         raise DataError(
             f"label {worst} is no class of a model with {classes} scores",
             cure="number classes from 0, as the model does",

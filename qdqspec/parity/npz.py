@@ -6,6 +6,7 @@ No pickle: object arrays are rejected.
 from __future__ import annotations
 
 import io
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -197,7 +198,7 @@ def _header(stream: IO[bytes], file: Path, name: str) -> tuple[tuple[int, ...], 
         shape, fortran, dtype = read(stream)
         if any(isinstance(size, bool) or size < 0 for size in shape):
             raise ValueError(f"its shape is {shape}")
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, tokenize.TokenError) as error:
         raise _damaged(file, name, f"its header is not one of numpy's ({error})") from None
     return shape, fortran, dtype
 

@@ -65,9 +65,8 @@ def test_each_verb_has_one_line_in_80_columns(verb, monkeypatch):
     names = [line.split()[0] for line in lines if not line.startswith(" " * 8)]
     assert "tune" in names
     wrapped = [line for line in lines if line.startswith(" " * 8)]
-    assert wrapped == [
-        "                 Time tuned models under two versions of the runtime"
-    ]  # under a long name
+    long = "                 Time tuned models under two versions of the runtime"
+    assert wrapped == ([long] if sys.version_info < (3, 14) else [])  # under a long name
 
 
 @pytest.mark.parametrize("name", ["list", "explain", "verify"])
