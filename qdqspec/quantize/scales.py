@@ -102,7 +102,7 @@ def _with_narrow_scales(params: QuantParams) -> QuantParams:
         exponents = np.clip(np.ceil(np.log2(scale.astype(np.float64))), *_E8M0_EXPONENTS)
         return replace(params, scale=np.exp2(exponents).astype(np.float32))
     if params.format.two_level:
-        outer = _usable(scale.max(initial=0.0) / _FP8_HIGH)
+        outer = _usable(np.asarray(scale.max(initial=0.0) / _FP8_HIGH))
         return replace(params, scale=_as_fp8(scale / outer), outer=outer)
     return params
 
