@@ -460,10 +460,16 @@ class RehearsedMetric:
 
     @property
     def _tolerance(self) -> float:
-        """The value of one sample, if a part of the data is used and the metric counts samples."""
-        if self._float is None or self._float.right is None or self._feeds >= self.scores.feeds:
+        """The value of one sample, if a part of the data is used and the metric counts samples.
+
+        A metric that does not state what it counts does so if all its values are multiples of one sample's.
+        """
+        if self._float is None or self._feeds >= self.scores.feeds:
             return 0.0
-        return 1.0 / self._float.samples
+        base, samples = self._float.value, self._float.samples
+        parts = [samples * (base + change) for change in (0.0, *self._known.values())]
+        counts = self._float.right is not None or np.allclose(parts, np.round(parts), rtol=0, atol=1e-6)
+        return 1.0 / samples if counts else 0.0
 
     def _affordable(self, rehearsal: Rehearsal) -> int:
         """The number of feeds for each placement that the time allows."""

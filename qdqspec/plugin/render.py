@@ -16,7 +16,6 @@ import pytest
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
 from qdqspec.plugin._compat import located_text
-from qdqspec.report.tables import section_text
 from qdqspec.report.terminal import fitted
 from qdqspec.types import Case, CheckSpec, Verdict
 
@@ -41,6 +40,8 @@ def failure_text(
     verdict: Verdict, case: Case, check: CheckSpec, command: str, folder: Path | None = None
 ) -> str:
     """Headline, tables, advice, the place in the spec, and the command that reproduces it."""
+    from qdqspec.report.tables import section_text
+
     parts = [verdict.headline, *(section_text(section) for section in verdict.sections)]
     parts += [verdict.advice] if verdict.advice else []
     parts += [spec_excerpt(case.spec, check.line)] if case.spec and case.spec.suffix != ".py" else []

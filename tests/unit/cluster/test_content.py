@@ -7,6 +7,7 @@ import hashlib
 import onnx
 import pytest
 from chains import chain_model
+from packaging.version import Version
 
 from qdqspec.cluster.content import ContentStore
 
@@ -69,7 +70,7 @@ def test_a_job_keeps_what_is_evicted(tmp_path):
 
 
 def test_onnx_reads_external_data_that_is_not_linked(tmp_path):
-    """It refuses data that has several hard links."""
+    """Versions above 1.20 refuse data that has several hard links."""
     onnx.save(
         chain_model(), tmp_path / "chain.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
     )
@@ -78,6 +79,7 @@ def test_onnx_reads_external_data_that_is_not_linked(tmp_path):
         digests[name] = put(store, (tmp_path / name).read_bytes())
         store.place(digests[name], tmp_path / "linked" / name)
         store.place(digests[name], tmp_path / "job" / name, linked=name != "w.bin")
-    with pytest.raises(onnx.checker.ValidationError, match="hard links"):
-        onnx.load(tmp_path / "linked" / "chain.onnx")
+    if Version(onnx.__version__) >= Version("1.22"):
+        with pytest.raises(onnx.checker.ValidationError, match="hard links"):
+            onnx.load(tmp_path / "linked" / "chain.onnx")
     assert onnx.load(tmp_path / "job" / "chain.onnx").graph.initializer[0].raw_data

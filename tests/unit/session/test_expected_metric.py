@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from qdqspec.accuracy.oracle import RehearsedMetric
 from qdqspec.parity.metrics import Score
@@ -60,17 +62,28 @@ def test_an_accurate_build_counts_for_placements_with_more_noise() -> None:
     assert found.keeps(placement_of(5), REHEARSAL, 29.0, KnownOutputs())  # one of three builds lost a sample
 
 
-def test_a_part_of_the_data_may_lose_an_average_sample_where_the_metric_counts_none() -> None:
-    class Mean(PerfectScores):
-        """A metric of the caller's own, which loses a little more than the limit allows on a part of the data."""
+@pytest.mark.parametrize(
+    ("lost", "seconds", "keeps"),
+    [
+        (lambda feeds: 0.02, 1e6, False),
+        (lambda feeds: 0.02, 0.001, False),
+        (lambda feeds: 1 / feeds, 0.001, True),
+        (lambda feeds: 2 / feeds, 0.001, False),
+    ],
+    ids=["all data", "a mean", "one sample", "two samples"],
+)
+def test_a_part_of_the_data_may_lose_one_sample_of_a_metric_that_counts_them(
+    lost: Callable[[int], float], seconds: float, keeps: bool
+) -> None:
+    class Own(PerfectScores):
+        """A metric of the caller's own, which does not state what it counts."""
 
         def of_engine(self, engine: Any, metric: str, output: str | None, *, feeds: int) -> Score:
-            return Score(value=0.5 - 0.02 * bool(engine.placement.sites), samples=feeds)
+            return Score(value=0.5 - lost(feeds) * bool(engine.placement.sites), samples=feeds)
 
     slow: Any = SimpleNamespace(
         feeds=lambda: iter([{}]), outputs=lambda placement, feed: time.sleep(0.01) or {}
     )
-    for seconds, keeps in ((1e6, False), (0.001, True)):
-        rules = AccuracyRules(metric="own", max_drop=0.01)
-        found = RehearsedMetric(Mean(), rules, 0.5, 0.49, lambda seconds=seconds: seconds)  # type: ignore[arg-type,misc] # made up
-        assert found.keeps(placement_of(1), slow, 20.0, KnownOutputs()) == keeps
+    rules = AccuracyRules(metric="own", max_drop=0.01)
+    found = RehearsedMetric(Own(), rules, 0.5, 0.49, lambda: seconds)  # type: ignore[arg-type] # made up
+    assert found.keeps(placement_of(1), slow, 20.0, KnownOutputs()) is keeps
