@@ -303,7 +303,7 @@ _QUALIFIED = re.compile(
 
 def _type(text: str) -> str:
     """A type in words that do not change with the release of pybind11; ``Any`` where it is C++ and not Python."""
-    text = _QUALIFIED.sub("", text.strip())
+    text = _QUALIFIED.sub("", text.strip()).replace("types.CapsuleType", "CapsuleType")  # Python 3.13
     text = re.sub(r"Supports(?:Int|Index)( \| Supports\w+)?", "int", text)
     text = re.sub(r"SupportsFloat( \| Supports\w+)?", "float", text)
     text = re.sub(r"\bI(ParserError|OnnxParserFlag)\b", r"\1", text)
