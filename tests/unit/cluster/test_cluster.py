@@ -309,7 +309,10 @@ def test_an_ended_client_leaves_nothing_running_and_is_resumed(
 @rare
 def test_a_worker_of_another_version_gets_no_case(settings, more_workers):
     said = more_workers(
-        "old", "--backend", "onnxruntime", prelude="import qdqspec; qdqspec.__version__ = '0.0.1'"
+        "old",
+        "--backend",
+        "onnxruntime",
+        prelude="from qdqspec.cluster import inventory, jobs; inventory.__version__ = jobs.__version__ = '0.0.1'",
     )
     assert said["version"] == "0.0.1"
     with pytest.raises(BackendUnavailableError, match="no worker") as error:
