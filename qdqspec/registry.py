@@ -28,7 +28,7 @@ _ROOMS: dict[RegistryKind, tuple[str, str, str]] = {
 }
 # Modules of a package that are not entries have a leading underscore or are in this list.
 _NOT_ENTRIES = frozenset(
-    {"base", "blocks", "crossings", "loop", "requests", "select", "surrogate", "verdicts"}
+    {"base", "blocks", "crossings", "first", "loop", "repair", "requests", "select", "surrogate", "verdicts"}
 )
 
 

@@ -48,6 +48,7 @@ NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is 
 RUNS_A_SWITCH, RUNS_QUICK = 1.5, 0.4
 SHARE, QUICK_SHARE = 0.25, 0.5  # largest share of the search's time that is left, for either variant
 ROUGH_SHARE = 0.04  # of the time that is left, for a rough analysis where the quick variant takes more
+MOST_ROUGH_SHARE = 0.25  # that it may take with `MOST_TENSORS` together
 MOST_TENSORS = 16  # neighbouring ones measured together where the quick variant takes more, at most
 MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
 ALL_DATA_SHARE = 0.04  # of the time that is left, for the first placement near the limit on all data
@@ -175,6 +176,8 @@ class RehearsalOracle:
             whole = self._outputs.run_seconds * quick_runs(rehearsal)  # of the graph, each tensor alone
             if self._rough is None and RUNS_QUICK * whole > ROUGH_SHARE * left:
                 tensors = min(MOST_TENSORS, math.ceil(whole / (ROUGH_SHARE * left)))
+                if RUNS_QUICK * whole / tensors > MOST_ROUGH_SHARE * left:
+                    return None
                 found = find_sensitivities(rehearsal, segments=1, quick=True, tensors=tensors)
                 self._rough = found.by_label(self._space)
         except (RehearsalRefusedError, BackendError) as error:

@@ -52,6 +52,7 @@ class Question:
     that method by the even samples alone. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate
     on the processor. Numbers of tensors in ``fixed`` are not changed. ``units`` are those that everything quantizes;
     ``place`` gives the placement of some of them, ``without`` the placements to judge with some in floating point.
+    The ``first`` placement meets the limits as it is, and is among those judged.
     ``equalized`` is the same question about a model whose constants are scaled, with the ranges of these tensors
     calibrated again.
     """
@@ -70,6 +71,7 @@ class Question:
     allowed: tuple[str, ...]
     saturates: bool
     fixed: frozenset[str] = frozenset()
+    first: Placement | None = None
     equalized: Callable[[Model, Collection[str]], Question]
     seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -121,7 +123,11 @@ class _Search:
         self.judged = len(self.errors[0].powers) if self.errors else question.judge.samples
         self.question = self._on_judged(question)
         self.until = started + min(question.seconds, JUDGEMENTS * (question.clock() - started))
-        is_usable = any(one.total_db >= USABLE_DB for one in self.errors)
+        is_usable = any(
+            one.total_db >= USABLE_DB
+            for one, placement in zip(self.errors, question.judge.placements, strict=True)
+            if placement != question.first
+        )
         if self.errors and not is_usable and question.clock() < late:
             self._leave_dominating_units()
         self.layers = find_layers(question.model, question.sites)

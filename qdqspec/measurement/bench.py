@@ -272,6 +272,8 @@ class Bench:
             self._admission.recall(trial)
         is_known = self._incumbent is not None and self._incumbent.placement == trial.placement
         if trial.incumbent and not is_known:
+            if self._incumbent is None and trial.samples.wall_ms:
+                self._run_ms = trial.samples.median_ms("wall")
             self._expect(trial)
             self._replace_incumbent(_Incumbent(trial.placement, trial.ratio or 1.0))
 

@@ -50,23 +50,31 @@ class Correcting:
     run: Callable[[ExitStack, Parts], Callable[[Feed], Mapping[str, Array]]]
     note: Callable[[str], None]
     fixed: frozenset[str] = frozenset()
+    first: Placement | None = None
+
+    @property
+    def samples(self) -> int:
+        """The number of samples to find corrections on; zero if none can be found."""
+        able = self.backend.capabilities(self.options).computes
+        if not self.case.quantize.allowed_corrections or not able or not self.space.units:
+            return 0
+        return 0 if self.data is None else len(self.data)
 
     def find(self) -> FoundCorrections:
         """The corrections that help; none without calibration data or if the model cannot be rehearsed."""
-        allowed, data = self.case.quantize.allowed_corrections, self.data
-        able = self.backend.capabilities(self.options).computes
-        if not allowed or not able or data is None or not self.space.units:
+        data, samples = self.data, self.samples
+        if data is None or not samples:
             return FoundCorrections()
-        if len(data) < MIN_SAMPLES:
+        if samples < MIN_SAMPLES:
             if self.case.quantize.corrections != "auto":
                 self.note(
-                    f"corrections need {MIN_SAMPLES} calibration samples, and there are {len(data)}: none is applied"
+                    f"corrections need {MIN_SAMPLES} calibration samples, and there are {samples}: none is applied"
                 )
             return FoundCorrections()
         with ExitStack() as opened:
             judge = Judge(
                 model=self.model,
-                placements=_with_halves(judged_placements(self.space)),
+                placements=self._judged(),
                 feeds=lambda: data,
                 runtime=reference_runtime(opened, self.options, self.backend),
             )
@@ -88,7 +96,8 @@ class Correcting:
             sites=tuple(dict.fromkeys(s for p in judge.placements for s in p.ordered)),
             units=tuple(labels),
             place=lambda units: self.space.resolve({unit: labels[unit] for unit in units}),
-            without=lambda units: _with_halves(judged_placements(self.space, units)),
+            without=self._judged,
+            first=self.first,
             ranges=partial(self.ranges, model),
             fit_ranges=partial(self.fit_ranges, model),
             method=rules.calibration,
@@ -99,6 +108,11 @@ class Correcting:
             equalized=lambda other, tensors: self._question(other, self.recalibrated(other, tensors), judge),
             seconds=self._seconds,
         )
+
+    def _judged(self, without: Collection[str] = ()) -> tuple[Placement, ...]:
+        """The placements that corrections are judged on; the ``first`` one is the last, whatever is left out."""
+        usual = _with_halves(judged_placements(self.space, without))
+        return usual if self.first is None else tuple(dict.fromkeys((*usual, self.first)))
 
     @property
     def _seconds(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
@@ -15,6 +16,7 @@ from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Backend, BuildOptions, Capabilities
 from qdqspec.config import hooks
 from qdqspec.corrections.find import FoundCorrections
+from qdqspec.corrections.judge import MIN_SAMPLES
 from qdqspec.corrections.kept import read_found, write_found
 from qdqspec.errors import BackendError, PatternError
 from qdqspec.graph.cautions import cautions
@@ -62,6 +64,7 @@ class Prepared:
         self._backend = backend
         self._options = options
         self._seed = seed
+        self.first: Placement | None = None  # a placement that meets the limits without corrections
         self._kept_at: tuple[Path | None, Mapping[str, object], bool, bool] = None, {}, True, True
         for name, value in case.inputs.values.items():
             self.note_once(
@@ -284,7 +287,7 @@ class Prepared:
         )  # all data was calibrated before
 
     def keep_corrections(
-        self, path: Path, run: Mapping[str, object], *, read_only: bool = False, finds: bool = True
+        self, path: Path | None, run: Mapping[str, object], *, read_only: bool = False, finds: bool = True
     ) -> None:
         """Take the corrections from a file of the same ``run``; else find them, and write them to it.
 
@@ -305,7 +308,7 @@ class Prepared:
             model = equalized(self.folded, known.equalized)
             numbers = self._recalibrated(model, {tensor for chain in own for tensor in chain.tensors})
             return replace(known, model=model, numbers=numbers)
-        found = known or (self._found() if finds else FoundCorrections())
+        found = known or (self._correcting().find() if finds else FoundCorrections())
         if path is not None and not read_only and known is None and found.gains:
             write_found(path, run, found)
         return found
@@ -316,9 +319,24 @@ class Prepared:
         path, *_ = self._kept_at
         return path if self.corrections.gains and path is not None and path.exists() else None
 
-    def _found(self) -> FoundCorrections:
+    @property
+    def may_correct(self) -> bool:
+        """Whether corrections are possible: they are not without enough calibration data, for example."""
+        return self._correcting().samples >= MIN_SAMPLES
+
+    def uncorrected(self) -> Prepared:
+        """The same case without corrections, and with all else that is known of it. It shares the calibration.
+
+        To be called before `corrections` are found.
+        """
+        self._numbered  # noqa: B018 - calibrated once, for both
+        other = copy(self)
+        other.keep_corrections(None, {}, finds=False)
+        return other
+
+    def _correcting(self) -> Correcting:
         space, numbers = self._numbered
-        correcting = Correcting(
+        return Correcting(
             case=self.case,
             model=self.folded,
             space=space,
@@ -332,8 +350,8 @@ class Prepared:
             run=self._observe,
             note=self.note_once,
             fixed=self._kept.tensors,
+            first=self.first,
         )
-        return correcting.find()
 
     @property
     def model(self) -> Model:

@@ -16,19 +16,19 @@ candidate is below the limit.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TypeAlias
 
 import numpy as np
 
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._bounded import TARGETS_DB, Bounded, NoiseModel, priced
 from qdqspec.search._classes import pure_labels, spent_by_unit, weighted_linear
-from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps, Stepwise
+from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import CostModel, flips, fuse
 from qdqspec.search.crossings import FP, Codes
+from qdqspec.search.first import FirstPlacements, Phase, profiled
 from qdqspec.search.select import reaches
 from qdqspec.search.surrogate import Surrogate, classes_of
 from qdqspec.types import NOT_CANDIDATES, Placement, Trial, format_of, kind_of
@@ -44,14 +44,10 @@ UNHEARD_DB = 20.0  # assumed for a block that could not be measured alone
 ROUNDS = 5
 PROVED_SHARES = (1.0,)
 PATIENCE = 2  # rounds without a won race before P2 ends: each improves the cost model
-FIRSTS = 2  # placements thinned by rough noise, at most
 REFUSALS = 6  # consecutive rejections by the oracle before a phase ends
 
 
-Phase: TypeAlias = Generator[list[Proposal], list[Trial], list[Trial]]
-
-
-class Attribution(Stepwise):
+class Attribution(FirstPlacements):
     """The phases as one generator: it yields proposals and receives their trials."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
@@ -83,17 +79,17 @@ class Attribution(Stepwise):
 
     def _phases(self, space: SchemeSpace) -> Steps:
         reference = space.resolve({})
-        trials = yield [_profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
+        trials = yield [profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
         if self.is_bound or self.is_hardly_kept or not self.everything_keeps_metric:
-            trials += yield from self._simple(space, trials)
-            trials += yield from self._first(space, trials)
+            trials += yield from self.simple(space, trials)
+            trials += yield from self.roughly_thinned(space, trials)
         self.rehearse_metric(trials)
         is_bound = (self.is_bound or self.is_missed) and self.guide.has_noise
         trials += yield from self._thinned(space, trials) if is_bound else self._pure(space)
-        profiled = [trial for trial in trials if trial.ok and trial.layers]
-        blocks = fuse(space, (trial.layers for trial in profiled))
+        timed = [trial for trial in trials if trial.ok and trial.layers]
+        blocks = fuse(space, (trial.layers for trial in timed))
         costs = CostModel(space, blocks)
-        costs.learn(profiled)
+        costs.learn(timed)
         if blocks:
             if is_bound:
                 self._rehearse_blocks(costs)
@@ -107,56 +103,12 @@ class Attribution(Stepwise):
 
     def _pure(self, space: SchemeSpace) -> Phase:
         """P1 without a binding limit."""
-        everything, *pure = (_profiled(space.resolve(labels), "pure") for labels in pure_labels(space))
+        everything, *pure = (profiled(space.resolve(labels), "pure") for labels in pure_labels(space))
         if not self._setup.proved:
             return (yield [everything, *pure])
         trials = yield [everything]
         if not self._is_proved:
             trials += yield pure
-        return trials
-
-    def _simple(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
-        """Placements by one rule that quantize most of the time and meet the limits as they are.
-
-        These are the placements that other tools make. Judging one takes a rehearsal and no sensitivities. Those that
-        quantize most of the time come first, or under a task metric those with the highest SQNR; each is built before
-        the next one's metric is rehearsed.
-        """
-        trials = list[Trial]()
-        spent = spent_by_unit(space, told[0].layers if told else ())
-        whole = sum(spent[unit] for unit in space.everything())
-        large = dict[Placement, float]()
-        for labels in (*weighted_linear(space), *pure_labels(space)):
-            takes, placement = sum(spent[unit] for unit in labels), space.resolve(labels)
-            if takes > whole / 2 and self.guide.admits(placement, self._setup.min_sqnr_db):
-                large.setdefault(placement, takes)
-        if self._setup.min_accuracy is not None:
-            large = {placement: self.guide.roughly_db(placement) or 0.0 for placement in large}
-        for placement in sorted(large, key=lambda each: -large[each]):
-            trials += yield [_profiled(placement, "pure")]
-        return trials
-
-    def _first(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
-        """A placement that meets the limits, if none by one rule does, before the noise of each label is measured.
-
-        Only where that takes much of the time: the noise of neighbouring tensors together ranks the units then.
-        """
-        trials = list[Trial]()
-        is_won = any(trial.incumbent and trial.placement.sites for trial in told)
-        least, spent = self.least_db, spent_by_unit(space, told[0].layers if told else ())
-        if is_won or least is None or not (self.is_bound or self.is_missed) or not self.guide.has_rough_noise:
-            return trials
-        aim = least
-        pure = sorted(
-            (*weighted_linear(space), *pure_labels(space)),
-            key=lambda labels: -self.guide.most_spent(labels, aim, spent, rough=True),
-        )
-        for labels in pure[:FIRSTS]:
-            placement = space.resolve(self.thinned(labels, told, rough=True))
-            if placement.sites:
-                trials += yield [_profiled(placement, "pure")]
-            if any(trial.incumbent for trial in trials):
-                break
         return trials
 
     def _thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
@@ -173,7 +125,7 @@ class Attribution(Stepwise):
         for labels in pure:
             placement = space.resolve(self.thinned(labels, told))
             if placement.sites and not self._is_proved:
-                trials += yield [_profiled(placement, "pure")]
+                trials += yield [profiled(placement, "pure")]
         return trials
 
     def _rehearse_blocks(self, costs: CostModel) -> bool:
@@ -208,7 +160,7 @@ class Attribution(Stepwise):
         for _ in range(ROUNDS):
             shares = PROVED_SHARES if self._is_proved else SHARES
             trials = yield [
-                _profiled(costs.placed(self._kept_quickest(costs, share)), "compose") for share in shares
+                profiled(costs.placed(self._kept_quickest(costs, share)), "compose") for share in shares
             ]
             costs.learn(trials)
             winless = 0 if any(trial.incumbent for trial in trials) else winless + 1
@@ -274,7 +226,7 @@ class Attribution(Stepwise):
             placement = costs.placed(codes)
             if not self.is_new(placement):
                 return
-            trials = yield [_profiled(placement, "trade")]
+            trials = yield [profiled(placement, "trade")]
             costs.learn(trials)
             refused = any(not reaches(trial, None, self._setup.min_accuracy) for trial in trials)
             more = more + MARGINS_DB[0] if refused and self.least_db == aim else 0.0
@@ -283,7 +235,7 @@ class Attribution(Stepwise):
         """Labellings between fastest and most accurate, for several SQNR targets and prices of noise."""
         least = self._setup.min_sqnr_db  # the error of predictions is known for an SQNR only
         trials = yield [
-            _profiled(costs.placed(codes), "trade")
+            profiled(costs.placed(codes), "trade")
             for codes in self._trades(costs)
             if self._setup.pareto or self._accurate(codes)
         ]
@@ -291,7 +243,7 @@ class Attribution(Stepwise):
         if least is not None and not any(t.sqnr_db is not None and t.sqnr_db >= least for t in trials):
             for margin in MARGINS_DB:  # predictions were too high: raise the target
                 codes = self._quickest(costs, 1.0, margin)
-                costs.learn((yield [_profiled(costs.placed(codes), "trade")]))
+                costs.learn((yield [profiled(costs.placed(codes), "trade")]))
 
     def _trades(self, costs: CostModel) -> Iterator[Codes]:
         bounded, least = self._bounded, self.least_db
@@ -320,7 +272,7 @@ class Attribution(Stepwise):
             proposals = dict.fromkeys(placement for placement in drawn if placement is not None)
             if not proposals:
                 return
-            for trial in (yield [_profiled(placement, "surrogate") for placement in proposals]):
+            for trial in (yield [profiled(placement, "surrogate") for placement in proposals]):
                 winless = 0 if trial.incumbent else winless + 1
                 costs.learn([trial])
                 if trial.ok:
@@ -401,10 +353,6 @@ def _single(costs: CostModel, index: int, code: int) -> Codes:
     codes = np.full(len(costs.blocks), FP, dtype=np.int8)
     codes[index] = code
     return codes
-
-
-def _profiled(placement: Placement, phase: str) -> Proposal:
-    return Proposal(placement=placement, phase=phase, profile=True)
 
 
 strategy = Attribution

@@ -79,6 +79,7 @@ def tune(
         # Opening it makes regions, space, calibrated ranges, corrections, limits and the rehearsal.
         with Tuning(prepared, setup.resources, journal) as tuning:
             tuning.search.run()  # ask, rehearse, build, race, tell; each trial is in the journal before the next
+            tuning.repair()
             tuned = tuning.confirm()
         result, raw_winner, target = tuned.result, tuned.raw_winner, setup.target
         write_results(prepared, result, raw_winner, setup.output, target)

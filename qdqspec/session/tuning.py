@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +22,7 @@ from qdqspec.graph.weights import WeightStore, content_digest
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
 from qdqspec.measurement.looks import Looks
 from qdqspec.measurement.twins import Twins, answer
+from qdqspec.placement.cache import WarmStart
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.preparation.cached import CORRECTIONS
@@ -36,12 +37,15 @@ from qdqspec.preparation.timing import clock_for
 from qdqspec.regions.forecast import forecast_tuning
 from qdqspec.regions.inspect import forecast_line
 from qdqspec.registry import resolve
-from qdqspec.search.base import SearchSetup, Strategy
+from qdqspec.search.base import Proposal, SearchSetup, Strategy
+from qdqspec.search.first import FirstPlacement
 from qdqspec.search.loop import Budget, Search
+from qdqspec.search.repair import repaired
 from qdqspec.search.select import Selection, raw_winner
 from qdqspec.session.confirm import FINALISTS, Confirmed, confirm, most_builds
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
+    FIRST,
     TRIALS,
     BlockError,
     Clock,
@@ -54,6 +58,9 @@ from qdqspec.types import (
 )
 from qdqspec.units import seconds_text
 
+FIRST_SHARE = 0.1  # of the time limit, for the first placement that meets the limits
+FIRST_TRIALS = 8  # that this may build
+OVERTIME_SHARE = 0.25  # of the time limit, for candidates that just missed the SQNR limit where nothing won
 ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks that it did not need
 
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
@@ -99,7 +106,7 @@ class Tuning(Closing):
         work.report_step("calibrating")
         rules, space = prepared.case.tune, prepared.space
         # Separate generators, so that a resumed run, which measures less, asks for the same placements.
-        lots, order = np.random.default_rng(work.settings.seed).spawn(2)
+        lots, order, early = np.random.default_rng(work.settings.seed).spawn(3)
         make = make or named(rules.strategy)
         self._name = name or rules.strategy
         work.report_step("running the reference")
@@ -107,34 +114,62 @@ class Tuning(Closing):
         trials = trials_of(rules, space, make)
         with ExitStack() as opened:
             folder = self._folder = opened.enter_context(TemporaryFolder())
+            starts = _starts(prepared, work)
+            began = time.monotonic() - work.waited()
+            first = _first_trials(prepared, work, journal, self._constraint, early, starts)
+            won = [WarmStart(trial.placement, proved=False) for trial in first if trial.incumbent]
+            prepared.first = next((trial.placement for trial in reversed(first) if trial.ok), None)
             share = "" if rules.minutes is None else f", up to {SHARE:.0%} of the search's time"
             work.report_step(f"looking for corrections{share}")
-            began = time.monotonic() - work.waited()
             self._bench = _bench(prepared, work, folder, order, self._constraint)
             opened.callback(self._bench.close)
             budget = Budget(
                 trials=trials,
                 seconds=None if rules.minutes is None else 60 * rules.minutes,
-                used=time.monotonic() - work.waited() - began,  # for corrections
+                used=time.monotonic() - work.waited() - began,  # for the first placement and corrections
                 confirming=CONFIRM_BUILDS * FINALISTS,
                 waited=work.waited,
                 run_left=work.seconds_left,
             )
-            self._oracle = _oracle(prepared, work, self._constraint, opened, lambda: budget.left)
-            setup = _setup(prepared, work, self._bench.clock, trials, self._constraint, self._oracle)
+            self._overtime: float | None = None  # when it ends
+            self._oracle = _oracle(prepared, work, self._constraint, opened, lambda: self._left(budget))
+            clock, constraint, oracle = self._bench.clock, self._constraint, self._oracle
+            setup = _setup(prepared, clock, trials, constraint, oracle, [*won, *starts])
             self.search = Search(
                 make(setup, lots),
                 self._bench,
                 budget,
                 journal,
                 case=prepared.case.name,
-                replay=journal.trials(),
+                replay=[trial for trial in journal.trials() if trial.phase != FIRST],
                 watch=work.watch,
                 twins=work.twins,
             )
             if work.twins is not None:
                 open_twins(work.twins, prepared, self._bench)
             self._opened = opened.pop_all()
+
+    def repair(self) -> None:
+        """If nothing has won: race the fastest candidates that just missed the SQNR limit without their noisiest units.
+
+        With a time limit this may take `OVERTIME_SHARE` of it in addition.
+        """
+        rules, constraint = self._prepared.case.tune, self._constraint
+        least, oracle = constraint.min_sqnr_db, self._oracle
+        if least is None or oracle is None or rules.objective == "pareto" or self._work.seconds_left() == 0:
+            return
+        seconds = SECONDS[rules.preset] if rules.minutes is None else OVERTIME_SHARE * 60 * rules.minutes
+        self._overtime = time.monotonic() + seconds
+        space, gain = self._prepared.space, constraint.limits.min_gain
+        for placement in repaired(self.search.trials, constraint.sqnr_db, least, gain, oracle, space):
+            trial = self.search.evaluate(Proposal(placement=placement, phase="repair"))
+            oracle.learn(trial)
+            if trial.incumbent or time.monotonic() > self._overtime:
+                return
+
+    def _left(self, budget: Budget) -> float | None:
+        """The seconds left to choose and build candidates; ``None`` without a limit."""
+        return budget.left if self._overtime is None else max(0.0, self._overtime - time.monotonic())
 
     def confirm(self) -> Tuned:
         """Rebuild the finalists, time them together, and select the final model."""
@@ -339,18 +374,69 @@ def _oracle(
     )
 
 
-def _setup(
+def _first_trials(
     prepared: Prepared,
     work: Resources,
+    journal: BuildLogs,
+    constraint: AccuracyConstraint,
+    random: np.random.Generator,
+    starts: Sequence[WarmStart],
+) -> list[Trial]:
+    """Trials of the first placements that are expected to meet the limits, before corrections take their time.
+
+    They have no corrections, which are judged on the last of them. The search begins with the one that won, built again
+    with corrections. A resumed search has those of its journal.
+    """
+    rules = prepared.case.tune
+    known = journal.trials()
+    has_begun = any(trial.number and trial.phase not in (FIRST, "noise") for trial in known)
+    if has_begun or rules.objective == "pareto" or not prepared.may_correct:
+        return [trial for trial in known if trial.phase == FIRST]
+    plain, own = prepared.uncorrected(), constraint.for_other_numbers()
+    with ExitStack() as opened:
+        folder = opened.enter_context(TemporaryFolder())
+        bench = _bench(plain, work, folder, random, own)
+        opened.callback(bench.close)
+        budget = Budget(
+            trials=FIRST_TRIALS,
+            seconds=SECONDS[rules.preset] if rules.minutes is None else 60 * FIRST_SHARE * rules.minutes,
+            waited=work.waited,
+            run_left=work.seconds_left,
+        )
+        oracle = _oracle(plain, work, own, opened, lambda: budget.left)
+        if oracle is None:
+            return []
+        setup = _setup(plain, bench.clock, FIRST_TRIALS, own, oracle, starts)
+        search = Search(
+            FirstPlacement(setup, random),
+            bench,
+            budget,
+            journal,
+            case=prepared.case.name,
+            replay=known,
+            watch=work.watch,
+        )
+        return [trial for trial in search.run() if trial.phase == FIRST]
+
+
+def _starts(prepared: Prepared, work: Resources) -> list[WarmStart]:
+    """The placements that the case starts from."""
+    device = work.backend.device(work.options).key
+    start = Start(
+        space=prepared.space, backend=work.backend.target, device=device, note=prepared.warnings.append
+    )
+    return list(warm_starts(prepared.case.tune.start_from, start))
+
+
+def _setup(
+    prepared: Prepared,
     clock: Clock,
     trials: int,
     constraint: AccuracyConstraint,
     oracle: RehearsalOracle | None,
+    starts: Sequence[WarmStart],
 ) -> SearchSetup:
     rules, space = prepared.case.tune, prepared.space
-    device = work.backend.device(work.options).key
-    start = Start(space=space, backend=work.backend.target, device=device, note=prepared.warnings.append)
-    starts = warm_starts(rules.start_from, start)
     return SearchSetup(
         space=space,
         clock=clock,
@@ -358,7 +444,7 @@ def _setup(
         trials=trials,
         trials_per_region=rules.trials_per_region,
         validate_groups=rules.validate_groups,
-        seeds=tuple(known.placement for known in starts if known.placement.sites),
+        seeds=tuple(dict.fromkeys(known.placement for known in starts if known.placement.sites)),
         proved=frozenset(known.placement.digest for known in starts if known.proved),
         min_sqnr_db=constraint.min_sqnr_db,
         min_accuracy=constraint.min_accuracy,

@@ -219,9 +219,11 @@ class AccuracyBound:
     samples: int
 
 
-# Phases whose builds are not candidates: they repeat one, quantize one block to measure its error, or build a
-# part of the model.
-NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated")
+FIRST = "first"  # phase of placements that are built before there are corrections, and again with them
+
+# Phases whose builds are not candidates: they repeat one, quantize one block to measure its error, build a part of the
+# model, or have no corrections yet.
+NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated", FIRST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,6 +140,29 @@ def test_a_margin_that_loses_is_not_taken(
     assert not found.corrections.ranges
 
 
+@pytest.mark.parametrize("loses", [True, False])
+def test_a_correction_that_loses_at_the_first_placement_is_not_taken(
+    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, loses: bool
+) -> None:
+    work = prepared(session, models, tmp_path, ("rounding",))
+    everything = work.space.everything()
+    first = work.space.resolve(dict(list(everything.items())[:2]))
+    judgements = iter(range(99))
+
+    def errors(judge: Judge, *_: object, **late: object) -> tuple[Errors, ...]:
+        gained = 2.0 * next(judgements)
+        return tuple(
+            errors_of(30.0 - gained if loses and placement == first else 20.0 + gained)
+            for placement in judge.placements
+        )
+
+    monkeypatch.setattr(Judge, "errors", errors)
+    monkeypatch.setattr(Judge, "compared", errors)
+    monkeypatch.setattr(find, "JUDGEMENTS", 1e9)
+    work.first = first
+    assert [(gain.name, gain.taken) for gain in work.corrections.gains] == [("rounding", not loses)]
+
+
 def pooled(op: str) -> Model:
     """An operator, and a MaxPool whose output is tied to its input."""
     x, y, z = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xyz")

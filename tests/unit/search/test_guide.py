@@ -16,12 +16,14 @@ from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.blocks import fuse
 from qdqspec.search.exhaustive import Exhaustive
+from qdqspec.search.first import FirstPlacement
 from qdqspec.search.optuna import OptunaSearch
 from qdqspec.search.region import RegionSearch
+from qdqspec.search.repair import repaired
 from qdqspec.search.select import front_of, reaches
 from qdqspec.search.subgraph import SubgraphSearch
 from qdqspec.testing.strategies import Oracle, drive, small_space
-from qdqspec.types import NOT_CANDIDATES, Label, Placement, Trial
+from qdqspec.types import FIRST, NOT_CANDIDATES, Label, Placement, Trial
 
 
 class Additive:
@@ -32,6 +34,10 @@ class Additive:
         self._space, self._offset, self._has_noise = space, offset, noise
         self._learnt = 0.0
         self.asked = 0
+
+    def offset_to(self, placement: Placement, sqnr_db: float) -> None:
+        """Predict ``sqnr_db`` for this placement, and others accordingly."""
+        self._offset = sqnr_db - self.truth(placement)
 
     @property
     def doubt_db(self) -> float:
@@ -350,3 +356,93 @@ def test_what_one_rule_makes_is_judged_and_built_before_the_noise_of_labels_is_a
     drive(Attribution(setup, np.random.default_rng(0)), Device(space, 0, oracle, None), trials=20)
     assert oracle.events[:2] == ["reference", "built"]
     assert "noise" in oracle.events
+
+
+class Rough(Additive):
+    """Knows the noise of neighbours together only."""
+
+    def noise(self) -> Mapping[tuple[str, Label], float] | None:
+        return None
+
+    def rough_noise(self) -> Mapping[tuple[str, Label], float] | None:
+        return super().noise()
+
+
+def first_trials(
+    oracle: Additive, least: float, seed: int = 0, seeds: tuple[Placement, ...] = ()
+) -> list[Trial]:
+    space = small_space()
+    setup = SearchSetup(space=space, clock="cpu", min_sqnr_db=least, accuracy=oracle, seeds=seeds)
+    strategy = FirstPlacement(setup, np.random.default_rng(seed))
+    return drive(strategy, Device(space, seed, oracle, least), trials=20)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_everything_meets_the_limit_that_is_built_first_and_one_win_is_enough(seed: int) -> None:
+    space = small_space()
+    reference, *built = first_trials(Additive(space), 20.0, seed)
+    assert not reference.placement.sites
+    assert reference.phase == "pure"
+    assert built[0].placement == space.resolve(space.everything())
+    assert {trial.phase for trial in built} == {FIRST}
+    assert [trial.incumbent for trial in built].count(True) <= 1
+    assert not any(trial.incumbent for trial in built[:-1])
+
+
+def test_where_no_rule_meets_the_limit_the_noisiest_units_are_left_out() -> None:
+    space = small_space()
+    _, *built = first_trials(Rough(space), 36.0)
+    assert built
+    assert all(0 < len(trial.placement.labels) < len(space.everything()) for trial in built)
+    assert all(trial.sqnr_db is not None and trial.sqnr_db >= 36.0 for trial in built)
+
+
+def test_what_meets_no_limit_is_not_built() -> None:
+    assert len(first_trials(Rough(small_space()), 60.0)) == 1
+
+
+def test_a_placement_that_is_given_is_tried_first() -> None:
+    space = small_space()
+    unit = space.units[0]
+    given = space.resolve({unit.id: unit.labels[1]})
+    built = first_trials(Additive(space), 20.0, seeds=(given,))
+    assert built[1].placement == given
+    assert built[1].phase == FIRST
+
+
+def near_miss(ratio: float, sqnr_db: float, **changed: object) -> tuple[Additive, SchemeSpace, list[Trial]]:
+    """A reference and everything quantized, with what was measured of it, but rehearsed at 39 dB."""
+    space = small_space()
+    oracle = Additive(space)
+    everything = space.resolve(space.everything())
+    oracle.offset_to(everything, 39.0)
+    reference = Trial(number=0, phase="pure", placement=space.resolve({}), ratio=1.0, incumbent=True)
+    trial = Trial(number=1, phase="pure", placement=everything, ratio=ratio, sqnr_db=sqnr_db)
+    return oracle, space, [reference, replace(trial, **changed)]  # type: ignore[arg-type]
+
+
+def repairs_of(oracle: Additive, space: SchemeSpace, trials: list[Trial]) -> list[Placement]:
+    return list(repaired(trials, lambda trial: trial.sqnr_db, 38.0, 0.02, oracle, space))
+
+
+def test_a_fast_candidate_that_just_missed_the_limit_is_repaired() -> None:
+    oracle, space, trials = near_miss(0.6, 37.8)
+    found = repairs_of(oracle, space, trials)
+    assert found
+    for placement in found:
+        assert 0 < len(placement.labels) < len(space.everything())
+        assert oracle.predicted_db(placement) >= 39.0 + 0.2  # above what was rehearsed by what was missing
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sqnr_db", "changed"),
+    [
+        (0.99, 37.8, {}),  # hardly faster
+        (0.6, 30.0, {}),  # far from the limit
+        (0.6, 38.5, {}),  # above it: it was refused for another reason
+        (0.6, 37.8, {"status": "failed"}),
+        (0.6, 37.8, {"incumbent": True}),  # something has won
+    ],
+)
+def test_nothing_else_is_repaired(ratio: float, sqnr_db: float, changed: dict[str, object]) -> None:
+    assert repairs_of(*near_miss(ratio, sqnr_db, **changed)) == []

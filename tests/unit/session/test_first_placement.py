@@ -1,0 +1,102 @@
+"""A placement that meets the limits is built before corrections are looked for, and again with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import arrays_of
+
+from qdqspec.corrections.find import FoundCorrections
+from qdqspec.preparation.correcting import Correcting
+from qdqspec.session import Session
+from qdqspec.types import FIRST, Case, Inputs, Placement, TuneRules
+
+
+@pytest.fixture
+def case(models: Path, tmp_path: Path) -> Case:
+    images = arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:16]
+    np.savez(tmp_path / "calibration.npz", input=images)
+    return Case(
+        id="default",
+        model=models / "digits_resnet.onnx",
+        inputs=Inputs(calibration=tmp_path / "calibration.npz"),
+        tune=TuneRules(trials=3),
+    )
+
+
+def lines(session: Session, case: Case) -> list[dict[str, Any]]:
+    text = (session.output(case) / "trials.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_search_begins_with_it_and_corrections_are_judged_on_it(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = []
+    find = Correcting.find
+
+    def noted(self: Correcting) -> FoundCorrections:
+        judged.append(self.first)
+        return find(self)
+
+    monkeypatch.setattr(Correcting, "find", noted)
+    with Session(root=tmp_path) as session:
+        search = session.search(case)
+        found = [line for line in lines(session, case) if line["phase"] != "noise"]
+    reference, first, seed, *_ = found
+    assert reference["phase"] == "pure"
+    assert first["phase"] == FIRST
+    assert [placement.digest for placement in judged] == [first["placement"]]
+    if first["incumbent"]:
+        assert seed["placement"] == first["placement"]
+    assert FIRST not in {trial.phase for trial in search.trials}  # not candidates: they have no corrections
+    assert search.trials[0].placement.digest == reference["placement"]
+
+
+def test_a_resumed_search_does_not_build_it_again(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(_: Correcting) -> FoundCorrections:
+        raise KeyboardInterrupt
+
+    with Session(root=tmp_path) as session:
+        with monkeypatch.context() as patched:
+            patched.setattr(Correcting, "find", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                session.search(case)
+        torn = lines(session, case)
+        assert FIRST in {line["phase"] for line in torn}
+    with Session(root=tmp_path) as session:
+        session.search(case)
+        whole = lines(session, case)
+    assert whole[: len(torn)] == torn
+    assert FIRST not in {line["phase"] for line in whole[len(torn) :]}
+
+
+def test_without_data_to_correct_with_there_is_none(case: Case, tmp_path: Path) -> None:
+    plain = Case(id="default", model=case.model, tune=case.tune)
+    with Session(root=tmp_path) as session:
+        session.search(plain)
+        assert FIRST not in {line["phase"] for line in lines(session, plain)}
+
+
+def test_candidates_that_just_missed_the_limit_are_tried_with_less_noise(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def repaired(trials, sqnr_db, least_db, min_gain, oracle, space) -> Iterator[Placement]:  # type: ignore[no-untyped-def] # as in `search.repair`
+        asked.append(least_db)
+        yield space.resolve(space.everything())
+
+    monkeypatch.setattr("qdqspec.session.tuning.repaired", repaired)
+    with Session(root=tmp_path) as session:
+        search = session.search(replace(case, tune=TuneRules(trials=1, min_sqnr_db=15.0)))
+    assert asked == [15.0]
+    assert [trial.phase for trial in search.trials] == ["pure", "repair"]
