@@ -191,7 +191,7 @@ class Jobs:
                 self._store.place(entry.sha256, entry.below(job.folder), linked=entry.linked)
         finally:
             lock.release()
-        for name in (JOURNAL, _HEADER, CORRECTIONS, CACHE):  # what the case writes to must be its own
+        for name in (JOURNAL, CORRECTIONS, CACHE):  # what the case writes to must be its own
             _unlink_copies(job.folder / (name if name == CACHE else f"{OUTPUT}/{name}"))
 
     def _run(self, job: Job) -> None:
@@ -345,7 +345,10 @@ def _results(job: Job) -> list[FileEntry]:
 
 
 def _journal(folder: Path, seen: int) -> tuple[Any, list[Any]]:
-    """The header of the journal in a folder, and its complete lines after the first ``seen``."""
+    """The header of the journal in a folder, and its complete lines after the first ``seen``.
+
+    A received journal has no header until the case has opened it: it may be of another device, or finished.
+    """
     try:
         header = json.loads((folder / _HEADER).read_bytes())
         lines = (folder / JOURNAL).read_bytes().split(b"\n")[:-1]

@@ -228,13 +228,16 @@ class _CaseRun:
         self._package: Package | None = None
 
     def package(self) -> Package:
-        """The case's files, with the journal as it is now and the cached searches of this case and device."""
+        """The case's files, with the journal as it is now and the cached searches of this case.
+
+        The journal is sent without its header, which the worker writes when its case opens the journal.
+        """
         settings = self._session.settings_left()
         if self._package is None:
             self._package = pack(self._case, settings)
         base = self._package
         package = Package(case=base.case, settings=base.settings, files=[*base.files], local=dict(base.local))
-        for name in (JOURNAL, _HEADER, CORRECTIONS):
+        for name in (JOURNAL, CORRECTIONS):
             if (self._folder / name).is_file():
                 package.add(f"{OUTPUT}/{name}", self._folder / name)
         if not settings.no_cache:

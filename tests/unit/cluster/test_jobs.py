@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
+import onnx
 import pytest
+from chains import chain_model
 
 from qdqspec.cluster import jobs
 from qdqspec.cluster.case_process import WorkerOptions
 from qdqspec.cluster.inventory import Announcement
 from qdqspec.cluster.request import CaseRequest
+from qdqspec.cluster.session import _CaseRun
+from qdqspec.config import Settings
+from qdqspec.measurement.journal import Journal, read_journal
+from qdqspec.preparation.files import open_journal
+from qdqspec.types import Case, Placement, Trial
 
 ANNOUNCED = Announcement(version="1", python="3", host="here", system="linux", devices=())
 REQUEST = CaseRequest(
@@ -47,3 +58,40 @@ def test_a_process_that_ended_because_its_worker_was_frozen_is_no_failure(own, j
     with pytest.raises(jobs.StoppedError):
         own._run(job)
     assert job.answer is None
+
+
+@pytest.mark.parametrize("last", ["refine", "confirm"], ids=["unfinished", "finished"])
+def test_lines_measured_on_another_device_are_no_news(own, job, tmp_path, last):
+    """The client has a journal of another device, which the job receives. The case opens one of its own later."""
+    trials = [
+        Trial(number=n, phase=phase, placement=Placement(sites=frozenset()))
+        for n, phase in enumerate(["pure", last])
+    ]
+    here = tmp_path / "output"
+    with Journal.open(here / "trials.jsonl", {"device": "a"}) as journal:
+        for trial in trials:
+            journal.append(trial)
+    onnx.save(chain_model(), tmp_path / "chain.onnx")
+    session = SimpleNamespace(settings_left=lambda: Settings(root=tmp_path, no_cache=True))
+    run = _CaseRun(session, Case(id="default", model=tmp_path / "chain.onnx"), here)
+    package = run.package()
+    for entry in package.files:
+        path = entry.below(job.folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(package.local[entry.sha256], path)
+    job.phase, own._jobs["a"] = "running", job
+
+    def receive() -> int:
+        """What the client does with the answer to its first question."""
+        news = asyncio.run(own.ask("a", 0))
+        run.news(json.loads(json.dumps(news)))
+        return len(news["entries"])
+
+    run.begin("worker", "there")
+    assert receive() == 0
+    with open_journal(job.folder / "output", {"device": "b"}, []) as journal:
+        journal.append(trials[0])
+        assert receive() == 1
+    run.close()
+    header, lines = read_journal(here / "trials.jsonl")
+    assert (header["device"], len(lines)) == ("b", 1)

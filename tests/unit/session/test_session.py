@@ -21,10 +21,12 @@ import pytest
 from chains import chain_model
 
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.checks.speedup import check as speedup_check
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.errors import BackendError, DataError, ModelError, OutputError, QdqspecError, StateError
 from qdqspec.measurement._processes import close_idle
+from qdqspec.measurement.journal import read_journal
 from qdqspec.preparation.cached import data_digest, key_of
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.session import Session
@@ -33,6 +35,7 @@ from qdqspec.types import (
     Case,
     CheckSpec,
     CorrectionGain,
+    DeviceKey,
     Inputs,
     LatencyEvidence,
     ParityEvidence,
@@ -680,6 +683,28 @@ def test_a_foreign_journal_is_set_aside_and_said(open_session: Open, case: Case,
     assert any("set aside" in warning and "model_sha256" in warning for warning in evidence.warnings)
     assert (resumed.output(case) / "trials.previous.jsonl").read_bytes() == foreign
     assert "noise" in {line["phase"] for line in lines(resumed.output(case))}
+
+
+@pytest.mark.parametrize("is_finished", [True, False], ids=["finished", "interrupted"])
+def test_what_another_device_measured_is_not_used(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, is_finished: bool
+) -> None:
+    first = open_session()
+    if is_finished:
+        first.search(case)
+    else:
+        interrupted(first, case, 2)
+    before = (first.output(case) / "trials.jsonl").read_bytes()
+    monkeypatch.setattr(FakeDevice, "device", lambda *_: DeviceKey(key="other-device"))
+    second = open_session()
+    evidence = second.evidence(case, frozenset({"latency"}))
+    assert evidence.device.key == "other-device"
+    assert evidence.search is not None
+    assert evidence.search.provenance.source == "measured"
+    folder = second.output(case)
+    assert (folder / "trials.previous.jsonl").read_bytes() == before
+    assert read_journal(folder / "trials.jsonl")[0]["device"] == "other-device"
+    assert {line["phase"] for line in lines(folder)} >= {"noise", "confirm"}
 
 
 def test_a_damaged_journal_is_set_aside_and_said(open_session: Open, case: Case) -> None:
