@@ -183,6 +183,14 @@ class Search:
         self._begin(proposal)
         return self._known(proposal) or self._recall(proposal) or self.measure(self.build(proposal))
 
+    def evaluate_also(self, proposal: Proposal) -> Trial:
+        """The trial of a proposal that the strategy did not make and is not told of, under the proposal's phase."""
+        self._awaited.add(_key(proposal))
+        try:
+            return self.evaluate(proposal)
+        finally:
+            self._awaited.discard(_key(proposal))
+
     @property
     def _round(self) -> int:
         """The number of proposals that are measured at once: one here and one on each twin, as recorded if resumed."""

@@ -162,7 +162,7 @@ class Tuning(Closing):
         self._overtime = time.monotonic() + seconds
         space, gain = self._prepared.space, constraint.limits.min_gain
         for placement in repaired(self.search.trials, constraint.sqnr_db, least, gain, oracle, space):
-            trial = self.search.evaluate(Proposal(placement=placement, phase="repair"))
+            trial = self.search.evaluate_also(Proposal(placement=placement, phase="repair"))
             oracle.learn(trial)
             if trial.incumbent or time.monotonic() > self._overtime:
                 return
