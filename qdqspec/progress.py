@@ -44,7 +44,8 @@ def tally(progress: Progress) -> str:
 
 
 def _left(progress: Progress) -> list[str]:
-    return [] if progress.seconds_left is None else [f"{duration(progress.seconds_left)} left"]
+    left = progress.seconds_left or 0
+    return [f"{duration(left)} left"] if round(left) else []
 
 
 def bar_texts(progress: Progress, width: int) -> tuple[str, str]:

@@ -28,7 +28,10 @@ def ms_texts_apart(left: float, right: float) -> tuple[str, str]:
         texts = f"{left:.{decimals + extra}f}", f"{right:.{decimals + extra}f}"
         if texts[0] != texts[1] or left == right:
             break
-    return texts
+    left_text, right_text = texts
+    return left_text if float(left_text) else ms_text(left), right_text if float(right_text) else ms_text(
+        right
+    )
 
 
 def _ms_decimals(milliseconds: float) -> int:

@@ -160,18 +160,23 @@ class _Limit:
         return self.value / self.allowed - 1
 
     @property
+    def excess(self) -> str:
+        """The excess as text; a factor if it is ten times the budget or more."""
+        return percent_text(self.over) if self.over < 9 else f"{self.over + 1:.0f}x"
+
+    @property
     def headline(self) -> str:
         """The verdict on this percentile alone."""
         shown, allowed = ms_texts_apart(self.value, self.allowed)
         if self.outcome == "inconclusive":
             return f"{self.name} {shown} ms of {self.runs} runs: too few to tell from budget {allowed} ms"
         sign = "<=" if self.outcome == "pass" else ">"
-        return f"{self.name} {shown} ms {sign} budget {allowed} ms ({percent_text(self.over)})"
+        return f"{self.name} {shown} ms {sign} budget {allowed} ms ({self.excess})"
 
     def row(self, clock: Clock, target: str) -> tuple[str, ...]:
         """Its row of the budget table."""
         shown, allowed = ms_texts_apart(self.value, self.allowed)
-        return (f"{self.name} ms", shown, allowed, percent_text(self.over), clock, target, self.outcome)
+        return (f"{self.name} ms", shown, allowed, self.excess, clock, target, self.outcome)
 
 
 _WORST: dict[Outcome, int] = {"fail": 2, "inconclusive": 1, "pass": 0}

@@ -187,6 +187,8 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
         "off": "baselines are off in this run",
     }.get(found.state, found.reason)
     advice = f"Measure on this device and commit what is written: {found.command}"
+    if found.state == "missing" and found.required:
+        advice += "\nWhere runners have several processors, --qdq-baseline=warn skips the check on those without one."
     if found.state == "damaged":
         advice = f"{found.command[:1].upper()}{found.command[1:]}."
     if found.state == "off":

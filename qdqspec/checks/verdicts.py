@@ -107,9 +107,14 @@ def faster_advice(evidence: Evidence, otherwise: str, *, gap: float = 1.0) -> st
             f"the time goes with `qdqspec explain`, use another backend, device or number format, or {otherwise}."
         )
     tried = f"{count_text(search.built, 'candidate')} built, {search.failed} failed"
-    if search.unchanged:
-        return (
-            f"The model is unchanged ({plain(search.reason)}; {tried}). "
-            f"Allow more patterns, raise tune.trials, or {otherwise}."
-        )
-    return f"Allow more patterns, raise tune.trials ({tried}), or {otherwise}."
+    rules = evidence.case.patterns
+    ways = ["allow more patterns"] if rules.allow or rules.deny or rules.exclude else []
+    if search.ended_by:  # else more builds would not be used
+        limits = {"build": "tune.trials", "run": "--qdq-time-limit"}
+        name = next((name for word, name in limits.items() if word in search.ended_by), "tune.minutes")
+        ways.append(f"raise {name}" if search.unchanged else f"raise {name} ({tried})")
+    advice = f"{', '.join(ways or ['use another number format'])}, or {otherwise}."
+    advice = advice[0].upper() + advice[1:]
+    return (
+        f"The model is unchanged ({plain(search.reason)}; {tried}). {advice}" if search.unchanged else advice
+    )

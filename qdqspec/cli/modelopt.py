@@ -7,25 +7,24 @@ from collections.abc import Sequence
 from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 
-PAGE = "docs/how-to/from-modelopt.md lists all of ModelOpt's options"
 _PRESETS = ("quick", "default", "extensive")
 # ModelOpt's option: what to give instead. Backends declare those that concern their runtime.
 _WORDS = {
-    "--onnx_path": "the model as the first argument: qdqspec tune model.onnx",
-    "--output_dir": "--output DIR",
-    "--schemes_per_region": "--trials N for the whole search, or --strategy region --trials-per-region N",
-    "--num_schemes": "--trials N for the whole search, or --strategy region --trials-per-region N",
-    "--pattern_cache": "--pattern-cache FILE with the patterns.yaml of an earlier run",
-    "--qdq_baseline": "--start-from MODEL takes the placement of a quantized model",
-    "--state_file": "no option: a search resumes from trials.jsonl in its output folder",
-    "--node_filter_list": "--include GLOB for each pattern, or --include-file FILE",
-    "--quant_type": "--quant int8 (or fp8)",
-    "--default_dq_dtype": "--dq-dtype float16 (or float32, bfloat16), for tensors whose type the model does not state",
-    "--timing_runs": "no option: a comparison takes more runs until it is decided",
-    "--plugin_libraries": "--plugin LIB.so, once for each library",
-    "--plugins": "--plugin LIB.so, once for each library",
-    "--graph_json": "--graph-json FILE",
-    "--autotune": "qdqspec tune MODEL --preset quick (or default, extensive)",
+    "--onnx_path": "give the model as the first argument: qdqspec tune model.onnx",
+    "--output_dir": "use --output DIR",
+    "--schemes_per_region": "use --trials N for the whole search, or --strategy region --trials-per-region N",
+    "--num_schemes": "use --trials N for the whole search, or --strategy region --trials-per-region N",
+    "--pattern_cache": "use --pattern-cache FILE with the patterns.yaml of an earlier run",
+    "--qdq_baseline": "use --start-from MODEL, which takes the placement of a quantized model",
+    "--state_file": "leave it out: a search resumes from trials.jsonl in its output folder",
+    "--node_filter_list": "use --include GLOB for each pattern, or --include-file FILE",
+    "--quant_type": "use --quant int8 (or fp8)",
+    "--default_dq_dtype": "use --dq-dtype float16 (or float32, bfloat16), for tensors without a type in the model",
+    "--timing_runs": "leave it out: a comparison takes more runs until it is decided",
+    "--plugin_libraries": "use --plugin LIB.so, once for each library",
+    "--plugins": "use --plugin LIB.so, once for each library",
+    "--graph_json": "use --graph-json FILE",
+    "--autotune": "run qdqspec tune MODEL --preset quick (or default, extensive)",
 }
 
 
@@ -43,7 +42,7 @@ def refuse_mode(words: Sequence[str]) -> None:
         if name == "--mode" and given in _PRESETS:
             raise ConfigError(
                 f"--mode {given} is an option of ModelOpt's autotune; --mode here is run, measure, verify or plan",
-                cure=f"use --preset {given}; {PAGE}",
+                cure=f"use --preset {given}",
             )
 
 
@@ -57,4 +56,4 @@ def refuse_words(unknown: Sequence[str]) -> None:
         name = word.partition("=")[0]
         known = words.get(f"--{name[2:].replace('-', '_')}") if name.startswith("--") else None
         if known is not None:
-            raise ConfigError(f"{name} is an option of ModelOpt's autotune", cure=f"use {known}; {PAGE}")
+            raise ConfigError(f"{name} is an option of ModelOpt's autotune", cure=known)

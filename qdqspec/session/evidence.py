@@ -223,12 +223,18 @@ class CaseWork:
             self._figures[request.key] = {name: float(value) for name, value in measured.items()}
 
     def validate(self) -> None:
-        """Raise before a search if evaluation data, labels or a metric of a check cannot be used."""
+        """Raise before a search if evaluation data cannot be used, or if no check can be judged."""
+        errors: list[QdqspecError] = []
         for check in self.setup.case.checks:
-            self.require(check)
+            try:
+                self.require(check)
+            except QdqspecError as error:  # `judge` raises it for this check
+                errors.append(error)
+        if errors and len(errors) == len(self.setup.case.checks):
+            raise errors[0]
         evaluation = self.setup.prepared.evaluation
         # computing the reference's metric has read all of it
-        if evaluation is not None and not self._requested(ScoreRequest):
+        if evaluation is not None and (errors or not self._requested(ScoreRequest)):
             for _ in evaluation:
                 pass
 

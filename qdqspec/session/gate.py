@@ -202,7 +202,8 @@ class Gatekeeper:
         words = ["pytest", f"{file}::{self.case.id}::{check}"]
         given = [key for key in ("backend", "device", "threads") if key in self.settings.origins]
         words += [f"--qdq-{key}={getattr(self.settings, key)}" for key in given]
-        return shlex.join([*words, f"--qdq-update={update}"])
+        in_ci = ["--qdq-update-in-ci"] if self.settings.in_ci else []
+        return shlex.join([*words, f"--qdq-update={update}", *in_ci])
 
 
 def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict[str, RegressionEvidence]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import onnx
 
 _GROUP = "qdqspec.data"
+_WHOLE = "0.npz"  # the file of arrays that hold all samples
 _FORMS = "give a path, {input: array} with samples along the first axis, or an iterable of {input: array}, one a sample"
 InMemory: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]]"
 
@@ -53,7 +54,7 @@ class GivenFiles:
         folder = self._new() / name
         folder.mkdir()
         if isinstance(given, Mapping):
-            _write(folder / "0.npz", _arrays(given, name))
+            _write(folder / _WHOLE, _arrays(given, name))
             return folder
         number = -1
         for number, feed in enumerate(_iterated(given, name)):
@@ -92,6 +93,20 @@ class GivenFiles:
             else value
             for word, value in asked.items()
         }
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Errors of data in these files name what gave it and the feed instead of a temporary file."""
+        try:
+            yield
+        except DataError as error:
+            path = Path(error.where or "")
+            if self._folder is None or not path.is_relative_to(self._folder.path):
+                raise
+            _, name, *file = path.relative_to(self._folder.path).parts
+            feed = f", feed {int(Path(file[0]).stem)}" if file and file[0] != _WHOLE else ""
+            cure = (error.cure or "").replace(f"arrays: {path.name}", f"loader: {name}")
+            raise DataError(error.what, where=f"data '{name}'{feed}", cure=cure or None) from error.__cause__
 
     def _new(self) -> Path:
         if self._folder is None:

@@ -245,7 +245,8 @@ class Session(Closing):
 
     def search(self, case: Case) -> SearchResult:
         """Tune the case, or return the cached winner if it passes its recheck."""
-        return self.work(case).search
+        with self._files.named_errors():
+            return self.work(case).search
 
     def evidence(self, case: Case, needs: frozenset[EvidenceKind]) -> Evidence:
         """The evidence of a case; the requested kinds are measured."""
@@ -260,7 +261,8 @@ class Session(Closing):
         work.judged[check.id] = check
         if check.id not in work.results or check.id in work.raised:
             try:
-                verdict = judge(work, check)
+                with self._files.named_errors():
+                    verdict = judge(work, check)
             except Exception as error:
                 work.raised.add(check.id)
                 work.add(check, raised(error))

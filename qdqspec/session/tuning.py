@@ -218,6 +218,7 @@ class Tuning(Closing):
             regions=len(prepared.regions),
             patterns=len({region.pattern for region in prepared.regions}),
             float_runs=1e3 * seconds / confirmed.latency.samples["reference"].median_ms("wall"),
+            ended_by=self.search.ended_by,
             front=confirmed.front,
             accuracy=self._constraint.bound(choice.placement),
             limits=self._constraint.limits,

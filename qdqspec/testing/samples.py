@@ -72,6 +72,7 @@ def sample_search(
         seconds=96.4,
         cpu_seconds=91.2,
         float_runs=2140.0,
+        ended_by=f"its limit of {len(ratios)} builds",
         eps=0.014,
         blocks=11,
         regions=14,

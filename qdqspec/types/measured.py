@@ -230,7 +230,8 @@ NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated", FIRST
 class SearchResult:
     """The result of a search. ``unchanged`` is true if the reference itself is selected; ``reason`` states why.
 
-    ``float_runs`` is the search's cost: how many runs of the reference its duration is worth.
+    ``float_runs`` is the search's cost: how many runs of the reference its duration is worth. ``ended_by`` is the
+    limit that ended it, as text; empty if its strategy was done.
     """
 
     winner: Placement
@@ -245,6 +246,7 @@ class SearchResult:
     regions: int
     patterns: int
     float_runs: float | None = None
+    ended_by: str = ""
     front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy: fastest first
     accuracy: AccuracyBound | None = None  # if a task metric was a constraint
     limits: SearchLimits = field(default_factory=SearchLimits)

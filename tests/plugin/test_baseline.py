@@ -82,7 +82,7 @@ def test_no_baseline_is_a_skip_here_and_a_failure_in_ci(real, monkeypatch):
     result = real.runpytest_inprocess("specs")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["no baseline of this check on this device", f"*pytest {ITEM}*--qdq-update=new"]
+        ["no baseline of this check on this device", f"*pytest {ITEM}*--qdq-update=new --qdq-update-in-ci*"]
     )
     real.runpytest_inprocess("specs", "--qdq-baseline=warn").assert_outcomes(skipped=1)
     monkeypatch.setenv("CI", "false")

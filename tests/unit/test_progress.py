@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 
-from qdqspec.progress import Heartbeat, ProgressBar, bar_texts
+from qdqspec.progress import Heartbeat, ProgressBar, bar_texts, tally
 from qdqspec.types import Progress
 
 STEP = Progress(case="specs/squeezenet.qdq.yaml::default", phase="", done=0, total=0, doing="calibrating")
@@ -33,6 +33,11 @@ def test_the_texts_of_a_bar_fit(progress: Progress, width: int) -> None:
     assert (progress.doing or progress.phase) in before
     assert "60" in after or not progress.total
     assert "4 min left" in after or progress.seconds_left is None
+
+
+def test_no_time_left_is_not_shown() -> None:
+    for seconds in (0.0, 0.4, None):
+        assert "left" not in tally(replace(SEARCH, seconds_left=seconds))
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])

@@ -15,9 +15,9 @@ declaration = Declaration(
     exported_by="trtexec --exportLayerInfo",
     ranges=f"{__name__}.exported:read_magnitudes",
     equivalents={
-        "--timing_cache": "--backend-option tensorrt.timing-cache=FILE (or trtexec.timing-cache)",
-        "--warmup_runs": "--backend-option tensorrt.warmup-ms=N: a GPU is warmed up by time",
-        "--verbose": "--backend-option tensorrt.verbose=on: the whole log is in logs/",
+        "--timing_cache": "use --backend-option tensorrt.timing-cache=FILE (or trtexec.timing-cache)",
+        "--warmup_runs": "use --backend-option tensorrt.warmup-ms=N: a GPU is warmed up by time",
+        "--verbose": "use --backend-option tensorrt.verbose=on: the whole log is in logs/",
     },
     bundle="qdqspec.backends.tensorrt.gpu_day.archive:write_bundle",
     replay="qdqspec.backends.trtexec.engine:replay_command",

@@ -8,8 +8,8 @@ declaration = Declaration(
     targets=("trtexec",),
     replay=f"{__name__}.engine:replay_command",
     equivalents={
-        "--use_trtexec": "--backend trtexec (tensorrt is the Python API)",
-        "--trtexec_benchmark_args": "--backend trtexec --trtexec-args=...",
+        "--use_trtexec": "use --backend trtexec (tensorrt is the Python API)",
+        "--trtexec_benchmark_args": "use --backend trtexec --trtexec-args=...",
     },
 )
 

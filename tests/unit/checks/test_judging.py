@@ -21,6 +21,7 @@ from qdqspec.types import (
     Interval,
     ParityEvidence,
     ParitySearch,
+    PatternRules,
     ProfileLatency,
     Samples,
     TensorParity,
@@ -198,9 +199,29 @@ def test_advice_depends_on_the_gap(kind, near, far):
     """More candidates do not make a model fifty times faster."""
     small, large = judge(kind, FASTER, **near), judge(kind, FASTER, **far)
     assert (small.outcome, large.outcome) == ("fail", "fail")
-    assert "raise tune.trials" in small.advice
+    assert "aise tune.trials" in small.advice
     assert "tune.trials" not in large.advice
     assert "faster still" in large.advice
+
+
+def test_advice_names_the_limit_that_ended_the_search():
+    """A search that was done builds no more with a higher limit."""
+
+    def advice(ended_by: str, **patterns: tuple[str, ...]) -> str:
+        assert FASTER.search is not None
+        case = replace(FASTER.case, patterns=PatternRules(**patterns))
+        ended = replace(FASTER, case=case, search=replace(FASTER.search, ended_by=ended_by))
+        return judge("speedup", ended, min=1.9).advice
+
+    assert "tune.minutes" in advice("its limit of 5 min 00 s")
+    assert "--qdq-time-limit" in advice("the time limit of the run")
+    assert advice("") == "Use another number format, or lower min."
+    assert advice("", deny=("Softmax",)) == "Allow more patterns, or lower min."
+
+
+def test_a_budget_far_below_the_time_is_readable():
+    verdict = judge("latency", timed(4.5), max_ms=0.001)
+    assert verdict.headline == "median 4.50 ms > budget 0.0010 ms (4500x)"
 
 
 # ---- speedup ------------------------------------------------------------------------------------

@@ -80,6 +80,8 @@ def test_a_missing_baseline_skips_or_fails_and_says_how_to_make_it() -> None:
     required = judge(replace(missing, required=True))
     assert required.outcome == "fail"
     assert missing.command in required.advice
+    assert "--qdq-baseline=warn" in required.advice  # for runners of mixed processors
+    assert "--qdq-baseline=warn" not in judge(missing).advice
 
 
 STATES = {

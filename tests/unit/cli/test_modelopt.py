@@ -38,6 +38,12 @@ def test_an_option_of_modelopt_is_an_error_that_names_ours(verb, words, said, cu
     assert cure in result.err
 
 
+def test_what_to_give_instead_is_a_sentence(verb) -> None:
+    """An installed package has no page of the documentation to refer to."""
+    assert {text.split()[0] for text in equivalents().values()} <= {"give", "leave", "run", "use"}
+    assert "docs/" not in verb("tune", "m.onnx", "--state_file", "f").err
+
+
 def test_other_unknown_options_are_errors_of_usage(verb) -> None:
     result = verb("tune", "m.onnx", "--no-such-option")
     assert result.code == 2

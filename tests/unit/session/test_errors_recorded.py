@@ -131,22 +131,27 @@ def test_an_error_is_no_verdict_for_good(open_session: Open, case: Case) -> None
         ({"metric": "top1"}, "label 7000000 is no class"),
     ],
 )
-def test_a_metric_is_tried_on_the_reference_before_the_search(
+def test_only_the_check_that_needs_a_metric_fails_with_it(
     open_session: Open, case: Case, change: dict[str, str], problem: str
 ) -> None:
-    """Whichever check comes first."""
-    case = replace(case, checks=(case.checks[0], checked("accuracy", min=0.0, **change)))
+    """Alone it fails before the search, because no other check needs one."""
+    accuracy = checked("accuracy", min=0.0, **change)
+    alone, beside = replace(case, checks=(accuracy,)), replace(case, checks=(case.checks[0], accuracy))
     session = open_session(metrics={"mine": Fails(1)})
     with pytest.raises(QdqspecError, match=problem):
-        session.judge(case, case.checks[0])
+        session.judge(alone, accuracy)
     assert not is_searched(session)
-    assert "size FAIL" in summary_table(session.record())
+    session = open_session(metrics={"mine": Fails(1)})
+    assert session.judge(beside, case.checks[0]).verdict.outcome == "pass"
+    with pytest.raises(QdqspecError, match=problem):
+        session.judge(beside, accuracy)
+    assert "accuracy FAIL, 1 passed" in summary_table(session.record())
 
 
 def test_a_metric_that_is_not_finite_is_found_before_the_search(open_session: Open, case: Case) -> None:
     session = open_session(metrics={"mine": lambda *_: float("nan")})
     with pytest.raises(DataError, match="gave nan for the model itself"):
-        session.judge(case, case.checks[0])
+        session.judge(case, case.checks[1])
     assert not is_searched(session)
 
 

@@ -160,6 +160,11 @@ def test_without_a_baseline_nothing_is_timed_and_the_command_is_told(bench: Benc
     assert gate.renewals == ()
 
 
+def test_in_ci_the_command_is_one_that_is_not_refused_there(bench: Bench) -> None:
+    found = only(bench.gate(Machine(), in_ci=True))
+    assert found.command == f"pytest {COMMAND} --qdq-update=new --qdq-update-in-ci"
+
+
 def test_the_command_names_what_chooses_the_device(bench: Bench) -> None:
     origins = {"threads": "--qdq-threads", "seed": "--qdq-seed"}
     found = only(bench.gate(Machine(), threads=4, seed=3, origins=origins))

@@ -141,6 +141,28 @@ def test_an_error_of_a_loader_is_reported_with_its_line(tmp_path, load):
     assert str(caught.value.where).startswith(f"{__file__}:")
 
 
+@pytest.mark.parametrize(
+    ("load", "where", "cure"),
+    [
+        (lambda: {"input": np.full((3, 1, 16, 16), np.nan)}, "data 'mine'", "take the sample out"),
+        (lambda: ({"input": np.full((1, 16, 16), n)} for n in (0.0, np.inf)), "data 'mine', feed 1", ""),
+        (
+            lambda: [{"image": np.zeros((1, 16, 16))}],
+            "data 'mine', feed 0",
+            "{loader: mine, names: {input: image}}",
+        ),
+    ],
+)
+def test_an_error_of_its_data_names_the_loader(models, load, where, cure):
+    """It named a temporary file."""
+    with Session(backend="fake", loaders={"mine": load}) as session:
+        case = inline_case(models / "digits_resnet.onnx", {"calibration": {"loader": "mine"}, "trials": 1})
+        with pytest.raises(DataError) as caught:
+            session.search(case)
+    assert caught.value.where == where
+    assert cure in str(caught.value)
+
+
 def test_a_loader_that_cannot_be_imported_names_its_entry_point(tmp_path, monkeypatch):
     """It was a traceback."""
     point = importlib.metadata.EntryPoint("theirs", "no_such_module:load", "qdqspec.data")
