@@ -86,6 +86,10 @@ class Candidate:
         return cls(str(model) if isinstance(model, Path) else model.digest, model)
 
 
+class _ProfileError(BackendError):
+    """The layers of an engine could not be timed, and it is closed."""
+
+
 @dataclass(slots=True)
 class _Incumbent:
     """The best placement so far. Its engine may be missing after a resume, and is then built when needed."""
@@ -231,8 +235,18 @@ class Bench:
                 trial = self._admitted(trial, before)
                 self._look()
                 return trial
+        except _ProfileError as error:
+            return self._without_profile(built, error)
         except BackendError as error:
             return replace(built.trial, status="failed", error=self._reason(error), graph_hash="")
+
+    def _without_profile(self, built: Built, error: BackendError) -> Trial:
+        """The trial of a candidate whose layers cannot be timed, built again, with the reason in a note of its samples."""
+        old = built.trial
+        again = self.build(old.number, old.placement, old.phase, timed=built.timed, subgraph=old.subgraph)
+        trial = self.measure(again)
+        notes = (*trial.samples.notes, f"layers were not timed: {self._reason(error)}")
+        return replace(trial, samples=replace(trial.samples, notes=notes)) if trial.ok else trial
 
     def trials(self, asked: Sequence[Mapping[str, Any]]) -> list[Trial]:
         """Several trials, one made here and the others on twins, each raced against the same incumbent.
@@ -439,7 +453,12 @@ class Bench:
         if self._incumbent is not None and trial.graph_hash and trial.graph_hash in self._seen:
             return _with_same_graph(trial, self._seen[trial.graph_hash])
         samples = warmed(engine, self.clock)
-        layers: tuple[LayerTime, ...] = profiled(engine, samples.median_ms(self.clock)) if profile else ()
+        layers: tuple[LayerTime, ...] = ()
+        if profile:
+            try:
+                layers = profiled(engine, samples.median_ms(self.clock))
+            except BackendError as error:
+                raise _ProfileError(error.what, where=error.where, cure=error.cure) from error
         trial = replace(trial, samples=samples, layers=layers)
         if self._incumbent is None:
             self._expect(trial)

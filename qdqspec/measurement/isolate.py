@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -104,7 +105,9 @@ class Isolated(Closing):
             raise BackendError("the backend was closed while an engine started", where=model)
         words = options_to_json(replace(options, serial=options.serial + serial))
         request = {"do": "build", "model": str(model.absolute()), "options": words}
+        started = time.monotonic()
         answer, _ = engine.ask(request, timeout=self._build_timeout or options.build_seconds)
+        engine.build_seconds = time.monotonic() - started
         engine.graph_hash = str(answer["graph_hash"])
         engine.on_device = bool(answer.get("on_device"))
         return engine
@@ -132,6 +135,7 @@ class IsolatedEngine:
 
     graph_hash: str = ""
     on_device: bool = False  # whether it has memory of its own on a device
+    build_seconds: float = 0.0
 
     def __init__(self, child: Child, model: Path, call_timeout: float, spent: Counter[str]) -> None:
         """``spent`` accumulates the processor time of its answers, in seconds by kind of request."""
@@ -177,9 +181,9 @@ class IsolatedEngine:
         return samples
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
-        """Time per executed kernel; empty if unknown."""
+        """Time per executed kernel; empty if unknown. A runtime may build the model again for it."""
         request = {"do": "layers", "runs": runs, "profile": profile}
-        answer, _ = self.ask(request, timeout=self._patience(runs))
+        answer, _ = self.ask(request, timeout=self._patience(runs) + _SLOWER_THAN_SEEN * self.build_seconds)
         return tuple(from_data(LayerTime, layer) for layer in answer["layers"])
 
     def device_memory(self) -> tuple[int, int] | None:

@@ -224,7 +224,24 @@ def test_graphs_without_a_hash_are_all_different(make_lab: MakeLab) -> None:
         assert trial.race.pairs > 0
 
 
-@pytest.mark.parametrize("stage", ["write", "build", "bind", "time", "layers"])
+def test_a_candidate_whose_layers_cannot_be_timed_is_raced_without_them(make_lab: MakeLab) -> None:
+    """As where the runtime builds a large model again for its profile, and takes too long."""
+    lab = make_lab(odd=Candidate(scale=0.5, fails=lambda where, _: where == "layers"))
+    bench = started(lab)
+    trial = bench.trial(1, placement("odd"), "p", profile=True)
+    assert (trial.status, trial.incumbent, trial.layers) == ("ok", True, ())
+    assert "layers were not timed: odd fails in layers" in trial.samples.notes
+    assert [engine.name for engine in lab.open] == ["odd"]
+
+
+def test_a_reference_whose_layers_cannot_be_timed_is_the_one_to_beat(make_lab: MakeLab) -> None:
+    lab = make_lab()
+    lab.candidates["reference"] = Candidate(fails=lambda where, _: where == "layers")
+    trial = bench_of(lab).trial(0, REFERENCE, "pure", profile=True)
+    assert (trial.status, trial.incumbent, trial.layers) == ("ok", True, ())
+
+
+@pytest.mark.parametrize("stage", ["write", "build", "bind", "time"])
 def test_a_candidate_that_fails_is_a_failed_trial(make_lab: MakeLab, stage: str) -> None:
     lab = make_lab(bad=Candidate(fails=lambda where, _: where == stage))
     bench = started(lab)
