@@ -241,7 +241,7 @@ class Bench:
             return replace(built.trial, status="failed", error=self._reason(error), graph_hash="")
 
     def _without_profile(self, built: Built, error: BackendError) -> Trial:
-        """The trial of a candidate whose layers cannot be timed, built again, with the reason in a note of its samples."""
+        """The trial of a candidate whose layers cannot be timed, built again; a note of its samples has the reason."""
         old = built.trial
         again = self.build(old.number, old.placement, old.phase, timed=built.timed, subgraph=old.subgraph)
         trial = self.measure(again)
