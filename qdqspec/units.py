@@ -28,10 +28,11 @@ def ms_texts_apart(left: float, right: float) -> tuple[str, str]:
         texts = f"{left:.{decimals + extra}f}", f"{right:.{decimals + extra}f}"
         if texts[0] != texts[1] or left == right:
             break
-    left_text, right_text = texts
-    return left_text if float(left_text) else ms_text(left), right_text if float(right_text) else ms_text(
-        right
+    left_text, right_text = (
+        ms_text(value) if value and not float(text) else text
+        for text, value in zip(texts, (left, right), strict=True)
     )
+    return left_text, right_text
 
 
 def _ms_decimals(milliseconds: float) -> int:
