@@ -1,15 +1,18 @@
-"""Measures a cluster on this machine: overhead of a case, transfer rates, time to recover from a lost worker.
+"""Measures a cluster on this machine: overhead of cases and trials, transfer rates, time to recover from a lost worker.
 
-    python benchmarks/cluster.py [--megabytes 500] [--tls]
+    python benchmarks/cluster.py [--megabytes 500] [--tls] [--trials 12] [--turns 3]
     python benchmarks/cluster.py --twins MODEL [--backend fake] [--build-seconds 5] [--trials 12] [--turns 3]
         [--workers 1 2 4]
 
 A scheduler and two workers are started here, so that client, scheduler and workers share its processors and the network
-is the loopback interface. With ``--twins`` one case is searched in turns by one worker and by several of one key:
-seconds until the noise of builds is known, until the last trial and until all is written, as the client sees them, and
-how many of the trials twins have timed. All devices are this machine, so what is measured is the overhead and the
-division of the work. A build of the simulated device takes no time, and nothing is gained; ``--build-seconds`` has each
-of its builds wait, as for a compiler.
+is the loopback interface. The overhead of a trial is the time between two trials of a small model on the simulated
+device, as the client sees them, less that of the same search without a cluster, in turns.
+
+With ``--twins`` one case is searched in turns by one worker and by several of one key: seconds until the noise of
+builds is known, until the last trial and until all is written, as the client sees them, and how many of the trials
+twins have timed. All devices are this machine, so what is measured is the overhead and the division of the work. A
+build of the simulated device takes no time, and nothing is gained; ``--build-seconds`` has each of its builds wait, as
+for a compiler.
 """
 
 from __future__ import annotations
@@ -26,10 +29,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import onnx
 from tabulate import tabulate
 
 from qdqspec.cluster.address import Address
@@ -38,7 +43,11 @@ from qdqspec.cluster.client import Cluster
 from qdqspec.cluster.request import Package
 from qdqspec.cluster.session import ClusterSession
 from qdqspec.config import Settings
+from qdqspec.session import Session
 from qdqspec.types import Case, TuneRules
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from chains import chain_model
 
 _NOTHING: dict[str, Any] = {"checks": []}  # no case: its process ends with an error at once
 
@@ -73,9 +82,9 @@ class Listener:
 
 @contextmanager
 def cluster(
-    folder: Path, *, tls: bool, workers: int = 2, backend: str = "fake"
+    folder: Path, *, tls: bool, workers: int = 2, backend: str = "fake", twins: bool = True
 ) -> Iterator[tuple[Address, Path]]:
-    """A scheduler and workers with devices of one key."""
+    """A scheduler and workers with devices of one key, or with one device that they share: not ``twins``."""
     program = (
         "import sys\nfrom qdqspec.cli import main\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
     )
@@ -103,7 +112,7 @@ def cluster(
         address = start("cluster", "start", "--host", host, "--port", "0")
         begin = time.perf_counter()
         for number in range(workers):
-            device = ("--device", str(number)) if backend == "fake" else ()
+            device = ("--device", str(number)) if backend == "fake" and twins else ()
             start("worker", address, "--backend", backend, "--folder", str(folder / str(number)), *device)
         print(f"{workers} workers connected after {time.perf_counter() - begin:.1f} s", file=sys.stderr)
         yield Address.parse(address), certificates
@@ -130,7 +139,10 @@ def main() -> None:
         settings = partial(Settings, backend=asked.backend, backend_option=options)
         compare_twins(asked.twins.absolute(), settings, asked.trials, asked.turns, asked.workers)
         return
-    with tempfile.TemporaryDirectory() as place, cluster(Path(place), tls=asked.tls) as (address, tls):
+    with (
+        tempfile.TemporaryDirectory() as place,
+        cluster(Path(place), tls=asked.tls, twins=False) as (address, tls),
+    ):
         small, big = Path(place) / "small.bin", Path(place) / "big.bin"
         small.write_bytes(os.urandom(1000))
         with big.open("wb") as file:
@@ -155,11 +167,32 @@ def main() -> None:
             print(f"{asked.megabytes} MB sent, verified, stored: {sent - whole:.1f} s ({rate:.0f} MB/s)")
             _, again = timed([small, big])
             print(f"the same files again: {again - whole:+.1f} s")
+            compare_trials(Path(place), address, tls, asked.trials, asked.turns)
             for fault in (signal.SIGKILL, signal.SIGSTOP):
                 print(
                     f"a worker gets {fault.name}: {recovery(connection, device, fault, place):.1f} s until elsewhere"
                 )
         print("\n".join(notes))
+
+
+def compare_trials(place: Path, address: Address, tls: Path, trials: int, turns: int) -> None:
+    """Print the seconds between two trials, and of the whole search, with and without the cluster."""
+    model, found = place / "chain.onnx", []
+    onnx.save(chain_model(), model)
+    for turn in range(turns):
+        pair = []
+        for name in ("alone", "cluster"):
+            settings = Settings(root=place / f"{name}{turn}", backend="fake", no_cache=True)
+            if name == "cluster":
+                settings = replace(settings, cluster=str(address), cluster_tls=tls)
+            lines, end = searched(model, settings, trials)
+            times = [seconds for line, seconds in lines if line["phase"] not in ("noise", "confirm")]
+            pair.append(((times[-1] - times[0]) / (len(times) - 1), end))
+        found.append(pair)
+    for what, number in (("two trials", 0), ("a whole search", 1)):
+        alone, there = (statistics.median(pair[n][number] for pair in found) for n in (0, 1))
+        more = statistics.median(pair[1][number] - pair[0][number] for pair in found)
+        print(f"{what}: {alone:.3f} s alone, {there:.3f} s on the cluster, {more:+.3f} s (median of {turns})")
 
 
 def compare_twins(
@@ -177,7 +210,7 @@ def compare_twins(
                 ),
             ):
                 given = settings(root=Path(place) / "client", cluster=str(address))
-                rows.append((workers, *searched(model, given, trials)))
+                rows.append((workers, *figures(*searched(model, given, trials))))
                 print(rows[-1], file=sys.stderr)
     heads = (
         "workers",
@@ -196,13 +229,15 @@ def compare_twins(
         print(f"{name}: {', '.join(ratios)} of the time of {counts[0]}")
 
 
-def searched(model: Path, settings: Settings, trials: int) -> tuple[float, float, float, int, int, int, int]:
-    """Seconds until the noise is known, the last trial and the end; trials, those of twins, what was confirmed."""
+def searched(
+    model: Path, settings: Settings, trials: int
+) -> tuple[list[tuple[dict[str, Any], float]], float]:
+    """The lines of the journal with the seconds at which each was written, and the seconds of the whole search."""
     settings.root.mkdir()
     case = Case(id="default", model=model, tune=TuneRules(trials=trials))
     begin = time.perf_counter()
     seen: list[float] = []
-    with closing(ClusterSession(settings)) as session:
+    with closing((Session if settings.cluster is None else ClusterSession)(settings)) as session:
         journal = session.output(case) / "trials.jsonl"
         thread = threading.Thread(target=session.search, args=(case,))
         thread.start()
@@ -213,9 +248,16 @@ def searched(model: Path, settings: Settings, trials: int) -> tuple[float, float
         end = time.perf_counter() - begin
         lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
     seen += [end] * (len(lines) - len(seen))
-    at = [(line["phase"], seconds) for line, seconds in zip(lines, seen, strict=True)]
-    races = [line for line in lines if line["phase"] not in ("noise", "confirm")]
-    confirmed = [line for line in lines if line["phase"] == "confirm"]
+    return list(zip(lines, seen, strict=True)), end
+
+
+def figures(
+    lines: list[tuple[dict[str, Any], float]], end: float
+) -> tuple[float, float, float, int, int, int, int]:
+    """Seconds until the noise is known, the last trial and the end; trials, those of twins, what was confirmed."""
+    at = [(line["phase"], seconds) for line, seconds in lines]
+    races = [line for line, _ in lines if line["phase"] not in ("noise", "confirm")]
+    confirmed = [line for line, _ in lines if line["phase"] == "confirm"]
     spread = any("devices of one key" in note for line in confirmed for note in line["samples"]["notes"])
     return (
         next((seconds for phase, seconds in at if phase == "noise"), end),

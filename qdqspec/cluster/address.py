@@ -54,6 +54,13 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'tls' if self.tls else 'tcp'}://{host}:{self.port}"
 
+    def unanswered(self, error: Exception) -> ConfigError:
+        """The error of a client or worker that does not reach the scheduler."""
+        files = f"; all machines need the same {AUTHORITY}, {CERTIFICATE} and {KEY}" if self.tls else ""
+        return ConfigError(
+            f"no scheduler answers at {self}: {error}", cure=f"start one with: qdqspec cluster start{files}"
+        )
+
     def security(self, folder: Path) -> Security | None:
         """The certificates in ``folder`` for tls; ``None`` for tcp. Raises `ConfigError` if one is missing."""
         if not self.tls:
@@ -61,7 +68,10 @@ class Address:
         missing = [name for name in (AUTHORITY, CERTIFICATE, KEY) if not (folder / name).is_file()]
         if missing:
             raise ConfigError(
-                f"{self} needs certificates, and {', '.join(missing)} is missing", where=folder, cure=_MAKE
+                f"{self} needs certificates; missing: {', '.join(missing)}",
+                where=folder,
+                cure="copy the three files of the cluster to this folder, or make them once for all machines "
+                "with: qdqspec cluster certificates",
             )
         if os.name == "posix" and (folder / KEY).stat().st_mode & 0o077:
             raise ConfigError(

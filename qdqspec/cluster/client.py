@@ -111,9 +111,7 @@ class Cluster:
                 name="qdqspec",
             )
         except (OSError, TimeoutError, ValueError) as error:
-            raise ConfigError(
-                f"no scheduler answers at {address}: {error}", cure="start one with: qdqspec cluster start"
-            ) from None
+            raise address.unanswered(error) from None
         self._client.subscribe_topic(self._topic, self._on_event)
 
     def workers(self) -> tuple[WorkerInfo, ...]:

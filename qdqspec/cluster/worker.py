@@ -111,9 +111,7 @@ async def _require_scheduler(address: Address, security: Security | None) -> Non
             str(address), timeout=_REACH_S, **(security or Security()).get_connection_args("worker")
         )
     except (OSError, TimeoutError) as error:
-        raise ConfigError(
-            f"no scheduler answers at {address}: {error}", cure="start one with: qdqspec cluster start"
-        ) from None
+        raise address.unanswered(error) from None
     await found.close()
 
 

@@ -39,8 +39,19 @@ def test_what_is_no_address(text):
 
 
 def test_tls_needs_certificates(tmp_path):
-    with pytest.raises(ConfigError, match=r"ca\.pem, cluster\.pem, cluster\.key is missing"):
+    with pytest.raises(ConfigError, match=r"missing: ca\.pem, cluster\.pem, cluster\.key") as error:
         Address.parse("10.0.0.5").security(tmp_path)
+    # New files of a worker or a client would not fit those of the scheduler.
+    assert error.value.cure.startswith(
+        "copy the three files of the cluster to this folder, or make them once"
+    )
+
+
+@pytest.mark.parametrize(("text", "needs_files"), [("127.0.0.1", False), ("10.0.0.5", True)])
+def test_certificates_are_named_where_no_scheduler_answers(text, needs_files):
+    error = Address.parse(text).unanswered(OSError("TLS certificate does not match"))
+    assert "TLS certificate does not match" in error.what
+    assert ("the same ca.pem, cluster.pem and cluster.key" in error.cure) == needs_files
 
 
 @pytest.fixture
