@@ -133,6 +133,7 @@ class SearchPart(RecordPart):
     blocks: int
     unchanged: bool
     reason: str
+    ended_by: str = ""
     limits: SearchLimits = SearchLimits()
     corrections: tuple[CorrectionGain, ...] = ()
     front: tuple[FrontPoint, ...] = ()
