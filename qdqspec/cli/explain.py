@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     _Placed: TypeAlias = SchemeFile | Imported
 
 _GRAPH = ".graph.json"
+_EXPLAINED = "name a case (spec::case or its folder), a model (.onnx), or exported layer information (.json)"
 _MOST_BYTES = 256 << 20  # of a file that is read whole
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _RESULT, _JOURNAL = "result.json", "trials.jsonl"
@@ -108,8 +109,19 @@ def _engines(arguments: argparse.Namespace) -> Sequence[ExplainedEngine]:
 
 def _from_files(what: Sequence[str]) -> list[ExplainedEngine]:
     paths = [[Path(part) for part in word.split(",") if part] or [Path(word)] for word in what]
+    for path in (path for parts in paths for path in parts):
+        _require_text(path)
     names = _short_names([parts[0] for parts in paths])
     return [_from_exported(name, parts[:3]) for name, parts in zip(names, paths, strict=True)]
+
+
+def _require_text(path: Path) -> None:
+    """Raise `ConfigError` for a missing file, and for a binary one, which is no layer information."""
+    if not path.is_file():
+        raise ConfigError("there is no such file or folder", where=path, cure=_EXPLAINED)
+    with path.open("rb") as file:
+        if b"\x00" in (head := file.read(64)) or head.startswith(b"PK"):
+            raise ConfigError("this is nothing that can be explained", where=path, cure=_EXPLAINED)
 
 
 def _from_exported(name: str, files: Sequence[Path]) -> ExplainedEngine:

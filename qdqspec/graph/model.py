@@ -296,7 +296,7 @@ def load_model(path: Path | str) -> Model:
         raise ModelError(
             f"this is not a readable ONNX file ({first_line(error)})",
             where=path,
-            cure="export the model again",
+            cure="export the model again" if path.suffix == ".onnx" else "name an ONNX model",
         ) from None
     check_model(proto, path)
     for file in external_files(proto, path):

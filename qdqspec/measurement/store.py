@@ -166,9 +166,11 @@ class Store:
     def take(self, archive: Path) -> tuple[int, int]:
         """Add the entries of an archive of `export`; returns the number added, and of those already present.
 
-        Each entry is verified by its digests before it appears. Raises `StateError` for an archive that is damaged or
-        names other files; entries before the damage are added.
+        Each entry is verified by its digests before it appears. Raises `StateError` for an archive that is missing, is
+        damaged or names other files; entries before the damage are added.
         """
+        if not archive.is_file():
+            raise StateError("there is no such archive", where=archive, cure="check the path")
         added = present = 0
         try:
             with zipfile.ZipFile(archive) as file:

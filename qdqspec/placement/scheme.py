@@ -100,7 +100,9 @@ def read_scheme(path: Path) -> SchemeFile:
     try:
         content = read_json(path, most_bytes=_MOST_BYTES)
     except OSError as error:
-        raise StateError(f"the scheme cannot be read: {error.strerror}", where=path, cure=_CURE) from None
+        raise StateError(
+            f"the scheme cannot be read: {error.strerror}", where=path, cure="check the path"
+        ) from None
     except TooLargeError as error:
         raise StateError(f"this is too large to be a scheme: {error}", where=path, cure=_CURE) from None
     except ValueError as error:

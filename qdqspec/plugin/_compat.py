@@ -56,6 +56,12 @@ def columns_of(config: pytest.Config) -> int | None:
     return shutil.get_terminal_size().columns if reporter is not None and reporter.isatty() else None
 
 
+def has_collected(terminal: Any) -> bool:
+    """Whether the run has seen a test or an error; true with pytest-xdist, whose controller collects nothing."""
+    is_controller = terminal.config.pluginmanager.hasplugin("dsession")
+    return is_controller or bool(getattr(terminal, "_numcollected", 0)) or any(terminal.stats.values())
+
+
 def uncaptured(config: pytest.Config) -> Callable[[], AbstractContextManager[object]]:
     """A context in which output reaches the real terminal during a test."""
     capture = config.pluginmanager.get_plugin("capturemanager")

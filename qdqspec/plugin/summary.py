@@ -12,7 +12,7 @@ import pytest
 from qdqspec.cases import is_spec
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
-from qdqspec.plugin._compat import columns_of
+from qdqspec.plugin._compat import columns_of, has_collected
 from qdqspec.plugin.baselines import near
 from qdqspec.plugin.collect import PYTHON_SPECS, CheckItem
 from qdqspec.plugin.distribute import TROUBLES, own_record, record_of, write_reports, write_results
@@ -74,12 +74,23 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
     if record is not None:
         terminal.section("quantized models")
         _print_table(terminal, record, config)
+    elif _found_no_spec(terminal, config):
+        terminal.write_line(
+            "no spec found: specs are called *.qdq.yaml; to write one: "
+            "qdqspec init model.onnx -o specs/model.qdq.yaml"
+        )
     for trouble in config.stash.get(TROUBLES, []):
         terminal.write_line(trouble, red=True)
     interrupted = config.stash.get(_INTERRUPTED, False)
     if interrupted and (record is not None or config.stash.get(_CONCERNED, False)):
         words = shlex.join(("pytest", *config.invocation_params.args))
         terminal.write_line(f"What was measured is kept. Resume with:\n  {words}")
+
+
+def _found_no_spec(terminal: Any, config: pytest.Config) -> bool:
+    """Whether nothing was collected, errors included, in a run that is meant for specs by its options or a folder."""
+    is_meant = asked_for(config) or any(Path(name).name == "specs" for name in config.args)
+    return is_meant and not has_collected(terminal)
 
 
 def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> None:

@@ -26,6 +26,26 @@ def test_tree_is_file_case_check(project):
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "hinted"),
+    [
+        ("specs", True),
+        ("docs --qdq-mode=plan", True),
+        ("docs", False),
+        ("specs tests -k no", False),
+        ("specs tests -k no -n 1", False),
+    ],
+)
+def test_a_run_that_finds_no_spec_says_how_specs_are_called(pytester, words, hinted):
+    """Only where specs were meant: the plugin is loaded in projects without any."""
+    for name in ("specs", "docs", "tests"):
+        pytester.mkdir(name)
+    (pytester.path / "tests" / "test_a.py").write_text("def test_a(): pass")
+    result = pytester.runpytest_inprocess(*words.split())
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert ("no spec found: specs are called *.qdq.yaml" in result.stdout.str()) is hinted
+
+
 def test_a_case_is_selected_by_its_id(project):
     project.run("specs/a.qdq.yaml::int8-b8").assert_outcomes(passed=2)
     assert [call.split()[1] for call in project.calls() if call.startswith("judge")] == [

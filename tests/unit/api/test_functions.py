@@ -195,6 +195,7 @@ def test_what_is_wrong_is_one_error(model: Path, words: dict[str, Any], error: t
         tune(model, **words)
 
 
+@pytest.mark.usefixtures("model")  # in a folder of its own
 def test_a_missing_model_is_named() -> None:
     with pytest.raises(ModelError, match=r"nowhere\.onnx: there is no such model file"):
         tune("nowhere.onnx", **HERE)

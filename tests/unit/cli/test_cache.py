@@ -111,6 +111,13 @@ def test_an_archive_with_other_files_is_refused(verb, tmp_path, name):
     assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
 
 
+def test_a_missing_archive_is_named(verb, tmp_path):
+    """It was reported as a cache that cannot be written."""
+    result = verb("cache", "import", "gone.zip")
+    assert result.code == 2
+    assert "gone.zip: there is no such archive" in result.err
+
+
 def test_an_entry_that_was_changed_is_not_imported(verb, kept, tmp_path):
     verb("cache", "export", str(tmp_path / "cache.zip"))
     with (

@@ -29,6 +29,23 @@ def golden_name(*placements):
     return f"explain/{'-'.join(placements)}.txt"
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("data.npz", "this is nothing that can be explained"),
+        ("gone.json", "there is no such file or folder"),
+        ("gone", "there is no such file or folder"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused_with_what_can(verb, tmp_path, name, what):
+    """The advice was to export layer information of TensorRT again."""
+    (tmp_path / "data.npz").write_bytes(b"PK\x03\x04")
+    result = verb("explain", name)
+    assert result.code == 2
+    assert f"{name}: {what}" in result.err
+    assert "a case (spec::case or its folder), a model" in result.err
+
+
 def test_the_quartet_is_ranked_and_explained(verb, golden):
     """From the files alone: which placement is best, by how much, and why."""
     result = verb("explain", *map(graph, QUARTET))
@@ -223,10 +240,10 @@ def test_a_model_without_pairs_is_shown_alone(verb, models):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["none.json"], "none.json: it cannot be read"),
+        (["none.json"], "none.json: there is no such file"),
         (["none.onnx"], "none.onnx: there is no such model file"),
         (["pyproject.toml"], "pyproject.toml: TensorRT's layer information cannot be used"),
-        (["a.json", "b.json"], "a.json: it cannot be read"),
+        (["a.json", "b.json"], "a.json: there is no such file"),
         (["."], "result.json: it cannot be read"),
         (["none.qdq.yaml::default"], "none.qdq.yaml"),
     ],

@@ -187,3 +187,9 @@ def test_example_models_load_and_nothing_changes_them(models: Path, name: str) -
     assert len(model.by_name) == len(model.nodes)
     assert all(model.elem_type(tensor) is not None for node in model.nodes for tensor in node.outputs)
     assert model.proto == onnx.load(path)
+
+
+def test_a_file_of_another_kind_is_no_damaged_model(tmp_path: Path) -> None:
+    (tmp_path / "data.npz").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ModelError, match=r"not a readable ONNX file .*\n  name an ONNX model"):
+        load_model(tmp_path / "data.npz")

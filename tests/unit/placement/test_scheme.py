@@ -125,7 +125,7 @@ def test_what_is_no_scheme_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"nowhere\.json: the scheme cannot be read"):
+    with pytest.raises(StateError, match=r"nowhere\.json: the scheme cannot be read: .*\n  check the path"):
         read_scheme(tmp_path / "nowhere.json")
 
 

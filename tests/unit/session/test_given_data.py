@@ -153,9 +153,9 @@ def test_an_error_of_a_loader_is_reported_with_its_line(tmp_path, load):
         ),
     ],
 )
-def test_an_error_of_its_data_names_the_loader(models, load, where, cure):
+def test_an_error_of_its_data_names_the_loader(models, tmp_path, load, where, cure):
     """It named a temporary file."""
-    with Session(backend="fake", loaders={"mine": load}) as session:
+    with Session(backend="fake", root=tmp_path, loaders={"mine": load}) as session:
         case = inline_case(models / "digits_resnet.onnx", {"calibration": {"loader": "mine"}, "trials": 1})
         with pytest.raises(DataError) as caught:
             session.search(case)
