@@ -32,7 +32,8 @@ def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
     settings = settings_of(config)
     threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
     cache = "no cache" if settings.no_cache else f"cache {near(settings.cache_dir, config)}"
-    return f"qdqspec: {settings.backend}, {threads}, mode {settings.mode}, {cache}"
+    at = "" if settings.cluster is None else f" at {settings.cluster}"
+    return f"qdqspec: {settings.backend}{at}, {threads}, mode {settings.mode}, {cache}"
 
 
 def note_collected(config: pytest.Config, ids: Sequence[str]) -> None:

@@ -87,6 +87,7 @@ def test_pytest_reports_on_a_cluster_what_it_reports_without(cluster, model, tmp
     assert here["keys"] == there["keys"]
     assert len(here["rows"]) == len(there["rows"]) == 1
     assert all(each["rows"][0].endswith("most FAIL, 1 passed") for each in (here, there))
+    assert there["header"] == here["header"].replace("fake", f"fake at {address}", 1)
 
 
 def reported(folder: Path, model: Path, *words: str) -> dict:
@@ -107,6 +108,7 @@ def reported(folder: Path, model: Path, *words: str) -> dict:
     return {
         "code": done.returncode,
         "keys": result.keys(),
+        "header": next(line for line in done.stdout.splitlines() if line.startswith("qdqspec: ")),
         "verdicts": {check["id"]: check["verdict"] for check in result["checks"]},
         "rows": [line for line in done.stdout.splitlines() if line.startswith("chain::default ")],
     }
