@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -258,7 +259,8 @@ def figures(
     at = [(line["phase"], seconds) for line, seconds in lines]
     races = [line for line, _ in lines if line["phase"] not in ("noise", "confirm")]
     confirmed = [line for line, _ in lines if line["phase"] == "confirm"]
-    spread = any("devices of one key" in note for line in confirmed for note in line["samples"]["notes"])
+    notes = (note for line in confirmed for note in line["samples"]["notes"])
+    found = (re.fullmatch(r"timed on (\d+) devices of one key.*", note) for note in notes)
     return (
         next((seconds for phase, seconds in at if phase == "noise"), end),
         max((seconds for phase, seconds in at if phase != "confirm"), default=end),
@@ -266,7 +268,7 @@ def figures(
         len(races),
         sum(bool(line["twin"]) for line in races),
         len(confirmed),
-        2 if spread else 1,
+        max((int(each[1]) for each in found if each), default=1),
     )
 
 
