@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from qdqspec.config import Settings
-from qdqspec.errors import ModelError
+from qdqspec.errors import ModelError, QdqspecError
 from qdqspec.plugin.distribute import note_session
 from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.progress import shown
@@ -42,7 +42,11 @@ def run_check(
     if settings.mode == "plan":
         pytest.skip(f"plan: {qdq_session.plan(case)}")
     _require_device(case, qdq_session, qdq_backend, settings)
-    case = replace(case, model=_model_path(request, case))
+    try:
+        case = replace(case, model=_model_path(request, case))
+    except QdqspecError as error:
+        qdq_session.fail(case, item.check, error)
+        raise
     with shown(item.config, qdq_session):
         result = qdq_session.judge(case, item.check)
     evidence = _evidence(qdq_session, case)

@@ -80,12 +80,11 @@ def grid(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> s
 
 def run_line(record: RunRecord) -> str:
     """Number of cases and checks, start time and duration."""
-    outcomes = Counter(str(result.verdict.outcome) for case in record.cases for result in case.results)
-    said = [f"{outcomes['pass']} of {count_text(outcomes.total(), 'check')} passed"]
-    if outcomes["fail"]:
-        said.append(f"{outcomes['fail']} failed")
-    if outcomes["inconclusive"]:
-        said.append(f"{outcomes['inconclusive']} inconclusive")
+    words = Counter(verdict_word(result) for case in record.cases for result in case.results)
+    said = [f"{words['pass']} of {count_text(words.total(), 'check')} passed"]
+    said += [f"{words['FAIL']} failed"] if words["FAIL"] else []
+    said += [count_text(words["WARN"], "warning")] if words["WARN"] else []
+    said += [f"{words['inconclusive']} inconclusive"] if words["inconclusive"] else []
     when = plain(_UTC.sub(" UTC", record.started.replace("T", " ")), 40)
     return (
         f"{count_text(len(record.cases), 'case')}, {', '.join(said)}. "
@@ -276,6 +275,7 @@ def front_table(found: Evidence) -> Table | None:
     if not points:
         return None
     assert found.search is not None
+    asked = found.search.accuracy
     metric = any(point.accuracy is not None for point in points)
     rows = tuple(
         (
@@ -295,7 +295,7 @@ def front_table(found: Evidence) -> Table | None:
         "of reference",
         "95 % interval",
         "SQNR dB",
-        *(("metric",) if metric else ()),
+        *((plain(asked.metric, 24) if asked else "metric",) if metric else ()),
     )
     return Table("Latency against accuracy", headers, rows, frozenset({1, 2, 4, 5}))
 

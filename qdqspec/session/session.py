@@ -264,12 +264,18 @@ class Session(Closing):
                 with self._files.named_errors():
                     verdict = judge(work, check)
             except Exception as error:
-                work.raised.add(check.id)
-                work.add(check, raised(error))
+                self.fail(case, check, error)
                 raise
             work.raised.discard(check.id)
             work.add(check, verdict)
         return work.results[check.id]
+
+    def fail(self, case: Case, check: CheckSpec, error: Exception) -> None:
+        """Record a check that could not be judged as failed, with the error."""
+        work = self.work(case)
+        work.judged[check.id] = check
+        work.raised.add(check.id)
+        work.add(check, raised(error))
 
     def skip(self, case: Case, why: str) -> None:
         """Record a case that cannot run here, with the reason."""

@@ -52,9 +52,13 @@ def test_a_run_its_record_its_reproduction_and_its_cache(real):
 
 def test_a_missing_model_is_named_when_the_case_runs(real):
     (real.path / "specs" / "digits_resnet.onnx").unlink()
-    result = real.runpytest_subprocess("specs")
+    result = real.runpytest_subprocess("specs", "--qdq-json=run.json")
     result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(["*digits_resnet.onnx: there is no such model file"])
+    (case,) = json.loads((real.path / "run.json").read_text())["cases"]
+    headlines = [check["headline"] for check in case["checks"]]
+    assert len(headlines) == 3
+    assert all("there is no such model file" in headline for headline in headlines)
     assert "Traceback" not in result.stdout.str()
     assert ".py:" not in result.stdout.str()
 

@@ -46,8 +46,8 @@ _SEARCH_NOTE = (
     "cross: did not build or run. Dashed: the reference."
 )
 _FRONT_NOTE = (
-    "Left is faster, up is more accurate. The line joins candidates that no other one beats in both; the largest dot "
-    "is the selected model, grey ones are not on the front."
+    "Left is faster, up is more accurate. The line joins candidates that no other one beats in both time and SQNR; the "
+    "largest dot is the selected model, grey ones are not on the front."
 )
 _ERRORS_NOTE = (
     "Share of the error at the output, or before a final Softmax or the like, of each block quantized alone in its "
@@ -172,7 +172,8 @@ def _runtimes(record: RunRecord) -> list[PageBlock]:
     blocks = []
     for table, lines in tables_of(record):
         said = "".join(f"<p>{_e(line)}</p>" for line in lines)
-        body = f"<h3>{_title(table)}</h3>\n{_table(table)}{said}"
+        rows = _table(table) if table.rows else ""
+        body = f"<h3>{_title(table)}</h3>\n{rows}{said}"
         blocks.append(PageBlock(f'<div class="card">{body}</div>', brief=_left_out(table)))
     return blocks
 

@@ -66,7 +66,8 @@ def _runtimes(record: RunRecord) -> list[PageBlock]:
     blocks = []
     for table, lines in tables_of(record):
         said = "\n".join(f"- {escape(line)}" for line in lines)
-        text = f"**{escape(table.title)}**\n\n{_table(table)}\n\n{said}"
+        rows = [_table(table)] if table.rows else []
+        text = "\n\n".join([f"**{escape(table.title)}**", *rows, said])
         blocks.append(PageBlock(text, brief=_left_out(table)))
     return blocks
 

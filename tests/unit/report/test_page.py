@@ -139,6 +139,16 @@ def test_a_page_is_whole_and_runs_and_loads_nothing(run) -> None:
     assert "url(" not in html.report_format.render(run())
 
 
+def test_a_failure_that_only_warns_is_counted_apart() -> None:
+    run = sample_run()
+    case = run.cases[0]
+    (failed,) = (each for each in case.results if each.verdict.outcome == "fail" and each.severity == "error")
+    soft = replace(failed, id="soft", severity="warn")
+    text = html.report_format.render(replace(run, cases=(replace(case, results=(failed, soft)),)))
+    assert "1 case, 0 of 2 checks passed, 1 failed, 1 warning." in text
+    assert "<h2>1 failed check</h2>" in text
+
+
 def test_a_page_shows_charts_and_links_to_each_case() -> None:
     text = html.report_format.render(sample_run())
     assert text.count("<svg ") == 9

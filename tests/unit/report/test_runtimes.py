@@ -111,6 +111,10 @@ def test_the_text_of_a_common_placement(golden):
     none = replace(COMMON, targets=(), unchanged=True, reason="a gain of 2% is not proved")
     text = runtimes_text(replace(run, common=(none,)))
     assert "no common placement: a gain of 2% is not proved (7 candidates timed on all runtimes)" in text
+    for name in ("markdown", "html"):
+        page = format_named(name).render(replace(run, common=(none,)))
+        assert "a gain of 2% is not proved" in page
+        assert "over own" not in page, "the heads of a table without rows"
 
 
 def test_a_model_within_the_noise_of_the_winner_is_named():
