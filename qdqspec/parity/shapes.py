@@ -75,7 +75,7 @@ def require_inputs(model: Model, inputs: Inputs, profile: int = 0) -> None:
     if unknown := [name for name in declared if name not in model.inputs]:
         near = did_you_mean(unknown[0], model.inputs)
         raise SpecError(
-            f"`inputs.shapes` names '{unknown[0]}', which is no input of the model{near}",
+            f"`inputs.shapes` (--shapes) names '{unknown[0]}', which is no input of the model{near}",
             where=model.where,
             cure=f"its inputs: {', '.join(model.inputs)}",
         )
@@ -215,7 +215,7 @@ def _allowed(model: Model, name: str, own: tuple[int | None, ...], shape: Shape)
         raise ModelError(
             f"input '{name}' is declared with shape {list(shape)}, but the model has {shape_text(own)}",
             where=model.where,
-            cure="give `inputs.shapes` what the model takes",
+            cure="give `inputs.shapes` (--shapes) what the model takes",
         )
     size = prod(shape) * _dtype(model, name).itemsize
     if size > _LARGEST:

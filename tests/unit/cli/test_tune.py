@@ -613,3 +613,10 @@ def test_what_is_no_model_and_no_spec_is_named(verb, tmp_path):
         "qdqspec: cal.npz: this is neither a model nor a spec\n"
         "  name a file that ends in .onnx, .qdq.yaml or .qdq.yml\n"
     )
+
+
+@pytest.mark.parametrize("shape", ["image:1x1x16x16", "input:1x3x16x16"])
+def test_a_shape_that_does_not_fit_names_the_option_too(verb, models, shape):
+    result = verb("tune", models / "digits_resnet.onnx", "--backend", "fake", "--shapes", shape)
+    assert result.code == 2
+    assert "--shapes" in result.err

@@ -28,7 +28,7 @@ NOT_WRITTEN = {
     [
         (LatencyEvidence, LatencyPart, WRITTEN_ELSEWHERE | NOT_WRITTEN),
         (ParityEvidence, ParityPart, set()),
-        (SearchResult, SearchPart, WRITTEN_ELSEWHERE | {"ended_by"}),  # in `reason` and the checks' advice
+        (SearchResult, SearchPart, WRITTEN_ELSEWHERE),
         (Trial, TrialPart, WRITTEN_ELSEWHERE | NOT_WRITTEN),
     ],
 )
