@@ -225,7 +225,7 @@ class Search:
         return self._bench.build(
             len(self.trials),
             proposal.placement,
-            proposal.phase if _key(proposal) in self._awaited else OWN,
+            self._phase(proposal),
             profile=proposal.profile,
             timed=proposal.timed,
             subgraph=proposal.subgraph,
@@ -297,9 +297,13 @@ class Search:
         if not self._recorded or _key(self._recorded[0]) != _key(proposal):
             self._recorded.clear()
             return None
-        trial = self._recorded.popleft()
+        trial = replace(self._recorded.popleft(), phase=self._phase(proposal))
         self._bench.recall(trial)
         return self._enter(trial)
+
+    def _phase(self, proposal: Proposal) -> str:
+        """The phase of a proposal's trial: the strategy's own, or that of proposals by the caller."""
+        return proposal.phase if _key(proposal) in self._awaited else OWN
 
     def _journalled(self, trial: Trial) -> Trial:
         if self.trials:

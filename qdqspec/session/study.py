@@ -41,9 +41,9 @@ from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
-from qdqspec.session.tuning import MakeStrategy, Tuned, Tuning, named
+from qdqspec.session.tuning import MakeStrategy, Tuned, Tuning, has_begun, named
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial
+from qdqspec.types import FIRST, Case, Label, Placement, Region, Rehearsed, Trial
 
 if TYPE_CHECKING:
     from qdqspec.session import Session
@@ -96,7 +96,8 @@ class Study(Closing):
             )
             self._rehearser = opened.enter_context(Rehearser(setup.prepared, setup.resources))
             self._describe(self._folder)
-            if self._journal.trials():
+            known = self._journal.trials()
+            if has_begun(known) or (known and FIRST not in {trial.phase for trial in known}):
                 self._tuning.search.resume()
             self._opened = opened.pop_all()
         self._is_closed = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -390,8 +390,7 @@ def _first_trials(
     """
     rules = prepared.case.tune
     known = journal.trials()
-    has_begun = any(trial.number and trial.phase not in (FIRST, "noise") for trial in known)
-    if has_begun or rules.objective == "pareto" or not prepared.may_correct:
+    if has_begun(known) or rules.objective == "pareto" or not prepared.may_correct:
         return [trial for trial in known if trial.phase == FIRST]
     plain, own = prepared.uncorrected(), constraint.for_other_numbers()
     with ExitStack() as opened:
@@ -418,6 +417,11 @@ def _first_trials(
             watch=work.watch,
         )
         return [trial for trial in search.run() if trial.phase == FIRST]
+
+
+def has_begun(trials: Iterable[Trial]) -> bool:
+    """Whether a journal has trials of a search itself: of more than the reference and what precedes corrections."""
+    return any(trial.number and trial.phase not in (FIRST, "noise") for trial in trials)
 
 
 def _starts(prepared: Prepared, work: Resources) -> list[WarmStart]:
