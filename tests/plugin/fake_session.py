@@ -181,6 +181,10 @@ class FakeSession:
         )
         self.skipped[case.name] = CaseRecord(evidence=evidence)
 
+    def fail(self, case, check, error):
+        """A check that could not be judged; the plugin raises the error itself."""
+        self._call("fail", case.name, check.id, str(error))
+
     def renewals(self):
         return ()
 

@@ -21,6 +21,7 @@ const HEADERS = {
 const TYPES = { ".html": "text/html", ".mjs": "text/javascript", ".wasm": "application/wasm" };
 const ARGUMENTS = ["--js-flags=--expose-gc", "--disable-gpu"];
 const SPIN_MS = 50;
+const SPINS = 20; // at most
 
 export async function inBrowser(playwright, executable, modules, onClose) {
   const folders = [path.dirname(fileURLToPath(import.meta.url)), `${modules}/node_modules/onnxruntime-web/dist`];
@@ -84,15 +85,19 @@ export async function inBrowser(playwright, executable, modules, onClose) {
   return { answer, thread: Number.isNaN(threadMs(thread, thread)) ? null : thread };
 }
 
-// The process of the page, among all renderers: the one that uses the processor while the page is busy.
+// The process of the page, among all renderers: the one that uses the processor while the page is busy. A spare renderer
+// that is starting uses it too, so the page is busy again until all others are idle meanwhile.
 async function rendererOf(browser, page) {
   const session = await browser.newBrowserCDPSession();
-  const { processInfo } = await session.send("SystemInfo.getProcessInfo");
-  const pids = processInfo.filter(({ type }) => type === "renderer").map(({ id }) => id);
-  const before = pids.map((pid) => threadMs(pid, pid));
-  await page.evaluate((ms) => { for (const end = performance.now() + ms; performance.now() < end; ); }, SPIN_MS);
-  const used = pids.map((pid, i) => threadMs(pid, pid) - before[i]);
-  return pids[used.indexOf(Math.max(...used))];
+  for (let turn = 1; ; turn++) {
+    const { processInfo } = await session.send("SystemInfo.getProcessInfo");
+    const pids = processInfo.filter(({ type }) => type === "renderer").map(({ id }) => id);
+    const before = pids.map((pid) => threadMs(pid, pid));
+    await page.evaluate((ms) => { for (const end = performance.now() + ms; performance.now() < end; ); }, SPIN_MS);
+    const used = pids.map((pid, i) => threadMs(pid, pid) - before[i] || 0);
+    const [most, next] = [...used, 0].sort((a, b) => b - a);
+    if (most > 4 * next || turn === SPINS) return pids[used.indexOf(most)];
+  }
 }
 
 // Processor time of a thread in milliseconds; NaN where the system does not report it.
