@@ -64,7 +64,7 @@ class Prepared:
         self._backend = backend
         self._options = options
         self._seed = seed
-        self.first: Placement | None = None  # a placement that meets the limits without corrections
+        self._first: Placement | None = None
         self._kept_at: tuple[Path | None, Mapping[str, object], bool, bool] = None, {}, True, True
         for name, value in case.inputs.values.items():
             self.note_once(
@@ -319,18 +319,21 @@ class Prepared:
         path, *_ = self._kept_at
         return path if self.corrections.gains and path is not None and path.exists() else None
 
+    def judge_corrections_at(self, first: Placement | None) -> None:
+        """Judge corrections also at a placement that meets the limits without them; those already found stay."""
+        self._first = first
+
     @property
     def may_correct(self) -> bool:
         """Whether corrections are possible: they are not without enough calibration data, for example."""
         return self._correcting().samples >= MIN_SAMPLES
 
     def uncorrected(self) -> Prepared:
-        """The same case without corrections, and with all else that is known of it. It shares the calibration.
-
-        To be called before `corrections` are found.
-        """
+        """The same case without corrections, and with all else that is known of it. It shares the calibration."""
         self._numbered  # noqa: B018 - calibrated once, for both
         other = copy(self)
+        for name in ("corrections", "numbers"):
+            vars(other).pop(name, None)
         other.keep_corrections(None, {}, finds=False)
         return other
 
@@ -350,7 +353,7 @@ class Prepared:
             run=self._observe,
             note=self.note_once,
             fixed=self._kept.tensors,
-            first=self.first,
+            first=self._first,
         )
 
     @property

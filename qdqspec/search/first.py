@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TypeAlias
 
-import numpy as np
-
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._classes import pure_labels, spent_by_unit, weighted_linear
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.types import FIRST, Placement, Trial
 
-FIRSTS = 2  # placements thinned by rough noise, at most
+FIRSTS = 2  # labellings thinned by rough noise, at most
+ATTEMPTS = 2  # at each: what a build shows of the backend and of all data corrects the next prediction
 
 Phase: TypeAlias = Generator[list[Proposal], list[Trial], list[Trial]]
 
@@ -65,9 +64,9 @@ class FirstPlacements(Stepwise):
             (*weighted_linear(space), *pure_labels(space)),
             key=lambda labels: -self.guide.most_spent(labels, aim, spent, rough=True),
         )
-        for labels in pure[:FIRSTS]:
+        for labels in (each for each in pure[:FIRSTS] for _ in range(ATTEMPTS)):
             placement = space.resolve(self.thinned(labels, told, rough=True))
-            if placement.sites:
+            if placement.sites and self.is_new(placement):
                 trials += yield [profiled(placement, self.phase)]
             if _wins(trials):
                 break
@@ -79,7 +78,7 @@ class FirstPlacement(FirstPlacements):
 
     phase = FIRST
 
-    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - a strategy's interface
+    def __init__(self, setup: SearchSetup) -> None:
         super().__init__(self._phases(setup.space), setup)
 
     def _phases(self, space: SchemeSpace) -> Steps:

@@ -41,9 +41,9 @@ from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
-from qdqspec.session.tuning import MakeStrategy, Tuned, Tuning, has_begun, named
+from qdqspec.session.tuning import MakeStrategy, Tuned, Tuning, named
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import FIRST, Case, Label, Placement, Region, Rehearsed, Trial
+from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial
 
 if TYPE_CHECKING:
     from qdqspec.session import Session
@@ -89,6 +89,7 @@ class Study(Closing):
             opened.enter_context(RunLock(self._folder))
             header = {**setup.journal_header, "strategy": name}
             self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
+            is_resumed = bool(self._journal.trials())
             self._logs = BuildLogs(self._journal, self._folder)
             setup.prepared.keep_corrections(self._folder / CORRECTIONS, setup.journal_header)
             self._tuning = opened.enter_context(
@@ -96,8 +97,7 @@ class Study(Closing):
             )
             self._rehearser = opened.enter_context(Rehearser(setup.prepared, setup.resources))
             self._describe(self._folder)
-            known = self._journal.trials()
-            if has_begun(known) or (known and FIRST not in {trial.phase for trial in known}):
+            if is_resumed:
                 self._tuning.search.resume()
             self._opened = opened.pop_all()
         self._is_closed = False

@@ -59,7 +59,6 @@ from qdqspec.types import (
 from qdqspec.units import seconds_text
 
 FIRST_SHARE = 0.1  # of the time limit, for the first placement that meets the limits
-FIRST_TRIALS = 8  # that this may build
 OVERTIME_SHARE = 0.25  # of the time limit, for candidates that just missed the SQNR limit where nothing won
 ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks that it did not need
 
@@ -116,9 +115,11 @@ class Tuning(Closing):
             folder = self._folder = opened.enter_context(TemporaryFolder())
             starts = _starts(prepared, work)
             began = time.monotonic() - work.waited()
-            first = _first_trials(prepared, work, journal, self._constraint, early, starts)
+            first = _first_trials(prepared, work, journal, self._constraint, early, starts, trials)
             won = [WarmStart(trial.placement, proved=False) for trial in first if trial.incumbent]
-            prepared.first = next((trial.placement for trial in reversed(first) if trial.ok), None)
+            prepared.judge_corrections_at(
+                next((trial.placement for trial in reversed(first) if trial.ok), None)
+            )
             share = "" if rules.minutes is None else f", up to {SHARE:.0%} of the search's time"
             work.report_step(f"looking for corrections{share}")
             self._bench = _bench(prepared, work, folder, order, self._constraint)
@@ -382,6 +383,7 @@ def _first_trials(
     constraint: AccuracyConstraint,
     random: np.random.Generator,
     starts: Sequence[WarmStart],
+    trials: int,
 ) -> list[Trial]:
     """Trials of the first placements that are expected to meet the limits, before corrections take their time.
 
@@ -390,7 +392,7 @@ def _first_trials(
     """
     rules = prepared.case.tune
     known = journal.trials()
-    if has_begun(known) or rules.objective == "pareto" or not prepared.may_correct:
+    if _has_begun(known) or rules.objective == "pareto" or not prepared.may_correct:
         return [trial for trial in known if trial.phase == FIRST]
     plain, own = prepared.uncorrected(), constraint.for_other_numbers()
     with ExitStack() as opened:
@@ -398,7 +400,7 @@ def _first_trials(
         bench = _bench(plain, work, folder, random, own)
         opened.callback(bench.close)
         budget = Budget(
-            trials=FIRST_TRIALS,
+            trials=trials,
             seconds=SECONDS[rules.preset] if rules.minutes is None else 60 * FIRST_SHARE * rules.minutes,
             waited=work.waited,
             run_left=work.seconds_left,
@@ -406,9 +408,9 @@ def _first_trials(
         oracle = _oracle(plain, work, own, opened, lambda: budget.left)
         if oracle is None:
             return []
-        setup = _setup(plain, bench.clock, FIRST_TRIALS, own, oracle, starts)
+        setup = _setup(plain, bench.clock, trials, own, oracle, starts)
         search = Search(
-            FirstPlacement(setup, random),
+            FirstPlacement(setup),
             bench,
             budget,
             journal,
@@ -419,7 +421,7 @@ def _first_trials(
         return [trial for trial in search.run() if trial.phase == FIRST]
 
 
-def has_begun(trials: Iterable[Trial]) -> bool:
+def _has_begun(trials: Iterable[Trial]) -> bool:
     """Whether a journal has trials of a search itself: of more than the reference and what precedes corrections."""
     return any(trial.number and trial.phase not in (FIRST, "noise") for trial in trials)
 

@@ -373,8 +373,7 @@ def first_trials(
 ) -> list[Trial]:
     space = small_space()
     setup = SearchSetup(space=space, clock="cpu", min_sqnr_db=least, accuracy=oracle, seeds=seeds)
-    strategy = FirstPlacement(setup, np.random.default_rng(seed))
-    return drive(strategy, Device(space, seed, oracle, least), trials=20)
+    return drive(FirstPlacement(setup), Device(space, seed, oracle, least), trials=20)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -395,6 +394,14 @@ def test_where_no_rule_meets_the_limit_the_noisiest_units_are_left_out() -> None
     assert built
     assert all(0 < len(trial.placement.labels) < len(space.everything()) for trial in built)
     assert all(trial.sqnr_db is not None and trial.sqnr_db >= 36.0 for trial in built)
+
+
+def test_a_first_placement_that_misses_the_limit_is_thinned_again_with_what_its_build_showed() -> None:
+    _, missed, met = first_trials(Rough(small_space(), offset=2.0), 38.0)
+    assert missed.sqnr_db is not None
+    assert missed.sqnr_db < 38.0
+    assert met.incumbent
+    assert len(met.placement.labels) == 4  # of 6; the next labelling keeps 3
 
 
 def test_what_meets_no_limit_is_not_built() -> None:
