@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._classes import spent_by_unit
@@ -11,7 +11,7 @@ from qdqspec.search.base import AccuracyOracle
 from qdqspec.types import NOT_CANDIDATES, Placement, Trial
 
 NEAR_DB = 3.0  # below the limit, at most
-MORE_DB = (0.3, 1.0)  # above the limit that the placements aim at: a prediction missed it before
+MORE_DB = (0.3, 0.6, 1.2, 2.4)  # above the limit that the attempts aim at: a prediction missed it before
 CANDIDATES = 2  # that are repaired, the fastest first
 
 
@@ -22,32 +22,36 @@ def repaired(
     min_gain: float,
     oracle: AccuracyOracle,
     space: SchemeSpace,
-) -> Iterator[Placement]:
+) -> Generator[Placement, Trial, None]:
     """The fastest candidates that just missed the limit, without the units with the most noise for their time.
 
     ``trials`` are those of the search, the reference first; ``sqnr_db`` gives what is measured of one, on all data if
     known. A gain of ``min_gain`` or less is not worth it. There are none if a candidate has won, or if the oracle
-    predicts nothing.
+    predicts nothing. The trial of a placement is sent back; if that just misses the limit too, more units are left out.
     """
     if any(trial.incumbent and trial.placement.sites for trial in trials):
         return
     guide, spent = Guide(oracle), spent_by_unit(space, trials[0].layers)
-    missing: dict[Placement, tuple[float, float]] = {}  # the ratio, and what the SQNR lacks
-    for trial in trials:
+
+    def missing_db(trial: Trial) -> float | None:
+        """What the SQNR of a trial that just missed the limit lacks; ``None`` of others."""
         found_db = sqnr_db(trial) if _is_faster(trial, min_gain) else None
-        if found_db is not None and 0 < least_db - found_db <= NEAR_DB:
-            missing[trial.placement] = trial.ratio or 1.0, least_db - found_db
+        return None if found_db is None or not 0 < least_db - found_db <= NEAR_DB else least_db - found_db
+
     seen = {trial.placement for trial in trials}
-    for near in sorted(missing, key=lambda each: missing[each])[:CANDIDATES]:
-        predicted_db = guide.predicted_db(near)
-        if predicted_db is None:
-            continue
-        for more in MORE_DB:
-            aim = predicted_db + missing[near][1] + more - guide.doubt_db
-            placement = space.resolve(guide.thinned(space, dict(near.labels), aim, spent))
+    missed = {trial.placement: trial for trial in trials if missing_db(trial) is not None}
+    for near in sorted(missed.values(), key=lambda trial: trial.ratio or 1.0)[:CANDIDATES]:
+        lacking_db = missing_db(near)
+        for more_db in MORE_DB:
+            predicted_db = guide.predicted_db(near.placement)
+            if predicted_db is None or lacking_db is None:
+                break
+            aim = predicted_db + lacking_db + more_db - guide.doubt_db
+            placement = space.resolve(guide.thinned(space, dict(near.placement.labels), aim, spent))
             if placement.sites and placement not in seen:
                 seen.add(placement)
-                yield placement
+                if missing_db((yield placement)) is None:
+                    break
 
 
 def _is_faster(trial: Trial, min_gain: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +31,7 @@ class Additive:
     """An oracle whose predictions are off by ``offset`` until it has learnt that; it counts its questions."""
 
     def __init__(self, space: SchemeSpace, offset: float = 0.0, *, noise: bool = True) -> None:
-        self._powers = {unit.id: power_of(45.0 - 12 * (index == 1)) for index, unit in enumerate(space.units)}
+        self.powers = {unit.id: power_of(45.0 - 12 * (index == 1)) for index, unit in enumerate(space.units)}
         self._space, self._offset, self._has_noise = space, offset, noise
         self._learnt = 0.0
         self.asked = 0
@@ -44,14 +45,14 @@ class Additive:
         return 0.1
 
     def truth(self, placement: Placement) -> float:
-        noise = sum(self._powers[name] for name, _ in placement.labels)
+        noise = sum(self.powers[name] for name, _ in placement.labels)
         return 200.0 if noise == 0 else -10 * float(np.log10(noise))
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
         if not self._has_noise:
             return None
         return {
-            (unit.id, label): self._powers[unit.id]
+            (unit.id, label): self.powers[unit.id]
             for unit in self._space.units
             for label in (*unit.labels[1:], *unit.halves)
         }
@@ -428,8 +429,17 @@ def near_miss(ratio: float, sqnr_db: float, **changed: object) -> tuple[Additive
     return oracle, space, [reference, replace(trial, **changed)]  # type: ignore[arg-type]
 
 
-def repairs_of(oracle: Additive, space: SchemeSpace, trials: list[Trial]) -> list[Placement]:
-    return list(repaired(trials, lambda trial: trial.sqnr_db, 38.0, 0.02, oracle, space))
+def repairs_of(
+    oracle: Additive, space: SchemeSpace, trials: list[Trial], *, found_db: float = 38.5
+) -> list[Placement]:
+    """The placements asked for, if ``found_db`` is measured of each."""
+    attempts = repaired(trials, lambda trial: trial.sqnr_db, 38.0, 0.02, oracle, space)
+    found = list[Placement]()
+    with suppress(StopIteration):
+        found.append(next(attempts))
+        while True:
+            found.append(attempts.send(replace(trials[1], placement=found[-1], sqnr_db=found_db)))
+    return found
 
 
 def test_a_fast_candidate_that_just_missed_the_limit_is_repaired() -> None:
@@ -439,6 +449,17 @@ def test_a_fast_candidate_that_just_missed_the_limit_is_repaired() -> None:
     for placement in found:
         assert 0 < len(placement.labels) < len(space.everything())
         assert oracle.predicted_db(placement) >= 39.0 + 0.2  # above what was rehearsed by what was missing
+
+
+def test_a_repair_that_misses_too_leaves_out_more_and_one_that_meets_the_limit_is_the_last() -> None:
+    oracle, space, trials = near_miss(0.6, 37.9)
+    for steps, unit in enumerate(space.units):
+        oracle.powers[unit.id] = power_of(45.0 - steps)
+    oracle.offset_to(trials[1].placement, 39.0)
+    assert len(repairs_of(oracle, space, trials)) == 1
+    sizes = [len(placement.labels) for placement in repairs_of(oracle, space, trials, found_db=37.9)]
+    assert len(sizes) > 1
+    assert sizes == sorted(set(sizes), reverse=True)
 
 
 @pytest.mark.parametrize(
