@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from qdqspec.config.hooks import owner_of
 from qdqspec.registry import resolve
 from qdqspec.types import CheckSpec, Evidence, EvidenceKind, Severity, Verdict
-from qdqspec.types.requests import Request
+from qdqspec.types.requests import Request, ScoreRequest
 from qdqspec.units import fraction
 
 
@@ -100,6 +100,11 @@ def requests_of(check: CheckSpec) -> tuple[Request, ...]:
     """The evidence that a check of a case requests with parameters."""
     kind = resolve("check", check.kind)
     return tuple(cast("RequestingCheck", kind).requests(check.params)) if hasattr(kind, "requests") else ()
+
+
+def asks_score(check: CheckSpec) -> bool:
+    """Whether a check requests the value of a task metric, by a name that only the run can look up."""
+    return any(isinstance(request, ScoreRequest) for request in requests_of(check))
 
 
 def needs_of(check: CheckSpec) -> frozenset[EvidenceKind]:

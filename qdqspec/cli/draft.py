@@ -163,5 +163,5 @@ def _shape(one: InputDraft) -> str:
 def counted(counts: Mapping[str, int], most: int = 12) -> str:
     """Counts of operators, the most frequent first: ``Conv 26, MaxPool 3``."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    more = f" and {len(ranked) - most} kinds more" if len(ranked) > most else ""
+    more = f" and {len(ranked) - most} more" if len(ranked) > most else ""
     return ", ".join(f"{name} {count}" for name, count in ranked[:most]) + more

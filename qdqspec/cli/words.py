@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, TypeVar, cast
 
 from qdqspec import registry
 from qdqspec.config import Settings, add_options, find_root, flags_given, load_settings
@@ -21,6 +21,8 @@ from qdqspec.errors import OutputError
 from qdqspec.report.terminal import colored, fitted, wants_color
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no other name
+
+T = TypeVar("T")
 
 FINE, WANTING, IMPOSSIBLE = 0, 1, 2
 
@@ -191,6 +193,7 @@ def writable_folder(path: Path) -> Path:
     return path
 
 
+_TWICE = "'{name}' is given twice"
 _SHAPE = re.compile(r"(?P<name>.+?):(?P<dims>\d+(?:x\d+)*)(?:,(?=.)|$)")
 
 
@@ -199,7 +202,16 @@ def shapes(text: str) -> dict[str, list[int]]:
     found = list(_SHAPE.finditer(text))
     if "".join(match[0] for match in found) != text or not found:
         raise argparse.ArgumentTypeError(f"'{text}' is no list of shapes such as images:1x3x224x224,ids:1x16")
-    return {match["name"]: [int(dim) for dim in match["dims"].split("x")] for match in found}
+    return _each_once((match["name"], [int(dim) for dim in match["dims"].split("x")]) for match in found)
+
+
+def _each_once(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for name, value in pairs:
+        if name in found:
+            raise argparse.ArgumentTypeError(_TWICE.format(name=name))
+        found[name] = value
+    return found
 
 
 class Joined(argparse.Action):
@@ -212,9 +224,11 @@ class Joined(argparse.Action):
         values: object,
         _option: str | None = None,
     ) -> None:
-        """Add the mapping to what was given before."""
-        before = getattr(namespace, self.dest) or {}
-        setattr(namespace, self.dest, {**before, **cast("Mapping[str, object]", values)})
+        """Add the mapping to what was given before; a name given twice is an error."""
+        before, new = getattr(namespace, self.dest) or {}, cast("Mapping[str, object]", values)
+        if twice := sorted(before.keys() & new.keys()):
+            raise argparse.ArgumentError(self, _TWICE.format(name=twice[0]))
+        setattr(namespace, self.dest, {**before, **new})
 
 
 _VALUE = re.compile(r"(?P<name>[^,]+):(?P<value>[^,:]+)(?:,(?=.)|$)")
@@ -225,7 +239,7 @@ def values(text: str) -> dict[str, bool | int | float]:
     found = list(_VALUE.finditer(text))
     try:
         if "".join(match[0] for match in found) == text and found:
-            return {match["name"]: _scalar(match["value"]) for match in found}
+            return _each_once((match["name"], _scalar(match["value"])) for match in found)
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(f"'{text}' is no list of values such as sr:16000,training:false")

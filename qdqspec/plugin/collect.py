@@ -153,9 +153,14 @@ class CaseNode(_Explained):
         return node
 
     def collect(self) -> Iterator[CheckItem]:
-        """One item per check, in the order of the spec."""
+        """One item per check, in the order of the spec after those of a task metric.
+
+        A wrong name of a metric thus fails, and stops a run with ``-x``, before the search.
+        """
+        from qdqspec.checks.base import asks_score
+
         first: CheckItem | None = None
-        for check in self.case.checks:
+        for check in sorted(self.case.checks, key=asks_score, reverse=True):
             item = CheckItem.of(self, self.case, check, first)
             first = first or item
             yield item

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qdqspec.config import Settings
-from qdqspec.errors import QdqspecError
+from qdqspec.errors import QdqspecError, SpecError
 from qdqspec.plugin._compat import located_text
 from qdqspec.report.terminal import fitted
 from qdqspec.types import Case, CheckSpec, Verdict
@@ -85,4 +85,6 @@ def without_traceback(error: BaseException, path: Path, line: int, width: int | 
         return None
     text = error.text if isinstance(error, CheckFailed) else str(error)
     shown = text if width is None else fitted(text, width)
-    return located_text(shown, path, line, str(error).splitlines()[0])
+    # The place of a check is before it; that in a spec is more exact.
+    headline = str(error) if isinstance(error, CheckFailed | SpecError) else error.what
+    return located_text(shown, path, line, headline.splitlines()[0])

@@ -85,7 +85,7 @@ def _at_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> tuple[Model
         if not kind.HasField("shape"):
             assumed[f"the shape of input '{info.name}'"] = None
         for number, dim in enumerate(kind.shape.dim):
-            if dim.HasField("dim_value"):
+            if dim.HasField("dim_value") and dim.dim_value >= 0:  # some exporters write -1 for a dynamic one
                 continue
             if number < len(given):
                 dim.dim_value = given[number]

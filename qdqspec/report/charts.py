@@ -271,7 +271,10 @@ class _Plane:
         wide = (high - low) * 0.08 or 0.05
         span, size = max(levels) - min(levels), max(1.0, *map(abs, levels))
         tall = max(span * 0.12, 1e-4 * size) if span else 0.05 * size
-        return cls(max(0.0, low - wide), high + wide, min(levels) - tall, max(levels) + tall)
+        bottom, top = min(levels) - tall, max(levels) + tall
+        if min(levels) >= 0 and max(levels) <= 1:  # shares, as of right answers: no axis beyond them
+            bottom, top = max(0.0, bottom), min(1.0, top)
+        return cls(max(0.0, low - wide), high + wide, bottom, top)
 
     def x(self, ratio: float) -> float:
         share = (min(max(ratio, self.left), self.right) - self.left) / (self.right - self.left)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from qdqspec.report.tables import limit_text, provenance_text, shown_columns
+from qdqspec.report.tables import latency_of, limit_text, provenance_text, shown_columns
 from qdqspec.types import (
     ERROR_TITLE,
     AccuracyBound,
@@ -121,7 +121,7 @@ def gain_line(case: CaseRecord) -> str:
 
 def latency_table(found: Evidence) -> Table | None:
     """The final measurement by role."""
-    latency = found.latency
+    latency = latency_of(found)
     if latency is None:
         return None
     rows = []

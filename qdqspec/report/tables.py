@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tabulate import SEPARATING_LINE, tabulate
 
 from qdqspec.report.names import distinct_names
-from qdqspec.types import EXACT_DB, CaseRecord, RunRecord, SearchLimits, SearchResult, Section
+from qdqspec.types import (
+    EXACT_DB,
+    CaseRecord,
+    Evidence,
+    LatencyEvidence,
+    RunRecord,
+    SearchLimits,
+    SearchResult,
+    Section,
+)
 from qdqspec.units import db_text, interval_text, list_text, ms_text, plain, ratio_text, wrapped
 
 _NAME_WIDTH = 44
@@ -99,11 +108,19 @@ def backend_text(case: CaseRecord) -> str:
     return plain(case.evidence.target, 24)
 
 
+def latency_of(found: Evidence) -> LatencyEvidence | None:
+    """The final measurement, without the tuned model of an unchanged case: it is the reference."""
+    latency = found.latency
+    if latency is None or found.status != "unchanged":
+        return latency
+    return replace(latency, samples={role: own for role, own in latency.samples.items() if role != "tuned"})
+
+
 def median_text(role: str) -> Callable[[CaseRecord], str]:
-    """A role's median in milliseconds; empty if it was not measured."""
+    """A role's median in milliseconds; empty if it was not measured, or is that of the reference."""
 
     def cell(case: CaseRecord) -> str:
-        latency = case.evidence.latency
+        latency = latency_of(case.evidence)
         return ms_text(latency.median_ms(role)) if latency is not None and role in latency.samples else ""
 
     return cell

@@ -137,6 +137,8 @@ def test_a_metric_of_a_fixture_judges_a_real_model(real, models):
     (real.path / "conftest.py").write_text(MEAN_RANK)
     result = real.runpytest_subprocess("specs", "--qdq-json=record.json")
     result.assert_outcomes(passed=4, failed=1)  # the other checks of the case are judged
+    summary = result.stdout.str().partition("short test summary info")[2]
+    assert "wrong.qdq.yaml::default::unknown - unknown metric 'mean_rang'" in summary
     result.stdout.fnmatch_lines(
         [
             "*wrong.qdq.yaml:11: unknown metric 'mean_rang' (did you mean 'mean_rank'?)",
@@ -148,6 +150,18 @@ def test_a_metric_of_a_fixture_judges_a_real_model(real, models):
     assert accuracy["mean_rank"]["reference"] <= 0
     assert accuracy["mean_rank"]["lost"] is None
     assert accuracy["top3"]["lost"] is not None
+
+
+def test_a_wrong_metric_fails_before_the_search_wherever_the_spec_has_it(real, models):
+    shutil.copy(models.parent / "data" / "digits_evaluation.npz", real.path / "specs" / "evaluation.npz")
+    shutil.copy(models.parent / "data" / "digits_calibration.npz", real.path / "specs" / "calibration.npz")
+    spec = ACCURACY.partition("checks:")[0] + (
+        "checks:\n  - {kind: speedup, min: 0.1}\n  - {kind: accuracy, metric: topl, min: 0}\n"
+    )
+    (real.path / "specs" / "a.qdq.yaml").write_text(spec)
+    result = real.runpytest_subprocess("specs", "-x")
+    result.assert_outcomes(failed=1)
+    assert not (real.path / "reports" / "a" / "default" / "tuned.onnx").exists()
 
 
 def test_the_runtimes_of_a_matrix_are_timed_together_at_the_end(real):

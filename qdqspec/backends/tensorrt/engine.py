@@ -250,12 +250,10 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
     def _notes(self, bound: Bound) -> tuple[str, ...]:
         """Notes on conditions that make samples unreliable: of the build, the binding, the GPU and the host."""
         found = [*self._require_open().notes, bound.note, *self._watch.notes]
-        if len(self._launches) >= _FEWEST_LAUNCHES:
-            share = statistics.median(self._launches)
-            if share > _ENQUEUE_BOUND:
-                found.append(
-                    f"enqueue-bound: the host takes {share:.1f} times as long to launch a run as the GPU to compute it"
-                )
+        is_known = len(self._launches) >= _FEWEST_LAUNCHES
+        if is_known and statistics.median(self._launches) > _ENQUEUE_BOUND:
+            # Without the share, so that the notes of several measurements are one.
+            found.append("enqueue-bound: the host takes as long to launch a run as the GPU to compute it")
         return tuple(note for note in found if note)
 
     def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Execution:

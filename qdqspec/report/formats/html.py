@@ -20,7 +20,7 @@ from qdqspec.report.names import distinct_names
 from qdqspec.report.page import Page, PageBlock, case_tables, cases_left_out, fitted, rows_left_out
 from qdqspec.report.runtimes import tables_of
 from qdqspec.report.svg_graph import INSTALL, model_graph, style_of
-from qdqspec.report.tables import provenance_text
+from qdqspec.report.tables import latency_of, provenance_text
 from qdqspec.types import CaseRecord, Evidence, RunRecord
 from qdqspec.units import count_text, plain, ratio_text
 
@@ -113,7 +113,7 @@ def _table(
         if number in failed:
             cells[-1] = f'<span class="FAIL">{_SYMBOLS["FAIL"]} {cells[-1]}</span>'
         if anchor:
-            cells[0] = f'<a href="#{anchor}">{cells[0]}</a>'
+            cells[0] = f'<a href="#{anchor}">{cells[0].replace("::", "::<wbr>")}</a>'
         marked = zip(kinds, names, cells, strict=True)
         rows.append("".join(f"<td{kind}{name}>{cell}</td>" for kind, name, cell in marked))
     body = "\n".join(f"<tr>{row}</tr>" for row in rows)
@@ -232,7 +232,7 @@ def _checks(case: CaseRecord) -> str:
 
 
 def _charts(found: Evidence) -> list[PageBlock]:
-    latency, search = found.latency, found.search
+    latency, search = latency_of(found), found.search
     made = []
     if latency is not None:
         made.append(("Latency", f"{latency.clock} clock", latency_chart(latency), _LATENCY_NOTE))

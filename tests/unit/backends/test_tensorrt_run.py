@@ -108,6 +108,7 @@ def test_a_run_that_is_shorter_than_its_launch_is_noted(opened: Open, fail: Fail
     assert not [note for note in engine.time(2).notes if "enqueue-bound" in note], "too few to tell"
     (note,) = [note for note in engine.time(8).notes if "enqueue-bound" in note]
     assert "to launch a run as the GPU to compute it" in note
+    assert all(note in engine.time(8).notes for _ in range(3)), "one note for all measurements"
 
 
 def test_throttling_and_moving_clocks_are_noted(

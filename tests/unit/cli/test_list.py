@@ -79,3 +79,9 @@ def test_a_word_that_is_none_gets_a_suggestion(verb):
         "qdqspec: bakends: there is no such spec or folder (did you mean 'backends'?)\n"
         "  name specs or folders, or one of the words backends, strategies, checks, formats\n"
     )
+
+
+def test_without_a_spec_it_names_the_command_that_writes_one(verb):
+    result = verb("list")
+    assert result.code == 2
+    assert "qdqspec init MODEL.onnx" in result.err

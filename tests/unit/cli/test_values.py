@@ -150,3 +150,18 @@ def test_a_wrong_name_is_an_error_with_the_inputs(files: Path, verb) -> None:
     result = verb("inspect", "rates.onnx", "--values", "rat:1")
     assert result.code == 2
     assert "names 'rat', which is no input of the model (did you mean 'rate'?)" in result.err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--shapes", "x:1x4x8x8,x:2x4x8x8"),
+        ("--shapes", "x:1x4x8x8", "--shapes", "x:2x4x8x8"),
+        ("--values", "x:1,x:2"),
+        ("--values", "x:1", "--values", "x:2"),
+    ],
+)
+def test_an_input_given_twice_is_an_error(verb, given) -> None:
+    result = verb("tune", "rates.onnx", *given)
+    assert result.code == 2
+    assert f"argument {given[0]}: 'x' is given twice" in result.err

@@ -37,3 +37,10 @@ def test_given_shapes_are_used_also_for_dimensions_of_one_name(model: Model) -> 
     assert found.macs == 4 * 50 * 64 * 128
     assert found.assumed == ("dimension 1 of input 'z'",)
     assert forecast_tuning(model, 10, {"x": (4, 50, 64), "z": (4, 2)}).assumed == ()
+
+
+def test_a_negative_size_is_a_dynamic_dimension(model: Model) -> None:
+    """Paddle2ONNX exports such sizes."""
+    model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    found = forecast_tuning(model, 10, {"x": (4, 50, 64), "z": (4, 2)})
+    assert found.macs == 4 * 50 * 64 * 128

@@ -162,3 +162,22 @@ def test_a_block_without_error_has_a_bar_of_no_length() -> None:
     )
     found = block_errors(replace(sample_search(sample_pairs(3, whole=3), (0.8,)), errors=exact))
     assert [(block, labels) for block, labels, *_ in found] == [("b", "in+out 9.0"), ("a", "in+out exact")]
+
+
+def test_no_axis_of_shares_ends_beyond_one() -> None:
+    found = cached_case().evidence.search
+    assert found is not None
+    front = tuple(replace(point, accuracy=1.0) for point in found.front)
+    trials = tuple(replace(trial, accuracy=1.0) for trial in found.trials)
+    ticks = re.findall(r'class="tick end">([\d.]+)<', front_chart(replace(found, front=front, trials=trials)))
+    assert max(map(float, ticks)) == 1.0
+
+
+def test_an_unchanged_case_shows_the_reference_once() -> None:
+    run = sample_run()
+    unchanged = next(case for case in run.cases if case.evidence.status == "unchanged")
+    page = html.report_format.render(replace(run, cases=(unchanged,)))
+    assert ">reference</text>" in page
+    assert ">tuned</text>" not in page
+    assert "<td>tuned</td>" not in page
+    assert "tuned ms" not in page

@@ -28,7 +28,7 @@ PAGES = (markdown, html)
 class Outline(HTMLParser):
     """Checks that elements are closed in order, and collects what a browser would load or run."""
 
-    VOID = frozenset({"meta"})
+    VOID = frozenset({"meta", "wbr"})
 
     def __init__(self) -> None:
         super().__init__()
