@@ -16,7 +16,7 @@ from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
 from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, TensorKind, sure_db
 from qdqspec.corrections.layers import LinearLayer, find_layers
 from qdqspec.corrections.ranges import FACTORS, Ranges, chosen_ranges, widened
-from qdqspec.corrections.statistics import Observe, observed_means, observed_statistics
+from qdqspec.corrections.statistics import Observe, observed_statistics
 from qdqspec.corrections.weights import bias_shift, is_better, rounded_weight
 from qdqspec.graph.model import Model
 from qdqspec.placement.biases import biased_layer
@@ -458,18 +458,19 @@ def _with_bias(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
     layers = [layer for name, layer in search.layers.items() if name in of_layer]
     samples = sum(1 for _ in islice(question.judge.feeds(), STATISTICS))
     biases, late = dict(taken.biases), search.late_for_statistics
-    for layer, fit, held_out in observed_means(
+    for layer, fit, held_out in observed_statistics(
         layers,
         lambda: islice(question.judge.feeds(), samples),
         samples,
         question.observe,
         search.pairs(numbers),
         lambda: question.clock() > late,
+        moments=False,
     ):
         weight = question.model.array(layer.weight)
         for site in of_layer[layer.weight]:
             integers = numbers.integer_weight(site)
-            shift = bias_shift(layer, weight, numbers.params(site), integers, fit, held_out)
+            shift = bias_shift(layer, weight, numbers.params(site), integers, fit.means, held_out.means)
             if shift is not None:
                 biases[weight_key(site)] = shift
     return replace(taken, biases=biases), len(biases)

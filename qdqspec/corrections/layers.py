@@ -51,15 +51,24 @@ class LinearLayer:
             return np.ascontiguousarray(np.moveaxis(last, -1, 1))
         return np.ascontiguousarray(matrix[0] if self._is_transposed else matrix[0].T)
 
-    def rows(self, value: Array, most: int) -> Floats32 | None:
-        """Inputs as (group, row, column), at most ``most`` rows, evenly spaced; ``None`` for another shape."""
+    def patches(self, value: Array, most: int) -> Floats32 | None:
+        """Inputs of outputs as (row, kernel position, channel), at most ``most`` rows, evenly spaced.
+
+        ``None`` for another shape.
+        """
         data = value.astype(np.float32, copy=False)
-        if self.node.op_type != "Conv":
-            if data.ndim < 2 or data.shape[-1] != self.columns:
-                return None
-            rows = data.reshape(-1, data.shape[-1])
-            return rows[_evenly(len(rows), most)][None]
-        return self._windows(data, most)
+        if self.node.op_type == "Conv":
+            return self._windows(data, most)
+        if data.ndim < 2 or data.shape[-1] != self.columns:
+            return None
+        rows = data.reshape(-1, 1, data.shape[-1])
+        return rows[_evenly(len(rows), most)]
+
+    def grouped(self, patches: Floats32) -> Floats32:
+        """Patches as (group, row, column)."""
+        rows, positions, _ = patches.shape
+        by_group = patches.reshape(rows, positions, self.groups, -1)
+        return np.ascontiguousarray(by_group.transpose(2, 0, 1, 3).reshape(self.groups, rows, -1))
 
     def _windows(self, data: Floats32, most: int) -> Floats32 | None:
         """The input windows of a convolution at some of its output positions."""
@@ -70,20 +79,18 @@ class LinearLayer:
         strides = _numbers(attributes.get("strides"), rank)
         dilations = _numbers(attributes.get("dilations"), rank)
         spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-        padded = np.pad(data, [(0, 0), (0, 0), *self._pads(data.shape[2:], spans, strides)])
-        if any(size < span for size, span in zip(padded.shape[2:], spans, strict=True)):
+        pads = [(0, 0), *self._pads(data.shape[2:], spans, strides), (0, 0)]
+        padded = np.pad(np.moveaxis(data, 1, -1), pads)
+        sizes = [size - span for size, span in zip(padded.shape[1:-1], spans, strict=True)]
+        if min(sizes, default=0) < 0:
             return None
-        axes = tuple(range(2, rank + 2))
-        view = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=axes)
-        view = view[(slice(None), slice(None), *(slice(None, None, s) for s in strides))]
-        inner = (slice(None),) * (rank + 2)
-        view = view[(*inner, *(slice(None, None, d) for d in dilations))]
-        positions = view.shape[0], *view.shape[2 : rank + 2]
-        chosen = np.unravel_index(_evenly(int(np.prod(positions)), most), positions)
-        channels_last = np.moveaxis(view, 1, rank + 1)  # (sample, positions..., channel, kernel...)
-        rows = channels_last[tuple(chosen)]
-        grouped = rows.reshape(len(rows), self.groups, self.shape[1], -1)
-        return np.ascontiguousarray(grouped.transpose(1, 0, 3, 2).reshape(self.groups, len(rows), -1))
+        positions = len(padded), *(size // stride + 1 for size, stride in zip(sizes, strides, strict=True))
+        sample, *chosen = np.unravel_index(_evenly(int(np.prod(positions)), most), positions)
+        inside = np.unravel_index(np.arange(int(np.prod(kernel))), kernel)  # of the window
+        steps = zip(chosen, strides, inside, dilations, strict=True)
+        at = [index[:, None] * stride + own * dilation for index, stride, own, dilation in steps]
+        found: Floats32 = padded[(sample[:, None], *at)]
+        return found
 
     def _pads(
         self, sizes: tuple[int, ...], spans: list[int], strides: list[int]

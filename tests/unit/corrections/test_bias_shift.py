@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from linear_models import layer_of, linear_model
 
-from qdqspec.corrections.statistics import Means, observed_means, observed_statistics
+from qdqspec.corrections.statistics import Means, observed_statistics
 from qdqspec.corrections.weights import bias_shift, mean_shift
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.ranges import TensorRange
@@ -23,17 +23,17 @@ def test_the_shift_is_the_mean_difference_of_the_outputs(groups: int) -> None:
     params = weight_params(weight, number_format("int4"), 0)
     integers = quantize(weight, params)
     samples = [{"x": random.uniform(0, 3, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
-    ((_, fit, held_out),) = observed_means(
-        [layer], lambda: samples, len(samples), lambda tensors, feeds: iter(feeds)
+    ((_, fit, held_out),) = observed_statistics(
+        [layer], lambda: samples, len(samples), lambda tensors, feeds: iter(feeds), moments=False
     )
     values = np.concatenate([sample["x"] for sample in samples[::2]])
     x = values.transpose(0, 2, 3, 1).reshape(-1, groups, 4 // groups)
     wrong = (dequantize(integers, params) - weight).reshape(groups, 8 // groups, -1)
     expected = np.einsum("rgc,goc->rgo", x, wrong).mean(axis=0).reshape(-1)
     np.testing.assert_allclose(
-        mean_shift(layer, weight, params, integers, fit), expected, rtol=1e-4, atol=1e-6
+        mean_shift(layer, weight, params, integers, fit.means), expected, rtol=1e-4, atol=1e-6
     )
-    found = bias_shift(layer, weight, params, integers, fit, held_out)
+    found = bias_shift(layer, weight, params, integers, fit.means, held_out.means)
     assert found is not None
     np.testing.assert_allclose(found, -expected, rtol=1e-4, atol=1e-6)
 
@@ -57,8 +57,13 @@ def test_the_shift_includes_that_of_the_quantized_input() -> None:
     integers = quantize(weight, params)
     samples = [{"x": random.uniform(0, 0.4, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
     pair = activation_params(TensorRange(0.0, 100.0), number_format("uint8"))  # most values become zero
-    ((_, fit, _),) = observed_means(
-        [layer], lambda: samples, len(samples), lambda tensors, feeds: iter(feeds), {layer.weight: pair}
+    ((_, fit, _),) = observed_statistics(
+        [layer],
+        lambda: samples,
+        len(samples),
+        lambda tensors, feeds: iter(feeds),
+        {layer.weight: pair},
+        moments=False,
     )
     x = np.concatenate([sample["x"] for sample in samples[::2]]).transpose(0, 2, 3, 1).reshape(-1, 4)
     stored = dequantize(quantize(x, pair), pair)
@@ -66,7 +71,7 @@ def test_the_shift_includes_that_of_the_quantized_input() -> None:
     expected = (stored @ quantized.T - x @ real.T).mean(axis=0)
     assert np.abs(expected).max() > 0.05
     np.testing.assert_allclose(
-        mean_shift(layer, weight, params, integers, fit), expected, rtol=1e-4, atol=1e-5
+        mean_shift(layer, weight, params, integers, fit.means), expected, rtol=1e-4, atol=1e-5
     )
 
 
@@ -96,8 +101,8 @@ def test_statistics_end_with_the_samples_they_have_once_the_time_is_over() -> No
 
     def means(late: int) -> int:
         seen.clear()
-        found = observed_means(
-            [layer], lambda: samples, len(samples), observe, is_late=lambda: len(seen) >= late
+        found = observed_statistics(
+            [layer], lambda: samples, len(samples), observe, is_late=lambda: len(seen) >= late, moments=False
         )
         return len(list(found))
 

@@ -159,7 +159,7 @@ def test_a_correction_that_loses_at_the_first_placement_is_not_taken(
     monkeypatch.setattr(Judge, "errors", errors)
     monkeypatch.setattr(Judge, "compared", errors)
     monkeypatch.setattr(find, "JUDGEMENTS", 1e9)
-    work.first = first
+    work.judge_corrections_at(first)
     assert [(gain.name, gain.taken) for gain in work.corrections.gains] == [("rounding", not loses)]
 
 

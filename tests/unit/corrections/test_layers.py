@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from linear_models import layer_of, linear_model
 from onnx import helper
 
-from qdqspec.corrections.layers import find_layers
+from qdqspec.corrections.layers import LinearLayer, find_layers
 from qdqspec.graph.model import Model
 from qdqspec.types import Consumer, Site
 
@@ -21,6 +21,12 @@ def outputs(model: Model, x: np.ndarray) -> np.ndarray:
         model.proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     return session.run(None, {"x": x})[0]
+
+
+def rows_of(layer: LinearLayer, value: np.ndarray, most: int) -> np.ndarray:
+    patches = layer.patches(value, most)
+    assert patches is not None
+    return layer.grouped(patches)
 
 
 @settings(max_examples=40, deadline=None)
@@ -41,8 +47,7 @@ def test_windows_times_weights_are_a_convolution(data: st.DataObject) -> None:
     model = linear_model("Conv", weight, rank + 2, **attributes)
     x = random.standard_normal((2, inputs, *[7] * rank)).astype(np.float32)
     layer = layer_of(model)
-    rows = layer.rows(x, 10_000)
-    assert rows is not None
+    rows = rows_of(layer, x, 10_000)
     found = np.matmul(rows, layer.matrix(weight).transpose(0, 2, 1))  # (group, row, output)
     expected = np.moveaxis(outputs(model, x), 1, -1).reshape(-1, made)
     np.testing.assert_allclose(np.concatenate(list(found), axis=-1), expected, atol=1e-4)
@@ -55,8 +60,7 @@ def test_padding_that_follows_the_shape(auto_pad: str) -> None:
     model = linear_model("Conv", weight, 4, auto_pad=auto_pad, strides=[2, 1])
     x = np.random.default_rng(1).standard_normal((1, 1, 6, 5)).astype(np.float32)
     layer = layer_of(model)
-    rows = layer.rows(x, 1000)
-    assert rows is not None
+    rows = rows_of(layer, x, 1000)
     expected = np.moveaxis(outputs(model, x), 1, -1).reshape(-1, 2)
     np.testing.assert_allclose(rows[0] @ layer.matrix(weight)[0].T, expected, atol=1e-5)
 
@@ -69,8 +73,7 @@ def test_rows_times_weights_are_a_product(op: str, transposed: int, shape: tuple
     model = linear_model(op, weight, len(shape), **({"transB": transposed} if op == "Gemm" else {}))
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     layer = layer_of(model)
-    rows = layer.rows(x, 1000)
-    assert rows is not None
+    rows = rows_of(layer, x, 1000)
     np.testing.assert_allclose(
         rows[0] @ layer.matrix(weight)[0].T, outputs(model, x).reshape(-1, 3), atol=1e-5
     )
@@ -80,8 +83,7 @@ def test_rows_times_weights_are_a_product(op: str, transposed: int, shape: tuple
 def test_rows_are_chosen_evenly() -> None:
     model = linear_model("MatMul", np.ones((4, 3), np.float32), 2)
     x = np.arange(400, dtype=np.float32).reshape(100, 4)
-    rows = layer_of(model).rows(x, 3)
-    assert rows is not None
+    rows = rows_of(layer_of(model), x, 3)
     assert rows[0, :, 0].tolist() == [0, 196, 396]
 
 
