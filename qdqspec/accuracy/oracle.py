@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,7 +20,7 @@ from qdqspec.arrays import Feed
 from qdqspec.closing import Closing
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.measurement.admission import NEAR_DB
-from qdqspec.parity.gate import MOST_DB, AllDataDifference, OutputGate, worst_db
+from qdqspec.parity.gate import MOST_DB, AllData, AllDataDifference, OutputGate
 from qdqspec.parity.metrics import Score
 from qdqspec.parity.scores import Scores
 from qdqspec.placement.space import SchemeSpace
@@ -51,7 +51,8 @@ ROUGH_SHARE = 0.04  # of the time that is left, for a rough analysis where the q
 MOST_ROUGH_SHARE = 0.25  # that it may take with `MOST_TENSORS` together
 MOST_TENSORS = 16  # neighbouring ones measured together where the quick variant takes more, at most
 MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
-ALL_DATA_SHARE = 0.04  # of the time that is left, for the first placement near the limit on all data
+ALL_DATA_SHARE = 0.04  # of the time that is left, for a placement near the limit on all data
+ALL_DATA_SECONDS, MOST_ALL_DATA_SHARE = 30.0, 0.15  # for all such placements, without a time limit and of one
 
 SecondsLeft: TypeAlias = Callable[[], float | None]  # ``None`` without a limit
 
@@ -125,7 +126,7 @@ class RehearsalOracle:
     receives the reason. ``left`` gives the seconds that the search has left to choose and build candidates, which bound
     the cost of the sensitivity analysis: it uses fewer samples or is skipped. Nothing new is rehearsed once they are
     over. Placements far from the limit ``least_db`` are rehearsed on fewer samples. ``difference`` is that of all data
-    from the few samples by builds; until it is known, the first placement near the limit is rehearsed on all data.
+    from the few samples; until it is known, and where it is large, placements near the limit are rehearsed on all data.
     """
 
     def __init__(
@@ -148,6 +149,9 @@ class RehearsalOracle:
         self._partial: set[str] = set()  # digests of those rehearsed on the first samples only
         self._measured: dict[str, tuple[float, float]] = {}  # rehearsed and measured SQNR of built candidates
         self.difference = difference or AllDataDifference()
+        self._all_data: AllData | None = None
+        self._all_data_seconds = 0.0
+        self._on_all_data: dict[str, float] = {}  # rehearsed SQNR by digest
         self._refused = False
         self._missing = ""  # why the sensitivity analysis was not made
         self._left = left
@@ -235,7 +239,7 @@ class RehearsalOracle:
     def predicted_db(self, placement: Placement) -> float | None:
         """The expected SQNR of a build on all data."""
         rehearsed = self.rehearsed_db(placement)
-        return None if rehearsed is None else self._expected(rehearsed)
+        return None if rehearsed is None else self._expected(placement.digest, rehearsed)
 
     def keeps_metric(self, placement: Placement) -> bool | None:
         """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
@@ -319,19 +323,20 @@ class RehearsalOracle:
             return ""
         others = [digest for digest in self._known if digest not in self._measured]
         below = [
-            db
+            expected
             for digest in others
-            if (db := self._known[digest]) is not None and self._expected(db) < least_db
+            if (db := self._known[digest]) is not None and (expected := self._expected(digest, db)) < least_db
         ]
         if not below:
             return ""
-        best = max(map(self._expected, below))
         return (
             f"expected below {least_db:g} dB and not built: {count_text(len(below), 'rehearsed placement')}, "
-            f"{best:.1f} dB at most"
+            f"{max(below):.1f} dB at most"
         )
 
-    def _expected(self, rehearsed_db: float) -> float:
+    def _expected(self, digest: str, rehearsed_db: float) -> float:
+        if digest in self._on_all_data:
+            return self._on_all_data[digest] + self.offset_db(rehearsed_db)
         few_db = rehearsed_db + self.offset_db(rehearsed_db)
         return few_db + self.difference.at(few_db)
 
@@ -361,7 +366,7 @@ class RehearsalOracle:
             )
             if samples < self._gate.samples:
                 self._partial.add(placement.digest)
-            elif limit is not None and abs(found - limit) <= NEAR_DB and not self.difference.is_known:
+            elif limit is not None and abs(found - limit) <= NEAR_DB and not self.difference.is_small:
                 self._run_on_all_data(rehearsal, engine, found)
             return found
         except RehearsalRefusedError as error:
@@ -371,20 +376,42 @@ class RehearsalOracle:
         return None
 
     def _run_on_all_data(self, rehearsal: Rehearsal, engine: RehearsedEngine, few_db: float) -> None:
-        """Learn what all data differs by from the first samples, on as much of it as little of the time allows."""
+        """Rehearse a placement on all data, or on as much of it as little of the time allows, and learn from it."""
         assert self._gate is not None
-        left, seconds = self._left(), 2 * self._outputs.run_seconds
-        most = None if left is None else int(ALL_DATA_SHARE * left / max(seconds, 1e-6))
-        feeds = list(islice(rehearsal.subject.feeds(), most))
-        if len(feeds) > 2 * self._gate.samples:
+        assert self._least_db is not None
+        left, spent, started = self._left(), self._all_data_seconds, time.monotonic()
+        if self._all_data is None:
+            seconds = max(2 * self._outputs.run_seconds, 1e-6)  # of a sample, with the float model
+            feeds = _First(
+                rehearsal.subject.feeds, None if left is None else int(ALL_DATA_SHARE * left / seconds)
+            )
+            samples = sum(1 for _ in feeds)
+            if samples <= 2 * self._gate.samples:
+                return
             float_model = RehearsedEngine(rehearsal, _FLOAT, self._outputs)
-            all_data_db = worst_db((float_model.run(feed), engine.run(feed)) for feed in feeds)
-            self.difference.learn(few_db, all_data_db)
+            self._all_data = AllData(feeds, lambda: float_model, self._gate.known, samples=samples)
+        if spent <= (ALL_DATA_SECONDS if left is None else MOST_ALL_DATA_SHARE * (left + spent)):
+            found_db, is_whole = self._all_data.near(engine, self._least_db - self.offset_db(few_db))
+            self._on_all_data[engine.placement.digest] = found_db
+            if is_whole:
+                self.difference.learn(few_db, found_db)
+            self._all_data_seconds += time.monotonic() - started
 
     def _refuse(self, reason: str) -> None:
         self._refused = True
         self._missing = reason
         self._note(f"{reason}: the search measures the accuracy of placements by building them")
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The first inputs, at most ``most``, read again each time."""
+
+    feeds: Callable[[], Iterable[Feed]]
+    most: int | None
+
+    def __iter__(self) -> Iterator[Feed]:
+        return islice(iter(self.feeds()), self.most)
 
 
 METRIC_SECONDS = 60.0  # for all placements of a search without a time limit

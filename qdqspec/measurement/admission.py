@@ -3,8 +3,9 @@
 Two measurements: the SQNR on a few samples, cheap enough for every candidate, and those on all data (the task metric,
 the SQNR), for candidates that have won their races or may be selected. Scored candidates calibrate the error limit
 above which a candidate is not raced. The difference between the two SQNRs, measured on the first candidate near the
-limit and on every race winner, is added to the SQNR on the few samples. Both are run on all data, or on as much of it
-as shows that they are below the limit; what may be selected, on all.
+limit and on every race winner, is added to the SQNR on the few samples; where it is large, every candidate near the
+limit is measured on all data. Both are run on all data, or on as much of it as shows that they are below the limit;
+what may be selected, on all.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class MeasuresAllData(Protocol):
         ...
 
 
-NEAR_DB = 6.0  # distance from the limit within which the first candidate is measured on all data at once
+NEAR_DB = (
+    6.0  # distance from the limit within which candidates are measured on all data before they are raced
+)
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class Admission:
         trial = self._noted(replace(trial, sqnr_db=self.sqnr_db(engine)))
         least, known = self.min_sqnr_db, trial.sqnr_db
         is_near = least is not None and known is not None and abs(known - least) <= NEAR_DB
-        return self._on_all_data(trial, engine) if is_near and not self.difference.is_known else trial
+        return self._on_all_data(trial, engine) if is_near and not self.difference.is_small else trial
 
     def is_too_noisy(self, trial: Trial) -> bool:
         """Whether it cannot win, or its error is so large that its score need not be computed."""

@@ -17,7 +17,6 @@ from typing import Protocol
 import numpy as np
 
 from qdqspec.arrays import Array
-from qdqspec.backends.base import Engine
 from qdqspec.parity.compare import noise_power, power_of, signal_power, sqnr_db
 from qdqspec.types import EXACT_DB
 
@@ -31,6 +30,7 @@ KNOWN, SURE = (
     4,
     3.0,
 )  # engines run on all samples after which their error is known, and deviations that are far
+SMALL_DB = 2.0  # difference of all data from the few samples that these show well enough
 SIMILAR_DB = 3.0  # of placements on the few samples, whose difference on all data is similar
 DECIDED, DECIDED_DB = 4.0, 0.5  # standard errors and decibels from a limit after which all data is not needed
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
@@ -41,6 +41,14 @@ class Runs(Protocol):
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
+        ...
+
+
+class Reference(Runs, Protocol):
+    """A model to compare with, open until it is closed."""
+
+    def close(self) -> None:
+        """Stop it."""
         ...
 
 
@@ -109,9 +117,9 @@ class AllDataDifference:
     )  # SQNR on the few samples, and the difference
 
     @property
-    def is_known(self) -> bool:
-        """Whether any placement was measured on both."""
-        return bool(self._known)
+    def is_small(self) -> bool:
+        """Whether placements were measured on both and differ little: others need not be measured on all data."""
+        return bool(self._known) and max(abs(difference) for _, difference in self._known) <= SMALL_DB
 
     def learn(self, few_db: float, all_data_db: float) -> None:
         """Add a placement that was measured on both."""
@@ -136,7 +144,7 @@ class AllData:
     def __init__(
         self,
         feeds: Iterable[Mapping[str, Array]],
-        reference: Callable[[], Engine],
+        reference: Callable[[], Reference],
         known: Iterable[Mapping[str, Array]] = (),
         *,
         samples: int = 0,
@@ -173,7 +181,7 @@ class AllData:
     def _until(self, engine: Runs, is_enough: Callable[[_Powers], bool]) -> tuple[float, bool]:
         found, look = _Powers(), 2 * SAMPLES
         with ExitStack() as opened:
-            reference: Engine | None = None
+            reference: Reference | None = None
             for number, feed in enumerate(self._feeds):
                 if number == look:
                     if is_enough(found):

@@ -255,6 +255,9 @@ class RehearsedEngine:
             return self.rehearsal.outputs(self.placement, feeds)
         return self.known.of(self.rehearsal, self.placement, feeds)
 
+    def close(self) -> None:
+        """The rehearsal stays open."""
+
 
 def run(
     model: SwitchedModel,

@@ -237,7 +237,7 @@ def test_a_part_of_all_data_decides_a_race_and_all_of_it_the_selection(make_lab:
     assert data.read == []
     resumed = on_all_data(0.0)
     resumed.recall(trial_from_json(json.loads(json.dumps(trial_to_json(trial)))))
-    assert (resumed.difference.is_known, resumed.is_known(placement("good"))) == (False, False)
+    assert (resumed.difference.at(25.0), resumed.is_known(placement("good"))) == (0.0, False)
     assert not bench.admits(placement("good"))
     assert data.read == ["good"]
 
@@ -250,6 +250,15 @@ def test_the_difference_of_all_data_is_learnt_from_the_first_candidate_near_the_
     assert bench.trial(1, placement("bad"), "p").incumbent  # 24 dB on the first samples, 26 on all
     assert accuracy.difference.at(20.0) == 2.0
     assert bench.trial(2, placement("worse"), "p").race is None
+
+
+@pytest.mark.parametrize(("difference", "measured"), [(-1.5, False), (-3.0, True)])
+def test_where_the_few_samples_mislead_every_candidate_near_the_limit_is_measured_on_all_data(
+    make_lab: MakeLab, *, difference: float, measured: bool
+) -> None:
+    bench = started(lab_of(make_lab), admission=on_all_data(difference))
+    assert bench.trial(1, placement("good"), "p").all_data_db is not None
+    assert (bench.trial(2, placement("bad"), "p").all_data_db is not None) == measured
 
 
 def test_a_resumed_search_knows_the_difference(make_lab: MakeLab) -> None:

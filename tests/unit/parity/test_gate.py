@@ -152,10 +152,14 @@ def test_samples_that_differ_much_decide_later() -> None:
 
 def test_the_difference_of_all_data_is_that_of_similar_placements() -> None:
     difference = AllDataDifference()
-    assert (difference.is_known, difference.at(30.0)) == (False, 0.0)
+    assert (difference.is_small, difference.at(30.0)) == (False, 0.0)
     difference.learn(24.0, 29.0)
     assert difference.at(60.0) == pytest.approx(5.0)
     difference.learn(43.0, 30.0)
     assert difference.at(25.0) == pytest.approx(5.0, abs=0.2)
     assert difference.at(42.0) == pytest.approx(-13.0, abs=0.2)
     assert -13 < difference.at(33.5) < 5
+    assert not difference.is_small
+    little = AllDataDifference()
+    little.learn(24.0, 25.5)
+    assert little.is_small
