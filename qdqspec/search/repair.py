@@ -1,4 +1,4 @@
-"""The last attempt of a search that found nothing: candidates that just missed the SQNR limit, with less noise."""
+"""The last attempt of a search: candidates that just missed the SQNR limit and are much faster, with less noise."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from qdqspec.types import NOT_CANDIDATES, Placement, Trial
 
 NEAR_DB = 3.0  # below the limit, at most
 MORE_DB = (0.3, 0.6, 1.2, 2.4)  # above the limit that the attempts aim at: a prediction missed it before
+MUCH = 0.1  # of the winner's time that a candidate saves, if something has won
 CANDIDATES = 2  # that are repaired, the fastest first
 
 
@@ -26,16 +27,17 @@ def repaired(
     """The fastest candidates that just missed the limit, without the units with the most noise for their time.
 
     ``trials`` are those of the search, the reference first; ``sqnr_db`` gives what is measured of one, on all data if
-    known. A gain of ``min_gain`` or less is not worth it. There are none if a candidate has won, or if the oracle
-    predicts nothing. The trial of a placement is sent back; if that just misses the limit too, more units are left out.
+    known. A gain of ``min_gain`` or less is not worth it, nor one of less than `MUCH` over what has won. There are none
+    if the oracle predicts nothing. The trial of a placement is sent back; if that just misses the limit too, more units
+    are left out.
     """
-    if any(trial.incumbent and trial.placement.sites for trial in trials):
-        return
+    won = [trial.ratio or 1.0 for trial in trials if trial.incumbent and trial.placement.sites]
+    bound = min(won) * (1 - MUCH) if won else 1 - min_gain
     guide, spent = Guide(oracle), spent_by_unit(space, trials[0].layers)
 
     def missing_db(trial: Trial) -> float | None:
         """What the SQNR of a trial that just missed the limit lacks; ``None`` of others."""
-        found_db = sqnr_db(trial) if _is_faster(trial, min_gain) else None
+        found_db = sqnr_db(trial) if _is_faster(trial, bound) else None
         return None if found_db is None or not 0 < least_db - found_db <= NEAR_DB else least_db - found_db
 
     seen = {trial.placement for trial in trials}
@@ -54,6 +56,6 @@ def repaired(
                     break
 
 
-def _is_faster(trial: Trial, min_gain: float) -> bool:
+def _is_faster(trial: Trial, bound: float) -> bool:
     is_candidate = trial.ok and trial.phase not in NOT_CANDIDATES and not trial.subgraph
-    return is_candidate and trial.ratio is not None and trial.ratio < 1 - min_gain
+    return is_candidate and trial.ratio is not None and trial.ratio < bound

@@ -59,7 +59,7 @@ from qdqspec.types import (
 from qdqspec.units import seconds_text
 
 FIRST_SHARE = 0.1  # of the time limit, for the first placement that meets the limits
-OVERTIME_SHARE = 0.25  # of the time limit, for candidates that just missed the SQNR limit where nothing won
+OVERTIME_SHARE = 0.25  # of the time limit, for candidates that just missed the SQNR limit
 ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks that it did not need
 
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
@@ -151,9 +151,10 @@ class Tuning(Closing):
             self._opened = opened.pop_all()
 
     def repair(self) -> None:
-        """If nothing has won: race the fastest candidates that just missed the SQNR limit without their noisiest units.
+        """Race the fastest candidates that just missed the SQNR limit, without their noisiest units.
 
-        With a time limit this may take `OVERTIME_SHARE` of it in addition.
+        Only where nothing has won, or something much slower. With a time limit this may take `OVERTIME_SHARE` of it in
+        addition.
         """
         rules, constraint = self._prepared.case.tune, self._constraint
         least, oracle = constraint.min_sqnr_db, self._oracle

@@ -462,6 +462,16 @@ def test_a_repair_that_misses_too_leaves_out_more_and_one_that_meets_the_limit_i
     assert sizes == sorted(set(sizes), reverse=True)
 
 
+@pytest.mark.parametrize(("won", "is_repaired"), [(0.95, True), (0.62, False)])
+def test_where_something_has_won_only_what_is_much_faster_is_repaired(
+    won: float, *, is_repaired: bool
+) -> None:
+    oracle, space, trials = near_miss(0.6, 37.8)
+    unit = space.units[0]
+    winner = replace(trials[0], number=2, placement=space.resolve({unit.id: unit.full}), ratio=won)
+    assert bool(repairs_of(oracle, space, [*trials, winner])) == is_repaired
+
+
 @pytest.mark.parametrize(
     ("ratio", "sqnr_db", "changed"),
     [
@@ -469,7 +479,7 @@ def test_a_repair_that_misses_too_leaves_out_more_and_one_that_meets_the_limit_i
         (0.6, 30.0, {}),  # far from the limit
         (0.6, 38.5, {}),  # above it: it was refused for another reason
         (0.6, 37.8, {"status": "failed"}),
-        (0.6, 37.8, {"incumbent": True}),  # something has won
+        (0.6, 37.8, {"incumbent": True}),  # it has won
     ],
 )
 def test_nothing_else_is_repaired(ratio: float, sqnr_db: float, changed: dict[str, object]) -> None:
