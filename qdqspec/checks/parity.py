@@ -41,7 +41,7 @@ from qdqspec.types import (
     Verdict,
 )
 from qdqspec.types.requests import InputRequest, ParityRequest, Request
-from qdqspec.units import plain
+from qdqspec.units import count_text, plain
 
 __all__ = [
     "ParityCheck",
@@ -234,7 +234,7 @@ def _table(params: ParityParams, parity: ParityEvidence, judged: list[TensorPari
     limits = ("limit", *(_bound(params, limit) for limit in shown), "")
     rows = [_row(params, out, shown) for out in judged]
     return Section(
-        title=f"Outputs, worst first ({parity.samples} samples of {parity.data} data)",
+        title=f"Outputs, worst first ({count_text(parity.samples, 'input')} of {parity.data} data)",
         headers=("output", *(_title(limit, params) for limit in shown), "verdict"),
         rows=(*rows, limits),
     )

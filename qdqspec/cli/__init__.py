@@ -73,8 +73,10 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; options of ModelOpt's autotune are errors that name the equivalent option."""
     parser, verbs = _parser()
-    if not words[0].startswith("-") and words[0] not in verbs:
-        parser.error(f"unknown verb '{words[0]}'{did_you_mean(words[0], list(verbs))}")
+    known = [*verbs, *parser._option_string_actions]  # noqa: SLF001 - argparse has no other list of its options
+    if words[0] not in known:
+        what = "option" if words[0].startswith("-") else "verb"
+        parser.error(f"unknown {what} '{words[0]}'{did_you_mean(words[0], known)}")
     is_tune = words[:1] == ["tune"]
     if is_tune:
         refuse_mode(words[1:])

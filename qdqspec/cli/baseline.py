@@ -141,7 +141,11 @@ def _print(arguments: argparse.Namespace, found: list[Kept], damaged: list[str])
     for message in damaged:
         complain(message)
     if not found and not damaged:
-        say("nothing is obsolete" if arguments.action == "prune" else "no baseline found")
+        say(
+            "nothing is obsolete"
+            if arguments.action == "prune"
+            else "no baseline found; pytest --qdq-update=new writes them"
+        )
 
 
 def _lines(kept: Kept, action: str) -> list[str]:

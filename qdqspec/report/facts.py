@@ -213,7 +213,7 @@ def parity_table(found: Evidence) -> Table | None:
         else f"; SQNR limit: {limit_text(found.search.limits).replace(' (', ', ').rstrip(')')}"
     )
     return Table(
-        f"Parity with the reference ({parity.samples} samples of {plain(parity.data)} data{limit})",
+        f"Parity with the reference ({count_text(parity.samples, 'input')} of {plain(parity.data)} data{limit})",
         headers,
         rows,
         frozenset(range(1, len(headers))),
