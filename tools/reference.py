@@ -13,8 +13,8 @@ from typing import Any
 from qdqspec import cli, registry
 from qdqspec.config.settings import COMMAND_LINE, OPTIONS
 from qdqspec.report.record import record_to_json
-from qdqspec.spec.jsonschema import spec_schema
 from qdqspec.spec.kinds import params_of
+from qdqspec.spec.models import spec_schema
 from qdqspec.testing.records import sample_run
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"

@@ -155,7 +155,7 @@ def _from_root(path: Path, root: Path) -> str:
 
 def write_schema(arguments: argparse.Namespace) -> int:
     """Write the schema to a file or to standard output."""
-    from qdqspec.spec.jsonschema import spec_schema
+    from qdqspec.spec.models import spec_schema
 
     text = json.dumps(spec_schema(), indent=2)
     if arguments.output is None:

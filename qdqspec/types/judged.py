@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from qdqspec.types.evidence import Evidence
-from qdqspec.types.runtimes import RuntimeComparison
-from qdqspec.types.targets import CommonPlacement
+from qdqspec.types.runtimes import CommonPlacement, RuntimeComparison
 from qdqspec.types.words import Outcome, Severity
 
 ERROR_TITLE = "Error"  # of the section with the whole text of an error that kept a check from being judged

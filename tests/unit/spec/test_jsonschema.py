@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from qdqspec import load_spec, registry
 from qdqspec.errors import SpecError
-from qdqspec.spec.jsonschema import spec_schema
+from qdqspec.spec.models import spec_schema
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = resources.files("qdqspec") / "spec" / "qdqspec.schema.json"
