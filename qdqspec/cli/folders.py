@@ -69,7 +69,7 @@ def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
             model=str(result["model"]["sha256"]),
             changed=result["status"] != "unchanged",
             scheme=str((result["scheme"] or {}).get("digest", "")),
-            pairs=len(result["placement"]),
+            pairs=sum(not pair["weight"] for pair in result["placement"]),
             sqnr_db=(result["parity"] or {}).get("sqnr_db"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

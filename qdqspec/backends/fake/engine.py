@@ -187,7 +187,14 @@ class FakeEngine:
 
         break_down(self._words, "run")
         self._check(feeds)
-        return reference_outputs(self._model, feeds)
+        try:
+            return reference_outputs(self._model, feeds)
+        except NotImplementedError as error:
+            raise BackendError(
+                f"ONNX's reference implementation, which the simulated device computes with, lacks an operator: {error}",
+                where=self._model,
+                cure="choose a backend that has it, such as onnxruntime, or cut that part off the model",
+            ) from None
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Check the names of the inputs; of the values only their number affects a simulated time."""

@@ -241,3 +241,16 @@ def test_pairs_of_every_opset_are_computed(tmp_path: Path, opset: int) -> None:
     engine = FakeDevice().build(tmp_path / "pair.onnx", BuildOptions())
     outputs = engine.run({"x": np.array([0, 0.3, 0.6, -1], np.float32)})
     np.testing.assert_array_equal(outputs["y"], np.array([0, 0.5, 0.5, -1], np.float32))
+
+
+def test_an_operator_that_the_reference_implementation_lacks_is_answered_with_another_backend(
+    tmp_path: Path,
+) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "my": 1]> g (float[1,4] x) => (float[1,4] y) { y = my.Foo(x) }'
+    )
+    onnx.save(model, tmp_path / "foo.onnx")
+    engine = FakeDevice().build(tmp_path / "foo.onnx", BuildOptions())
+    with pytest.raises(BackendError, match="lacks an operator: .*'Foo'") as caught:
+        engine.run({"x": np.zeros((1, 4), np.float32)})
+    assert "such as onnxruntime" in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -83,6 +84,9 @@ def test_folders_of_several_runtimes_are_timed_together(verb, folders):
     ratios = {f"{m['backend']} {m['model']}": m["ratio"]["median"] for m in found["models"]}
     assert ratios["other float"] == 1
     assert ratios["fake float"] > 1.5  # a device of half the speed, with other kernels
+    for model in (each for each in found["models"] if each["model"] == "tuned"):
+        placed = json.loads(Path("out", model["backend"], "result.json").read_text())["placement"]
+        assert model["pairs"] == sum(not pair["weight"] for pair in placed), "as in the table of the search"
     text = verb("compare", *folders)
     assert text.code == 0, text.err
     assert "fastest at the accuracy asked for: " in text.out

@@ -121,6 +121,8 @@ def interval(low: float, median: float, high: float) -> Interval:
         ({"change": interval(1.01, 1.03, 1.05)}, "ok"),  # allowed
         ({"ratio_there": interval(1.01, 1.1, 1.2)}, "slower than float"),
         ({"sqnr_here_db": 25.0, "sqnr_there_db": 19.0}, "less accurate"),
+        ({"sqnr_here_db": -3.4, "sqnr_there_db": -3.5}, "ok"),  # the inputs are random
+        ({"sqnr_here_db": 15.0, "sqnr_there_db": 9.0}, "less accurate"),
         ({"sqnr_here_db": 25.0, "sqnr_there_db": 21.0}, "ok"),
     ],
 )
