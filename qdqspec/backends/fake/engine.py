@@ -191,7 +191,7 @@ class FakeEngine:
             return reference_outputs(self._model, feeds)
         except NotImplementedError as error:
             raise BackendError(
-                f"ONNX's reference implementation, which the simulated device computes with, lacks an operator: {error}",
+                f"ONNX's reference implementation, which this device computes with, lacks an operator: {error}",
                 where=self._model,
                 cure="choose a backend that has it, such as onnxruntime, or cut that part off the model",
             ) from None

@@ -251,6 +251,6 @@ def test_an_operator_that_the_reference_implementation_lacks_is_answered_with_an
     )
     onnx.save(model, tmp_path / "foo.onnx")
     engine = FakeDevice().build(tmp_path / "foo.onnx", BuildOptions())
-    with pytest.raises(BackendError, match="lacks an operator: .*'Foo'") as caught:
+    with pytest.raises(BackendError, match=r"lacks an operator: .*'Foo'") as caught:
         engine.run({"x": np.zeros((1, 4), np.float32)})
     assert "such as onnxruntime" in str(caught.value)
