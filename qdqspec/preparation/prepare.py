@@ -240,7 +240,8 @@ class Prepared:
     def _recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
         """The numbers of an equalized model, whose ranges differ at these tensors."""
         known = self._numbered[1].calibrated
-        new = self._calibrated(model, [tensor for tensor in tensors if tensor in known], self.note_once)
+        wanted = [tensor for tensor in tensors if tensor in known]
+        new = self._calibrated(model, wanted, lambda _: None)  # what is missing was noted before
         return self._quantizer(model, {**known, **new})
 
     def _calibrated(
