@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from qdqspec.baseline.compare import is_stale, judge_change
+from qdqspec.baseline.compare import conditions_effect, is_stale, judge_change
 from qdqspec.checks.base import CheckParams, Fraction
 from qdqspec.checks.verdicts import unmeasured, verdict
 from qdqspec.types import (
@@ -83,6 +83,7 @@ def _compare(
         "high": change.builds.high - 1,
         "max": params.max,
         "p_value": change.p_value,
+        "reference": change.reference - 1,
         "looks": float(found.looks),
     }
     sections = [_budget(change, params, outcome), _ratios(found, baseline, ratio)]
@@ -104,6 +105,8 @@ def _headline(change: TimeChange, allowed: float, outcome: Outcome, *, stale: bo
     against = f"{moved} {'as' if moved == _EQUAL else 'than'} the baseline (95 %: {bounds})"
     if stale:
         return f"{against}: it is stale"
+    if outcome == "inconclusive" and conditions_effect(change) > 1:
+        return f"{moved}, but the reference took {percent_text(change.reference - 1)} too: other conditions"
     return {
         "pass": f"{against}, allowed {most}",
         "fail": f"{against}, allowed {most}",
@@ -112,6 +115,11 @@ def _headline(change: TimeChange, allowed: float, outcome: Outcome, *, stale: bo
 
 
 def _advice(found: RegressionEvidence, outcome: Outcome) -> str:
+    if outcome == "inconclusive" and found.change is not None and conditions_effect(found.change) > 1:
+        return (
+            "Measure again with nothing else running: what changes the time of the float model so much changes that of "
+            "the faster model more."
+        )
     if outcome == "inconclusive":
         return "Measure again on a quieter machine, or allow more: the interval reaches over the allowance."
     return (

@@ -89,7 +89,14 @@ def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
         builds=_interval(ours.center - theirs.center, variance, freedom),
         ranks=shift_bounds(ours.rounds, theirs.rounds).exponential,
         p_value=mann_whitney_p(ours.rounds, theirs.rounds),
+        reference=_median(now.reference) / _median(before.reference)
+        if now.reference and before.reference
+        else 1.0,
     )
+
+
+def _median(builds: Builds) -> float:
+    return float(np.median(np.concatenate(builds)))
 
 
 def mann_whitney_p(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:

@@ -21,12 +21,14 @@ class TimeChange:
     """The change of a time, or a ratio of times, between two runs: the later over the earlier.
 
     ``builds`` is the 95 % interval over fresh builds. ``ranks`` are the bounds of a rank test over rounds: a
-    change outside them is rejected with 1 % error on each side. ``p_value`` is that of no change.
+    change outside them is rejected with 1 % error on each side. ``p_value`` is that of no change. ``reference`` is the
+    later time of the reference over the earlier one, if the change is that of a ratio to it.
     """
 
     builds: Interval
     ranks: Interval
     p_value: float
+    reference: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,12 +26,15 @@ def judge(found: RegressionEvidence, **values: object) -> Verdict:
     return check_named("regression").judge(params_of("regression", **values), with_(found))
 
 
-def change(low: float, high: float, *, ranks: tuple[float, float] | None = None) -> TimeChange:
+def change(
+    low: float, high: float, *, ranks: tuple[float, float] | None = None, reference: float = 1.0
+) -> TimeChange:
     rank_low, rank_high = ranks or (low, high)
     return TimeChange(
         builds=Interval(median=(low + high) / 2, low=low, high=high),
         ranks=Interval(median=(rank_low + rank_high) / 2, low=rank_low, high=rank_high),
         p_value=0.5,
+        reference=reference,
     )
 
 
@@ -44,6 +47,11 @@ def change(low: float, high: float, *, ranks: tuple[float, float] | None = None)
         (change(1.051, 1.2), "fail"),
         (change(1.051, 1.2, ranks=(1.04, 1.3)), "inconclusive"),
         (change(0.5, 0.6), "pass"),
+        (change(1.08, 1.12, reference=1.04), "fail"),
+        (change(1.08, 1.12, reference=1.25), "inconclusive"),  # the float model took a quarter more time too
+        (change(1.08, 1.12, reference=0.8), "inconclusive"),
+        (change(1.3, 1.4, reference=1.25), "fail"),
+        (change(0.99, 1.05, reference=1.25), "pass"),
     ],
 )
 def test_a_failure_needs_builds_and_ranks_beyond_the_allowance(seen: TimeChange, outcome: str) -> None:
@@ -53,11 +61,11 @@ def test_a_failure_needs_builds_and_ranks_beyond_the_allowance(seen: TimeChange,
 BOUND = st.floats(0.2, 5)
 
 
-@given(BOUND, BOUND, BOUND, BOUND, st.floats(0.001, 1))
+@given(BOUND, BOUND, BOUND, BOUND, st.floats(0.001, 1), BOUND)
 def test_whatever_fails_at_an_allowance_fails_at_every_smaller_one(
-    a: float, b: float, c: float, d: float, allowed: float
+    a: float, b: float, c: float, d: float, allowed: float, reference: float
 ) -> None:
-    seen = change(min(a, b), max(a, b), ranks=(min(c, d), max(c, d)))
+    seen = change(min(a, b), max(a, b), ranks=(min(c, d), max(c, d)), reference=reference)
     if judge_change(seen, allowed) == "fail":
         assert judge_change(seen, allowed / 2) == "fail"
     if judge_change(seen, allowed) == "pass":
@@ -95,6 +103,7 @@ STATES = {
     "stale": sample_regression(-0.12)["regression"],
     "slower": sample_regression(0.12, looks=2)["regression"],
     "undecided": sample_regression(0.055, looks=2)["regression"],
+    "slower, in other conditions": replace(SAMPLE, change=change(1.08, 1.12, reference=1.25)),
     "unchanged, then and now": replace(
         SAMPLE,
         baseline=Interval(median=1, low=1, high=1),

@@ -161,3 +161,14 @@ def test_a_ratio_is_between_both_conditions_where_both_were_taken() -> None:
     assert found.tuned == ((3.0, 3.0), (3.0, 3.0))
     assert found.reference == ((6.0, 6.0), (6.0, 6.0))
     assert ratio_times(latency, in_a_row=True).tuned == ((2.0, 2.0), (2.0, 2.0))
+
+
+def test_the_change_of_the_references_time_is_told_beside_that_of_the_ratio() -> None:
+    before = BuildTimes(tuned=((1.0, 1.1), (0.9, 1.0)), reference=((2.0, 2.2), (1.8, 2.0)))
+    slower = BuildTimes(
+        tuned=((1.5, 1.65), (1.35, 1.5)), reference=tuple(tuple(1.5 * t for t in b) for b in before.reference)
+    )
+    assert change_between(slower, before).reference == pytest.approx(1.5)
+    assert change_between(slower, before).builds.median == pytest.approx(1.0)
+    alone = change_between(BuildTimes(tuned=slower.tuned), BuildTimes(tuned=before.tuned))
+    assert alone.reference == 1.0
