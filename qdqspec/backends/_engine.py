@@ -1,15 +1,20 @@
-"""What engines share: whether they are open, what is bound at each profile, times of runs, and checks of inputs."""
+"""What engines share: open engines and bound inputs, times of runs, checks of inputs, programs that end with them."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import Clock, Samples
 
 CHECK_INPUTS = "check the names, types and shapes of the inputs"
@@ -125,3 +130,46 @@ def refusals_of(
             raise BackendError(f"{what}: {why}", where=model, cure=cure_for(why) or cure) from None
 
     return refusals
+
+
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux' prctl
+
+
+def start_program(
+    command: Sequence[str],
+    *,
+    output: IO[bytes],
+    env: Mapping[str, str],
+    install: str,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, without input; on Linux it is killed when this process ends.
+
+    Raises `BackendUnavailableError`, with ``install`` as the remedy, if it cannot be run.
+    """
+    with warnings.catch_warnings():
+        # From 3.12 on Python warns of code between fork and exec if there are threads; here it is one system call.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=pass_fds,
+                start_new_session=True,
+                preexec_fn=_dying_with_parent(),
+                env=env,
+            )
+        except OSError as error:
+            name = command[0].rpartition("/")[2]
+            raise BackendUnavailableError(
+                f"{name} cannot be run: {error}", where=command[0], cure=install
+            ) from None
+
+
+def _dying_with_parent() -> Callable[[], None] | None:
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)

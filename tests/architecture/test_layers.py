@@ -166,7 +166,7 @@ def test_the_plugin_touches_pytest_internals_in_one_file_only():
 
 def test_there_are_files_to_check():
     assert len(files()) > 30
-    assert package_of(PACKAGE / "backends" / "tensorrt" / "lint" / "scales.py") == "lint"
+    assert package_of(PACKAGE / "backends" / "tensorrt" / "lint" / "numbers.py") == "lint"
     assert package_of(PACKAGE / "backends" / "tensorrt" / "layers.py") == "backends"
     assert "qdqspec.config.Settings" in imports(PACKAGE / "cases.py")
     assert "qdqspec.session.Session" in imports(PACKAGE / "plugin" / "run.py")

@@ -67,7 +67,7 @@ WRITES_IN_PLACE = {
     "backends/tensorrt/gpu_day/archive.py": "into a temporary folder, packed as a whole",
     "backends/tensorrt/gpu_day/models.py": "into a temporary folder",
     "backends/tensorrt/gpu_day/parts.py": "into a temporary folder, packed as a whole",
-    "backends/trtexec/files.py": "inputs for a tool, in a temporary folder",
+    "backends/trtexec/process.py": "inputs for a tool, in a temporary folder",
     "cluster/case_process.py": "the pipe of its progress",
     "cluster/certificates.py": "a private key, which is readable by its owner only from the first byte",
     "cluster/client.py": "results, in a temporary folder until they are verified",

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qdqspec.backends.tensorrt.layer_json import read_profile, read_times
-from qdqspec.backends.tensorrt.layers import EngineNames, metadata_names, parse_layers
-from qdqspec.backends.trtexec.log import read_log
-from qdqspec.backends.trtexec.messages import find_all
+from qdqspec.backends.tensorrt.layers import (
+    EngineNames,
+    metadata_names,
+    parse_layers,
+    read_profile,
+    read_times,
+)
+from qdqspec.backends.trtexec.log import find_all, read_log
 from qdqspec.errors import BackendError
 from qdqspec.units import without_passwords
 

@@ -19,10 +19,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from qdqspec.backends.tensorrt.layer_json import read_profile, read_times
-from qdqspec.backends.tensorrt.layers import parse_layers
-from qdqspec.backends.trtexec.log import read_log
-from qdqspec.backends.trtexec.messages import find_all
+from qdqspec.backends.tensorrt.layers import parse_layers, read_profile, read_times
+from qdqspec.backends.trtexec.log import find_all, read_log
 from qdqspec.baseline.compare import Conditions, differences, judge_change, unlikeness
 from qdqspec.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
 from qdqspec.config import load_settings

@@ -24,7 +24,7 @@ declaration = Declaration(
     },
     kernel_origins=f"{__name__}.layers:map_kernels",
     float16=f"{_OPTIMIZE}:half_model",
-    program=f"{__name__}.options:program",
+    program=f"{__name__}.engine:program",
     as_defined={_OPTIMIZATION: "off"},
     optimized={_OPTIMIZATION: "all"},
 )

@@ -1,14 +1,20 @@
 """The backend of ONNX Runtime on the CPU.
 
 ``onnxruntime`` itself is imported inside functions, so that importing this module is fast.
+
+Options are ``onnxruntime.WORD=VALUE``. ``optimization`` is the level of graph optimization: ``all`` (ONNX Runtime's
+default), ``extended``, ``basic``, or ``off``, with which every QuantizeLinear and DequantizeLinear is computed as the
+ONNX standard defines it and all other operators in floating point.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +26,7 @@ from qdqspec.backends import _cpu
 from qdqspec.backends._engine import CHECK_INPUTS, TimedEngine, profile_warmup, refusals_of, time_runs
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.onnxruntime.graph import graph_hash, read_graph
-from qdqspec.backends.onnxruntime.layers import map_kernels
-from qdqspec.backends.onnxruntime.messages import cure_for, plainly
+from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, read_graph, read_profile
 from qdqspec.backends.onnxruntime.ops import (
     ABSORBED,
     BLOCKED_4,
@@ -33,14 +37,101 @@ from qdqspec.backends.onnxruntime.ops import (
     LABELS,
     LINEAR,
 )
-from qdqspec.backends.onnxruntime.options import FULL, LEVELS, OPTIONS, options_from
 from qdqspec.backends.onnxruntime.overflow import describe, overflows
-from qdqspec.backends.onnxruntime.profile import layer_times, read_profile
+from qdqspec.config.declared import declare, option
+from qdqspec.config.values import LIBRARIES, one_of
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+
+AS_DEFINED = "off"
+FULL = "all"
+
+LEVELS = {
+    FULL: "ORT_ENABLE_ALL",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "basic": "ORT_ENABLE_BASIC",
+    AS_DEFINED: "ORT_DISABLE_ALL",
+}
+
+_PROVIDER = (
+    "the CPU provider is the one whose kernels qdqspec knows",
+    "for TensorRT take --backend tensorrt or trtexec; see docs/tensorrt.md for the other providers",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxRuntimeOptions:
+    """The options after ``onnxruntime.`` in the configuration."""
+
+    optimization: str = option(
+        one_of(*LEVELS), "How far ONNX Runtime rewrites a model before it runs it.", FULL
+    )
+    plugins: tuple[Path, ...] = option(
+        LIBRARIES, "Libraries of custom operators.", (), shown="", in_files=False, flag="plugin"
+    )
+
+
+OPTIONS = declare("onnxruntime", OnnxRuntimeOptions, {"provider": _PROVIDER, "providers": _PROVIDER})
+
+
+def options_from(extra: Mapping[str, str]) -> OnnxRuntimeOptions:
+    """Read the options that begin with ``onnxruntime.``; raise `ConfigError` for an unknown or invalid one."""
+    return OnnxRuntimeOptions(**OPTIONS.read(extra))
+
+
+_PROGRAM = """import onnxruntime as ort
+
+settings = ort.SessionOptions()
+settings.intra_op_num_threads = {threads}
+settings.graph_optimization_level = ort.GraphOptimizationLevel.{level}
+{libraries}session = ort.InferenceSession(MODEL, settings, providers=["CPUExecutionProvider"])
+session.run(None, FEEDS)
+print("ONNX Runtime", ort.__version__, "builds and runs the model")
+"""
+
+
+def program(options: BuildOptions) -> str:
+    """A Python program that builds ``MODEL`` and runs it on ``FEEDS``."""
+    words = options_from(options.extra)
+    libraries = (f"settings.register_custom_ops_library({str(library)!r})\n" for library in words.plugins)
+    level = LEVELS[words.optimization]
+    return _PROGRAM.format(threads=options.threads, level=level, libraries="".join(libraries))
+
+
+# "[ONNXRuntimeError] : 1 : FAIL : Load model from m.onnx failed:/onnxruntime_src/a.cc:256 onnxruntime::f(int) Why"
+_STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+_LOADING = re.compile(r"^Load model from .*? failed: ?", re.DOTALL)
+_SOURCE = re.compile(r"/onnxruntime_src/\S+?:\d+ (?:[^()]*\(.*?\) (?=[A-Z]))?")
+_LONGEST = 500
+
+# Text contained in a message, and what to do about it.
+_CURES = {
+    "is not a registered function/op": "give the library of custom operators that has it with --plugin LIB.so "
+    "(in pytest --qdq-plugin), or cut that part off the model",
+    "Unsupported model IR version": "save the model with an older IR version, or update onnxruntime",
+    "Current official support for domain": "export the model with an older opset, or update onnxruntime",
+    "Could not find an implementation": "ONNX Runtime has no kernel for this operator in this type on a CPU: "
+    "export the model in float32, or choose another backend",
+    "two nodes with same node name": "give the nodes names of their own, or none",
+}
+
+
+def plainly(error: Exception) -> str:
+    """The message of an exception, on one line."""
+    text = " ".join(str(error).split())
+    for noise in (_STATUS, _LOADING, _SOURCE):
+        text = noise.sub("", text, count=1)
+    return text[:_LONGEST].strip() or type(error).__name__
+
+
+def cure_for(text: str) -> str | None:
+    """What to do about an error, if known."""
+    return next((cure for sign, cure in _CURES.items() if sign in text), None)
+
 
 _INSTALL = "pip install onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,8 @@ from qdqspec.backends import _cpu
 from qdqspec.backends._engine import TimedEngine, check_names, profile_warmup
 from qdqspec.backends._source import read_given, read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.onnxruntime.graph import graph_hash
-from qdqspec.backends.onnxruntime.layers import map_kernels
+from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, parse_profile
 from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_4, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
-from qdqspec.backends.onnxruntime.profile import layer_times, parse_profile
 from qdqspec.backends.onnxruntime_web.install import (
     INSTALL,
     PACKAGE,
@@ -29,11 +28,49 @@ from qdqspec.backends.onnxruntime_web.install import (
     require_package,
 )
 from qdqspec.backends.onnxruntime_web.node import NodeProcess
-from qdqspec.backends.onnxruntime_web.options import LEVELS, OPTIONS, options_from, wants_browser
+from qdqspec.config.declared import declare, option
+from qdqspec.config.values import one_of
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
 from qdqspec.wire import Header
+
+LEVELS = {
+    "all": "all",
+    "extended": "extended",
+    "basic": "basic",
+    "off": "disabled",
+}  # the package's own names
+
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxRuntimeWebOptions:
+    """The options after ``onnxruntime-web.`` in the configuration."""
+
+    optimization: str = option(
+        one_of(*LEVELS), "How far ONNX Runtime rewrites a model before it runs it.", "all"
+    )
+    browser: str = option(
+        one_of(NONE, "chromium"),
+        "The browser that runs the models, without a window; none: Node runs them.",
+        NONE,
+    )
+
+
+OPTIONS = declare("onnxruntime-web", OnnxRuntimeWebOptions)
+
+
+def options_from(extra: Mapping[str, str]) -> OnnxRuntimeWebOptions:
+    """Read the options that begin with ``onnxruntime-web.``; raise `ConfigError` for an unknown or invalid one."""
+    return OnnxRuntimeWebOptions(**OPTIONS.read(extra))
+
+
+def wants_browser(extra: Mapping[str, str]) -> bool:
+    """Whether models run in a browser."""
+    return options_from(extra).browser != NONE
+
 
 _CALL_SECONDS = 110.0  # slightly less than the caller's limit, so that the reason is reported
 _PATIENCE = 0.95  # of a build's limit, for the same reason

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from qdqspec.arrays import Array
-from qdqspec.backends._orphans import start_program
-from qdqspec.backends.onnxruntime import messages
+from qdqspec.backends._engine import start_program
+from qdqspec.backends.onnxruntime import engine
 from qdqspec.backends.onnxruntime_web.install import HERE, NODE, require_node, require_package
 from qdqspec.errors import BackendError
 from qdqspec.temporary import TemporaryFolder
@@ -162,11 +162,11 @@ def plainly(text: str) -> str:
     text = _CODE.sub("", text).strip()
     if text.isdecimal():
         return f"an exception of the WebAssembly code without a message ({text})"
-    return messages.plainly(RuntimeError(text))
+    return engine.plainly(RuntimeError(text))
 
 
 def cure_for(text: str) -> str | None:
     """What to do about an error, if known."""
     if _OUT_OF_MEMORY.search(text):
         return "take a smaller model: WebAssembly has 4 GiB of memory at most"
-    return messages.cure_for(text)
+    return engine.cure_for(text)

@@ -18,20 +18,21 @@ from qdqspec.backends import _cpu
 from qdqspec.backends._engine import TimedEngine, check_names, profile_warmup, refusals_of, time_runs
 from qdqspec.backends._source import read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.openvino.graph import graph_hash, read_kernels
-from qdqspec.backends.openvino.layers import find_origins, layer_times, named_nodes
+from qdqspec.backends.openvino.layers import find_origins, graph_hash, layer_times, named_nodes, read_kernels
 from qdqspec.backends.openvino.library import (
+    CPU,
     INSTALL,
+    OPTIONS,
     core_with_extensions,
     cure_for,
     device_name,
     import_openvino,
     installed_version,
+    options_from,
     plainly,
     properties,
 )
 from qdqspec.backends.openvino.ops import ABSORBED, LABELS, LINEAR
-from qdqspec.backends.openvino.options import CPU, OPTIONS, options_from
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qdqspec.backends.base import Exported
-from qdqspec.backends.tensorrt.layer_json import read_times
-from qdqspec.backends.tensorrt.layers import parse_layers
+from qdqspec.backends.tensorrt.layers import parse_layers, read_times
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph.model import Model
 from qdqspec.plain_json import parse_json

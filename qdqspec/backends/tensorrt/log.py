@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec.backends.trtexec.messages import shortened
+from qdqspec.backends.trtexec.log import shortened
 from qdqspec.errors import BackendError
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import numpy as np
 from qdqspec.arrays import Array, Shape
 from qdqspec.backends._nvidia.cuda import CudaError, DeviceBuffer, Graph, HostBuffer, Stream, download, upload
 from qdqspec.backends.tensorrt.api import numpy_dtype
+from qdqspec.backends.tensorrt.build import choose_profile
 from qdqspec.backends.tensorrt.log import Log, refusals
-from qdqspec.backends.tensorrt.profiles import choose_profile
 from qdqspec.errors import BackendError
 
 if TYPE_CHECKING:

@@ -20,25 +20,22 @@ from qdqspec.backends._engine import BoundEngine
 from qdqspec.backends._nvidia.smi import capability_of, gpu_facts
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.tensorrt import ops as trt_ops
+from qdqspec.backends.tensorrt.build import trtexec_option
 from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
-from qdqspec.backends.tensorrt.layer_json import read_times
-from qdqspec.backends.tensorrt.layers import parse_layers
-from qdqspec.backends.tensorrt.plugins import trtexec_option
-from qdqspec.backends.trtexec.files import (
-    MEASURING,
-    check_feeds,
-    fed_shapes,
-    read_outputs,
-    shape_words,
-    write_inputs,
-)
+from qdqspec.backends.tensorrt.layers import parse_layers, read_times
 from qdqspec.backends.trtexec.log import Report
 from qdqspec.backends.trtexec.process import (
     CALL_SECONDS,
     INSTALL,
+    MEASURING,
     Tool,
+    check_feeds,
+    fed_shapes,
     find_trtexec,
+    read_outputs,
     require_tool,
+    shape_words,
+    write_inputs,
 )
 from qdqspec.config.declared import declare, option
 from qdqspec.config.values import ARGUMENTS, LIBRARIES, PATH, whole

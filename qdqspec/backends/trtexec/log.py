@@ -1,18 +1,21 @@
-"""Reads the output of trtexec, versions 8 to 11.
+"""Reads the output of trtexec, versions 8 to 11, and explains its messages.
 
 ``Latency`` is not used: up to 10 it includes transfers over PCIe. The result is the median of
 ``GPU Compute Time``.
+
+Messages either end a build or only make a measurement unreliable. Each rule for them was written for recorded messages
+or messages in trtexec's source. An ``[E]`` line alone does not mean failure: a tactic skipped for lack of memory writes
+one, and the build passes.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from qdqspec.backends.trtexec.messages import MatchedMessage, find_all, plain_lines, shortened
 from qdqspec.types import NOT_CAPTURED
 
 RunOutcome: TypeAlias = Literal["PASSED", "FAILED", ""]
@@ -153,3 +156,163 @@ def _layer_lines(log: str) -> Iterator[str]:
             inside = False
         elif inside:
             yield line
+
+
+Weight: TypeAlias = Literal["fatal", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRule:
+    """A kind of message: the text found in a line, its meaning, and what to do about it."""
+
+    kind: str
+    weight: Weight
+    pattern: re.Pattern[str]
+    cure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedMessage:
+    """A message that matches a rule. ``text`` is the line without time and severity."""
+
+    kind: str
+    weight: Weight
+    text: str
+    cure: str
+
+
+def _rule(kind: str, weight: Weight, pattern: str, cure: str = "") -> MessageRule:
+    return MessageRule(kind, weight, re.compile(pattern), cure)
+
+
+# The most specific first: a line belongs to the first rule that matches, a failed run to the first one found.
+RULES = (
+    _rule(
+        "unknown_option",
+        "fatal",
+        r"^Unknown option: ",
+        "leave the option out of trtexec.args, or use a trtexec that has it",
+    ),
+    _rule("no_model", "fatal", r"^Model missing or format not recognized", "name an ONNX file"),
+    _rule(
+        "shapes_assumed",
+        "fatal",
+        r"^(?:Dynamic dimensions required for input: |Shape missing for input with dynamic shape: )",
+        "give the input a shape in inputs.shapes of the spec: TensorRT took 1 for what was missing",
+    ),
+    _rule(
+        "parse_zero_point",
+        "fatal",
+        r"symmetric quantization.*zero ?(?:point|pt)|shiftIsAllZeros",
+        "quantize symmetrically: every zero point must be 0",
+    ),
+    _rule(
+        "parse_scale",
+        "fatal",
+        r"scale coefficients must all be positive|scaleAllPositive",
+        "raise scales of zero: a channel of zeros has one",
+    ),
+    _rule(
+        "parse_quant_type",
+        "fatal",
+        r"TensorRT only allows .*quantization",
+        "use a number format that this version knows; leave biases in float",
+    ),
+    _rule("no_implementation_retry", "note", r"^Engine generation failed with backend strategy"),
+    _rule(
+        "out_of_memory_tactic",
+        "note",
+        r"Skipping tactic .*insufficient memory|insufficient to use tactic|VirtualMemoryBuffer.*OutOfMemory"
+        r"|virtualMemoryBuffer.*OutOfMemory",
+        "free memory on the GPU: without it TensorRT drops kernels, and latency depends on what was free",
+    ),
+    _rule(
+        "out_of_memory_fatal",
+        "fatal",
+        r"(?:Error Code 1: )?Cuda Runtime \(out of memory\)|User allocator error",
+        "free memory on the GPU, or take a smaller batch",
+    ),
+    _rule(
+        "no_implementation",
+        "fatal",
+        r"Could not find any implementation for node",
+        "leave the Q/DQ of that node out, or update TensorRT: 8.6 lacks kernels that 10 has",
+    ),
+    _rule("internal_assert", "fatal", r"Assertion .*failed", "leave the Q/DQ around that place out"),
+    _rule("api_misuse", "fatal", r"API Usage Error"),
+    _rule(
+        "engine_mismatch",
+        "fatal",
+        r"^Engine deserialization failed|^Got invalid engine",
+        "build the engine with the TensorRT that runs it",
+    ),
+    _rule("parse_failure", "fatal", r"^Parsing model failed|^Failed to parse onnx"),
+    _rule("weakly_typed", "note", r"^Weakly-typed networks have been deprecated"),
+    _rule("hardware_hint", "note", r"hardware does not accelerate"),
+    _rule("unstable_timing", "note", r"^\* GPU compute time is unstable", "lock the GPU's clocks"),
+    _rule(
+        "enqueue_bound", "note", r"^\* Throughput may be bound by Enqueue Time", "the host, not the GPU, limits it"
+    ),
+    _rule("transfer_bound", "note", r"^\* Throughput may be bound by (?:host-to-device|device-to-host) transfers"),
+    _rule("aux_streams", "note", r"auxiliary streams, so the .*latency may not be accurate"),
+    _rule(
+        "no_cuda_graph",
+        "note",
+        r"not permitted under CUDA graph|useCudaGraph flag has been ignored",
+        "do not compare it with candidates that were captured",
+    ),
+)  # fmt: skip
+
+_LINE = re.compile(
+    r"(?:\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] )?(?:\[TRT\] )?(?:\[(?P<level>[A-Z])\] ?)?(?:\[TRT\] )?(?P<text>.*)"
+)
+_CRASH = re.compile(r"^\S+: \S+:\d+: .*Assertion `")
+_RETRIED = (
+    "Error message: "  # continues "Engine generation failed with backend strategy": another one follows
+)
+_READ = 4000  # characters of a line that are searched
+_LONGEST = 400  # characters of a message that are shown: node names of fused layers have thousands
+
+
+def plain_lines(log: str) -> Iterator[tuple[str, str]]:
+    """Severity and text of each line; the severity is empty if the log was filtered or a library wrote the line."""
+    for line in log.split("\n"):  # not splitlines, which splits at the separators of metadata
+        found = _LINE.match(line)
+        assert found is not None  # every part is optional
+        yield found["level"] or "", found["text"].strip()
+
+
+def find_all(log: str) -> tuple[MatchedMessage, ...]:
+    """Every message that matches a rule, in order, each text once."""
+    found: dict[MatchedMessage, None] = {}
+    for _, text in plain_lines(log):
+        rule = None if text.startswith(_RETRIED) else _fitting(text)
+        if rule:
+            found[MatchedMessage(rule.kind, rule.weight, shortened(text), rule.cure)] = None
+    return tuple(found)
+
+
+def cause_of(findings: Iterable[MatchedMessage]) -> MatchedMessage | None:
+    """The most specific of the messages that end a run."""
+    fatal = [finding for finding in findings if finding.weight == "fatal"]
+    order = {rule.kind: index for index, rule in enumerate((*RULES, CRASH))}
+    return min(fatal, key=lambda finding: order[finding.kind], default=None)
+
+
+CRASH = _rule(
+    "crash_no_verdict", "fatal", _CRASH.pattern, "TensorRT itself crashed: leave this candidate out"
+)
+
+
+def _fitting(text: str) -> MessageRule | None:
+    text = text[:_READ]
+    if _CRASH.match(text):
+        return CRASH
+    return next((rule for rule in RULES if rule.pattern.search(text)), None)
+
+
+def shortened(text: str) -> str:
+    """One line of limited length, with its middle removed."""
+    line = " ".join(text.split())
+    half = _LONGEST // 2
+    return line if len(line) <= _LONGEST else f"{line[:half]} ... {line[-half:]}"

@@ -12,8 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
-from qdqspec.backends.onnxruntime.messages import cure_for, plainly
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine, cure_for, plainly
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.testing.backends import small_model
 

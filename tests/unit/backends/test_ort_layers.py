@@ -12,8 +12,7 @@ import pytest
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.backends.onnxruntime.layers import Origin, plain_name
-from qdqspec.backends.onnxruntime.profile import KernelEvent, layer_times
+from qdqspec.backends.onnxruntime.layers import KernelEvent, Origin, layer_times, plain_name
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.types import LayerTime
 

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-from qdqspec.backends.tensorrt.layer_json import read_profile, read_times
-from qdqspec.backends.tensorrt.layers import EngineNames, metadata_names, parse_layers, read_layers
+from qdqspec.backends.tensorrt.layers import (
+    EngineNames,
+    metadata_names,
+    parse_layers,
+    read_layers,
+    read_profile,
+    read_times,
+)
 from qdqspec.backends.trtexec.log import read_log
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model

@@ -14,10 +14,16 @@ from typing import Any
 import pytest
 
 from qdqspec.backends.tensorrt.exported import _end_to_end
-from qdqspec.backends.tensorrt.layer_json import read_graph, read_profile, read_times
-from qdqspec.backends.tensorrt.layers import EngineNames, metadata_names, parse_layers, read_layers
-from qdqspec.backends.trtexec.log import read_log
-from qdqspec.backends.trtexec.messages import find_all
+from qdqspec.backends.tensorrt.layers import (
+    EngineNames,
+    metadata_names,
+    parse_layers,
+    read_graph,
+    read_layers,
+    read_profile,
+    read_times,
+)
+from qdqspec.backends.trtexec.log import find_all, read_log
 from qdqspec.regions.fusion import groups_of
 
 SAMPLES = Path(__file__).parents[2] / "data" / "tensorrt" / "samples"

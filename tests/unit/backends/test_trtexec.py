@@ -434,7 +434,7 @@ def test_in_a_child_process(install_trtexec, model, feeds):
 
 
 def test_outputs_that_are_no_numbers(install_trtexec, model):
-    from qdqspec.backends.trtexec.files import read_outputs
+    from qdqspec.backends.trtexec.process import read_outputs
     from qdqspec.graph.model import load_model
 
     loaded = load_model(model)

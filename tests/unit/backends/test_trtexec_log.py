@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.backends.trtexec.log import read_log
-from qdqspec.backends.trtexec.messages import cause_of, find_all
+from qdqspec.backends.trtexec.log import cause_of, find_all, read_log
 
 SAMPLES = Path(__file__).parents[2] / "data" / "tensorrt" / "samples"
 MESSAGES = [json.loads(line) for line in (SAMPLES / "trtexec-messages.jsonl").read_text().splitlines()]

@@ -26,14 +26,13 @@ from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.smi import gpu_settings, gpu_state
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.tensorrt.build import exports_creators
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.gpu_day import models
 from qdqspec.backends.tensorrt.gpu_day.models import REFUSED
-from qdqspec.backends.tensorrt.layer_json import read_times
+from qdqspec.backends.tensorrt.layers import read_times
 from qdqspec.backends.tensorrt.options import options_from
-from qdqspec.backends.tensorrt.plugins import exports_creators
-from qdqspec.backends.trtexec.files import MEASURING
-from qdqspec.backends.trtexec.process import require_tool
+from qdqspec.backends.trtexec.process import MEASURING, require_tool
 from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
