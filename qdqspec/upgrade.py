@@ -17,9 +17,9 @@ import numpy as np
 from qdqspec.backends.base import Array, Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
+from qdqspec.measurement.change import median_layers, steady_changes
 from qdqspec.measurement.environment import Environment
 from qdqspec.measurement.isolate import Isolated
-from qdqspec.measurement.layer_changes import median_layers, steady_changes
 from qdqspec.measurement.together import Together, common_clock, joined, ratios_between
 from qdqspec.parity.compare import SampleOutputs, compare_outputs
 from qdqspec.preparation.timing import clock_for

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, answer, complain, say, say_json, settings_from
-from qdqspec.config import values
+from qdqspec.config import declared
 from qdqspec.errors import ConfigError
 from qdqspec.units import seconds_text, size_text
 
@@ -50,7 +50,7 @@ def add_verbs(verbs: Verbs) -> None:
 
 def _age(text: str) -> float:
     try:
-        return values.duration(text)
+        return declared.duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -23,14 +23,13 @@ from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measurement._records import trial_from_json
 from qdqspec.measurement.admission import Admission
 from qdqspec.measurement.fresh import FreshBuilds
-from qdqspec.measurement.looks import Looks
 from qdqspec.measurement.memory import HasMemory, has_memory
-from qdqspec.measurement.parts import FLOAT, PartBench
 from qdqspec.measurement.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
-from qdqspec.measurement.race import WARMUP, Entrant, Turn, both_of, profiled, race, warmed
+from qdqspec.measurement.race import FLOAT, WARMUP, Entrant, PartBench, Turn, both_of, profiled, race, warmed
 from qdqspec.measurement.stats import build_deviation, drift
 from qdqspec.measurement.together import (
     IsSettled,
+    Looks,
     Take,
     Together,
     common_clock,

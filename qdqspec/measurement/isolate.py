@@ -25,8 +25,15 @@ from qdqspec.codec import from_data
 from qdqspec.config import options_of
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.graph.weights import WEIGHTS
-from qdqspec.measurement._child import Child, Interpreter
-from qdqspec.measurement._processes import Interpreters, Zygote, can_fork, give_back, open_launcher
+from qdqspec.measurement._processes import (
+    Child,
+    Interpreter,
+    Interpreters,
+    Zygote,
+    can_fork,
+    give_back,
+    open_launcher,
+)
 from qdqspec.measurement._records import options_to_json
 from qdqspec.measurement.worker import backend_by_name
 from qdqspec.quantize.scales import as_real

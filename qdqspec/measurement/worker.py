@@ -6,6 +6,11 @@ then fork a child per engine on request. ``single``: serve one engine in this pr
 Safety rules: a child ends when its connection ends; the zygote ends when the connection to its parent ends, but kills
 its children and removes the scratch folder first; interrupts of the terminal are ignored here, since the parent handles
 them; nothing is written to the terminal.
+
+Compared engines are pinned to the same core. On a busy machine cores are not equally fast: another guest on the same
+core takes a third of one and nothing of the next, for seconds at a time. A scheduler does not move processes that take
+turns, so that one of two engines would run on the fast core and the other on the slow one for a whole race. On a common
+core, disturbances affect both (docs/decisions/0033).
 """
 
 from __future__ import annotations
@@ -24,8 +29,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +41,6 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import Backend, Engine
 from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.measurement._processor import one_processor
 from qdqspec.measurement._records import options_from_json
 from qdqspec.wire import FrameStream, Header, WireClosedError, travels
 
@@ -325,3 +329,39 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+
+
+_SYSTEM = Path("/sys/devices/system/cpu")
+_SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")  # Linux reports one of them if cores differ
+
+
+@contextmanager
+def one_processor() -> Iterator[None]:
+    """Pin this thread to one core: the same one in every process with the same set of allowed cores.
+
+    Does nothing if the system does not support it.
+    """
+    usable: set[int] = set()
+    if hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):
+            usable = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, {chosen(usable)})
+    try:
+        yield
+    finally:
+        if usable:
+            with suppress(OSError):
+                os.sched_setaffinity(0, usable)
+
+
+def chosen(usable: Collection[int], system: Path = _SYSTEM) -> int:
+    """The last of the fastest cores: interrupts are handled by the first."""
+    return max(usable, key=lambda number: (_speed(system / f"cpu{number}"), number))
+
+
+def _speed(folder: Path) -> int:
+    """The speed of a core in an arbitrary unit; 0 if the system does not report it."""
+    for name in _SPEEDS:
+        with suppress(OSError, ValueError):
+            return int((folder / name).read_text(encoding="ascii"))
+    return 0

@@ -20,7 +20,7 @@ from qdqspec.graph.model import require_path
 from qdqspec.graph.save import write_text
 from qdqspec.graph.weights import WeightStore, content_digest
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
-from qdqspec.measurement.looks import Looks
+from qdqspec.measurement.together import Looks
 from qdqspec.measurement.twins import Twins, answer
 from qdqspec.placement.cache import WarmStart
 from qdqspec.placement.insert import Inserter

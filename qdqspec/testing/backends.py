@@ -29,8 +29,8 @@ from qdqspec import registry
 from qdqspec.arrays import Array
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.config import hooks
+from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH
 from qdqspec.config.settings import DEFAULT_BACKEND
-from qdqspec.config.values import ARGUMENTS, LIBRARIES, PATH
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError, QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.lint import lint_model, rules_for

@@ -1,4 +1,4 @@
-"""Sample records: a run in the form that reports take, made without measuring anything.
+"""Sample measurements, and records in the form that reports take, made without measuring anything.
 
 The numbers are invented but plausible, and the same on each machine. The verdicts are those of the real
 checks. ``sample_run()`` contains a model that became faster, one that is unchanged and one with accuracy.
@@ -6,38 +6,266 @@ checks. ``sample_run()`` contains a model that became faster, one that is unchan
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from qdqspec.checks.base import Check, CheckParams
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.registry import resolve
-from qdqspec.testing.samples import (
-    sample_accuracy,
-    sample_bound,
-    sample_front,
-    sample_latency,
-    sample_pairs,
-    sample_parity,
-    sample_regression,
-    sample_search,
-    sample_tensor,
-)
 from qdqspec.types import (
+    EXACT_DB,
+    AccuracyBound,
     AccuracyEvidence,
+    BaselineFigure,
+    BlockError,
     Case,
     CaseRecord,
     CheckResult,
     CheckSpec,
     Consumer,
+    CorrectionGain,
     DeviceKey,
     Evidence,
+    FrontPoint,
+    Interval,
+    LatencyEvidence,
     ParityEvidence,
+    PlacedPair,
     Placement,
     Provenance,
+    Race,
+    RegressionEvidence,
     RunRecord,
+    Samples,
+    SearchResult,
     Site,
+    TensorParity,
+    TimeChange,
+    Trial,
 )
+
+
+def sample_latency(medians: Mapping[str, float], *, runs: int = 60, seed: int = 7) -> LatencyEvidence:
+    """Times around the medians with a long right tail like measured ones, on both clocks."""
+    rng = random.Random(seed)  # noqa: S311 - a sample, not a secret
+    by_median: dict[float, Samples] = {}
+    for median in medians.values():
+        if median not in by_median:
+            by_median[median] = _samples(rng, median, runs)
+    reference, tuned = medians["reference"], medians["tuned"]
+    ratios = {
+        role: _interval(median / reference, same=median == reference) for role, median in medians.items()
+    }
+    return LatencyEvidence(
+        clock="cpu",
+        samples={role: by_median[median] for role, median in medians.items()},
+        ratios=ratios,
+        speedup=_interval(reference / tuned, same=tuned == reference),
+        builds=3,
+    )
+
+
+def sample_search(
+    pairs: tuple[PlacedPair, ...], ratios: tuple[float | None, ...], *, unchanged: bool = False
+) -> SearchResult:
+    """A search with one trial per ratio; ``None`` is a failed one. The best so far becomes the incumbent."""
+    winner = Placement(sites=frozenset(pair.site for pair in pairs))
+    best = 1.0
+    trials = []
+    for number, ratio in enumerate(ratios):
+        faster = ratio is not None and (number == 0 or ratio < best * 0.985)
+        trials.append(_trial(number, ratio, best, faster=faster))
+        best = ratio if faster and ratio is not None else best
+    return SearchResult(
+        winner=winner,
+        trials=tuple(trials),
+        unchanged=unchanged,
+        reason="no candidate was faster than the reference in its race" if unchanged else "confirmed",
+        strategy="attribution",
+        seconds=96.4,
+        cpu_seconds=91.2,
+        float_runs=2140.0,
+        ended_by=f"its limit of {len(ratios)} builds",
+        eps=0.014,
+        blocks=11,
+        regions=14,
+        patterns=6,
+    )
+
+
+def sample_accuracy() -> AccuracyEvidence:
+    """354 of 360 samples right before, 353 after: two became wrong, and one right."""
+    return AccuracyEvidence(
+        metric="top1", reference=354 / 360, tuned=353 / 360, samples=360, lost=2, gained=1
+    )
+
+
+def sample_bound() -> AccuracyBound:
+    """A search limited to a drop of one per cent, with three scored candidates."""
+    return AccuracyBound(
+        metric="top1",
+        least=354 / 360 - 0.01,
+        reference=354 / 360,
+        shipped=353 / 360,
+        best=353 / 360,
+        scored=3,
+        samples=360,
+    )
+
+
+def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionEvidence]:
+    """A comparison with a baseline, slower by ``change``, with bounds two per cent to each side."""
+    moved = 1 + change
+    return {
+        "regression": RegressionEvidence(
+            state="compared",
+            file="__baselines__/squeezenet/sample-device.json",
+            command="pytest specs/squeezenet.qdq.yaml::default::regression --qdq-update=changed",
+            baseline=Interval(median=0.574, low=0.567, high=0.581),
+            ratio=Interval(median=0.574 * moved, low=0.566 * moved, high=0.582 * moved),
+            change=TimeChange(
+                builds=Interval(median=moved, low=moved - 0.02, high=moved + 0.02),
+                ranks=Interval(median=moved, low=moved - 0.01, high=moved + 0.01),
+                p_value=0.0004 if abs(change) > 0.01 else 0.31,
+            ),
+            looks=looks,
+            builds=6 if looks > 1 else 3,
+            recorded="2026-01-08T14:00:00+00:00",
+            notes=(f"{DEFAULT_BACKEND}: was 1.31.0, is 1.31.1",),
+            history=(
+                _figure(0.688, "2025-11-20T10:00:00+00:00"),
+                _figure(0.571, "2025-12-12T16:30:00+00:00", "placement: was 2b41d0c7, is 77a0e913"),
+                _figure(0.574, "2026-01-08T14:00:00+00:00", "model: was 9c0d1e55a1b2, is 3f3f3f3f3f3f"),
+            ),
+            elsewhere=(
+                _figure(0.812, "2026-01-09T08:00:00+00:00", device=f"x86-64 avx2 {DEFAULT_BACKEND}-1.31"),
+            ),
+        )
+    }
+
+
+def _figure(ratio: float, recorded: str, *changed: str, device: str = "sample-device") -> BaselineFigure:
+    interval = Interval(median=ratio, low=round(ratio - 0.007, 4), high=round(ratio + 0.007, 4))
+    return BaselineFigure(device=device, ratio=interval, recorded=recorded, changed=changed)
+
+
+def sample_front(search: SearchResult) -> SearchResult:
+    """The search with both objectives, latency and accuracy: the selected point is in the middle of the front."""
+    heard = (None, 24.1, 21.3, 31.0, 28.2)
+    trials = tuple(
+        replace(trial, sqnr_db=sqnr_db) for trial, sqnr_db in zip(search.trials, heard, strict=True)
+    )
+    points = (
+        (0.583, 9, 22.4, 0.9712),
+        (0.64, 9, 28.2, 0.9806),
+        (0.71, 6, 33.0, 0.9831),
+        (1.0, 0, EXACT_DB, 0.9833),
+    )
+    front = tuple(
+        FrontPoint(
+            placement=search.winner.digest if pairs == 9 and ratio == 0.64 else f"{number:016x}",
+            pairs=pairs,
+            ratio=_interval(ratio, same=ratio == 1),
+            sqnr_db=sqnr_db,
+            accuracy=accuracy,
+        )
+        for number, (ratio, pairs, sqnr_db, accuracy) in enumerate(points)
+    )
+    return replace(
+        search, trials=trials, front=front, errors=sample_errors(), corrections=sample_corrections()
+    )
+
+
+def sample_corrections() -> tuple[CorrectionGain, ...]:
+    """Two corrections that are applied, and one that does not help enough."""
+    return (
+        CorrectionGain(name="ranges", before_db=17.4, after_db=20.9, changed=11, taken=True),
+        CorrectionGain(name="rounding", before_db=20.9, after_db=20.9, changed=0, taken=False),
+        CorrectionGain(name="bias", before_db=20.9, after_db=22.3, changed=9, taken=True),
+    )
+
+
+def sample_errors() -> tuple[BlockError, ...]:
+    """The error of fourteen blocks alone, in two labels, worst first."""
+    levels = (14.2, 21.7, 24.0, 26.9, 29.3, 31.0, 33.8, 35.5, 38.1, 40.6, 42.0, 44.7, 51.3, 60.2)
+    found = [
+        BlockError(block=f"/layer{number % 4}/block{number}/Conv", label=label, sqnr_db=db + more)
+        for number, db in enumerate(levels)
+        for label, more in (("in+out", 0.0), ("in-only", 2.6))
+    ]
+    return tuple(sorted(found, key=lambda error: error.sqnr_db))
+
+
+def sample_pairs(count: int, *, whole: int) -> tuple[PlacedPair, ...]:
+    """An activation and a weight pair for each of the first ``count`` of ``whole`` convolutions."""
+    pairs = []
+    for index in range(count):
+        node = f"fire{index}/conv"
+        activation = Site(tensor=f"fire{index}/x", consumers=(Consumer(node, 0),), format="uint8")
+        weight = Site(
+            tensor=f"fire{index}/w", consumers=(Consumer(node, 1),), format="int8", axis=0, weight=True
+        )
+        pairs.append(PlacedPair(site=activation, scale=(0.0235 + index / 1000,), zero_point=(0,)))
+        pairs.append(PlacedPair(site=weight, scale=(0.0021, 0.0034, 0.0019), zero_point=(0, 0, 0)))
+    return tuple(pairs[: 2 * min(count, whole)])
+
+
+def _samples(rng: random.Random, median: float, runs: int) -> Samples:
+    cpu = tuple(round(median * (0.985 + rng.expovariate(1 / 0.025)), 6) for _ in range(runs))
+    wall = tuple(round(value * (1.01 + rng.expovariate(1 / 0.06)), 6) for value in cpu)
+    return Samples(wall_ms=wall, cpu_ms=cpu)
+
+
+def _interval(ratio: float, *, same: bool = False) -> Interval:
+    if same:
+        return Interval(median=1.0, low=1.0, high=1.0)
+    return Interval(median=round(ratio, 4), low=round(ratio * 0.982, 4), high=round(ratio * 1.017, 4))
+
+
+def sample_parity(*outputs: tuple[str, float]) -> ParityEvidence:
+    """Parity with three quarters of the noise from quantization, the rest from the runtime."""
+    return ParityEvidence(
+        outputs=tuple(sample_tensor(name, db) for name, db in outputs),
+        samples=32,
+        data="evaluation",
+        quantization=tuple(sample_tensor(name, db + 1.25) for name, db in outputs),
+        runtime=tuple(sample_tensor(name, db + 6.02) for name, db in outputs),
+    )
+
+
+def sample_tensor(name: str, sqnr_db: float) -> TensorParity:
+    """An output with this SQNR, and other figures that are consistent with it."""
+    noise: float = 0.0 if sqnr_db == float("inf") else 10 ** (-sqnr_db / 20)
+    return TensorParity(
+        name=name,
+        sqnr_db=sqnr_db,
+        cosine=1 - noise**2 / 2,
+        max_abs=round(noise, 5),
+        max_steps=round(noise * 90, 2),
+        agreement={"top1": 1.0, "top5": 0.96},
+    )
+
+
+def _trial(number: int, ratio: float | None, best: float, *, faster: bool) -> Trial:
+    phase = "pure" if number < 4 else "compose"
+    blank = Trial(number=number, phase=phase, placement=Placement(sites=frozenset()), build_seconds=0.4)
+    if ratio is None:
+        return replace(blank, status="failed", error="Attempt to replace the existing tensor")
+    if number == 0:
+        return replace(blank, ratio=ratio, incumbent=True)
+    gained = round(ratio / best, 4)
+    race = Race(
+        opponent=f"trial {number - 1}",
+        ratio=gained,
+        p_value=0.001 if faster else 0.4,
+        pairs=24,
+        verdict="faster" if faster else "slower" if ratio > best * 1.05 else "no difference",
+        interval=Interval(median=gained, low=round(gained * 0.99, 4), high=round(gained * 1.01, 4)),
+    )
+    return replace(blank, ratio=ratio, incumbent=faster, race=race)
+
 
 FOLDER = Path("/specs")
 STARTED = "2026-01-15T09:30:00Z"

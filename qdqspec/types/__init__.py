@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from qdqspec.types.asked import *  # noqa: F403 - this package is the sum of its modules
 from qdqspec.types.evidence import *  # noqa: F403
-from qdqspec.types.judged import *  # noqa: F403
 from qdqspec.types.measured import *  # noqa: F403
 from qdqspec.types.parity import *  # noqa: F403
 from qdqspec.types.placed import *  # noqa: F403

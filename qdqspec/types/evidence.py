@@ -1,4 +1,4 @@
-"""Records of the evidence that checks judge."""
+"""Records of the evidence that checks judge, of their verdicts and of runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from qdqspec.types.asked import Case, ShapeProfile
 from qdqspec.types.measured import DeviceKey, Interval, Provenance, Samples, SearchResult
 from qdqspec.types.parity import CulpritEvidence, ParityEvidence, ParitySearch
 from qdqspec.types.placed import Site
-from qdqspec.types.words import Clock, FindingSeverity, LintTarget, Optimizer, Status
+from qdqspec.types.runtimes import CommonPlacement, RuntimeComparison
+from qdqspec.types.words import Clock, FindingSeverity, LintTarget, Optimizer, Outcome, Severity, Status
 
 BaselineState: TypeAlias = Literal["compared", "written", "missing", "unlike", "damaged", "off"]
 
@@ -308,3 +309,61 @@ class Evidence:
         bound = self.search.accuracy if self.search is not None else None
         held = {} if bound is None else {bound.metric: bound.shipped}
         return held | {name: found.tuned for name, found in self.accuracy.items()}
+
+
+ERROR_TITLE = "Error"  # of the section with the whole text of an error that kept a check from being judged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A titled table of a verdict's body: ``rows`` under ``headers``, or free ``text``."""
+
+    title: str
+    headers: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The result of a check. ``headline`` is a complete sentence shorter than 80 columns."""
+
+    outcome: Outcome
+    headline: str
+    sections: tuple[Section, ...] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    advice: str = ""  # what to do next; empty for a pass
+    command: str = ""  # a command that decides an inconclusive verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """A verdict with its check."""
+
+    id: str
+    kind: str
+    severity: Severity
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRecord:
+    """One case of a run: its evidence and the results of its checks."""
+
+    evidence: Evidence
+    results: tuple[CheckResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run, as input of reports. ``started`` is an ISO 8601 time in UTC.
+
+    ``runtimes`` are comparisons of cases that differ in the runtime only, ``common`` one placement for all of these.
+    """
+
+    version: str
+    started: str
+    seconds: float
+    cases: tuple[CaseRecord, ...]
+    runtimes: tuple[RuntimeComparison, ...] = ()
+    common: tuple[CommonPlacement, ...] = ()

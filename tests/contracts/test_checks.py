@@ -7,8 +7,7 @@ from sample_evidence import sample_culprits, sample_lint, sample_parity_search, 
 
 from qdqspec.registry import names
 from qdqspec.testing.checks import CheckContract
-from qdqspec.testing.records import cached_case, check_named, faster_case, params_of
-from qdqspec.testing.samples import sample_regression
+from qdqspec.testing.records import cached_case, check_named, faster_case, params_of, sample_regression
 from qdqspec.types import Evidence, Interval, LatencyEvidence
 
 FASTER = faster_case().evidence

@@ -38,7 +38,7 @@ from fake_session import FakeSession
 from qdqspec.registry import resolve
 from qdqspec.testing.records import cached_case, faster_case
 from sample_evidence import sample_lint, sample_survival
-from qdqspec.testing.samples import sample_regression
+from qdqspec.testing.records import sample_regression
 from qdqspec.types import CheckResult
 
 EVIDENCE = replace(

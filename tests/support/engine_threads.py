@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from qdqspec.measurement._child import Child, engine_folder
+from qdqspec.measurement._processes import Child, engine_folder
 from qdqspec.measurement.worker import Service, backend_by_name
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.wire import FrameStream

@@ -29,7 +29,7 @@ reveal_type(result.save("folder"))  # pathlib.Path
 
 reveal_type(measure("net.onnx", "tuned.onnx"))  # qdqspec.types.evidence.LatencyEvidence
 reveal_type(verify("net.onnx", "tuned.onnx"))  # qdqspec.types.parity.ParityEvidence
-reveal_type(verify("net.qdq.yaml::default"))  # qdqspec.types.judged.RunRecord
+reveal_type(verify("net.qdq.yaml::default"))  # qdqspec.types.evidence.RunRecord
 reveal_type(compare("a.json", result.record))  # qdqspec.report.compare.Comparison
 reveal_type(render(result.record, "run.html"))  # pathlib.Path
 reveal_type(find_culprits("net.onnx", "tuned.onnx").pairs)  # tuple[qdqspec.types.parity.Culprit, ...]

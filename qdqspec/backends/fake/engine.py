@@ -35,8 +35,7 @@ import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.config.declared import declare, option
-from qdqspec.config.values import NUMBER, one_of, whole
+from qdqspec.config.declared import NUMBER, declare, one_of, option, whole
 from qdqspec.errors import BackendError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 

@@ -38,8 +38,7 @@ from qdqspec.backends.onnxruntime.ops import (
     LINEAR,
 )
 from qdqspec.backends.onnxruntime.overflow import describe, overflows
-from qdqspec.config.declared import declare, option
-from qdqspec.config.values import LIBRARIES, one_of
+from qdqspec.config.declared import LIBRARIES, declare, one_of, option
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 

@@ -28,8 +28,7 @@ from qdqspec.backends.onnxruntime_web.install import (
     require_package,
 )
 from qdqspec.backends.onnxruntime_web.node import NodeProcess
-from qdqspec.config.declared import declare, option
-from qdqspec.config.values import one_of
+from qdqspec.config.declared import declare, one_of, option
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples

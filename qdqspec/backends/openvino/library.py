@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.config.declared import declare, option
-from qdqspec.config.values import LIBRARIES, one_of
+from qdqspec.config.declared import LIBRARIES, declare, one_of, option
 from qdqspec.errors import BackendError, BackendUnavailableError
 
 CPU = "cpu"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from qdqspec.config.declared import declare, option
-from qdqspec.config.values import LIBRARIES, PATH, SWITCH, TEXT, one_of, whole
+from qdqspec.config.declared import LIBRARIES, PATH, SWITCH, TEXT, declare, one_of, option, whole
 
 Tiling: TypeAlias = Literal["none", "fast", "moderate", "full"]
 Hardware: TypeAlias = Literal["none", "ampere-plus", "same-compute-capability"]

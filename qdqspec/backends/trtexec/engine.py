@@ -37,8 +37,7 @@ from qdqspec.backends.trtexec.process import (
     shape_words,
     write_inputs,
 )
-from qdqspec.config.declared import declare, option
-from qdqspec.config.values import ARGUMENTS, LIBRARIES, PATH, whole
+from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH, declare, option, whole
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.temporary import TemporaryFolder

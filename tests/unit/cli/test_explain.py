@@ -13,8 +13,7 @@ import pytest
 from onnxruntime.quantization import quantize_dynamic
 
 from qdqspec.report.record import case_to_json
-from qdqspec.testing.records import faster_case
-from qdqspec.testing.samples import sample_corrections
+from qdqspec.testing.records import faster_case, sample_corrections
 
 DATA = Path(__file__).parents[2] / "data"
 SAMPLES = DATA / "tensorrt" / "samples"

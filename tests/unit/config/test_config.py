@@ -22,7 +22,7 @@ from qdqspec.config import (
     load_settings,
     options_of,
 )
-from qdqspec.config.values import duration
+from qdqspec.config.declared import duration
 from qdqspec.errors import ConfigError
 from qdqspec.types import Case
 

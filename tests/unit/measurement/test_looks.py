@@ -11,8 +11,8 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import Bench
-from qdqspec.measurement.looks import APART, LEAST_SECONDS, Looks
 from qdqspec.measurement.stats import FEWEST_FREEDOM
+from qdqspec.measurement.together import APART, LEAST_SECONDS, Looks
 from qdqspec.types import Consumer, Interval, LayerTime, Placement, Site
 
 REFERENCE = Placement(sites=frozenset())

@@ -13,8 +13,14 @@ from qdqspec.report.baselines import baseline_tables
 from qdqspec.report.charts import baseline_chart, errors_chart, front_chart
 from qdqspec.report.facts import MOST_BLOCKS, block_errors
 from qdqspec.report.formats import html
-from qdqspec.testing.records import cached_case, faster_case, sample_run
-from qdqspec.testing.samples import sample_errors, sample_pairs, sample_search
+from qdqspec.testing.records import (
+    cached_case,
+    faster_case,
+    sample_errors,
+    sample_pairs,
+    sample_run,
+    sample_search,
+)
 from qdqspec.types import BaselineFigure, BlockError, FrontPoint, Interval, RegressionEvidence
 
 SEEN = faster_case().evidence.regression["regression"]

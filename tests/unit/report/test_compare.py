@@ -11,8 +11,7 @@ import pytest
 
 from qdqspec.errors import StateError
 from qdqspec.report.compare import ComparedCase, compare_runs, comparison_text, comparison_to_json
-from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_run
-from qdqspec.testing.samples import sample_regression
+from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_regression, sample_run
 from qdqspec.types import CaseRecord, DeviceKey, LatencyEvidence, RegressionEvidence, RunRecord, Samples
 
 

@@ -18,8 +18,15 @@ from qdqspec.report.formats.csv import report_format as csv_format
 from qdqspec.report.page import Page, PageBlock, fitted
 from qdqspec.report.svg import ticks
 from qdqspec.report.tables import summary_table
-from qdqspec.testing.records import alone_case, cached_case, empty_run, faster_case, hostile_run, sample_run
-from qdqspec.testing.samples import sample_pairs
+from qdqspec.testing.records import (
+    alone_case,
+    cached_case,
+    empty_run,
+    faster_case,
+    hostile_run,
+    sample_pairs,
+    sample_run,
+)
 from qdqspec.types import CaseRecord, Consumer, Outcome, Provenance, RunRecord, Severity
 
 PAGES = (markdown, html)

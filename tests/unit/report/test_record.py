@@ -19,8 +19,14 @@ from qdqspec.report.record import (
     record_from_json,
     record_to_json,
 )
-from qdqspec.testing.records import alone_case, bare_run, faster_case, hostile_run, sample_run
-from qdqspec.testing.samples import sample_regression
+from qdqspec.testing.records import (
+    alone_case,
+    bare_run,
+    faster_case,
+    hostile_run,
+    sample_regression,
+    sample_run,
+)
 from qdqspec.types import CaseRecord, Interval, RunRecord, SearchResult
 
 SAMPLE = record_to_json(sample_run())
