@@ -327,10 +327,6 @@ def main(arguments: list[str]) -> None:
         run_single(name, int(number), Path(folder))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
-
-
 _SYSTEM = Path("/sys/devices/system/cpu")
 _SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")  # Linux reports one of them if cores differ
 
@@ -365,3 +361,7 @@ def _speed(folder: Path) -> int:
         with suppress(OSError, ValueError):
             return int((folder / name).read_text(encoding="ascii"))
     return 0
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
