@@ -126,6 +126,14 @@ def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
     return tuple(each for each in known if target is None or each.is_for(target))
 
 
+def formats_newer_than_opset(view: View) -> Iterator[Hit]:
+    """A stored type that ONNX's operators do not have in the model's opset; ONNX's checker does not check this."""
+    for node in view.heads:
+        if node.name in view.too_new:
+            name, since = view.too_new[node.name]
+            yield Hit(node.name, f"is {name}, and the opset is {view.model.opset}, not {since}")
+
+
 _ORDER = ("refused", "slow", "note")
 
 

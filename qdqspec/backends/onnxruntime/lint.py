@@ -18,7 +18,7 @@ from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_AXES, LABELS, MOV
 from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import Node
 from qdqspec.lint import rules
-from qdqspec.lint.rules import Hit
+from qdqspec.lint.rules import Hit, formats_newer_than_opset
 from qdqspec.lint.view import View, type_name
 from qdqspec.quantize.formats import BLOCK_SIZES
 
@@ -207,19 +207,13 @@ def operators_of_tensorrt(view: View) -> Iterator[Hit]:
             yield Hit(node.name, f"is a {node.op_type}")
 
 
-@rule(
+rule(
     "ORT008",
     "refused",
     "The model's opset is older than the number format",
     cure="raise the opset: fp8 came with 19, 16 and 4 bits with 21",
     source=f"{_MEASURED}: \"Type 'tensor(float8e4m3fn)' of input parameter ... is invalid\"",
-)
-def opsets(view: View) -> Iterator[Hit]:
-    """A stored type that ONNX's operators do not support in the model's opset."""
-    for node in view.heads:
-        if node.name in view.too_new:
-            name, since = view.too_new[node.name]
-            yield Hit(node.name, f"is {name}, and the opset is {view.model.opset}, not {since}")
+)(formats_newer_than_opset)
 
 
 @rule(

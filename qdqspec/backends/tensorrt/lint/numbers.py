@@ -23,7 +23,7 @@ from qdqspec.backends.tensorrt.lint.rule import (
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import FLOATS
 from qdqspec.graph.trt import FP4_DYNAMIC
-from qdqspec.lint.rules import Hit
+from qdqspec.lint.rules import Hit, formats_newer_than_opset
 from qdqspec.lint.view import View, type_name
 from qdqspec.placement.ops import WEIGHT_AXES, dynamic_misfit
 from qdqspec.placement.restore import is_constant
@@ -119,19 +119,13 @@ def formats(view: View) -> Iterator[Hit]:
             yield Hit(node.name, f"is {type_name(elem_type)}")
 
 
-@rule(
+rule(
     "TRT017",
     "refused",
     "The model's opset is older than the number format",
     cure="raise the opset: fp8 came with 19, int4 with 21, fp4 with 23",
     source="ONNX, QuantizeLinear and DequantizeLinear: types by opset",
-)
-def opsets(view: View) -> Iterator[Hit]:
-    """A stored type that ONNX's operators do not have in the model's opset; ONNX's checker does not check this."""
-    for node in view.heads:
-        if node.name in view.too_new:
-            name, since = view.too_new[node.name]
-            yield Hit(node.name, f"is {name}, and the opset is {view.model.opset}, not {since}")
+)(formats_newer_than_opset)
 
 
 @rule(
