@@ -241,7 +241,7 @@ class Prepared:
         """The numbers of an equalized model, whose ranges differ at these tensors."""
         known = self._numbered[1].calibrated
         wanted = [tensor for tensor in tensors if tensor in known]
-        new = self._calibrated(model, wanted, lambda _: None)  # what is missing was noted before
+        new = self._calibrated(model, wanted, _noted_before)
         return self._quantizer(model, {**known, **new})
 
     def _calibrated(
@@ -274,18 +274,16 @@ class Prepared:
 
     def _all_ranges(self, model: Model) -> Mapping[str, Mapping[str, TensorRange]]:
         """The ranges of all activations by every method."""
-        tensors, methods, note = self.space.tensors, get_args(Method), self.note_once
+        tensors, methods = self.space.tensors, get_args(Method)
         with ExitStack() as observers:
             run = partial(self._observe, observers)
-            found = calibrate_with(model, tensors, self.feeds, methods, run, note=note)
+            found = calibrate_with(model, tensors, self.feeds, methods, run, note=_noted_before)
             return {str(method): ranges for method, ranges in found.items()}
 
     def _fit_ranges(self, model: Model) -> Mapping[str, TensorRange]:
         """The ranges of all activations by the case's method, calibrated on every second sample."""
         half = lambda: islice(self.feeds(), 0, None, 2)  # noqa: E731 - one expression
-        return self._calibrated(
-            model, self.space.tensors, lambda _: None, half
-        )  # all data was calibrated before
+        return self._calibrated(model, self.space.tensors, _noted_before, half)
 
     def keep_corrections(
         self, path: Path | None, run: Mapping[str, object], *, read_only: bool = False, finds: bool = True
@@ -419,6 +417,10 @@ class Prepared:
         """Add a warning unless it is already present."""
         if warning not in self.warnings:
             self.warnings.append(warning)
+
+
+def _noted_before(_: str) -> None:
+    """Drops a note on tensors that the first calibration gave as well."""
 
 
 def require_patterns(case: Case) -> None:
