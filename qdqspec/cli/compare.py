@@ -77,10 +77,10 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
         values = [getattr(each, field) for each in known]
         if len(set(values)) != (1 if field == "model" else len(values)):
             what = "are of different models" if field == "model" else "are of one runtime"
-            raise ConfigError(
-                f"these folders {what}: {', '.join(map(str, folders))}",
-                cure="name one folder for each runtime, of the same model",
-            )
+            cure = "name one folder for each runtime, of the same model"
+            if field == "backend":
+                cure += "; to compare two runs, name the records that `tune --report run.json` writes"
+            raise ConfigError(f"these folders {what}: {', '.join(map(str, folders))}", cure=cure)
     with closing(Session(replace(settings_from(arguments), mode="measure"))) as session:
         sides = [
             Side(

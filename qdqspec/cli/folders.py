@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqspec.cli.words import (
-    add_inputs,
-    inputs_given,
-)
+from qdqspec.cli.words import add_inputs, complain, inputs_given
 from qdqspec.codec import from_data
 from qdqspec.errors import StateError
 from qdqspec.files import RESULT
@@ -58,6 +56,12 @@ def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
             inputs=Inputs(profiles=from_data(Inputs, {"profiles": result.get("profiles") or [{}]}).profiles),
             tune=TuneRules(min_sqnr_db=limits.get("min_sqnr_db") or "none"),
         )
+        used = (result["parity"] or {}).get("data")
+        if arguments.data is None and used in ("calibration", "evaluation"):
+            given = os.path.relpath(folder)
+            complain(
+                f"note: {name}: inputs are random here; {given} was tuned with {used} data: give it with --data"
+            )
         inputs = inputs_given(
             case.inputs, shapes=arguments.shapes, data=arguments.data, values=arguments.values
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec.cli.draft import DataDraft, quoted
 from qdqspec.errors import ConfigError, QdqspecError
+from qdqspec.units import count_text
 
 if TYPE_CHECKING:
     from qdqspec.graph.model import Model
@@ -44,7 +45,7 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
             labelled=labels is not None,
             metric="" if labels is None else fitting_metric(labels),
         )
-        notes = _same(draft, path)
+        notes = [*_unfitting(model, files, fits), *_same(draft, path)]
         if labels is not None and not draft.metric:
             notes.append(
                 f"labels of {labels.dtype} {list(labels.shape)} fit no built-in metric: an accuracy check needs one of "
@@ -65,6 +66,25 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
         where=path,
         cure="save .npz files with one array per input, first axis samples",
     )
+
+
+def _unfitting(model: Model, files: Sequence[Path], fits: Mapping[Path, Dataset]) -> list[str]:
+    """A note if arrays in files named after their use do not fit the model."""
+    named = [
+        file
+        for file in files
+        if file.suffix in (".npz", ".npy")
+        and not any(file == fit or file.is_relative_to(fit) for fit in fits)
+        and any(
+            kind.search(f"{file.parent.name} {file.stem}".lower()) for kind in (_CALIBRATION, _EVALUATION)
+        )
+    ]
+    if not named:
+        return []
+    needed = ", ".join(_said(model, name) for name in model.inputs)
+    return [
+        f"{count_text(len(named), 'file')} left out, as {named[0]}: the arrays do not fit {needed} (first axis samples)"
+    ]
 
 
 def _same(draft: DataDraft, path: Path) -> list[str]:

@@ -22,7 +22,7 @@ from qdqspec.report.layout import SCHEMA_VERSION, CasePart, ParityPart, RunPart
 from qdqspec.types import CaseRecord, ParityEvidence, RunRecord
 
 _MOST_BYTES = 256 << 20  # a record of a thousand cases has a tenth of it
-_AGAIN = "name a file that --qdq-json wrote, or run the specs again"
+_AGAIN = "name a file that `pytest --qdq-json` or `tune --report run.json` wrote, or run the specs again"
 _AnyPart = TypeVar("_AnyPart", RunPart, CasePart)
 
 
@@ -101,6 +101,8 @@ def _part(layout: type[_AnyPart], data: object, name: str) -> _AnyPart:
     if version != SCHEMA_VERSION:
         said = f"schema_version {version}" if isinstance(version, int) else "no schema_version"
         raise StateError(f"this is no {name} of schema_version {SCHEMA_VERSION}: it has {said}", cure=_AGAIN)
+    if layout is RunPart and "case" in data:
+        raise StateError("this is the result of one case, not a run record", cure=_AGAIN)
     with _damage(name):
         return layout.model_validate(data)
 

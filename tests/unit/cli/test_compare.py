@@ -69,6 +69,15 @@ def test_what_is_no_record_is_one_message_that_names_it(verb, records):
     assert result.err.startswith("qdqspec: other.json: this is no run record")
 
 
+def test_the_result_of_one_case_is_called_that_and_what_writes_records_is_named(verb, records):
+    (case,) = json.loads((records / "a.json").read_text())["cases"][:1]
+    (records / "result.json").write_text(json.dumps({"schema_version": 1, **case}))
+    result = verb("compare", "a.json", "result.json")
+    assert result.code == 2
+    assert "result.json: this is the result of one case, not a run record" in result.err
+    assert "tune --report run.json" in result.err
+
+
 @pytest.fixture
 def folders(verb, models, tmp_path, monkeypatch):
     """Results of one model on two simulated devices."""
@@ -106,6 +115,10 @@ def test_folders_of_a_dynamic_model_are_timed_at_the_shapes_it_was_tuned_with(
     assert verb("tune", "dynamic.onnx", "--backend", "fake,other", *words).code == 0
     found = verb("compare", "out/fake", "out/other", "--json")
     assert found.code == 0, found.err
+    assert (
+        "inputs are random here; out/fake was tuned with calibration data: give it with --data" in found.err
+    )
+    assert "random" not in verb("compare", "out/fake", "out/other", "--data", "data.npz").err
     result = json.loads((tmp_path / "out" / "fake" / "result.json").read_text())
     assert [shape["opt"] for shape in result["profiles"][0]["shapes"].values()] == [[1, 1, 16, 16]]
 
@@ -113,6 +126,7 @@ def test_folders_of_a_dynamic_model_are_timed_at_the_shapes_it_was_tuned_with(
 def test_folders_of_one_runtime_or_several_models_are_refused(verb, models, folders, tmp_path):
     same = verb("compare", folders[0], folders[0])
     assert (same.code, "are of one runtime" in same.err) == (2, True)
+    assert "tune --report run.json" in same.err, "what compares two runs of one runtime"
     result = tmp_path / "out" / "other" / "result.json"
     result.write_text(result.read_text().replace('"sha256": "', '"sha256": "0'))
     different = verb("compare", *folders)

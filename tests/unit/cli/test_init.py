@@ -304,3 +304,14 @@ def test_a_model_that_is_not_there(verb):
     result = verb("init", "gone.onnx", *FAKE)
     assert result.code == 2
     assert "gone.onnx: there is no such model file" in result.err
+
+
+def test_arrays_named_after_their_use_that_do_not_fit_are_stated(verb, project, data):
+    """A file holds one sample without the axis that counts samples."""
+    np.savez(data / "test.npz", **samples(2))
+    (data / "calibration").mkdir()
+    np.savez(data / "calibration" / "0.npz", input=np.zeros((1, 16, 16), np.float32))
+    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
+    assert result.code == 0
+    assert f"1 file left out, as {Path('data', 'calibration', '0.npz')}: " in result.out
+    assert "unrelated" not in result.out
