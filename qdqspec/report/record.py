@@ -101,7 +101,7 @@ def _part(layout: type[_AnyPart], data: object, name: str) -> _AnyPart:
     if version != SCHEMA_VERSION:
         said = f"schema_version {version}" if isinstance(version, int) else "no schema_version"
         raise StateError(f"this is no {name} of schema_version {SCHEMA_VERSION}: it has {said}", cure=_AGAIN)
-    if layout is RunPart and "case" in data:
+    if layout is RunPart and isinstance(data, dict) and "case" in data:
         raise StateError("this is the result of one case, not a run record", cure=_AGAIN)
     with _damage(name):
         return layout.model_validate(data)
