@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.arrays import Array
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.config import hooks
-from qdqspec.errors import BackendError, StateError
+from qdqspec.errors import BackendError, ModelError, StateError
 from qdqspec.graph.flat import ENTER, LEAVE, MARKERS, closed
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.graph.protos import all_graphs, copied, copy_model, names_read_inside
@@ -161,7 +161,10 @@ class _Attempts:
         self.over = self.over or self.elapsed > self._seconds
         if proto is None or self.over:
             return False
-        found = self.failure(proto)
+        try:
+            found = self.failure(proto)
+        except ModelError:
+            return False  # a body without the node that names its inputs is no model
         return found is not None and self.signature(found) == self.wanted
 
     def failure(self, proto: onnx.ModelProto) -> str | None:
