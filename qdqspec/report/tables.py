@@ -243,7 +243,9 @@ _WIDTH = 44
 
 
 def status_lines(record: RunRecord) -> list[str]:
-    """The SQNR limit, by case if cases differ in it; then lines on cases that are unchanged or skipped, and fronts."""
+    """The SQNR limit, by case if cases differ in it; then lines on cases that are unchanged or
+    skipped, on checks that are inconclusive, and fronts.
+    """
     names = [plain(name, _WIDTH) for name in distinct_names(record.cases)]
     limits: dict[str, list[str]] = {}
     for name, case in zip(names, record.cases, strict=True):
@@ -257,6 +259,11 @@ def status_lines(record: RunRecord) -> list[str]:
         elif (mark := below_limit(case)) is not None:
             sqnr_db = found.parity.sqnr_db if found.parity is not None else 0.0
             lines.append(f"{name}: its SQNR of {db_text(sqnr_db)} dB is below {mark:g} dB")
+        lines += [
+            f"{name} {plain(result.id)} inconclusive: {plain(result.verdict.headline)}"
+            for result in case.results
+            if result.verdict.outcome == "inconclusive"
+        ]
         lines += front_lines(name, found.search)
     return lines
 

@@ -81,6 +81,16 @@ def test_the_summary_table(golden) -> None:
     golden("report/summary.txt", summary_table(sample_run()) + "\n")
 
 
+def test_below_the_summary_table_an_inconclusive_check_has_its_reason() -> None:
+    """pytest shows reasons of skipped tests with ``-rs`` only."""
+    run = sample_run()
+    first = next(case for case in run.cases if case.results)
+    result = first.results[0]
+    open_ = replace(result, verdict=replace(result.verdict, outcome="inconclusive", headline="no baseline"))
+    said = summary_table(replace(run, cases=(replace(first, results=(open_,)),)))
+    assert f"{result.id} inconclusive: no baseline" in said
+
+
 @pytest.mark.parametrize("width", [66, 80, 100, 120])
 def test_a_narrow_table_keeps_what_matters(width: int) -> None:
     table = summary_table(sample_run(), width=width).splitlines()[:5]
