@@ -63,11 +63,12 @@ class RegressionCheck:
             return _written(found)
         if found.change is None or found.baseline is None or found.ratio is None:
             return _refused(found, evidence)
-        return _compare(params, found, found.change, found.baseline, found.ratio)
+        return _compare(params, evidence, found, found.change, found.baseline, found.ratio)
 
 
 def _compare(
     params: RegressionParams,
+    evidence: Evidence,
     found: RegressionEvidence,
     change: TimeChange,
     baseline: Interval,
@@ -96,7 +97,7 @@ def _compare(
         _headline(change, params.max, outcome, stale=stale),
         *sections,
         numbers=numbers,
-        advice=_advice(found, outcome),
+        advice=_advice(found, outcome, evidence),
     )
 
 
@@ -114,7 +115,7 @@ def _headline(change: TimeChange, allowed: float, outcome: Outcome, *, stale: bo
     }[outcome]
 
 
-def _advice(found: RegressionEvidence, outcome: Outcome) -> str:
+def _advice(found: RegressionEvidence, outcome: Outcome, evidence: Evidence) -> str:
     if outcome == "inconclusive" and found.change is not None and conditions_effect(found.change) > 1:
         return (
             "Measure again with nothing else running: what changes the time of the float model so much changes that of "
@@ -122,6 +123,11 @@ def _advice(found: RegressionEvidence, outcome: Outcome) -> str:
         )
     if outcome == "inconclusive":
         return "Measure again on a quieter machine, or allow more: the interval reaches over the allowance."
+    if outcome == "fail" and evidence.search is not None and evidence.search.unchanged:
+        return (
+            f"The float model is selected now ({plain(evidence.search.reason)}). Where that is meant, renew the "
+            f"baseline and commit it: {found.command}"
+        )
     return (
         f"Find out what became slower; where it is meant, renew the baseline and commit it: {found.command}"
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from qdqspec.errors import QdqspecError
-from qdqspec.types import ERROR_TITLE, Evidence, Outcome, Section, Verdict
+from qdqspec.types import ERROR_TITLE, Evidence, Outcome, SearchResult, Section, Verdict
 from qdqspec.units import count_text, plain
 
 _LONGEST = 400  # characters of a line of an error's text
@@ -89,6 +89,16 @@ def is_unchanged(evidence: Evidence) -> bool:
     return evidence.search is not None and evidence.search.unchanged
 
 
+def _faster_below_limit(search: SearchResult) -> int:
+    """The number of candidates that are faster than the selected model, and below the SQNR limit."""
+    least = search.limits.min_sqnr_db
+    own = next((trial for trial in search.trials if trial.placement == search.winner), None)
+    bound = 1.0 if search.unchanged or own is None or own.ratio is None else own.ratio
+    faster = [t for t in search.trials if t.ok and not t.subgraph and t.ratio is not None and t.ratio < bound]
+    found = [t.sqnr_db if t.all_data_db is None else t.all_data_db for t in faster]
+    return sum(db is not None and least is not None and db < least for db in found)
+
+
 FAR = 1.5  # asked over found: more candidates of the same space do not close such a gap
 
 
@@ -109,6 +119,8 @@ def faster_advice(evidence: Evidence, otherwise: str, *, gap: float = 1.0) -> st
     tried = f"{count_text(search.built, 'candidate')} built, {search.failed} failed"
     rules = evidence.case.patterns
     ways = ["allow more patterns"] if rules.allow or rules.deny or rules.exclude else []
+    if below := _faster_below_limit(search):
+        ways.append(f"lower tune.min_sqnr_db ({count_text(below, 'faster candidate')} below it)")
     if search.ended_by:  # else more builds would not be used
         limits = {"build": "tune.trials", "run": "--qdq-time-limit"}
         name = next((name for word, name in limits.items() if word in search.ended_by), "tune.minutes")

@@ -13,6 +13,7 @@ from sample_evidence import sample_culprits, sample_lint, sample_parity_search
 from qdqspec.checks.accuracy import drop_interval
 from qdqspec.checks.latency import percentile
 from qdqspec.checks.speedup import judge_interval
+from qdqspec.checks.verdicts import faster_advice
 from qdqspec.testing.records import alone_case, cached_case, check_named, faster_case, params_of
 from qdqspec.types import (
     AccuracyEvidence,
@@ -217,6 +218,17 @@ def test_advice_names_the_limit_that_ended_the_search():
     assert "--qdq-time-limit" in advice("the time limit of the run")
     assert advice("") == "Use another number format, or lower min."
     assert advice("", deny=("Softmax",)) == "Allow more patterns, or lower min."
+
+
+def test_the_advice_names_the_sqnr_limit_that_faster_candidates_miss():
+    evidence = faster_case().evidence
+    search = evidence.search
+    noisy = replace(search.trials[-1], number=99, ratio=0.1, sqnr_db=12.0, all_data_db=None)
+    for limit, named in ((20.0, True), (10.0, False)):
+        limits = replace(search.limits, min_sqnr_db=limit)
+        held = replace(search, limits=limits, trials=(*search.trials, noisy))
+        found = faster_advice(replace(evidence, search=held), "lower min")
+        assert ("ower tune.min_sqnr_db (1 faster candidate below it)" in found) == named
 
 
 def test_a_budget_far_below_the_time_is_readable():

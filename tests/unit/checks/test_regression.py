@@ -129,3 +129,14 @@ def test_messages(golden) -> None:
 def test_an_allowance_that_means_nothing_is_refused(values: dict) -> None:
     with pytest.raises(ValueError, match="max"):
         params_of("regression", **values)
+
+
+def test_a_case_that_is_unchanged_now_is_not_said_to_have_become_slower() -> None:
+    slower = sample_regression(0.12, looks=2)["regression"]
+    search = FASTER.search
+    assert search is not None
+    unchanged = replace(FASTER, search=replace(search, unchanged=True, reason="nothing kept 52 dB"))
+    found = check_named("regression").judge(
+        params_of("regression"), replace(unchanged, regression={"regression": slower})
+    )
+    assert found.advice.startswith("The float model is selected now (nothing kept 52 dB)")
