@@ -30,7 +30,7 @@ RTX = "rtx-1.7.1.116"  # TensorRT for RTX: no backend yet, see docs/decisions/00
 SOURCES = (
     ROOT / "qdqspec" / "backends" / "tensorrt" / "engine.py",
     *(ROOT / "qdqspec" / "backends" / "tensorrt" / f"{name}.py" for name in (
-        "api", "build", "cache", "device", "log", "options", "profiles", "run",
+        "api", "build", "cache", "device", "log", "options", "run",
     )),
     ROOT / "qdqspec" / "backends" / "tensorrt" / "gpu_day" / "parts.py",
 )  # fmt: skip

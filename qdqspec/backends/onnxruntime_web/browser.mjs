@@ -21,7 +21,7 @@ const HEADERS = {
 const TYPES = { ".html": "text/html", ".mjs": "text/javascript", ".wasm": "application/wasm" };
 const ARGUMENTS = ["--js-flags=--expose-gc", "--disable-gpu"];
 const SPIN_MS = 50;
-const SPINS = 20; // at most
+const SPINS = 100; // at most: under load a renderer that is starting takes seconds
 
 export async function inBrowser(playwright, executable, modules, onClose) {
   const folders = [path.dirname(fileURLToPath(import.meta.url)), `${modules}/node_modules/onnxruntime-web/dist`];

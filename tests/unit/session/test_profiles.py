@@ -113,7 +113,7 @@ def test_records_and_reports_show_each_profile(case: Case, tmp_path: Path):
     assert record_to_json(again) == data
     for suffix in (".md", ".html"):
         text = str(format_for(Path(f"x{suffix}")).render(again))
-        assert "tuned at ids 1x8 (75%)" in text
+        assert "reference at ids 1x8 (75%)" in text
         assert "reference at ids 1x32 (25%)" in text
         assert "weighted geometric mean of 2 shapes" in text
 
