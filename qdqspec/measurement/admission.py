@@ -32,9 +32,7 @@ class MeasuresAllData(Protocol):
         ...
 
 
-NEAR_DB = (
-    6.0  # distance from the limit within which candidates are measured on all data before they are raced
-)
+NEAR_DB = 6.0  # from the limit, within which candidates are measured on all data before a race
 
 
 @dataclass(slots=True)

@@ -153,9 +153,9 @@ def _figure(ratio: float, recorded: str, *changed: str, device: str = "sample-de
 
 def sample_front(search: SearchResult) -> SearchResult:
     """The search with both objectives, latency and accuracy: the selected point is in the middle of the front."""
-    heard = (None, 24.1, 21.3, 31.0, 28.2)
+    measured = (None, 24.1, 21.3, 31.0, 28.2)
     trials = tuple(
-        replace(trial, sqnr_db=sqnr_db) for trial, sqnr_db in zip(search.trials, heard, strict=True)
+        replace(trial, sqnr_db=sqnr_db) for trial, sqnr_db in zip(search.trials, measured, strict=True)
     )
     points = (
         (0.583, 9, 22.4, 0.9712),
