@@ -391,7 +391,9 @@ class RehearsalOracle:
             float_model = RehearsedEngine(rehearsal, _FLOAT, self._outputs)
             self._all_data = AllData(feeds, lambda: float_model, self._gate.known, samples=samples)
         if spent <= (ALL_DATA_SECONDS if left is None else MOST_ALL_DATA_SHARE * (left + spent)):
-            found_db, is_whole = self._all_data.near(engine, self._least_db - self.offset_db(few_db))
+            found_db, is_whole = self._all_data.estimated(engine), False
+            if found_db is None:
+                found_db, is_whole = self._all_data.near(engine, self._least_db - self.offset_db(few_db))
             self._on_all_data[engine.placement.digest] = found_db
             if is_whole:
                 self.difference.learn(few_db, found_db)

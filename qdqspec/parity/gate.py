@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from qdqspec.arrays import Array
+from qdqspec.arrays import Array, Floats
 from qdqspec.parity.compare import noise_power, power_of, signal_power, sqnr_db
 from qdqspec.types import EXACT_DB
 
@@ -33,6 +33,7 @@ KNOWN, SURE = (
 SMALL_DB = 2.0  # difference of all data from the few samples that these show well enough
 SIMILAR_DB = 3.0  # of placements on the few samples, whose difference on all data is similar
 DECIDED, DECIDED_DB = 4.0, 0.5  # standard errors and decibels from a limit after which all data is not needed
+HARD_SHARE = 0.5  # of the noise over all data, in the samples from which the noise of others is estimated
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
 
@@ -137,7 +138,7 @@ class AllDataDifference:
 class AllData:
     """The SQNR of an engine's worst output over all of ``feeds``; ``reference`` builds the model to compare with.
 
-    The first outputs of the reference, up to `HELD_BYTES`, are computed once; ``known`` are those computed before. For
+    Outputs of the reference, up to `HELD_BYTES`, are computed once; ``known`` are the first ones, computed before. For
     the others it runs again each time. ``samples`` is the number of feeds, ``seconds`` the time an engine may take.
     """
 
@@ -153,14 +154,15 @@ class AllData:
         self._feeds = feeds
         self._reference = reference
         self._samples, self._seconds = samples, seconds
-        self._held: list[Mapping[str, Array]] = []  # of the first samples
+        self._held: dict[int, Mapping[str, Array]] = {}  # by number of the sample
         self._bytes = 0
-        for outputs in known:
-            self._keep(outputs)
+        self._whole: list[_Powers] = []  # of engines that were run on every sample
+        for number, outputs in enumerate(known):
+            self._keep(number, outputs)
 
     def __call__(self, engine: Runs) -> float:
         """Run the engine on every sample."""
-        return self._until(engine, lambda _: False)[0]
+        return self._until(engine, lambda _: False)[0].worst_db
 
     def near(self, engine: Runs, limit_db: float) -> tuple[float, bool]:
         """The SQNR, and whether it is that of all samples: none more runs once it is below the limit for sure.
@@ -168,41 +170,87 @@ class AllData:
         After twice `SAMPLES`, of which every candidate was run on the first half before, four times as many and so on,
         the difference counts as sure if its mean over samples is more than `DECIDED` standard errors from zero and the
         SQNR is `DECIDED_DB` from the limit. An SQNR above the limit is shown by a part of the samples only where all
-        would take more than the time for one engine: a few samples may have most of the noise.
+        would take more than the time for one engine: a few samples may have most of the noise. Once an engine was run
+        on all samples, the `estimated` SQNR of another is enough if it is twice that far from the limit.
         """
+        found_db = self.estimated(engine)
+        if found_db is not None and abs(found_db - limit_db) > 2 * DECIDED_DB:
+            return found_db, False
         started = time.monotonic()
 
         def is_enough(powers: _Powers) -> bool:
             whole = (time.monotonic() - started) * self._samples / powers.samples
             return powers.is_decided(limit_db, above=whole > self._seconds)
 
-        return self._until(engine, is_enough)
+        powers, is_whole = self._until(engine, is_enough)
+        return powers.worst_db, is_whole
 
-    def _until(self, engine: Runs, is_enough: Callable[[_Powers], bool]) -> tuple[float, bool]:
+    def estimated(self, engine: Runs) -> float | None:
+        """The SQNR expected from the samples that had `HARD_SHARE` of the noise of engines run on all samples before.
+
+        The noise on all of them is that on these over their share: the ratio estimate of W. G. Cochran, "Sampling
+        Techniques", 1977. ``None`` if no engine was run on all.
+        """
+        shares = _mean_shares(self._whole)
+        hard = {number for share in shares.values() for number in _largest(share)}
+        if not hard:
+            return None
+        found, _ = self._until(engine, lambda _: False, hard)
+        numbers = sorted(hard)
+        signal, noise = self._whole[0].signal, found.noise
+        by_output = (
+            sqnr_db(sum(signal[name]), sum(noise[name]) / float(share[numbers].sum()))
+            for name, share in shares.items()
+        )
+        return float(np.clip(min(by_output), -MOST_DB, MOST_DB))
+
+    def _until(
+        self, engine: Runs, is_enough: Callable[[_Powers], bool], wanted: Collection[int] | None = None
+    ) -> tuple[_Powers, bool]:
+        """The powers on the samples ``wanted``, by default all, and whether these are all; none more if ``is_enough``."""
         found, look = _Powers(), 2 * SAMPLES
         with ExitStack() as opened:
             reference: Reference | None = None
             for number, feed in enumerate(self._feeds):
-                if number == look:
+                if wanted is not None and number not in wanted:
+                    continue
+                if number == look and wanted is None:
                     if is_enough(found):
-                        return found.worst_db, False
+                        return found, False
                     look *= 2
-                if number < len(self._held):
-                    expected = self._held[number]
-                else:
+                expected = self._held.get(number)
+                if expected is None:
                     reference = reference or opened.enter_context(closing(self._reference()))
                     expected = reference.run(feed)
-                    if number == len(self._held):
-                        self._keep(expected)
+                    self._keep(number, expected)
                 found.add(expected, engine.run(feed))
-        return found.worst_db, True
+        if wanted is None:
+            self._whole.append(found)
+        return found, wanted is None
 
-    def _keep(self, outputs: Mapping[str, Array]) -> None:
-        """Hold the outputs of the next sample, unless they take too much memory."""
+    def _keep(self, number: int, outputs: Mapping[str, Array]) -> None:
+        """Hold the outputs of a sample, unless they take too much memory."""
         size = sum(value.nbytes for value in outputs.values())
         if self._bytes + size <= HELD_BYTES:
             self._bytes += size
-            self._held.append(outputs)
+            self._held[number] = outputs
+
+
+def _mean_shares(engines: Iterable[_Powers]) -> dict[str, Floats]:
+    """The share of each sample in the noise of each output, the mean over engines with any and finite noise."""
+    found: dict[str, list[Floats]] = {}
+    for engine in engines:
+        for name, powers in engine.noise.items():
+            total = sum(powers)
+            if 0 < total < math.inf:
+                found.setdefault(name, []).append(np.array(powers) / total)
+    return {name: np.asarray(np.mean(shares, axis=0), np.float64) for name, shares in found.items()}
+
+
+def _largest(shares: Floats) -> list[int]:
+    """The fewest samples that have `HARD_SHARE` of the noise."""
+    falling = np.argsort(-shares, kind="stable")
+    return [int(number) for number in falling[: 1 + np.searchsorted(np.cumsum(shares[falling]), HARD_SHARE)]]
 
 
 def worst_db(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> float:
@@ -222,22 +270,22 @@ class _Powers:
     """Signal and noise power of each float output by sample."""
 
     def __init__(self) -> None:
-        self._signal: dict[str, list[float]] = {}
-        self._noise: dict[str, list[float]] = {}
+        self.signal: dict[str, list[float]] = {}
+        self.noise: dict[str, list[float]] = {}
 
     def add(self, expected: Mapping[str, Array], seen: Mapping[str, Array]) -> None:
         """Add the outputs of one sample. Changes this object."""
         for name, values in expected.items():
             if np.issubdtype(values.dtype, np.floating):
-                self._signal.setdefault(name, []).append(signal_power(values))
-                self._noise.setdefault(name, []).append(noise_power(values, seen.get(name)))
+                self.signal.setdefault(name, []).append(signal_power(values))
+                self.noise.setdefault(name, []).append(noise_power(values, seen.get(name)))
 
     @property
     def by_output(self) -> dict[str, float]:
         """The SQNR of each float output, over all samples."""
         return {
-            name: float(np.clip(sqnr_db(sum(signal), sum(self._noise[name])), -MOST_DB, MOST_DB))
-            for name, signal in self._signal.items()
+            name: float(np.clip(sqnr_db(sum(signal), sum(self.noise[name])), -MOST_DB, MOST_DB))
+            for name, signal in self.signal.items()
         }
 
     @property
@@ -248,18 +296,18 @@ class _Powers:
     @property
     def samples(self) -> int:
         """Number of samples."""
-        return max(map(len, self._signal.values()), default=1)
+        return max(map(len, self.signal.values()), default=1)
 
     def is_decided(self, limit_db: float, *, above: bool) -> bool:
         """Whether these samples show that the worst output's SQNR over all is below a limit, or that it is above."""
         if abs(self.worst_db - limit_db) < DECIDED_DB:
             return False
-        beyond = [self._beyond(name, limit_db) for name in self._signal]
+        beyond = [self._beyond(name, limit_db) for name in self.signal]
         return any(low > 0 for low, _ in beyond) or (above and all(high < 0 for _, high in beyond))
 
     def _beyond(self, name: str, limit_db: float) -> tuple[float, float]:
         """The bounds of the mean of the noise of an output that is more than the limit allows."""
-        signal, noise = np.array(self._signal[name]), np.array(self._noise[name])
+        signal, noise = np.array(self.signal[name]), np.array(self.noise[name])
         excess = noise - power_of(limit_db) * signal
         if not np.isfinite(excess).all():
             return -np.inf, np.inf

@@ -36,6 +36,9 @@ from qdqspec.spec.vocabulary import Method
 from qdqspec.units import count_text, list_text
 
 BINS = 2048
+MOST_COUNTED = (
+    1 << 17
+)  # values of one tensor in one sample that a histogram counts; of more, evenly spaced ones
 PERCENTILE = 99.99  # percentage of all values that is not clipped
 _LEVELS = 128  # of the magnitude, as in an 8-bit symmetric grid
 _MSE_CANDIDATES = 128
@@ -70,6 +73,17 @@ class Histogram:
     def magnitudes(self) -> Floats:
         """Counts of absolute values in `BINS` equal bins."""
         return self.counts[BINS:] + self.counts[:BINS][::-1]
+
+
+def evenly_spaced(values: npt.NDArray[np.generic], most: int = MOST_COUNTED) -> npt.NDArray[np.generic]:
+    """At most ``most`` values of an array, flat, whose distance shares no factor with a dimension.
+
+    So they are from all channels, rows and columns alike.
+    """
+    step = -(-values.size // most)
+    while any(math.gcd(step, dim) > 1 for dim in values.shape):
+        step += 1
+    return values.reshape(-1)[::step]
 
 
 def percentile_range(histogram: Histogram, percentile: float = PERCENTILE) -> TensorRange:
@@ -223,7 +237,7 @@ def calibrate_with(
         }
         for values in map(watch.values, feeds()):
             for tensor in histograms.keys() & values.keys():
-                histograms[tensor].add(values[tensor])
+                histograms[tensor].add(evenly_spaced(values[tensor]))
         for method in _FROM_HISTOGRAM.keys() & set(methods):
             choose = _FROM_HISTOGRAM[method]
             found[method] = spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}

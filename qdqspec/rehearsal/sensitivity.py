@@ -31,7 +31,8 @@ from qdqspec.types import Label, Placement, Site
 
 SEGMENTS = 6
 FIRST = 2  # samples on which every pair is measured
-MOST_NOISE = 0.95  # pairs that cause this share of their segment's noise are measured on all samples
+MOST_NOISE = 0.95  # pairs that cause this share of their segment's noise are measured on further samples, ...
+SURE = 0.2  # ... until the standard error of the mean over samples is this share of it
 
 Group: TypeAlias = tuple[int, ...]  # the numbers of switches that are on together
 
@@ -110,15 +111,25 @@ class _Tally:
 
     signal: Floats
     noise: Floats
+    squares: Floats  # of the noise of single samples
     samples: int = 0
 
     def add(self, signal: Floats, noise: Floats) -> None:
         """Add one sample. Changes this tally."""
         self.signal, self.noise, self.samples = self.signal + signal, self.noise + noise, self.samples + 1
+        self.squares = self.squares + noise**2
 
     def share(self, count: int) -> _Tally:
         """The tally of each of ``count`` switches that were on together, with equal parts of the noise."""
-        return _Tally(self.signal, self.noise / count, self.samples)
+        return _Tally(self.signal, self.noise / count, self.squares / count**2, self.samples)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the noise differs little between samples, at the guide where it is largest."""
+        worst, number = int(np.argmax(self.ratio)), self.samples
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = (self.noise[worst] / number) ** 2
+            return bool((self.squares[worst] / number - square) / (number - 1) <= SURE**2 * square)
 
     @property
     def ratio(self) -> Floats:
@@ -130,18 +141,22 @@ class _Tally:
 def _segment(
     rehearsal: Rehearsal, edges: Sequence[Edge], low: int, high: int, *, quick: bool, tensors: int
 ) -> Mapping[int, _Tally]:
-    """The switches between two places, each alone: all on the first samples, those with the most noise on all."""
+    """The switches between two places, each alone: all on the first samples, those with the most noise on more."""
     graph = rehearsal.graph
     model = graph.part(low, len(graph.nodes), (low, high), edges)
     groups = _groups(rehearsal, model.numbers, quick=quick, tensors=tensors)
     if not groups:
         return {}
     nothing = np.zeros(len(edges))
-    tallies = {group: _Tally(nothing, nothing) for group in groups}
+    tallies = {group: _Tally(nothing, nothing, nothing) for group in groups}
     with closing(rehearsal.load(model, f"from{low}", rehearsal.runtime.fast)) as engine:
         for index, feed in enumerate(islice(_fed(rehearsal, low), 1 if quick else None)):
             if index == FIRST:
                 groups = _noisiest({group: float(tallies[group].ratio.max()) for group in groups})
+            if index >= FIRST:
+                groups = [group for group in groups if not tallies[group].is_sure]
+            if not groups:
+                break
             measured = {group: tallies[group] for group in groups}
             _measure(model, engine, feed, measured, len(rehearsal.switches))
     return {number: tally.share(len(group)) for group, tally in tallies.items() for number in group}

@@ -150,6 +150,33 @@ def test_samples_that_differ_much_decide_later() -> None:
     assert engine.runs == COUNT
 
 
+class Hard(Drawn):
+    """One sample in eight has a hundred times the noise of the others."""
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = super().run(feeds)["y"]
+        return {"y": SIGNAL + (found - SIGNAL) * (10 if feeds["number"] % 8 == 5 else 1)}
+
+
+def test_the_samples_with_most_noise_estimate_that_of_all() -> None:
+    data = all_data(Drawn(400))
+    assert data.estimated(Hard(30)) is None
+    data(Hard(30))
+    engine = Hard(36)
+    found = data.estimated(engine)
+    assert found == pytest.approx(data(Hard(36)), abs=0.1)
+    assert engine.runs < COUNT / 8
+
+
+def test_an_estimate_far_from_the_limit_is_enough_and_one_near_it_is_not() -> None:
+    data = all_data(Drawn(400))
+    whole_db = data(Hard(30))
+    far, near = Hard(30), Hard(30)
+    assert not data.near(far, whole_db - 5)[1]
+    assert far.runs < COUNT / 8
+    assert data.near(near, whole_db - 0.1) == (whole_db, True)
+
+
 def test_the_difference_of_all_data_is_that_of_similar_placements() -> None:
     difference = AllDataDifference()
     assert (difference.is_small, difference.at(30.0)) == (False, 0.0)

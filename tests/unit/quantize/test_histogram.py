@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qdqspec.quantize.calibrate import (
     BINS,
     Histogram,
     _divergences,
     entropy_range,
+    evenly_spaced,
     mse_range,
     percentile_range,
 )
@@ -31,6 +34,18 @@ def test_adding_in_parts_is_adding_at_once() -> None:
     for part in np.split(values, 10):
         parts.add(part)
     np.testing.assert_array_equal(parts.counts, histogram_of(values).counts)
+
+
+@given(shape=st.lists(st.integers(1, 9), min_size=1, max_size=4), most=st.integers(1, 60))
+def test_evenly_spaced_values_are_few_and_come_from_the_whole_of_every_axis(
+    shape: list[int], most: int
+) -> None:
+    places = np.indices(shape).reshape(len(shape), *shape)
+    found = [evenly_spaced(axis, most) for axis in places]
+    assert 1 <= found[0].size <= most
+    assert found[0].size == places[0].size or places[0].size > most
+    if found[0].size >= shape[-1]:
+        assert set(found[-1].tolist()) == set(range(shape[-1]))
 
 
 def test_magnitudes_fold_both_signs_onto_one_axis() -> None:
