@@ -207,7 +207,7 @@ class AllData:
     def _until(
         self, engine: Runs, is_enough: Callable[[_Powers], bool], wanted: Collection[int] | None = None
     ) -> tuple[_Powers, bool]:
-        """The powers on the samples ``wanted``, by default all, and whether these are all; none more if ``is_enough``."""
+        """The powers on the samples ``wanted``, by default all, and whether these are all; until ``is_enough``."""
         found, look = _Powers(), 2 * SAMPLES
         with ExitStack() as opened:
             reference: Reference | None = None
