@@ -126,6 +126,7 @@ class Attribution(FirstPlacements):
             placement = space.resolve(self.thinned(labels, told))
             if placement.sites and not self._is_proved:
                 trials += yield [profiled(placement, "pure")]
+                trials += yield from self.recomposed(space, [*told, *trials], rough=False)
         return trials
 
     def _rehearse_blocks(self, costs: CostModel) -> bool:

@@ -1,7 +1,7 @@
 """The first placements that meet the limits, found without the noise of each label alone.
 
-Those by one rule are judged by a rehearsal each. If none of them meets the limits, the units that are noisiest by a
-rough analysis are left out.
+Those by one rule are judged by a rehearsal each. Where one is slower than the reference, what both profiles show to be
+faster is next. If none meets the limits, the units that are noisiest by a rough analysis are left out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._classes import pure_labels, spent_by_unit, weighted_linear
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.blocks import CostModel, fuse
 from qdqspec.types import FIRST, Placement, Trial
 
 FIRSTS = 2  # labellings thinned by rough noise, at most
@@ -47,7 +48,24 @@ class FirstPlacements(Stepwise):
             if most_wins is not None and _wins(trials) >= most_wins:
                 break
             trials += yield [profiled(placement, self.phase)]
+            trials += yield from self.recomposed(space, [*told, *trials])
         return trials
+
+    def recomposed(self, space: SchemeSpace, told: Sequence[Trial], *, rough: bool = True) -> Phase:
+        """What the profiles so far show to be faster, where the latest placement was slower than the reference.
+
+        Another placement by one rule is likely to have the same slow layers.
+        """
+        timed = [trial for trial in told if trial.ok and trial.layers]
+        if told[-1] not in timed or (told[-1].ratio or 0.0) <= 1:
+            return []
+        costs = CostModel(space, fuse(space, (trial.layers for trial in timed)))
+        costs.learn(timed)
+        labels = dict(costs.placed(costs.compose(1.0)).labels)
+        placement = space.resolve(self.thinned(labels, told, rough=rough))
+        if not placement.sites or not self.is_worth_building(placement):
+            return []
+        return (yield [profiled(placement, self.phase)])
 
     def roughly_thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
         """A placement that meets the limits, if none by one rule does, before the noise of each label is measured.

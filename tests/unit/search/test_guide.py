@@ -24,7 +24,7 @@ from qdqspec.search.repair import repaired
 from qdqspec.search.select import front_of, reaches
 from qdqspec.search.subgraph import SubgraphSearch
 from qdqspec.testing.strategies import Oracle, drive, small_space
-from qdqspec.types import FIRST, NOT_CANDIDATES, Label, Placement, Trial
+from qdqspec.types import FIRST, NOT_CANDIDATES, Label, LayerTime, Placement, Trial
 
 
 class Additive:
@@ -395,6 +395,36 @@ def test_where_no_rule_meets_the_limit_the_noisiest_units_are_left_out() -> None
     assert built
     assert all(0 < len(trial.placement.labels) < len(space.everything()) for trial in built)
     assert all(trial.sqnr_db is not None and trial.sqnr_db >= 36.0 for trial in built)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_a_placement_that_is_slower_comes_what_its_profile_shows_to_be_faster(seed: int) -> None:
+    space = small_space()
+    slow = space.units[1].id
+
+    class OneIsSlow(Device):
+        def cost(self, placement: Placement) -> float:
+            return super().cost(placement) + (9.0 if dict(placement.labels).get(slow, "fp") != "fp" else 0.0)
+
+        def _layers(self, placement: Placement) -> tuple[LayerTime, ...]:
+            labels = dict(placement.labels)
+            added = 9.0 if labels.get(slow, "fp") != "fp" else 0.0
+            nodes = space.by_id[slow].nodes
+            return tuple(
+                replace(layer, milliseconds=layer.milliseconds + added)
+                if set(nodes) & set(layer.nodes)
+                else layer
+                for layer in super()._layers(placement)
+            )
+
+    oracle = Additive(space)
+    setup = SearchSetup(space=space, clock="cpu", min_sqnr_db=20.0, accuracy=oracle)
+    _, everything, composed, *_ = drive(
+        FirstPlacement(setup), OneIsSlow(space, seed, oracle, 20.0), trials=20
+    )
+    assert (everything.ratio or 0.0) > 1
+    assert composed.incumbent
+    assert dict(composed.placement.labels).get(slow, "fp") == "fp"
 
 
 def test_a_first_placement_that_misses_the_limit_is_thinned_again_with_what_its_build_showed() -> None:
