@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ def rules_of(case: Case) -> dict[str, Any]:
         "inputs.shapes": shapes,
         "inputs.weights": [profile.weight for profile in inputs.profiles],
         "inputs.batch": inputs.batch,
+        "tune.min_sqnr_db": case.tune.limits.min_sqnr_db,
+        "tune.accuracy": None if (rules := case.tune.accuracy) is None else asdict(rules),
     }
 
 

@@ -64,7 +64,8 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
     raise ConfigError(
         f"no data there fits the model's inputs: {', '.join(_said(model, name) for name in model.inputs)}",
         where=path,
-        cure="save .npz files with one array per input, first axis samples",
+        cure="save .npz files with one array per input, first axis samples; arrays of other names are mapped in the "
+        "spec: {arrays: FILE, names: {INPUT: ARRAY}}",
     )
 
 

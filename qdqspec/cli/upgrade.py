@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +88,7 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
             name = runtime.backend.name
             if name not in here:
                 there[name] = _facts(environment, name, runtime.options)
-                here[name] = {**runtime.backend.probe(runtime.options).facts, **runtime.device.details}
+                here[name] = _joined(runtime.backend.probe(runtime.options).facts, runtime.device.details)
         found = [_checked(session, known, environment, arguments.allow) for known in models]
     check = UpgradeCheck(allowed=arguments.allow, here=here, there=there, cases=tuple(found))
     answer(arguments, upgrade_to_json(check), upgrade_text(check))
@@ -128,8 +128,15 @@ def _facts(environment: Environment, backend: str, options: BuildOptions) -> dic
             where=environment.python,
             cure=installed.install or None,
         )
-    device = installed.device
-    return {**installed.facts, **(device.details if device is not None else {})}
+    return _joined(installed.facts, {} if installed.device is None else installed.device.details)
+
+
+def _joined(facts: Mapping[str, str], details: Mapping[str, str]) -> dict[str, str]:
+    """Facts of a backend and details of its device, each once: a name may have spaces in one and not in the other."""
+    return {
+        **facts,
+        **{name: value for name, value in details.items() if name.replace("_", " ") not in facts},
+    }
 
 
 def _checked(session: Session, known: _Known, environment: Environment, allowed: float) -> Upgrade:

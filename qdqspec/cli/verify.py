@@ -62,29 +62,29 @@ def verify(arguments: argparse.Namespace) -> int:
     """Compare, print, and evaluate limits if any are given."""
     from qdqspec.session import Session
 
+    limits = _limits(arguments)
     with Session(replace(settings_from(arguments), mode="verify")) as session:
         if arguments.input is not None:
             probe = session.probe(
                 arguments.model,
                 arguments.tuned,
                 arguments.input,
-                _limits(arguments),
+                limits,
                 values=arguments.values or {},
             )
         else:
-            probe = _compared(arguments, session)
-    answer(arguments, _json(probe), _text(probe))
+            probe = _compared(arguments, session, limits)
+    answer(arguments, _json(probe), _text(probe, is_limited=limits is not None or bool(probe.inputs)))
     return WANTING if probe.broken else FINE
 
 
-def _compared(arguments: argparse.Namespace, session: Session) -> Probe:
+def _compared(arguments: argparse.Namespace, session: Session, limits: ParityParams | None) -> Probe:
     """The comparison of the models on all of the data: exceeded limits, and the measured values."""
     from qdqspec.types import Probe
 
     words = {"evaluation": arguments.data, "shapes": arguments.shapes, "values": arguments.values}
     case = session.case(arguments.model, {word: value for word, value in words.items() if value is not None})
     parity = session.work(case).parity_with(arguments.tuned.absolute())
-    limits = _limits(arguments)
     broken = () if limits is None else limits.broken_by(parity.outputs, whole=True)
     return Probe(inputs=(), broken=broken, parity=parity)
 
@@ -107,7 +107,7 @@ def _limits(arguments: argparse.Namespace) -> ParityParams | None:
         raise ConfigError(f"{option}: {first['msg']}", cure="qdqspec verify --help") from None
 
 
-def _text(probe: Probe) -> str:
+def _text(probe: Probe, *, is_limited: bool) -> str:
     from qdqspec.checks.parity import comparison_sections, probe_sections
     from qdqspec.report.tables import section_text
 
@@ -116,7 +116,8 @@ def _text(probe: Probe) -> str:
     else:
         title = f"Outputs, worst first ({probe.parity.samples} samples of {probe.parity.data} data)"
         sections = comparison_sections(probe.parity, title)
-    headline = probe.broken[0] if probe.broken else "no limit is broken"
+    kept = "no limit is broken" if is_limited else "no limit is given: qdqspec verify --help"
+    headline = probe.broken[0] if probe.broken else kept
     return "\n\n".join((headline, *(section_text(section) for section in sections)))
 
 

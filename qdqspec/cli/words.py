@@ -49,6 +49,7 @@ def add_verb(
         epilog=f"{_EXAMPLE}\n  {example}",
         formatter_class=_Formatter,
         add_help=False,
+        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="Write JSON to standard output.")
     parser.add_argument(

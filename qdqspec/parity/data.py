@@ -326,5 +326,5 @@ def _batch_notes(rows: int, batch: int) -> Iterator[str]:
     if rest := rows % batch:
         yield (
             f"{count_text(rows, 'sample')} do not fill batches of {batch}: the last one is filled up with "
-            f"{count_text(batch - rest, 'repeated sample')}, which no metric counts"
+            f"{count_text(batch - rest, 'repeated sample')}"
         )

@@ -95,7 +95,11 @@ class SearchSetup:
 
 
 class Strategy(Protocol):
-    """Ask, build, tell, until done. Deterministic for one random generator and one sequence of trials."""
+    """Ask, build, tell, until done. Deterministic for one random generator and one sequence of trials.
+
+    It may have a function ``refuse(space)`` that raises `ConfigError` if it cannot search a space: asked before any
+    data is read.
+    """
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None: ...
 

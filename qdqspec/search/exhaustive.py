@@ -22,9 +22,12 @@ class Exhaustive(Stepwise):
     """All labellings of the tied classes. It is deterministic: the order depends on the model only."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
-        classes = tied_classes(setup.space)
-        _count(setup.space, classes)
-        super().__init__(self._all(setup, classes), setup)
+        super().__init__(self._all(setup, tied_classes(setup.space)), setup)
+
+    @staticmethod
+    def refuse(space: SchemeSpace) -> None:
+        """Raise `ConfigError` if the space has more labellings than the limit."""
+        _count(space, tied_classes(space))
 
     @staticmethod
     def default_trials(preset: str, space: SchemeSpace) -> int:  # noqa: ARG004 - all is all, whatever the preset

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from qdqspec.errors import ConfigError
+from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._classes import ClassLabels, TiedClass, gathered, pure_choices, spread, tied_classes
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
@@ -31,6 +32,11 @@ class OptunaSearch(Stepwise):
         self._classes = tied_classes(setup.space)
         self._known: dict[str, Trial] = {}  # by placement
         super().__init__(self._search(_Study(self._classes, setup, int(random.integers(2**31)))), setup)
+
+    @staticmethod
+    def refuse(space: SchemeSpace) -> None:  # noqa: ARG004 - the seam's signature
+        """Raise `ConfigError` if Optuna is not installed."""
+        _optuna()
 
     def _search(self, study: _Study) -> Steps:
         space, seeds = self._setup.space, self._setup.seeds

@@ -102,11 +102,13 @@ class Tuning(Closing):
     ) -> None:
         self._prepared, self._work = prepared, work
         self._started = time.monotonic(), time.process_time()
+        rules = prepared.case.tune
+        make = make or named(rules.strategy)
+        refuse(make, prepared.candidates)
         work.report_step("calibrating")
-        rules, space = prepared.case.tune, prepared.space
+        space = prepared.space
         # Separate generators, so that a resumed run, which measures less, asks for the same placements.
         lots, order, early = np.random.default_rng(work.settings.seed).spawn(3)
-        make = make or named(rules.strategy)
         self._name = name or rules.strategy
         work.report_step("running the reference")
         self._constraint = constraint_of(prepared, work.backend, work.options)
@@ -471,6 +473,12 @@ def named(strategy: str) -> MakeStrategy:
     return cast("MakeStrategy", resolve("strategy", strategy))
 
 
+def refuse(make: MakeStrategy, space: SchemeSpace) -> None:
+    """Raise `ConfigError` if a strategy cannot search a space, as it says itself."""
+    own: Callable[[SchemeSpace], None] = getattr(make, "refuse", lambda _: None)
+    own(space)
+
+
 def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = None) -> int:
     """The number of search builds: as requested, else by the strategy or the preset.
 
@@ -489,6 +497,7 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = 
 def plan_text(prepared: Prepared, rules: TuneRules) -> str:
     """The largest number of builds, the number of units, and an estimate of the time."""
     space = prepared.candidates
+    refuse(named(rules.strategy), space)
     pairs = space.resolve(space.everything()).pairs
     builds, confirming = trials_of(rules, space), most_builds(pareto=rules.objective == "pareto")
     said = (

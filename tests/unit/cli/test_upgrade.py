@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from qdqspec.cli.upgrade import _joined
 from qdqspec.types import Interval, Upgrade
 from qdqspec.upgrade import judge_upgrade
 
@@ -129,3 +130,8 @@ def interval(low: float, median: float, high: float) -> Interval:
 def test_what_counts_as_worse(fields, state):
     found = Upgrade(case="a::b", backend="fake", state="ok", **fields)
     assert judge_upgrade(found, 0.05, 20.0)[0] == state
+
+
+def test_a_fact_that_backend_and_device_both_state_is_listed_once() -> None:
+    facts, details = {"int8 path": "AVX2", "cores": "2"}, {"int8_path": "AVX2", "threads": "2"}
+    assert _joined(facts, details) == {"int8 path": "AVX2", "cores": "2", "threads": "2"}

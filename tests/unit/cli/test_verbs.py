@@ -170,6 +170,7 @@ def test_without_a_verb_each_has_a_line(capsys: pytest.CaptureFixture[str]) -> N
         (["bananas"], "unknown verb 'bananas'\n"),
         (["--helpall"], "unknown option '--helpall' (did you mean '--help'?)"),
         (["--verbose"], "unknown option '--verbose' (did you mean '--version'?)"),
+        (["tune", "net.onnx", "--calib", "a.npz"], "unrecognized arguments: --calib a.npz"),
         (["tune", "net.onnx", "--calibraton", "a.npz"], "--calibraton a.npz (did you mean '--calibration'?)"),
         (["tune", "net.onnx", "--bananas=3"], "unrecognized arguments: --bananas=3\n"),
         (

@@ -88,5 +88,5 @@ def test_seeds_come_right_after_the_reference(space_of, drive) -> None:
 def test_a_missing_package_names_the_extra(space_of, drive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match="needs the package optuna") as caught:
-        drive(OptunaSearch, space_of(), by_pairs)
+        OptunaSearch.refuse(space_of())
     assert "qdqspec[optuna]" in (caught.value.cure or "")

@@ -154,6 +154,8 @@ def test_the_command_tries_exactly_that_input(
     saved(TUNED, tuned, s=np.float32(2 / 127))  # calibrated further
     assert main(words[1:]) == 0
     assert capsys.readouterr().out.startswith("no limit is broken\n")
+    assert main(["verify", str(case.model), str(tuned)]) == 0
+    assert capsys.readouterr().out.startswith("no limit is given: qdqspec verify --help\n")
 
 
 def test_a_check_is_searched_when_it_is_judged_and_once(

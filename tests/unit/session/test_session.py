@@ -24,7 +24,15 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.checks.speedup import check as speedup_check
 from qdqspec.corrections.find import FoundCorrections
-from qdqspec.errors import BackendError, DataError, ModelError, OutputError, QdqspecError, StateError
+from qdqspec.errors import (
+    BackendError,
+    ConfigError,
+    DataError,
+    ModelError,
+    OutputError,
+    QdqspecError,
+    StateError,
+)
 from qdqspec.measurement._processes import close_idle
 from qdqspec.measurement.journal import read_journal
 from qdqspec.preparation.cached import data_digest, key_of
@@ -154,6 +162,17 @@ def test_graph_outputs_are_quantized_where_the_spec_asks(open_session: Open, cas
     again = open_session().search(asked)
     assert evidence.search is not None
     assert again.winner == evidence.search.winner
+
+
+def test_a_strategy_that_cannot_search_says_so_before_calibration(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    session, steps = open_session(), list[str]()
+    session.watch = lambda progress: steps.append(progress.doing)
+    with pytest.raises(ConfigError, match="needs the package optuna"):
+        session.search(replace(case, tune=TuneRules(strategy="optuna")))
+    assert "calibrating" not in steps
 
 
 def test_the_journal_holds_the_search_its_noise_and_the_confirmation(open_session: Open, case: Case) -> None:
