@@ -72,8 +72,22 @@ def resolve(kind: RegistryKind, name: str) -> object:
     ``check``, ``report_format``): a class or an instance with the protocol of its kind.
     """
     if name not in _built_in(kind) and name in _entry_points(kind):
-        return _entry_points(kind)[name].load()
+        return loaded(_entry_points(kind)[name], kind)
     return getattr(module_of(kind, name), _ROOMS[kind][2])
+
+
+def loaded(point: importlib.metadata.EntryPoint, what: str) -> object:
+    """The object of an entry point. Raises `ConfigError` if it cannot be imported or is a module."""
+    try:
+        found: object = point.load()
+        if isinstance(found, ModuleType):
+            raise TypeError("it is a module, not its object")
+    except Exception as error:  # any error while a module of another package is imported
+        raise ConfigError(
+            f"{what} '{point.name}' cannot be imported from '{point.value}': {type(error).__name__}: {error}",
+            cure=f"correct the entry point in group {point.group} of its package, and install the package again",
+        ) from error
+    return found
 
 
 def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
+from qdqspec import registry
 from qdqspec.errors import DataError, QdqspecError
 from qdqspec.files import write_whole
 from qdqspec.parity.metrics import raising_line
@@ -135,13 +136,7 @@ def _installed(name: str) -> Loader | None:
     points = [point for point in importlib.metadata.entry_points(group=_GROUP) if point.name == name]
     if not points:
         return None
-    try:
-        found: Loader = points[0].load()
-    except Exception as error:  # any error while a module of another package is imported
-        raise DataError(
-            f"data loader '{name}' cannot be imported from '{points[0].value}': {type(error).__name__}: {error}",
-            cure=f"correct the entry point in group {_GROUP} of its package, and install the package again",
-        ) from error
+    found: Loader = registry.loaded(points[0], "data loader")  # type: ignore[assignment]  # its call reports others
     return found
 
 

@@ -17,11 +17,12 @@ import qdqspec
 from qdqspec import registry
 from qdqspec.checks.base import CheckParams, needs_of, requests_of
 from qdqspec.checks.verdicts import unmeasured, verdict
-from qdqspec.errors import DataError
+from qdqspec.errors import ConfigError, DataError
 from qdqspec.report.record import case_from_json, case_to_json, record_to_json
 from qdqspec.report.tables import summary_table
 from qdqspec.report.write import format_named
 from qdqspec.session import Session
+from qdqspec.spec.load import load_spec
 from qdqspec.testing.checks import CheckContract
 from qdqspec.testing.records import faster_case, params_of
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Section, TuneRules, Verdict
@@ -85,7 +86,11 @@ def _fails(_: ComparedModels) -> Mapping[str, float]:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check, registered as an installed package would."""
-    point = importlib.metadata.EntryPoint("mean-shift", f"{__name__}:check", "qdqspec.checks")
+    _install(monkeypatch, f"{__name__}:check")
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    point = importlib.metadata.EntryPoint("mean-shift", value, "qdqspec.checks")
     known = registry._entry_points
 
     def entry_points(kind: registry.RegistryKind) -> dict[str, importlib.metadata.EntryPoint]:
@@ -98,6 +103,25 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def shift(id: str = "mean-shift", **params: Any) -> CheckSpec:  # noqa: A002 - the field's name
     values = ShiftParams.model_validate({"kind": "mean-shift", **params})
     return CheckSpec(id=id, kind="mean-shift", params=values)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("qdq_no_such_module:check", "from 'qdq_no_such_module:check': ModuleNotFoundError"),
+        (f"{__name__}:chek", "AttributeError"),
+        (__name__, "TypeError: it is a module"),
+    ],
+)
+def test_a_wrong_entry_point_is_an_error_that_names_it(
+    value: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback of qdqspec's own files."""
+    _install(monkeypatch, value)
+    spec = tmp_path / "a.qdq.yaml"
+    spec.write_text("qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: mean-shift, max: 1}]\n")
+    with pytest.raises(ConfigError, match=f"check 'mean-shift'.*{says}.*\n.*group qdqspec.checks"):
+        load_spec(spec)
 
 
 def judged(tmp_path: Path, *checks: CheckSpec) -> Session:

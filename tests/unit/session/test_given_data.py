@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from qdqspec import Session
-from qdqspec.errors import DataError
+from qdqspec.errors import ConfigError, DataError
 from qdqspec.parity.data import open_data
 from qdqspec.parity.shapes import InputSpec
 from qdqspec.preparation.cached import data_digest
@@ -170,7 +170,7 @@ def test_a_loader_that_cannot_be_imported_names_its_entry_point(tmp_path, monkey
         importlib.metadata, "entry_points", lambda group: [point] if group == "qdqspec.data" else []
     )
     given_data._installed.cache_clear()
-    with pytest.raises(DataError, match="'theirs' cannot be imported from 'no_such_module:load'"):
+    with pytest.raises(ConfigError, match="'theirs' cannot be imported from 'no_such_module:load'"):
         GivenFiles().loaded(case_of(tmp_path, "theirs"), {})
     given_data._installed.cache_clear()
     case = GivenFiles().loaded(case_of(tmp_path, "their"), {})
