@@ -102,8 +102,13 @@ class Attribution(FirstPlacements):
             yield from self._refine(costs)
 
     def _pure(self, space: SchemeSpace) -> Phase:
-        """P1 without a binding limit."""
-        everything, *pure = (profiled(space.resolve(labels), "pure") for labels in pure_labels(space))
+        """P1 without a binding limit, or without the noise of labels."""
+        placements = [space.resolve(labels) for labels in pure_labels(space)]
+        if self.is_bound or self.is_missed:  # without the noise of labels
+            placements = [placement for placement in placements if self.is_worth_building(placement)]
+        if not placements:
+            return []
+        everything, *pure = (profiled(placement, "pure") for placement in placements)
         if not self._setup.proved:
             return (yield [everything, *pure])
         trials = yield [everything]
@@ -143,9 +148,10 @@ class Attribution(FirstPlacements):
 
     @property
     def _is_limited(self) -> bool:
-        """Whether any candidate had a lower SQNR than is worth building; if none had, no analysis is needed."""
+        """Whether the limit is binding, or a candidate was below what is worth building; else no analysis is needed."""
         least = self.least_db
-        return least is not None and any(t.sqnr_db is not None and t.sqnr_db < least for t in self._measured)
+        measured = (trial.sqnr_db for trial in self._measured if trial.sqnr_db is not None)
+        return self.is_bound or (least is not None and any(db < least for db in measured))
 
     def _apply_accuracy(self, costs: CostModel) -> Steps:
         """If accuracy limits the choice: measure each block's quantization error, and trade error for time."""

@@ -140,6 +140,7 @@ class Slow(Additive):
 def test_without_the_noise_of_labels_builds_show_it_and_the_winner_keeps_the_limit(seed: int) -> None:
     trials = searched(seed, Slow(small_space()))
     assert "sensitivity" in {trial.phase for trial in trials}
+    assert not [t for t in trials if t.phase == "pure" and t.sqnr_db is not None and t.sqnr_db < 38.0]
     winner = [trial for trial in trials if trial.incumbent][-1]
     assert winner.placement.sites
     assert winner.sqnr_db is not None

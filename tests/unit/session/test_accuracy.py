@@ -12,6 +12,7 @@ import onnx
 import pytest
 from arrays import arrays_of
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import ConfigError, DataError
@@ -43,7 +44,7 @@ def project(tmp_path: Path) -> Path:
         proto.graph.initializer.append(numpy_helper.from_array(values, name))
     onnx.save(proto, tmp_path / "net.onnx")
     images = random.normal(size=(SAMPLES, 8, 12, 12)).astype(np.float32)
-    outputs = onnx.reference.ReferenceEvaluator(proto)
+    outputs = ReferenceEvaluator(proto)
     labels = np.array([outputs.run(None, {"x": image[None]})[0].argmax() for image in images])
     np.savez(tmp_path / "data.npz", x=images, labels=labels)
     return tmp_path
@@ -195,7 +196,7 @@ class Closeness:
     def __init__(self, project: Path) -> None:
         proto = onnx.load(project / "net.onnx")
         images = arrays_of(project / "data.npz")["x"]
-        evaluator = onnx.reference.ReferenceEvaluator(proto)
+        evaluator = ReferenceEvaluator(proto)
         self.wanted = np.concatenate([evaluator.run(None, {"x": image[None]})[0] for image in images])
         self.values: list[float] = []
 
