@@ -30,9 +30,14 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
     from qdqspec.types import Inputs
 
     if not path.exists():
-        raise ConfigError("there is no such file or folder", where=path, cure="name it with --data")
+        raise ConfigError(
+            "there is no such file or folder", where=path, cure="--data takes one file or folder"
+        )
     files = _files(path)
-    fits = {file: data for file in files if file.suffix in (".npz", ".npy") and (data := opened(model, file))}
+    if path.suffix in (".npz", ".npy") and path.is_file():
+        fits = {path: _opened(model, path)}
+    else:
+        fits = {file: d for file in files if file.suffix in (".npz", ".npy") and (d := opened(model, file))}
     if not fits and path.is_dir() and (data := opened(model, path)):
         fits = {path: data}
     if fits:
@@ -100,15 +105,19 @@ def _same(draft: DataDraft, path: Path) -> list[str]:
 
 def opened(model: Model, path: Path) -> Dataset | None:
     """The data of a path; ``None`` if it does not fit the model."""
+    try:
+        return _opened(model, path)
+    except QdqspecError:
+        return None
+
+
+def _opened(model: Model, path: Path) -> Dataset:
     from qdqspec.parity.data import open_data, shaped_by_data
     from qdqspec.parity.shapes import input_specs, resolve_shapes
     from qdqspec.types import Inputs
 
-    try:
-        shaped = shaped_by_data(model, Inputs(calibration=path))
-        return open_data(path, input_specs(model, resolve_shapes(model, shaped)))
-    except QdqspecError:
-        return None
+    shaped = shaped_by_data(model, Inputs(calibration=path))
+    return open_data(path, input_specs(model, resolve_shapes(model, shaped)))
 
 
 def _files(path: Path) -> list[Path]:
@@ -165,7 +174,7 @@ def _images(files: Sequence[Path], model: Model, path: Path, base: Path) -> Data
     else:
         common = Path(os.path.commonpath([str(file.parent) for file in images]))
         folders = _folders(path, images) or (common, common)
-        patterns = [f"{_relative_text(folder, base)}/**/*{images[0].suffix}" for folder in folders]
+        patterns = [f"{_relative_text(folder, base)}/**/*" for folder in folders]
     rest = [f"size: {size}", f"layout: {'nhwc' if last else 'nchw'}"] + (
         ["colors: gray"] if channels == 1 else []
     )

@@ -219,7 +219,9 @@ class _Column:
         return None if seen is None else float(seen[0])
 
     def notes(self) -> Iterator[str]:
-        for dtype in sorted({str(m.dtype) for m in self.members if m.dtype != self.spec.dtype}):
+        if not np.issubdtype(self.spec.dtype, np.floating):
+            return
+        for dtype in sorted({str(m.dtype) for m in self.members if m.dtype.kind in "iu"}):
             yield f"array '{self.name}' is {dtype} and is given to the model as {self.spec.dtype}, unscaled"
 
     def _rows(self, member: AnyMember) -> Iterator[Array]:

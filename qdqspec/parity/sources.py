@@ -69,7 +69,8 @@ def files_of(source: DataSource) -> list[Path]:
         installed = sorted({point.name for point in importlib.metadata.entry_points(group="qdqspec.data")})
         raise DataError(
             f"no data loader is called '{source.loader}'{did_you_mean(source.loader, installed)}",
-            cure="return it from fixture qdq_data, or register it in entry-point group qdqspec.data",
+            cure="return it from fixture qdq_data, which only pytest reads, or register it in entry-point group "
+            "qdqspec.data",
         )
     if path.is_dir():
         return _of_folder(path, is_image=is_image)
@@ -97,6 +98,12 @@ def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
     """
     files = files_of(source)
     mapped = dict(source.names) if isinstance(source, Data) else {}
+    if unknown := sorted(set(mapped) - {*names, LABELS}):
+        raise DataError(
+            f"`names` maps an array to '{unknown[0]}', which is not an input that needs data",
+            where=place_of(source),
+            cure=f"inputs: {', '.join(names)}",
+        )
     if isinstance(source, Data) and source.images is not None:
         found = [_image(file, names, source) for file in files]
     elif any(_is_image(file) for file in files):

@@ -20,6 +20,7 @@ from qdqspec.config import Settings
 from qdqspec.graph.model import load_model
 from qdqspec.parity.data import open_data
 from qdqspec.parity.shapes import InputSpec, require_inputs
+from qdqspec.parity.sources import files_of
 from qdqspec.types import Data
 
 FAKE = ("--backend", "fake")
@@ -194,6 +195,23 @@ def test_images_get_a_transform_of_the_models_size(verb, project, data):
         case.inputs.calibration, {"input": InputSpec(dtype=np.dtype("f4"), shape=(1, 1, 16, 16))}
     )
     assert len(list(opened)) == 2
+
+
+def test_images_of_all_formats_are_data(verb, project, data):
+    """Only files with the suffix of the first one were."""
+    for name in ("a.jpg", "b.JPG", "c.png"):
+        Image.new("L", (20, 30)).save(data / name)
+    assert verb("init", "digits_resnet.onnx", *FAKE, "--data", "data").code == 0
+    (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
+    assert [file.name for file in files_of(case.inputs.calibration)] == ["a.jpg", "b.JPG", "c.png"]
+
+
+def test_a_file_that_does_not_fit_is_an_error_with_its_arrays(verb, project):
+    np.savez(project / "pix.npz", pixels=samples(2)["input"])
+    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "pix.npz")
+    assert result.code == 2
+    assert "its arrays: pixels;" in result.err
+    assert "{arrays: pix.npz, names: {input: pixels}}" in result.err
 
 
 SAME_DATA = "note: calibration and evaluation are the same data"

@@ -68,6 +68,8 @@ def test_arrays_of_other_names_are_mapped(tmp_path: Path) -> None:
         open_data(tmp_path / "d.npz", X)
     with pytest.raises(DataError, match="`names` refers to array 'pictures', which is not there"):
         open_data(Data(path=tmp_path / "d.npz", names={"x": "pictures"}), X)
+    with pytest.raises(DataError, match=r"`names` maps an array to 'y', which is not .*\n.*inputs: x"):
+        open_data(Data(path=tmp_path / "d.npz", names={"y": "pixels"}), X)
 
 
 @pytest.mark.parametrize("name", ["l.npy", "l.npz", "l.txt"])
