@@ -101,7 +101,7 @@ def is_loopback(host: str) -> bool:
 
 
 def require_distributed() -> None:
-    """Raise `ConfigError` if the extra is not installed."""
+    """Raise `ConfigError` if the extra is not installed. Dask then logs warnings and errors only."""
     from importlib.util import find_spec
 
     if find_spec("distributed") is None:
@@ -109,3 +109,5 @@ def require_distributed() -> None:
             "clusters need Dask distributed, which is not installed",
             cure='install it with: pip install "qdqspec[cluster]"',
         )
+    # Read at its import, also by its child processes.
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")

@@ -25,6 +25,17 @@ def test_a_worker_needs_a_scheduler(tmp_path, monkeypatch):
         worker.run_worker(address, tmp_path, Settings(), tmp_path / "worker", ("fake",), pytest.fail)
 
 
+def test_dask_logs_nothing_while_all_is_well(tmp_path):
+    """Its own lines came before the address of the scheduler and the devices of the worker."""
+    processes = Processes(tmp_path)
+    try:
+        processes.address = processes.start("cluster", "start", "--port", "0", "--json")["address"]
+        processes.worker("one", "--backend", "fake")
+        assert [log.read_text() for log in sorted(tmp_path.glob("*.log"))] == ["", ""]
+    finally:
+        processes.stop()
+
+
 def test_a_process_that_does_not_start_in_time_is_an_error(tmp_path):
     processes = Processes(tmp_path)
     try:
