@@ -60,17 +60,15 @@ def rules_of(case: Case) -> dict[str, Any]:
 
 def unlikeness(entry: Entry, now: Conditions) -> str:
     """Why the entry and the run are not comparable; empty if they are."""
-    if entry.model_sha256 != now.model_sha256:
-        return f"it is of another model ({entry.model_sha256[:12]}, now {now.model_sha256[:12]})"
-    if entry.clock != now.clock:
-        return f"it was taken on the {entry.clock} clock, and this run is judged on the {now.clock} clock"
-    return next(_rules_changed(entry, now), "")
+    return next(_unlike(entry, now), "")
 
 
-def _rules_changed(entry: Entry, now: Conditions) -> Iterator[str]:
-    for name in sorted(entry.rules.keys() & now.rules.keys()):
-        if entry.rules[name] != now.rules[name]:
-            yield f"{name} was {_shown(entry.rules[name])}, is {_shown(now.rules[name])}"
+def _unlike(entry: Entry, now: Conditions) -> Iterator[str]:
+    known = {"model": entry.model_sha256[:12], "clock": entry.clock, **entry.rules}
+    found = {"model": now.model_sha256[:12], "clock": now.clock, **now.rules}
+    for name in ("model", "clock", *sorted(entry.rules.keys() & now.rules.keys())):
+        if known[name] != found[name]:
+            yield f"{name} was {_shown(known[name])}, is {_shown(found[name])}"
 
 
 def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
@@ -85,10 +83,7 @@ def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
 
 def changes(entry: Entry, now: Conditions) -> tuple[str, ...]:
     """All differences that may explain why an entry was renewed."""
-    digests = entry.model_sha256[:12], now.model_sha256[:12]
-    pairs = (("model", *digests), ("clock", entry.clock, now.clock))
-    said = [f"{name}: was {old}, is {new}" for name, old, new in pairs if old != new]
-    return (*said, *_rules_changed(entry, now), *differences(entry, now))
+    return (*_unlike(entry, now), *differences(entry, now))
 
 
 def _shown(value: object) -> str:

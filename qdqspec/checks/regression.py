@@ -196,7 +196,7 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     """The verdict without a baseline, or with one that is not comparable."""
     said = {
         "missing": "no baseline of this check on this device",
-        "unlike": f"the baseline is not compared with: {plain(found.reason, 100)}",
+        "unlike": f"the baseline is not comparable: {plain(found.reason)}",
         "damaged": f"damaged baseline {plain(found.file.rpartition('/')[2], 40)}: {plain(found.reason, 60)}",
         "off": "baselines are off in this run",
     }.get(found.state, found.reason)
@@ -211,6 +211,8 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
         ("device", plain(evidence.device.key)),
         ("file", plain(found.file)),
         ("why", plain(found.reason)),
+        ("its ratio", _ratio(found.baseline.median) if found.baseline else ""),
+        ("ratio of this run", _ratio(found.ratio.median) if found.ratio else ""),
     )
     judged = verdict(
         "fail" if found.required else "inconclusive",

@@ -103,7 +103,7 @@ class Gatekeeper:
         known, reason = self._known(file, (self.case.id, name))
         if known is None or reason:
             if update is None or (update == "new" and reason):
-                return self._refused(name, file, reason)
+                return self._refused(name, file, known, reason)
         elif update != "all":
             seen = self._look(known, allowed)
             moved = judge_change(seen.change, allowed) != "pass" or is_stale(seen.change, allowed)
@@ -111,13 +111,15 @@ class Gatekeeper:
                 return self._compared(name, file, known, seen, allowed)
         return self._written(name, file, known)
 
-    def _refused(self, name: str, file: Path, reason: str) -> RegressionEvidence:
+    def _refused(self, name: str, file: Path, known: Entry | None, reason: str) -> RegressionEvidence:
         return RegressionEvidence(
             state="unlike" if reason else "missing",
             file=_shown(self.case, file),
             command=self._command(name, "changed" if reason else "new"),
             reason=reason,
             required=self.settings.baseline == "require",
+            baseline=known.ratio.interval if known else None,
+            ratio=ratio_interval(ratio_times(self.first)) if known else None,
         )
 
     def _known(self, file: Path, name: Name) -> tuple[Entry | None, str]:

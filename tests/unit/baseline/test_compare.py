@@ -46,8 +46,8 @@ SHAPE = InputShape(min=(1, 3), opt=(8, 3), max=(8, 3))
 @pytest.mark.parametrize(
     ("now", "words"),
     [
-        (replace(NOW, model_sha256="b" * 64), "another model (aaaaaaaaaaaa, now bbbbbbbbbbbb)"),
-        (replace(NOW, clock="wall"), "cpu clock"),
+        (replace(NOW, model_sha256="b" * 64), "model was aaaaaaaaaaaa, is bbbbbbbbbbbb"),
+        (replace(NOW, clock="wall"), "clock was cpu, is wall"),
         (with_case(quantize=QuantizeRules(format="fp8")), "quantize.format was int8, is fp8"),
         (
             with_case(quantize=QuantizeRules(calibration="entropy")),

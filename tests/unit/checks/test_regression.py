@@ -94,7 +94,9 @@ def test_a_missing_baseline_skips_or_fails_and_says_how_to_make_it() -> None:
 STATES = {
     "missing": replace(NOTHING, state="missing"),
     "missing, required": replace(NOTHING, state="missing", required=True),
-    "unlike": replace(NOTHING, state="unlike", reason="quantize.format was int8, is fp8"),
+    "unlike": replace(
+        SAMPLE, state="unlike", reason="model was a67e768a9bd5, is 9d781c2ea1c9", change=None, notes=()
+    ),
     "off": replace(NOTHING, state="off", command=""),
     "written": replace(SAMPLE, state="written", baseline=None, change=None),
     "renewed": replace(SAMPLE, state="written", change=None),
