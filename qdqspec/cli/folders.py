@@ -76,7 +76,13 @@ def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
             pairs=sum(not pair["weight"] for pair in result["placement"]),
             sqnr_db=(result["parity"] or {}).get("sqnr_db"),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise StateError(
+            f"there is no {RESULT} that can be read: {error.strerror}",
+            where=folder,
+            cure="name the folder of a case, which has its tuned.onnx",
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(
             f"the result cannot be read: {error}", where=folder / RESULT, cure="tune again"
         ) from None

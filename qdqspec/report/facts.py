@@ -81,15 +81,13 @@ def grid(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> s
 def run_line(record: RunRecord) -> str:
     """Number of cases and checks, start time and duration."""
     words = Counter(verdict_word(result) for case in record.cases for result in case.results)
-    said = [f"{words['pass']} of {count_text(words.total(), 'check')} passed"]
+    said = [count_text(len(record.cases), "case")]
+    said += [f"{words['pass']} of {count_text(words.total(), 'check')} passed"] if words else []
     said += [f"{words['FAIL']} failed"] if words["FAIL"] else []
     said += [count_text(words["WARN"], "warning")] if words["WARN"] else []
     said += [f"{words['inconclusive']} inconclusive"] if words["inconclusive"] else []
     when = plain(_UTC.sub(" UTC", record.started.replace("T", " ")), 40)
-    return (
-        f"{count_text(len(record.cases), 'case')}, {', '.join(said)}. "
-        f"{when}, {seconds_text(record.seconds)}, qdqspec {plain(record.version, 40)}."
-    )
+    return f"{', '.join(said)}. {when}, {seconds_text(record.seconds)}, qdqspec {plain(record.version, 40)}."
 
 
 def summary(record: RunRecord) -> Table:

@@ -131,5 +131,9 @@ def test_folders_of_one_runtime_or_several_models_are_refused(verb, models, fold
     result.write_text(result.read_text().replace('"sha256": "', '"sha256": "0'))
     different = verb("compare", *folders)
     assert (different.code, "are of different models" in different.err) == (2, True)
-    damaged = verb("compare", folders[0], "out")
+    absent = verb("compare", folders[0], "out")
+    assert (absent.code, absent.err.count("result.json"), absent.err.count("No such file")) == (2, 1, 1)
+    assert "name the folder of a case" in absent.err
+    result.write_text("{}")
+    damaged = verb("compare", *folders)
     assert (damaged.code, "the result cannot be read" in damaged.err) == (2, True)
