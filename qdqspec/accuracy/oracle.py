@@ -46,8 +46,8 @@ NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is 
 # Cost of the sensitivity analysis, in runs of the rehearsal per switch: two samples for each switch, more for those
 # with a large error, and on average half of the graph, optimized. On the first sample alone it is .3 to .9: the
 # pairs of a model may be near its inputs.
-RUNS_A_SWITCH, RUNS_QUICK = 1.5, 0.6
-SHARE, QUICK_SHARE = 0.25, 0.3  # largest share of the search's time that is left, for either variant
+RUNS_A_SWITCH, RUNS_QUICK = 1.5, 0.4
+SHARE, QUICK_SHARE = 0.25, 0.5  # largest share of the search's time that is left, for either variant
 ROUGH_SHARE = 0.04  # of the time that is left, for a rough analysis where the quick variant takes more
 MOST_ROUGH_SHARE = 0.25  # that it may take with `MOST_TENSORS` together
 MOST_TENSORS = 64  # neighbouring ones measured together where the quick variant takes more, at most
