@@ -190,7 +190,7 @@ def _differences(comparison: EngineComparison, most: int) -> str:
     ]
     ours, theirs = plain(comparison.reference.name, 20), plain(comparison.tuned.name, 20)
     heads = ("largest differences", f"{ours} ms", f"{theirs} ms", "ms", ours, theirs, "")
-    left = f"\n{len(chosen) - most} smaller differences are left out." if len(chosen) > most else ""
+    left = f"\n\n{len(chosen) - most} smaller differences are left out." if len(chosen) > most else ""
     return grid(heads, rows, "lrrrlll") + left if rows else ""
 
 

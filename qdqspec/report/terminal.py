@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from qdqspec.units import plain, wrapped
+from qdqspec.units import count_text, plain, wrapped
 
-_LEAST = 8  # characters of a column that is cut
+_LEAST = 20  # characters of a column that is cut
 _RULE = re.compile(r" *-+(?:  -+)+")
 _EXCERPT = re.compile(r" *\d* \| ")  # a line of a file with its number, or the mark below it
 _RED, _YELLOW, _GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
@@ -36,7 +36,11 @@ def colored(text: str) -> str:
 
 
 def within(text: str, width: int) -> str:
-    """The text with tables of at most ``width`` characters: the widest columns are cut in the middle of their cells."""
+    """The text with tables of at most ``width`` characters.
+
+    The widest columns are cut in the middle of their cells; where too little of them would remain, the last columns are
+    left out.
+    """
     lines = text.split("\n")
     at = 0
     while at < len(lines):
@@ -75,12 +79,18 @@ def _narrowed(lines: Sequence[str], spans: Sequence[tuple[int, int]], width: int
     cells = [[line[begin:end] for begin, end in spans[:-1]] + [line[spans[-1][0] :]] for line in lines]
     filled = [row for row in cells if set("".join(row)) != {"-"}] or cells
     widths = [max(len(cell.strip()) for cell in column) for column in zip(*filled, strict=True)]
-    while indent + sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > _LEAST:
+    count = len(widths)
+    while indent + sum(min(w, _LEAST) for w in widths[:count]) + 2 * (count - 1) > width and count > 2:
+        count -= 1
+    left_out, widths = len(widths) - count, widths[:count]
+    while indent + sum(widths) + 2 * (count - 1) > width and max(widths) > _LEAST:
         widths[widths.index(max(widths))] -= 1
-    return [
-        " " * indent + "  ".join(_cell(cell, w) for cell, w in zip(row, widths, strict=True)).rstrip()
+    shown = [
+        " " * indent + "  ".join(_cell(cell, w) for cell, w in zip(row, widths, strict=False)).rstrip()
         for row in cells
     ]
+    note = f"{count_text(left_out, 'column')} left out: widen the terminal"
+    return [*shown, " " * indent + note] if left_out else shown
 
 
 def _cell(cell: str, width: int) -> str:
