@@ -17,6 +17,7 @@ from qdqspec.arrays import Array, Feed, Shape
 from qdqspec.errors import DataError
 from qdqspec.graph.declared import allows, shape_text
 from qdqspec.graph.model import Model
+from qdqspec.parity.images import ImageMember
 from qdqspec.parity.random_inputs import random_feeds
 from qdqspec.parity.shapes import InputSpec, with_named_dimensions
 from qdqspec.parity.sources import LABELS, AnyMember, Arrays, as_samples, place_of, read_arrays
@@ -281,8 +282,10 @@ def _wrong_shape(name: str, takes: Sequence[int | None], member: AnyMember) -> D
         f"array '{name}' has shape {list(member.shape)}: samples of shape {list(member.shape[1:])}, "
         f"where the model takes {shape_text(takes)}",
         where=member.file,
-        cure=f"give N samples as [{samples}], which are stacked, or N whole inputs as [{whole}]; the "
-        "same form in every file",
+        cure="change `size`, `layout` or `colors` of the images, or the shape of the input"
+        if isinstance(member, ImageMember)
+        else f"give N samples as [{samples}], which are stacked, or N whole inputs as [{whole}]; the same form in "
+        "every file",
     )
 
 

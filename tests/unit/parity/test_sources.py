@@ -138,6 +138,12 @@ def test_layout_channels_and_plain_pixels(
     assert (feed["image"].shape, feed["image"].dtype) == (shape, dtype)
 
 
+def test_images_of_another_shape_are_an_error_with_the_keys_that_give_it(photo: Path) -> None:
+    with pytest.raises(DataError, match=r"shape \[3, 8, 6\], where the model takes") as caught:
+        open_data(Data(path=photo, images=ImageRules(size=(8, 6))), PICTURE)
+    assert "`size`, `layout` or `colors`" in str(caught.value.cure)
+
+
 def test_bgr_reverses_the_channels(photo: Path) -> None:
     (rgb,) = values(Data(path=photo, images=ImageRules(size=(4, 6))), PICTURE, "image")
     (bgr,) = values(Data(path=photo, images=ImageRules(size=(4, 6), colors="bgr")), PICTURE, "image")
