@@ -14,6 +14,7 @@ from qdqspec.cli.words import (
     add_inputs,
     add_verb,
     answer,
+    complain,
     settings_from,
 )
 from qdqspec.config.settings import BUILD_OPTIONS
@@ -74,6 +75,8 @@ def verify(arguments: argparse.Namespace) -> int:
             )
         else:
             probe = _compared(arguments, session, limits)
+    if probe.parity.data == "random" and not probe.inputs:
+        complain("note: inputs are random here, and errors on data of the model differ: give it with --data")
     answer(arguments, _json(probe), _text(probe, is_limited=limits is not None or bool(probe.inputs)))
     return WANTING if probe.broken else FINE
 
@@ -116,7 +119,7 @@ def _text(probe: Probe, *, is_limited: bool) -> str:
     else:
         title = f"Outputs, worst first ({probe.parity.samples} samples of {probe.parity.data} data)"
         sections = comparison_sections(probe.parity, title)
-    kept = "no limit is broken" if is_limited else "no limit is given: qdqspec verify --help"
+    kept = "no limit is broken" if is_limited else "not judged: no limit is given, such as --min-sqnr-db 20"
     headline = probe.broken[0] if probe.broken else kept
     return "\n\n".join((headline, *(section_text(section) for section in sections)))
 

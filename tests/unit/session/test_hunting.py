@@ -155,7 +155,12 @@ def test_the_command_tries_exactly_that_input(
     assert main(words[1:]) == 0
     assert capsys.readouterr().out.startswith("no limit is broken\n")
     assert main(["verify", str(case.model), str(tuned)]) == 0
-    assert capsys.readouterr().out.startswith("no limit is given: qdqspec verify --help\n")
+    unlimited = capsys.readouterr()
+    assert unlimited.out.startswith("not judged: no limit is given, such as --min-sqnr-db 20\n")
+    assert (
+        unlimited.err
+        == "note: inputs are random here, and errors on data of the model differ: give it with --data\n"
+    )
 
 
 def test_a_check_is_searched_when_it_is_judged_and_once(
