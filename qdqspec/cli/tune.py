@@ -298,13 +298,13 @@ def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
 
 
 def _verdict_lines(record: RunRecord) -> list[str]:
-    """The checks that did not pass, one line each."""
+    """The checks that failed, one line each; the table's notes state those that are inconclusive."""
     return [
-        f"{'warning' if result.severity == 'warn' else result.verdict.outcome}: "
+        f"{'warning' if result.severity == 'warn' else 'fail'}: "
         f"{case.evidence.case.name}::{result.id} - {result.verdict.headline}"
         for case in record.cases
         for result in case.results
-        if result.verdict.outcome != "pass"
+        if result.verdict.outcome == "fail"
     ]
 
 

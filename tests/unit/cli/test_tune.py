@@ -142,7 +142,9 @@ def test_a_failed_check_is_found_wanting(verb, fake, tmp_path):
 
 def test_inconclusive_is_wanting_only_where_required(verb, fake, tmp_path):
     (tmp_path / "outcomes.json").write_text(json.dumps({"b8::speedup": "inconclusive"}))
-    assert verb("tune", "a.qdq.yaml").code == 0
+    result = verb("tune", "a.qdq.yaml")
+    assert result.code == 0
+    assert result.out.count("straddles") == 1, "stated once"
     assert verb("tune", "a.qdq.yaml", "--require", "conclusive").code == 1
 
 
