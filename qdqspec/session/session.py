@@ -94,6 +94,7 @@ class Session(Closing):
         self._common: dict[tuple[str, ...], CommonPlacement] = {}  # by the names of the cases
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
+        self._unloaded: set[_Key] = set()  # works whose data loader raised
         self._waits: list[float] = []  # seconds of each wait for other runs on the device
         self._skipped: dict[_Key, CaseRecord] = {}
         self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
@@ -257,22 +258,26 @@ class Session(Closing):
 
         An error is recorded as a failed check, and raised.
         """
-        work = self.work(case)
-        work.judged[check.id] = check
-        if check.id not in work.results or check.id in work.raised:
-            try:
+        try:
+            work = self.work(case)
+            work.judged[check.id] = check
+            if check.id not in work.results or check.id in work.raised:
                 with self._files.named_errors():
                     verdict = judge(work, check)
-            except Exception as error:
-                self.fail(case, check, error)
-                raise
-            work.raised.discard(check.id)
-            work.add(check, verdict)
+                work.raised.discard(check.id)
+                work.add(check, verdict)
+        except Exception as error:
+            self.fail(case, check, error)
+            raise
         return work.results[check.id]
 
     def fail(self, case: Case, check: CheckSpec, error: Exception) -> None:
         """Record a check that could not be judged as failed, with the error."""
-        work = self.work(case)
+        key = _key(case)
+        if key not in self._works:  # its data loader raised
+            self._works[key] = self._work_of(case)
+            self._unloaded.add(key)
+        work = self._works[key]
         work.judged[check.id] = check
         work.raised.add(check.id)
         work.add(check, raised(error))
@@ -365,13 +370,14 @@ class Session(Closing):
     def work(self, case: Case) -> CaseWork:
         """The work of a case, shared by all its checks."""
         key = _key(case)
-        if key not in self._works:
-            case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
-            case = self._files.loaded(case, self.loaders)
-            self._works[key] = CaseWork(
-                case, self._resources(case), self._store, self.backends.of(case).device
-            )
+        if key not in self._works or key in self._unloaded:
+            self._works[key] = self._work_of(self._files.loaded(case, self.loaders))
+            self._unloaded.discard(key)
         return self._works[key]
+
+    def _work_of(self, case: Case) -> CaseWork:
+        case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
+        return CaseWork(case, self._resources(case), self._store, self.backends.of(case).device)
 
     def _resources(self, case: Case) -> Resources:
         report, runtime = partial(self._report_wait, case.name), self.backends.of(case)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -41,3 +42,21 @@ def test_the_loader_of_the_page_and_images_are_data(pytester, models):
     run = pytester.runpytest_subprocess("wrong.qdq.yaml", "--qdq-backend=fake")
     run.assert_outcomes(failed=2)
     run.stdout.fnmatch_lines(["*no data loader is called 'my_batch'*"])
+
+
+def test_a_case_whose_loader_raises_is_in_the_report(pytester, models):
+    """No report was written if it was the only case."""
+    shutil.copy(models / "digits_resnet.onnx", pytester.path)
+    broken = "def broken():\n    raise RuntimeError('the disk is gone')\n"
+    pytester.makeconftest(
+        f"import pytest\n\n{broken}\n@pytest.fixture\ndef qdq_data():\n    return {{'mine': broken}}\n"
+    )
+    (pytester.path / "a.qdq.yaml").write_text(
+        SPEC.format(calibration="{loader: mine}", evaluation="{loader: mine}")
+    )
+    run = pytester.runpytest_subprocess("a.qdq.yaml", "--qdq-backend=fake", "--qdq-json=run.json")
+    run.assert_outcomes(failed=2)
+    (case,) = json.loads((pytester.path / "run.json").read_text())["cases"]
+    said = [check["headline"] for check in case["checks"]]
+    assert len(said) == 2
+    assert all("data loader 'mine' raised RuntimeError: the disk" in headline for headline in said)
