@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -339,17 +340,47 @@ class BackendContract:
 
     def test_hooks_exist(self, declared: hooks.Declaration) -> None:
         """Each hook is a function that can be imported."""
-        single = (
-            declared.kernel_origins,
-            declared.exported,
-            declared.ranges,
-            declared.bundle,
-            declared.replay,
-            declared.float16,
-        )
+        single = (getattr(declared, one.name) for one in fields(declared) if one.type == "Hook")
         tables = (*declared.optimizers.values(), *declared.placement_rules.values())
         for hook in (*tables, *filter(None, single)):
             assert callable(hooks.load(hook))
+
+    def test_a_program_runs_the_model(
+        self,
+        backend: Backend,
+        options: BuildOptions,
+        declared: hooks.Declaration,
+        feeds: dict[str, Array],
+        tmp_path: Path,
+    ) -> None:
+        """Without qdqspec, the rest of a program builds the file ``MODEL`` and runs it on ``FEEDS``."""
+        if not declared.program or not backend.probe(options).usable:
+            pytest.skip("no program is declared, or the backend is not usable")
+        onnx.save(small_model(), tmp_path / "model.onnx")
+        np.savez(tmp_path / "feeds.npz", **feeds)  # type: ignore[arg-type]  # numpy's stub has another keyword
+        head = "import numpy\nMODEL, FEEDS = 'model.onnx', dict(numpy.load('feeds.npz'))\n"
+        rest: str = hooks.load(declared.program)(options)
+        assert "qdqspec" not in rest
+        done = subprocess.run(
+            [sys.executable, "-c", head + rest], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    def test_a_replay_command_names_the_file(
+        self, options: BuildOptions, declared: hooks.Declaration, tmp_path: Path
+    ) -> None:
+        """The shell command that builds and times a candidate contains the name of its file."""
+        if not declared.replay:
+            pytest.skip("no tool of the runtime is declared")
+        onnx.save(small_model(), tmp_path / "model.onnx")
+        command = hooks.load(declared.replay)(load_model(tmp_path / "model.onnx"), "candidate.onnx", options)
+        assert any("candidate.onnx" in word for word in shlex.split(command))
+
+    def test_data_that_are_no_calibration_cache_are_not_read(self, declared: hooks.Declaration) -> None:
+        """Of data in another format no ranges are read: another backend may read them."""
+        if not declared.ranges:
+            pytest.skip("no calibration caches are read")
+        assert hooks.load(declared.ranges)(b'{"tensor": 6.0}') is None
 
     def test_placement_rules_exist(self, backend: Backend, options: BuildOptions) -> None:
         """`Capabilities.rules` are names of `qdqspec.placement.rules`, or declared."""

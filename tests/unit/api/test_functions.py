@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +209,12 @@ def test_the_package_offers_what_it_lists() -> None:
     assert qdqspec.measure is measure
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = qdqspec.nothing
+
+
+def test_names_that_were_not_used_yet_are_listed() -> None:
+    program = "import qdqspec; print(*{*qdqspec.__all__}.difference(dir(qdqspec)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_no_public_name_is_a_module_of_the_package() -> None:

@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from qdqspec.config.hooks import Declaration
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "how-to" / "backend.md"
@@ -59,3 +62,8 @@ def test_its_first_model_is_tuned(installed: Path, models: Path):
     done = run(installed, "qdqspec", "tune", model, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (installed / "tuned" / "tuned.onnx").is_file()
+
+
+def test_it_names_each_field_of_the_declaration():
+    words = set(re.findall(r"\w+", PAGE.read_text(encoding="utf-8")))
+    assert {one.name for one in fields(Declaration)} <= words
