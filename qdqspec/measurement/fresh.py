@@ -1,10 +1,17 @@
-"""Times fresh builds against each other: all at once if memory allows, else two at a time."""
+"""Times fresh builds of several models: one turn of each in every round, in random order.
+
+Position ``i`` of every build's samples belongs to the same round, so that a change of the machine's speed between
+rounds affects all of them. All builds are open at once if memory allows it, else two at a time (docs/decisions/0034).
+"""
 
 from __future__ import annotations
 
 import statistics
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -13,25 +20,27 @@ import numpy as np
 
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
-from qdqspec.measurement.memory import HasMemory, MemoryShortError, has_memory
+from qdqspec.measurement.memory import HasMemory, MemoryShortError, has_memory, is_memory_error
 from qdqspec.measurement.race import Turn, settle
 from qdqspec.measurement.stats import log_ratios, trimmed_error
-from qdqspec.measurement.together import (
-    ENOUGH,
-    FEWEST,
-    IsSettled,
-    Opener,
-    Take,
-    Together,
-    joined,
-    time_together,
-)
+from qdqspec.measurement.together import IsSettled, Take, Together, joined
 from qdqspec.types import Clock, Samples
+
+FEWEST = 6  # rounds before the precision of levels is evaluated
+MOST_SECONDS = 60.0  # of timing, after which no further round begins once there are the fewest
+ENOUGH = 0.0025  # standard error of a build's level, a quarter of the smallest significant difference
+NOTE = "timed two at a time for want of memory: scaled by what the first build took in the same round"
+
+Opener: TypeAlias = Callable[[], Engine]
+Groups: TypeAlias = Mapping[str, Sequence[Opener]]  # a function for each build, by model
 
 
 @dataclass
 class FreshBuilds:
-    """Times fresh builds with ``jobs`` parallel builds; after memory was short once, only two are open at a time."""
+    """Times fresh builds with ``jobs`` parallel builds; after memory was short once, only two are open at a time.
+
+    Timing, and not building, happens inside ``exclusive``.
+    """
 
     clock: Clock
     random: np.random.Generator
@@ -42,7 +51,7 @@ class FreshBuilds:
 
     def time(
         self,
-        groups: Mapping[str, Sequence[Opener]],
+        groups: Groups,
         rounds: int,
         *,
         beside: Sequence[Engine] = (),
@@ -51,34 +60,202 @@ class FreshBuilds:
         is_settled: IsSettled = lambda _: False,
     ) -> Together:
         """Samples of each group's builds. If memory is short, ``make_room`` closes the engines in ``beside``."""
-        clock, random, exclusive = self.clock, self.random, self.exclusive
         if not self._is_short:
             try:
-                return time_together(
-                    groups,
-                    rounds,
-                    clock=clock,
-                    random=random,
-                    exclusive=exclusive,
-                    jobs=self.jobs,
-                    memory=self.memory,
-                    beside=beside,
-                    take=take,
-                    is_settled=is_settled,
-                )
+                return self.all_at_once(groups, rounds, beside=beside, take=take, is_settled=is_settled)
             except MemoryShortError:
                 self._is_short = True
         make_room()
-        return time_two_at_a_time(groups, rounds, clock=clock, random=random, exclusive=exclusive, take=take)
+        return self.two_at_a_time(groups, rounds, take=take)
+
+    def all_at_once(
+        self,
+        groups: Groups,
+        rounds: int,
+        *,
+        beside: Sequence[Engine] = (),
+        take: Take = Turn.both,
+        is_settled: IsSettled = lambda _: False,
+    ) -> Together:
+        """Open all engines, warm them up, take ``rounds`` samples of each, and close them.
+
+        From half of the rounds on it ends when more runs add no information: the remaining variation is between builds.
+        After half and three quarters of the rounds it ends if ``is_settled``.
+        Slow models get fewer rounds (`MOST_SECONDS`).
+        Timing begins when all are built. Raises `MemoryShortError` as soon as ``memory`` reports that the remaining
+        ones do not fit ``beside`` the open ones, or if one fails for lack of memory.
+        """
+        result = Together()
+        to_come = Counter({name: len(openers) for name, openers in groups.items()})
+        self._look_ahead(beside, to_come)
+        with ExitStack() as opened:
+            engines: list[tuple[str, int, Engine]] = []
+            for name, openers in groups.items():
+                try:
+                    for index, engine in enumerate(self._opened(openers, opened)):
+                        engines.append((name, index, engine))
+                        to_come[name] -= 1
+                        self._look_ahead([*beside, *(each for _, _, each in engines)], to_come)
+                except (BackendError, PlacementError) as error:
+                    _fail(result, name, error)
+                    del to_come[name]
+            built = (name for name in groups if name not in result.failures)
+            result.samples.update({name: [Samples()] * len(groups[name]) for name in built})
+            with self.exclusive():
+                self._take_turns(engines, rounds, result, take, is_settled)
+        return result
+
+    def _look_ahead(self, engines: Sequence[Engine], to_come: Counter[str]) -> None:
+        more = to_come.total()
+        if more and not self.memory(engines, more):
+            raise MemoryShortError
+
+    def _opened(self, openers: Sequence[Opener], opened: ExitStack) -> Iterator[Engine]:
+        """The engines of one group in order, closed by ``opened``, also those built in parallel with a failed one."""
+
+        def build(opener: Opener) -> Engine:
+            engine = opener()
+            opened.callback(engine.close)
+            return engine
+
+        if self.jobs == 1:
+            yield from map(build, openers)
+            return
+        pool = ThreadPoolExecutor(self.jobs)
+        try:
+            futures = [pool.submit(build, opener) for opener in openers]
+            yield from [future.result() for future in futures]
+        except Exception:
+            pool.shutdown(cancel_futures=True)  # none may be running while others are timed
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for a compiler
+
+    def _take_turns(
+        self,
+        engines: Sequence[tuple[str, int, Engine]],
+        rounds: int,
+        result: Together,
+        take: Take,
+        is_settled: IsSettled,
+    ) -> None:
+        turns: dict[tuple[str, int], Turn] = {}
+        started = time.monotonic()
+        for number in range(rounds + 1):
+            if number > FEWEST and time.monotonic() - started > MOST_SECONDS:
+                return
+            if number > max(FEWEST, rounds // 2) and _are_known(result, self.clock):
+                return
+            if number - 1 in (rounds // 2, 3 * rounds // 4) and number > FEWEST and is_settled(result):
+                return
+            for position in self.random.permutation(len(engines)):
+                name, index, engine = engines[position]
+                if name not in result.samples:
+                    continue
+                try:
+                    if number == 0:
+                        turns[name, index] = settle(engine, self.clock)
+                    else:
+                        result.samples[name][index] += take(turns[name, index], engine)
+                except BackendError as error:
+                    _fail(result, name, error)
+                    del result.samples[name]  # it ran before and fails now: no result for this placement
+
+    def two_at_a_time(self, groups: Groups, rounds: int, *, take: Take = Turn.both) -> Together:
+        """Time builds as `all_at_once` does, with two engines open at a time.
+
+        The first build of the first group stays open as the anchor. Each build in turn, the anchor too, alternates with
+        it for all rounds, in random order. Its samples are normalized: multiplied by the anchor's median time over the
+        anchor's time in the same round, so that position ``i`` of every build's samples may be read as one round. Each
+        sample carries the noise of two turns, also for the first build, which is timed against itself. From half of the
+        rounds on, the first build ends when more runs add no information, and the others take as many rounds.
+        """
+        left, failures = dict(groups), {}
+        while left:
+            try:
+                found = self._beside_first(left, rounds, take)
+            except _LostError as lost:
+                name = next(iter(left))  # its measurements cannot be compared with others: start again
+                failures[name] = lost.error
+                del left[name]
+            else:
+                return replace(found, failures=failures | found.failures)
+        return Together(failures=failures)
+
+    def _beside_first(self, groups: Groups, rounds: int, take: Take) -> Together:
+        pairs: dict[str, list[_Pair]] = {}
+        failures: dict[str, QdqspecError] = {}
+        (first, opener), *others = ((name, opener) for name, openers in groups.items() for opener in openers)
+        with _lost_if_it_fails():
+            anchor = opener()
+        with closing(anchor):
+            with self.exclusive(), _lost_if_it_fails():
+                beside = self._warm(anchor, take)
+                pair = self._alternate(beside, beside, rounds, may_end=True)
+            pairs[first] = [pair]
+            rounds = len(pair[0].wall_ms)
+            for name, opener in others:
+                if name in failures:
+                    continue
+                try:
+                    with closing(opener()) as engine, self.exclusive():
+                        pair = self._alternate(beside, self._warm(engine, take), rounds)
+                        pairs.setdefault(name, []).append(pair)
+                except (BackendError, PlacementError) as error:
+                    failures[name] = error
+                    pairs.pop(name, None)
+        typical = joined([anchor for group in pairs.values() for _, anchor in group])
+        # of each build, normalized by the anchor's time in the same round
+        scaled = {name: [_scaled(*pair, typical) for pair in group] for name, group in pairs.items()}
+        noted = {
+            n: [replace(each, notes=(*each.notes, NOTE)) for each in group] for n, group in scaled.items()
+        }
+        return Together(noted, failures=failures)
+
+    def _warm(self, engine: Engine, take: Take) -> Callable[[], Samples]:
+        """A function that takes one sample of an engine, warmed up."""
+        return partial(take, settle(engine, self.clock), engine)
+
+    def _alternate(
+        self,
+        anchor: Callable[[], Samples],
+        ours: Callable[[], Samples],
+        rounds: int,
+        *,
+        may_end: bool = False,
+    ) -> _Pair:
+        """One turn of each in every round, in random order; it ``may_end`` when more rounds add no information."""
+        taken, beside = Samples(), Samples()
+        for number in range(rounds):
+            if may_end and number >= max(FEWEST, rounds // 2):
+                apart = log_ratios(taken.on(self.clock), beside.on(self.clock))
+                if trimmed_error(apart) <= ENOUGH:
+                    break
+            for is_ours in self.random.permutation(2):
+                if is_ours:
+                    taken += ours()
+                else:
+                    with _lost_if_it_fails():
+                        beside += anchor()
+        return taken, beside
 
 
-# Times builds one at a time against an anchor build that stays open: two engines in memory at most.
-# For models that take so much memory that not all builds can be open at once (docs/decisions/0034).
+def _fail(result: Together, name: str, error: QdqspecError) -> None:
+    """Omit a group, unless it may have failed because too many engines are open."""
+    if is_memory_error(error):
+        raise MemoryShortError from error
+    result.failures[name] = error
 
-NOTE = "timed two at a time for want of memory: scaled by what the first build took in the same round"
+
+def _are_known(result: Together, clock: Clock) -> bool:
+    """Whether each build's level, relative to the others' in the same rounds, is known precisely enough."""
+    logs = np.log([build.on(clock) for group in result.samples.values() for build in group])
+    if len(logs) < 2:
+        return False
+    return all(trimmed_error(apart) <= ENOUGH for apart in logs - logs.mean(axis=0))
 
 
-_Sample: TypeAlias = Callable[[], Samples]
+_Pair: TypeAlias = tuple[Samples, Samples]  # of a build and of the anchor, round by round
 
 
 class _LostError(Exception):
@@ -89,123 +266,12 @@ class _LostError(Exception):
         self.error = error
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """Samples of a build and of the anchor, round by round."""
-
-    ours: Samples
-    anchor: Samples
-
-
-def time_two_at_a_time(
-    groups: Mapping[str, Sequence[Opener]],
-    rounds: int,
-    *,
-    clock: Clock,
-    random: np.random.Generator,
-    exclusive: Callable[[], AbstractContextManager[object]],
-    take: Take = Turn.both,
-) -> Together:
-    """Time builds as `time_together` does, with two engines open at a time.
-
-    The first build of the first group stays open as the anchor. Each build in turn, the anchor too, alternates with it
-    for all rounds, in random order. Its samples are normalized: multiplied by the anchor's median time over the
-    anchor's time in the same round, so that position ``i`` of every build's samples may be read as one round. Each
-    sample carries the noise of two turns, also for the first build, which is timed against itself. From half of the
-    rounds on, the first build ends when more runs add no information, and the others take as many rounds.
-    """
-    left, failures = dict(groups), {}
-    while left:
-        try:
-            found = _beside_first(left, rounds, clock, random, exclusive, take)
-        except _LostError as lost:
-            name = next(iter(left))  # its measurements cannot be compared with others: start again
-            failures[name] = lost.error
-            del left[name]
-        else:
-            return replace(found, failures=failures | found.failures)
-    return Together(failures=failures)
-
-
-def _beside_first(
-    groups: Mapping[str, Sequence[Opener]],
-    rounds: int,
-    clock: Clock,
-    random: np.random.Generator,
-    exclusive: Callable[[], AbstractContextManager[object]],
-    take: Take,
-) -> Together:
-    pairs: dict[str, list[_Pair]] = {}
-    failures: dict[str, QdqspecError] = {}
-    (first, opener), *others = ((name, opener) for name, openers in groups.items() for opener in openers)
-    with _lost_if_it_fails():
-        anchor = opener()
-    with closing(anchor):
-        with exclusive(), _lost_if_it_fails():
-            beside = _warm(anchor, clock, take)
-            pair = _alternate(
-                beside, beside, rounds, random, enough=lambda pair: _is_known(pair, rounds, clock)
-            )
-        pairs[first] = [pair]
-        rounds = len(pair.ours.wall_ms)
-        for name, opener in others:
-            if name in failures:
-                continue
-            try:
-                with closing(opener()) as engine, exclusive():
-                    pairs.setdefault(name, []).append(
-                        _alternate(beside, _warm(engine, clock, take), rounds, random)
-                    )
-            except (BackendError, PlacementError) as error:
-                failures[name] = error
-                pairs.pop(name, None)
-    typical = joined([pair.anchor for group in pairs.values() for pair in group])
-    # of each build, normalized by the anchor's time in the same round
-    scaled = {n: [_scaled(pair.ours, pair.anchor, typical) for pair in group] for n, group in pairs.items()}
-    samples = {n: [replace(each, notes=(*each.notes, NOTE)) for each in group] for n, group in scaled.items()}
-    return Together(samples, failures=failures)
-
-
-def _warm(engine: Engine, clock: Clock, take: Take) -> _Sample:
-    """A function that takes one sample of an engine, warmed up."""
-    return partial(take, settle(engine, clock), engine)
-
-
-def _alternate(
-    anchor: _Sample,
-    ours: _Sample,
-    rounds: int,
-    random: np.random.Generator,
-    *,
-    enough: Callable[[_Pair], bool] = lambda _: False,
-) -> _Pair:
-    """One turn of each in every round, in random order."""
-    pair = _Pair(Samples(), Samples())
-    for _ in range(rounds):
-        if enough(pair):
-            break
-        for is_ours in random.permutation(2):
-            if is_ours:
-                pair = replace(pair, ours=pair.ours + ours())
-            else:
-                with _lost_if_it_fails():
-                    pair = replace(pair, anchor=pair.anchor + anchor())
-    return pair
-
-
 @contextmanager
 def _lost_if_it_fails() -> Iterator[None]:
     try:
         yield
     except (BackendError, PlacementError) as error:
         raise _LostError(error) from error
-
-
-def _is_known(pair: _Pair, rounds: int, clock: Clock) -> bool:
-    """Whether more rounds add no information, by the criterion of `time_together`."""
-    if len(pair.ours.wall_ms) < max(FEWEST, rounds // 2):
-        return False
-    return trimmed_error(log_ratios(pair.ours.on(clock), pair.anchor.on(clock))) <= ENOUGH
 
 
 def _scaled(ours: Samples, anchor: Samples, typical: Samples) -> Samples:

@@ -1,7 +1,4 @@
-"""Times several builds of several models together: one turn of each in every round, in random order.
-
-Position ``i`` of every build's samples belongs to the same round, so that a change of the machine's speed between
-rounds affects all of them.
+"""Several builds of several models timed in the same rounds: their ratios, and looks at two builds that stay open.
 
 A measurement of some seconds meets the machine in one state: its frequency, its neighbours, where memory lies. States
 that last longer change the ratio itself, which neither more rounds nor more builds within these seconds show. So during
@@ -12,10 +9,7 @@ a search two builds that stay open, the reference and the incumbent, are timed a
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -23,23 +17,12 @@ import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.backends.base import Engine
-from qdqspec.errors import BackendError, PlacementError, QdqspecError
-from qdqspec.measurement.memory import HasMemory, MemoryShortError, has_memory, is_memory_error
+from qdqspec.errors import BackendError, QdqspecError
+from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.measurement.race import Turn, settle
-from qdqspec.measurement.stats import (
-    enclosed_ratios,
-    log_ratios,
-    predicted_ratios,
-    time_deviation,
-    trimmed_error,
-)
+from qdqspec.measurement.stats import enclosed_ratios, log_ratios, predicted_ratios, time_deviation
 from qdqspec.types import Clock, Interval, Samples
 
-FEWEST = 6  # rounds before the precision of levels is evaluated
-MOST_SECONDS = 60.0  # of timing, after which no further round begins once there are the fewest
-ENOUGH = 0.0025  # standard error of a build's level, a quarter of the smallest significant difference
-
-Opener: TypeAlias = Callable[[], Engine]
 IsSettled: TypeAlias = Callable[["Together"], bool]  # whether what was measured decides
 Take: TypeAlias = Callable[[Turn, Engine], Samples]  # how a turn is taken: `Turn.sample` or `Turn.both`
 
@@ -100,124 +83,6 @@ def common_clock(wanted: Clock, groups: Mapping[str, Sequence[Samples]]) -> Cloc
     """The clock that all samples have: wall time if a runtime reports no processor time."""
     has_cpu = all(build.cpu_ms for builds in groups.values() for build in builds)
     return wanted if has_cpu else "wall"
-
-
-def time_together(
-    groups: Mapping[str, Sequence[Opener]],
-    rounds: int,
-    *,
-    clock: Clock,
-    random: np.random.Generator,
-    exclusive: Callable[[], AbstractContextManager[object]],
-    jobs: int = 1,
-    memory: HasMemory = has_memory,
-    beside: Sequence[Engine] = (),
-    take: Take = Turn.both,
-    is_settled: IsSettled = lambda _: False,
-) -> Together:
-    """Open all engines, ``jobs`` at a time, warm them up, take ``rounds`` samples of each, and close them.
-
-    From half of the rounds on it ends when more runs add no information: the remaining variation is between builds.
-    After half and three quarters of the rounds it ends if ``is_settled``.
-    Slow models get fewer rounds (`MOST_SECONDS`).
-    Timing, and not building, happens inside ``exclusive``, and begins when all are built. Raises `MemoryShortError` as
-    soon as ``memory`` reports that the remaining ones do not fit ``beside`` the open ones, or if one fails for lack of
-    memory.
-    """
-    result = Together()
-    to_come = Counter({name: len(openers) for name, openers in groups.items()})
-    _look_ahead(memory, beside, to_come)
-    with ExitStack() as opened:
-        engines: list[tuple[str, int, Engine]] = []
-        for name, openers in groups.items():
-            try:
-                for index, engine in enumerate(_opened(openers, jobs, opened)):
-                    engines.append((name, index, engine))
-                    to_come[name] -= 1
-                    _look_ahead(memory, [*beside, *(each for _, _, each in engines)], to_come)
-            except (BackendError, PlacementError) as error:
-                _fail(result, name, error)
-                del to_come[name]
-        built = (name for name in groups if name not in result.failures)
-        result.samples.update({name: [Samples()] * len(groups[name]) for name in built})
-        with exclusive():
-            _take_turns(engines, rounds, clock, random, result, take, is_settled)
-    return result
-
-
-def _look_ahead(memory: HasMemory, engines: Sequence[Engine], to_come: Counter[str]) -> None:
-    more = to_come.total()
-    if more and not memory(engines, more):
-        raise MemoryShortError
-
-
-def _fail(result: Together, name: str, error: QdqspecError) -> None:
-    """Omit a group, unless it may have failed because too many engines are open."""
-    if is_memory_error(error):
-        raise MemoryShortError from error
-    result.failures[name] = error
-
-
-def _opened(openers: Sequence[Opener], jobs: int, opened: ExitStack) -> Iterator[Engine]:
-    """The engines of one group in order, closed by ``opened``, also those built in parallel with a failed one."""
-
-    def build(opener: Opener) -> Engine:
-        engine = opener()
-        opened.callback(engine.close)
-        return engine
-
-    if jobs == 1:
-        yield from map(build, openers)
-        return
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        futures = [pool.submit(build, opener) for opener in openers]
-        yield from [future.result() for future in futures]
-    except Exception:
-        pool.shutdown(cancel_futures=True)  # none may be running while others are timed
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for a compiler
-
-
-def _take_turns(
-    engines: Sequence[tuple[str, int, Engine]],
-    rounds: int,
-    clock: Clock,
-    random: np.random.Generator,
-    result: Together,
-    take: Take,
-    is_settled: IsSettled,
-) -> None:
-    turns: dict[tuple[str, int], Turn] = {}
-    started = time.monotonic()
-    for number in range(rounds + 1):
-        if number > FEWEST and time.monotonic() - started > MOST_SECONDS:
-            return
-        if number > max(FEWEST, rounds // 2) and _are_known(result, clock):
-            return
-        if number - 1 in (rounds // 2, 3 * rounds // 4) and number > FEWEST and is_settled(result):
-            return
-        for position in random.permutation(len(engines)):
-            name, index, engine = engines[position]
-            if name not in result.samples:
-                continue
-            try:
-                if number == 0:
-                    turns[name, index] = settle(engine, clock)
-                else:
-                    result.samples[name][index] += take(turns[name, index], engine)
-            except BackendError as error:
-                _fail(result, name, error)
-                del result.samples[name]  # it ran before and fails now: no result for this placement
-
-
-def _are_known(result: Together, clock: Clock) -> bool:
-    """Whether each build's level, relative to the others' in the same rounds, is known precisely enough."""
-    logs = np.log([build.on(clock) for group in result.samples.values() for build in group])
-    if len(logs) < 2:
-        return False
-    return all(trimmed_error(apart) <= ENOUGH for apart in logs - logs.mean(axis=0))
 
 
 def joined(builds: Sequence[Samples]) -> Samples:

@@ -12,10 +12,9 @@ import pytest
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import NOISE_BUILDS, NOISE_ROUNDS
-from qdqspec.measurement.fresh import NOTE, time_two_at_a_time
+from qdqspec.measurement.fresh import NOTE, FreshBuilds
 from qdqspec.measurement.profiles import AllProfiles
 from qdqspec.measurement.stats import build_deviation, drift, ratio_intervals
-from qdqspec.measurement.together import time_together
 from qdqspec.types import Interval, Samples
 
 from .test_bench import (
@@ -259,7 +258,7 @@ class Steady:
 
 def sparingly(groups: Mapping[str, list], rounds: int = 12):
     random = np.random.default_rng(0)
-    return time_two_at_a_time(groups, rounds, clock="wall", random=random, exclusive=nullcontext)
+    return FreshBuilds(clock="wall", random=random, exclusive=nullcontext).two_at_a_time(groups, rounds)
 
 
 def test_a_speed_that_changes_from_build_to_build_falls_out() -> None:
@@ -299,7 +298,7 @@ def test_all_builds_take_as_many_rounds_as_the_first_needs() -> None:
 
 SEEDS = 150
 BETWEEN_BUILDS = 0.02
-TOGETHER = {"all": time_together, "two": time_two_at_a_time}
+TOGETHER = {"all": FreshBuilds.all_at_once, "two": FreshBuilds.two_at_a_time}
 
 
 @dataclass(eq=False)
@@ -326,7 +325,8 @@ def levels(way: str, seed: int, noise: float) -> tuple[float, Interval]:
         return [lambda: Noisy(swing, level, noise=noise, random=random)] * 5
 
     groups = {"reference": build(50.0), "tuned": build(30.0)}
-    found = TOGETHER[way](groups, 12, clock="wall", random=random, exclusive=nullcontext).samples
+    fresh = FreshBuilds(clock="wall", random=random, exclusive=nullcontext)
+    found = TOGETHER[way](fresh, groups, 12).samples
     builds = {name: [build.wall_ms for build in group] for name, group in found.items()}
     return build_deviation(builds["reference"]), ratio_intervals(builds, "reference")["tuned"]
 

@@ -17,9 +17,10 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.config import Settings
 from qdqspec.errors import BackendError
-from qdqspec.measurement import together
+from qdqspec.measurement import fresh
+from qdqspec.measurement.fresh import FreshBuilds
 from qdqspec.measurement.isolate import Isolated
-from qdqspec.measurement.together import Together, time_together
+from qdqspec.measurement.together import Together
 from qdqspec.preparation.resources import Resources
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Samples
@@ -69,7 +70,8 @@ class Engine:
 
 def timed(groups, jobs: int) -> Together:
     random = np.random.default_rng(0)
-    return time_together(groups, 6, clock="wall", random=random, exclusive=nullcontext, jobs=jobs)
+    builds = FreshBuilds(clock="wall", random=random, exclusive=nullcontext, jobs=jobs)
+    return builds.all_at_once(groups, 6)
 
 
 @pytest.mark.parametrize(("jobs", "most"), [(1, 1), (3, 3)])
@@ -143,21 +145,20 @@ def test_builds_that_time_kernels_are_made_one_by_one() -> None:
         assert work.jobs == jobs, backend.name
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, together.FEWEST), (1e9, 24)])
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, fresh.FEWEST), (1e9, 24)])
 def test_slow_models_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
-    monkeypatch.setattr(together, "MOST_SECONDS", seconds)
-    monkeypatch.setattr(together, "_are_known", lambda *_: False)
+    monkeypatch.setattr(fresh, "MOST_SECONDS", seconds)
+    monkeypatch.setattr(fresh, "_are_known", lambda *_: False)
     site = Site(wanted=2)
-    found = time_together(
-        {"a": [site.build] * 2}, 24, clock="wall", random=np.random.default_rng(0), exclusive=nullcontext
-    )
+    builds = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext)
+    found = builds.all_at_once({"a": [site.build] * 2}, 24)
     assert [len(build.wall_ms) for build in found.samples["a"]] == [rounds, rounds]
 
 
 def test_it_ends_after_half_or_three_quarters_of_the_rounds_where_it_is_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(together, "_are_known", lambda *_: False)
+    monkeypatch.setattr(fresh, "_are_known", lambda *_: False)
     seen: list[int] = []
 
     def is_settled(found: Together) -> bool:
@@ -165,7 +166,6 @@ def test_it_ends_after_half_or_three_quarters_of_the_rounds_where_it_is_settled(
         return len(seen) == 2
 
     site = Site(wanted=2)
-    random = np.random.default_rng(0)
-    groups = {"a": [site.build] * 2}
-    time_together(groups, 24, clock="wall", random=random, exclusive=nullcontext, is_settled=is_settled)
+    builds = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext)
+    builds.all_at_once({"a": [site.build] * 2}, 24, is_settled=is_settled)
     assert seen == [12, 18]
