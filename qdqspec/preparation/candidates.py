@@ -100,7 +100,7 @@ class PartFiles:
         first = self._values(nodes, loads[0])
         spans: tuple[Spans, ...] = ()
         if not any(map(looks_like_shape, first.values())):
-            spans = self._excerpts.spans(nodes, self._prepared.ranges)
+            spans = self._excerpts.spans(nodes, self._prepared.shape_ranges)
         excerpt = self._excerpts.cut(nodes, first, spans)
         used = loads if spans else (replace(loads[0], share=1.0),)
         others = (self._values(nodes, load, own) for load, own in zip(used[1:], spans[1:], strict=True))
@@ -158,7 +158,7 @@ def half_reference(prepared: Prepared, folder: Path) -> Path | None:
     path = folder / FILE
     try:
         given = prepared.given
-        proto = half_model(given, require_path(given), backend=prepared.backend_name, keep_io=True)
+        proto = half_model(given, require_path(given), backend=prepared.backend.name, keep_io=True)
     except ModelError as error:
         prepared.note_once(f"no float16 reference: {error.what}")
         return None

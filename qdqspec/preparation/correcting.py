@@ -1,28 +1,35 @@
-"""Finds the corrections of a case on its calibration data, within a share of the search's time."""
+"""Reads the corrections of a case from a file, or finds them on calibration data, in a share of the search's time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 from qdqspec.arrays import Array, Feed
-from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.corrections.find import FoundCorrections, Question, find_corrections
 from qdqspec.corrections.judge import MIN_SAMPLES, Judge
+from qdqspec.corrections.kept import read_found, write_found
 from qdqspec.corrections.ranges import Ranges
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
-from qdqspec.graph.wire import Parts
-from qdqspec.parity.data import Dataset
+from qdqspec.placement.equalize import equalized, find_chains
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.preparation.runtimes import reference_runtime
+from qdqspec.quantize.calibrate import calibrate_with
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import RehearsalRefusedError
-from qdqspec.types import Case, Placement
+from qdqspec.spec.vocabulary import Method
+from qdqspec.types import Placement
+
+if TYPE_CHECKING:
+    from qdqspec.preparation.prepare import Prepared
 
 SECONDS = {"quick": 5.0, "default": 30.0, "extensive": 120.0}  # by preset, if the search has no time limit
 SHARE = 0.15  # of the time limit
@@ -30,93 +37,130 @@ NEED_RANGES = ("equalization", "margins", "ranges")  # corrections that need ran
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Correcting:
-    """A case with the inputs of correction. ``run`` makes a model runner.
+class CorrectionSource:
+    """Where the corrections of a case come from: a ``file`` of the same ``run``, else they are found and written to it.
 
-    ``ranges`` calibrates by every method, ``fit_ranges`` by the case's own on the even samples alone; ``recalibrated``
-    are the numbers of an equalized model, in which the ranges of some tensors have changed.
+    ``run`` describes model, data and rules. Without ``writes`` the file is only read; without ``finds`` there are no
+    corrections but those in it. They are judged at ``first`` too, a placement that meets the limits without them.
     """
 
-    case: Case
-    model: Model
-    space: SchemeSpace
-    numbers: Quantizer
-    data: Dataset | None
-    backend: Backend
-    options: BuildOptions
-    ranges: Callable[[Model], Mapping[str, Ranges]]
-    fit_ranges: Callable[[Model], Ranges]
-    recalibrated: Callable[[Model, Collection[str]], Quantizer]
-    run: Callable[[ExitStack, Parts], Callable[[Feed], Mapping[str, Array]]]
-    note: Callable[[str], None]
-    fixed: frozenset[str] = frozenset()
+    file: Path | None = None
+    run: Mapping[str, object] = field(default_factory=dict)
+    writes: bool = True
+    finds: bool = True
     first: Placement | None = None
+
+
+class Correcting:
+    """Reads or finds the corrections of a prepared case."""
+
+    def __init__(self, prepared: Prepared, source: CorrectionSource) -> None:
+        self.first = source.first
+        self._prepared, self._source = prepared, source
+        self._case, self._space = prepared.case, prepared.space
 
     @property
     def samples(self) -> int:
         """The number of samples to find corrections on; zero if none can be found."""
-        able = self.backend.capabilities(self.options).computes
-        if not self.case.quantize.allowed_corrections or not able or not self.space.units:
-            return 0
-        return 0 if self.data is None else len(self.data)
+        allowed, able = self._case.quantize.allowed_corrections, self._prepared.capabilities.computes
+        data = self._prepared.calibration if allowed and able and self._space.units else None
+        return 0 if data is None else len(data)
+
+    def corrections(self) -> FoundCorrections:
+        """The corrections, from the file if it has those of the same run."""
+        file, run = self._source.file, self._source.run
+        known = read_found(file, run, self._prepared.folded) if file is not None else None
+        if known is not None:
+            return self._with_model(known)
+        found = self.find() if self._source.finds else FoundCorrections()
+        if file is not None and self._source.writes and found.gains:
+            write_found(file, run, found)
+        return found
+
+    def _with_model(self, known: FoundCorrections) -> FoundCorrections:
+        """Corrections from a file, with the equalized model and its numbers."""
+        if not known.equalized:
+            return known
+        folded = self._prepared.folded
+        names = {constant.tensor for change in known.equalized for constant in change.constants}
+        own = [c for c in find_chains(folded) if names.issuperset(one.tensor for one in c.constants)]
+        model = equalized(folded, known.equalized)
+        numbers = self._prepared.recalibrated(model, {tensor for chain in own for tensor in chain.tensors})
+        return replace(known, model=model, numbers=numbers)
 
     def find(self) -> FoundCorrections:
         """The corrections that help; none without calibration data or if the model cannot be rehearsed."""
-        data, samples = self.data, self.samples
+        prepared, samples = self._prepared, self.samples
+        data = prepared.calibration
         if data is None or not samples:
             return FoundCorrections()
         if samples < MIN_SAMPLES:
-            if self.case.quantize.corrections != "auto":
-                self.note(
+            if self._case.quantize.corrections != "auto":
+                prepared.note_once(
                     f"corrections need {MIN_SAMPLES} calibration samples, and there are {samples}: none is applied"
                 )
             return FoundCorrections()
         with ExitStack() as opened:
             judge = Judge(
-                model=self.model,
+                model=prepared.folded,
                 placements=self._judged(),
                 feeds=lambda: data,
-                runtime=reference_runtime(opened, self.options, self.backend),
+                runtime=reference_runtime(opened, prepared.options, prepared.backend),
             )
             opened.callback(judge.rehearsals.close)
             try:
-                return find_corrections(self._question(self.model, self.numbers, judge))
+                return find_corrections(self._question(prepared.folded, prepared.calibrated[1], judge))
             except (BackendError, RehearsalRefusedError) as error:
-                self.note(f"no corrections are applied: {error.what}")
+                prepared.note_once(f"no corrections are applied: {error.what}")
                 return FoundCorrections()
 
     def _question(self, model: Model, numbers: Quantizer, judge: Judge) -> Question:
         """The question about this model, which is the case's or an equalized one."""
-        rules, labels = self.case.quantize, self.space.everything()
-        given = () if self.case.inputs.scales is None else NEED_RANGES
+        prepared, rules, labels = self._prepared, self._case.quantize, self._space.everything()
+        given = () if self._case.inputs.scales is None else NEED_RANGES
         return Question(
             model=model,
             judge=replace(judge, model=model),
             numbers=numbers,
             sites=tuple(dict.fromkeys(s for p in judge.placements for s in p.ordered)),
             units=tuple(labels),
-            place=lambda units: self.space.resolve({unit: labels[unit] for unit in units}),
+            place=lambda units: self._space.resolve({unit: labels[unit] for unit in units}),
             without=self._judged,
             first=self.first,
-            ranges=partial(self.ranges, model),
-            fit_ranges=partial(self.fit_ranges, model),
+            ranges=partial(self._ranges, model),
+            fit_ranges=partial(prepared.tensor_ranges, model, self._space.tensors, self._every_second),
             method=rules.calibration,
             observe=partial(self._observed, model),
             allowed=tuple(name for name in rules.allowed_corrections if name not in given),
-            saturates=self.backend.capabilities(self.options).reduce_range,
-            fixed=self.fixed,
-            equalized=lambda other, tensors: self._question(other, self.recalibrated(other, tensors), judge),
+            saturates=prepared.capabilities.reduce_range,
+            fixed=prepared.start_scales.tensors,
+            equalized=lambda other, tensors: self._question(
+                other, prepared.recalibrated(other, tensors), judge
+            ),
             seconds=self._seconds,
         )
 
+    def _ranges(self, model: Model) -> Mapping[str, Ranges]:
+        """The ranges of all activations by every method."""
+        prepared, methods = self._prepared, get_args(Method)
+        with ExitStack() as observers:
+            run = partial(prepared.runner, observers)
+            # the first calibration gave the same notes
+            tensors, dropped = self._space.tensors, lambda _: None
+            found = calibrate_with(model, tensors, prepared.feeds, methods, run, note=dropped)
+            return {str(method): ranges for method, ranges in found.items()}
+
+    def _every_second(self) -> Iterator[Feed]:
+        return islice(self._prepared.feeds(), 0, None, 2)
+
     def _judged(self, without: Collection[str] = ()) -> tuple[Placement, ...]:
         """The placements that corrections are judged on; the ``first`` one is the last, whatever is left out."""
-        usual = _with_halves(judged_placements(self.space, without))
+        usual = _with_halves(judged_placements(self._space, without))
         return usual if self.first is None else tuple(dict.fromkeys((*usual, self.first)))
 
     @property
     def _seconds(self) -> float:
-        most, minutes = SECONDS[self.case.tune.preset], self.case.tune.minutes
+        most, minutes = SECONDS[self._case.tune.preset], self._case.tune.minutes
         return most if minutes is None else min(most, SHARE * 60 * minutes)
 
     def _observed(
@@ -126,7 +170,7 @@ class Correcting:
         inputs = set(model.inputs)
         observer = observe(model, [tensor for tensor in tensors if tensor not in inputs])
         with ExitStack() as observers:
-            execute = self.run(observers, observer.parts) if observer.names else None
+            execute = self._prepared.runner(observers, observer.parts) if observer.names else None
             for feed in feeds:
                 found = {} if execute is None else observer.seen(execute(feed))
                 yield {**{name: feed[name] for name in tensors if name in feed}, **found}

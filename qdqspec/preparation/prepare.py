@@ -8,16 +8,13 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
-from typing import get_args
 
 from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Backend, BuildOptions, Capabilities
 from qdqspec.config import hooks
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.corrections.judge import MIN_SAMPLES
-from qdqspec.corrections.kept import read_found, write_found
 from qdqspec.errors import BackendError, PatternError
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.declared import with_types
@@ -29,13 +26,13 @@ from qdqspec.measurement.profiles import Load
 from qdqspec.parity.data import Dataset, doubts, open_data, random_feeds
 from qdqspec.parity.scores import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
-from qdqspec.placement.equalize import Equalization, equalized, find_chains, touched
+from qdqspec.placement.equalize import Equalization, touched
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.preparation.correcting import Correcting
+from qdqspec.preparation.correcting import Correcting, CorrectionSource
 from qdqspec.preparation.runtimes import FusionBuild, Groups, Observing, groups_of_file
 from qdqspec.preparation.start import KeptScales, kept_scales
-from qdqspec.quantize.calibrate import calibrate, calibrate_with, given_ranges
+from qdqspec.quantize.calibrate import calibrate, given_ranges
 from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
@@ -43,7 +40,6 @@ from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_mat
 from qdqspec.regions.grammar import parse
 from qdqspec.regions.search import find_regions
 from qdqspec.spec.problems import Problem, source_lines, spec_error
-from qdqspec.spec.vocabulary import Method
 from qdqspec.types import Case, DataSource, InputShape, PatternRules, Placement, Region
 
 RANDOM_SAMPLES = 8
@@ -61,11 +57,10 @@ class Prepared:
         self.case = case
         self.given = given
         self.warnings = [*cautions(given), *given.notes]
-        self._backend = backend
-        self._options = options
+        self.backend = backend
+        self.options = options
         self._seed = seed
-        self._first: Placement | None = None
-        self._kept_at: tuple[Path | None, Mapping[str, object], bool, bool] = None, {}, True, True
+        self._source = CorrectionSource()
         for name, value in case.inputs.values.items():
             self.note_once(
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
@@ -78,7 +73,7 @@ class Prepared:
     @cached_property
     def capabilities(self) -> Capabilities:
         """The integer capabilities of the backend on this device."""
-        return self._backend.capabilities(self._options)
+        return self.backend.capabilities(self.options)
 
     @cached_property
     def inputs(self) -> dict[str, InputSpec]:
@@ -92,13 +87,8 @@ class Prepared:
 
     def replay_command(self, file: str) -> str:
         """The shell command that builds and times a candidate with a tool of the runtime; empty if it has none."""
-        hook = hooks.declaration_of(self._backend.name).replay
-        return hooks.load(hook)(self.given, file, self._options) if hook else ""
-
-    @property
-    def backend_name(self) -> str:
-        """The backend that builds are made for."""
-        return self._backend.name
+        hook = hooks.declaration_of(self.backend.name).replay
+        return hooks.load(hook)(self.given, file, self.options) if hook else ""
 
     @cached_property
     def fused(self) -> Groups:
@@ -109,10 +99,10 @@ class Prepared:
         if rules.graph is not None:
             return groups_of_file(rules.graph, self.given)
         half, note = self.capabilities.fuses_in_half, self.warnings.append
-        build = FusionBuild(self.given, require_path(self.given), self._backend, self._options, half, note)
+        build = FusionBuild(self.given, require_path(self.given), self.backend, self.options, half, note)
         groups = build.groups(self.sample)
         if not groups:
-            self.warnings.append(f"{self._backend.name} reports no kernels: regions follow structure instead")
+            self.warnings.append(f"{self.backend.name} reports no kernels: regions follow structure instead")
         return groups
 
     @cached_property
@@ -161,7 +151,7 @@ class Prepared:
     @cached_property
     def scores(self) -> Scores:
         """Task metrics on the evaluation data."""
-        build = partial(self._backend.build, options=self._options)
+        build = partial(self.backend.build, options=self.options)
         return Scores(
             self.case, require_path(self.given), lambda: self.evaluation, build, note=self.note_once
         )
@@ -199,7 +189,7 @@ class Prepared:
         )
 
     @cached_property
-    def ranges(self) -> tuple[dict[str, InputShape], ...]:
+    def shape_ranges(self) -> tuple[dict[str, InputShape], ...]:
         """The smallest, typical and largest shape of every input, for each profile."""
         inputs, found = self.case.inputs, []
         for number, profile in enumerate(shape_profiles(self.given, inputs)):
@@ -215,16 +205,17 @@ class Prepared:
         if made:
             observer = observe(self.model, made)
             with ExitStack() as observers:
-                values = observer.seen(self._observe(observers, observer.parts)(feed))
+                values = observer.seen(self.runner(observers, observer.parts)(feed))
         if missing := [tensor for tensor in made if tensor not in values]:
             raise BackendError(f"no run of the model shows '{missing[0]}'")
         return {tensor: feed[tensor] if tensor in feed else values[tensor] for tensor in tensors}
 
     @cached_property
-    def _numbered(self) -> tuple[SchemeSpace, Quantizer]:
+    def calibrated(self) -> tuple[SchemeSpace, Quantizer]:
+        """The candidates whose activations were all observed during calibration, and their numbers, not corrected."""
         space = self.candidates
-        ranges = self._ranges(space)
-        ranges |= {tensor: kept for tensor, kept in self._kept.ranges.items() if tensor in ranges}
+        ranges = self._space_ranges(space)
+        ranges |= {tensor: kept for tensor, kept in self.start_scales.ranges.items() if tensor in ranges}
         return space.known(ranges.keys()), self._quantizer(self.folded, ranges)
 
     def _quantizer(self, model: Model, ranges: Mapping[str, TensorRange]) -> Quantizer:
@@ -234,56 +225,42 @@ class Prepared:
             reduce_range=self.capabilities.reduce_range,
             symmetric_activations=self.capabilities.symmetric_activations,
             biases=self.candidates.bias_sources,
-            corrections=Corrections(weights=self._kept.weights),
+            corrections=Corrections(weights=self.start_scales.weights),
         )
 
-    def _recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
+    def recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
         """The numbers of an equalized model, whose ranges differ at these tensors."""
-        known = self._numbered[1].calibrated
+        known = self.calibrated[1].calibrated
         wanted = [tensor for tensor in tensors if tensor in known]
-        new = self._calibrated(model, wanted, _noted_before)
-        return self._quantizer(model, {**known, **new})
+        return self._quantizer(model, {**known, **self.tensor_ranges(model, wanted)})
 
-    def _calibrated(
+    def tensor_ranges(
         self,
         model: Model,
         tensors: Collection[str],
-        note: Callable[[str], None],
         feeds: Callable[[], Iterator[Feed]] | None = None,
+        note: Callable[[str], None] = lambda _: None,
     ) -> dict[str, TensorRange]:
         """The ranges of these tensors by the case's method, by default on all calibration inputs."""
         method = self.case.quantize.calibration
         with ExitStack() as observers:
-            run = partial(self._observe, observers)
+            run = partial(self.runner, observers)
             return calibrate(model, tensors, feeds or self.feeds, method, run, note=note)
 
-    def _ranges(self, space: SchemeSpace) -> dict[str, TensorRange]:
+    def _space_ranges(self, space: SchemeSpace) -> dict[str, TensorRange]:
         """The range of each activation that may be quantized: from a file of scales, or from calibration."""
         given = self.case.inputs.scales
         if given is not None:
             return given_ranges(given, space.tensors, self.given.where, self.warnings.append)
-        return self._calibrated(self.folded, space.tensors, self.warnings.append)
+        return self.tensor_ranges(self.folded, space.tensors, note=self.warnings.append)
 
     @cached_property
-    def _kept(self) -> KeptScales:
+    def start_scales(self) -> KeptScales:
         """The scales of the quantized models that the search starts from, if the case keeps them."""
         if self.case.quantize.scales != "keep":
             return KeptScales()
         saturates = self.capabilities.reduce_range
         return kept_scales(self.folded, self.case.tune.start_from, self.note_once, saturates=saturates)
-
-    def _all_ranges(self, model: Model) -> Mapping[str, Mapping[str, TensorRange]]:
-        """The ranges of all activations by every method."""
-        tensors, methods = self.space.tensors, get_args(Method)
-        with ExitStack() as observers:
-            run = partial(self._observe, observers)
-            found = calibrate_with(model, tensors, self.feeds, methods, run, note=_noted_before)
-            return {str(method): ranges for method, ranges in found.items()}
-
-    def _fit_ranges(self, model: Model) -> Mapping[str, TensorRange]:
-        """The ranges of all activations by the case's method, calibrated on every second sample."""
-        half = lambda: islice(self.feeds(), 0, None, 2)  # noqa: E731 - one expression
-        return self._calibrated(model, self.space.tensors, _noted_before, half)
 
     def keep_corrections(
         self, path: Path | None, run: Mapping[str, object], *, read_only: bool = False, finds: bool = True
@@ -293,67 +270,36 @@ class Prepared:
         ``run`` describes model, data and rules. A file that is ``read_only`` is not written. Unless it ``finds``
         corrections, there are none without a file.
         """
-        self._kept_at = path, run, read_only, finds
+        self._source = replace(self._source, file=path, run=run, writes=not read_only, finds=finds)
 
     @cached_property
     def corrections(self) -> FoundCorrections:
         """The corrections that help on held-out calibration data, and the gain of each."""
-        path, run, read_only, finds = self._kept_at
-        known = read_found(path, run, self.folded) if path is not None else None
-        if known is not None and known.equalized:
-            names = {constant.tensor for change in known.equalized for constant in change.constants}
-            chains = find_chains(self.folded)
-            own = [chain for chain in chains if names.issuperset(one.tensor for one in chain.constants)]
-            model = equalized(self.folded, known.equalized)
-            numbers = self._recalibrated(model, {tensor for chain in own for tensor in chain.tensors})
-            return replace(known, model=model, numbers=numbers)
-        found = known or (self._correcting().find() if finds else FoundCorrections())
-        if path is not None and not read_only and known is None and found.gains:
-            write_found(path, run, found)
-        return found
+        return Correcting(self, self._source).corrections()
 
     @property
     def found_corrections(self) -> Path | None:
         """The file of the corrections, if any were found."""
-        path, *_ = self._kept_at
+        path = self._source.file
         return path if self.corrections.gains and path is not None and path.exists() else None
 
     def judge_corrections_at(self, first: Placement | None) -> None:
         """Judge corrections also at a placement that meets the limits without them; those already found stay."""
-        self._first = first
+        self._source = replace(self._source, first=first)
 
     @property
     def may_correct(self) -> bool:
         """Whether corrections are possible: they are not without enough calibration data, for example."""
-        return self._correcting().samples >= MIN_SAMPLES
+        return Correcting(self, self._source).samples >= MIN_SAMPLES
 
     def uncorrected(self) -> Prepared:
         """The same case without corrections, and with all else that is known of it. It shares the calibration."""
-        self._numbered  # noqa: B018 - calibrated once, for both
+        self.calibrated  # noqa: B018 - calibrated once, for both
         other = copy(self)
         for name in ("corrections", "numbers"):
             vars(other).pop(name, None)
         other.keep_corrections(None, {}, finds=False)
         return other
-
-    def _correcting(self) -> Correcting:
-        space, numbers = self._numbered
-        return Correcting(
-            case=self.case,
-            model=self.folded,
-            space=space,
-            numbers=numbers,
-            data=self.calibration,
-            backend=self._backend,
-            options=self._options,
-            ranges=self._all_ranges,
-            fit_ranges=self._fit_ranges,
-            recalibrated=self._recalibrated,
-            run=self._observe,
-            note=self.note_once,
-            fixed=self._kept.tensors,
-            first=self._first,
-        )
 
     @property
     def model(self) -> Model:
@@ -367,16 +313,16 @@ class Prepared:
     @property
     def space(self) -> SchemeSpace:
         """The candidates whose activations were all observed during calibration."""
-        return self._numbered[0]
+        return self.calibrated[0]
 
     @cached_property
     def numbers(self) -> Quantizer:
         """Scales, zero points and integer weights, with the accepted corrections applied."""
         found = self.corrections
-        numbers = found.numbers or self._numbered[1]
+        numbers = found.numbers or self.calibrated[1]
         return numbers.corrected(found.corrections) if any(gain.taken for gain in found.gains) else numbers
 
-    def _observe(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:
+    def runner(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:
         """A function that runs the observer, until ``observers`` are closed."""
         base = require_path(self.given).parent
         return self._observing.runner(
@@ -386,7 +332,7 @@ class Prepared:
     @cached_property
     def _observing(self) -> Observing:
         alone, note = self.capabilities.observes, self.note_once
-        return Observing(self.given, self._backend, self._options, alone=alone, note=note)
+        return Observing(self.given, self.backend, self.options, alone=alone, note=note)
 
     @property
     def nothing(self) -> str:
@@ -411,16 +357,12 @@ class Prepared:
                 if name in capabilities.formats:
                     why = "stores it like another format of the case"
                 rest = f"the search chooses among {', '.join(chosen)}"
-                self.warnings.append(f"format {name} is left out: {self._backend.name} {why}; {rest}")
+                self.warnings.append(f"format {name} is left out: {self.backend.name} {why}; {rest}")
 
     def note_once(self, warning: str) -> None:
         """Add a warning unless it is already present."""
         if warning not in self.warnings:
             self.warnings.append(warning)
-
-
-def _noted_before(_: str) -> None:
-    """Drops a note on tensors that the first calibration gave as well."""
 
 
 def require_patterns(case: Case) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._classes import spent_by_unit
@@ -23,13 +23,13 @@ def repaired(
     min_gain: float,
     oracle: AccuracyOracle,
     space: SchemeSpace,
-) -> Generator[Placement, Trial, None]:
+) -> Iterator[Placement]:
     """The fastest candidates that just missed the limit, without the units with the most noise for their time.
 
     ``trials`` are those of the search, the reference first; ``sqnr_db`` gives what is measured of one, on all data if
     known. A gain of ``min_gain`` or less is not worth it, nor one of less than `MUCH` over what has won. There are none
-    if the oracle predicts nothing. The trial of a placement is sent back; if that just misses the limit too, more units
-    are left out.
+    if the oracle predicts nothing. The trial of a placement is the last of ``trials`` when the next one is requested; if
+    it just misses the limit too, more units are left out.
     """
     won = [trial.ratio or 1.0 for trial in trials if trial.incumbent and trial.placement.sites]
     bound = min(won) * (1 - MUCH) if won else 1 - min_gain
@@ -52,7 +52,8 @@ def repaired(
             placement = space.resolve(guide.thinned(space, dict(near.placement.labels), aim, spent))
             if placement.sites and placement not in seen:
                 seen.add(placement)
-                if missing_db((yield placement)) is None:
+                yield placement
+                if missing_db(trials[-1]) is None:
                     break
 
 

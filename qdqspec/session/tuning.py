@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -165,15 +165,11 @@ class Tuning(Closing):
         seconds = SECONDS[rules.preset] if rules.minutes is None else OVERTIME_SHARE * 60 * rules.minutes
         self._overtime = time.monotonic() + seconds
         space, gain = self._prepared.space, constraint.limits.min_gain
-        attempts = repaired(self.search.trials, constraint.sqnr_db, least, gain, oracle, space)
-        with suppress(StopIteration):
-            placement = next(attempts)
-            while True:
-                trial = self.search.evaluate_also(Proposal(placement=placement, phase="repair"))
-                oracle.learn(trial)
-                if trial.incumbent or time.monotonic() > self._overtime:
-                    return
-                placement = attempts.send(trial)
+        for placement in repaired(self.search.trials, constraint.sqnr_db, least, gain, oracle, space):
+            trial = self.search.evaluate_also(Proposal(placement=placement, phase="repair"))
+            oracle.learn(trial)
+            if trial.incumbent or time.monotonic() > self._overtime:
+                return
 
     def _left(self, budget: Budget) -> float | None:
         """The seconds left to choose and build candidates; ``None`` without a limit."""

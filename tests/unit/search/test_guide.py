@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -464,13 +463,10 @@ def repairs_of(
     oracle: Additive, space: SchemeSpace, trials: list[Trial], *, found_db: float = 38.5
 ) -> list[Placement]:
     """The placements asked for, if ``found_db`` is measured of each."""
-    attempts = repaired(trials, lambda trial: trial.sqnr_db, 38.0, 0.02, oracle, space)
-    found = list[Placement]()
-    with suppress(StopIteration):
-        found.append(next(attempts))
-        while True:
-            found.append(attempts.send(replace(trials[1], placement=found[-1], sqnr_db=found_db)))
-    return found
+    known = list(trials)
+    for placement in repaired(known, lambda trial: trial.sqnr_db, 38.0, 0.02, oracle, space):
+        known.append(replace(trials[1], placement=placement, sqnr_db=found_db))
+    return [trial.placement for trial in known[len(trials) :]]
 
 
 def test_a_fast_candidate_that_just_missed_the_limit_is_repaired() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from arrays import arrays_of
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.session import Session
-from qdqspec.types import FIRST, Case, Inputs, Placement, Trial, TuneRules
+from qdqspec.types import FIRST, Case, Inputs, Placement, TuneRules
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_candidates_that_just_missed_the_limit_are_tried_with_less_noise(
 ) -> None:
     asked: list[float] = []
 
-    def repaired(trials, sqnr_db, least_db, min_gain, oracle, space) -> Generator[Placement, Trial, None]:  # type: ignore[no-untyped-def] # as in `search.repair`
+    def repaired(trials, sqnr_db, least_db, min_gain, oracle, space) -> Iterator[Placement]:  # type: ignore[no-untyped-def] # as in `search.repair`
         asked.append(least_db)
         yield space.resolve(space.everything())
 
