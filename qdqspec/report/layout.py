@@ -1,5 +1,8 @@
 """The layout of a written record: each class is one JSON object of `result.json` or of the run record.
 
+A class has the fields of the record that it is `written` for, so that a new field of a record is in it, and in those
+that are read again.
+
 Reading ignores unknown keys, so that records of a newer minor version stay readable; ``schema_version``
 changes if an old reader would misinterpret a record. Numbers that JSON lacks are the strings ``"Infinity"``,
 ``"-Infinity"`` and ``"NaN"``: an output with an SQNR of ``"Infinity"`` is equal to the reference.
@@ -9,37 +12,36 @@ path, user or host name is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import Field as ModelField
 
 from qdqspec.types import (
-    AccuracyBound,
     AccuracyEvidence,
-    BlockError,
-    Clock,
     CommonPlacement,
-    Consumer,
-    CorrectionGain,
     DeviceKey,
-    FrontPoint,
     GraphPart,
-    Interval,
+    LatencyEvidence,
     Outcome,
-    ProfileLatency,
+    ParityEvidence,
     Provenance,
-    Race,
     RegressionEvidence,
     RuntimeComparison,
     Samples,
-    SearchLimits,
+    SearchResult,
     Section,
     Severity,
     ShapeProfile,
+    Site,
     Status,
-    TensorParity,
+    Trial,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SCHEMA_VERSION: Final = 1
 
@@ -48,6 +50,30 @@ class RecordPart(BaseModel):
     """One JSON object."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True, ser_json_inf_nan="strings")
+
+
+_Part = TypeVar("_Part", bound=type[RecordPart])
+
+
+def written(record: type[DataclassInstance], *without: str) -> Callable[[_Part], _Part]:
+    """A class decorator: the object has the fields of a record too, except those in ``without``."""
+    kinds = get_type_hints(record)
+    own: dict[str, Any] = {
+        each.name: (kinds[each.name], _default(each))
+        for each in fields(record)
+        if each.init and each.name not in without
+    }
+
+    def decorate(part: _Part) -> _Part:
+        return cast("_Part", create_model(part.__name__, __base__=part, __doc__=part.__doc__, **own))
+
+    return decorate
+
+
+def _default(each: Field[Any]) -> Any:
+    if each.default_factory is not MISSING:
+        return ModelField(default_factory=each.default_factory)
+    return ... if each.default is MISSING else each.default
 
 
 class ModelPart(RecordPart):
@@ -83,6 +109,7 @@ class SpeedupPart(RecordPart):
     ci95: tuple[float, float]
 
 
+@written(LatencyEvidence, "samples", "speedup", "failures", "tested")
 class LatencyPart(RecordPart):
     """Conditions of the times above. ``ratios`` are times over the reference's, by role.
 
@@ -90,27 +117,14 @@ class LatencyPart(RecordPart):
     samples are among the role's ``samples``, in this order.
     """
 
-    clock: Clock
-    builds: int
-    drift: float = 0.0
-    ratios: Mapping[str, Interval]
-    profiles: tuple[ProfileLatency, ...] = ()
-    provenance: Provenance
 
-
+@written(
+    Trial,
+    *("placement", "samples", "rival", "graph_hash", "layers", "twin", "subgraph"),
+    *("all_data_db", "is_part", "eps"),
+)
 class TrialPart(RecordPart):
     """One build of the search, without its placement and samples, which the journal keeps."""
-
-    number: int
-    phase: str
-    status: Literal["ok", "failed"]
-    error: str | None
-    build_seconds: float
-    ratio: float | None
-    sqnr_db: float | None = None
-    accuracy: float | None = None
-    incumbent: bool
-    race: Race | None
 
 
 class TrialsPart(RecordPart):
@@ -122,25 +136,9 @@ class TrialsPart(RecordPart):
     list: tuple[TrialPart, ...]
 
 
+@written(SearchResult, "winner", "trials", "regions", "patterns")
 class SearchPart(RecordPart):
     """The search and its winner."""
-
-    strategy: str
-    seconds: float
-    cpu_seconds: float
-    float_runs: float | None = None
-    eps: float
-    blocks: int
-    unchanged: bool
-    reason: str
-    ended_by: str = ""
-    limits: SearchLimits = SearchLimits()
-    corrections: tuple[CorrectionGain, ...] = ()
-    front: tuple[FrontPoint, ...] = ()
-    accuracy: AccuracyBound | None = None
-    errors: tuple[BlockError, ...] = ()
-    errors_missing: str = ""
-    provenance: Provenance
 
 
 class CountPart(RecordPart):
@@ -149,18 +147,15 @@ class CountPart(RecordPart):
     count: int
 
 
+@written(Site)
 class PairPart(RecordPart):
     """One Q/DQ pair, in names of the model without Q/DQ. ``consumers`` are (node, input) pairs."""
 
-    tensor: str
-    consumers: tuple[Consumer, ...]
-    format: str
-    axis: int | None
-    weight: bool
     scale: tuple[float, ...]
     zero_point: tuple[int, ...]
 
 
+@written(ParityEvidence)
 class ParityPart(RecordPart):
     """Parity of the worst output, of each output, and of quantization and the runtime separately."""
 
@@ -168,12 +163,6 @@ class ParityPart(RecordPart):
     cosine: float
     max_abs: float
     max_steps: float
-    samples: int
-    data: str
-    outputs: tuple[TensorParity, ...]
-    quantization: tuple[TensorParity, ...] = ()
-    runtime: tuple[TensorParity, ...] = ()
-    undivided: str = ""
 
 
 class CheckPart(RecordPart):
