@@ -168,6 +168,11 @@ WORDS = (
         help="Where the search starts: a pattern cache, journal, scheme or Q/DQ model. Repeatable.",
         many=True,
     ),
+    Word(
+        name="start_scales",
+        metavar="keep|recalibrate",
+        help="Whether the scales of Q/DQ models in --start-from are kept (default), or computed from calibration data.",
+    ),
 )  # fmt: skip
 
 

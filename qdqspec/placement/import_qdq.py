@@ -6,6 +6,7 @@ Parts that a placement cannot express are noted.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from qdqspec.quantize.corrections import rounding_text
 from qdqspec.quantize.formats import NumberFormat, format_stored_as, number_format
 from qdqspec.quantize.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
+from qdqspec.units import count_text
 
 _TINY = float(np.finfo(np.float32).tiny)
 _MOST_STEPS = 127  # of a rounding, which takes a byte
@@ -40,11 +42,12 @@ class _Kept(NamedTuple):
 class Imported:
     """The placement of a quantized model with its numbers, and notes for the reader.
 
-    Tensor and node names are those of the model that `strip_qdq` makes. ``positions`` of its nodes are for
+    ``model`` is the one that `strip_qdq` makes; tensor and node names are its own. ``positions`` of its nodes are for
     models with other names: see `qdqspec.placement.match`. The numbers are those of a model with the factors
     ``equalized``.
     """
 
+    model: Model
     placement: Placement
     pairs: tuple[PlacedPair, ...]
     equalized: tuple[Equalization, ...] = ()
@@ -74,6 +77,7 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     notes = [*_grouped((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
     notes += [*_grouped(_half_said(found)), *_losses(apart, kept), *_left(apart)]
     return Imported(
+        model=apart.stripped,
         placement=Placement(sites=frozenset(pair.site for pair in placed)),
         pairs=tuple(
             sorted((pair for pair, _ in kept), key=lambda pair: (pair.site.tensor, pair.site.consumers))
@@ -98,7 +102,7 @@ def placement_for(model: Model, quantized: Model) -> Fitted:
         found = matcher.find(site)
         sites += found.sites
         lost += [(site.tensor, why) for why in found.reasons]
-    notes = (*imported.notes, *_grouped(lost))
+    notes = (*imported.notes, *_grouped(lost, most=3))
     return Fitted(placement=Placement(sites=frozenset(_disjoint(sites))), notes=notes)
 
 
@@ -242,9 +246,13 @@ def _disjoint(sites: Iterable[Site]) -> Iterator[Site]:
             yield site
 
 
-def _grouped(reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
+def _grouped(reasons: Iterable[tuple[str, str]], most: int = sys.maxsize) -> Iterator[str]:
+    """A note for each reason with its tensors; reasons after so many are one note together."""
     groups: dict[str, list[str]] = {}
     for tensor, why in reasons:
         groups.setdefault(why, []).append(tensor)
-    for why, tensors in groups.items():
+    kinds = list(groups.items())
+    for why, tensors in kinds[:most]:
         yield f"{listed(dict.fromkeys(tensors))}: {why}"
+    if others := {tensor for _, tensors in kinds[most:] for tensor in tensors}:
+        yield f"{count_text(len(others), 'more tensor')} without a place in this model"

@@ -17,7 +17,7 @@ from qdqspec.placement.cache import WarmStart
 from qdqspec.placement.cache import warm_starts as cached_starts
 from qdqspec.placement.cache_file import read_cache
 from qdqspec.placement.equalize import EQUALIZED
-from qdqspec.placement.import_qdq import import_placement, placement_for
+from qdqspec.placement.import_qdq import Imported, import_placement, placement_for
 from qdqspec.placement.match import Matcher
 from qdqspec.placement.project import project
 from qdqspec.placement.restore import along
@@ -148,19 +148,23 @@ def kept_scales(
 ) -> KeptScales:
     """The scales that quantized models among these files have for tensors of ``model``; the first file wins.
 
-    Zero points are kept with the scales of activations. Scales of int8 weights that could overflow where sums of two
-    products saturate (``saturates``) are not kept, and noted.
+    Zero points are kept with the scales of activations. Two kinds of scales of weights are not kept, and noted: those
+    of weights that differ from the model's, as where a BatchNormalization is folded in one of both only; and those of
+    int8 weights that could overflow where sums of two products saturate (``saturates``).
     """
     kept = KeptScales()
     for path in (path for path in paths if path.suffix.lower() == _SUFFIX):
-        before, refused = len(kept.tensors), 0
+        before, refused, others = len(kept.tensors), 0, 0
         quantized = load_model(path)
         if any(prop.key == EQUALIZED for prop in quantized.flat.metadata_props):
             note(f"{path.name}: its scales are those of equalized channels, and are not kept")
             continue
-        for site, pair in _fitted(model, quantized):
+        imported = import_placement(quantized, model)
+        for site, pair in _fitted(model, imported):
             if not site.weight:
                 kept.ranges.setdefault(site.tensor, _range(pair))
+            elif not _is_same_weight(model.array(site.tensor), imported.model.array(pair.site.tensor)):
+                others += 1
             elif saturates and _can_overflow(model, site, _scale(pair)):
                 refused += 1
             else:
@@ -168,7 +172,12 @@ def kept_scales(
         if new := len(kept.tensors) - before:
             note(
                 f"{path.name}: the scales of {count_text(new, 'tensor')} are kept; "
-                "`quantize: {scales: recalibrate}` computes them from calibration data instead"
+                "with `quantize: {scales: recalibrate}` or --start-scales recalibrate, calibration data gives them"
+            )
+        if others:
+            note(
+                f"{path.name}: the scales of {count_text(others, 'weight')} are not kept: they are for other values, "
+                "as where BatchNormalization was not folded before quantizing"
             )
         if refused:
             note(
@@ -178,16 +187,23 @@ def kept_scales(
     return kept
 
 
-def _fitted(model: Model, quantized: Model) -> Iterator[tuple[Site, PlacedPair]]:
-    """The pairs with integer formats and, for weights, zero point 0, as sites of the model."""
-    imported = import_placement(quantized, model)
+def _fitted(model: Model, imported: Imported) -> Iterator[tuple[Site, PlacedPair]]:
+    """The pairs with integer formats and, for weights, symmetric scales, as sites of the model."""
     matcher = Matcher(model, imported.positions)
     for pair in imported.pairs:
         fmt = number_format(pair.site.format)
         usable = not fmt.floating and not fmt.block and fmt.name != BIAS_FORMAT
-        if usable and not (pair.site.weight and any(pair.zero_point)):
+        if usable and not (pair.site.weight and set(pair.zero_point) != {fmt.middle}):
             for site in matcher.find(pair.site).sites:
                 yield site, pair
+
+
+def _is_same_weight(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two weights differ by a quantization error at most: the power of the difference is below a tenth."""
+    if one.shape != other.shape:
+        return False
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    return bool(((one - other) ** 2).sum() <= 0.1 * (one**2).sum())
 
 
 def _range(pair: PlacedPair) -> TensorRange:

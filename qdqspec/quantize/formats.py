@@ -36,6 +36,11 @@ class NumberFormat:
         return self.low < 0
 
     @property
+    def middle(self) -> int:
+        """The zero point of symmetric scales: 0 for signed formats, 128 for uint8."""
+        return 0 if self.signed else int(self.high + 1) // 2
+
+    @property
     def floating(self) -> bool:
         """Whether its numbers are floating-point, which requires zero point 0."""
         return self.elem_type in _FLOATING

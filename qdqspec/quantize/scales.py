@@ -59,8 +59,7 @@ def activation_params(span: TensorRange, fmt: NumberFormat, *, symmetric: bool =
     if fmt.signed:
         return _per_tensor(fmt, span.largest / fmt.high, 0)
     if symmetric and span.low < 0:
-        middle = int(fmt.high + 1) // 2
-        return _per_tensor(fmt, span.largest / (middle - 1), middle)
+        return _per_tensor(fmt, span.largest / (fmt.middle - 1), fmt.middle)
     scale = _usable(np.asarray((span.high - span.low) / (fmt.high - fmt.low)))
     zero_point = np.clip(np.rint(fmt.low - span.low / float(scale)), fmt.low, fmt.high)
     return _per_tensor(fmt, float(scale), int(zero_point))
@@ -80,8 +79,7 @@ def weight_params(
     if reduce_range and fmt.elem_type in _BYTES and not fmt.block:
         steps //= 2
     scale = _usable(np.maximum(largest, largest.max(initial=0.0) * _LEAST_SHARE) / steps)
-    middle = 0 if fmt.signed else int(fmt.high + 1) // 2
-    zero_point = np.full(scale.shape, middle).astype(fmt.dtype)
+    zero_point = np.full(scale.shape, fmt.middle).astype(fmt.dtype)
     return _with_narrow_scales(QuantParams(fmt, scale, zero_point, axis))
 
 

@@ -167,7 +167,7 @@ def test_what_does_not_fit_another_model_is_said(models: Path) -> None:
     quantized = load_model(DATA / "qdq_nncf_digits_resnet.onnx")
     fitted = placement_for(load_model(models / "squeezenet10.onnx"), quantized)
     assert fitted.placement.sites == frozenset()
-    assert any("the model has no node '/conv1/Conv'" in note for note in fitted.notes)
+    assert any("the model has no node '" in note for note in fitted.notes)
 
 
 def test_one_quantizer_for_several_readers_is_one_site() -> None:

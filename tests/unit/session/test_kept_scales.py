@@ -7,18 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from arrays import arrays_of
+from graph_text import model_of
 from random_models import ranges_for
 
+from qdqspec.graph.fold import fold_weights
+from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
+from qdqspec.placement.import_qdq import placement_for
 from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.strip import strip_qdq
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.start import kept_scales
 from qdqspec.quantize.corrections import weight_key
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.session import Session
-from qdqspec.types import Case, Inputs, Placement, QuantizeRules, TuneRules
+from qdqspec.types import Case, Consumer, Inputs, Placement, QuantizeRules, Site, TuneRules
 
 
 @pytest.fixture
@@ -101,3 +107,53 @@ def test_weights_that_would_overflow_are_not_kept(
     assert len(fewer.weights) < len(kept.weights)
     assert any("would overflow" in note for note in notes)
     assert fewer.ranges == kept.ranges
+
+
+def test_scales_of_a_weight_with_other_values_are_not_kept(tmp_path: Path) -> None:
+    """quantize_static quantizes the weight of a Conv before BatchNormalization is folded into it."""
+    model = model_of(
+        """(float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y)
+        <float[4] ones = {1, 1, 1, 1}, float[4] variance = {9, 9, 9, 9}> {
+            c = Conv (x, w)
+            y = BatchNormalization (c, ones, ones, ones, variance)
+        }""",
+        w=(4, 4, 1, 1),
+    )
+    site = Site(tensor="w", consumers=(Consumer("c", 1),), format="int8", axis=0, weight=True)
+    placement = Placement(sites=frozenset({site}))
+    path, notes = tmp_path / "q.onnx", list[str]()
+    save_model(insert_qdq(model, placement, Quantizer(model, {})).parts, path)
+    kept = kept_scales(model, [path], notes.append, saturates=False)
+    assert kept.weights.keys() == {weight_key(site)}
+    assert not kept_scales(fold_weights(model).model, [path], notes.append, saturates=False).weights
+    assert "q.onnx: the scales of 1 weight are not kept: they are for other values" in notes[-1]
+
+
+def test_scales_of_a_weight_with_another_zero_point_are_not_kept(tmp_path: Path) -> None:
+    """quantize_static gives a constant of Add uint8 and zero point 0; with 128 the same scale would clip it."""
+    quantized = model_of(
+        """(float[1, 4] x) => (float[1, 4] y) <float s = {0.02}, uint8 z = {0}, float k = {3.0}> {
+            q = QuantizeLinear (k, s, z)
+            d = DequantizeLinear (q, s, z)
+            y = Add (x, d)
+        }"""
+    )
+    path = tmp_path / "q.onnx"
+    onnx.save(quantized.proto, path)
+    model = Model(strip_qdq(quantized).proto)
+    assert not kept_scales(model, [path], [].append, saturates=False).weights
+
+
+def test_places_that_a_model_lacks_are_listed_briefly() -> None:
+    """The pairs of 35 folded BatchNormalization took 35 warnings."""
+    nodes = "".join(
+        f"""q{n} = QuantizeLinear (x{n}, s)
+        d{n} = DequantizeLinear (q{n}, s)
+        x{n + 1} = Sin (d{n})
+        """
+        for n in range(6)
+    )
+    quantized = model_of(f"(float[4] x0) => (float[4] x6) <float s = {{0.02}}> {{ {nodes} }}")
+    notes = placement_for(model_of("(float[4] x) => (float[4] y) { y = Relu (x) }"), quantized).notes
+    assert len(notes) == 4
+    assert notes[-1] == "3 more tensors without a place in this model"
