@@ -45,7 +45,7 @@ from tabulate import tabulate
 
 from qdqspec import tune
 from qdqspec.backends import _cpu
-from qdqspec.backends.onnxruntime import overflow
+from qdqspec.backends.onnxruntime import ops
 from qdqspec.types import NOT_CANDIDATES
 
 PEERS = ("static", "dynamic", "nncf")
@@ -98,7 +98,7 @@ def main() -> int:
         if arguments.nncf:
             nncf_peer.environment(arguments.results / "nncf")
         rows = _rows(arguments)
-    path = f"{platform.machine()}, {overflow.describe(_cpu.detect())}"
+    path = f"{platform.machine()}, {ops.describe(_cpu.detect())}"
     print(
         f"Integer path: {path}; ONNX Runtime {onnxruntime.__version__}; {arguments.minutes:g} minutes a search\n"
     )

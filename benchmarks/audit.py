@@ -37,11 +37,9 @@ from qdqspec.errors import QdqspecError
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.carry import placement_of, schemes_of
-from qdqspec.placement.frames import Frames
 from qdqspec.placement.import_qdq import import_placement
 from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.relative import parse_scheme
+from qdqspec.placement.relative import Frames, parse_scheme, placement_of, schemes_of
 from qdqspec.placement.scheme import apply_scheme, write_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.strip import strip_qdq

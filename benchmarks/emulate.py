@@ -88,7 +88,7 @@ _PYTEST = (
 )
 SUMMARY = (
     "import platform, onnxruntime; from qdqspec.backends import _cpu; "
-    "from qdqspec.backends.onnxruntime import overflow as found; "
+    "from qdqspec.backends.onnxruntime import ops as found; "
     "cpu = _cpu.detect(); print(platform.machine(), 'ONNX Runtime', onnxruntime.__version__, '|', "
     "'sums saturate' if found._measured() else 'sums are exact', '| doctor:', found.describe(cpu))"
 )

@@ -39,7 +39,7 @@ from resumed import run_limited, run_rows, tuning_parser, words_of, write_row
 from tabulate import tabulate
 
 from qdqspec.backends import _cpu
-from qdqspec.backends.onnxruntime import overflow
+from qdqspec.backends.onnxruntime import ops
 
 ROLES = ("tuned", "static", "dynamic")
 LINE, SPEC, PYTHON = "command line", "spec", "Python"
@@ -93,9 +93,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         arguments.results = (arguments.results or Path(scratch)).absolute()
         rows = _rows(arguments)
-    print(
-        f"{platform.machine()}, {overflow.describe(_cpu.detect())}; ONNX Runtime {onnxruntime.__version__}\n"
-    )
+    print(f"{platform.machine()}, {ops.describe(_cpu.detect())}; ONNX Runtime {onnxruntime.__version__}\n")
     print(_table(rows))
     return 0 if rows else 2
 

@@ -32,7 +32,7 @@ from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, Tri
 from qdqspec.types.requests import InputLimits, InputRequest
 
 if TYPE_CHECKING:
-    from qdqspec.parity.draw import Drawn
+    from qdqspec.parity.hunt import Drawn
 
 
 _CHECK = "check.json"  # the metadata beside the arrays
@@ -226,8 +226,7 @@ class _Hunter:
 
     def search(self, models: SideBySide, tuned: Path, file: Path) -> ParitySearch:
         """Run the search, save the input found, and return the evidence."""
-        from qdqspec.parity.draw import drawn_inputs, simpler  # loads Hypothesis, which few cases need
-        from qdqspec.parity.hunt import hunt
+        from qdqspec.parity.hunt import drawn_inputs, hunt, simpler  # loads Hypothesis, which few cases need
 
         typical = typical_of(models.reference(sample) for sample in self._samples)
         prober = Prober(models, self._asked.limits, typical)

@@ -96,8 +96,7 @@ def import_model(arguments: argparse.Namespace) -> int:
 @uncollected()
 def diff(arguments: argparse.Namespace) -> int:
     """Compare two models, with their local functions inlined."""
-    from qdqspec.placement.diff import diff_models
-    from qdqspec.placement.differences import render_text, to_json
+    from qdqspec.placement.diff import diff_models, render_text, to_json
 
     found = diff_models(model_given(arguments.first), model_given(arguments.second))
     answer(arguments, to_json(found), render_text(found, most=None if arguments.verbose else ROWS))

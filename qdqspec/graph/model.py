@@ -19,12 +19,12 @@ from onnx import external_data_helper, shape_inference
 from qdqspec.errors import ModelError
 from qdqspec.graph.check import check_model, external_files, first_line, require_file
 from qdqspec.graph.flat import LEAVE, MARKERS, closed, flat_form, is_flat, scopes_of
-from qdqspec.graph.ondisk import LARGE, read_light
 from qdqspec.graph.protos import DEFAULT_DOMAINS, names_read_inside
 from qdqspec.graph.scopes import QDQ_OPS, find_scopes, unique_node_names
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
 from qdqspec.graph.weights import array_of
+from qdqspec.graph.wire import LARGE, read_light
 from qdqspec.types import Consumer
 
 __all__ = ["PROTOBUF_LIMIT", "QDQ_OPS", "Model", "Node", "TensorType", "load_model"]
@@ -280,7 +280,7 @@ def load_model(path: Path | str) -> Model:
 
     Raises `ModelError` naming the file if it is missing, not ONNX, invalid, or lacks external data: see
     `qdqspec.graph.check`. External data stays on disk: tensors keep their references. So do the weights of a
-    file of 64 MiB and more, which then refer to the file itself: see `qdqspec.graph.ondisk`.
+    file of 64 MiB and more, which then refer to the file itself: see `qdqspec.graph.wire`.
     """
     path = Path(path).absolute()
     digest = hashlib.sha256()

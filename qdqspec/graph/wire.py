@@ -1,8 +1,12 @@
-"""Builds models by joining bytes in protobuf's wire format, as far as ONNX needs it.
+"""Reads and builds models in protobuf's wire format, as far as ONNX needs it.
 
 A protobuf message is a sequence of its fields, and a repeated field is one field per element. So a model can
 be joined from bytes that were serialized before, at the cost of copying them, and its weights can be written
 one by one, without a copy of all of them in memory. Source: protobuf.dev, "Encoding".
+
+ONNX lets a tensor refer to a byte range of a file beside the model. That file may be the model itself, which
+holds its weights at known positions: `read_light` reads a model of any size as its graph, and its weights are read on
+demand, by any code that supports external data.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -183,3 +187,95 @@ def parts_of(proto: onnx.ModelProto, initializers: Iterable[TensorProto] | None 
 def around_graph(proto: onnx.ModelProto) -> tuple[bytes, bytes]:
     """The fields of a model before its graph, and those after it."""
     return fields_between(proto, 0, _GRAPH - 1), fields_between(proto, _GRAPH + 1, LAST)
+
+
+LARGE = 64 * 2**20  # bytes of a model file from which its weights stay on disk
+_WEIGHT = 2**16  # bytes of an initializer from which it stays on disk
+
+
+class _Field(NamedTuple):
+    """One field: its number, its start, the start of its content, and its end."""
+
+    number: int
+    start: int
+    content: int
+    end: int
+
+
+def read_light(path: Path) -> onnx.ModelProto:
+    """A model whose large initializers, if they are raw bytes, refer to ``path`` itself.
+
+    Raises `ValueError` if the bytes are not a message, and protobuf's error if they are not a model.
+    """
+    proto = onnx.ModelProto()
+    with path.open("rb") as file:
+        for field in _fields(file, 0, path.stat().st_size):
+            if field.number == _GRAPH:
+                _read_graph(file, field, proto.graph)
+            else:
+                proto.MergeFromString(_bytes(file, field.start, field.end))
+    return proto
+
+
+def _read_graph(file: BinaryIO, field: _Field, graph: onnx.GraphProto) -> None:
+    graph.SetInParent()
+    begin = field.content  # start of the fields skipped and not yet read
+    for inner in _fields(file, field.content, field.end):
+        if inner.number == INITIALIZER and inner.end - inner.content >= _WEIGHT:
+            graph.MergeFromString(_bytes(file, begin, inner.start))
+            graph.initializer.append(_tensor(file, inner))
+            begin = inner.end
+    graph.MergeFromString(_bytes(file, begin, field.end))
+
+
+def _tensor(file: BinaryIO, field: _Field) -> TensorProto:
+    tensor, data = TensorProto(), None
+    for inner in _fields(file, field.content, field.end):
+        if inner.number == _RAW_DATA and inner.end - inner.content >= _WEIGHT:
+            data = inner
+        else:
+            tensor.MergeFromString(_bytes(file, inner.start, inner.end))
+    if data is not None:
+        tensor.data_location = TensorProto.EXTERNAL
+        size = data.end - data.content
+        name = Path(file.name).name
+        for key, value in (("location", name), ("offset", str(data.content)), ("length", str(size))):
+            tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
+    """The fields between two positions of a file. Only their headers are read."""
+    while start < end:
+        file.seek(start)
+        window = file.read(min(24, end - start))  # a tag and a length have at most ten bytes each
+        tag, at = _varint(window, 0)
+        number, kind = tag >> 3, tag & 7
+        if kind == 2:
+            size, at = _varint(window, at)
+        elif kind == 0:
+            size = _varint(window, at)[1] - at
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"wire type {kind} at byte {start}")
+        content = start + at
+        if content + size > end:
+            raise ValueError(f"field {number} at byte {start} ends behind its message")
+        yield _Field(number, start, content, content + size)
+        start = content + size
+
+
+def _varint(window: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    for place in range(at, min(at + 10, len(window))):
+        value |= (window[place] & 127) << shift
+        if window[place] < 128:
+            return value, place + 1
+        shift += 7
+    raise ValueError("a number that does not end")
+
+
+def _bytes(file: BinaryIO, start: int, end: int) -> bytes:
+    file.seek(start)
+    return file.read(end - start)

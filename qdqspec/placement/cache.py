@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qdqspec.errors import StateError
-from qdqspec.placement.carry import find_ends, placement_of, schemes_of
-from qdqspec.placement.frames import Frames
-from qdqspec.placement.project import labels_of
-from qdqspec.placement.relative import Scheme
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.relative import Frames, Scheme, find_ends, placement_of, schemes_of
+from qdqspec.placement.space import SchemeSpace, labels_of
 from qdqspec.regions.pattern import PatternGranularity
 from qdqspec.types import NOT_CANDIDATES, Interval, Label, Placement, Region, Trial
 

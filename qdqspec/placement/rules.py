@@ -22,9 +22,8 @@ from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, copies_values, is_default
-from qdqspec.placement.forms import Form
 from qdqspec.placement.ops import weight_input
-from qdqspec.placement.units import Edge, Unit, with_results
+from qdqspec.placement.units import Edge, Form, Unit, with_results
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Consumer
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from qdqspec.errors import OutputError, StateError
 from qdqspec.files import RESULT, explained, partial_folder, remove_partial
 from qdqspec.graph.model import Model, require_path
-from qdqspec.graph.ondisk import LARGE
 from qdqspec.graph.save import refuse_overwriting, save_model, write_text
 from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.wire import LARGE
 from qdqspec.measurement.journal import Journal
 from qdqspec.placement.cache import gather
 from qdqspec.placement.cache_file import write_cache

@@ -27,8 +27,8 @@ from qdqspec.parity.data import Dataset, doubts, open_data, random_feeds
 from qdqspec.parity.scores import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.equalize import Equalization, touched
-from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.units import format_choices
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
 from qdqspec.preparation.runtimes import FusionBuild, Groups, Observing, groups_of_file
 from qdqspec.preparation.start import KeptScales, kept_scales

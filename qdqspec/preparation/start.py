@@ -19,10 +19,9 @@ from qdqspec.placement.cache_file import read_cache
 from qdqspec.placement.equalize import EQUALIZED
 from qdqspec.placement.import_qdq import Imported, import_placement, placement_for
 from qdqspec.placement.match import Matcher
-from qdqspec.placement.project import project
 from qdqspec.placement.restore import along
 from qdqspec.placement.scheme import read_scheme
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space import SchemeSpace, project
 from qdqspec.quantize.corrections import WeightKey, WeightNumbers, weight_key
 from qdqspec.quantize.formats import BIAS_FORMAT, number_format
 from qdqspec.quantize.ranges import TensorRange

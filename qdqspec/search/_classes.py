@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from qdqspec.graph.ops import WEIGHT_INPUT
-from qdqspec.placement.frames import Frames
+from qdqspec.placement.relative import Frames
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import Unit
 from qdqspec.types import Label, LayerTime, format_of, kind_of

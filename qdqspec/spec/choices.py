@@ -11,18 +11,21 @@ from typing import Annotated, Self, TypeAlias, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.fields import Count, Formats, Listed, SpecSection
-from qdqspec.spec.kinds import BackendName, StrategyName
-from qdqspec.spec.vocabulary import (
+from qdqspec.spec.fields import (
     AXES,
     MAX_CASES,
     MAX_COMBINATIONS,
     Activations,
+    Count,
+    Formats,
     Granularity,
+    Listed,
     Method,
     Preset,
+    SpecSection,
     slug,
 )
+from qdqspec.spec.kinds import BackendName, StrategyName
 
 _T = TypeVar("_T")
 

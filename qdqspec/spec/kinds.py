@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, Val
 
 from qdqspec import registry
 from qdqspec.config import hooks
-from qdqspec.spec.vocabulary import is_id, slug
+from qdqspec.spec.fields import is_id, slug
 from qdqspec.types.words import OPTIMIZERS
 
 

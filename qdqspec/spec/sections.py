@@ -14,10 +14,25 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qdqspec.codec import record_of
-from qdqspec.spec.fields import Count, Formats, Fraction, Listed, Positive, Reason, SpecSection, Words
+from qdqspec.spec.fields import (
+    Activations,
+    Correction,
+    Count,
+    Formats,
+    Fraction,
+    Granularity,
+    LabelKind,
+    Listed,
+    Method,
+    Positive,
+    Preset,
+    RealType,
+    Reason,
+    SpecSection,
+    Words,
+)
 from qdqspec.spec.kinds import BackendName, StrategyName, Target
 from qdqspec.spec.place import NamesFile, SpecPath
-from qdqspec.spec.vocabulary import Activations, Correction, Granularity, LabelKind, Method, Preset, RealType
 from qdqspec.types import AccuracyRules, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
 from qdqspec.units import refuse_more_than_all
 

@@ -17,8 +17,7 @@ from random_models import onnx_models, placements, random_inputs, ranges_for
 from qdqspec.graph.constants import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.diff import diff_models
-from qdqspec.placement.differences import render_text, to_json
+from qdqspec.placement.diff import diff_models, render_text, to_json
 from qdqspec.placement.import_qdq import import_placement, placement_for
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.survival import check_survival

@@ -11,11 +11,8 @@ from reorder import told_otherwise
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
-from qdqspec.placement.carry import placement_of, schemes_of
-from qdqspec.placement.frames import Frames
-from qdqspec.placement.project import project
-from qdqspec.placement.relative import parse_scheme
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.relative import Frames, parse_scheme, placement_of, schemes_of
+from qdqspec.placement.space import SchemeSpace, project
 from qdqspec.regions.search import find_regions
 from qdqspec.types import Label, Placement, QuantizeRules, RegionRules
 

@@ -36,8 +36,9 @@ from qdqspec.backends.onnxruntime.ops import (
     DYNAMIC,
     LABELS,
     LINEAR,
+    describe,
+    overflows,
 )
-from qdqspec.backends.onnxruntime.overflow import describe, overflows
 from qdqspec.config.declared import LIBRARIES, declare, one_of, option
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import DeviceKey, LayerTime, Samples

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.backends._cpu import Cpu
-from qdqspec.backends.onnxruntime import overflow
+from qdqspec.backends.onnxruntime import ops
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 
 HASWELL = Cpu(product="Haswell", flags=frozenset({"sse2", "avx2"}), cores=1)
@@ -21,7 +21,7 @@ CONTRARY = ", as computed here, although the processor's flags mean the opposite
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setattr(overflow, "_measured", lambda: request.param)
+    monkeypatch.setattr(ops, "_measured", lambda: request.param)
 
 
 def test_capabilities_agree_with_a_quantized_convolution() -> None:
@@ -68,15 +68,15 @@ def test_capabilities_agree_with_a_quantized_convolution() -> None:
     indirect=["computed"],
 )
 def test_what_is_computed_decides_before_flags(computed: None, cpu: Cpu, expected: bool, text: str) -> None:
-    assert overflow.overflows(cpu) is expected
-    assert overflow.describe(cpu) == text
+    assert ops.overflows(cpu) is expected
+    assert ops.describe(cpu) == text
 
 
 def test_without_onnxruntime_the_flags_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    overflow._measured.cache_clear()
+    ops._measured.cache_clear()
     try:
-        assert overflow.overflows(HASWELL)
-        assert not overflow.overflows(ICE_LAKE)
+        assert ops.overflows(HASWELL)
+        assert not ops.overflows(ICE_LAKE)
     finally:
-        overflow._measured.cache_clear()
+        ops._measured.cache_clear()

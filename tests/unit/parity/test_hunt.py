@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model
 from qdqspec.parity.domain import AxisRange, InputDomain, Span, Tried, input_domains, make, spans_of, words
-from qdqspec.parity.draw import Drawn, drawn_inputs, simpler
-from qdqspec.parity.hunt import Hunt, hunt
+from qdqspec.parity.hunt import Drawn, Hunt, drawn_inputs, hunt, simpler
 from qdqspec.parity.shapes import InputSpec
 from qdqspec.types import InputShape, ShapeProfile
 
@@ -228,7 +227,7 @@ def test_nothing_is_printed_or_left_behind(tmp_path: Path) -> None:
     code = """
 import numpy as np, local_module
 from qdqspec.parity.domain import AxisRange, InputDomain, Span
-from qdqspec.parity.draw import drawn_inputs
+from qdqspec.parity.hunt import drawn_inputs
 from qdqspec.parity.hunt import hunt
 from qdqspec.parity.domain import Tried
 axes = (AxisRange(least=1, most=4, name='n'),)

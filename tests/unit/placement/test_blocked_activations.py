@@ -11,8 +11,7 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
-from qdqspec.placement.diff import diff_models
-from qdqspec.placement.differences import render_text
+from qdqspec.placement.diff import diff_models, render_text
 from qdqspec.placement.import_qdq import import_placement
 from qdqspec.placement.pairs import misfit
 from qdqspec.placement.space import SchemeSpace

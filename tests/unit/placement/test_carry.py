@@ -14,11 +14,8 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.carry import placement_of, schemes_of
-from qdqspec.placement.frames import Frames
-from qdqspec.placement.project import labels_of, project
-from qdqspec.placement.relative import parse_scheme
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.relative import Frames, parse_scheme, placement_of, schemes_of
+from qdqspec.placement.space import SchemeSpace, labels_of, project
 from qdqspec.regions.search import find_regions
 from qdqspec.types import Consumer, Placement, Region, RegionRules, Site
 

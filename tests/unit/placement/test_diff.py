@@ -12,8 +12,7 @@ from onnx import numpy_helper
 
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.diff import diff_models
-from qdqspec.placement.differences import render_text, to_json
+from qdqspec.placement.diff import diff_models, render_text, to_json
 
 DATA = Path(__file__).parents[2] / "data"
 F32 = np.float32

@@ -24,9 +24,8 @@ from qdqspec.placement.diff import diff_models
 from qdqspec.placement.import_qdq import import_placement
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.judging import judge
-from qdqspec.placement.project import labels_of
 from qdqspec.placement.scheme import apply_scheme, write_scheme
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space import SchemeSpace, labels_of
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.formats import RUN_TIME
 from qdqspec.quantize.quantizer import Quantizer

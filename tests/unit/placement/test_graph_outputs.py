@@ -15,14 +15,12 @@ from random_models import random_inputs, ranges_for
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.placement.carry import placement_of, schemes_of
 from qdqspec.placement.diff import diff_models
-from qdqspec.placement.frames import Frames
 from qdqspec.placement.import_qdq import import_placement, placement_for
 from qdqspec.placement.insert import Inserter, insert_qdq
-from qdqspec.placement.project import project
+from qdqspec.placement.relative import Frames, placement_of, schemes_of
 from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space import SchemeSpace, project
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.placement.survival import check_survival
 from qdqspec.quantize.quantizer import Quantizer

@@ -14,8 +14,7 @@ from qdqspec.graph.model import Model
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.placement.cache import gather, warm_starts
 from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.project import labels_of, project
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space import SchemeSpace, labels_of, project
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.regions.search import find_regions

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.spec.choices import MatrixError, case_id, combinations, named_combinations
-from qdqspec.spec.vocabulary import is_id
+from qdqspec.spec.fields import is_id
 
 AXES = {"quant": ["int8", "uint8"], "batch": [1, 8]}
 

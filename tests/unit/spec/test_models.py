@@ -15,6 +15,7 @@ from qdqspec import Spec, load_spec
 from qdqspec.errors import SpecError
 from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME
 from qdqspec.spec.choices import MatrixSection
+from qdqspec.spec.fields import AXES, Activations, Format
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.models import _TARGETS
 from qdqspec.spec.sections import (
@@ -24,7 +25,6 @@ from qdqspec.spec.sections import (
     TuneSection,
     skip_rules,
 )
-from qdqspec.spec.vocabulary import AXES, Activations, Format
 from qdqspec.types import Inputs, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
 
 SPEEDUP = {"kind": "speedup", "min": 1.2}

@@ -1,5 +1,7 @@
 """Runs the parts one after the other, each in a process of its own, and writes all of their files as one archive.
 
+The process of one part is ``python -m qdqspec.backends.tensorrt.gpu_day.archive PART FOLDER OPTIONS``, options as JSON.
+
 Names, folders and serial numbers, which identify a person or a machine, are removed from texts of the archive.
 """
 
@@ -91,7 +93,7 @@ def start(part: DayPart, day: Day, log: Path) -> str:
         sys.executable,
         "-P",
         "-m",
-        "qdqspec.backends.tensorrt.gpu_day",
+        "qdqspec.backends.tensorrt.gpu_day.archive",
         part.name,
         str(day.folder),
         words,
@@ -258,3 +260,7 @@ def cleaned(text: str, hidden: Mapping[str, str]) -> str:
     text = _UUID.sub(r"\g<1>00000000-0000-0000-0000-000000000000", text)
     text = _IDENTIFIED.sub(r"\1 <removed>", _PROCESSES.sub(r"\1Processes: <removed>", text))
     return "\n".join(without_passwords(line) if "://" in line else line for line in text.split("\n"))
+
+
+if __name__ == "__main__":
+    run_part(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))

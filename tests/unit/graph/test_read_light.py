@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.errors import ModelError
 from qdqspec.graph import model as graph_model
 from qdqspec.graph.model import load_model
-from qdqspec.graph.ondisk import read_light
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import share_weights
+from qdqspec.graph.wire import read_light
 
 VALUES = np.random.default_rng(0).standard_normal((256, 256), np.float32)
 
