@@ -143,7 +143,8 @@ def _commands() -> Iterator[str]:
         yield from (line.strip() for line in str(verb.epilog).splitlines()[1:])
         yield "```"
         yield from ("", _row("argument", "meaning"), _row("---", "---"))
-        yield from (_argument(action) for action in verb._actions)  # noqa: SLF001 - argparse has no other list
+        shown = (action for action in verb._actions if action.help != argparse.SUPPRESS)  # noqa: SLF001 - no other list
+        yield from map(_argument, shown)
 
 
 def _argument(action: argparse.Action) -> str:

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from qdqspec import __version__
 from qdqspec.__main__ import INTERRUPTED
@@ -85,7 +85,9 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
         if is_tune:
             refuse_words(unknown)
         verb = verbs[words[0]]
-        verb.error(f"unrecognized arguments: {shlex.join(unknown)}{_near_option(unknown, verb)}")
+        # Values of an unknown option may be read as other arguments, so that only options are named, if any.
+        named = [word for word in unknown if word.startswith("-")] or unknown
+        verb.error(f"unrecognized arguments: {shlex.join(named)}{_near_option(unknown, verb)}")
     return arguments
 
 
@@ -100,6 +102,12 @@ def _near_option(unknown: Sequence[str], verb: argparse.ArgumentParser) -> str:
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are a message and where help is, without the list of all options."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = list(map(str, action.choices))
+            near = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, f"'{value}' is not one of {', '.join(known)}{near}")
 
     def error(self, message: str) -> NoReturn:
         complain(f"{self.prog}: error: {message}\n  help: {self.prog} --help")

@@ -20,9 +20,13 @@ from qdqspec.types import Case
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """An option. ``read`` converts the text to a spec's value; options with ``many`` may be repeated."""
+    """An option. ``read`` converts the text to a spec's value; options with ``many`` may be repeated.
+
+    ``group`` is its heading in the help.
+    """
 
     name: str
+    group: str
     metavar: str
     help: str
     read: Callable[[str], object] = str
@@ -55,10 +59,25 @@ def _switch(text: str) -> bool | str:
     return {"true": True, "false": False}.get(text, text)
 
 
+_DATA, _LIMITS, _QUANTIZED, _SEARCH = "data and shapes", "limits", "what is quantized", "search"
+# Options that only --help-all shows.
+RARE = frozenset(
+    {
+        "scales",
+        "corrections",
+        "dq_dtype",
+        "trials_per_region",
+        "region_models",
+        "validate_groups",
+        "include_file",
+    }
+    | {"min_shapes", "opt_shapes", "max_shapes", "pattern_cache", "graph_json"}
+)
 WORDS = (
-    Word(name="quant", metavar="FORMAT", help="Number format (default of a model: int8)."),
+    Word(name="quant", group=_QUANTIZED, metavar="FORMAT", help="Number format (default of a model: int8)."),
     Word(
         name="calibration",
+        group=_DATA,
         metavar="PATH",
         help="Data to take activation ranges from: .npz or .npy, a folder or a quoted glob of them, or a quoted table "
         "as in a spec, such as '{images: photos, size: 224}'.",
@@ -66,25 +85,29 @@ WORDS = (
     ),
     Word(
         name="evaluation",
+        group=_DATA,
         metavar="PATH",
         read=_data,
         help="Data that accuracy is measured on: inputs, and 'labels' where --metric, --min or --max-drop is given.",
     ),
     Word(
         name="shapes",
+        group=_DATA,
         metavar="NAME:1x3x224x224",
         help="Shapes of inputs whose dimensions are dynamic; several with commas.",
         read=shapes,
     ),
     Word(
         name="values",
+        group=_DATA,
         metavar="NAME:16000",
         help="Inputs fixed to a number, true or false, which the tuned model does not have; several with commas.",
         read=values,
     ),
-    Word(name="scales", metavar="FILE", help="Ranges known already: a calibration cache, or JSON."),
+    Word(name="scales", group=_DATA, metavar="FILE", help="Ranges known already: a calibration cache, or JSON."),
     Word(
         name="corrections",
+        group=_QUANTIZED,
         metavar="auto|none|LIST",
         help="What improves scales, weights and biases at no cost in time: auto (default), none, or some with commas: "
         "equalization, margins, ranges, rounding, bits, bias.",
@@ -92,78 +115,108 @@ WORDS = (
     ),
     Word(
         name="dq_dtype",
+        group=_QUANTIZED,
         metavar="float32|float16|bfloat16",
         help="What DequantizeLinear gives where the model does not state the type, as after operators of plugins; "
         "without it such tensors are not quantized.",
     ),
-    Word(name="strategy", metavar="NAME", help="Search strategy (default: attribution)."),
-    Word(name="preset", metavar="quick|default|extensive", help="Size of the search."),
-    Word(name="trials", metavar="N", help="At most so many builds.", read=number),
+    Word(name="strategy", group=_SEARCH, metavar="NAME", help="Search strategy (default: attribution)."),
+    Word(name="preset", group=_SEARCH, metavar="quick|default|extensive", help="Size of the search."),
+    Word(name="trials", group=_SEARCH, metavar="N", help="At most so many builds.", read=number),
     Word(
         name="trials_per_region",
+        group=_SEARCH,
         metavar="N",
         help="At most so many builds for each region, with --strategy region.",
         read=number,
     ),
     Word(
         name="region_models",
+        group=_SEARCH,
         metavar="true|false",
         help="Whether strategy region writes the best model of each region to regions/ (default: false).",
         read=_switch,
     ),
     Word(
         name="validate_groups",
+        group=_SEARCH,
         metavar="true|false",
         help="Whether strategy subgraph measures each step on the whole model (default: true); false adds all groups "
         "that won alone at once.",
         read=_switch,
     ),
-    Word(name="minutes", metavar="M", help="At most so long: minutes, or 90s, 10m, 1h.", read=number),
+    Word(name="minutes", group=_SEARCH, metavar="M", help="At most so long: minutes, or 90s, 10m, 1h.", read=number),
     Word(
         name="objective",
+        group=_SEARCH,
         metavar="latency|pareto",
         help="latency: the fastest that meets the limits (default); pareto: the front of latency and accuracy too.",
     ),
     Word(
         name="min_sqnr_db",
+        group=_LIMITS,
         metavar="DB|none",
         help="Smallest SQNR of what is selected (default: 20 without a task metric); none lifts the limit.",
         read=number,
     ),
-    Word(name="metric", metavar="NAME", help="Metric of --min and --max-drop: top1, top5 or miou (default: top1)."),
+    Word(
+        name="metric",
+        group=_LIMITS,
+        metavar="NAME",
+        help="Metric of --min and --max-drop: top1, top5 or miou (default: top1).",
+    ),
     Word(
         name="min",
+        group=_LIMITS,
         metavar="VALUE",
         help="Smallest value of the task metric of what is selected, as 0.97 or 97%.",
         read=number,
     ),
     Word(
         name="max_drop",
+        group=_LIMITS,
         metavar="VALUE",
         help="Largest loss of the task metric against the reference, as 0.01 or 1%.",
         read=number,
     ),
     Word(
         name="min_gain",
+        group=_LIMITS,
         metavar="SHARE",
         help="Share of the time that what is selected is proved to save, as 0.02 or 2% (default: 2%).",
         read=number,
     ),
     Word(
-        name="allow", metavar="PATTERN", help="Quantize only what matches, as 'Conv > Relu'. Repeatable.", many=True
+        name="allow",
+        group=_QUANTIZED,
+        metavar="PATTERN",
+        help="Quantize only what matches, as 'Conv > Relu'. Repeatable.",
+        many=True,
     ),
-    Word(name="deny", metavar="PATTERN", help="Do not quantize what matches. Repeatable.", many=True),
+    Word(name="deny", group=_QUANTIZED, metavar="PATTERN", help="Do not quantize what matches. Repeatable.", many=True),
     Word(
-        name="include", metavar="GLOB", help="Quantize only nodes of these names, as '/body/*'. Repeatable.", many=True
+        name="include",
+        group=_QUANTIZED,
+        metavar="GLOB",
+        help="Quantize only nodes of these names, as '/body/*'. Repeatable.",
+        many=True,
     ),
     Word(
         name="include_file",
+        group=_QUANTIZED,
         metavar="FILE",
         help="A file of such globs over node names, one a line; operator patterns go to --allow.",
     ),
-    Word(name="exclude", metavar="GLOB", help="Do not quantize nodes of these names. Repeatable.", many=True),
+    Word(
+        name="exclude",
+        group=_QUANTIZED,
+        metavar="GLOB",
+        help="Do not quantize nodes of these names. Repeatable.",
+        many=True,
+    ),
     Word(
         name="start_from",
+        group=_SEARCH,
         metavar="FILE",
         help="Where the search starts: a pattern cache, journal, scheme or Q/DQ model. Repeatable.",
         many=True,
@@ -177,9 +230,10 @@ WORDS = (
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options, each in the group of its heading."""
+    groups = {title: parser.add_argument_group(title) for title in (_DATA, _QUANTIZED, _LIMITS, _SEARCH)}
     for word in WORDS:
-        parser.add_argument(
+        groups[word.group].add_argument(
             word.flag,
             dest=word.name,
             metavar=word.metavar,
@@ -187,7 +241,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
             help=word.help.replace("%", "%%"),
             action="append" if word.many else Joined if word.read in (shapes, values) else "store",
         )
-    add_combined(parser)
+    add_combined(groups)
 
 
 def case_as_asked(case: Case, arguments: argparse.Namespace) -> Case:
@@ -217,10 +271,10 @@ FLAGS: Mapping[str, str] = {
 }
 
 
-def add_combined(parser: argparse.ArgumentParser) -> None:
+def add_combined(groups: Mapping[str, argparse._ArgumentGroup]) -> None:
     """Declare the options."""
     for bound in _BOUNDS:
-        parser.add_argument(
+        groups[_DATA].add_argument(
             f"--{bound}-shapes",
             type=shapes,
             action=Joined,
@@ -231,13 +285,13 @@ def add_combined(parser: argparse.ArgumentParser) -> None:
                 "max": "Largest shapes (default: --opt-shapes).",
             }[bound],
         )
-    parser.add_argument(
+    groups[_SEARCH].add_argument(
         "--pattern-cache",
         action="append",
         metavar="FILE",
         help="The patterns.yaml of an earlier run, as --start-from takes it. Repeatable.",
     )
-    parser.add_argument(
+    groups[_SEARCH].add_argument(
         "--graph-json",
         metavar="FILE",
         help="Layer information that a tool of the runtime exported: regions follow the kernels of the engine.",

@@ -6,7 +6,7 @@ import argparse
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from qdqspec import registry
 from qdqspec.cases import find_specs, is_spec, load_cases
@@ -102,9 +102,20 @@ _KINDS: dict[str, registry.RegistryKind] = {
 def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> int:
     """All entries of a kind with the first line of their documentation, those of installed packages among them."""
     found = {name: _about(kind, name) for name in registry.names(kind)}
+    numbers: dict[str, list[str]] = {}
+    text = ""
+    if kind == "format":
+        from qdqspec.report.github import NAME
+        from qdqspec.spec.vocabulary import Format
+
+        formats = get_args(Format)
+        found[NAME] = "Markdown for the summary of a GitHub Actions job, and annotations; without a suffix"
+        numbers = {"number_formats": list(formats)}
+        text = f"\nnumber formats of --quant: {', '.join(formats)}"
     width = max(map(len, found))
-    text = "\n".join(f"{name:<{width}}  {about}" for name, about in found.items())
-    answer(arguments, {"kind": kind, "entries": [{"name": n, "about": a} for n, a in found.items()]}, text)
+    text = "\n".join(f"{name:<{width}}  {about}" for name, about in found.items()) + text
+    entries = [{"name": name, "about": about} for name, about in found.items()]
+    answer(arguments, {"kind": kind, "entries": entries, **numbers}, text)
     return FINE
 
 
@@ -123,7 +134,18 @@ def _lines(path: Path, case: Case) -> list[str]:
 def _asked(params: Any) -> str:
     """The parameters given to a check, without the defaults: ``min 1.3``."""
     given = params.model_dump(mode="json", exclude_unset=True, exclude={"id", "severity", "kind"})
-    return ", ".join(f"{key} {value}" for key, value in given.items()) or "as it is"
+    return ", ".join(f"{key} {_written(value)}" for key, value in given.items()) or "as it is"
+
+
+def _written(value: object) -> str:
+    """The value as a spec writes it: ``{onnxruntime-cpu: 9}``, ``[Conv]``, ``0.01``."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_written(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _entry(path: Path, case: Case, settings: Settings) -> dict[str, object]:

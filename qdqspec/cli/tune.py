@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from qdqspec import registry
 from qdqspec.cases import find_cases
-from qdqspec.cli.asked import add_words, case_as_asked
+from qdqspec.cli.asked import RARE, add_words, case_as_asked
 from qdqspec.cli.reduce import reduce_failures
 from qdqspec.cli.words import (
     COLOR,
@@ -64,6 +64,7 @@ def add_verbs(verbs: Verbs) -> None:
         "(--backend A,B): on each of them, and then time the models of all together.",
         example="qdqspec tune model.onnx --calibration data.npz --minutes 5 -o tuned/",
         options=_OPTIONS,
+        rare=RARE | {"targets", "reduce_failures"},
     )
     parser.add_argument("what", metavar="SPEC|MODEL", help="A spec, one case of it (file::case), or a model.")
     parser.add_argument(

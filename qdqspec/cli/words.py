@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +40,12 @@ def add_verb(
     does: str,
     example: str,
     options: Iterable[str] = (),
+    rare: Collection[str] = (),
 ) -> argparse.ArgumentParser:
-    """Declare a command with ``--json``, an example, and the ``options`` it takes from the common table."""
+    """Declare a command with ``--json``, an example, and the ``options`` it takes from the common table.
+
+    Only ``--help-all`` shows the ``rare`` ones, by ``dest``, and those of the common table if there are many.
+    """
     parser = verbs.add_parser(
         name,
         help=re.split(r"[.:;] ", does, maxsplit=1)[0].removesuffix("."),
@@ -60,11 +64,11 @@ def add_verb(
     )
     machine = parser.add_argument_group("where and how it runs")
     add_options(machine.add_argument, prefix="--", only=options)
-    rare = [action for action in machine._group_actions if action.dest not in _COMMON]  # noqa: SLF001 - no other list
-    rare = rare if len(rare) >= _MANY else []
-    parser.add_argument("-h", "--help", action=_Help, hidden=rare, help="Show this help and exit.")
-    if rare:
-        parser.add_argument("--help-all", action=_Help, hidden=[], help="Show all options and exit.")
+    common = [action.dest for action in machine._group_actions if action.dest not in _COMMON]  # noqa: SLF001 - no other list
+    hidden = {*rare, *(common if len(common) >= _MANY else ())}
+    parser.add_argument("-h", "--help", action=_Help, hidden=hidden, help="Show this help and exit.")
+    everything = "Show all options and exit." if hidden else argparse.SUPPRESS
+    parser.add_argument("--help-all", action=_Help, hidden=(), help=everything)
     parser.set_defaults(run=run)
     return parser
 
@@ -84,13 +88,17 @@ class _Formatter(argparse.HelpFormatter):
 class _Help(argparse.Action):
     """Prints the help of a verb without the ``hidden`` options."""
 
-    def __init__(self, hidden: list[argparse.Action], **settings: Any) -> None:
+    def __init__(self, hidden: Collection[str], **settings: Any) -> None:
         super().__init__(**{**settings, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "nargs": 0})
         self._hidden = hidden
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        for action in self._hidden:
-            action.help = argparse.SUPPRESS
+        for action in parser._actions:  # noqa: SLF001 - no other list
+            if action.dest in self._hidden:
+                action.help = argparse.SUPPRESS
+        if self._hidden:
+            words = [str(action.metavar) for action in parser._get_positional_actions()]  # noqa: SLF001 - no other list
+            parser.usage = " ".join([parser.prog, "[options]", *words])
         parser.print_help()
         parser.exit()
 

@@ -20,8 +20,20 @@ def test_help_is_short_and_help_all_has_every_option(verb):
     assert len(short.splitlines()) < len(whole.splitlines())
 
 
+def test_the_help_of_tune_has_groups_and_a_short_usage(verb):
+    short = verb("tune", "--help").out
+    assert short.splitlines()[0] == "usage: qdqspec tune [options] SPEC|MODEL"
+    for title in ("data and shapes:", "what is quantized:", "limits:", "search:", "where and how it runs:"):
+        assert title in short
+    for option in ("--trials-per-region", "--min-shapes", "--graph-json", "--reduce-failures"):
+        assert option not in short
+        assert option in verb("tune", "--help-all").out
+
+
 def test_a_verb_with_few_options_shows_all(verb):
-    assert "--help-all" not in verb("strip", "--help").out
+    short = verb("strip", "--help")
+    assert "--help-all" not in short.out
+    assert verb("strip", "--help-all") == short
 
 
 @pytest.mark.parametrize(
@@ -31,10 +43,24 @@ def test_a_verb_with_few_options_shows_all(verb):
 def test_list_with_a_word(verb, word, kind):
     result = verb("list", word, "--json")
     assert result.code == 0
-    assert [entry["name"] for entry in result.json["entries"]] == list(registry.names(kind))
+    known = [*registry.names(kind), *(["github"] if word == "formats" else [])]
+    assert [entry["name"] for entry in result.json["entries"]] == known
     assert all(entry["about"] for entry in result.json["entries"])
     lines = verb("list", word).out.splitlines()
-    assert [line.split()[0] for line in lines] == list(registry.names(kind))
+    assert [line.split()[0] for line in lines[: len(known)]] == known
+    more = [line[:40] for line in lines[len(known) :]]
+    assert more == (["number formats of --quant: int8, uint8, "] if word == "formats" else [])
+
+
+def test_the_parameters_of_checks_are_listed_as_a_spec_writes_them(verb, tmp_path):
+    (tmp_path / "a.qdq.yaml").write_text(
+        "qdqspec: 1\nmodel: a.onnx\nchecks:\n"
+        "  - {kind: latency, max_ms: {onnxruntime-cpu: 9.0}, percentile: 95}\n"
+        "  - {kind: placement, require: [Conv, Gemm]}\n"
+    )
+    said = verb("list", "a.qdq.yaml").out
+    assert "latency: max_ms {onnxruntime-cpu: 9}, percentile 95\n" in said
+    assert "placement: require [Conv, Gemm]\n" in said
 
 
 def test_a_folder_of_that_name_is_listed_as_before(verb, tmp_path):

@@ -170,12 +170,28 @@ def test_without_a_verb_each_has_a_line(capsys: pytest.CaptureFixture[str]) -> N
         (["bananas"], "unknown verb 'bananas'\n"),
         (["--helpall"], "unknown option '--helpall' (did you mean '--help'?)"),
         (["--verbose"], "unknown option '--verbose' (did you mean '--version'?)"),
-        (["tune", "net.onnx", "--calib", "a.npz"], "unrecognized arguments: --calib a.npz"),
-        (["tune", "net.onnx", "--calibraton", "a.npz"], "--calibraton a.npz (did you mean '--calibration'?)"),
+        (["tune", "net.onnx", "--calib", "a.npz"], "arguments: --calib (did you mean '--calibration'?)"),
+        (
+            ["tune", "net.onnx", "--calibraton", "a.npz"],
+            "arguments: --calibraton (did you mean '--calibration'?)",
+        ),
+        (
+            ["tune", "--calibraton", "a.npz", "net.onnx"],
+            "arguments: --calibraton (did you mean '--calibration'?)",
+        ),
+        (["tune", "net.onnx", "again.onnx"], "unrecognized arguments: again.onnx\n"),
+        (
+            ["cache", "prun"],
+            "'prun' is not one of list, info, prune, clear, export, import (did you mean 'prune'?)",
+        ),
+        (
+            ["tune", "net.onnx", "--color", "allways"],
+            "'allways' is not one of auto, always, never (did you mean 'always'?)",
+        ),
         (["tune", "net.onnx", "--bananas=3"], "unrecognized arguments: --bananas=3\n"),
         (
             ["verify", "a.onnx", "b.onnx", "--evaluation", "e.npz"],
-            "--evaluation e.npz (did you mean '--data'?)",
+            "--evaluation (did you mean '--data'?)",
         ),
     ],
 )
