@@ -14,6 +14,7 @@ from qdqspec.regions.fusion import joined
 from qdqspec.types import EXACT_DB, BlockError, GraphPart, LayerTime, PlacedPair, Region
 
 MOST_PARTS = 60
+_WITH_BODIES = frozenset({"If", "Loop", "Scan"})  # these read more than their inputs
 _Layers = Sequence[LayerTime]
 _Nodes = tuple[int, ...]  # nodes of one part, by their position in the model
 
@@ -28,13 +29,13 @@ def fold_graph(
     errors: Iterable[BlockError] = (),
     most: int = MOST_PARTS,
 ) -> tuple[GraphPart, ...]:
-    """At most ``most`` parts that hold all nodes, in the order of the model.
+    """At most ``most`` parts that hold all nodes that depend on an input, in the order of the model.
 
     The nodes of one kernel, of either profile, stay together. The region with the most nodes is opened first, until
     there are ``most`` parts; of a region with more parts than that, neighbouring ones are joined.
     """
-    computing = ((i, n) for i, n in enumerate(model.nodes) if not n.is_marker and n.op_type != "Constant")
-    at = {node.name: i for i, node in computing}
+    fixed = _fixed(model)
+    at = {node.name: i for i, node in enumerate(model.nodes) if not node.is_marker and node.name not in fixed}
     tree = _tree(regions, at, _bundles(at, (*reference, *tuned)))
     groups = sorted(map(sorted, _cut(tree, most)))
     home = {i: part for part, group in enumerate(groups) for i in group}
@@ -58,6 +59,18 @@ def fold_graph(
         )
         for part, group in enumerate(groups)
     )
+
+
+def _fixed(model: Model) -> set[str]:
+    """The nodes that compute the same for all inputs, which runtimes compute once: their inputs are constants."""
+    fixed: set[str] = set()
+    known = set(model.constants)
+    for node in model.nodes:
+        reads = {tensor for tensor in node.inputs if tensor}
+        if node.op_type == "Constant" or (reads and reads <= known and node.op_type not in _WITH_BODIES):
+            fixed.add(node.name)
+            known.update(node.outputs)
+    return fixed
 
 
 def _bundles(at: Mapping[str, int], layers: Iterable[LayerTime]) -> dict[int, _Nodes]:

@@ -55,11 +55,14 @@ def _step(trial: Trial) -> Step:
     return Step(trial.number, trial.ratio, style, f"{name}: {ratio_text(trial.ratio)} of reference, {fate}")
 
 
+_MOST_RATIO = 1.05  # of candidates beside the front
+
+
 def front_chart(search: SearchResult) -> str:
     """Latency against accuracy for a search with both objectives: the task metric that was asked for, else SQNR.
 
-    Points without any error, such as the reference, are omitted from a chart of SQNR: it is infinite. Empty if no
-    point is left.
+    Points without any error, such as the reference, are omitted from a chart of SQNR: it is infinite. So are
+    candidates that are slower than the reference. Empty if no point is left.
     """
     metric = None if search.accuracy is None else search.accuracy.metric
     points = [(point, level) for point in search.front if (level := _level(point, metric)) is not None]
@@ -70,6 +73,7 @@ def front_chart(search: SearchResult) -> str:
         Spot(trial.ratio, trial.ratio, trial.ratio, level, "dropped", _trial_title(trial, level, metric))
         for trial in search.trials
         if trial.ratio is not None
+        and trial.ratio <= _MOST_RATIO
         and (level := _level(trial, metric)) is not None
         and trial.phase not in NOT_CANDIDATES
         and trial.placement.digest not in ahead
@@ -146,7 +150,7 @@ def _row(name: str, ratio: Interval, style: str) -> ForestRow:
     return ForestRow(name, ratio.median, ratio.low, ratio.high, f"{ratio.median:.3f}", style)
 
 
-_LEFT, _RIGHT, _BAR, _GAP, _SHOWN = 212, 64, 16, 6, 30  # characters of a name
+_RIGHT, _BAR, _NAME, _GAP, _SHOWN = 64, 15, 15, 6, 56  # characters of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +165,17 @@ class Bar:
 def bars(rows: Sequence[Bar], what: str) -> str:
     """The rows in their order; the longest bar fills the width."""
     longest = max(value for row in rows for _, value, _ in row.figures) or 1.0
-    y, parts = 4.0, []
+    y, parts = 0.0, []
     for row in rows:
         name = row.name if len(row.name) <= _SHOWN else f"...{row.name[3 - _SHOWN :]}"
-        middle = y + _BAR * len(row.figures) / 2 + 5
-        parts.append(f"<g><title>{escape(row.title)}</title>{words(_LEFT - 8, middle, name, 'end name')}</g>")
+        y += _NAME
+        parts.append(f"<g><title>{escape(row.title)}</title>{words(0, y - 3, name, 'name')}</g>")
         for style, value, label in row.figures:
-            width = (WIDTH - _LEFT - _RIGHT) * value / longest
+            width = (WIDTH - _RIGHT) * value / longest
             parts.append(
-                f'<g class="{style}"><rect class="bar solid" x="{_LEFT}" y="{px(y + 2)}" '
-                f'width="{px(max(width, 1.0))}" height="13"/>'
-                f"{words(_LEFT + width + 6, y + 12, label, 'tick')}</g>"
+                f'<g class="{style}"><rect class="bar solid" x="0" y="{px(y + 1)}" '
+                f'width="{px(max(width, 1.0))}" height="12"/>'
+                f"{words(width + 6, y + 11, label, 'tick')}</g>"
             )
             y += _BAR
         y += _GAP
@@ -179,7 +183,7 @@ def bars(rows: Sequence[Bar], what: str) -> str:
     return frame(round(y + 2), f"{what}: {said}", parts)
 
 
-_FOREST_LEFT, _FOREST_RIGHT, _ROW, _FOOT = 148, 78, 26, 34
+_FOREST_LEFT, _FOREST_RIGHT, _ROW, _FOOT = 132, 48, 26, 34
 
 
 @dataclass(frozen=True, slots=True)

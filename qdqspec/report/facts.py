@@ -277,7 +277,7 @@ def front_table(found: Evidence) -> Table | None:
     metric = any(point.accuracy is not None for point in points)
     rows = tuple(
         (
-            plain(point.placement, 20)
+            (plain(point.placement, 20) if point.pairs else "reference")
             + (" (selected)" if point.placement == found.search.winner.digest else ""),
             str(point.pairs),
             ratio_text(point.ratio.median),

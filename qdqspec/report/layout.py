@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model
 from pydantic import Field as ModelField
 
 from qdqspec.types import (
@@ -27,6 +27,7 @@ from qdqspec.types import (
     LatencyEvidence,
     Outcome,
     ParityEvidence,
+    Placement,
     Provenance,
     RegressionEvidence,
     RuntimeComparison,
@@ -74,6 +75,10 @@ def _default(each: Field[Any]) -> Any:
     if each.default_factory is not MISSING:
         return ModelField(default_factory=each.default_factory)
     return ... if each.default is MISSING else each.default
+
+
+def _digest(placement: object) -> object:
+    return placement.digest if isinstance(placement, Placement) else placement
 
 
 class ModelPart(RecordPart):
@@ -124,7 +129,9 @@ class LatencyPart(RecordPart):
     *("all_data_db", "is_part", "eps"),
 )
 class TrialPart(RecordPart):
-    """One build of the search, without its placement and samples, which the journal keeps."""
+    """One build of the search, with the digest of its placement; the journal keeps its sites and samples."""
+
+    placement: Annotated[str, BeforeValidator(_digest)] = ""
 
 
 class TrialsPart(RecordPart):

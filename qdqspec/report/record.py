@@ -156,9 +156,6 @@ def _damage(name: str) -> Iterator[None]:
         raise StateError(f"the {name} is damaged: {error}", cure=_AGAIN) from None
 
 
-_NOWHERE = Placement(sites=frozenset())  # a record does not hold the placements of trials
-
-
 def _part_from_case(record: CaseRecord) -> CasePart:
     """All fields of a case that are written, without data private to this machine."""
     found = record.evidence
@@ -321,7 +318,10 @@ def _search_result(part: CasePart, pairs: tuple[PlacedPair, ...]) -> SearchResul
         SearchResult,
         part.search,
         winner=Placement(sites=frozenset(pair.site for pair in pairs)),
-        trials=tuple(record_of(Trial, trial, placement=_NOWHERE) for trial in part.trials.list),
+        trials=tuple(
+            record_of(Trial, trial, placement=Placement.of_digest(trial.placement))
+            for trial in part.trials.list
+        ),
         regions=part.regions.count if part.regions else 0,
         patterns=part.patterns.count if part.patterns else 0,
     )

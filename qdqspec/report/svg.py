@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH = 560
-_LEFT, _RIGHT = 148, 78  # pixels for names before the plot, and for medians after it
-_ROW = 46
+WIDTH = 420  # so that text is readable on a page of 400 pixels, which has 350 for a chart
+_LEFT, _RIGHT = 8, 14
+_ROW = 50
 _MOST_POINTS = 150  # of one strip: more would overlap
 
 
@@ -44,7 +44,7 @@ def distributions(strips: Sequence[Strip], unit: str) -> str:
     scale = (WIDTH - _LEFT - _RIGHT) / top
     parts = [_axis(top, scale, height, unit)]
     for row, strip in enumerate(strips):
-        parts.append(_strip(strip, _ROW * row + _ROW / 2 + 4, scale, top))
+        parts.append(_strip(strip, _ROW * row + 31, scale, top))
     names = ", ".join(f"{strip.name} {strip.label}" for strip in strips)
     return frame(height, f"Latency by model: {names}", parts)
 
@@ -56,12 +56,12 @@ def _strip(strip: Strip, middle: float, scale: float, top: float) -> str:
         for index, value in enumerate(_thinned(strip.values))
     )
     return (
-        f'<g class="{strip.style}">{words(_LEFT - 10, middle + 4, strip.name, "end name")}'
+        f'<g class="{strip.style}">{words(_LEFT, middle - 18, strip.name, "name")}'
         f'<rect class="bar" x="{_LEFT}" y="{px(middle - 11)}" width="{px(median - _LEFT)}" height="11"/>'
         f'<g class="dots">{dots}</g>'
         f'<rect class="box" x="{px(low)}" y="{px(middle - 13)}" width="{px(max(high - low, 2))}" height="15" rx="2"/>'
         f'<line class="median" x1="{px(median)}" x2="{px(median)}" y1="{px(middle - 15)}" y2="{px(middle + 4)}"/>'
-        f"{words(WIDTH - _RIGHT + 8, middle + 4, strip.label, 'value')}</g>"
+        f"{words(WIDTH - _RIGHT, middle - 18, strip.label, 'value end')}</g>"
     )
 
 
@@ -70,8 +70,8 @@ def _axis(top: float, scale: float, height: int, unit: str) -> str:
     for tick in ticks(0, top):
         x = _LEFT + scale * tick
         parts.append(f'<line class="grid" x1="{px(x)}" x2="{px(x)}" y1="2" y2="{height - 26}"/>')
-        parts.append(words(x, height - 12, f"{tick:g}", "tick middle"))
-    parts.append(words(WIDTH - _RIGHT + 8, height - 12, unit, "tick"))
+        parts.append(words(x, height - 12, f"{tick:g}", "tick middle") if tick else "")
+    parts.append(words(_LEFT, height - 12, f"0 {unit}", "tick"))
     return "".join(parts)
 
 

@@ -15,6 +15,7 @@ STYLES = 4  # of number formats: further ones look like the last
 _WIDTH, _HEIGHT, _ROW, _COLUMN, _MARGIN = 216, 42, 64, 236, 12  # pixels
 _LONGEST = 27  # characters of a first line
 _LEAST_ERROR = 0.01  # share of the error from which a box shows it
+_TO = " \u2192 "  # from the reference to the selected model
 _UNBOUNDED = 1e6  # the library would otherwise scale the drawing down
 
 Point = tuple[float, float]
@@ -120,16 +121,21 @@ def _box(
         done += width
     if longest and part.reference_ms:
         parts.append(_rect("spent", x, y + _HEIGHT - 4, _WIDTH * part.reference_ms / longest, 4))
-    first = part_text(part)
-    parts.append(
-        words(x + 8, y + 17, first if len(first) <= _LONGEST else f"{first[: _LONGEST - 3]}...", "op")
-    )
+    parts.append(words(x + 8, y + 17, _cut(part_text(part)), "op"))
     times = [ms for ms in (part.reference_ms, part.tuned_ms) if ms is not None]
-    if times:
-        parts.append(words(x + 8, y + 32, f"{' > '.join(map(ms_text, times))} ms", "tick"))
+    if any(times):
+        parts.append(words(x + 8, y + 32, f"{_TO.join(map(ms_text, times))} ms", "tick"))
     if share is not None and share >= _LEAST_ERROR:
         parts.append(words(x + _WIDTH - 8, y + 32, f"error {share_text(share)}", "tick end"))
     return f"<g>{''.join(parts)}</g>"
+
+
+def _cut(text: str) -> str:
+    """The text, if it is too long cut at a comma."""
+    if len(text) <= _LONGEST:
+        return text
+    start, comma, _ = text[: _LONGEST + 1].rpartition(",")
+    return f"{start if comma else text[: _LONGEST - 1]}\u2026"
 
 
 def _title(part: GraphPart, share: float | None) -> str:

@@ -196,14 +196,18 @@ _LOUD = {
 
 
 def provenance_text(case: CaseRecord) -> str:
-    """What is of an earlier run: the numbers, or only the search of the placement; empty if nothing is."""
+    """What is of an earlier run: the times, or only the search for the placement; empty if nothing is."""
     latency, search = case.evidence.latency, case.evidence.search
-    found = latency or search
-    if found is not None and found.provenance.source != "measured":
-        return f"numbers {found.provenance}"
-    if search is not None and search.provenance.source != "measured":
-        return f"search {search.provenance}, times measured in this run"
-    return ""
+    times = None if latency is None else latency.provenance
+    if times is not None and times.source != "measured":
+        return f"the placement and its times are {_SOURCES[times.source]}, {times.age} old"
+    if search is None or search.provenance.source == "measured":
+        return ""
+    anew = "no times were measured" if times is None else "its times were measured in this run"
+    return f"the placement is {_SOURCES[search.provenance.source]}, {search.provenance.age} old; {anew}"
+
+
+_SOURCES = {"cached": "from the cache", "replayed": "from the journal of an earlier run"}
 
 
 _COLUMNS = (

@@ -76,6 +76,13 @@ class Placement:
         object.__setattr__(self, "_ordered", ordered)
         object.__setattr__(self, "_digest", hashlib.sha256(rows.encode()).hexdigest()[:16])
 
+    @classmethod
+    def of_digest(cls, digest: str) -> Placement:
+        """A placement of which only the digest is known, as in a record."""
+        placement = cls(sites=frozenset())
+        object.__setattr__(placement, "_digest", digest)
+        return placement
+
     @property
     def ordered(self) -> tuple[Site, ...]:
         """The sites in a canonical order."""

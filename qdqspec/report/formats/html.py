@@ -27,6 +27,7 @@ from qdqspec.units import count_text, plain, ratio_text
 LIMIT_BYTES = 1_000_000
 _STACKED = 40  # rows
 _WIDE = 64  # characters of a row that does not fit beside another table
+_NARROW = 40  # characters of a row that fits on a page of 400 pixels
 _STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")  # light, dark and print
 _HEAD = f"""<!DOCTYPE html>
 <html lang="en">
@@ -47,7 +48,7 @@ _SEARCH_NOTE = (
 )
 _FRONT_NOTE = (
     "Left is faster, up is more accurate. The line joins candidates that no other one beats in both time and SQNR; the "
-    "largest dot is the selected model, grey ones are not on the front."
+    "filled dot is the selected model; grey ones are other candidates, as first screened."
 )
 _ERRORS_NOTE = (
     "Share of the error at the output, or before a final Softmax or the like, of each block quantized alone in its "
@@ -104,8 +105,8 @@ def _table(
     """The table; ``anchors`` are the link targets of the rows' first cells, ``failed`` the rows marked as such."""
     kinds = [' class="number"' if i in table.numbers else "" for i in range(len(table.headers))]
     heads = "".join(f"<th{kind}>{_e(head)}</th>" for kind, head in zip(kinds, table.headers, strict=True))
-    # On a narrow screen the cells of a wide table are stacked, each with its head; a long table scrolls.
-    stacks = _is_wide(table) and len(table.rows) <= _STACKED
+    # On a narrow screen the cells of a wide table are stacked, each with its head; one of many rows scrolls.
+    stacks = _characters(table) > _NARROW and len(table.rows) <= _STACKED
     names = [f' data-head="{_e(head)}"' if stacks else "" for head in table.headers]
     rows = []
     for number, (row, anchor) in enumerate(zip_longest(table.rows, anchors)):
@@ -117,16 +118,17 @@ def _table(
         marked = zip(kinds, names, cells, strict=True)
         rows.append("".join(f"<td{kind}{name}>{cell}</td>" for kind, name, cell in marked))
     body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    styles = f"{style} stack".strip() if stacks else style
+    styles = f"{style} stack{' long' if _characters(table) > _WIDE else ''}".strip() if stacks else style
     return (
         f'<div class="scroll"><table class="{styles}">\n<thead><tr>{heads}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody></table></div>"
     )
 
 
-def _is_wide(table: facts.Table) -> bool:
+def _characters(table: facts.Table) -> int:
+    """The characters of its widest row."""
     columns = zip(table.headers, *table.rows, strict=True)
-    return sum(max(map(len, cells)) for cells in columns) > _WIDE
+    return sum(max(map(len, cells)) for cells in columns)
 
 
 def _summary(record: RunRecord) -> PageBlock:
@@ -237,7 +239,7 @@ def _charts(found: Evidence) -> list[PageBlock]:
     if latency is not None:
         made.append(("Latency", f"{latency.clock} clock", latency_chart(latency), _LATENCY_NOTE))
     if search is not None:
-        models = count_text(len(search.front), "model")
+        models = count_text(sum(point.pairs > 0 for point in search.front), "placement")
         made += [
             ("Search", count_text(search.total, "candidate"), search_chart(search), _SEARCH_NOTE),
             ("Latency against accuracy", models, front_chart(search), _FRONT_NOTE),
@@ -277,7 +279,7 @@ def _figure(title: str, small: str, chart: str, caption: str) -> PageBlock:
 
 
 def _section(table: facts.Table) -> PageBlock:
-    style = ' class="wide"' if _is_wide(table) else ""
+    style = ' class="wide"' if _characters(table) > _WIDE else ""
     return PageBlock(
         f"<section{style}><h3>{_title(table)}</h3>\n{_table(table)}</section>", brief=_left_out(table)
     )

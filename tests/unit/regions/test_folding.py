@@ -49,6 +49,13 @@ def test_a_small_model_has_a_part_for_each_kernel_and_edges_between_them():
     assert [part.tuned_ms for part in parts] == [None, None]
 
 
+def test_nodes_that_compute_constants_are_in_no_part():
+    text = """(float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+    { s = Shape (b) r = Reshape (b, s) t = Mul (r, r) a = Conv (x, w) y = Add (a, t) }"""
+    parts = fold_graph(model_of(text, w=(4, 4, 1, 1), b=(4, 1, 1)), ())
+    assert [(part.name, part.inputs) for part in parts] == [("a", ()), ("y", (0,))]
+
+
 def test_without_profiles_each_node_is_a_part():
     parts = fold_graph(residual(), find_regions(residual()))
     assert [part.name for part in parts] == ["a", "b", "c", "d", "y"]

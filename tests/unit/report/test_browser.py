@@ -12,7 +12,7 @@ import pytest
 
 from qdqspec.report.formats import html
 from qdqspec.testing.records import bare_run, empty_run, hostile_run, sample_run
-from qdqspec.types import RunRecord
+from qdqspec.types import GraphPart, RunRecord
 
 WIDTHS = (400, 700, 1000, 2000)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -27,6 +27,11 @@ CUT = """<p id="widths"></p><script>onload = () => {
   }
   document.getElementById("widths").textContent = [...document.querySelectorAll("iframe")].map(frame =>
     [...frame.contentDocument.querySelectorAll("figure > svg text")].filter(cut).length).join(" ")
+}</script>"""
+SCROLLING = """<p id="widths"></p><script>onload = () => {
+  const scrolls = each => each.scrollWidth > each.clientWidth + 1
+  document.getElementById("widths").textContent = [...document.querySelectorAll("iframe")].map(frame =>
+    [...frame.contentDocument.querySelectorAll(".scroll, figure")].filter(scrolls).length).join(" ")
 }</script>"""
 LONG = "set tune.min_sqnr_db, or exclude nodes/that/have/a/long/path/without/any/space/in/between"
 
@@ -45,15 +50,8 @@ def in_frames(page: str, folder, script: str) -> dict[int, int]:
     )
     file = folder / "frames.html"
     file.write_text(f"<!doctype html><meta charset=utf-8>{frames}{script}", encoding="utf-8")
-    command = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={folder / 'profile'}",
-    ]
     shown = subprocess.run(
-        [*command, "--virtual-time-budget=5000", "--dump-dom", file.as_uri()],
+        [*command(folder), "--virtual-time-budget=5000", "--dump-dom", file.as_uri()],
         capture_output=True,
         check=True,
         encoding="utf-8",
@@ -62,6 +60,11 @@ def in_frames(page: str, folder, script: str) -> dict[int, int]:
     found = re.search(r'<p id="widths">([\d ]+)</p>', shown)
     assert found, shown[-2000:]
     return {width: int(is_) for width, is_ in zip(WIDTHS, found[1].split(), strict=True)}
+
+
+def command(folder) -> list[str]:
+    profile = f"--user-data-dir={folder / 'profile'}"
+    return [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", profile]
 
 
 def advising_run() -> RunRecord:
@@ -99,5 +102,37 @@ def test_no_page_is_wider_than_its_window(record, tmp_path):
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_no_chart_cuts_its_text(tmp_path):
     page = html.report_format.render(sample_run())
-    page = re.sub(r">/layer\d/block\d/Conv<", ">...MagikaV2/LayerNorm_1/Square<", page)
+    longest = "...ModelOfManyWords/Encoder_1/MagikaV2/LayerNorm_1/Square"
+    page = re.sub(r">/layer\d/block\d/Conv<", f">{longest}<", page)
+    assert longest in page
     assert set(in_frames(page, tmp_path, CUT).values()) == {0}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_no_chart_and_no_table_scrolls(tmp_path):
+    """On 400 pixels charts were cut at the right, and small tables by a few pixels."""
+    assert set(in_frames(html.report_format.render(sample_run()), tmp_path, SCROLLING).values()) == {0}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_a_printed_drawing_is_not_larger_than_on_the_screen(tmp_path):
+    """A chain of parts was as wide as the paper, on twenty sheets."""
+    pytest.importorskip("graph_layout")
+    parts = tuple(GraphPart(name=f"c{n}", ops={"Conv": 1}, inputs=(n - 1,) if n else ()) for n in range(60))
+    case = sample_run().cases[0]
+    drawn = replace(case, evidence=replace(case.evidence, graph=parts))
+    sheets = [printed(replace(sample_run(), cases=(each,)), tmp_path) for each in (case, drawn)]
+    assert 1 <= sheets[1] - sheets[0] <= 6
+
+
+def printed(record: RunRecord, folder) -> int:
+    """The number of sheets of a printed page."""
+    page, file = folder / "page.html", folder / "page.pdf"
+    page.write_text(html.report_format.render(record), encoding="utf-8")
+    subprocess.run(
+        [*command(folder), f"--print-to-pdf={file}", page.as_uri()],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    return len(re.findall(rb"/Type\s*/Page\b", file.read_bytes()))

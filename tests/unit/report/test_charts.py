@@ -13,6 +13,7 @@ from qdqspec.report.baselines import baseline_tables
 from qdqspec.report.charts import baseline_chart, errors_chart, front_chart
 from qdqspec.report.facts import MOST_BLOCKS, block_errors
 from qdqspec.report.formats import html
+from qdqspec.report.record import record_from_json, record_to_json
 from qdqspec.testing.records import (
     cached_case,
     faster_case,
@@ -21,7 +22,7 @@ from qdqspec.testing.records import (
     sample_run,
     sample_search,
 )
-from qdqspec.types import BaselineFigure, BlockError, FrontPoint, Interval, RegressionEvidence
+from qdqspec.types import BaselineFigure, BlockError, FrontPoint, Interval, Placement, RegressionEvidence
 
 SEEN = faster_case().evidence.regression["regression"]
 
@@ -41,6 +42,35 @@ def test_the_front_is_drawn_with_what_is_selected_and_what_lies_behind() -> None
     assert svg.count('class="mark dropped"') == sum(trial.sqnr_db is not None for trial in search.trials)
     assert "exact" not in svg
     assert "9 pairs: 0.64 of reference, 28.2 dB, selected" in svg
+
+
+def test_a_written_record_knows_which_trials_are_on_the_front() -> None:
+    """Its trials had no placement, so that the page of a run drew no candidate beside the front."""
+    run = sample_run()
+    case = cached_case()
+    found = case.evidence.search
+    assert found is not None
+    reference = Placement(sites=frozenset())
+    front = (*found.front[:-1], replace(found.front[-1], placement=reference.digest))
+    digests = [reference.digest, front[0].placement, *(f"{number:016}" for number in range(90, 99))]
+    trials = tuple(
+        replace(trial, placement=Placement.of_digest(digest), ratio=0.9, sqnr_db=30.0)
+        for trial, digest in zip(found.trials, digests, strict=False)
+    )
+    search = replace(found, accuracy=None, front=front, trials=trials)
+    case = replace(case, evidence=replace(case.evidence, search=search))
+    read = record_from_json(record_to_json(replace(run, cases=(case,))))
+    again = read.cases[0].evidence.search
+    assert again is not None
+    assert [trial.placement.digest for trial in again.trials] == digests[: len(trials)]
+    assert front_chart(again).count('class="mark dropped"') == len(trials) - 2
+
+
+def test_candidates_slower_than_the_reference_are_not_beside_the_front() -> None:
+    found = cached_case().evidence.search
+    assert found is not None
+    slow = [replace(trial, ratio=2.0) for trial in found.trials]
+    assert "mark dropped" not in front_chart(replace(found, accuracy=None, trials=tuple(slow)))
 
 
 def test_the_front_shows_the_metric_that_was_asked_for() -> None:

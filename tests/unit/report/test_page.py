@@ -111,8 +111,17 @@ def test_a_cached_placement_timed_in_this_run_is_named() -> None:
     timed = replace(case.evidence.latency, provenance=Provenance())
     again = replace(case, evidence=replace(case.evidence, latency=timed))
     table = summary_table(replace(sample_run(), cases=(again,)))
-    assert "Of earlier runs: digits::default: search cached (2 h), times measured in this run" in table
-    assert "numbers cached (2 h)" in summary_table(replace(sample_run(), cases=(case,)))
+    said = "Of earlier runs: digits::default: the placement is from the cache, 2 h old; "
+    assert f"{said}its times were measured in this run\n" in table
+    untimed = replace(case, evidence=replace(case.evidence, latency=None))
+    assert f"{said}no times were measured\n" in summary_table(replace(sample_run(), cases=(untimed,)))
+    all_old = "digits::default: the placement and its times are from the cache, 2 h old\n"
+    assert all_old in summary_table(replace(sample_run(), cases=(case,)))
+
+
+def test_an_age_below_a_minute_is_not_zero() -> None:
+    ages = [Provenance(source="cached", age_seconds=seconds).age for seconds in (0, 29, 31, 7200, 200_000)]
+    assert ages == ["less than 1 min", "less than 1 min", "1 min", "2 h", "2 d"]
 
 
 def test_a_table_of_nothing_says_so() -> None:

@@ -117,9 +117,21 @@ def test_a_page_shows_the_drawing_with_a_legend_and_the_times_side_by_side() -> 
     assert "42 nodes in 6 parts" in page
     assert style_of(chain(6)) == {"uint8": "f0", "int4": "f1"}
     assert '<i class="f0"></i>uint8' in page
-    assert "6.00 &gt; 0.500 ms" in page
+    assert "6.00 \u2192 0.500 ms" in page
     assert "error 27.5 %" in page
     assert 'aria-label="Milliseconds by part of the model' in page
+
+
+def test_a_box_has_whole_names_of_operators_and_no_times_of_nothing() -> None:
+    pytest.importorskip("graph_layout")
+    parts = [
+        GraphPart(name="a", ops={"Conv": 37, "Relu": 24, "Add": 2}, reference_ms=0.0, tuned_ms=0.0),
+        GraphPart(name="b", ops={"ConvolutionOfAVeryLongName": 4}, reference_ms=1.0, tuned_ms=0.0),
+    ]
+    drawn = model_graph(parts) or ""
+    assert ">63 nodes: 37 Conv, 24 Relu\u2026</text>" in drawn
+    assert ">4 nodes: 4 ConvolutionOfAV\u2026</text>" in drawn
+    assert re.findall(r">([^<]* ms)</text>", drawn) == ["1.00 \u2192 0.000 ms"]
 
 
 def test_sixty_parts_are_small_and_many_cases_fit_a_page() -> None:
