@@ -71,7 +71,7 @@ RARE = frozenset(
         "validate_groups",
         "include_file",
     }
-    | {"min_shapes", "opt_shapes", "max_shapes", "pattern_cache", "graph_json"}
+    | {"start_scales", "min_shapes", "opt_shapes", "max_shapes", "pattern_cache", "graph_json"}
 )
 WORDS = (
     Word(name="quant", group=_QUANTIZED, metavar="FORMAT", help="Number format (default of a model: int8)."),
@@ -223,6 +223,7 @@ WORDS = (
     ),
     Word(
         name="start_scales",
+        group=_SEARCH,
         metavar="keep|recalibrate",
         help="Whether the scales of Q/DQ models in --start-from are kept (default), or computed from calibration data.",
     ),

@@ -10,7 +10,6 @@ from qdqspec.report.layout import LatencyPart, ParityPart, RecordPart, SearchPar
 from qdqspec.types import LatencyEvidence, ParityEvidence, SearchResult, Site, Trial
 
 TRIAL = {
-    "placement",
     "samples",
     "rival",
     "graph_hash",
