@@ -62,17 +62,9 @@ def _switch(text: str) -> bool | str:
 _DATA, _LIMITS, _QUANTIZED, _SEARCH = "data and shapes", "limits", "what is quantized", "search"
 # Options that only --help-all shows.
 RARE = frozenset(
-    {
-        "scales",
-        "corrections",
-        "dq_dtype",
-        "trials_per_region",
-        "region_models",
-        "validate_groups",
-        "include_file",
-    }
+    {"scales", "corrections", "dq_dtype", "trials_per_region", "region_models", "validate_groups", "include_file"}
     | {"start_scales", "min_shapes", "opt_shapes", "max_shapes", "pattern_cache", "graph_json"}
-)
+)  # fmt: skip
 WORDS = (
     Word(name="quant", group=_QUANTIZED, metavar="FORMAT", help="Number format (default of a model: int8)."),
     Word(

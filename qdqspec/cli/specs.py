@@ -106,7 +106,7 @@ def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> in
     text = ""
     if kind == "format":
         from qdqspec.report.github import NAME
-        from qdqspec.spec.vocabulary import Format
+        from qdqspec.spec.fields import Format
 
         formats = get_args(Format)
         found[NAME] = "Markdown for the summary of a GitHub Actions job, and annotations; without a suffix"

@@ -28,8 +28,8 @@ def repaired(
 
     ``trials`` are those of the search, the reference first; ``sqnr_db`` gives what is measured of one, on all data if
     known. A gain of ``min_gain`` or less is not worth it, nor one of less than `MUCH` over what has won. There are none
-    if the oracle predicts nothing. The trial of a placement is the last of ``trials`` when the next one is requested; if
-    it just misses the limit too, more units are left out.
+    if the oracle predicts nothing. The trial of a placement is the last of ``trials`` when the next one is requested;
+    if it just misses the limit too, more units are left out.
     """
     won = [trial.ratio or 1.0 for trial in trials if trial.incumbent and trial.placement.sites]
     bound = min(won) * (1 - MUCH) if won else 1 - min_gain

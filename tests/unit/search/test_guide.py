@@ -465,7 +465,7 @@ def repairs_of(
     """The placements asked for, if ``found_db`` is measured of each."""
     known = list(trials)
     for placement in repaired(known, lambda trial: trial.sqnr_db, 38.0, 0.02, oracle, space):
-        known.append(replace(trials[1], placement=placement, sqnr_db=found_db))
+        known.append(replace(trials[1], placement=placement, sqnr_db=found_db))  # noqa: PERF401 - read meanwhile
     return [trial.placement for trial in known[len(trials) :]]
 
 
