@@ -138,7 +138,7 @@ def _asked(params: Any) -> str:
 
 
 def _written(value: object) -> str:
-    """The value as a spec writes it: ``{onnxruntime-cpu: 9}``, ``[Conv]``, ``0.01``."""
+    """The value as a spec writes it: ``{cpu: 9}``, ``[Conv]``, ``0.01``."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {_written(one)}' for key, one in value.items())}}}"
     if isinstance(value, list):
