@@ -44,9 +44,10 @@ class Guide:
         return self._oracle is not None and self._oracle.rough_noise() is not None
 
     def _noise(self, *, rough: bool) -> Mapping[tuple[str, Label], float] | None:
+        """The noise of single labels, or with ``rough`` that of neighbours together if it takes much less time."""
         if self._oracle is None:
             return None
-        return self._oracle.rough_noise() if rough else self._oracle.noise()
+        return (self._oracle.rough_noise() if rough else None) or self._oracle.noise()
 
     @property
     def doubt_db(self) -> float:
@@ -84,9 +85,11 @@ class Guide:
         found = [self.predicted_db(space.resolve(space.everything(c.name))) for c in space.choices]
         return any(db is not None and db < least_db + BINDING_DB for db in found)
 
-    def powers(self, space: SchemeSpace, blocks: Sequence[UnitBlock]) -> Floats | None:
-        """The noise of each block alone under each code; ``None`` if unknown."""
-        noise = self._noise(rough=False)
+    def powers(
+        self, space: SchemeSpace, blocks: Sequence[UnitBlock], *, rough: bool = False
+    ) -> Floats | None:
+        """The noise of each block alone under each code; ``None`` if unknown. ``rough`` as of `thinned`."""
+        noise = self._noise(rough=rough)
         if noise is None:
             return None
         powers = np.zeros((len(blocks), len(space.labels)))

@@ -26,7 +26,7 @@ from qdqspec.search._bounded import TARGETS_DB, Bounded, NoiseModel, priced
 from qdqspec.search._classes import pure_labels, spent_by_unit, weighted_linear
 from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.search.blocks import CostModel, flips, fuse
+from qdqspec.search.blocks import CostModel, flips
 from qdqspec.search.crossings import FP, Codes
 from qdqspec.search.first import FirstPlacements, Phase, profiled
 from qdqspec.search.select import reaches
@@ -86,11 +86,8 @@ class Attribution(FirstPlacements):
         self.rehearse_metric(trials)
         is_bound = (self.is_bound or self.is_missed) and self.guide.has_noise
         trials += yield from self._thinned(space, trials) if is_bound else self._pure(space)
-        timed = [trial for trial in trials if trial.ok and trial.layers]
-        blocks = fuse(space, (trial.layers for trial in timed))
-        costs = CostModel(space, blocks)
-        costs.learn(timed)
-        if blocks:
+        costs = CostModel.of(space, trials)
+        if costs.blocks:
             if is_bound:
                 self._rehearse_blocks(costs)
             yield from self._compose(costs)
@@ -127,6 +124,7 @@ class Attribution(FirstPlacements):
         if least is not None:
             aim = least
             pure.sort(key=lambda labels: -self.guide.most_spent(labels, aim, spent))
+        trials += yield from self.recomposed(space, told, rough=False)
         for labels in pure:
             placement = space.resolve(self.thinned(labels, told))
             if placement.sites and not self._is_proved:
@@ -136,18 +134,17 @@ class Attribution(FirstPlacements):
 
     def _rehearse_blocks(self, costs: CostModel) -> bool:
         """Set the noise of blocks from the oracle; false if the oracle does not know it."""
-        powers = self.guide.powers(costs.space, costs.blocks)
-        if powers is not None:
-            self._bounded = Bounded(costs, NoiseModel(powers), self.guide)
-        return powers is not None
+        found = self.bounded(costs)
+        self._bounded = found or self._bounded
+        return found is not None
 
     @property
     def _must_analyse(self) -> bool:
         """Whether the sensitivity analysis is due: for a front, or after a candidate below the limit."""
-        return self._bounded is None and (self._setup.pareto or self._is_limited)
+        return self._bounded is None and (self._setup.pareto or self._is_exceeded)
 
     @property
-    def _is_limited(self) -> bool:
+    def _is_exceeded(self) -> bool:
         """Whether the limit is binding, or a candidate was below what is worth building; else no analysis is needed."""
         least = self.least_db
         measured = (trial.sqnr_db for trial in self._measured if trial.sqnr_db is not None)
@@ -167,28 +164,13 @@ class Attribution(FirstPlacements):
         for _ in range(ROUNDS):
             shares = PROVED_SHARES if self._is_proved else SHARES
             trials = yield [
-                profiled(costs.placed(self._kept_quickest(costs, share)), "compose") for share in shares
+                profiled(costs.placed(self.quickest(costs, self._bounded, share)), "compose")
+                for share in shares
             ]
             costs.learn(trials)
             winless = 0 if any(trial.incumbent for trial in trials) else winless + 1
             if winless == PATIENCE or not trials or self._is_proved:
                 return
-
-    def _quickest(self, costs: CostModel, share: float, more_db: float = 0.0) -> Codes:
-        """The labelling of least predicted time with the smallest SQNR worth building, plus ``more_db``."""
-        if self.least_db is None or self._bounded is None:
-            return costs.compose(share)
-        return self._bounded.compose(self.least_db + more_db, share)
-
-    def _kept_quickest(self, costs: CostModel, share: float, more_db: float = 0.0) -> Codes:
-        """`_quickest`, with a higher SQNR if the task metric is expected to miss its limit."""
-        if self._setup.min_accuracy is None or self._bounded is None:
-            return self._quickest(costs, share, more_db)
-        for more in (0.0, *MARGINS_DB):
-            codes = self._quickest(costs, share, more_db + more)
-            if self.keeps_metric(costs.placed(codes)):
-                break
-        return codes
 
     def _sensitivity_analysis(self, costs: CostModel) -> Steps:
         """Sensitivity analysis: the SQNR with one block quantized, for each block and format, and with all; untimed."""
@@ -229,7 +211,7 @@ class Attribution(FirstPlacements):
             aim = self.least_db
             if aim is None:
                 return
-            codes = self._kept_quickest(costs, 1.0, more)
+            codes = self.quickest(costs, self._bounded, more_db=more)
             placement = costs.placed(codes)
             if not self.is_new(placement):
                 return
@@ -249,7 +231,7 @@ class Attribution(FirstPlacements):
         costs.learn(trials)
         if least is not None and not any(t.sqnr_db is not None and t.sqnr_db >= least for t in trials):
             for margin in MARGINS_DB:  # predictions were too high: raise the target
-                codes = self._quickest(costs, 1.0, margin)
+                codes = self.quickest(costs, self._bounded, more_db=margin)
                 costs.learn((yield [profiled(costs.placed(codes), "trade")]))
 
     def _trades(self, costs: CostModel) -> Iterator[Codes]:

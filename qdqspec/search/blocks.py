@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.fusion import joined
+from qdqspec.search._classes import LINEAR
 from qdqspec.search.crossings import FLOAT, FP, Codes, Crossing, Crossings, Domains, domains_of, edges_between
 from qdqspec.types import Label, LayerTime, Placement, Trial, format_of, kind_of
 
@@ -80,10 +81,11 @@ def block_codes(space: SchemeSpace, blocks: Sequence[UnitBlock], labels: Mapping
 class CostModel:
     """Time of each block under each label, plus the cost of crossing between float and narrow formats.
 
-    A block's time is the median of its times in profiles under that label; a label that was never measured costs as
-    much as the float kernel. Times are in milliseconds per run, at the speed at which the reference was profiled: the
-    machine's speed changes between profiles, and a trial's ratio to the reference was measured beside it. A tensor that
-    is produced in one domain and read in another costs a conversion (`_conversions`).
+    A block's time is the median of its times in profiles under that label. A label that was never measured saves as
+    much of the float time as it typically does for blocks of the same operators, else nothing. Times are in
+    milliseconds per run, at the speed at which the reference was profiled: the machine's speed changes between
+    profiles, and a trial's ratio to the reference was measured beside it. A tensor that is produced in one domain and
+    read in another costs a conversion (`Conversions`).
     """
 
     def __init__(self, space: SchemeSpace, blocks: Sequence[UnitBlock]) -> None:
@@ -97,21 +99,42 @@ class CostModel:
         self._crossings = Crossings(self._edges, domains)
         self._conversions = Conversions(self._edges, domains)
         self._seen_times: list[dict[int, list[float]]] = [{} for _ in blocks]
+        self._kinds = [_kind(space, block) for block in blocks]
         self.times = np.zeros((len(blocks), len(space.labels)))  # by block and code
         self.converting = self._conversions.costs()  # by edge and pair of domains
         self._domains = domains
         self._descent = self.descent([block.codes for block in self.blocks])
+
+    @classmethod
+    def of(cls, space: SchemeSpace, trials: Iterable[Trial]) -> Self:
+        """The model of the profiled trials of a search; their kernels determine the blocks."""
+        timed = [trial for trial in trials if trial.ok and trial.layers and not trial.subgraph]
+        costs = cls(space, fuse(space, (trial.layers for trial in timed)))
+        costs.learn(timed)
+        return costs
 
     def learn(self, trials: Iterable[Trial]) -> None:
         """Add profiled builds. The first one is the reference."""
         for trial in trials:
             if trial.layers:
                 self._learn(trial)
-        for index, seen in enumerate(self._seen_times):
+        typical = self._typical_ratios()
+        for index, (seen, kind) in enumerate(zip(self._seen_times, self._kinds, strict=True)):
+            float_ms = float(np.median(seen.get(FP) or [0.0]))
             for code in range(self.times.shape[1]):
-                values = seen.get(code) or seen.get(FP) or [0.0]
-                self.times[index, code] = np.median(values)
+                own = seen.get(code)
+                self.times[index, code] = np.median(own) if own else float_ms * typical.get((kind, code), 1.0)
         self.converting = self._conversions.costs()
+
+    def _typical_ratios(self) -> dict[tuple[str, int], float]:
+        """The median time over the float time, by operators of a block and code; at most 1, so that all are tried."""
+        ratios: dict[tuple[str, int], list[float]] = {}
+        for seen, kind in zip(self._seen_times, self._kinds, strict=True):
+            float_ms = float(np.median(seen.get(FP) or [0.0]))
+            for code, own in seen.items():
+                if code != FP and float_ms > 0:
+                    ratios.setdefault((kind, code), []).append(float(np.median(own)) / float_ms)
+        return {key: min(1.0, float(np.median(found))) for key, found in ratios.items()}
 
     def descent(
         self, offered: Sequence[tuple[int, ...]], groups: Sequence[Sequence[int]] | None = None
@@ -229,6 +252,15 @@ class CostModel:
         crossing = self._descent.crossing(block.index, codes, self.converting)
         codes[block.index] = kept
         return float(self.times[block.index, code] + share * crossing)
+
+
+def _kind(space: SchemeSpace, block: UnitBlock) -> str:
+    """The linear operators of a block, or all of its operators if it has none; grouped convolutions are apart."""
+    units = [space.by_id[name] for name in block.units]
+    units = [unit for unit in units if unit.op_type in LINEAR] or units
+    nodes = space.model.by_name
+    grouped = ("grouped" for unit in units if nodes[unit.id].attributes.get("group", 1) != 1)
+    return " ".join(sorted({*(unit.op_type for unit in units), *grouped}))
 
 
 def flips(costs: CostModel, codes: Codes) -> list[Codes]:

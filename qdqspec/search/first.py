@@ -1,7 +1,8 @@
 """The first placements that meet the limits, found without the noise of each label alone.
 
-Those by one rule are judged by a rehearsal each. Where one is slower than the reference, what both profiles show to be
-faster is next. If none meets the limits, the units that are noisiest by a rough analysis are left out.
+Those by one rule are judged by a rehearsal each. If none meets the limits, the units that are noisiest by a rough
+analysis are left out. Once the kernels of a placement are known, the labelling of least time for the allowed noise is
+composed from them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from collections.abc import Generator, Sequence
 from typing import TypeAlias
 
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.search._bounded import Bounded, NoiseModel
 from qdqspec.search._classes import pure_labels, spent_by_unit, weighted_linear
-from qdqspec.search._steps import Steps, Stepwise
+from qdqspec.search._steps import MARGINS_DB, Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.search.blocks import CostModel, fuse
+from qdqspec.search.blocks import CostModel
+from qdqspec.search.crossings import Codes
 from qdqspec.types import FIRST, Placement, Trial
 
 FIRSTS = 2  # labellings thinned by rough noise, at most
@@ -48,24 +51,54 @@ class FirstPlacements(Stepwise):
             if most_wins is not None and _wins(trials) >= most_wins:
                 break
             trials += yield [profiled(placement, self.phase)]
-            trials += yield from self.recomposed(space, [*told, *trials])
+            if most_wins is None or _wins(trials) < most_wins:
+                trials += yield from self.recomposed(space, [*told, *trials])
         return trials
 
     def recomposed(self, space: SchemeSpace, told: Sequence[Trial], *, rough: bool = True) -> Phase:
-        """What the profiles so far show to be faster, where the latest placement was slower than the reference.
+        """The labelling of least time by the profiles so far that is expected to meet the limits, if that is a gain.
 
-        Another placement by one rule is likely to have the same slow layers.
+        Integer kernels are known from at least one placement then. The noise allowed goes to the blocks that save most
+        time for it, conversions between blocks included. With ``rough`` the noise of neighbours together is used.
         """
-        timed = [trial for trial in told if trial.ok and trial.layers]
-        if told[-1] not in timed or (told[-1].ratio or 0.0) <= 1:
+        if not any(trial.ok and trial.layers and trial.placement.sites for trial in told):
             return []
-        costs = CostModel(space, fuse(space, (trial.layers for trial in timed)))
-        costs.learn(timed)
-        labels = dict(costs.placed(costs.compose(1.0)).labels)
-        placement = space.resolve(self.thinned(labels, told, rough=rough))
-        if not placement.sites or not self.is_worth_building(placement):
+        costs = CostModel.of(space, told)
+        codes = self.quickest(costs, self.bounded(costs, rough=rough) if self.is_limited else None)
+        best = min(costs.predict(costs.codes_of(trial.placement)) for trial in told if trial.incumbent)
+        placement = costs.placed(codes)
+        is_gain = costs.predict(codes) <= (1 - self.eps) * best
+        if not is_gain or not placement.sites or not self.is_worth_building(placement):
             return []
         return (yield [profiled(placement, self.phase)])
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether an SQNR limit is binding, or a placement missed the task metric's limit."""
+        return self.least_db is not None and (self.is_bound or self.is_missed)
+
+    def bounded(self, costs: CostModel, *, rough: bool = False) -> Bounded | None:
+        """Labellings of least time for an SQNR, by the noise of single labels; ``None`` if that is unknown."""
+        powers = self.guide.powers(costs.space, costs.blocks, rough=rough)
+        return None if powers is None else Bounded(costs, NoiseModel(powers), self.guide)
+
+    def quickest(
+        self, costs: CostModel, bounded: Bounded | None, share: float = 1.0, more_db: float = 0.0
+    ) -> Codes:
+        """The labelling of least predicted time with the smallest SQNR worth building, plus ``more_db``.
+
+        The SQNR is higher if the task metric is expected to miss its limit.
+        """
+        least = self.least_db
+        if least is None or bounded is None:
+            return costs.compose(share)
+        if self._setup.min_accuracy is None:
+            return bounded.compose(least + more_db, share)
+        for more in (0.0, *MARGINS_DB):
+            codes = bounded.compose(least + more_db + more, share)
+            if self.keeps_metric(costs.placed(codes)):
+                break
+        return codes
 
     def roughly_thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
         """A placement that meets the limits, if none by one rule does, before the noise of each label is measured.
@@ -74,8 +107,7 @@ class FirstPlacements(Stepwise):
         """
         trials = list[Trial]()
         least, spent = self.least_db, spent_by_unit(space, told[0].layers if told else ())
-        is_limited = least is not None and (self.is_bound or self.is_missed)
-        if _wins(told) or least is None or not is_limited or not self.guide.has_rough_noise:
+        if _wins(told) or least is None or not self.is_limited or not self.guide.has_rough_noise:
             return trials
         aim = least
         pure = sorted(
@@ -86,6 +118,8 @@ class FirstPlacements(Stepwise):
             placement = space.resolve(self.thinned(labels, told, rough=True))
             if placement.sites and self.is_new(placement):
                 trials += yield [profiled(placement, self.phase)]
+            if not _wins(trials):
+                trials += yield from self.recomposed(space, [*told, *trials])
             if _wins(trials):
                 break
         return trials

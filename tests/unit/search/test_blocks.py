@@ -262,7 +262,13 @@ def test_a_block_costs_what_its_label_was_seen_to_cost() -> None:
     full = trial(SPACE.resolve({"conv1": "in+out"}), kernel("conv1", ms=1.0), kernel("conv2", ms=2.2))
     times = costs_of(reference, full).times
     assert times[0].tolist() == [4.0, 1.0, 4.0]  # in-only was never seen: as the float kernel
-    assert times[1] == pytest.approx([2.1, 2.1, 2.1])
+    assert times[1] == pytest.approx([2.1, 0.525, 2.1])  # as much faster as the other convolution
+
+
+def test_a_label_that_was_slower_elsewhere_is_still_tried() -> None:
+    reference = trial(SPACE.resolve({}), kernel("conv1", ms=4.0), kernel("conv2", ms=2.0))
+    full = trial(SPACE.resolve({"conv1": "in+out"}), kernel("conv1", ms=8.0), kernel("conv2", ms=2.0))
+    assert costs_of(reference, full).times[1].tolist() == [2.0, 2.0, 2.0]
 
 
 def test_a_kernel_of_two_blocks_is_shared_between_them() -> None:

@@ -16,7 +16,7 @@ from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.blocks import fuse
 from qdqspec.search.exhaustive import Exhaustive
-from qdqspec.search.first import FirstPlacement
+from qdqspec.search.first import FirstPlacement, profiled
 from qdqspec.search.optuna import OptunaSearch
 from qdqspec.search.region import RegionSearch
 from qdqspec.search.repair import repaired
@@ -113,7 +113,7 @@ def test_hardly_a_build_is_below_the_limit_and_the_best_is_nearly_found(seed: in
     placements = (space.resolve(dict(zip(names, labels, strict=True))) for labels in every)
     best = min(device.cost(p) for p in placements if oracle.truth(p) >= 38.0)
     winner = [trial for trial in trials if trial.incumbent][-1]
-    assert device.cost(winner.placement) <= 1.05 * best
+    assert device.cost(winner.placement) <= 1.07 * best
 
 
 def test_an_offset_of_the_backend_is_learnt_from_the_first_build() -> None:
@@ -427,12 +427,19 @@ def test_after_a_placement_that_is_slower_comes_what_its_profile_shows_to_be_fas
     assert dict(composed.placement.labels).get(slow, "fp") == "fp"
 
 
-def test_a_first_placement_that_misses_the_limit_is_thinned_again_with_what_its_build_showed() -> None:
-    _, missed, met = first_trials(Rough(small_space(), offset=2.0), 38.0)
+@pytest.mark.parametrize("seed", range(6))
+def test_after_a_first_placement_that_misses_the_limit_comes_what_its_build_showed_to_be_fastest(
+    seed: int,
+) -> None:
+    space = small_space()
+    _, missed, met = first_trials(Rough(space, offset=2.0), 38.0, seed)
     assert missed.sqnr_db is not None
     assert missed.sqnr_db < 38.0
     assert met.incumbent
-    assert len(met.placement.labels) == 4  # of 6; the next labelling keeps 3
+    device = Oracle(space, seed)
+    spent = dict.fromkeys(space.by_id, 1.0)
+    thinned = Guide(Additive(space)).thinned(space, space.everything(), 38.0, spent)
+    assert device.cost(met.placement) <= 1.05 * device.cost(space.resolve(thinned))
 
 
 def test_what_meets_no_limit_is_not_built() -> None:
@@ -487,6 +494,24 @@ def test_a_repair_that_misses_too_leaves_out_more_and_one_that_meets_the_limit_i
     sizes = [len(placement.labels) for placement in repairs_of(oracle, space, trials, found_db=37.9)]
     assert len(sizes) > 1
     assert sizes == sorted(set(sizes), reverse=True)
+
+
+def test_a_repair_is_the_fastest_by_the_profiles_of_the_search() -> None:
+    costs, of_thinned = list[float](), list[float]()
+    for seed in range(12):
+        space = small_space()
+        oracle, device = Additive(space), Oracle(space, seed)
+        everything = space.resolve(space.everything())
+        reference, other = (device.answer(profiled(p, "pure")) for p in (space.resolve({}), everything))
+        missed = replace(other, ratio=0.6, sqnr_db=oracle.truth(everything), incumbent=False)
+        placement = next(
+            repaired([reference, missed], lambda trial: trial.sqnr_db, 34.0, 0.02, oracle, space)
+        )
+        assert oracle.truth(placement) >= 34.0
+        thinned = Guide(oracle).thinned(space, space.everything(), 34.3, dict.fromkeys(space.by_id, 1.0))
+        costs.append(device.cost(placement))
+        of_thinned.append(device.cost(space.resolve(thinned)))
+    assert np.mean(costs) < np.mean(of_thinned)
 
 
 @pytest.mark.parametrize(("won", "is_repaired"), [(0.95, True), (0.62, False)])
