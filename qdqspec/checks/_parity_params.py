@@ -78,7 +78,7 @@ class ParityLimits(BaseModel):
     )
     min_agreement: Annotated[Fraction, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
         None,
-        description="Smallest share of the reference's `top_k` best classes that stay among the best: 99%.",
+        description="Smallest share of the reference's `top_k` best classes that are among the tuned model's: 99%.",
     )
 
 
@@ -121,15 +121,15 @@ class SearchParams(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    examples: Whole = Field(200, ge=1, description="Inputs to try.")
-    seconds: Number = Field(60, gt=0, description="Time for it; what is found by then counts.")
+    examples: Whole = Field(200, ge=1, description="Number of inputs.")
+    seconds: Number = Field(60, gt=0, description="Time limit in seconds; inputs found by then are reported.")
     beyond: Number = Field(
         2,
         ge=1,
-        description="How far floats go: so many times as wide a range as the calibration data has.",
+        description="Range of floats, as a multiple of the range of the calibration data.",
     )
     values: Mapping[str, tuple[Number, Number]] = Field(
-        {}, description="By input, the smallest and the largest value there is; nothing outside is tried."
+        {}, description="By input, the smallest and the largest valid value; values outside are not tried."
     )
 
     @field_validator("values")
@@ -152,26 +152,28 @@ class ParityParams(CheckParams, ParityLimits):
     """How far the outputs may move. At least one limit; every output must keep every limit."""
 
     kind: Literal["parity"]
-    top_k: Whole = Field(1, ge=1, description="How many best classes `min_agreement` looks at.")
+    top_k: Whole = Field(1, ge=1, description="The number of best classes that `min_agreement` compares.")
     class_axis: Whole | None = Field(
         None,
-        description="The axis of the classes, for `min_agreement`; the last one longer than 1 if not said.",
+        description="The axis of the classes, for `min_agreement` (default: the last axis longer than 1).",
     )
     quantization: StepLimits | None = Field(
         None,
-        description="Limits for quantization alone: the float model against its Q/DQ arithmetic, unfused.",
+        description="Limits for the quantization error: the float model against the Q/DQ arithmetic as ONNX defines "
+        "it.",
     )
     runtime: StepLimits | None = Field(
         None,
-        description="Limits for the runtime alone: that arithmetic against what the backend makes of it.",
+        description="Limits for the runtime error: the Q/DQ arithmetic against the backend's result.",
     )
     search: (
         Annotated[SearchParams, BeforeValidator(_budget, json_schema_input_type=int | SearchParams)] | None
     ) = Field(
-        None, description="Look for inputs that break the limits, beside the data: how many to try, or more."
+        None,
+        description="A search for inputs outside the data that break the limits: the number of inputs, or a table.",
     )
     outputs: tuple[str, ...] = Field(
-        (), description="Which outputs are held to it, as globs over their names; all where none is named."
+        (), description="The outputs that are compared, as globs over their names (default: all)."
     )
 
     @model_validator(mode="after")

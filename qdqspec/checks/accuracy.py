@@ -29,7 +29,7 @@ class AccuracyParams(CheckParams):
     max_drop: Annotated[Fraction, Field(ge=0, allow_inf_nan=False)] | None = Field(
         None, description="Largest loss against the reference, in the metric's own unit: 0.01 or 1%."
     )
-    output: str | None = Field(None, description="The output that is scored; the first where not named.")
+    output: str | None = Field(None, description="The output that is scored (default: the first).")
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:

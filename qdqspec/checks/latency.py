@@ -79,19 +79,19 @@ class LatencyParams(CheckParams):
     kind: Literal["latency"]
     max_ms: Budgets = Field(
         description="Budget in milliseconds: a number, or a table by device (a glob such as '*h100*'), target or "
-        "backend ('any' for all others). Instead of a number there may be several by percentile: {p50: 9, p99: 12}."
+        "backend ('any' for all others). In place of a number, several by percentile: {p50: 9, p99: 12}."
     )
     percentile: Number = Field(
         50,
         ge=0,
         le=100,
-        description="Which percentile of the runs a plain number holds.",
+        description="The percentile of the runs to which a single number applies.",
     )
     profile: Whole | None = Field(
         None,
         ge=0,
-        description="Which shape profile is held to it, counted from 0 in the order of inputs.shapes; without it their "
-        "weighted geometric mean is.",
+        description="The shape profile that is compared, counted from 0 in the order of inputs.shapes (default: the "
+        "weighted geometric mean of all).",
     )
     clock: Literal["auto", "cpu", "wall"] = Field(
         "auto", description="Thread CPU time or wall time; auto takes the clock that the search used."

@@ -31,12 +31,12 @@ class LintParams(CheckParams):
     """Which targets the tuned model is looked at for, and how strictly."""
 
     kind: Literal["lint"]
-    target: Targets = Field(description="Targets that a backend has rules for; one or several.")
+    target: Targets = Field(description="One or several targets for which a backend has rules.")
     strict: Switch = Field(
-        False, description="Fail on what a target runs slowly too, not on what it refuses alone."
+        False, description="Fail also on findings of severity slow, not only on refused ones."
     )
     ignore: tuple[Annotated[str, Field(pattern=r"^[A-Z]{3}\d{3}$")], ...] = Field(
-        (), description="Ids of rules that are known and accepted, such as TRT042."
+        (), description="Ids of rules whose findings are accepted, such as TRT042."
     )
 
 

@@ -52,14 +52,14 @@ class PlacementParams(CheckParams):
     kind: Literal["placement"]
     require: Needs = Field(
         (),
-        description="Op types, or globs over node names; each needs a node that reads a quantized tensor, or so many "
-        "of them: {Conv: all, MatMul: 2}.",
+        description="Op types, or globs over node names. For each, at least one node must read a quantized tensor, or "
+        "the number given: {Conv: all, MatMul: 2}.",
     )
     forbid: tuple[Entry, ...] = Field(
         (), description="Op types, or globs over node names; none of these nodes may read a quantized tensor."
     )
-    max_pairs: Whole | None = Field(None, ge=0, description="Most activation Q/DQ pairs.")
-    min_pairs: Whole | None = Field(None, ge=0, description="Fewest activation Q/DQ pairs.")
+    max_pairs: Whole | None = Field(None, ge=0, description="Largest number of activation Q/DQ pairs.")
+    min_pairs: Whole | None = Field(None, ge=0, description="Smallest number of activation Q/DQ pairs.")
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:

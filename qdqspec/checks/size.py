@@ -17,9 +17,11 @@ class SizeParams(CheckParams):
 
     kind: Literal["size"]
     max_bytes: Annotated[ByteSize, Field(gt=0)] | None = Field(
-        None, description="Largest size: a number of bytes, or with a unit, such as 4MiB."
+        None, description="Largest size of the model: a number of bytes, or with a unit, such as 4MiB."
     )
-    max_ratio: Positive | None = Field(None, description="Largest size over the reference's size.")
+    max_ratio: Positive | None = Field(
+        None, description="Largest ratio of the model's size to the reference's."
+    )
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:

@@ -21,7 +21,7 @@ class SurvivalParams(CheckParams):
 
     kind: Literal["survival"]
     through: tuple[OptimizerName, ...] = Field(  # min_length would count a misspelt name as missing
-        description="Optimizers to run, each on the tuned model; onnxslim and onnxscript where they are installed.",
+        description="Optimizers that are run on the tuned model; onnxslim and onnxscript only if they are installed.",
         json_schema_extra={"minItems": 1},
     )
 

@@ -71,8 +71,8 @@ WORDS = (
         name="calibration",
         group=_DATA,
         metavar="PATH",
-        help="Data to take activation ranges from: .npz or .npy, a folder or a quoted glob of them, or a quoted table "
-        "as in a spec, such as '{images: photos, size: 224}'.",
+        help="Data for the ranges of activations: .npz or .npy, a folder or a quoted glob of them, or a quoted "
+"table as in a spec, such as '{images: photos, size: 224}'.",
         read=_data,
     ),
     Word(
@@ -80,7 +80,7 @@ WORDS = (
         group=_DATA,
         metavar="PATH",
         read=_data,
-        help="Data that accuracy is measured on: inputs, and 'labels' where --metric, --min or --max-drop is given.",
+        help="Data for accuracy: inputs, and 'labels' if --metric, --min or --max-drop is given.",
     ),
     Word(
         name="shapes",
@@ -93,33 +93,33 @@ WORDS = (
         name="values",
         group=_DATA,
         metavar="NAME:16000",
-        help="Inputs fixed to a number, true or false, which the tuned model does not have; several with commas.",
+        help="Inputs fixed to a number, true or false; the tuned model does not have them. Several with commas.",
         read=values,
     ),
-    Word(name="scales", group=_DATA, metavar="FILE", help="Ranges known already: a calibration cache, or JSON."),
+    Word(name="scales", group=_DATA, metavar="FILE", help="A file of known ranges: a calibration cache, or JSON."),
     Word(
         name="corrections",
         group=_QUANTIZED,
         metavar="auto|none|LIST",
-        help="What improves scales, weights and biases at no cost in time: auto (default), none, or some with commas: "
-        "equalization, margins, ranges, rounding, bits, bias.",
+        help="Corrections of scales, weights and biases, which cost no time in the model: auto (default), "
+"none, or a list with commas: equalization, margins, ranges, rounding, bits, bias.",
         read=_corrections,
     ),
     Word(
         name="dq_dtype",
         group=_QUANTIZED,
         metavar="float32|float16|bfloat16",
-        help="What DequantizeLinear gives where the model does not state the type, as after operators of plugins; "
-        "without it such tensors are not quantized.",
+        help="Output type of DequantizeLinear if the model does not state the type, as after operators of "
+"plugins; without it such tensors are not quantized.",
     ),
     Word(name="strategy", group=_SEARCH, metavar="NAME", help="Search strategy (default: attribution)."),
     Word(name="preset", group=_SEARCH, metavar="quick|default|extensive", help="Size of the search."),
-    Word(name="trials", group=_SEARCH, metavar="N", help="At most so many builds.", read=number),
+    Word(name="trials", group=_SEARCH, metavar="N", help="Largest number of builds.", read=number),
     Word(
         name="trials_per_region",
         group=_SEARCH,
         metavar="N",
-        help="At most so many builds for each region, with --strategy region.",
+        help="Largest number of builds for each region, with --strategy region.",
         read=number,
     ),
     Word(
@@ -137,18 +137,19 @@ WORDS = (
         "that won alone at once.",
         read=_switch,
     ),
-    Word(name="minutes", group=_SEARCH, metavar="M", help="At most so long: minutes, or 90s, 10m, 1h.", read=number),
+    Word(name="minutes", group=_SEARCH, metavar="M", help="Time limit of the search: minutes, or 90s, 10m, 1h.", read=number),
     Word(
         name="objective",
         group=_SEARCH,
         metavar="latency|pareto",
-        help="latency: the fastest that meets the limits (default); pareto: the front of latency and accuracy too.",
+        help="latency: the fastest placement that meets the limits (default); pareto: also the front of "
+"latency and accuracy.",
     ),
     Word(
         name="min_sqnr_db",
         group=_LIMITS,
         metavar="DB|none",
-        help="Smallest SQNR of what is selected (default: 20 without a task metric); none lifts the limit.",
+        help="Smallest SQNR of the selected model in dB (default: 20 without a task metric); none: no limit.",
         read=number,
     ),
     Word(
@@ -161,56 +162,57 @@ WORDS = (
         name="min",
         group=_LIMITS,
         metavar="VALUE",
-        help="Smallest value of the task metric of what is selected, as 0.97 or 97%.",
+        help="Smallest value of the task metric of the selected model, such as 0.97 or 97%.",
         read=number,
     ),
     Word(
         name="max_drop",
         group=_LIMITS,
         metavar="VALUE",
-        help="Largest loss of the task metric against the reference, as 0.01 or 1%.",
+        help="Largest loss of the task metric against the reference, such as 0.01 or 1%.",
         read=number,
     ),
     Word(
         name="min_gain",
         group=_LIMITS,
         metavar="SHARE",
-        help="Share of the time that what is selected is proved to save, as 0.02 or 2% (default: 2%).",
+        help="Share of the time that the selected model must save, proved by its interval, such as 0.02 or 2% "
+"(default: 2%).",
         read=number,
     ),
     Word(
         name="allow",
         group=_QUANTIZED,
         metavar="PATTERN",
-        help="Quantize only what matches, as 'Conv > Relu'. Repeatable.",
+        help="Quantize only operators that match, such as 'Conv > Relu'. Repeatable.",
         many=True,
     ),
-    Word(name="deny", group=_QUANTIZED, metavar="PATTERN", help="Do not quantize what matches. Repeatable.", many=True),
+    Word(name="deny", group=_QUANTIZED, metavar="PATTERN", help="Do not quantize operators that match. Repeatable.", many=True),
     Word(
         name="include",
         group=_QUANTIZED,
         metavar="GLOB",
-        help="Quantize only nodes of these names, as '/body/*'. Repeatable.",
+        help="Quantize only nodes with matching names, such as '/body/*'. Repeatable.",
         many=True,
     ),
     Word(
         name="include_file",
         group=_QUANTIZED,
         metavar="FILE",
-        help="A file of such globs over node names, one a line; operator patterns go to --allow.",
+        help="A file of globs over node names, one a line; for operator patterns use --allow.",
     ),
     Word(
         name="exclude",
         group=_QUANTIZED,
         metavar="GLOB",
-        help="Do not quantize nodes of these names. Repeatable.",
+        help="Do not quantize nodes with matching names. Repeatable.",
         many=True,
     ),
     Word(
         name="start_from",
         group=_SEARCH,
         metavar="FILE",
-        help="Where the search starts: a pattern cache, journal, scheme or Q/DQ model. Repeatable.",
+        help="A start of the search: a pattern cache, journal, scheme or Q/DQ model. Repeatable.",
         many=True,
     ),
     Word(
@@ -274,7 +276,7 @@ def add_combined(groups: Mapping[str, argparse._ArgumentGroup]) -> None:
             metavar="NAME:1x3x224x224",
             help={
                 "min": "Smallest shapes of inputs whose dimensions are dynamic (default: --opt-shapes).",
-                "opt": "The shapes that are measured, in place of --shapes.",
+                "opt": "The shapes at which models are timed, in place of --shapes.",
                 "max": "Largest shapes (default: --opt-shapes).",
             }[bound],
         )
@@ -282,12 +284,12 @@ def add_combined(groups: Mapping[str, argparse._ArgumentGroup]) -> None:
         "--pattern-cache",
         action="append",
         metavar="FILE",
-        help="The patterns.yaml of an earlier run, as --start-from takes it. Repeatable.",
+        help="The patterns.yaml of an earlier run; the same as --start-from. Repeatable.",
     )
     groups[_SEARCH].add_argument(
         "--graph-json",
         metavar="FILE",
-        help="Layer information that a tool of the runtime exported: regions follow the kernels of the engine.",
+        help="Layer information exported by a tool of the runtime; regions follow the kernels of the engine.",
     )
 
 

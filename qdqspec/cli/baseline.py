@@ -49,7 +49,7 @@ def add_verbs(verbs: Verbs) -> None:
     parser.add_argument(
         "action",
         choices=("list", "show", "prune"),
-        help="list: every entry; show: also its environment and rules; prune: remove what no spec asks for.",
+        help="list: every entry; show: also its environment and rules; prune: remove entries that no spec uses.",
     )
     parser.add_argument(
         "paths", nargs="*", type=Path, metavar="PATH", help="Folders, specs or baselines (default: here)."

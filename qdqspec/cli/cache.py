@@ -44,7 +44,7 @@ def add_verbs(verbs: Verbs) -> None:
         type=_age,
         default=_MONTH,
         metavar="TIME",
-        help="How old an entry must be for prune, such as 12h or 30d (default: 30d).",
+        help="Smallest age of entries that prune removes, such as 12h or 30d (default: 30d).",
     )
 
 

@@ -36,19 +36,19 @@ def add_verbs(verbs: Verbs) -> None:
         "action",
         choices=_ACTIONS,
         help="start: run the scheduler and print its address; list: the devices of the workers at ADDRESS; "
-        "certificates: make those that tls needs, in the folder of --cluster-tls.",
+        "certificates: make the certificates for tls, in the folder of --cluster-tls.",
     )
     parser.add_argument("address", nargs="?", metavar="ADDRESS", help="The scheduler, for list.")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="Address that start serves at (default: 127.0.0.1, this machine only).",
+        help="Address on which start listens (default: 127.0.0.1, this machine only).",
     )
     parser.add_argument(
         "--port", type=int, default=_PORT, metavar="N", help=f"Port of start (default: {_PORT})."
     )
     parser.add_argument(
-        "--days", type=int, default=365, metavar="N", help="Days that certificates are valid (default: 365)."
+        "--days", type=int, default=365, metavar="N", help="Validity of certificates in days (default: 365)."
     )
     own = add_verb(
         verbs,
@@ -71,7 +71,8 @@ def add_verbs(verbs: Verbs) -> None:
         "--folder",
         type=Path,
         metavar="DIR",
-        help="Received models and running cases (default: .qdqspec/worker); workers of a machine may share it.",
+        help="Folder of received models and running cases (default: .qdqspec/worker); workers of a machine may "
+        "share it.",
     )
 
 

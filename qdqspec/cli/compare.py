@@ -28,7 +28,7 @@ def add_verbs(verbs: Verbs) -> None:
         "before", type=Path, metavar="RUN_A|DIR", help="A record that --qdq-json wrote, or DIR."
     )
     parser.add_argument(
-        "after", type=Path, metavar="RUN_B|DIR", help="A later one, of the same device, or DIR."
+        "after", type=Path, metavar="RUN_B|DIR", help="A later record of the same device, or DIR."
     )
     parser.add_argument("more", type=Path, nargs="*", metavar="DIR", help="Further folders of results.")
     add_folder_words(parser)
@@ -37,7 +37,8 @@ def add_verbs(verbs: Verbs) -> None:
         type=share,
         default=0.0,
         metavar="SHARE",
-        help="Exit 1 only where it is slower by more than this, such as 5%% (default: any proved slowdown).",
+        help="Exit 1 only if a model is slower by more than this share, such as 5%% (default: any proved "
+        "slowdown).",
     )
 
 

@@ -64,7 +64,7 @@ def add_verbs(verbs: Verbs) -> None:
     )
     parser.add_argument("what", nargs="+", metavar="WHAT")
     parser.add_argument(
-        "--reference", type=Path, metavar="ORIGINAL", help="Profile a MODEL against this one instead."
+        "--reference", type=Path, metavar="ORIGINAL", help="Profile a MODEL against this model instead."
     )
     parser.add_argument(
         "--layers", type=int, default=12, metavar="N", help="Differences that are shown (default: 12)."
@@ -72,7 +72,8 @@ def add_verbs(verbs: Verbs) -> None:
     parser.add_argument(
         "--culprits",
         action="store_true",
-        help="List instead which Q/DQ pairs of a case or MODEL cost most accuracy, and what leaving them out gives.",
+        help="List instead the Q/DQ pairs of a case or MODEL that cost most accuracy, and the SQNR without "
+        "them.",
     )
     add_inputs(parser, data="Inputs to run the models with (default: those of the spec, else random).")
 

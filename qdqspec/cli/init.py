@@ -48,10 +48,13 @@ def add_verbs(verbs: Verbs) -> None:
         "--output",
         type=Path,
         metavar="SPEC",
-        help="Where to; folders are made (default: <model>.qdq.yaml, here).",
+        help="The spec to write; missing folders are created (default: <model>.qdq.yaml, here).",
     )
     parser.add_argument(
-        "--data", type=Path, metavar="PATH", help="A file, or a folder in which data for the model is found."
+        "--data",
+        type=Path,
+        metavar="PATH",
+        help="A data file, or a folder that is searched for data of the model.",
     )
 
 

@@ -26,17 +26,17 @@ def add_verbs(verbs: Verbs) -> None:
         action="append",
         required=True,
         metavar="T",
-        help="A target that a backend has rules for; an unknown one lists them all. May be repeated.",
+        help="A target for which a backend has rules; an unknown name lists all targets. Repeatable.",
     )
-    parser.add_argument("--strict", action="store_true", help="Exit 1 on what is slow, too.")
+    parser.add_argument("--strict", action="store_true", help="Exit 1 also on findings of severity slow.")
     parser.add_argument(
         "--compute-capability",
         type=_capability,
         metavar="M.N",
-        help="Of the GPU, such as 8.9; without it, what depends on it is only noted.",
+        help="Compute capability of the GPU, such as 8.9; without it, findings that depend on it are notes.",
     )
     add_values(parser)
-    parser.add_argument("--all", action="store_true", help="List every node, not five a rule.")
+    parser.add_argument("--all", action="store_true", help="List all nodes of a rule, instead of five.")
 
 
 def _capability(text: str) -> tuple[int, int]:

@@ -43,7 +43,9 @@ def add_verbs(verbs: Verbs) -> None:
         example="qdqspec apply model.onnx scheme.json -o model.qdq.onnx",
     )
     applying.add_argument("model", type=Path, metavar="MODEL")
-    applying.add_argument("scheme", type=Path, metavar="SCHEME", help="scheme.json, as a run leaves it.")
+    applying.add_argument(
+        "scheme", type=Path, metavar="SCHEME", help="The scheme.json that a run or `import` wrote."
+    )
     applying.add_argument("-o", "--output", type=Path, metavar="OUT", required=True)
     add_values(applying)
     stripping = add_verb(
@@ -56,7 +58,10 @@ def add_verbs(verbs: Verbs) -> None:
     stripping.add_argument("model", type=Path, metavar="MODEL")
     stripping.add_argument("-o", "--output", type=Path, metavar="OUT", required=True)
     stripping.add_argument(
-        "--reference", type=Path, metavar="ORIGINAL", help="Take float weights from here, bit for bit."
+        "--reference",
+        type=Path,
+        metavar="ORIGINAL",
+        help="The original model, whose float weights are restored bit for bit.",
     )
     add_values(stripping, "the reference")
 
@@ -75,7 +80,9 @@ def _add_inspect(verbs: Verbs) -> None:
     parser.add_argument("--regions", action="store_true", help="Only the regions.")
     parser.add_argument("--patterns", action="store_true", help="Only the patterns.")
     parser.add_argument("--verbose", action="store_true", help="Also node names and boundaries.")
-    parser.add_argument("--include-all", action="store_true", help="Also regions with nothing to quantize.")
+    parser.add_argument(
+        "--include-all", action="store_true", help="Also regions without quantizable operators."
+    )
     parser.add_argument(
         "--max-nodes",
         type=_positive,
@@ -83,7 +90,11 @@ def _add_inspect(verbs: Verbs) -> None:
         help="Nodes of the largest leaf, as `regions.max_nodes` of a spec says it (default: 10).",
     )
     parser.add_argument(
-        "--lines", type=_positive, default=40, metavar="N", help="Cut each list there (default: 40)."
+        "--lines",
+        type=_positive,
+        default=40,
+        metavar="N",
+        help="Largest number of lines of each list (default: 40).",
     )
 
 

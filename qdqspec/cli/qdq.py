@@ -38,7 +38,7 @@ def add_verbs(verbs: Verbs) -> None:
         "--reference",
         type=Path,
         metavar="ORIGINAL",
-        help="The model before quantization: name tensors and nodes as it does.",
+        help="The model before quantization; its names of tensors and nodes are used.",
     )
     add_values(importing, "the reference")
     differing = add_verb(

@@ -42,7 +42,14 @@ def add_verbs(verbs: Verbs) -> None:
         options=("backend", "device", "threads", "seed", "build-limit", "backend-option", "plugin"),
     )
     parser.add_argument("model", type=Path, metavar="MODEL")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", required=True, help="Where to write it.")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR",
+        required=True,
+        help="Folder for the reduced model and the program.",
+    )
     parser.add_argument(
         "--minutes",
         type=float,

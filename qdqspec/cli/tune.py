@@ -72,19 +72,20 @@ def add_verbs(verbs: Verbs) -> None:
         "--output",
         type=Path,
         metavar="DIR|FILE.onnx",
-        help="Where to put models and results; for a model also a file, which the tuned model is copied to.",
+        help="Folder of models and results. For a model it may be a file: the tuned model is copied to it.",
     )
     parser.add_argument(
         "--targets",
         type=weights,
         metavar="A:2,B",
-        help="Backends, each with a weight (default: 1): tune on each, and find one placement for all that is "
-        "slower than float on none, with the least weighted geometric mean of ratios.",
+        help="Backends, each with a weight (default: 1). Tune on each, and select one placement for all: it is "
+        "slower than float on none, and has the least weighted geometric mean of ratios.",
     )
     parser.add_argument(
         "--reduce-failures",
         action="store_true",
-        help="Reduce the first candidate of each case that failed to a few nodes, as verb `reduce` does (DIR/faults).",
+        help="Reduce the first failed candidate of each case to a few nodes, as verb `reduce` does "
+        "(DIR/faults).",
     )
     add_words(parser)
 

@@ -57,14 +57,15 @@ def add_verbs(verbs: Verbs) -> None:
         type=Path,
         required=True,
         metavar="PYTHON",
-        help="The interpreter of the other environment, which has qdqspec's dependencies and the other runtime.",
+        help="The interpreter of the other environment, in which qdqspec's dependencies and the other runtime "
+        "are installed.",
     )
     parser.add_argument(
         "--allow",
         type=share,
         default=0.05,
         metavar="SHARE",
-        help="How much slower a tuned model may become, such as 5%% (default: 5%%).",
+        help="Allowed slowdown of a tuned model, such as 5%% (default: 5%%).",
     )
     add_folder_words(parser)
 

@@ -41,22 +41,25 @@ def add_verbs(verbs: Verbs) -> None:
         "  qdqspec verify model.onnx tuned.onnx --input reports/model/default/parity/parity.npz",
         options=_OPTIONS,
     )
-    parser.add_argument("model", type=Path, metavar="MODEL", help="The original.")
-    parser.add_argument("tuned", type=Path, metavar="TUNED", help="A model that takes the same inputs.")
+    parser.add_argument("model", type=Path, metavar="MODEL", help="The original model.")
+    parser.add_argument("tuned", type=Path, metavar="TUNED", help="A model with the same inputs.")
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--data", type=Path, metavar="NPZ", help="Inputs to compare on (default: random ones).")
     data.add_argument(
         "--input",
         type=Path,
         metavar="NPZ",
-        help="One input, as a parity check keeps it, with the limits it broke.",
+        help="One input, saved by a parity check together with the limits that it broke.",
     )
     add_inputs(parser)
     for name in _LIMITS:
         parser.add_argument(
-            f"--{name.replace('_', '-')}", type=float, metavar="X", help="As of the check `parity`."
+            f"--{name.replace('_', '-')}",
+            type=float,
+            metavar="X",
+            help="The limit of the same name of check `parity`.",
         )
-    parser.add_argument("--outputs", nargs="+", metavar="GLOB", help="Only outputs of these names.")
+    parser.add_argument("--outputs", nargs="+", metavar="GLOB", help="Only outputs with matching names.")
 
 
 def verify(arguments: argparse.Namespace) -> int:

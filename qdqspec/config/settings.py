@@ -92,72 +92,79 @@ class Settings:
         "run",
         one_of(*MODES),
         "MODE",
-        "run: use the cached winner, or tune where there is none; measure: time the known winner anew; "
-        "verify: only what needs no timing; plan: list candidates and cost, build nothing (default: run).",
+        "run: use the cached winner, or tune if there is none; measure: time the known winner again; "
+        "verify: only checks that need no timing; plan: list candidates and cost, build nothing (default: "
+        "run).",
     )
     cache_dir: Path = _option(
-        Path(".qdqspec/cache"), PATH, "DIR", "What was measured (default: .qdqspec/cache)."
+        Path(".qdqspec/cache"),
+        PATH,
+        "DIR",
+        "Folder of the cache of finished searches (default: .qdqspec/cache).",
     )
     no_cache: bool = _option(False, TRUTH, "", "Neither read nor write the cache.")
     retune: bool = _option(False, TRUTH, "", "Search again although a winner is cached, and replace it.")
     seed: int = _option(0, whole(0), "N", "Seed of search and random inputs (default: 0).")
-    threads: int = _option(1, whole(1), "N", "Threads a model runs with (default: 1).")
+    threads: int = _option(1, whole(1), "N", "Number of threads for inference (default: 1).")
     jobs: int = _option(
         1,
         whole(1),
         "N",
-        "Builds that wait for no measurement are made N at a time, on backends that time no kernels (default: 1).",
+        "Run up to N builds in parallel while no measurement is pending; only on backends that time no "
+        "kernels during a build (default: 1).",
     )
     device: int = _option(
-        0, whole(0), "N", "Index of the GPU, for backends that use one; as CUDA counts them (default: 0)."
+        0, whole(0), "N", "Index of the GPU in CUDA's numbering, for backends that use a GPU (default: 0)."
     )
     time_limit: float | None = _option(
         None,
         TIME,
         "TIME",
-        "Time for the whole run, such as 20m; what is not decided by then is inconclusive.",
+        "Time limit of the whole run, such as 20m. Checks that are not decided by then are inconclusive.",
     )
     build_limit: float | None = _option(
         None,
         TIME,
         "TIME",
-        "Time for each build of a model, such as 30m; one that takes longer is a failed trial (default: 10m).",
+        "Time limit of each build, such as 30m. A build that takes longer is a failed trial (default: 10m).",
     )
     require: tuple[str, ...] = _option(
         (),
         one_of(*REQUIREMENTS),
         "WHAT",
-        "device: a missing backend fails instead of skipping; conclusive: so does an undecided "
-        "measurement. Repeatable.",
+        "device: a check fails if its backend is missing; conclusive: a check fails if its measurement is "
+        "inconclusive. Both are skips otherwise. Repeatable.",
     )
-    scheme: str | None = _option(None, TEXT, "DIGEST", "Judge this known placement; no search.")
-    output: Path = _option(Path("reports"), PATH, "DIR", "Models and results (default: reports).")
+    scheme: str | None = _option(
+        None, TEXT, "DIGEST", "Evaluate the checks on this known placement, without a search."
+    )
+    output: Path = _option(Path("reports"), PATH, "DIR", "Folder of models and results (default: reports).")
     report: tuple[Path, ...] = _option(
-        (), PATH, "PATH", "Write a report; the suffix chooses the format. Repeatable."
+        (), PATH, "PATH", "Write a report; the suffix selects the format. Repeatable."
     )
     json: Path | None = _option(None, PATH, "PATH", "Write the run record as JSON.")
     allow_path: tuple[Path, ...] = _option(
-        (), PATH, "DIR", "A folder outside the root that specs may name files in. Repeatable."
+        (), PATH, "DIR", "A folder outside the root, whose files specs may name. Repeatable."
     )
     baseline: BaselinePolicy = _option(
         "warn",
         one_of(*get_args(BaselinePolicy)),
         "POLICY",
-        "Where a regression check has no baseline to compare with: require fails, warn skips; off "
-        "compares nothing (default: require in CI, warn elsewhere).",
+        "Regression checks without a baseline. require: they fail; warn: they are skipped. off: no "
+        "comparison with baselines (default: require in CI, warn elsewhere).",
     )
     update: Update | None = _option(
         None,
         one_of(*get_args(Update)),
         "WHICH",
-        "Write baselines. new: those that are missing; changed: also those that no longer hold; all: "
-        "every one of the checks selected. Commit them.",
+        "Write baselines. new: missing ones; changed: also those that no longer match; all: those of all "
+        "selected checks. Commit them.",
     )
     backend_option: tuple[str, ...] = _option(
         (),
         BACKEND_OPTION,
         "BACKEND.WORD=VALUE",
-        "How a backend builds and measures: an option that doctor lists for it. Repeatable.",
+        "Set an option of a backend for builds and measurements; doctor lists the options. Repeatable.",
     )
     plugin: tuple[Path, ...] = _option(
         (),

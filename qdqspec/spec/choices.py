@@ -72,7 +72,7 @@ class MatrixSection(SpecSection):
     """One case for each combination of the axes' values; a value replaces the rule of its axis."""
 
     quant: Axis[Formats] | None = Field(
-        default=None, description="Replaces quantize.format; a list inside is one case with several formats."
+        default=None, description="Replaces quantize.format; a nested list is one case with several formats."
     )
     batch: Axis[Count] | None = Field(
         default=None, description="Replaces the first dimension of every input."
@@ -84,10 +84,10 @@ class MatrixSection(SpecSection):
     preset: Axis[Preset] | None = Field(default=None, description="Replaces tune.preset.")
     backend: Axis[BackendName] | None = Field(
         default=None,
-        description="The runtime of the case, in place of that of the run; all are timed together.",
+        description="The backend of the case, in place of that of the run; all are timed together.",
     )
     exclude: Listed[ChoiceSection] = Field(
-        default=(), max_length=MAX_CASES, description="Combinations to leave out."
+        default=(), max_length=MAX_CASES, description="Combinations to exclude."
     )
     include: Listed[ChoiceSection] = Field(
         default=(), max_length=MAX_CASES, description="Values to add, or further combinations."

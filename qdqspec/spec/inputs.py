@@ -26,9 +26,9 @@ Dims: TypeAlias = Annotated[Listed[Count], Field(max_length=32)]
 class ShapeSection(SpecSection):
     """The shape of one input: the usual one, and its bounds where it is dynamic."""
 
-    opt: Dims = Field(description="The shape that is measured.")
-    min: Dims | None = Field(default=None, description="The smallest shape; as opt where not given.")
-    max: Dims | None = Field(default=None, description="The largest shape; as opt where not given.")
+    opt: Dims = Field(description="The shape at which the model is timed.")
+    min: Dims | None = Field(default=None, description="The smallest shape (default: opt).")
+    max: Dims | None = Field(default=None, description="The largest shape (default: opt).")
     weight: Positive | None = Field(default=None, description="Share of this profile in the objective.")
 
     @model_validator(mode="after")
@@ -102,21 +102,23 @@ class InputsSection(SpecSection):
     )
     values: dict[str, InputValue] = Field(
         default={},
-        description="Inputs fixed to a value, by name. The tuned model does not have them: what follows from them is "
-        "folded, and of an If on them the branch that is taken remains.",
+        description="Inputs fixed to a value, by name. The tuned model does not have them: nodes that depend only on "
+        "them are folded, and an If on them is replaced by the branch that is taken.",
     )
     calibration: ShortData | None = Field(
         default=None,
-        description="Data to take activation ranges from: an .npz with one array per input, first axis samples, or an "
-        ".npy; a folder or a glob of them; or a table for images, Python loaders, other names and labels apart.",
+        description="Data for the ranges of activations: an .npz with one array per input, first axis samples, or an "
+        ".npy; a folder or a glob of them; or a table for images, Python loaders, other array names, or "
+        "labels in a separate file.",
     )
     scales: SpecPath | None = Field(
         default=None,
-        description="Ranges of activations that are known already: a calibration cache of a runtime, or JSON with "
-        "{tensor: 6.0} or {tensor: [-1.5, 6.0]}. Activations without one stay in floating point.",
+        description="A file of known ranges of activations: a calibration cache of a runtime, or JSON with {tensor: "
+        "6.0} or {tensor: [-1.5, 6.0]}. Activations without a range stay in floating point.",
     )
     evaluation: ShortData | None = Field(
-        default=None, description="The same with labels, to compare outputs and measure accuracy on."
+        default=None,
+        description="Data for parity and accuracy, in the same forms, with labels for task metrics.",
     )
 
     @model_validator(mode="after")
@@ -176,21 +178,22 @@ class DataSection(SpecSection):
         default={}, description="The array of each input whose name differs from it."
     )
     labels: SpecPath | None = Field(
-        default=None, description="Labels in a file of their own: .npy, .npz, or text with one number a line."
+        default=None, description="Labels in a separate file: .npy, .npz, or text with one number a line."
     )
     size: Size | None = Field(
         default=None, description="Of images: height and width, or one number for both."
     )
     resize: Count | None = Field(
         default=None,
-        description="Of images: the shorter side before `size` is cut out; by default `size` just fits.",
+        description="Of images: the shorter side before `size` is cut from the centre; by default the image just "
+        "covers `size`.",
     )
-    scale: float = Field(default=1 / 255, description="Of images: what pixels of 0 to 255 are multiplied by.")
+    scale: float = Field(default=1 / 255, description="Of images: the factor of pixels, which are 0 to 255.")
     mean: Listed[float] = Field(
-        default=(0.0,), description="Of images: subtracted after `scale`, one or a channel."
+        default=(0.0,), description="Of images: subtracted after `scale`; one number, or one a channel."
     )
     std: Listed[Annotated[float, Field(gt=0)]] = Field(
-        default=(1.0,), description="Of images: what is divided by after `mean`, one or a channel."
+        default=(1.0,), description="Of images: the divisor after `mean`; one number, or one a channel."
     )
     layout: Literal["nchw", "nhwc"] = Field(default="nchw", description="Of images: the order of dimensions.")
     colors: Literal["rgb", "bgr", "gray"] = Field(default="rgb", description="Of images: the channels.")

@@ -46,13 +46,15 @@ class Spec(SpecSection):
 
     qdqspec: Literal[1] = Field(default=1, description="Version of the spec format; required in a file.")
     model: SpecPath = Field(description="The ONNX model, relative to the spec.")
-    title: str = Field(default="", description="For reports only.")
-    tags: Listed[Words] = Field(default=(), description="Also usable with pytest -k.")
+    title: str = Field(default="", description="A text for reports.")
+    tags: Listed[Words] = Field(default=(), description="Words that pytest -k matches.")
     inputs: InputsSection = Field(default=InputsSection(), description="Shapes and data.")
     matrix: MatrixSection | None = Field(default=None, description="One case for each combination of values.")
-    patterns: PatternsSection = Field(default=PatternsSection(), description="What may be quantized.")
+    patterns: PatternsSection = Field(
+        default=PatternsSection(), description="Operators and nodes that may be quantized."
+    )
     regions: RegionsSection = Field(
-        default=RegionsSection(), description="How the model is cut into regions."
+        default=RegionsSection(), description="The division of the model into regions."
     )
     quantize: QuantizeSection = Field(
         default=QuantizeSection(), description="Number formats and calibration."
@@ -60,10 +62,12 @@ class Spec(SpecSection):
     tune: TuneSection = Field(default=TuneSection(), description="The search and its budget.")
     checks: Annotated[
         Checks,
-        Field(strict=False, description="What must hold; at least one.", json_schema_extra={"minItems": 1}),
+        Field(strict=False, description="The checks; at least one.", json_schema_extra={"minItems": 1}),
     ]
     skip: Reason | None = Field(default=None, description="The reason why every case is skipped.")
-    skip_unless: SkipUnlessSection | None = Field(default=None, description="What the machine must have.")
+    skip_unless: SkipUnlessSection | None = Field(
+        default=None, description="Requirements on the machine; without them the cases are skipped."
+    )
     xfail: Xfail | None = Field(default=None, description="The reason why every case is expected to fail.")
 
     _source: Path | None = PrivateAttr(None)

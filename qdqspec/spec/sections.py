@@ -47,7 +47,7 @@ class NodesSection(SpecSection):
 
 
 class PatternsSection(SpecSection):
-    """What may be quantized."""
+    """Operators and nodes that may be quantized."""
 
     allow: Listed[Words] = Field(
         default=(),
@@ -55,7 +55,7 @@ class PatternsSection(SpecSection):
         "a warning; if none matches anything, it is an error.",
     )
     deny: Listed[Words] = Field(default=(), description="Pattern expressions that are never quantized.")
-    nodes: NodesSection = Field(default=NodesSection(), description="The same by node name.")
+    nodes: NodesSection = Field(default=NodesSection(), description="Filters by node name.")
     allow_file: NamesFile | None = Field(
         default=None, description="A file of globs over node names to include, one a line."
     )
@@ -74,11 +74,11 @@ class PatternsSection(SpecSection):
 
 
 class RegionsSection(SpecSection):
-    """How the model is cut into regions."""
+    """The division of the model into regions."""
 
     by: Literal["structure", "names", "fusion", "manual"] = Field(
         default="structure",
-        description="By graph structure, exporter scope names, backend fusions, or the list given.",
+        description="Regions by graph structure, scope names of the exporter, fusions of the backend, or a list.",
     )
     max_nodes: Count = Field(default=10, description="Largest region, in nodes.")
     manual: Listed[Listed[Words]] = Field(
@@ -86,7 +86,7 @@ class RegionsSection(SpecSection):
     )
     graph: SpecPath | None = Field(
         default=None,
-        description="For 'by: fusion': layer information that a tool of the runtime exported, in place of a build.",
+        description="For 'by: fusion': layer information exported by a tool of the runtime, in place of a build.",
     )
 
     @model_validator(mode="after")
@@ -130,37 +130,43 @@ class QuantizeSection(SpecSection):
 
     format: Formats = Field(
         default="int8",
-        description="Number format of weights and, where it may, of activations; of several, the search chooses.",
+        description="Number format of weights and of activations, if it applies to them. From several the search "
+        "chooses.",
     )
-    calibration: Method = Field(default="max", description="How ranges come from calibration data.")
-    weights: Granularity = Field(default="per-channel", description="Scales of weights.")
+    calibration: Method = Field(
+        default="max", description="The method that computes ranges from calibration data."
+    )
+    weights: Granularity = Field(
+        default="per-channel",
+        description="One scale for each channel of a weight, or one for the whole weight.",
+    )
     activations: Activations = Field(
-        default="auto", description="Format of activations; auto asks the backend."
+        default="auto", description="Format of activations; auto: the one that the backend declares."
     )
     outputs: bool | Literal["auto"] = Field(
         default="auto",
-        description="Whether graph outputs may be quantized as well; auto: where a weighted operator that makes one "
+        description="Whether graph outputs may be quantized; auto: only if the weighted operator that makes an output "
         "cannot run in integers otherwise.",
     )
     labels: Listed[LabelKind] = Field(
         default=(),
-        description="How operators may be quantized; none given: in every way that the backend has.",
+        description="Labels that operators may have (default: all that the backend supports).",
     )
 
     corrections: CorrectionNames = Field(
         default="auto",
-        description="Changes of channels, ranges, weights and biases that reduce the error at no cost in time; auto: "
-        "all that help on held-out calibration data.",
+        description="Corrections of channels, ranges, weights and biases, which reduce the error and cost no time in "
+        "the model; auto: all that reduce it on held-out calibration data.",
     )
 
     scales: Literal["keep", "recalibrate"] = Field(
         default="keep",
-        description="Whether scales of Q/DQ models in tune.start_from are kept; they may come from training.",
+        description="Whether the scales of Q/DQ models in tune.start_from, for example from training, are kept.",
     )
     dq_dtype: RealType | None = Field(
         default=None,
-        description="What DequantizeLinear gives where the model does not state the type, as after operators of "
-        "plugins; not given: such tensors are not quantized.",
+        description="Output type of DequantizeLinear if the model does not state the type, as after operators of "
+        "plugins; without it such tensors are not quantized.",
     )
 
     def rules(self) -> QuantizeRules:
@@ -212,13 +218,13 @@ class AccuracySection(SpecSection):
         default="top1",
         description="top1, top5, any top<k>, miou, or the name of a metric of fixture qdq_metrics.",
     )
-    min: Fraction | None = Field(default=None, description="Smallest value that can win: 0.97 or 97%.")
+    min: Fraction | None = Field(
+        default=None, description="Smallest value of the selected model: 0.97 or 97%."
+    )
     max_drop: Annotated[Fraction, Field(ge=0)] | None = Field(
         default=None, description="Largest loss against the reference, in the metric's own unit: 0.01 or 1%."
     )
-    output: Words | None = Field(
-        default=None, description="The output that is scored; the first where not named."
-    )
+    output: Words | None = Field(default=None, description="The output that is scored (default: the first).")
 
     @model_validator(mode="after")
     def _holds_something(self) -> Self:
@@ -267,10 +273,10 @@ class TuneSection(SpecSection):
     """The search: how, how long, for what."""
 
     strategy: StrategyName = Field(default="attribution", description="Search strategy.")
-    preset: Preset = Field(default="default", description="How thorough the search is.")
-    trials: Count | None = Field(default=None, description="Search builds at most.")
+    preset: Preset = Field(default="default", description="The size of the search.")
+    trials: Count | None = Field(default=None, description="Largest number of search builds.")
     trials_per_region: Count | None = Field(
-        default=None, description="Builds for each region at most, with strategy region."
+        default=None, description="Largest number of builds for each region, with strategy region."
     )
     region_models: bool = Field(
         default=False,
@@ -283,16 +289,16 @@ class TuneSection(SpecSection):
     )
     minutes: Minutes | None = Field(
         default=None,
-        description="Time of the search: minutes, or 90s, 10m, 1h. It includes corrections (they begin no step after "
-        "15 % of it) and the builds that confirm the result, up to half of it; a close result may take twice the time. "
-        "Calibration, the reference's metric and waiting for other runs do not count.",
+        description="Time limit of the search: minutes, or 90s, 10m, 1h. It includes corrections (no step begins "
+        "after 15 % of it) and the builds that confirm the result, up to half of it. A close result may "
+        "take twice the time. Calibration, the reference's metric and waiting for other runs do not count.",
     )
     objective: Literal["latency", "pareto"] = Field(
-        default="latency", description="The fastest, or the front of latency and accuracy."
+        default="latency", description="The fastest placement, or also the front of latency and accuracy."
     )
     min_sqnr_db: SqnrLimit | None = Field(
         default=None,
-        description="Smallest SQNR of what is selected, in dB; without this and accuracy: 20; none lifts it.",
+        description="Smallest SQNR of the selected model, in dB (default: 20 without accuracy); none: no limit.",
     )
     accuracy: AccuracySection | None = Field(
         default=None, description="Accuracy constraint inside the search, by a metric on inputs.evaluation."
@@ -301,15 +307,18 @@ class TuneSection(SpecSection):
         default=0.02,
         description="Share of the reference's time that the selected model is proved to save: 0.02 or 2%.",
     )
-    clock: Literal["auto", "cpu", "wall"] = Field(default="auto", description="The clock that decides.")
+    clock: Literal["auto", "cpu", "wall"] = Field(
+        default="auto",
+        description="The clock of comparisons; auto: thread CPU time with one thread, else wall time.",
+    )
     float16: bool | None = Field(
         default=None,
-        description="Time the model in float16 beside the reference; where not said, on backends that compute in it.",
+        description="Whether the model is also timed in float16 (default: on backends that compute in float16).",
     )
     targets: Targets | None = Field(
         default=None,
-        description="Backends that one placement is found for, each with a weight (default: 1): a case for each, and "
-        "the placement that is slower than float on none.",
+        description="Backends, each with a weight (default: 1): one case for each, and one placement for all that is "
+        "slower than float on none.",
     )
     start_from: Listed[SpecPath] = Field(
         default=(), description="Pattern caches, journals, schemes and Q/DQ models to start from."
@@ -352,7 +361,7 @@ class SkipUnlessSection(SpecSection):
 
     backend: Target | None = Field(default=None, description="A backend, or one of its targets.")
     compute_capability: Annotated[str, BeforeValidator(_comparison, json_schema_input_type=str)] | None = (
-        Field(default=None, description="Of the GPU, as a comparison: '>=8.9'.")
+        Field(default=None, description="Compute capability of the GPU, as a comparison: '>=8.9'.")
     )
 
     def rules(self) -> dict[str, str]:
@@ -368,7 +377,7 @@ def _reason(value: object) -> object:
 class XfailSection(SpecSection):
     """Why the case is expected to fail."""
 
-    reason: Reason = Field(description="Why it is expected to fail.")
+    reason: Reason = Field(description="The reason why it is expected to fail.")
     strict: bool = Field(default=True, description="Whether an unexpected pass is a failure.")
 
 
