@@ -60,7 +60,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         again = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]  # add gives None
-        raise ValueError(f"the key {again!r:.40} stands twice")
+        raise ValueError(f"the key {again!r:.40} occurs twice")
     return found
 
 

@@ -81,8 +81,7 @@ def refuse_more_than_all(metric: str, **limits: float | None) -> None:
     for name, limit in limits.items():
         if limit is not None and is_share(metric) and (limit > 1 or (limit == 1 and name == "max_drop")):
             raise ValueError(
-                f"{metric} is a share, and {limit:g} of it cannot be asked for: "
-                f"write {limit:g}% or {limit / 100:g}"
+                f"{metric} is a share, and {limit:g} of it is no valid limit: write {limit:g}% or {limit / 100:g}"
             )
 
 

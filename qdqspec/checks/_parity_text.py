@@ -86,14 +86,15 @@ def advice(output: str, step: str, culprits: CulpritEvidence | None = None) -> s
     name = plain(output, NAME_WIDTH)
     if step == RUNTIME:
         return (
-            f"The Q/DQ arithmetic of '{name}' is close enough, and the runtime leaves it: it saturates, rounds or "
-            "fuses otherwise. See what it runs in integers (qdqspec explain) and what may saturate (qdqspec lint), "
-            "exclude these nodes (patterns.nodes.exclude), or have it rewrite less (--qdq-backend-option)."
+            f"The Q/DQ arithmetic of '{name}' is within the limit, but the runtime's result differs from it: "
+            f"the runtime saturates, rounds or fuses otherwise. `qdqspec explain` shows what runs in integers, "
+            f"`qdqspec lint` what may saturate. Exclude these nodes (patterns.nodes.exclude), or reduce the "
+            f"runtime's optimizations (--qdq-backend-option)."
         )
     where = " in its Q/DQ arithmetic, before any runtime" if step == QUANTIZATION else ""
     return (
-        f"Output '{name}' moved most{where}. {_which_nodes(culprits)}, "
-        "set tune.min_sqnr_db, try another quantize.calibration, or accept less."
+        f"Output '{name}' has the largest difference{where}. {_which_nodes(culprits)}, "
+        "set tune.min_sqnr_db, try another quantize.calibration, or relax the limit."
     )
 
 
@@ -102,7 +103,7 @@ def _which_nodes(culprits: CulpritEvidence | None) -> str:
     found = culprits.pairs[:_CULPRITS] if culprits is not None else ()
     gains = [culprit.without_db for culprit in found if culprit.without_db is not None]
     if culprits is None or not gains or max(gains) < culprits.together_db + _HELPS_DB:
-        spread = "No few pairs make most of the noise: exclude" if gains else "Exclude"
+        spread = "The noise is not caused by a few pairs: exclude" if gains else "Exclude"
         return (
             f"{spread} layers before it (patterns.nodes.exclude; qdqspec explain CASE --culprits lists pairs)"
         )
@@ -143,7 +144,7 @@ def _share(own: float | None, noise: tuple[float, float]) -> str:
 def _undivided(parity: ParityEvidence) -> tuple[Section, ...]:
     if not parity.undivided:
         return ()
-    title = "What quantization costs and what the runtime costs was not told apart"
+    title = "Quantization error and runtime error were not measured separately"
     return (Section(title=title, text=plain(parity.undivided, 200)),)
 
 
@@ -156,7 +157,7 @@ def search_sections(found: ParitySearch) -> tuple[Section, ...]:
 def probe_sections(probe: Probe) -> tuple[Section, ...]:
     """An input, its outputs, the origin of the difference, and how to reproduce it."""
     found = [_inputs(probe)] if probe.inputs else []
-    found += comparison_sections(probe.parity, "What comes out for it, worst first")
+    found += comparison_sections(probe.parity, "Outputs for this input, worst first")
     if probe.command:
         found.append(
             Section(title=f"Kept in {plain(probe.file, 100)}; try it again with", text=probe.command)
@@ -168,15 +169,16 @@ def search_advice(probe: Probe) -> str:
     """Advice about an input that breaks the limits."""
     if probe.within:
         return (
-            "Its values are all within what the calibration data has: give the calibration such inputs, exclude "
-            "layers (patterns.nodes.exclude), or accept less. Say in search.values what inputs there are."
+            "All its values are within the range of the calibration data: add such inputs to it, exclude layers "
+            "(patterns.nodes.exclude), or relax the limit. State the valid range of inputs in search.values."
         )
     beyond = next(one for one in probe.inputs if not one.within)
     name = plain(beyond.name, NAME_WIDTH)
     return (
-        f"Input '{name}' leaves what the calibration data has ({_range(beyond)}). Where such inputs never come, say "
-        f"so: search: {{values: {{{name}: [{beyond.known_low:.5g}, {beyond.known_high:.5g}]}}}}; where they do, "
-        "calibrate with data that has them."
+        f"Input '{name}' is outside the range of the calibration data ({_range(beyond)}). If such inputs do not "
+        f"occur, state the valid range: search: "
+        f"{{values: {{{name}: [{beyond.known_low:.5g}, {beyond.known_high:.5g}]}}}}; if they do, calibrate with "
+        f"data that contains them."
     )
 
 
@@ -189,11 +191,13 @@ def _summary(found: ParitySearch) -> str:
     )
     if found.found is None:
         closest = (
-            f" The closest came to {db_text(found.closest_db)} dB." if math.isfinite(found.closest_db) else ""
+            f" The smallest SQNR was {db_text(found.closest_db)} dB."
+            if math.isfinite(found.closest_db)
+            else ""
         )
         return f"{text} None broke a limit.{closest}"
     where = "within" if found.found.within else "beyond"
-    return f"{text} The smallest that breaks a limit lies {where} the range of the calibration data."
+    return f"{text} The smallest that breaks a limit is {where} the range of the calibration data."
 
 
 def _inputs(probe: Probe) -> Section:

@@ -84,7 +84,7 @@ class AccuracyCheck:
 def _advice(params: AccuracyParams, measured: AccuracyEvidence, evidence: Evidence) -> str:
     if params.min is not None and measured.reference < params.min - SLACK:
         own = metric_text(params.metric, measured.reference)
-        return f"The reference itself has {own}: ask for less, or for a max_drop against it."
+        return f"The reference itself has {own}: lower the minimum, or give a max_drop against it."
     is_held = evidence.search is not None and evidence.search.accuracy is not None
     hold = "" if is_held else "Give the search the same limit (tune.accuracy), "
     said = (
@@ -146,7 +146,7 @@ def _measured(params: AccuracyParams, measured: AccuracyEvidence) -> Section:
         facts += [
             ("became wrong", str(measured.lost)),
             ("became right", str(measured.gained)),
-            ("drop on like data (95 %)", f"{percent_text(drop.low)} to {percent_text(drop.high)}"),
+            ("drop on similar data (95 %)", f"{percent_text(drop.low)} to {percent_text(drop.high)}"),
         ]
     return Section(
         title=f"Measured on {measured.samples} samples",
@@ -163,7 +163,7 @@ def _resolution(params: AccuracyParams, measured: AccuracyEvidence) -> str:
     step = 1 / measured.samples
     said = f"One sample of {measured.samples} is {100 * step:.2g} %"
     if params.max_drop is not None and params.max_drop < step - SLACK:
-        return f"{said}: within {share_text(params.max_drop)} not a single one may be lost."
+        return f"{said}: within {share_text(params.max_drop)} no sample may be lost."
     return f"{said}."
 
 

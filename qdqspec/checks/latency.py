@@ -169,7 +169,7 @@ class _Limit:
         """The verdict on this percentile alone."""
         shown, allowed = ms_texts_apart(self.value, self.allowed)
         if self.outcome == "inconclusive":
-            return f"{self.name} {shown} ms of {self.runs} runs: too few to tell from budget {allowed} ms"
+            return f"{self.name} {shown} ms of {self.runs} runs: too few to judge against budget {allowed} ms"
         sign = "<=" if self.outcome == "pass" else ">"
         return f"{self.name} {shown} ms {sign} budget {allowed} ms ({self.excess})"
 
@@ -208,9 +208,12 @@ def _advice(worst: _Limit, evidence: Evidence) -> str:
     if worst.outcome == "inconclusive":
         needed = math.ceil(100 / (100 - worst.percent)) if worst.percent < 100 else 0
         enough = (
-            f"a p{worst.percent:g} takes at least {needed} runs" if needed else "no number of runs tells it"
+            f"a p{worst.percent:g} takes at least {needed} runs" if needed else "no number of runs is enough"
         )
-        return f"One slow run of {worst.runs} decides it; {enough}. Hold a lower percentile, or raise the budget."
+        return (
+            f"One slow run of {worst.runs} decides the result; {enough}. "
+            "Use a lower percentile, or raise the budget."
+        )
     return faster_advice(evidence, "raise the budget", gap=worst.value / worst.allowed)
 
 

@@ -182,8 +182,8 @@ def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorPa
     """The verdict if something requested could not be measured."""
     if (params.quantization or params.runtime) and not parity.quantization and parity.undivided:
         return unmeasured(
-            "quantization and runtime were not told apart",
-            f"It was not possible: {plain(parity.undivided)}. Ask for limits of the whole only.",
+            "quantization and runtime errors were not measured separately",
+            f"It was not possible: {plain(parity.undivided)}. Give limits of the total difference only.",
         )
     if params.asks_agreement and not any(params.top.key in out.agreement for out in judged):
         return unmeasured(

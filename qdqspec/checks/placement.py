@@ -178,13 +178,15 @@ def _advice(params: PlacementParams, evidence: Evidence, broken: list[_Rule]) ->
             near = did_you_mean(entry, known)
             return f"'{plain(entry)}' is no op type and no node of this model{near}: correct the entry."
     if any(rule.name.startswith("require") for rule in broken) and is_unchanged(evidence):
-        return "The model is unchanged, as no placement was selected: drop the entry, or allow more patterns."
+        return (
+            "The model is unchanged, as no placement was selected: remove the entry, or allow more patterns."
+        )
     if broken and broken[0].name.startswith("require"):
         return (
-            "The search quantizes what it proved faster: ask for less of it, or allow nothing else "
-            "(patterns.allow). `qdqspec inspect` tells why a node cannot be quantized."
+            "The search quantizes only what is proved faster: require fewer nodes, or allow only these "
+            "(patterns.allow). `qdqspec inspect` states why a node cannot be quantized."
         )
-    return "Say the same in patterns (allow, deny, nodes.exclude), so that the search looks there only."
+    return "Set the same restriction in patterns (allow, deny, nodes.exclude), so that the search meets it."
 
 
 check = PlacementCheck()

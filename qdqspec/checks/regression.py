@@ -118,19 +118,17 @@ def _headline(change: TimeChange, allowed: float, outcome: Outcome, *, stale: bo
 def _advice(found: RegressionEvidence, outcome: Outcome, evidence: Evidence) -> str:
     if outcome == "inconclusive" and found.change is not None and conditions_effect(found.change) > 1:
         return (
-            "Measure again with nothing else running: what changes the time of the float model so much changes that of "
-            "the faster model more."
+            "Measure again without other work on the machine: conditions that change the time of the float "
+            "model this much change that of the faster model more."
         )
     if outcome == "inconclusive":
-        return "Measure again on a quieter machine, or allow more: the interval reaches over the allowance."
+        return "Measure again on a quieter machine, or raise the allowance: the interval contains it."
     if outcome == "fail" and evidence.search is not None and evidence.search.unchanged:
         return (
-            f"The float model is selected now ({plain(evidence.search.reason)}). Where that is meant, renew the "
+            f"The float model is selected now ({plain(evidence.search.reason)}). If this is intended, renew the "
             f"baseline and commit it: {found.command}"
         )
-    return (
-        f"Find out what became slower; where it is meant, renew the baseline and commit it: {found.command}"
-    )
+    return f"Find the cause of the slowdown; if it is intended, renew the baseline and commit it: {found.command}"
 
 
 def _moved(ratio: float) -> str:
@@ -144,7 +142,7 @@ def _bounds(change: Interval) -> str:
 
 
 def _ratios(found: RegressionEvidence, baseline: Interval, ratio: Interval) -> Section:
-    taken = "measured twice, the second time more closely" if found.looks > 1 else "measured once"
+    taken = "measured twice, the second time more precisely" if found.looks > 1 else "measured once"
     return Section(
         title=f"Tuned over reference ({found.builds} builds each, interleaved, {taken})",
         headers=("run", "ratio", "95 % interval", "recorded"),
@@ -200,7 +198,7 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
         "damaged": f"damaged baseline {plain(found.file.rpartition('/')[2], 40)}: {plain(found.reason, 60)}",
         "off": "baselines are off in this run",
     }.get(found.state, found.reason)
-    advice = f"Measure on this device and commit what is written: {found.command}"
+    advice = f"Measure on this device and commit the file: {found.command}"
     if found.state == "missing" and found.required:
         advice += "\nWhere runners have several processors, --qdq-baseline=warn skips the check on those without one."
     if found.state == "damaged":

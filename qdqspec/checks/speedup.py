@@ -60,7 +60,7 @@ def _compare(params: SpeedupParams, evidence: Evidence, latency: LatencyEvidence
     }[outcome]
     advice = faster_advice(evidence, "lower min", gap=params.min / speedup.median)
     if outcome == "inconclusive":
-        advice = "Measure again on a quieter machine: the interval reaches over the minimum. " + advice
+        advice = "Measure again on a quieter machine: the interval contains the minimum. " + advice
     return verdict(
         outcome,
         f"{said} {ratio_text(params.min)}x",

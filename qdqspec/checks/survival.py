@@ -71,8 +71,8 @@ def _failed(found: list[SurvivalEvidence], lossy: list[SurvivalEvidence]) -> Ver
         _table(found),
         *(_names(result) for result in lossy),
         numbers=_numbers(found),
-        advice="Take the lost pairs out (patterns.nodes.exclude: they cost time and gain nothing), or leave the "
-        "optimizer out of the model's way.",
+        advice="Exclude the lost pairs (patterns.nodes.exclude), which cost time without a gain, or do not run "
+        "this optimizer on the model.",
     )
 
 

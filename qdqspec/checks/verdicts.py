@@ -75,7 +75,7 @@ def timed_out(limit: str, known: Verdict | None = None) -> Verdict:
         f"not decided within the time limit of {limit}",
         *(() if known is None else (Section(title="Known by then", text=known.headline), *known.sections)),
         numbers={} if known is None else known.numbers,
-        advice="Run it again, which goes on where this run stopped, or raise --qdq-time-limit.",
+        advice="Run it again: it continues where this run stopped. Or raise --qdq-time-limit.",
     )
 
 
@@ -113,8 +113,9 @@ def faster_advice(evidence: Evidence, otherwise: str, *, gap: float = 1.0) -> st
     if gap >= FAR:
         unchanged = f"The model is unchanged ({plain(search.reason)}). " if search.unchanged else ""
         return (
-            f"{unchanged}It would have to be {gap:.1f}x faster still; other placements rarely give so much. See where "
-            f"the time goes with `qdqspec explain`, use another backend, device or number format, or {otherwise}."
+            f"{unchanged}It would have to be {gap:.1f}x faster still; other placements rarely gain so much. "
+            f"`qdqspec explain` shows the time of each layer. Use another backend, device or number format, or "
+            f"{otherwise}."
         )
     tried = f"{count_text(search.built, 'candidate')} built, {search.failed} failed"
     rules = evidence.case.patterns

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FINE
     except KeyboardInterrupt:
         start = "\n" if sys.stderr.isatty() else ""  # the terminal has written ^C
-        kept = f"; what was measured is kept. Resume with: {shlex.join(('qdqspec', *words))}"
+        kept = f"; the measurements are kept. Resume with: {shlex.join(('qdqspec', *words))}"
         complain(f"{start}Interrupted{kept if words[0] == 'tune' else ''}")
         return INTERRUPTED
     return code

@@ -317,7 +317,7 @@ def _spans(given: Mapping[str, dict[str, list[int]] | None], arguments: argparse
         )
     usual = given["opt"]
     if usual is None:
-        raise ConfigError("--opt-shapes is missing: the shapes that are measured", cure="add it")
+        raise ConfigError("--opt-shapes is missing: the shapes at which models are timed", cure="add it")
     for bound in ("min", "max"):
         for name in given[bound] or ():
             if name not in usual:

@@ -174,7 +174,7 @@ def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Expla
     notes = baseline_notes(found)
     corrections = () if found.search is None else found.search.corrections
     if result.get("search") is None and not (folder / "tuned.onnx").is_file():
-        first = next((check["headline"] for check in result["checks"]), "it was not run to its end")
+        first = next((check["headline"] for check in result["checks"]), "its run was not completed")
         raise StateError(
             f"nothing was searched for this case: {first}",
             where=folder,

@@ -94,7 +94,7 @@ def _write_new(path: Path, text: str) -> None:
         create_file(path, text)
     except FileExistsError:
         raise OutputError(
-            "there is a spec already, and it is not overwritten", where=path, cure="name another file with -o"
+            "this spec exists already, and is not overwritten", where=path, cure="name another file with -o"
         ) from None
     except OSError as error:
         raise unwritable("the spec", path, error, "choose another folder with -o") from None
@@ -208,4 +208,4 @@ def _outside(paths: Sequence[Path | None], settings: Settings) -> Iterator[str]:
         if path is None or any(path.resolve().is_relative_to(folder.resolve()) for folder in allowed):
             continue
         folder = path.absolute() if path.is_dir() else path.absolute().parent
-        yield f"the {what} lies outside {settings.root}: run with --qdq-allow-path={folder}"
+        yield f"the {what} is outside {settings.root}: run with --qdq-allow-path={folder}"

@@ -87,7 +87,7 @@ def list_cases(arguments: argparse.Namespace) -> int:
     for message in wrong:
         complain(message)
     if not found and not wrong:
-        complain("no spec found; specs are called *.qdq.yaml\n  qdqspec init MODEL.onnx writes one")
+        complain("no spec found; names of specs end in .qdq.yaml\n  qdqspec init MODEL.onnx writes one")
     return IMPOSSIBLE if wrong or not found else FINE
 
 

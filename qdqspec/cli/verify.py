@@ -79,7 +79,7 @@ def verify(arguments: argparse.Namespace) -> int:
         else:
             probe = _compared(arguments, session, limits)
     if probe.parity.data == "random" and not probe.inputs:
-        complain("note: inputs are random here, and errors on data of the model differ: give it with --data")
+        complain("note: inputs are random here, and errors on real data differ: give data with --data")
     answer(arguments, _json(probe), _text(probe, is_limited=limits is not None or bool(probe.inputs)))
     return WANTING if probe.broken else FINE
 

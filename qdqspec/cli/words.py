@@ -316,7 +316,8 @@ def values_left(
     left = {name: value for name, value in values.items() if name in inputs}
     gone = (name for name in values if name not in left)
     return left, tuple(
-        f"{path.name} has no input '{name}': it is taken as fixed when the model was made" for name in gone
+        f"{path.name} has no input '{name}': it is assumed to have been fixed when the model was made"
+        for name in gone
     )
 
 

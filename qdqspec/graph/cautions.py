@@ -29,7 +29,7 @@ def cautions(model: Model) -> Iterator[str]:
     present = [node.name for node in model.nodes if node.op_type in QDQ_OPS]
     if present:
         yield (
-            f"Q/DQ stands in it already ({_listed(present)}): it is part of the reference, and further pairs are "
+            f"it contains Q/DQ already ({_listed(present)}): it is part of the reference, and further pairs are "
             "tried around it; to search from the float model: qdqspec strip"
         )
     dynamic = [node for node in model.nodes if _is_dynamic(node)]

@@ -173,7 +173,7 @@ def _check_calls(proto: onnx.ModelProto, path: Path) -> None:
                 cure=_INLINE,
             )
     if (total := sum(sizes.get(name, 1) for name in _calls(proto.graph.node))) > MOST_CALLS:
-        raise ModelError(f"its local functions stand for {total:,} nodes", where=path, cure=_INLINE)
+        raise ModelError(f"its local functions expand to {total:,} nodes", where=path, cure=_INLINE)
 
 
 _INLINE = "export the model without local functions, or with fewer"

@@ -154,7 +154,7 @@ def warm_starts(
     if cache.entries and backend not in cache.backends:
         raise StateError(
             f"the pattern cache was made on {', '.join(cache.backends)}, not on {backend}: "
-            "what is fast on one backend is slow on another",
+            "speed differs between backends",
             cure=f"start from a patterns.yaml that a run on {backend} has left",
         )
     usable = _usable(cache, backend, device)

@@ -136,7 +136,7 @@ def _unknown_numbers(numbers: Numbers) -> str:
     if numbers.axis is not None and numbers.axis < 0:
         return "has an axis counted from the end of a shape that is not known"
     if numbers.precision:
-        return "is told to compute in another precision than its scale's"
+        return "is set to compute in another precision than that of its scale"
     if not (np.isfinite(numbers.step) & (numbers.step >= _TINY)).all():
         return "has a scale that is zero, negative, subnormal or not finite"
     return ""
@@ -151,7 +151,10 @@ def _half_said(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
         if 0 < len(_consumers(pair)) < len(pair.ends):
             yield pair.tensor, "also makes a graph output, which is float after `apply`: it is a constant"
         if pair.hidden and pair.ends:
-            yield pair.tensor, "is also read in a body of If, Loop or Scan, which sees it float after `apply`"
+            yield (
+                pair.tensor,
+                "is also read in a body of If, Loop or Scan, which reads it in float after `apply`",
+            )
         if pair.unread and not _repeated(pair, by_tensor[pair.tensor]):
             yield pair.tensor, _SUPERSEDED
 

@@ -37,7 +37,7 @@ _UNKNOWN = "an unknown type"
 _FLOATS = frozenset(onnx.TensorProto.DataType.Name(kind) for kind in FLOATS)
 _RECURRENT_FLOAT = frozenset({"GRU", "RNN"})
 COMPUTED = "computed from shapes or constants alone"
-NOT_ASKED = "the spec has to ask for it: quantize: {outputs: true}"
+NOT_ASKED = "the spec must request it: quantize: {outputs: true}"
 
 
 @uncollected()
@@ -142,8 +142,8 @@ class _Words:
         made = self._finder.chain(node)[-1].outputs
         yield from (f"{op_type}: {why}" for tensor in made if tensor and (why := self._unseen(tensor, node)))
         if op_type in self._can.integer_bias:
-            yield f"{op_type}: its bias is not one constant a channel, which integer kernels want"
-        yield f"{op_type}: the compiler wants other pairs around it"
+            yield f"{op_type}: its bias is not one constant a channel, which integer kernels need"
+        yield f"{op_type}: the compiler needs other pairs around it"
 
     @cached_property
     def _ruled(self) -> dict[str, str]:
@@ -162,17 +162,17 @@ class _Words:
             yield f"an input holds {other[0]}"
         needs_weight = node.op_type in NEEDS_WEIGHT | self._can.constant_weight
         if needs_weight and weight_input(self._model, node) is None:
-            yield "its weight is computed, and integer kernels want a constant one"
+            yield "its weight is computed, and integer kernels need a constant one"
         constants = [index for index in data_inputs(node) if node.inputs[index] in self._model.constants]
         if len(constants) == len(data_inputs(node)):
-            yield "all that it reads is constant"
+            yield "all its inputs are constants"
         elif not all(self._finder.has_range(node, index) for index in constants):
-            yield "a constant that it reads is empty, infinite or no number, so it has no scale"
+            yield "one of its constants is empty, infinite or not a number, so that it has no scale"
 
     def _of_lstm(self, node: Node) -> Iterator[str]:
         """Why DynamicQuantizeLSTM does not compute an LSTM."""
         if not weight_inputs(self._model, node):
-            yield "its weights W and R are computed from inputs, and DynamicQuantizeLSTM wants constant ones"
+            yield "its weights W and R are computed from inputs, and DynamicQuantizeLSTM needs constant ones"
         elif node.attributes.get("layout", 0):
             yield "it has attribute layout 1, which DynamicQuantizeLSTM lacks"
         elif not is_dynamic_linear(self._model, node):
@@ -182,15 +182,15 @@ class _Words:
         """Why a tensor cannot be integer for all its readers; empty if it can."""
         ends = self._model.ends(tensor)
         if not is_float(self._model, tensor):
-            return f"what it makes is of {self._type(tensor)}"
+            return f"its output is of {self._type(tensor)}"
         if not ends and tensor not in self._model.captured:
-            return "nobody reads what it makes"
+            return "no node reads its output"
         if tensor in self._model.captured:
-            return "a body of If, Loop or Scan reads what it makes"
+            return "a body of If, Loop or Scan reads its output"
         if any(self._model.by_name[end.node].is_marker for end in ends if not end.is_output):
             return "it makes an output of a body of If, Loop or Scan"
         if not all(reads_data(self._model, end) for end in ends if not end.is_output):
-            return "what it makes is read as a bound, a scale or a shape"
+            return "its output is read as a bound, a scale or a shape"
         if any(end.is_output for end in ends) and not self._finder.may_end(head):
             return f"it makes a graph output, and {NOT_ASKED}"
         return ""

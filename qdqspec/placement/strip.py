@@ -272,7 +272,7 @@ class _Stripping:
             yield (
                 f"{RELU_INSERTED} where a zero point cuts off negative values, "
                 f"{listed(self.found.revival.relus.values())}: the quantizing tool may have removed one, or a Clip; "
-                "the original with `--reference` restores what there was"
+                "the original with `--reference` restores the removed node"
             )
 
     def _bodies_with_pairs(self) -> Iterator[str]:

@@ -108,7 +108,7 @@ def _asked_case(request: pytest.FixtureRequest) -> Case:
     marker = request.node.get_closest_marker("qdq")
     if marker is None or not marker.args:
         raise pytest.UsageError(
-            f"{request.node.nodeid} uses a qdq fixture and does not say of which case; "
+            f"{request.node.nodeid} uses a qdq fixture without a case; "
             'mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")'
         )
     return _one_case(str(marker.args[0]), request.config)

@@ -77,7 +77,7 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
         _print_table(terminal, record, config)
     elif _found_no_spec(terminal, config):
         terminal.write_line(
-            "no spec found: specs are called *.qdq.yaml; to write one: "
+            "no spec found: names of specs end in .qdq.yaml; to write one: "
             "qdqspec init model.onnx -o specs/model.qdq.yaml"
         )
     for trouble in config.stash.get(TROUBLES, []):
@@ -85,7 +85,7 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
     interrupted = config.stash.get(_INTERRUPTED, False)
     if interrupted and (record is not None or config.stash.get(_CONCERNED, False)):
         words = shlex.join(("pytest", *config.invocation_params.args))
-        terminal.write_line(f"What was measured is kept. Resume with:\n  {words}")
+        terminal.write_line(f"The measurements are kept. Resume with:\n  {words}")
 
 
 def _found_no_spec(terminal: Any, config: pytest.Config) -> bool:

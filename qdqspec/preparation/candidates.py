@@ -130,7 +130,7 @@ class PartFiles:
     def _random(self, tensor: str, spans: Spans | None) -> Array:
         known = self._excerpts.type_of(tensor)
         if known is None or known[0].kind != "f":
-            raise ModelError(f"nothing is known of the values of '{tensor}'")
+            raise ModelError(f"no values are known of '{tensor}'")
         dtype, shape = known
         shape = spans[tensor].opt if spans else shape
         return np.random.default_rng(0).standard_normal(shape).astype(dtype)
@@ -153,7 +153,7 @@ def half_reference(prepared: Prepared, folder: Path) -> Path | None:
         return None
     if not able:
         prepared.note_once(
-            "float16 is asked for, and this backend has few kernels of it: casts to float32 stand around"
+            "float16 was requested, and this backend has few float16 kernels: float32 casts were inserted"
         )
     path = folder / FILE
     try:

@@ -207,7 +207,7 @@ class Prepared:
             with ExitStack() as observers:
                 values = observer.seen(self.runner(observers, observer.parts)(feed))
         if missing := [tensor for tensor in made if tensor not in values]:
-            raise BackendError(f"no run of the model shows '{missing[0]}'")
+            raise BackendError(f"no run of the model returns '{missing[0]}'")
         return {tensor: feed[tensor] if tensor in feed else values[tensor] for tensor in tensors}
 
     @cached_property
@@ -341,7 +341,7 @@ class Prepared:
             return ""
         if self.candidates.units:
             return "nothing in it can be quantized: no range was found for what could be"
-        by = "the spec's patterns leave nothing"
+        by = "the spec's patterns exclude all of it"
         if self.case.patterns == PatternRules():
             by = "the backend runs none of its operators in integers"
         return f"nothing in it can be quantized: {by} (qdqspec inspect shows why, operator by operator)"

@@ -176,7 +176,9 @@ class FusionBuild:
                 onnx.save(half, path, save_as_external_data=True)
                 return self._built(path, halves)
         except (ModelError, BackendError) as error:
-            self.note(f"what fuses was looked up in the model as it is, not in float16: {error.what}")
+            self.note(
+                f"fusions were read from a build of the given model, not of its float16 form: {error.what}"
+            )
             return self._built(self.path, feeds)
 
     def _built(self, path: Path, feeds: Feed) -> Groups:

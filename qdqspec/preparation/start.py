@@ -53,7 +53,7 @@ def warm_starts(paths: Iterable[Path], start: Start) -> tuple[WarmStart, ...]:
     for path in paths:
         starts = [known for known in _reader(path)(path, start) if known.placement.sites or known.proved]
         if not starts:
-            start.note(f"{path.name} has nothing to start from for this model")
+            start.note(f"{path.name} contains no placement for this model")
         for known in starts:
             before = found.get(known.placement.digest, known)
             found[known.placement.digest] = WarmStart(known.placement, known.proved or before.proved)
@@ -103,8 +103,7 @@ def _of_journal(path: Path, start: Start) -> Iterable[WarmStart]:
 def _require_backend(what: str, backend: str, path: Path, start: Start) -> None:
     if backend != start.backend:
         raise StateError(
-            f"the {what} was made on {backend}, not on {start.backend}: "
-            "what is fast on one backend is slow on another",
+            f"the {what} was made on {backend}, not on {start.backend}: speed differs between backends",
             where=path,
             cure=f"start from a {path.name} that a run on {start.backend} has left",
         )

@@ -129,7 +129,7 @@ def forecast_line(guess: Forecast) -> str:
     assumed = _listed([plain(name) for name in guess.assumed], _ASSUMED)
     assumed = f" (unknown sizes taken as 1: {assumed})" if assumed else ""
     return (
-        f"tuning may take {low} to {high}: {guess.builds} builds, guessed from node count, weights and "
+        f"tuning may take {low} to {high}: {guess.builds} builds, estimated from node count, weights and "
         f"{_millions(guess.macs)} multiplications{assumed}; nothing was built"
     )
 

@@ -56,7 +56,13 @@ def baseline_tables(found: Evidence) -> list[Table]:
         if rows:
             state = f", {_STATES[seen.state]}" if seen.state in _STATES else ""
             title = f"Baseline of {plain(name, 40)} ({plain(seen.file, 100)}{state})"
-            headers = ("recorded", "tuned / reference", "95 % interval", "change", "what was not as before")
+            headers = (
+                "recorded",
+                "tuned / reference",
+                "95 % interval",
+                "change",
+                "differences from the baseline",
+            )
             tables.append(Table(title, headers, rows, frozenset({1, 3})))
     return tables
 

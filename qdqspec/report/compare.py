@@ -120,12 +120,12 @@ def _refuse_unlike(name: str, before: Evidence, after: Evidence) -> None:
     ):
         if left != right:
             raise StateError(
-                f"the runs are not alike: {what} of {plain(name)} is {plain(left)} in A and {plain(right)} in B",
+                f"the runs are not comparable: {what} of {plain(name)} is {plain(left)} in A and {plain(right)} in B",
                 cure=cure,
             )
     clocks = {found.latency.clock for found in (before, after) if found.latency is not None}
     if len(clocks) > 1:
-        raise StateError(f"the runs are not alike: {plain(name)} was timed on two clocks", cure=cure)
+        raise StateError(f"the runs are not comparable: {plain(name)} was timed on two clocks", cure=cure)
 
 
 def _compared(name: str, before: Evidence, after: Evidence) -> ComparedCase:
@@ -136,7 +136,7 @@ def _compared(name: str, before: Evidence, after: Evidence) -> ComparedCase:
     drift = _drift(before, after)
     if abs(drift - 1) > _WORTH_TELLING:
         notes += (
-            f"the reference took {percent_text(drift - 1)} in B: the bounds hold with and without that",
+            f"the reference took {percent_text(drift - 1)} in B: the bounds cover the change with and without that",
         )
     change = _either_way(change_between(right, left), drift)
     return ComparedCase(

@@ -12,23 +12,23 @@ SCHEMA_VERSION = 1
 _FEW = 0.5  # share of the error from which the listed pairs count as most of it
 _HEADS = ("pair", "kind", "format", "alone dB", "of the noise", "without dB")
 _LEGEND = (
-    "alone: the SQNR with this pair and no other.\n"
-    "without: what is left when the nodes of this row and of those above read floats.\n"
-    "Computed as ONNX defines it, unfused; what a runtime adds is not in it."
+    "alone: the SQNR with this pair only.\n"
+    "without: the SQNR if the nodes of this row and of the rows above read floats.\n"
+    "Computed as ONNX defines it, unfused; the runtime error is not included."
 )
 
 
 def culprits_text(found: CulpritEvidence) -> str:
     """The ranking, its interpretation, and the SQNR without the worst pairs."""
     if not found.pairs:
-        return f"No pair can be blamed: {plain(found.missing or 'there is no noise')}."
+        return f"The error cannot be attributed to pairs: {plain(found.missing or 'there is no noise')}."
     head = (
         f"{plain(found.output)}: {found.together_db:.1f} dB SQNR with {count_text(found.total, 'Q/DQ pair')} "
         f"({count_text(found.samples, 'sample')} of {found.data} data)"
     )
     parts = [head, _table(found), _LEGEND, _spread(found), _removal(found)]
     if found.missing:
-        parts.append(f"note: {plain(found.missing)}, so that not all that were asked for are here")
+        parts.append(f"note: {plain(found.missing)}, so that fewer pairs than requested are listed")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -83,15 +83,18 @@ def _spread(found: CulpritEvidence) -> str:
     which = "noisiest pair makes" if len(removed) == 1 else f"{len(removed)} noisiest pairs make"
     what = f"The {which} {share_text(share)} of the noise"
     if share >= _FEW:
-        return f"{what}: leave them out, or give them another format."
-    return f"{what}. It is spread: another calibration, or fewer pairs at large, may do more."
+        return f"{what}: exclude them, or use another format for them."
+    return (
+        f"{what}. The error is spread over many pairs: another calibration, or fewer pairs in total, "
+        "may reduce it more."
+    )
 
 
 def _removal(found: CulpritEvidence) -> str:
     """The lines of a spec that exclude the worst nodes, and the SQNR gained."""
     gains = [culprit.without_db for culprit in found.pairs if culprit.without_db is not None]
     if not gains or max(gains) <= found.together_db:
-        return "" if not gains else "To leave their nodes in float does not help: their errors cancel others."
+        return "" if not gains else "Keeping their nodes in float does not help: their errors cancel others."
     worst = found.pairs[: gains.index(max(gains)) + 1]
     nodes = dict.fromkeys(node for culprit in worst for node in culprit.nodes)
     lines = [f"For {max(gains):.1f} dB instead of {found.together_db:.1f} dB:"]

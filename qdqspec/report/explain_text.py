@@ -198,7 +198,7 @@ def _pairs(comparison: EngineComparison) -> str:
     engine = comparison.tuned
     if not engine.lonely_pairs:
         return ""
-    lines = [f"Q and DQ that stand alone in {engine.name}:"]
+    lines = [f"Q and DQ that were not fused in {engine.name}:"]
     for layer in engine.lonely_pairs[:_LISTED]:
         maker = engine.behind(layer)
         where = f"behind {plain(_layer_name(maker), _NAME_WIDTH)}" if maker else "at the input"

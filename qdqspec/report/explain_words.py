@@ -104,16 +104,16 @@ def advice(engine: ExplainedEngine) -> list[str]:
     found = []
     if adds:
         found.append(
-            f"{_stand(adds)} behind an Add that writes floats because its skip input is float "
+            f"{_unfused(adds)} behind an Add that writes floats because its skip input is float "
             f"({_names(adds)}): quantize the skip input of these Adds, and not the branch of the convolution."
         )
     if pools:
         found.append(
-            f"{_stand(pools)} behind a pool that runs in floats ({_names(pools)}): put the Q before the pool."
+            f"{_unfused(pools)} behind a pool that runs in floats ({_names(pools)}): put the Q before the pool."
         )
     if left:
         found.append(
-            f"{_stand(left)} behind kernels left in float ({_names(left)}): quantize their inputs too."
+            f"{_unfused(left)} behind kernels left in float ({_names(left)}): quantize their inputs too."
         )
     if refused:
         still = (
@@ -132,13 +132,14 @@ def caveat(comparison: EngineComparison) -> str:
     """How reliable the sums of layers are."""
     engine = comparison.tuned
     if engine.end_to_end_ms is None or not engine.end_to_end_ms:
-        return "No end-to-end time is known: sums of layers tell where time goes, and prove no gain."
+        return "No end-to-end time is known: sums of layers show where the time is spent, and prove no gain."
     over = engine.sum_ms / engine.end_to_end_ms - 1
     if over < _SAME:
         return ""
     return (
-        f"The layers of {engine.name} add up to {ms_text(engine.sum_ms)} ms, {share_text(over)} more than end to end, "
-        "because a profiler keeps them from overlapping: they show where, not how much."
+        f"The layers of {engine.name} add up to {ms_text(engine.sum_ms)} ms, {share_text(over)} more than end "
+        f"to end, "
+        "because a profiler prevents overlap: they show where the time is spent, not how much."
     )
 
 
@@ -176,7 +177,7 @@ def _pairs(comparison: EngineComparison) -> str:
     if not ours.lonely_pairs and not theirs.lonely_pairs:
         return ""
     count = len(theirs.lonely_pairs)
-    text = f"{count or 'No'} Q or DQ {'stands' if count == 1 else 'stand'} alone{_cost(theirs.lonely_pairs, theirs)}"
+    text = f"{count or 'No'} Q or DQ {'is' if count == 1 else 'are'} not fused{_cost(theirs.lonely_pairs, theirs)}"
     if ours.lonely_pairs:
         text += f", where {ours.name} has {len(ours.lonely_pairs)}{_cost(ours.lonely_pairs, ours)}"
     return f"{text}."
@@ -205,8 +206,8 @@ def _cost(layers: Sequence[LayerTime], engine: ExplainedEngine) -> str:
     return f" ({ms_text(spent)} ms, {share_text(spent / engine.sum_ms)})" if layers and engine.sum_ms else ""
 
 
-def _stand(makers: Sequence[LayerTime]) -> str:
-    return f"{len(makers)} Q {'stands' if len(makers) == 1 else 'stand'}"
+def _unfused(makers: Sequence[LayerTime]) -> str:
+    return f"{len(makers)} Q {'is' if len(makers) == 1 else 'are'} not fused"
 
 
 def _names(layers: Sequence[LayerTime]) -> str:

@@ -57,7 +57,7 @@ def conclusions(found: RuntimeComparison) -> list[str]:
     """Sentences: the winner, models not proved slower, and float models that are faster than a tuned model."""
     winner = found.named(found.winner)
     assert winner.ratio is not None  # a winner was timed
-    said = f"fastest at the accuracy asked for: {_text(winner)}"
+    said = f"fastest that meets the accuracy limits: {_text(winner)}"
     if winner.label != found.reference:
         said += (
             f", {ratio_text(winner.ratio.median)} of the time of {plain(found.reference)} "

@@ -168,7 +168,7 @@ class Finder:
             return ""
         return (
             f"the cached winner has {rules.key} {metric_text(rules.metric, value)} now, less than the "
-            f"{metric_text(rules.metric, least)} that tune.accuracy asks for"
+            f"{metric_text(rules.metric, least)} that tune.accuracy requires"
         )
 
     def _chosen(self, digest: str, known: CachedSearch | None) -> CachedSearch:

@@ -35,7 +35,7 @@ def _distinct(values: tuple[_T, ...]) -> tuple[_T, ...]:
         raise PydanticCustomError("axis", "an axis without a value")
     for value, count in Counter(values).items():
         if count > 1:
-            raise PydanticCustomError("axis", "'{value}' stands twice on one axis", {"value": str(value)})
+            raise PydanticCustomError("axis", "'{value}' occurs twice on one axis", {"value": str(value)})
     return values
 
 

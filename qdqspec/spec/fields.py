@@ -64,7 +64,7 @@ Listed: TypeAlias = Annotated[tuple[_T, ...], Field(strict=False)]
 
 def _said(text: str) -> str:
     if not text.strip():
-        raise PydanticCustomError("empty", "empty text where something must be said")
+        raise PydanticCustomError("empty", "empty text where a text is required")
     return text
 
 
@@ -72,7 +72,7 @@ def _explained(text: str) -> str:
     """Reject ``skip: no``, which YAML reads as the text "no": as a reason, it would skip the case."""
     if text.strip().lower() in ("yes", "no", "on", "off", "true", "false", "y", "n"):
         raise PydanticCustomError(
-            "reason", "'{text}' is no reason: leave the key out, or say why", {"text": text}
+            "reason", "'{text}' is no reason: remove the key, or state the reason", {"text": text}
         )
     return text
 
@@ -109,7 +109,7 @@ def _joined(value: object, one: ValidatorFunctionWrapHandler) -> str:
         return str(one(value))
     for word in words:
         if words.count(word) > 1:
-            raise PydanticCustomError("formats", "'{word}' stands twice among the formats", {"word": word})
+            raise PydanticCustomError("formats", "'{word}' occurs twice among the formats", {"word": word})
     return "+".join(words)
 
 

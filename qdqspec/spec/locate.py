@@ -221,7 +221,7 @@ class Reader:
     def _count(self, event: Event, nodes: int) -> None:
         self._nodes += nodes
         if self._nodes > MAX_NODES:
-            self._stop(event, f"more than {MAX_NODES:,} values", hint="aliases count as what they stand for")
+            self._stop(event, f"more than {MAX_NODES:,} values", hint="aliases count as their content")
 
     def _next(self) -> Any:
         # Any: ruamel types only the base class of its events.

@@ -180,7 +180,7 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
         cycle_behind_an_output_without_shape,
         "topologically sorted",
     ),
-    "calls that double thirty times": (functions(30, 2), "its local functions stand for 536,8"),
+    "calls that double thirty times": (functions(30, 2), "its local functions expand to 536,8"),
     "calls in a long row": (functions(150, 1), "call each other more than 100 deep"),
     "a call of itself": (recursive, "its local functions call themselves"),
     "graphs in graphs": (nested, "not a readable ONNX file"),

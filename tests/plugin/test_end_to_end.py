@@ -175,7 +175,7 @@ def test_the_runtimes_of_a_matrix_are_timed_together_at_the_end(real):
     assert [case["backend"] for case in record["cases"]] == ["onnxruntime", "fake"]
     (found,) = record["runtimes"]
     assert found["reference"] in ("onnxruntime float", "fake float")
-    result.stdout.fnmatch_lines(["Runtimes of a *", "*fastest at the accuracy asked for: *"])
+    result.stdout.fnmatch_lines(["Runtimes of a *", "*fastest that meets the accuracy limits: *"])
     assert "Runtimes of a" in (real.path / "page.html").read_text()
 
 

@@ -121,8 +121,8 @@ def test_ctrl_c_prints_how_to_go_on(project):
     project.outcomes(**{"int8-b8::speedup": "interrupt"})
     result = project.run_apart("specs", "--qdq-seed=3", "-k", "int8 and vision")
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["What was measured is kept. Resume with:"])
-    line = result.outlines[result.outlines.index("What was measured is kept. Resume with:") + 1]
+    result.stdout.fnmatch_lines(["The measurements are kept. Resume with:"])
+    line = result.outlines[result.outlines.index("The measurements are kept. Resume with:") + 1]
     assert line.strip().startswith("pytest ")
     assert line.endswith("specs --qdq-seed=3 -k 'int8 and vision'")
 

@@ -152,7 +152,7 @@ def no_kernel(view: View) -> Iterator[Hit]:
     "8-bit floats around an operator that has an integer kernel: the optimized graph is invalid",
     cure="choose int8 or uint8",
     until=_LEAVES_MISFITS,
-    source=f"{_MEASURED_BEFORE}: ONNX Runtime puts in its integer kernel without looking at the type",
+    source=f"{_MEASURED_BEFORE}: ONNX Runtime inserts its integer kernel without checking the type",
 )
 def eight_bit_floats(view: View) -> Iterator[Hit]:
     """An operator with an integer kernel that reads only such tensors, and whose result is quantized if required."""
@@ -283,7 +283,7 @@ def _known_block(view: View, dequantizer: Node) -> bool:
     "ORT013",
     "note",
     "On processors without VNNI the products of uint8 and int8 may saturate",
-    cure="use 7 bits for weights there (reduce range); `qdqspec doctor` says which path a processor has",
+    cure="use 7 bits for weights there (reduce range); `qdqspec doctor` states which path a processor has",
     source="ONNX Runtime, quantization documentation: U8S8 on AVX2 and AVX512",
 )
 def saturation(view: View) -> Iterator[Hit]:
@@ -393,7 +393,7 @@ def float_results(view: View) -> Iterator[Hit]:
 @rule(
     "ORT022",
     "slow",
-    "An operator without an integer kernel stands between pairs: each of them runs",
+    "An operator without an integer kernel is between pairs: each of them runs",
     cure="leave it in float, together with its neighbours where they are small",
     source=f"{_MEASURED_BEFORE}: ConvTranspose, Pad, ReduceMean, LayerNormalization, Sub, Div, Tanh, Gelu and others",
 )
@@ -480,7 +480,7 @@ def moved_scales(view: View) -> Iterator[Hit]:
             continue
         for after in view.quantizers(node.outputs[0]):
             if not view.numbers(before).same_scale(view.numbers(after)):
-                yield Hit(node.name, f"stands between '{before.name}' and '{after.name}'")
+                yield Hit(node.name, f"is between '{before.name}' and '{after.name}'")
                 break
 
 
@@ -514,7 +514,7 @@ def staying_relu(view: View) -> Iterator[Hit]:
     for node in view.operators:
         behind = view.quantizers(node.outputs[0]) if node.op_type == "Relu" else ()
         if behind and view.dequantizer(node.inputs[0]) and not _vanishes(view, node, behind[0]):
-            yield Hit(node.name, f"stands before '{behind[0].name}'")
+            yield Hit(node.name, f"is before '{behind[0].name}'")
 
 
 def _seen_in_float(view: View, node: Node) -> str:

@@ -279,7 +279,7 @@ def _dynamic_inputs(network: trt.INetworkDefinition, model: Path) -> dict[str, S
         shape = tuple(tensor.shape)
         if tensor.is_shape_tensor:
             raise BackendError(
-                f"the values of input '{tensor.name}' decide shapes inside the model, which no spec can say",
+                f"the values of input '{tensor.name}' decide shapes inside the model, which a spec cannot state",
                 where=model,
                 cure="make it a constant of the model",
             )

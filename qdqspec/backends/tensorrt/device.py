@@ -89,7 +89,9 @@ def _found_from(done: subprocess.CompletedProcess[str]) -> DeviceState:
         return DeviceState(**{**told, "capability": tuple(told["capability"])})
     except (IndexError, ValueError, TypeError, KeyError):
         words = " ".join(done.stderr.split())[-300:]
-        return DeviceState(why=f"{_PROBE} {_end(done.returncode)}; its last words: {words}", install=_SEE_WHY)
+        return DeviceState(
+            why=f"{_PROBE} {_end(done.returncode)}; the end of its log: {words}", install=_SEE_WHY
+        )
 
 
 def _end(code: int) -> str:

@@ -24,7 +24,7 @@ _KEPT = 400  # lines; a builder that runs out of memory writes one for every ker
 _QUOTED = 4  # lines in a message
 _NOTED = 3  # warnings noted on the samples
 SHORT_OF_MEMORY = (
-    "short of GPU memory: the builder left kernels out, and the latency depends on what was free"
+    "short of GPU memory: the builder skipped kernels, and the latency depends on the free memory"
 )
 _MEMORY = re.compile(r"out ?of ?memory|OutOfMemory|cudaErrorMemoryAllocation|bad_alloc", re.IGNORECASE)
 _DROPPED = re.compile(r"Skipping tactic .*(insufficient|memory)", re.IGNORECASE)

@@ -75,7 +75,7 @@ def why_not(name: str, capability: tuple[int, int], version: tuple[int, int]) ->
     """The reason why a GPU does not support a format under a version; empty if it does."""
     first, since = FORMATS[name]
     if capability == (0, 0):
-        return "" if name == "int8" else f"which GPU runs it is not known, and {name} is not for all"
+        return "" if name == "int8" else f"the GPU is not known, and {name} is not for all"
     if capability < first:
         least = f"{_dotted(first)} ({_GENERATIONS[first]})"
         return f"{name} needs compute capability {least}, and this GPU has {_dotted(capability)}"

@@ -24,7 +24,7 @@ class TensorRtOptions:
         whole(1, 5, _NO_TIMING_CACHE), "Builder optimization level.", shown=f"{_OWN} (3)"
     )
     workspace: int | None = option(
-        whole(1), "MiB that kernels may use as scratch memory.", shown="all there is"
+        whole(1), "MiB that kernels may use as scratch memory.", shown="all available memory"
     )
     avg_timing: int = option(whole(1), "How often the builder times each kernel.", 8)  # as trtexec
     max_tactics: int | None = option(whole(1), "How many kernels it considers a layer at most.", shown=_OWN)
@@ -32,8 +32,12 @@ class TensorRtOptions:
     aux_streams: int | None = option(whole(0), "Streams an engine may use besides its own.", shown=_OWN)
     tf32: bool = option(SWITCH, "Whether float32 may be computed as TF32.", True)
     sparse: bool = option(SWITCH, "Whether kernels for sparse weights may be chosen.", False)
-    hardware: Hardware = option(one_of(*get_args(Hardware)), "What else the engine must run on.", "none")
-    version_compatible: bool = option(SWITCH, "Whether it must run in later versions too.", False)
+    hardware: Hardware = option(
+        one_of(*get_args(Hardware)), "Other GPUs on which the engine must run.", "none"
+    )
+    version_compatible: bool = option(
+        SWITCH, "Whether the engine must run in later versions of TensorRT.", False
+    )
     build_route: str | None = option(
         TEXT,
         "TensorRT 11's compiler knobs, -name=value separated by spaces.",

@@ -198,7 +198,7 @@ RULES = (
         "shapes_assumed",
         "fatal",
         r"^(?:Dynamic dimensions required for input: |Shape missing for input with dynamic shape: )",
-        "give the input a shape in inputs.shapes of the spec: TensorRT took 1 for what was missing",
+        "give the input a shape in inputs.shapes of the spec: TensorRT used 1 for missing dimensions",
     ),
     _rule(
         "parse_zero_point",
@@ -224,7 +224,7 @@ RULES = (
         "note",
         r"Skipping tactic .*insufficient memory|insufficient to use tactic|VirtualMemoryBuffer.*OutOfMemory"
         r"|virtualMemoryBuffer.*OutOfMemory",
-        "free memory on the GPU: without it TensorRT drops kernels, and latency depends on what was free",
+        "free memory on the GPU: without it TensorRT skips kernels, and latency depends on the free memory",
     ),
     _rule(
         "out_of_memory_fatal",

@@ -134,7 +134,7 @@ class _Outcome:
             return f"was killed by {signal.Signals(-self.code).name if known else f'signal {-self.code}'}"
         if self.report.verdict == "FAILED" or self.code:
             return f"failed with exit code {self.code}"
-        return "ended without saying whether it passed"
+        return "ended without a verdict"
 
 
 def find_trtexec() -> str | None:
@@ -186,7 +186,7 @@ def _run(command: Sequence[str], seconds: float, model: Path) -> _Outcome:
     sys.stderr.write(f"{without_passwords(shlex.join(command))}\n{log}\n")
     if code is None:
         raise BackendError(
-            f"trtexec was ended after {seconds:g} s; its last words: {_last_lines(log)}",
+            f"trtexec was ended after {seconds:g} s; the end of its log: {_last_lines(log)}",
             where=model,
             cure="give it more time with --qdq-build-limit, or a lower --builderOptimizationLevel",
         )

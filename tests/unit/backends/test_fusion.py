@@ -76,7 +76,9 @@ def test_a_model_that_is_no_float16_model_is_built_as_it_is(
     with Session(backend="tensorrt", root=tmp_path, layout="") as session:
         assert any(len(nodes) > 1 for nodes in leaves(session, case))
         (warning,) = [w for w in session.work(case).setup.prepared.warnings if "fuses" in w]
-    assert warning.startswith("what fuses was looked up in the model as it is, not in float16: it cannot be")
+    assert warning.startswith(
+        "fusions were read from a build of the given model, not of its float16 form: it cannot be"
+    )
     assert builds(tmp_path / "reports" / "tensorrt") == [MODEL]
 
 

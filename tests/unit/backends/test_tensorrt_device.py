@@ -238,7 +238,7 @@ def test_formats_by_compute_capability(capability: tuple[int, int], formats: set
         ("mxfp8", (12, 0), (11, 4), "mxfp8 is for compute capability 10.x, and this GPU has 12.0"),
         ("mxfp8", (10, 0), (10, 9), "mxfp8 needs TensorRT 10.12, and this is 10.9"),
         ("fp8", (8, 6), (11, 4), "fp8 needs compute capability 8.9 (Ada), and this GPU has 8.6"),
-        ("fp8", (0, 0), (11, 4), "which GPU runs it is not known, and fp8 is not for all"),
+        ("fp8", (0, 0), (11, 4), "the GPU is not known, and fp8 is not for all"),
     ],
 )
 def test_what_a_gpu_has_not_is_told_with_the_reason(

@@ -281,7 +281,7 @@ def test_a_dynamic_input_without_shape_is_an_error(install_trtexec, dynamic):
         ("internal_assert", "Assertion"),
         ("out_of_memory_fatal", "out of memory"),
         ("crash", "was killed by SIGABRT"),
-        ("silent", "ended without saying whether it passed"),
+        ("silent", "ended without a verdict"),
         ("garbage", "wrote no engine"),
     ],
 )

@@ -32,7 +32,7 @@ from qdqspec.testing.records import params_of
         ("parity", {"min_sqnr_db": "25"}, "valid number"),
         ("parity", {"top_k": True, "min_cosine": 1}, "valid integer"),
         ("accuracy", {"max_drop": True}, "valid number"),
-        ("accuracy", {"min": 97}, "top1 is a share, and 97 of it cannot be asked for: write 97% or 0.97"),
+        ("accuracy", {"min": 97}, "top1 is a share, and 97 of it is no valid limit: write 97% or 0.97"),
         ("accuracy", {"metric": "top5", "max_drop": 1}, "top5 is a share, .* write 1% or 0.01"),
         ("accuracy", {"metric": "miou", "min": 1.01}, "miou is a share"),
         ("placement", {"max_pairs": True}, "valid integer"),

@@ -98,7 +98,7 @@ def test_folders_of_several_runtimes_are_timed_together(verb, folders):
         assert model["pairs"] == sum(not pair["weight"] for pair in placed), "as in the table of the search"
     text = verb("compare", *folders)
     assert text.code == 0, text.err
-    assert "fastest at the accuracy asked for: " in text.out
+    assert "fastest that meets the accuracy limits: " in text.out
 
 
 def test_folders_of_a_dynamic_model_are_timed_at_the_shapes_it_was_tuned_with(

@@ -286,7 +286,7 @@ def test_what_is_there_is_never_overwritten(verb, project):
     (project / "digits_resnet.qdq.yaml").write_text("mine")
     result = verb("init", "digits_resnet.onnx", *FAKE)
     assert result.code == 2
-    assert "there is a spec already, and it is not overwritten" in result.err
+    assert "this spec exists already, and is not overwritten" in result.err
     assert (project / "digits_resnet.qdq.yaml").read_text() == "mine"
 
 

@@ -100,7 +100,10 @@ def test_explain_without_reference_fixes_what_is_still_an_input(
     result = verb("explain", what, "--data", "data.npz", *VALUES, *more)
     assert result.code == 0, result.err
     assert CONV in result.out
-    noted = "tuned.onnx has no input 'rate': it is taken as fixed when the model was made" in result.out
+    noted = (
+        "tuned.onnx has no input 'rate': it is assumed to have been fixed when the model was made"
+        in result.out
+    )
     assert noted == (what == "tuned.onnx")
 
 

@@ -15,7 +15,7 @@ ODD = {odd.name: odd for odd in ODD_MODELS}
 SAID = {
     "training-dropout": "its outputs are random ('Dropout#1')",
     "integer-operators": "integer operators with ranges found at run time are in it already ('MatMulInteger#0')",
-    "pairs-already": "Q/DQ stands in it already ('QuantizeLinear#0', 'DequantizeLinear#1')",
+    "pairs-already": "it contains Q/DQ already ('QuantizeLinear#0', 'DequantizeLinear#1')",
     "string-constant": "outputs that are no tensors of numbers are not compared: 'label'",
     "string-input": "outputs that are no tensors of numbers are not compared: 'y'",
     "sequence-output": "outputs that are no tensors of numbers are not compared: 'rows'",

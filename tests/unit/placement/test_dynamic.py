@@ -434,7 +434,7 @@ def _recurrent(op_type: str, gates: int, weights: bool = True, **attributes: int
         (_recurrent("LSTM", 4, layout=1), "LSTM: it has attribute layout 1, which DynamicQuantizeLSTM lacks"),
         (
             _recurrent("LSTM", 4, weights=False),
-            "LSTM: its weights W and R are computed from inputs, and DynamicQuantizeLSTM wants constant ones",
+            "LSTM: its weights W and R are computed from inputs, and DynamicQuantizeLSTM needs constant ones",
         ),
         (_recurrent("LSTM", 4), ""),
     ],

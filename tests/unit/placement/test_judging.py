@@ -77,29 +77,29 @@ REASONS = {
     "computed weight": (
         f"g ({IMAGE} x, float[4,4,1,1] v) => ({IMAGE} y) {{ a = Conv(x, v) y = Neg(a) }}",
         "a",
-        "Conv: its weight is computed, and integer kernels want a constant one",
+        "Conv: its weight is computed, and integer kernels need a constant one",
     ),
     "no scale": (
         f"g ({IMAGE} x) => ({IMAGE} y) <float[0] none = {{}}> {{ a = Add(x, none) y = Neg(a) }}",
         "a",
-        "Add: a constant that it reads is empty, infinite or no number, so it has no scale",
+        "Add: one of its constants is empty, infinite or not a number, so that it has no scale",
     ),
     "dead": (
         f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) y = Neg(x) }}",
         "a",
-        "Conv: nobody reads what it makes",
+        "Conv: no node reads its output",
     ),
     "a bound": (
         "g (float[1] x, float[4] v) => (float[4] y) { a = Add(x, x) y = Clip(v, a) }",
         "a",
-        "Add: what it makes is read as a bound, a scale or a shape",
+        "Add: its output is read as a bound, a scale or a shape",
     ),
     "a body": (
         f"""g ({IMAGE} x, bool c) => ({IMAGE} y) {{ a = Conv(x, w) b = Relu(a)
             y = If (c) <then_branch = t () => ({IMAGE} u) {{ u = Neg(b) }},
                         else_branch = e () => ({IMAGE} v) {{ v = Neg(x) }}> }}""",
         "a",
-        "Conv: a body of If, Loop or Scan reads what it makes",
+        "Conv: a body of If, Loop or Scan reads its output",
     ),
     "control": (
         f"""g ({IMAGE} x, bool c) => ({IMAGE} y) {{
@@ -188,5 +188,5 @@ def test_a_product_of_two_activations_is_not_offered_where_the_weight_must_be_co
     assert reasons(model)["y"] == ""
     assert reasons(model, can) == {
         "a": "",
-        "y": "MatMul: its weight is computed, and integer kernels want a constant one",
+        "y": "MatMul: its weight is computed, and integer kernels need a constant one",
     }

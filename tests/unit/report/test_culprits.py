@@ -26,7 +26,7 @@ def test_where_noise_is_spread_and_leaving_pairs_out_does_not_help(golden) -> No
 
 def test_without_a_pair_to_blame_the_reason_is_said() -> None:
     assert culprits_text(CulpritEvidence(missing="nothing is quantized")) == (
-        "No pair can be blamed: nothing is quantized."
+        "The error cannot be attributed to pairs: nothing is quantized."
     )
 
 

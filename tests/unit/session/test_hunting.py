@@ -159,7 +159,7 @@ def test_the_command_tries_exactly_that_input(
     assert unlimited.out.startswith("not judged: no limit is given, such as --min-sqnr-db 20\n")
     assert (
         unlimited.err
-        == "note: inputs are random here, and errors on data of the model differ: give it with --data\n"
+        == "note: inputs are random here, and errors on real data differ: give data with --data\n"
     )
 
 

@@ -106,12 +106,12 @@ def test_what_says_nothing_of_this_model_is_noted(
     other = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
     path = cache_at(tmp_path / "patterns.yaml", other, other.resolve(other.everything()))
     assert seeds([path], start) == ()
-    assert notes == ["patterns.yaml has nothing to start from for this model"]
+    assert notes == ["patterns.yaml contains no placement for this model"]
 
 
 def test_a_float_model_is_no_start(start: Start, notes: list[str], models: Path) -> None:
     assert seeds([models / "digits_resnet.onnx"], start) == ()
-    assert "digits_resnet.onnx has nothing to start from for this model" in notes
+    assert "digits_resnet.onnx contains no placement for this model" in notes
 
 
 def test_what_another_backend_made_is_refused_with_the_file(

@@ -47,7 +47,7 @@ def never_imported(view: View) -> Iterator[Hit]:
     "TRT026",
     "refused",
     "The parser has no importer for Attention yet",
-    cure="export the MatMul, Softmax and MatMul that it stands for, or use TensorRT 10.14",
+    cure="export the MatMul, Softmax and MatMul that it consists of, or use TensorRT 10.14",
     source=TABLES,
     until="10.14",
 )
@@ -60,7 +60,7 @@ def attention(view: View) -> Iterator[Hit]:
     "TRT027",
     "refused",
     "The parser has no importer for this operator of language models yet",
-    cure="export the operators that it stands for, or use TensorRT 10.15",
+    cure="export the operators that it consists of, or use TensorRT 10.15",
     source=TABLES,
     until="10.15",
 )
@@ -86,7 +86,7 @@ def swish(view: View) -> Iterator[Hit]:
 @rule(
     "TRT029",
     "refused",
-    "An operator of another domain that no importer and no local function stands for",
+    "An operator of another domain without an importer and without a local function",
     cure="export ONNX's own operators, or load a plugin of that name (--qdq-plugin)",
     source="onnx-tensorrt 10.1, ModelImporter.cpp: what has no importer and no local function must be a plugin",
     unknown=("10.2", ""),

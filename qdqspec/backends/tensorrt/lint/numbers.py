@@ -131,7 +131,7 @@ rule(
 @rule(
     "TRT006",
     "refused",
-    "uint8 is refused, or read as int8, so that what lies above 127 is cut off",
+    "uint8 is refused, or read as int8, so that values above 127 are clipped",
     cure="quantize to int8; uint8 and asymmetric numbers are for the DLA only, behind a parser flag",
     source=f'{PARSER} ("Found unsupported input type" in 10.1, a warning in others); '
     "OnnxParserFlag.ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA",
@@ -148,7 +148,7 @@ def unsigned(view: View) -> Iterator[Hit]:
 @rule(
     "TRT010",
     "refused",
-    "Blocks lie where TensorRT does not take them",
+    "Blocks are along an axis that TensorRT does not support",
     cure="use blocks for fp8, int4 and fp4 only, whole ones, along the last or the last but one axis of a weight; "
     "let TensorRT's operators (TRT_FP4DynamicQuantize, TRT_MXFP8DynamicQuantize) find the scales of activations",
     source=f'{HEADER}: one blocking dimension, last or second to last; {PARSER} ("Inferred block size is not an '
@@ -227,9 +227,10 @@ def foreign_pairs(view: View) -> Iterator[Hit]:
 @rule(
     "TRT060",
     "refused",
-    "An activation is quantized as it comes where TensorRT cannot",
+    "An activation is quantized dynamically where TensorRT does not support it",
     cure="leave this operator in float: exclude it in patterns.nodes; or give the shapes to the export",
-    source="NVIDIA, TensorRT operators, DynamicQuantize: 2 or 3 dimensions, the last a constant and a whole number of "
+    source="NVIDIA, TensorRT operators, DynamicQuantize: 2 or 3 dimensions, the last a constant and a whole "
+    "number of "
     "blocks of 16 (NVFP4) or 32 (MXFP8)",
 )
 def dynamic_blocks(view: View) -> Iterator[Hit]:
@@ -288,7 +289,7 @@ def activations_per_channel(view: View) -> Iterator[Hit]:
 @rule(
     "TRT008",
     "refused",
-    "The scales of a weight do not lie along its output channels",
+    "The scales of a weight are not along its output channels",
     cure="quantize Conv weights on axis 0, ConvTranspose on 1, Gemm and MatMul on the axis of the output",
     source=f'{PARSER} ("The number of scales is not equal to the number of output channels")',
 )

@@ -74,7 +74,7 @@ def moved_scales(view: View) -> Iterator[Hit]:
         after = [q for output in node.outputs for q in view.quantizers(output)]
         other = next((q for q in after if not view.numbers(before).same_scale(view.numbers(q))), None)
         if other is not None:
-            yield Hit(node.name, f"stands between '{before.name}' and '{other.name}'")
+            yield Hit(node.name, f"is between '{before.name}' and '{other.name}'")
 
 
 def _moves(node: Node) -> bool:
@@ -152,7 +152,7 @@ def transpose_before_matmul(view: View) -> Iterator[Hit]:
 @rule(
     "TRT042",
     "slow",
-    "What is not quantized runs in float32: TensorRT takes the model's types as they are",
+    "What is not quantized runs in float32: TensorRT uses the model's types unchanged",
     cure="convert the model to float16 before it is quantized, and compare with a float16 model",
     source=f"NVIDIA, migration from 10.x to 11.x; {MODEL_OPTIMIZER} issues 80 and 167 (131 ms for 66)",
 )
@@ -166,7 +166,7 @@ def float32_between(view: View) -> Iterator[Hit]:
 @rule(
     "TRT043",
     "note",
-    "An attention is quantized in part: it may fall out of the fused kernel",
+    "An attention is quantized in part: it may not become one fused kernel",
     cure="quantize Q, K, V and the Softmax behind, or none of them",
     source="inferred from the patterns that Model-Optimizer and Myelin's logs show; not confirmed by a document",
 )
@@ -209,7 +209,7 @@ def _product_before(view: View, tensor: str) -> Node | None:
     "TRT044",
     "note",
     "An operator that runs in float in any case reads a dequantized tensor",
-    cure="nothing, where the pair before it serves others too; else leave it out",
+    cure="nothing, if other nodes read the pair before it too; else remove the pair",
     source="recorded engines: LayerNormalization, Softmax and GELU run inside float kernels",
 )
 def float_only(view: View) -> Iterator[Hit]:
@@ -228,7 +228,7 @@ def float_only(view: View) -> Iterator[Hit]:
     "TRT045",
     "note",
     "Weights have one scale a tensor",
-    cure="quantize weights per channel: it costs no time and loses less",
+    cure="quantize weights per channel: it costs no time and has a smaller error",
     source=GUIDE,
 )
 def one_scale_a_weight(view: View) -> Iterator[Hit]:
@@ -246,7 +246,7 @@ def one_scale_a_weight(view: View) -> Iterator[Hit]:
 @rule(
     "TRT047",
     "slow",
-    "A pair stands right behind another one of a different scale: a kernel that does nothing else",
+    "A pair directly follows another one of a different scale: a kernel that does nothing else",
     cure="leave one of the two out",
     source=f"{GUIDE}: conversions are done as the graph says",
 )

@@ -180,9 +180,9 @@ def old_gpu(view: View) -> Iterator[Hit]:
 @rule(
     "TRT056",
     "note",
-    "fp8 and int8 stand in one network: kernels take one of the two, and each border is a conversion",
+    "fp8 and int8 are in one network: kernels take one of the two, and each border is a conversion",
     cure="measure it beside int8 alone and fp8 alone",
-    source="no document was found that says what TensorRT makes of it; Model-Optimizer quantizes to one of the two",
+    source="no document was found that states how TensorRT runs it; Model-Optimizer quantizes to one of the two",
     unknown=("10.9", ""),
 )
 def fp8_beside_int8(view: View) -> Iterator[Hit]:
