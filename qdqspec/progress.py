@@ -80,7 +80,7 @@ def duration(seconds: float) -> str:
 
 
 class Heartbeat:
-    """Writes one line a minute, however many updates arrive, so that the job does not look stuck.
+    """Writes one line a minute, however many updates arrive, so that a long job shows progress.
 
     The first step of a case is written at once, a later one outside the search if the last line is some seconds old.
     """

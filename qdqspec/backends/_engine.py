@@ -1,4 +1,4 @@
-"""What engines share: open engines and bound inputs, times of runs, checks of inputs, programs that end with them."""
+"""Shared parts of engines: bound inputs, times of runs, checks of inputs, programs that end with this process."""
 
 from __future__ import annotations
 

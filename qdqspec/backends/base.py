@@ -32,7 +32,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend supports for Q/DQ models on this device.
+    """The support of a backend for Q/DQ models on this device.
 
     ``labels[op_type]`` lists the kinds of labels (besides ``fp``) under which an op runs in integers, and
     ``labels_of[format]`` the same for a format that is offered on other ops;

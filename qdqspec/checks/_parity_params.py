@@ -61,7 +61,7 @@ AGREEMENT = Limit("min_agreement", "agreement", "agreement", " %", True, 1)
 
 
 class ParityLimits(BaseModel):
-    """Limits on how far an output may move between two computations of one model."""
+    """Limits on the difference of an output between two computations of one model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     names: ClassVar[tuple[str, ...]] = tuple(limit.param for limit in (*LIMITS, AGREEMENT))
@@ -117,7 +117,7 @@ class StepLimits(ParityLimits):
 
 
 class SearchParams(BaseModel):
-    """Where and how long to look for an input that breaks the limits."""
+    """The range, the number of inputs and the time of a search for an input that breaks the limits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -149,7 +149,7 @@ def _budget(value: object) -> object:
 
 
 class ParityParams(CheckParams, ParityLimits):
-    """How far the outputs may move. At least one limit; every output must keep every limit."""
+    """Limits on the difference of the outputs. At least one limit; every output must meet every limit."""
 
     kind: Literal["parity"]
     top_k: Whole = Field(1, ge=1, description="The number of best classes that `min_agreement` compares.")

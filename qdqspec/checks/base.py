@@ -15,7 +15,7 @@ from qdqspec.units import fraction
 
 
 class CheckParams(BaseModel):
-    """What every check accepts beside its own keys. Unknown keys are errors."""
+    """The keys of every check, beside those of its kind. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -28,7 +28,7 @@ Targets = Annotated[
 
 
 class LintParams(CheckParams):
-    """Which targets the tuned model is looked at for, and how strictly."""
+    """The targets for which the tuned model is linted, and the severities that fail."""
 
     kind: Literal["lint"]
     target: Targets = Field(description="One or several targets for which a backend has rules.")

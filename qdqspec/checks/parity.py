@@ -1,4 +1,4 @@
-"""The check `parity`: how far the tuned model's outputs are from the reference's."""
+"""The check `parity`: the difference between the tuned model's outputs and the reference's."""
 
 from __future__ import annotations
 

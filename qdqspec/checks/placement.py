@@ -47,7 +47,7 @@ Needs: TypeAlias = Annotated[
 
 
 class PlacementParams(CheckParams):
-    """What must be quantized, what must not, and how many activation pairs there may be."""
+    """Required and forbidden quantized nodes, and the number of activation pairs."""
 
     kind: Literal["placement"]
     require: Needs = Field(

@@ -28,7 +28,7 @@ _EQUAL = "as fast"
 
 
 class RegressionParams(CheckParams):
-    """How much slower than its baseline a model may become."""
+    """The largest slowdown of a model against its baseline."""
 
     kind: Literal["regression"]
     max: Annotated[Fraction, Field(gt=0, allow_inf_nan=False)] = Field(

@@ -13,7 +13,7 @@ from qdqspec.units import ratio_text, size_text
 
 
 class SizeParams(CheckParams):
-    """How large the tuned model's file may be, external data included."""
+    """The largest size of the tuned model's file, external data included."""
 
     kind: Literal["size"]
     max_bytes: Annotated[ByteSize, Field(gt=0)] | None = Field(

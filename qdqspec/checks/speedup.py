@@ -14,7 +14,7 @@ from qdqspec.units import interval_text, ratio_text
 
 
 class SpeedupParams(CheckParams):
-    """The smallest factor that is good enough."""
+    """The smallest speed-up."""
 
     kind: Literal["speedup"]
     min: Positive = Field(description="Reference time over tuned time: 1.3 means 30 % more inferences.")

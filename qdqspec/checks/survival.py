@@ -17,7 +17,7 @@ _SHOWN = 12  # lost pairs that a verdict names
 
 
 class SurvivalParams(CheckParams):
-    """The optimizers that every Q/DQ pair has to outlive, or be turned into integer kernels by."""
+    """Optimizers after which every Q/DQ pair must be present, or part of an integer kernel."""
 
     kind: Literal["survival"]
     through: tuple[OptimizerName, ...] = Field(  # min_length would count a misspelt name as missing
@@ -37,7 +37,7 @@ class SurvivalParams(CheckParams):
 
 
 class SurvivalCheck:
-    """Looks for pairs that an optimizer removed, so that a float kernel runs instead of an integer one."""
+    """Finds pairs that an optimizer removed, so that a float kernel runs instead of an integer one."""
 
     Params: ClassVar[type[CheckParams]] = SurvivalParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"survival"})

@@ -137,7 +137,13 @@ WORDS = (
         "that won alone at once.",
         read=_switch,
     ),
-    Word(name="minutes", group=_SEARCH, metavar="M", help="Time limit of the search: minutes, or 90s, 10m, 1h.", read=number),
+    Word(
+        name="minutes",
+        group=_SEARCH,
+        metavar="M",
+        help="Time limit of the search: minutes, or 90s, 10m, 1h.",
+        read=number,
+    ),
     Word(
         name="objective",
         group=_SEARCH,
@@ -187,7 +193,13 @@ WORDS = (
         help="Quantize only operators that match, such as 'Conv > Relu'. Repeatable.",
         many=True,
     ),
-    Word(name="deny", group=_QUANTIZED, metavar="PATTERN", help="Do not quantize operators that match. Repeatable.", many=True),
+    Word(
+        name="deny",
+        group=_QUANTIZED,
+        metavar="PATTERN",
+        help="Do not quantize operators that match. Repeatable.",
+        many=True,
+    ),
     Word(
         name="include",
         group=_QUANTIZED,

@@ -1,4 +1,4 @@
-"""Commands ``cluster`` and ``worker``: run a scheduler, list what its workers have, make certificates, be a worker."""
+"""Commands ``cluster`` and ``worker``: run a scheduler, list its workers, make certificates, run a worker."""
 
 from __future__ import annotations
 

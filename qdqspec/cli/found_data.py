@@ -22,7 +22,7 @@ _MANY = 4  # more files than this without telling names are one data set
 
 
 def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, list[str]]:
-    """What a spec in folder ``base`` says of the data, the inputs with that data, and notes.
+    """The data entries of a spec in folder ``base``, the inputs with that data, and notes.
 
     ``path`` is a file or a folder. Raises `ConfigError` if nothing there fits the model.
     """

@@ -208,8 +208,8 @@ def _print_plans(cases: list[Case], session: Session, arguments: argparse.Namesp
 def _run(cases: list[Case], session: Session) -> bool:
     """Evaluate the checks of each case, or search and measure if it has none; return whether all could be evaluated.
 
-    An error of a check is printed and recorded, as is a case that cannot run on this machine; the others are evaluated
-    all the same.
+    An error of a check is printed and recorded, as is a case that cannot run on this machine. The others are
+    evaluated.
     """
     errors: list[str] = []
     for case in cases:

@@ -1,4 +1,4 @@
-"""What a worker has: the devices of its backends, its versions and free disk space."""
+"""The inventory of a worker: the devices of its backends, its versions and free disk space."""
 
 from __future__ import annotations
 

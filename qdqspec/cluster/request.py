@@ -52,7 +52,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseRequest:
-    """What a worker is asked: a case as JSON data, settings, and the files that both need.
+    """A request to a worker: a case as JSON data, settings, and the files that both need.
 
     ``topic`` is where the worker reports that it has begun; ``lease`` is after how many seconds without a question of
     the client it stops. ``twins`` are addresses of workers with the same device key. A request with ``helps`` is that
@@ -251,7 +251,7 @@ def _check(data: Mapping[str, Any]) -> CheckSpec:
 
 
 def _refuse_local(case: Case, settings: Settings) -> None:
-    """Reject what exists only on the client: metrics in Python, plugins, and settings of the device."""
+    """Reject parts that exist only on the client: metrics in Python, plugins, and settings of the device."""
     asked = {check.params.metric for check in case.checks if check.kind == "accuracy"}
     if case.tune.accuracy is not None:
         asked.add(case.tune.accuracy.metric)

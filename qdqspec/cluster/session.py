@@ -1,7 +1,7 @@
 """A session whose cases run on the workers of a cluster.
 
-It has the interface of `Session`. The client alone writes journals, results, baselines and the cache: a worker sends
-what it measured, and keeps nothing.
+It has the interface of `Session`. The client alone writes journals, results, baselines and the cache: a worker
+sends its measurements, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class ClusterSession(Session):
                 self.watch(progress)
 
     def settings_left(self) -> Settings:
-        """The settings, with what is left of the time limit of the run."""
+        """The settings, with the remaining time limit of the run."""
         return replace(self.settings, time_limit=self._seconds_left())
 
     @property
@@ -360,6 +360,6 @@ def _fill(parts: Mapping[str, Path], folder: Path) -> None:
 
 
 def _key(case: Case) -> object:
-    """The identity of a case in a run: what its search depends on."""
+    """The identity of a case in a run: everything that its search depends on."""
     asked = repr((case.backend, case.inputs, case.patterns, case.regions, case.quantize, case.tune))
     return case.name, str(case.spec), str(case.model), asked

@@ -1,4 +1,4 @@
-"""What a backend declares in its package: names that specs use, and where its functions for other packages are.
+"""The declaration of a backend in its package: names that specs use, and functions for other packages.
 
 A backend's package assigns a `Declaration` to ``declaration``; importing the package must load neither the runtime nor
 numpy, because specs are validated against it. An installed backend declares in the module that its entry point names.
@@ -68,7 +68,7 @@ class Declaration:
 
 
 def declaration_of(backend: str) -> Declaration:
-    """What a backend declares; an empty declaration if it declares nothing, or its package cannot be imported.
+    """The declaration of a backend; an empty one if it declares nothing, or its package cannot be imported.
 
     Raises `ConfigError` for an unknown name.
     """
@@ -97,7 +97,7 @@ def all_names(names: DeclaredNames) -> tuple[str, ...]:
 
 
 def default() -> Declaration:
-    """What the default backend declares."""
+    """The declaration of the default backend."""
     return declaration_of(DEFAULT_BACKEND)
 
 

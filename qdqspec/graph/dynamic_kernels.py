@@ -43,7 +43,7 @@ _LINEAR = ("MatMul", "Gemm")
 
 
 def with_kernels(flat: onnx.ModelProto) -> onnx.ModelProto:
-    """The flat form of a model, with integer kernels in the place of what dynamic pairs and stored weights feed.
+    """The flat form of a model, with integer kernels for operators behind dynamic pairs and stored weights.
 
     Operators that no kernel computes, and those with a float operand, keep their pairs.
     """
@@ -67,7 +67,7 @@ def attribute_of(node: onnx.NodeProto, name: str, default: object) -> object:
 
 
 def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:
-    """The initializers, and what Constant nodes make."""
+    """The initializers, and the outputs of Constant nodes."""
     values = {
         node.output[0]: attribute.t
         for node in graph.node

@@ -67,7 +67,7 @@ def _add_of(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 class _Raising:
-    """Looks at every node; what is replaced is noted in ``_instead`` and ``_gone``, by the index of the node."""
+    """Examines every node; replacements are recorded in ``_instead`` and ``_gone``, by the index of the node."""
 
     def __init__(self, flat: onnx.ModelProto, reference: Model | None) -> None:
         self._flat = flat
@@ -125,7 +125,7 @@ class _Raising:
         return self._instead.get(index, () if index in self._gone else (node,))
 
     def _live(self, nodes: list[onnx.NodeProto], touched: set[str]) -> Iterator[onnx.NodeProto]:
-        """The nodes less what only the kernels read: scales that were multiplied, weights that were transposed."""
+        """The nodes without those that only the kernels read: products of scales, and transposed weights."""
         read = {name for node in nodes for name in (*node.input, *names_read_inside(node))} | self._outputs
         for node in nodes:
             if not (touched & {*node.output}) or any(name in read for name in node.output):
@@ -315,7 +315,7 @@ class _Raising:
         return [*self._take_made(), node]
 
     def _take_made(self) -> list[onnx.NodeProto]:
-        """The nodes of pairs that were made for the operator that is looked at."""
+        """The nodes of pairs that were made for the current operator."""
         made, self._made = self._made, []
         return made
 

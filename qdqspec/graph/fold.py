@@ -40,7 +40,7 @@ class Folded:
 
     @property
     def note(self) -> str:
-        """What was folded."""
+        """A note on the folded nodes."""
         found = []
         if self.removed:
             found.append(f"{len(self.removed)} BatchNormalization folded")

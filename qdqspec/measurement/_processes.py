@@ -349,7 +349,7 @@ def _taken(circumstances: tuple[object, ...]) -> Zygote | None:
 
 
 def _circumstances(backend: str) -> tuple[object, ...]:
-    """What a zygote takes from this process when it starts; pytest sets one of the variables for each test."""
+    """The state of this process that a zygote inherits; pytest sets one of the variables for each test."""
     variables = frozenset(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST")
     return backend, os.getpid(), sys.executable, tuple(sys.path), variables, shared_folder("runs")
 

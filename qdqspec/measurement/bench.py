@@ -121,13 +121,14 @@ class Built:
 class Bench:
     """Keeps the incumbent's engine open and races every challenger against it.
 
-    With ``admission`` a candidate's accuracy is measured too, and one below the limits cannot win. ``feeds`` are inputs
-    of one shape profile, or loads of several. Without ``write`` only model files are compared. ``extract`` writes only
-    the named nodes with their pairs, and gives inputs for them. ``folder`` holds the candidates' files, and is removed
-    from recorded messages. With ``looks`` it times reference and incumbent from time to time, and the intervals of
-    `compare` include what the ratio changed by between these times. ``jobs`` is the number of parallel builds while no
-    measurement is pending; if ``memory`` reports that not all of them fit at once, they are opened one after the other.
-    ``twins`` are devices of the same key that share the work.
+    With ``admission`` a candidate's accuracy is measured too, and one below the limits cannot win. ``feeds``
+    are inputs of one shape profile, or loads of several. Without ``write`` only model files are compared.
+    ``extract`` writes only the named nodes with their pairs, and gives inputs for them. ``folder`` holds the
+    candidates' files, and is removed from recorded messages. With ``looks`` it times reference and incumbent
+    from time to time, and the intervals of `compare` include the variation of the ratio between these times.
+    ``jobs`` is the number of parallel builds while no measurement is pending; if ``memory`` reports that not
+    all of them fit at once, they are opened one after the other. ``twins`` are devices of the same key that
+    share the work.
     """
 
     def __init__(

@@ -172,11 +172,12 @@ class IsolatedEngine:
         return self._timed(runs, warmup, profile)
 
     def time_after_another(self, runs: int, warmup: int, profile: int = 0) -> Samples:
-        """Time runs of which the first meets the caches as another model of the same size leaves them.
+        """Time runs, the first of which follows a run of another model of the same size.
 
-        Before the first timed run the process runs the model ``warmup`` times, then a second engine of it: what a
-        process does after it waited for another process takes time too, which no caller of two models has. Of a large
-        model, or where a device computes, the first run after that of another process is timed.
+        Before the first timed run the process runs the model ``warmup`` times, then a second engine of it. A
+        run right after a wait for another process would take longer, and no program that runs two models in one
+        process has such a wait. Of a large model, or where a device computes, the first run after that of
+        another process is timed.
         """
         return self._timed(runs, warmup, profile, after_another=True)
 
@@ -293,7 +294,7 @@ def _fate(code: int) -> str:
 
 
 def _with_words(what: str, words: str) -> str:
-    return f"{what}; its last words:\n{words}" if words else what
+    return f"{what}; the end of its log:\n{words}" if words else what
 
 
 def _error_from_json(data: Header, model: Path) -> BackendError:

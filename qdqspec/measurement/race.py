@@ -132,7 +132,7 @@ class Turn:
         return self._undisturbed(median_sample(engine.time(self.runs, warmup=self.warmup)), engine)
 
     def both(self, engine: Engine) -> Samples:
-        """The sample of a turn, with its first run, which meets the caches as another model left them."""
+        """The sample of a turn, with its first run, which follows a run of another model."""
         warmup = max(1, self.warmup)
         taken = time_after_another(engine, warmup + self.runs, self.warmup)
         steady = median_sample(_part(taken, slice(warmup, None)))
@@ -147,7 +147,7 @@ class Turn:
 
 
 def time_after_another(engine: Engine, runs: int, warmup: int, profile: int = 0) -> Samples:
-    """Time runs of which the first meets the caches as another model leaves them.
+    """Time runs, the first of which follows a run of another model.
 
     A fast model, with the longest warm-up, in a process of its own runs ``warmup`` times before; see
     `IsolatedEngine.time_after_another`. Of others that is the first run of a turn: another engine ran just before, and

@@ -180,7 +180,7 @@ class _Attempts:
 
     def signature(self, text: str) -> Signature:
         """The words of a message without names, numbers and paths; of a crash without the last output."""
-        words = re.split(r"[^\w./:-]+", text.partition("; its last words:")[0])
+        words = re.split(r"[^\w./:-]+", text.partition("; the end of its log:")[0])
         return tuple(word for word in words if word not in self._names and not re.search(r"[\d/]", word))
 
 

@@ -174,9 +174,9 @@ def build_deviation(*devices: Sequence[Sequence[float]] | Floats) -> float:
 def time_deviation(series: Sequence[Sequence[Floats]]) -> tuple[float, int]:
     """Standard deviation of a log ratio between times, with run noise removed, and its degrees of freedom.
 
-    Each series has the looks at one pair of builds, one after the other; a look is the log ratios of its rounds. Looks
-    of a series have the same builds, so what they differ by, beyond the noise of their runs, is the state of the
-    machine.
+    Each series has the looks at one pair of builds, one after the other; a look is the log ratios of its
+    rounds. Looks of a series have the same builds, so their differences, beyond the noise of their runs, are
+    caused by the state of the machine.
     """
     several = [looks for looks in series if len(looks) > 1]
     among, freedom = pooled_deviation([[trimmed_mean(look) for look in looks] for looks in several])
@@ -200,8 +200,8 @@ def ratio_intervals(
     interval is (0, infinity). Builds of several ``devices`` have equal means in each round and equally many builds of
     each role on each device; every further device takes a degree of freedom (two-way analysis of variance).
 
-    All samples are of one time. ``times`` is what `time_deviation` gives of several; from `FEWEST_FREEDOM` on its
-    variance is added. Below, Student's t is so large that no gain could be proved.
+    All samples are of one time. ``times`` is the result of `time_deviation` for several times; from
+    `FEWEST_FREEDOM` on its variance is added. Below, Student's t is so large that no gain could be proved.
     """
     levels = build_levels(roles)
     builds = variance_of_builds(levels, devices)
@@ -305,10 +305,10 @@ def predicted_ratios(
 ) -> dict[str, Interval]:
     """Every role's time over the base role's, as another program measures it: the estimate and its prediction interval.
 
-    The arguments are those of `enclosed_ratios`. The other program has as many builds as this
-    measurement, at another time, in one of the two conditions of the caches. So the interval has the variance between
-    builds of both measurements, twice that between times (`variance_between_times`), and on each side half of what the
-    conditions differ by.
+    The arguments are those of `enclosed_ratios`. The other program has as many builds as this measurement, at
+    another time, in one of the two conditions of the caches. So the interval has the variance between builds of
+    both measurements, twice that between times (`variance_between_times`), and on each side half of the
+    difference between the conditions.
     """
     conditions = [build_levels(steady), *([build_levels(first)] if first else [])]
     middle = {role: np.mean([levels[role] for levels in conditions], axis=0) for role in steady}
@@ -329,11 +329,11 @@ def predicted_ratios(
 
 
 def variance_between_times(times: tuple[float, int]) -> Variance:
-    """The variance of a log ratio between times: what a search measured of it, but not less than is usual.
+    """The variance of a log ratio between times: the one that a search measured, combined with a usual value.
 
-    Where its looks vary more than `USUAL_TIMES`, theirs. Where they vary less, the mean weighted by degrees of freedom
-    (Smyth 2004): few looks, which happen to agree, do not prove a steady machine, and many do. The degrees of freedom
-    add up: what is usual is known before the first look.
+    If its looks vary more than `USUAL_TIMES`, their variance. If they vary less, the mean weighted by degrees
+    of freedom (Smyth 2004): few looks that agree by chance do not prove a steady machine, and many do. The
+    degrees of freedom add up, because the usual value is known before the first look.
     """
     (deviation, freedom), (usual, others) = times, USUAL_TIMES
     together = freedom + others
@@ -345,7 +345,7 @@ def variance_between_times(times: tuple[float, int]) -> Variance:
 def _spread(
     steady: Mapping[str, Floats], first: Mapping[str, Floats], role: str, base: str, devices: int
 ) -> float:
-    """Half of what the log ratio differs by between the conditions, less what noise makes of no difference."""
+    """Half of the difference of the log ratio between the conditions, reduced by the expected effect of noise."""
     halves = {name: (first[name] - steady[name]) / 2 for name in steady}
     variance = variance_of_builds(halves, devices)[0] * (1 / len(halves[role]) + 1 / len(halves[base]))
     difference = float(halves[role].mean() - halves[base].mean())

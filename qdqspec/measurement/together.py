@@ -1,9 +1,9 @@
 """Several builds of several models timed in the same rounds: their ratios, and looks at two builds that stay open.
 
-A measurement of some seconds meets the machine in one state: its frequency, its neighbours, where memory lies. States
-that last longer change the ratio itself, which neither more rounds nor more builds within these seconds show. So during
-a search two builds that stay open, the reference and the incumbent, are timed against each other again and again
-(`Looks`).
+A measurement of some seconds is made in one state of the machine: its frequency, other guests, the placement of
+memory. A change of state changes the ratio itself, and neither more rounds nor more builds within these seconds
+show this. So during a search two builds that stay open, the reference and the incumbent, are timed against each
+other repeatedly (`Looks`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ LOOK_SECONDS = 0.5  # after so long no further round of a look begins
 
 
 class Looks:
-    """The looks of one search. ``seconds`` is the duration of the last one; before the first, of what it will build."""
+    """The looks of one search. ``seconds`` is the duration of the last one, at first that of the builds it needs."""
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """Twins of a device: devices of the same key that build and time candidates at the same time as a search's own device.
 
-A twin has a bench of its own. The bench of the search sends it requests, which are JSON data, and tells it all trials,
-so that both have the same incumbent. Only times of one device are compared: what is combined is ratios on each device,
-and a twin on which a first pair of models has another ratio than on the other devices is set aside.
+A twin has a bench of its own. The bench of the search sends it requests, which are JSON data, and sends it all
+trials, so that both have the same incumbent. Only times of one device are compared, and the ratios on each
+device are combined. A twin on which a first pair of models has another ratio than on the other devices is
+excluded.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _STEP = 0.05
 
 
 class LostTwinError(Exception):
-    """The twin has gone."""
+    """The connection to a twin is lost."""
 
 
 class Twin(Protocol):
@@ -54,7 +55,7 @@ class Twin(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """A connected twin, and what is known of it."""
+    """A connected twin with its state."""
 
     twin: Twin
     opened: Future[Any]
@@ -91,12 +92,12 @@ class Twins:
     ) -> None:
         """Let twins prepare the search as in ``request``; each answers the digest of a model that it has made.
 
-        A twin that answers another one than ``digest()`` has inserted other pairs or numbers, and is set aside.
+        A twin that answers another one than ``digest()`` has inserted other pairs or numbers, and is excluded.
         """
         self._request, self._digest, self._clock, self._note = request, digest, clock, note
 
     def learn(self, trial: Trial, eps: float) -> None:
-        """Tell a trial of the search to all twins, with their next requests."""
+        """Send a trial of the search to all twins, with their next requests."""
         self._trials.append(trial)
         self._eps = eps
         is_first = self._pair is None and trial.ok and not trial.subgraph and not trial.twin
@@ -125,7 +126,7 @@ class Twins:
         return member.pending
 
     def answer(self, member: Member, future: Future[Any], spent: float) -> Any:
-        """The answer of a twin, or ``None`` if it has gone, has failed, or takes much longer than ``spent`` seconds.
+        """The answer of a twin, or ``None`` if it is lost, has failed, or takes much longer than ``spent`` seconds.
 
         A later answer is ignored.
         """
@@ -142,7 +143,7 @@ class Twins:
         return found
 
     def _refresh(self) -> None:
-        """Prepare new twins, compare the prepared ones, and forget those that have gone."""
+        """Prepare new twins, compare the prepared ones, and remove those whose connection is lost."""
         joined = self._joined() if self._request is not None else ()
         for twin in joined:
             if twin not in self._members:
@@ -180,7 +181,7 @@ class Twins:
         self._judge()
 
     def _judge(self) -> None:
-        """Set aside the twins whose ratio differs from the others'; all if it is this device that differs."""
+        """Exclude the twins whose ratio differs from the others'; all twins if this device differs."""
         assert self._pair is not None
         own, members = self._pair[1], [m for m in self._members.values() if m.ratio is not None]
         logs = [math.log(m.ratio or 1.0) for m in members]
@@ -202,7 +203,7 @@ class Twins:
 
 
 def answer(bench: Bench, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a twin answers: its bench learns the trials of the search, and builds and times what is asked."""
+    """The answer of a twin: its bench records the trials of the search, and builds and times candidates."""
     bench.eps = request["eps"]
     for each in request["recall"]:
         bench.recall(trial_from_json(each))

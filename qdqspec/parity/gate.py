@@ -88,9 +88,10 @@ class OutputGate:
     def near(self, engine: Runs, limit_db: float) -> tuple[float, int]:
         """The SQNR of the worst output, and the number of samples that were run.
 
-        Those are the first ones, as many as the steps, if these alone put the SQNR on all below the limit, or if the
-        SQNR expected from them is far from it; else all. What is expected, and far, follows from the engines that were
-        run on all samples before. Without these, no SQNR is far above: the first samples may have saturated outputs.
+        Those are the first ones, as many as the steps, if these alone put the SQNR on all below the limit, or
+        if the SQNR expected from them is far from it; else all. The expected SQNR and the distance that counts
+        as far are derived from the engines that were run on all samples before. Without these, no SQNR counts
+        as far above: the first samples may have saturated outputs.
         """
         found, at = _Powers(), dict[int, float]()
         for number, (feed, expected) in enumerate(self._pairs, 1):

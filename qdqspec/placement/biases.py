@@ -1,4 +1,4 @@
-"""Corrected biases: a quantized weight shifts the mean of its layer's output, and the layer's bias takes this out.
+"""Corrected biases, which compensate the shift of a layer's mean output by its quantized weight.
 
 The bias before correction is in the metadata of the weight's DequantizeLinear, so that stripping restores it.
 """

@@ -1,4 +1,4 @@
-"""Equalization: channels of inner tensors multiplied by powers of two, which the weights that read them take back.
+"""Equalization: channels of inner tensors are multiplied by powers of two, and their weights divided by these.
 
 A product with a power of two is exact, so that all outputs stay the same, bit for bit, and the original constants can
 be computed again. The factors begin at constants that make a tensor channel by channel, such as the scale and bias of a
@@ -209,7 +209,7 @@ class _Growth:
         return tensor
 
     def _read(self, tensor: str, node: Node, index: int) -> str | None:
-        """What a reader makes with the factors; ``None`` if its weight takes them back."""
+        """The output of a reader with the factors; ``None`` if its weight is divided by them."""
         (axis, repeat), shape = self._chain.tensors[tensor], self._shape(tensor)
         op, rank = node.op_type, len(shape)
         _require(is_default(node) and not node.scope)

@@ -1,7 +1,7 @@
 """Explains why a search does not offer an operator or a graph output for quantization, for `qdqspec inspect`.
 
-The search space decides. For each node that it does not offer, the same conditions are evaluated again, with
-a message for each.
+The search space decides. For each node without labels, the same conditions are evaluated again, with a message
+for each.
 """
 
 from __future__ import annotations

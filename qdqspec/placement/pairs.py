@@ -55,7 +55,7 @@ class QuantSource(Protocol):
         ...
 
     def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
-        """What is added to the bias of the layer that reads this weight; ``None`` if its bias stays as it is."""
+        """The shift of the bias of the layer that reads this weight; ``None`` if its bias is unchanged."""
         ...
 
 

@@ -246,7 +246,7 @@ class SchemeNumbers:
         return nearest if text is None else rounded(nearest, text)
 
     def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
-        """What is added to the bias of the layer that reads this weight."""
+        """The shift of the bias of the layer that reads this weight."""
         text = self._biases.get(weight_key(site), "") if site.weight else ""
         layer = biased_layer(self._model, site) if text else None
         return None if layer is None else shift_of(text, layer.channels)

@@ -141,7 +141,7 @@ def qdq_tuned(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Co
 
 @pytest.fixture
 def qdq_parity(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> ParityEvidence:
-    """How close the tuned model is to the reference."""
+    """The outputs of the tuned model compared with the reference's."""
     with _recorded(pytestconfig, qdq_session):
         return _present(qdq_session.evidence(_qdq_the_case, frozenset({"parity"})).parity)
 
@@ -250,7 +250,7 @@ class CaseView:
 
     @property
     def parity(self) -> ParityEvidence:
-        """How close the tuned model is to the reference."""
+        """The outputs of the tuned model compared with the reference's."""
         return _present(self._gather("parity").parity)
 
     @property

@@ -163,7 +163,7 @@ class CaseSetup:
         return said, data_digest(self.case.inputs.evaluation)
 
     def alone(self) -> AbstractContextManager[object]:
-        """A lock on the output folder; a second run waits, then finds the work done."""
+        """A lock on the output folder; a second run waits, then uses the results."""
         return RunLock(self.output, self._shared.report_wait)
 
     def timed(self, tuned: Path, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:

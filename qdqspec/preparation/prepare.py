@@ -293,7 +293,7 @@ class Prepared:
         return Correcting(self, self._source).samples >= MIN_SAMPLES
 
     def uncorrected(self) -> Prepared:
-        """The same case without corrections, and with all else that is known of it. It shares the calibration."""
+        """The same case without corrections. Other properties that are computed already are shared."""
         self.calibrated  # noqa: B018 - calibrated once, for both
         other = copy(self)
         for name in ("corrections", "numbers"):
@@ -336,7 +336,7 @@ class Prepared:
 
     @property
     def nothing(self) -> str:
-        """Why there is nothing to search; empty if there is something."""
+        """The reason why nothing can be searched; empty if something can."""
         if self.space.units:
             return ""
         if self.candidates.units:

@@ -1,4 +1,4 @@
-"""What runs a model beside the search: the runtime with the arithmetic of ONNX, observers, builds that show fusions."""
+"""Runs of a model outside the search: with the arithmetic of ONNX, by observers, in builds that show fusions."""
 
 from __future__ import annotations
 

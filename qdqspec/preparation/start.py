@@ -1,4 +1,4 @@
-"""What a search starts from: placements of earlier searches, and scales of quantized models."""
+"""The start of a search: placements of earlier searches, and scales of quantized models."""
 
 from __future__ import annotations
 

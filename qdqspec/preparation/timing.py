@@ -1,4 +1,4 @@
-"""Times model files against each other, whatever tool made them."""
+"""Times model files of any tool against each other."""
 
 from __future__ import annotations
 

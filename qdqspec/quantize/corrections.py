@@ -68,7 +68,7 @@ def rounded(nearest: Array, text: str) -> Array:
 
 
 def shift_text(shift: npt.NDArray[np.float32] | None) -> str:
-    """What is added to a bias, as text; empty if there is nothing."""
+    """The shift of a bias as text; empty if there is none."""
     return "" if shift is None else packed(shift.astype("<f4"))
 
 

@@ -70,7 +70,7 @@ class Quantizer:
         return quantize(self._floats(site), self.params(site))
 
     def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
-        """What is added to the bias of the layer that reads this weight; ``None`` if its bias stays as it is."""
+        """The shift of the bias of the layer that reads this weight; ``None`` if its bias is unchanged."""
         return self.corrections.biases.get(weight_key(site)) if site.weight else None
 
     @property

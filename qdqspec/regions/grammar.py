@@ -1,4 +1,4 @@
-"""How pattern expressions are written, for ``allow`` and ``deny``.
+"""The syntax of pattern expressions, for ``allow`` and ``deny``.
 
     choice    = sequence { "|" sequence }
     sequence  = item { ">" item }                        along data edges

@@ -1,4 +1,4 @@
-"""Renders what `qdqspec inspect` prints, as text and as JSON."""
+"""Renders the output of `qdqspec inspect` as text and as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ InspectSection: TypeAlias = Literal["regions", "patterns"]
 
 
 def to_json(inspection: Inspection) -> dict[str, Any]:
-    """What ``inspect --json`` prints, never truncated. ``quantizable`` is null if no backend was asked."""
+    """The output of ``inspect --json``, never truncated. ``quantizable`` is null if no backend was asked."""
     patterns = [
         {"digest": p.digest, "count": p.count, "text": p.text, "shape": p.shape} for p in inspection.patterns
     ]

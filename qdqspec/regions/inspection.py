@@ -1,4 +1,4 @@
-"""Collects what `qdqspec inspect` shows of a model. `qdqspec.regions.inspect` renders it.
+"""Collects the content of `qdqspec inspect`. `qdqspec.regions.inspect` renders it.
 
 Below the main graph are the bodies of If, Loop and Scan, and local functions. The nodes of bodies belong to the model
 and to its regions. A local function is searched as a separate model; a call of it is an operator that no backend lists,

@@ -115,7 +115,7 @@ def _matching(comparison: EngineComparison) -> str:
 
 
 def _gains(engines: Sequence[ExplainedEngine]) -> str:
-    """What each correction gained in the searches that made these engines."""
+    """The gain of each correction in the searches that made these engines."""
     tables = [table for engine in engines if (table := gains_table(engine.corrections)) is not None]
     return _joined([f"{table.title}\n{grid(table.headers, table.rows, table.align)}" for table in tables])
 

@@ -104,17 +104,15 @@ def advice(engine: ExplainedEngine) -> list[str]:
     found = []
     if adds:
         found.append(
-            f"{_unfused(adds)} behind an Add that writes floats because its skip input is float "
+            f"{_unfused(adds)} an Add that writes floats because its skip input is float "
             f"({_names(adds)}): quantize the skip input of these Adds, and not the branch of the convolution."
         )
     if pools:
         found.append(
-            f"{_unfused(pools)} behind a pool that runs in floats ({_names(pools)}): put the Q before the pool."
+            f"{_unfused(pools)} a pool that runs in floats ({_names(pools)}): put the Q before the pool."
         )
     if left:
-        found.append(
-            f"{_unfused(left)} behind kernels left in float ({_names(left)}): quantize their inputs too."
-        )
+        found.append(f"{_unfused(left)} kernels left in float ({_names(left)}): quantize their inputs too.")
     if refused:
         still = (
             "kernel between DQ and Q still runs"
@@ -207,7 +205,7 @@ def _cost(layers: Sequence[LayerTime], engine: ExplainedEngine) -> str:
 
 
 def _unfused(makers: Sequence[LayerTime]) -> str:
-    return f"{len(makers)} Q {'is' if len(makers) == 1 else 'are'} not fused"
+    return f"Not fused: {len(makers)} Q after"
 
 
 def _names(layers: Sequence[LayerTime]) -> str:

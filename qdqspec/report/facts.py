@@ -226,7 +226,7 @@ def _parity_row(out: TensorParity) -> tuple[str, ...]:
 
 
 def corrections_table(found: Evidence) -> Table | None:
-    """What each correction gave before the search, with everything quantized."""
+    """The gain of each correction before the search, with everything quantized."""
     return None if found.search is None else gains_table(found.search.corrections)
 
 

@@ -1,4 +1,4 @@
-"""What pages have in common: the blocks of a case, and how a page is shortened to a maximum size.
+"""Common parts of pages: the blocks of a case, and the reduction of a page to a maximum size.
 
 The largest tables are omitted first, then the last cases.
 """

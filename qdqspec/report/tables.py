@@ -196,7 +196,7 @@ _LOUD = {
 
 
 def provenance_text(case: CaseRecord) -> str:
-    """What is of an earlier run: the times, or only the search for the placement; empty if nothing is."""
+    """The part of a result from an earlier run: the times, or only the placement; empty if there is none."""
     latency, search = case.evidence.latency, case.evidence.search
     times = None if latency is None else latency.provenance
     if times is not None and times.source != "measured":

@@ -50,7 +50,7 @@ def refuse_unknown_formats(paths: Iterable[Path]) -> None:
 
 
 def render(record: RunRecord, path: Path) -> bytes:
-    """The report for that path as bytes. It shows only what a written record holds.
+    """The report for that path as bytes. It shows only the content of a written record.
 
     So a page made during a run and one made later from the record are the same, and neither names folders of
     this machine.

@@ -1,4 +1,4 @@
-"""Tunes, measures and checks cases: `pipeline` runs one case, `Session` holds what cases share."""
+"""Tunes, measures and checks cases: `pipeline` runs one case, `Session` holds the shared resources of cases."""
 
 from qdqspec.session.session import Session
 

@@ -104,7 +104,7 @@ def is_settled(ratios: Iterable[Interval], min_gain: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Confirmation:
-    """What a selection is made from: the trials, the bench that verifies placements, and the constraints."""
+    """The inputs of a selection: the trials, the bench that verifies placements, and the constraints."""
 
     trials: Sequence[Trial]
     bench: Bench
@@ -122,7 +122,7 @@ class _Confirmation:
 
     @property
     def least_seconds(self) -> float:
-        """What builds of the reference and of one other placement take at least."""
+        """The least duration of builds of the reference and of one other placement."""
         return 2 * CONFIRM_BUILDS * self.trials[0].build_seconds
 
     def admits(self, placement: Placement) -> bool:

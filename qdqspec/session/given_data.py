@@ -1,4 +1,4 @@
-"""Writes what a caller has in memory to files: arrays and feeds as data, and models.
+"""Writes objects of a caller in memory to files: arrays and feeds as data, and models.
 
 A search reads its data several times and in several processes, and identifies it by content; files give both.
 """
@@ -97,7 +97,7 @@ class GivenFiles:
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
-        """Errors of data in these files name what gave it and the feed instead of a temporary file."""
+        """Errors of data in these files name the loader or argument and the feed instead of a temporary file."""
         try:
             yield
         except DataError as error:
@@ -141,7 +141,7 @@ def _installed(name: str) -> Loader | None:
 
 
 def _loaded(load: Loader, name: str) -> InMemory:
-    """What a loader gives; an error that its code raises is a `DataError` with its line."""
+    """The data of a loader; an error that its code raises is a `DataError` with its line."""
     with _errors_of(load, name):
         given = load()
     is_iterable = (
@@ -183,7 +183,7 @@ def _iterated(given: object, name: str) -> Iterable[object]:
 
 
 def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of a mapping. Raises `DataError` for what is no array of numbers."""
+    """The arrays of a mapping. Raises `DataError` for a value that is not an array of numbers."""
     found = {str(key): np.asarray(value) for key, value in given.items()}
     for key, array in found.items():
         if array.dtype.hasobject or array.dtype.names is not None or array.dtype.kind in "USV":
@@ -192,7 +192,7 @@ def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, An
 
 
 def _label(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """One entry; a single number whatever axes of length 1 it has."""
+    """One entry; an array of one element is a single number."""
     return value.reshape(1) if value.size == 1 else value[None]
 
 

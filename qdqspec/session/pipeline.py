@@ -9,8 +9,8 @@
                                                              |
         latency, parity, accuracy, size, survival, lint > evidence > check > verdict
 
-`judge` is the whole pipeline, `tune` its part up to the winner. Each step is done once for a case: what precedes the
-search is computed on first access. The modules of the steps:
+`judge` is the whole pipeline, `tune` its part up to the winner. Each step is done once for a case; steps before
+the search are computed on first access. The modules of the steps:
 
     prepare    case, prepare, start, correcting, runtimes
     search     tuning (candidates, constraint, oracle)

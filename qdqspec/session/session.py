@@ -1,4 +1,4 @@
-"""A session: the cases of a run, and what they share: backends, cache, device lock, time limit and the run's record."""
+"""A session: the cases of a run, with the backends, cache, device lock, time limit and record that they share."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Finds one placement for several runtimes.
 
-The candidates are the best placements of the searches on each runtime, and crossovers of the winners: what both
-quantize, and what either quantizes. All are timed on all runtimes, interleaved with the float models. The accurate ones
-with the least weighted geometric mean of ratios are built anew and timed together with the float model and the best
-model of each runtime's own search.
+The candidates are the best placements of the searches on each runtime, and crossovers of the winners: the units
+that both quantize, and those that either quantizes. All are timed on all runtimes, interleaved with the float
+models. The accurate ones with the least weighted geometric mean of ratios are built anew and timed together
+with the float model and the best model of each runtime's own search.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _best(work: CaseWork) -> list[Placement]:
 
 
 def _crossovers(origin: CaseWork, works: Sequence[CaseWork]) -> Iterator[Placement]:
-    """In the space of one runtime: the best of another one, what the best of both quantize, and what either does."""
+    """In the space of one runtime: the best of another one, and the union and intersection of both quantized sets."""
     space = origin.setup.prepared.space
     mine = [labels_of(space, placement) for placement in _best(origin)[:1]]
     for work in works:

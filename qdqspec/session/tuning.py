@@ -155,8 +155,8 @@ class Tuning(Closing):
     def repair(self) -> None:
         """Race the fastest candidates that just missed the SQNR limit, without their noisiest units.
 
-        Only where nothing has won, or something much slower. With a time limit this may take `OVERTIME_SHARE` of it in
-        addition.
+        Only if nothing has won, or only a much slower candidate. With a time limit this may take
+        `OVERTIME_SHARE` of it in addition.
         """
         rules, constraint = self._prepared.case.tune, self._constraint
         least, oracle = constraint.min_sqnr_db, self._oracle
@@ -201,7 +201,7 @@ class Tuning(Closing):
         )
 
     def _has_time(self, seconds: float) -> bool:
-        """Whether a measurement more ends before twice the search's time limit."""
+        """Whether one more measurement ends before twice the search's time limit."""
         minutes = self._prepared.case.tune.minutes
         return minutes is None or self.search.spent_seconds + seconds <= 2 * 60 * minutes
 
@@ -269,7 +269,7 @@ class Tuning(Closing):
 
 
 def open_twins(twins: Twins, prepared: Prepared, bench: Bench) -> None:
-    """Let twins prepare the same search, with the corrections that were found here."""
+    """Request that twins prepare the same search, with the corrections of this device."""
     found = prepared.found_corrections
     everything = prepared.space.resolve(prepared.space.everything())
     twins.open(
@@ -470,7 +470,7 @@ def named(strategy: str) -> MakeStrategy:
 
 
 def refuse(make: MakeStrategy, space: SchemeSpace) -> None:
-    """Raise `ConfigError` if a strategy cannot search a space, as it says itself."""
+    """Raise `ConfigError` if a strategy reports that it cannot search a space."""
     own: Callable[[SchemeSpace], None] = getattr(make, "refuse", lambda _: None)
     own(space)
 

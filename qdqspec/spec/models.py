@@ -37,7 +37,7 @@ from qdqspec.types import Case, CheckSpec
 
 
 class Spec(SpecSection):
-    """What must hold of one quantized model.
+    """The checks of one quantized model, with its data and rules.
 
     Built from a file by `load_spec`, or in Python with the same keys and the same validation:
     ``Spec(model="m.onnx", checks=[{"kind": "speedup", "min": 1.2}])``. Paths are relative to the

@@ -212,7 +212,7 @@ SqnrLimit: TypeAlias = Annotated[
 
 
 class AccuracySection(SpecSection):
-    """What a task metric must keep in the search; the keys are those of the check ``accuracy``."""
+    """The constraint on a task metric in the search; the keys are those of the check ``accuracy``."""
 
     metric: Words = Field(
         default="top1",
@@ -270,7 +270,7 @@ Targets: TypeAlias = Annotated[
 
 
 class TuneSection(SpecSection):
-    """The search: how, how long, for what."""
+    """The search: method, time, objective and limits."""
 
     strategy: StrategyName = Field(default="attribution", description="Search strategy.")
     preset: Preset = Field(default="default", description="The size of the search.")
@@ -357,7 +357,7 @@ def _comparison(value: object) -> str:
 
 
 class SkipUnlessSection(SpecSection):
-    """What the machine must have; the case is skipped elsewhere."""
+    """Requirements on the machine; on others the case is skipped."""
 
     backend: Target | None = Field(default=None, description="A backend, or one of its targets.")
     compute_capability: Annotated[str, BeforeValidator(_comparison, json_schema_input_type=str)] | None = (
@@ -375,7 +375,7 @@ def _reason(value: object) -> object:
 
 
 class XfailSection(SpecSection):
-    """Why the case is expected to fail."""
+    """The reason why the case is expected to fail."""
 
     reason: Reason = Field(description="The reason why it is expected to fail.")
     strict: bool = Field(default=True, description="Whether an unexpected pass is a failure.")

@@ -312,7 +312,7 @@ class BackendContract:
 
     @pytest.fixture
     def declared(self, backend: Backend) -> hooks.Declaration:
-        """What the backend declares in its package; skips if it is not registered."""
+        """The declaration of the backend in its package; skips if it is not registered."""
         if backend.name not in registry.names("backend"):
             pytest.skip(f"{backend.name} is not registered: nothing can find what it declares")
         return hooks.declaration_of(backend.name)

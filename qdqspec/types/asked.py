@@ -51,7 +51,7 @@ class ShapeProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRules:
-    """How an image becomes a sample: ``(pixels * scale - mean) / std`` after resizing, one value per channel or one.
+    """The transform of an image to a sample: ``(pixels * scale - mean) / std`` after resizing.
 
     ``size`` is height and width. With ``resize`` the shorter side gets that length and ``size`` is cut from the
     centre; without it the image is scaled until it covers ``size``, then cut.
@@ -110,7 +110,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternRules:
-    """What may be quantized. Empty ``allow`` allows all; ``exclude`` are globs over node names."""
+    """Operators and nodes that may be quantized. Empty ``allow`` allows all; ``exclude`` are globs over node names."""
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ class PatternRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionRules:
-    """How the model is cut into regions. ``manual`` lists node-name globs, one tuple per region.
+    """The division of the model into regions. ``manual`` lists node-name globs, one tuple per region.
 
     ``graph`` is layer information of an engine, the source of the kernels for ``fusion``.
     """

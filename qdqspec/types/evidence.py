@@ -121,9 +121,10 @@ class LatencyEvidence:
 
     Roles: ``reference``, ``tuned``, and if they differ from these ``everything`` (everything quantized) and
     ``runner-up``. ``ratios[role]`` is the role's time over the reference's, ``speedup`` the reference's over
-    the tuned one's, with 95 % prediction intervals: of what another program measures at another time. ``tested`` are
-    the ratios with 95 % confidence intervals, which tests of a gain use. With several shape ``profiles``, samples and
-    ratios are weighted geometric means over them, and each sample's own profiles are in the same order as ``profiles``.
+    the tuned one's, with 95 % prediction intervals, for the ratio that another program measures at another
+    time. ``tested`` are the ratios with 95 % confidence intervals, which tests of a gain use. With several
+    shape ``profiles``, samples and ratios are weighted geometric means over them, and each sample's own
+    profiles are in the same order as ``profiles``.
     """
 
     clock: Clock
@@ -189,8 +190,8 @@ class PlacedPair:
     """A site of the selected model, with its numbers. Scales of channels and blocks are in the order of memory.
 
     ``outer`` multiplies them all if a format quantizes its scales too. A weight is ``stored`` as integers
-    behind a DequantizeLinear, or else stays float behind both. ``rounding`` is how its integers differ from the nearest
-    ones, ``bias`` what is added to the bias of its layer: see `qdqspec.quantize.corrections`.
+    behind a DequantizeLinear, or else stays float behind both. ``rounding`` has the differences of its integers
+    from the nearest ones, ``bias`` the shift of the bias of its layer: see `qdqspec.quantize.corrections`.
     """
 
     site: Site

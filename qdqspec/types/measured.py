@@ -274,9 +274,9 @@ class SearchResult:
 class Progress:
     """The progress of a search, for progress bars and heartbeat lines. ``best`` is the ratio to the reference.
 
-    One is reported after each trial, with ``doing`` empty, and one at the beginning of each step, which ``doing``
-    names: calibrating, building candidate 4. ``total`` is 0 outside the search. ``waiting`` states what the run waits
-    for; the other fields are unknown then.
+    One is reported after each trial, with ``doing`` empty, and one at the beginning of each step, which
+    ``doing`` names: calibrating, building candidate 4. ``total`` is 0 outside the search. ``waiting`` is the
+    reason of a wait; the other fields are unknown then.
     """
 
     case: str
@@ -296,9 +296,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockError:
-    """The error that one block makes with all others in floating point: SQNR at the worst guiding tensor.
+    """The error of one block with all others in floating point: SQNR at the worst guiding tensor.
 
-    ``block`` is a unit of the search, called after its operator; ``label`` is how it is quantized.
+    ``block`` is a unit of the search, called after its operator; ``label`` is its label.
     """
 
     block: str
@@ -308,7 +308,7 @@ class BlockError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionGain:
-    """What a correction gives with everything quantized: the SQNR at the worst guiding tensor on held-out samples.
+    """The gain of a correction with everything quantized: the SQNR at the worst guiding tensor on held-out samples.
 
     ``changed`` are the ranges, weights, biases or groups of channels that it changes. One that is not ``taken`` does
     not help enough.

@@ -14,7 +14,7 @@ tune: {trials: 5}
 checks: [{kind: size, max_ratio: 2}, {kind: parity, min_sqnr_db: 1}]
 """
 SAID = {
-    "crash": "*net.onnx: the engine's process was killed by SIGSEGV during 'time'; its last words:",
+    "crash": "*net.onnx: the engine's process was killed by SIGSEGV during 'time'; the end of its log:",
     "oom": "*net.onnx: the backend ran out of memory*",
     "hang": "*net.onnx: the engine gave no answer to 'build' for 2 s and was ended*",
 }

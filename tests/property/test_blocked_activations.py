@@ -65,7 +65,7 @@ def linear(
     opset: int = 21,
     bias: bool = False,
 ) -> Model:
-    """One linear operator; nothing but it, so that its operands are all available memory to see."""
+    """One linear operator and nothing else: its operands are the only tensors."""
     elem_type = helper.np_dtype_to_tensor_dtype(values.dtype)
     stored = weight.T.copy() if transposed else weight
     names = ["x", "w", "b"] if bias else ["x", "w"]

@@ -18,14 +18,15 @@ def render_rules() -> str:
     lines = [
         "# Lint rules",
         "",
-        "What `qdqspec lint MODEL --target T` and the check `lint` look for. Made from the rules themselves; renew it",
-        "with `pytest tests/unit/lint --update-golden`.",
+        "The rules of `qdqspec lint MODEL --target T` and of the check `lint`. Generated from the code by",
+        "`pytest tests/unit/lint --update-golden`.",
         "",
-        "A rule holds for all versions of its targets unless a range is given. Where no source tells, it is applied,",
-        "and the finding says so. A target of a major version alone is judged for all its versions.",
+        "A rule applies to all versions of its targets unless a range is given. In versions for which no source states",
+        "whether it applies, it is applied, and the finding states this. A target of a major version alone is judged",
+        "for all its versions.",
         "",
-        "`refused`: the target does not build it, or computes it wrongly. `slow`: it costs time there. `note`: worth",
-        "knowing. An id never changes its meaning and is never used again.",
+        "`refused`: the target does not build the model, or computes it wrongly. `slow`: it costs time there. `note`:",
+        "for information. An id never changes its meaning and is never used again.",
     ]
     for severity in ("refused", "slow", "note"):
         for rule in (rule for rule in rules_for() if rule.severity == severity):

@@ -1,7 +1,7 @@
-"""What the stand-ins for TensorRT, CUDA, trtexec and nvidia-smi do, and where each behaviour is known from.
+"""The behaviours of the stand-ins for TensorRT, CUDA, trtexec and nvidia-smi, each with its source.
 
-A stand-in imitates what a source says and nothing else. `Behaviour.names` are classes and functions of the stand-in,
-``fault NAME`` what ``FAKE_TRT`` or the stand-in's ``fault`` plants.
+A stand-in imitates the behaviour that a source states and nothing else. `Behaviour.names` are classes and functions
+of the stand-in, ``fault NAME`` what ``FAKE_TRT`` or the stand-in's ``fault`` plants.
 """
 
 from __future__ import annotations
@@ -270,10 +270,11 @@ def render() -> str:
     lines = [
         "# Stand-ins",
         "",
-        "Tests of the backends `tensorrt` and `trtexec` run without a GPU, on stand-ins under `tests/support`. This",
-        "page lists what they do and where each behaviour is known from; it is made from `tests/support/standins.py`,",
-        "and a test fails where a class, function or fault of a stand-in is not listed. Renew it with",
-        "`pytest tests/unit/backends/test_standins.py --update-golden`. None of it was observed by us on a GPU.",
+        "Tests of the backends `tensorrt` and `trtexec` run without a GPU, on stand-ins (test doubles) under",
+        "`tests/support`. This page lists the behaviours of the stand-ins, each with its source. None was observed by",
+        "us on a GPU. The page is generated from `tests/support/standins.py` by",
+        "`pytest tests/unit/backends/test_standins.py --update-golden`. A test fails if a class, function or fault of",
+        "a stand-in is not listed.",
     ]
     for standin, path in FILES.items():
         lines += ["", f"## {standin}", "", f"`{path.relative_to(SUPPORT.parents[1]).as_posix()}`", ""]

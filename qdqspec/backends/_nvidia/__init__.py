@@ -1,1 +1,1 @@
-"""What the backends for NVIDIA GPUs share: CUDA, the state of a GPU, and nvidia-smi."""
+"""Shared parts of the backends for NVIDIA GPUs: CUDA, the state of a GPU, and nvidia-smi."""

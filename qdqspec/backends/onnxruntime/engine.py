@@ -129,7 +129,7 @@ def plainly(error: Exception) -> str:
 
 
 def cure_for(text: str) -> str | None:
-    """What to do about an error, if known."""
+    """The remedy for an error, if known."""
     return next((cure for sign, cure in _CURES.items() if sign in text), None)
 
 

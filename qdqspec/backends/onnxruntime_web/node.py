@@ -166,7 +166,7 @@ def plainly(text: str) -> str:
 
 
 def cure_for(text: str) -> str | None:
-    """What to do about an error, if known."""
+    """The remedy for an error, if known."""
     if _OUT_OF_MEMORY.search(text):
         return "take a smaller model: WebAssembly has 4 GiB of memory at most"
     return engine.cure_for(text)

@@ -36,7 +36,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """What a kernel's list of operators names: nodes of the float model, and tensors that it quantizes."""
+    """The names in a kernel's list of operators: nodes of the float model, and tensors that it quantizes."""
 
     nodes: tuple[str, ...]
     quantized: tuple[str, ...]

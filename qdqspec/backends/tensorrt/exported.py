@@ -1,4 +1,4 @@
-"""Files that tools of TensorRT write: what ``trtexec`` exports of an engine, and calibration caches.
+"""Reads files of TensorRT's tools: ``trtexec``'s exports of an engine, and calibration caches.
 
 Of an engine these are ``--exportLayerInfo``, ``--exportProfile`` and ``--exportTimes``. Beside NAME.graph.json, the
 files NAME.profile.json, NAME.times.json and NAME.profile.metadata.json are found, the names that TensorRT's engine

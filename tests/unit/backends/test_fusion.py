@@ -75,7 +75,7 @@ def test_a_model_that_is_no_float16_model_is_built_as_it_is(
     monkeypatch.setattr(float16, "convert_float_to_float16", lambda *_, **__: 1 / 0)
     with Session(backend="tensorrt", root=tmp_path, layout="") as session:
         assert any(len(nodes) > 1 for nodes in leaves(session, case))
-        (warning,) = [w for w in session.work(case).setup.prepared.warnings if "fuses" in w]
+        (warning,) = [w for w in session.work(case).setup.prepared.warnings if "fusions" in w]
     assert warning.startswith(
         "fusions were read from a build of the given model, not of its float16 form: it cannot be"
     )

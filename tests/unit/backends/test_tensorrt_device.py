@@ -171,7 +171,7 @@ def test_a_library_that_crashes_when_loaded(install_tensorrt: Install, tmp_path:
     availability = TensorRt().probe()
     assert not availability.usable
     assert availability.why.startswith(
-        "the process that looks for TensorRT was killed by SIGABRT; its last words: "
+        "the process that looks for TensorRT was killed by SIGABRT; the end of its log: "
     )
     assert availability.why.endswith("bad driver")
 

@@ -267,7 +267,7 @@ def test_every_output_must_keep_every_limit_and_the_worst_leads() -> None:
     evidence = with_outputs(output("fine"), output("bad", 12.0), output("worse", 9.0))
     verdict = judge("parity", evidence, min_sqnr_db=20, max_steps=3)
     assert verdict.headline == "output 'worse': SQNR 9.0 dB < 20.0 dB"
-    assert "'worse' moved most" in verdict.advice
+    assert "'worse' has the largest difference" in verdict.advice
     assert [row[-1] for row in verdict.sections[0].rows] == ["fail", "fail", "pass", ""]
 
 
@@ -317,7 +317,7 @@ def in_steps(quantization_db: float, runtime_db: float, total_db: float = 15.0) 
         (15.1, 40.0, "quantization", "in its Q/DQ arithmetic, before any runtime"),
         (40.0, 15.1, "the runtime", "qdqspec explain"),
         (math.inf, 15.0, "the runtime", "qdqspec explain"),
-        (18.0, 18.5, "quantization and runtime", "moved most."),
+        (18.0, 18.5, "quantization and runtime", "has the largest difference."),
         (-math.inf, -math.inf, "quantization", "in its Q/DQ arithmetic"),
     ],
 )
@@ -346,8 +346,8 @@ def test_a_failure_advises_to_leave_out_the_pairs_that_cost_most() -> None:
         "Noisiest of 12 Q/DQ pairs at 'softmaxout_1' (31.4 dB together"
     )
     assert verdict.advice.startswith(
-        "Output 'y' moved most in its Q/DQ arithmetic, before any runtime. For 41.5 dB exclude fire4/conv, fire1/conv "
-        "(patterns.nodes.exclude) and leave graph outputs in float (quantize.outputs), "
+        "Output 'y' has the largest difference in its Q/DQ arithmetic, before any runtime. For 41.5 dB exclude "
+        "fire4/conv, fire1/conv (patterns.nodes.exclude) and leave graph outputs in float (quantize.outputs), "
     )
     passed = judge("parity", evidence, min_sqnr_db=10)
     assert not any(section.title.startswith("Noisiest") for section in passed.sections)
@@ -395,7 +395,7 @@ def test_an_input_within_what_was_calibrated_asks_for_other_calibration() -> Non
     inside = tuple(replace(one, low=0.0, high=1.0) for one in found.found.inputs)
     evidence, asked = with_search(replace(found, found=replace(found.found, inputs=inside)))
     verdict = judge("parity", evidence, **asked)
-    assert "within what the calibration data has" in verdict.advice
+    assert "within the range of the calibration data" in verdict.advice
 
 
 def test_what_the_data_breaks_comes_before_what_a_search_found() -> None:

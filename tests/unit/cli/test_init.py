@@ -72,7 +72,7 @@ def test_the_forecast_counts_at_the_proposed_shapes(verb, tmp_path):
     text = (tmp_path / "net.qdq.yaml").read_text()
     assert "x: [1, 3, 224, 224]" in text
     assert "taken as 1" not in text
-    assert re.search(r"guessed from node count, weights and\s+#?\s*1 million", text)  # 8 * 3 * 224 * 224
+    assert re.search(r"estimated from node count, weights and\s+#?\s*1 million", text)  # 8 * 3 * 224 * 224
 
 
 def test_a_named_dimension_has_one_size_in_all_inputs(verb, tmp_path):

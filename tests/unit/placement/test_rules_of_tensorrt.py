@@ -216,15 +216,15 @@ def test_what_a_rule_leaves_out_is_told_by_its_name() -> None:
 
 HEAD = """# Placement rules
 
-What a search does beyond single operators, and where each rule is known from. Made from the rules themselves; renew
-it with `pytest tests/unit/placement/test_rules_of_tensorrt.py --update-golden`. `copies-read-in-bodies` holds for
-`onnxruntime`, all others for `tensorrt` and `trtexec`; `qdqspec inspect MODEL --backend tensorrt --verbose` names the
+Constraints on Q/DQ pairs beyond single operators, each with its source. Generated from the code by
+`pytest tests/unit/placement/test_rules_of_tensorrt.py --update-golden`. `copies-read-in-bodies` applies to
+`onnxruntime`, all others to `tensorrt` and `trtexec`. `qdqspec inspect MODEL --backend tensorrt --verbose` names the
 rule that leaves an operator in float.
 
-Held elsewhere, for every backend: all inputs of a weighted operator are quantized together (`placement/units.py`), and
-tensors that Concat joins, or MaxPool and operators that move values pass on, share one scale (`tie_ranges` in
-`quantize/ranges.py`), during the search as in the final model. Which operators run in which format, pooling among them,
-is the table of a backend (`backends/tensorrt/ops.py`).
+Two more rules apply to every backend, in the search and in the final model. All inputs of a weighted operator are
+quantized together (`placement/units.py`). Inputs and output of a Concat, a MaxPool or an operator that moves values
+share one scale (`tie_ranges` in `quantize/ranges.py`). The operators that run in each format, pooling among them, are
+in the table of a backend (`backends/tensorrt/ops.py`).
 """
 
 

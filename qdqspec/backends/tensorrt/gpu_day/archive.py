@@ -165,7 +165,7 @@ def _summary(results: Sequence[Facts], asked: int) -> Facts:
 
 
 def answers_from(facts: Mapping[str, Facts]) -> Facts:
-    """What the parts say together; ``None`` where a part is missing."""
+    """The answers that need several parts; ``None`` if a part is missing."""
     medians = {name: facts.get(f"resnet18-{name}", {}).get("median_ms") for name in RECORDED}
     known = {name: value for name, value in medians.items() if value is not None}
     whole = len(known) == len(RECORDED)
