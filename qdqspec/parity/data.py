@@ -130,14 +130,16 @@ def _sample_shape(member: AnyMember, rank: int) -> tuple[int, ...]:
     return whole.shape[1:]
 
 
-def open_data(source: DataSource, inputs: Mapping[str, InputSpec], *, fixed: Collection[str] = ()) -> Dataset:
+def open_data(
+    source: DataSource, inputs: Mapping[str, InputSpec], *, fixed: Collection[str] = (), labelled: bool = True
+) -> Dataset:
     """Open calibration or evaluation data for a model with these inputs.
 
     A file has one array per model input, its first axis the samples, and may have ``labels``; several files are read in
     order of name. A sample either has the shape of the input without its first axis, and then as many samples as the
     batch are stacked (samples from the beginning fill up the last batch, with a remark in ``notes``), or the shape of
-    the whole input. Arrays for inputs that are ``fixed``, and arrays for no input, are not read. Raises `DataError` for
-    anything else; NaN and infinity are detected while the samples are read.
+    the whole input. Arrays for inputs that are ``fixed``, and arrays for no input, are not read; nor are labels, unless
+    ``labelled``. Raises `DataError` for anything else; NaN and infinity are detected while the samples are read.
     """
     path = place_of(source)
     files = read_arrays(source, inputs)
@@ -160,7 +162,7 @@ def open_data(source: DataSource, inputs: Mapping[str, InputSpec], *, fixed: Col
         path=path,
         samples=rows,
         batch=batch,
-        labels=_labels(path, files, inputs, rows),
+        labels=_labels(path, files, inputs, rows) if labelled else None,
         notes=tuple(notes),
         unused=tuple(name for name in fixed if any(name in members for members in files)),
         ignored=ignored,

@@ -128,7 +128,7 @@ class Prepared:
         source = self.case.inputs.calibration
         if source is None:
             return None
-        data = self._opened(source)
+        data = self._opened(source, labelled=False)
         for doubt in doubts(data):
             self.note_once(f"calibration data {source.name}: {doubt}")
         return data
@@ -139,9 +139,9 @@ class Prepared:
         source = self.case.inputs.evaluation
         return None if source is None else self._opened(source)
 
-    def _opened(self, source: DataSource) -> Dataset:
+    def _opened(self, source: DataSource, *, labelled: bool = True) -> Dataset:
         values = self.case.inputs.values
-        data = open_data(source, self.inputs, fixed=values)
+        data = open_data(source, self.inputs, fixed=values, labelled=labelled)
         for note in data.notes:
             self.note_once(f"{source.name}: {note}")
         for name in data.unused:
@@ -160,8 +160,13 @@ class Prepared:
         """Calibration inputs: the user's data, else random inputs from a seed, with a warning."""
         if self.calibration is not None:
             return iter(self.calibration)
-        proves = "scales and parity prove" if self.case.inputs.scales is None else "parity proves"
-        self.note_once(f"no calibration data: random inputs are used, so {proves} little")
+        ranges, evaluation = self.case.inputs.scales, self.case.inputs.evaluation
+        vague = [word for word, given in (("scales", ranges), ("parity", evaluation)) if given is None]
+        if vague:
+            prove = "proves" if vague == ["parity"] else "prove"
+            self.note_once(
+                f"no calibration data: random inputs are used, so {' and '.join(vague)} {prove} little"
+            )
         shapes = {name: spec.shape for name, spec in self.inputs.items()}
         return iter(random_feeds(self.given, shapes, self._seed, RANDOM_SAMPLES))
 

@@ -177,3 +177,32 @@ def test_a_loader_that_cannot_be_imported_names_its_entry_point(tmp_path, monkey
     with pytest.raises(DataError, match=r"no data loader is called 'their' \(did you mean 'theirs'\?\)"):
         open_data(case.inputs.calibration, X)
     given_data._installed.cache_clear()
+
+
+def prepared(session, models, **asked):
+    case = inline_case(models / "digits_resnet.onnx", asked)
+    return session.work(case).setup.prepared
+
+
+def test_labels_of_calibration_data_are_not_read(models, tmp_path):
+    """A glob that finds labelled and unlabelled files was an error."""
+    images = np.zeros((3, 1, 16, 16), np.float32)
+    np.savez(tmp_path / "a.npz", input=images)
+    np.savez(tmp_path / "b.npz", input=images, labels=np.arange(3))
+    with Session(root=tmp_path) as session:
+        data = prepared(session, models, calibration=str(tmp_path / "*.npz")).calibration
+        assert data.samples == 6
+        with pytest.raises(DataError, match="3 labels for 6 samples"):
+            _ = prepared(session, models, evaluation=str(tmp_path / "*.npz")).evaluation
+
+
+def test_a_warning_of_random_inputs_names_what_they_are_used_for(models, tmp_path):
+    np.savez(tmp_path / "a.npz", input=np.zeros((3, 1, 16, 16), np.float32))
+    with Session(root=tmp_path) as session:
+        for asked, vague in (
+            ({}, "scales and parity prove"),
+            ({"evaluation": tmp_path / "a.npz"}, "scales prove"),
+        ):
+            made = prepared(session, models, **asked)
+            made.feeds()
+            assert f"no calibration data: random inputs are used, so {vague} little" in made.warnings

@@ -1,0 +1,138 @@
+"""Every block of the documents is accepted: specs by the loader, commands by their parsers, Python by its imports.
+
+Pages with a test of their own are also run there.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from qdqspec.cli import _parser
+from qdqspec.spec.load import load_spec
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+    ROOT / "docs" / "gallery" / "index.md",
+]
+PARTS = {
+    "qdqspec": "qdqspec: 1\n",
+    "model": "model: net.onnx\n",
+    "inputs": "inputs: {evaluation: data.npz}\n",
+    "checks": "checks: [{kind: speedup, min: 1.1}]\n",
+}
+END = {"&&", "||", "|", ">", ">>", ";"}
+
+
+def blocks(*languages: str) -> Iterator[object]:
+    """The blocks in these languages, with ids such as ``guide-2``. The workflow of ci.md has a test of its own."""
+    for page in PAGES:
+        text = re.sub(
+            r"<!-- workflow -->\n```yaml\n.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL
+        )
+        found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        wanted = [block for language, block in found if language in languages]
+        yield from (
+            pytest.param(block, id=f"{page.stem}-{number}") for number, block in enumerate(wanted, start=1)
+        )
+
+
+def commands() -> Iterator[object]:
+    """The lines of blocks that run a command of the project."""
+    for page in PAGES:
+        code = re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        lines = "".join(code).replace("\\\n", " ").splitlines()
+        found = dict.fromkeys(re.findall(r"^(?:\$ )?((?:qdqspec|pytest) .*)", "\n".join(lines), re.MULTILINE))
+        yield from (
+            pytest.param(line, id=f"{page.stem}-{number}") for number, line in enumerate(found, start=1)
+        )
+
+
+def quoted() -> Iterator[object]:
+    """The commands that sentences name, which may lack arguments."""
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        found = dict.fromkeys(re.findall(r"`(qdqspec [^`]+)`", text))
+        yield from (
+            pytest.param(line, id=f"{page.stem}-{number}") for number, line in enumerate(found, start=1)
+        )
+
+
+@pytest.mark.parametrize("block", [*blocks("yaml")])
+def test_a_spec_loads(block: str, tmp_path: Path) -> None:
+    keys = yaml.safe_load(block).keys()
+    text = "".join(part for key, part in PARTS.items() if key not in keys) + block
+    (tmp_path / "net.qdq.yaml").write_text(text, encoding="utf-8")
+    assert load_spec(tmp_path / "net.qdq.yaml").cases()
+
+
+@pytest.mark.parametrize("line", [*commands()])
+def test_a_command_is_accepted(line: str, pytester: pytest.Pytester) -> None:
+    program, *words = shlex.split(line, comments=True)
+    words = words[: next((index for index, word in enumerate(words) if word in END), len(words))]
+    if program == "pytest":
+        pytester.parseconfig(*words)
+    else:
+        _parser()[0].parse_args(words)
+
+
+@pytest.mark.parametrize("line", [*quoted()])
+def test_a_quoted_command_has_its_verb_and_options(line: str) -> None:
+    _, verb, *words = shlex.split(line)
+    known = _parser()[1][verb]._option_string_actions
+    assert [word for word in words if word.startswith("-") and word.partition("=")[0] not in known] == []
+
+
+@pytest.mark.parametrize("block", [*blocks("python")])
+def test_python_imports_what_is_there(block: str) -> None:
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "qdqspec":
+            module = importlib.import_module(str(node.module))
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+@pytest.mark.parametrize("block", [*blocks("toml")])
+def test_toml_is_toml(block: str) -> None:
+    assert tomllib.loads(block)
+
+
+def test_a_package_with_the_check_of_the_page(pytester: pytest.Pytester, models: Path) -> None:
+    """Its entry point registers it under its kind, and it is judged and described like the others."""
+    page = (ROOT / "docs" / "how-to" / "check.md").read_text(encoding="utf-8")
+    code, points = (
+        re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)[0] for language in ("python", "toml")
+    )
+    groups = tomllib.loads(points)["project"]["entry-points"]
+    folder = pytester.mkdir("my_package-1.0.dist-info")
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n{name} = {target}\n" for group, one in groups.items() for name, target in one.items()
+        )
+    )
+    pytester.makepyfile(my_package=code)
+    shutil.copy(models / "digits_resnet.onnx", pytester.path)
+    np.savez(pytester.path / "data.npz", input=np.ones((4, 1, 16, 16), np.float32), labels=np.arange(4))
+    (pytester.path / "net.qdq.yaml").write_text(
+        "qdqspec: 1\nmodel: digits_resnet.onnx\ninputs: {evaluation: data.npz}\ntune: {trials: 1}\n"
+        "checks: [{kind: mean-shift, max: 100}, {kind: mean-shift, max: -1}]\n"
+    )
+    run = pytester.runpytest_subprocess("net.qdq.yaml", "--qdq-backend=fake")
+    run.assert_outcomes(passed=1, failed=1)
+    run.stdout.fnmatch_lines(["*mean-shift.largest 0 *mean-shift-2 FAIL*"])
+    listed = pytester.runpython_c("from qdqspec.cli import main; main(['list', 'checks'])")
+    listed.stdout.fnmatch_lines(["mean-shift *how far the means of outputs may move*"])
