@@ -92,6 +92,10 @@ def loaded(point: importlib.metadata.EntryPoint, what: str) -> object:
 
 def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
     """`` (did you mean 'x'?)`` if a similar name is known, else empty."""
-    folded = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
-    return f" (did you mean '{folded[close[0]]}'?)" if close else ""
+    folded, typed = {name.casefold(): name for name in known}, word.casefold()
+
+    def likeness(name: str) -> tuple[float, bool]:  # the first letter is rarely the wrong one
+        return difflib.SequenceMatcher(None, name, typed).ratio(), name[:1] == typed[:1]
+
+    close = difflib.get_close_matches(typed, folded, cutoff=0.6)
+    return f" (did you mean '{folded[max(close, key=likeness)]}'?)" if close else ""

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from qdqspec.checks.base import CheckParams, Number, Positive, Whole, longest_match
-from qdqspec.checks.verdicts import faster_advice, unmeasured, verdict
+from qdqspec.checks.verdicts import faster_advice, unmeasured, untimed, verdict
 from qdqspec.registry import did_you_mean, names
 from qdqspec.types import (
     Clock,
@@ -109,9 +109,7 @@ class LatencyCheck:
         assert isinstance(params, LatencyParams)
         latency = evidence.latency
         if latency is None or not latency.samples.get("tuned"):
-            return unmeasured(
-                "no latency was measured", "Run without --qdq-mode=plan, so that it is measured."
-            )
+            return untimed("latency")
         budget = budget_for(params.max_ms, evidence.target, evidence.device.key, params.percentile)
         if budget is None:
             return _no_budget(params, evidence)

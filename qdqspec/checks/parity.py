@@ -71,9 +71,7 @@ class ParityCheck:
         assert isinstance(params, ParityParams)
         parity = evidence.parity
         if parity is None or not parity.outputs:
-            return unmeasured(
-                "no parity was measured", "Run without --qdq-mode=plan, so that it is measured."
-            )
+            return unmeasured("no parity was measured", "Run the case again, so that it is measured.")
         judged = params.chosen(parity.outputs)
         if not judged:
             known = ", ".join(plain(out.name, NAME_WIDTH) for out in parity.outputs[:5])

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from qdqspec.baseline.compare import conditions_effect, is_stale, judge_change
 from qdqspec.checks.base import CheckParams, Fraction
-from qdqspec.checks.verdicts import unmeasured, verdict
+from qdqspec.checks.verdicts import WIDTH, untimed, verdict
 from qdqspec.types import (
     Evidence,
     EvidenceKind,
@@ -25,6 +25,8 @@ from qdqspec.units import percent_text, plain, share_text
 
 ENTRY = "regression"  # the baseline entry of checks without an id
 _EQUAL = "as fast"
+_LONG = 30  # characters of a file's name
+_ROOM = WIDTH - len("the baseline is not comparable: ")
 
 
 class RegressionParams(CheckParams):
@@ -58,7 +60,7 @@ class RegressionCheck:
         assert isinstance(params, RegressionParams)
         found = evidence.regression.get(params.evidence_key)
         if found is None:
-            return unmeasured("no ratio was measured", "Run without --qdq-mode=verify, so that it is timed.")
+            return untimed("ratio")
         if found.state == "written":
             return _written(found)
         if found.change is None or found.baseline is None or found.ratio is None:
@@ -192,10 +194,11 @@ def _written(found: RegressionEvidence) -> Verdict:
 
 def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     """The verdict without a baseline, or with one that is not comparable."""
+    file = plain(found.file.rpartition("/")[2])  # named after the device: a long one is in the table only
     said = {
         "missing": "no baseline of this check on this device",
-        "unlike": f"the baseline is not comparable: {plain(found.reason)}",
-        "damaged": f"damaged baseline {plain(found.file.rpartition('/')[2], 40)}: {plain(found.reason, 60)}",
+        "unlike": f"the baseline is not comparable: {_unlikeness(found.reason)}",
+        "damaged": f"damaged baseline{f' {file}' if len(file) < _LONG else ''}: {plain(found.reason)}",
         "off": "baselines are off in this run",
     }.get(found.state, found.reason)
     advice = f"Measure on this device and commit the file: {found.command}"
@@ -219,6 +222,12 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
         advice=advice,
     )
     return replace(judged, command="" if found.state == "damaged" else found.command)
+
+
+def _unlikeness(reason: str) -> str:
+    """The reason if a headline has room for its values, else the rule that differs."""
+    rule, _, values = reason.partition(" was ")
+    return plain(reason if not values or len(reason) < _ROOM else f"{rule} differs")
 
 
 check = RegressionCheck()

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from qdqspec.checks.base import CheckParams, Positive
 from qdqspec.checks.latency import measured_section
-from qdqspec.checks.verdicts import faster_advice, is_unchanged, unmeasured, verdict
+from qdqspec.checks.verdicts import faster_advice, is_unchanged, untimed, verdict
 from qdqspec.types import Evidence, EvidenceKind, Interval, LatencyEvidence, Outcome, Section, Verdict
 from qdqspec.units import interval_text, ratio_text
 
@@ -35,9 +35,7 @@ class SpeedupCheck:
         if is_unchanged(evidence):
             return _unchanged(params, evidence)
         if evidence.latency is None:
-            return unmeasured(
-                "no latency was measured", "Run without --qdq-mode=plan, so that it is measured."
-            )
+            return untimed("latency")
         return _compare(params, evidence, evidence.latency)
 
 

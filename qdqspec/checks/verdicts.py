@@ -84,6 +84,11 @@ def unmeasured(what: str, advice: str) -> Verdict:
     return verdict("inconclusive", f"{what}: nothing to judge", advice=advice)
 
 
+def untimed(what: str) -> Verdict:
+    """The verdict of a check of times in a run that takes none."""
+    return unmeasured(f"no {what} was measured, as in mode 'verify'", "Run without --qdq-mode=verify.")
+
+
 def is_unchanged(evidence: Evidence) -> bool:
     """Whether the search selected the reference itself."""
     return evidence.search is not None and evidence.search.unchanged

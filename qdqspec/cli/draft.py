@@ -19,7 +19,7 @@ _DEFAULT_LINT = declaration_of(DEFAULT_BACKEND).lint_targets[0]
 _SAFE = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})  # not text for some YAML
 _TAIL = """\
-# matrix: {{quant: [{formats}]}}   # a case for each; this backend's formats
+# matrix: {{quant: [{formats}]}}   # a case for each; formats that operators of this model can have
 # patterns: {{deny: [{denied}], nodes: {{exclude: [{excluded}]}}}}   # operators and nodes that stay float
 # quantize: {{calibration: entropy, weights: per-channel}}
 

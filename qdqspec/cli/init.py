@@ -23,6 +23,7 @@ from qdqspec.errors import ConfigError, OutputError
 from qdqspec.files import create_file, unwritable
 
 if TYPE_CHECKING:
+    from qdqspec.backends.base import Capabilities
     from qdqspec.graph.model import Model
     from qdqspec.regions.inspection import Judged
     from qdqspec.types import Inputs
@@ -128,9 +129,23 @@ def _draft(model: Model, output: Path, settings: Settings, data: DataDraft, inpu
         data=data,
         denied=_denied(model, found),
         excluded=next((node.name for node in reversed(model.nodes) if not node.is_marker), "/head/*"),
-        formats=backend.capabilities(options).formats,
+        formats=_formats(model, backend.capabilities(options)),
         target=backend.target,
     )
+
+
+def _formats(model: Model, capabilities: Capabilities) -> Sequence[str]:
+    """The backend's formats that some operator of the model can have; all of them if it has no such operator."""
+    from qdqspec.graph.fold import fold_weights
+    from qdqspec.placement.space import SchemeSpace
+    from qdqspec.types import QuantizeRules
+
+    folded = fold_weights(model).model
+    spaces = {
+        name: SchemeSpace(folded, capabilities, rules=QuantizeRules(format=name))
+        for name in capabilities.formats
+    }
+    return [name for name, space in spaces.items() if space.units] or capabilities.formats
 
 
 def _denied(model: Model, found: Judged) -> str:

@@ -71,8 +71,8 @@ def doctor(arguments: argparse.Namespace) -> int:
         backends = {name: _facts(name, availability) for name, availability in found.items()}
         say_json({"schema_version": 1, "chosen": chosen, "backends": backends})
     else:
-        for name, availability in found.items():
-            say(_diagnosis(name, availability, chosen=name == chosen))
+        for name in sorted(found, key=lambda name: (name != chosen, not found[name].usable)):
+            say(_diagnosis(name, found[name], chosen=name == chosen))
         say("\n".join(_option_lines(chosen)))
     return FINE if found[chosen].usable else IMPOSSIBLE
 

@@ -15,7 +15,7 @@ _GUARDED = ("backend_option", *sorted(COMMAND_LINE))
 _SETTINGS = pytest.StashKey[Settings]()
 
 MARKERS = (
-    'qdq("file::case"): judges a quantized model; on a plain test, the case its qdq_* fixtures are about',
+    "qdq(case): judges a quantized model; on a plain test, the case that its qdq_* fixtures use",
     "tune: may start a search for the best placement, which takes minutes",
 )
 

@@ -139,6 +139,10 @@ class Prepared:
         source = self.case.inputs.evaluation
         return None if source is None else self._opened(source)
 
+    def require_data(self) -> None:
+        """Open the data of the case. Raises `DataError` if it is missing or does not fit the model."""
+        _ = self.calibration, self.evaluation
+
     def _opened(self, source: DataSource, *, labelled: bool = True) -> Dataset:
         values = self.case.inputs.values
         data = open_data(source, self.inputs, fixed=values, labelled=labelled)

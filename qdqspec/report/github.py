@@ -6,7 +6,7 @@ Annotations are workflow commands, lines that the runner reads from the log.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from qdqspec.errors import OutputError
@@ -14,7 +14,7 @@ from qdqspec.types import RunRecord
 from qdqspec.units import plain
 
 NAME = "github"
-_SUMMARY = "GITHUB_STEP_SUMMARY"
+_SUMMARY, _REPOSITORY = "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"
 _MOST = 10  # of each kind that GitHub shows for a step
 _LEVELS = {("error", "fail"): "error", ("warn", "fail"): "warning"}
 
@@ -24,12 +24,15 @@ def is_github(path: Path) -> bool:
     return path.name == NAME
 
 
-def annotation_lines(record: RunRecord, root: Path) -> list[str]:
-    """A workflow command for each check that failed, at its line of the spec; at most ten."""
-    return [*_annotations(record, root)][:_MOST]
+def annotation_lines(record: RunRecord, root: Path, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A workflow command for each check that failed, at its line of the spec; at most ten.
+
+    Paths are relative to the checked-out repository, of which ``root`` may be a folder; to ``root`` outside it.
+    """
+    return [*_annotations(record, (Path(environment.get(_REPOSITORY) or root), root))][:_MOST]
 
 
-def _annotations(record: RunRecord, root: Path) -> Iterator[str]:
+def _annotations(record: RunRecord, roots: Sequence[Path]) -> Iterator[str]:
     for case in record.cases:
         lines = {check.id: check.line for check in case.evidence.case.checks}
         spec = case.evidence.case.spec
@@ -39,7 +42,7 @@ def _annotations(record: RunRecord, root: Path) -> Iterator[str]:
                 continue
             title = _value(f"{case.evidence.case.name}::{result.id}")
             where = (
-                "" if spec is None else f"file={_value(_near(spec, root))},line={lines.get(result.id, 1)},"
+                "" if spec is None else f"file={_value(_near(spec, roots))},line={lines.get(result.id, 1)},"
             )
             yield f"::{level} {where}title={title}::{_escaped(plain(result.verdict.headline))}"
 
@@ -56,8 +59,8 @@ def append_summary(markdown: bytes, environment: Mapping[str, str] = os.environ)
         raise OutputError(f"the job's summary cannot be written: {error.strerror}", where=path) from None
 
 
-def _near(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+def _near(path: Path, roots: Sequence[Path]) -> str:
+    return next((path.relative_to(root) for root in roots if path.is_relative_to(root)), path).as_posix()
 
 
 def _escaped(text: str) -> str:

@@ -287,8 +287,18 @@ class Session(Closing):
         self._skipped[_key(case)] = skipped_record(case, case.backend or self.settings.backend, why)
 
     def plan(self, case: Case) -> str:
-        """The size of the search and an upper bound of its cost; nothing is built."""
-        return plan_text(self.work(case).setup.prepared, case.tune)
+        """The size of the search and an upper bound of its cost, or that its result is in the cache. Builds nothing.
+
+        Raises if the data is missing or does not fit the model. With ``tune.accuracy`` the cache is not consulted: its
+        key contains the score of the reference, which would have to be run.
+        """
+        setup = self.work(case).setup
+        planned = plan_text(setup.prepared, case.tune)
+        if self.settings.no_cache or self.settings.retune or case.tune.accuracy is not None:
+            return planned
+        if self._store.get(setup.key) is None:
+            return planned
+        return f"the cache has the winner of a finished search, which is timed again; with --qdq-retune {planned}"
 
     def compare_runtimes(self) -> tuple[RuntimeComparison, ...]:
         """Time the models of cases that differ in the runtime only, interleaved; see `RuntimeComparison`.

@@ -56,7 +56,7 @@ from qdqspec.types import (
     Trial,
     TuneRules,
 )
-from qdqspec.units import seconds_text
+from qdqspec.units import count_text, seconds_text
 
 FIRST_SHARE = 0.1  # of the time limit, for the first placement that meets the limits
 OVERTIME_SHARE = 0.25  # of the time limit, for candidates that just missed the SQNR limit
@@ -494,11 +494,14 @@ def plan_text(prepared: Prepared, rules: TuneRules) -> str:
     """The largest number of builds, the number of units, and an estimate of the time."""
     space = prepared.candidates
     refuse(named(rules.strategy), space)
+    prepared.require_data()
+    if not space.units:
+        return f"no operator can be quantized to {prepared.case.quantize.format} here: there is nothing to search"
     pairs = space.resolve(space.everything()).pairs
     builds, confirming = trials_of(rules, space), most_builds(pareto=rules.objective == "pareto")
     said = (
-        f"{len(space.units)} units in {len(space.regions)} regions can be quantized, "
-        f"up to {pairs} Q/DQ pairs; at most {builds} builds and {confirming} to confirm; "
+        f"{count_text(len(space.units), 'unit')} in {count_text(len(space.regions), 'region')} can be quantized, "
+        f"up to {count_text(pairs, 'Q/DQ pair')}; at most {builds} builds and {confirming} to confirm; "
         f"{_forecast(prepared, rules)}"
     )
     if rules.accuracy is None:

@@ -35,11 +35,34 @@ def test_the_workflow_has_the_shape_of_one():
     assert found[True] == ["push", "pull_request"]  # YAML 1.1 reads the key `on` so, and GitHub knows it
     steps = found["jobs"]["gate"]["steps"]
     assert all(("uses" in step) != ("run" in step) for step in steps)
-    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+    assert all(
+        re.fullmatch(r"[\w-]+/[\w-]+(/[\w-]+)?@v\d+", step["uses"]) for step in steps if "uses" in step
+    )
     names = {step["id"] for step in steps if "id" in step}
     assert set(re.findall(r"steps\.(\w+)\.", str(found))) <= names
-    (cache,) = (step for step in steps if "cache@" in step.get("uses", ""))
-    assert cache["with"]["path"] == ".qdqspec/cache"
+    restored, saved = (step for step in steps if "/cache" in step.get("uses", ""))
+    assert saved["if"] == "always()"  # a gate that fails must not search again in the next run
+    for step in (restored, saved):
+        assert step["with"]["path"] == ".qdqspec/cache"
+        assert step["with"]["key"] == restored["with"]["key"]
+
+
+@pytest.mark.parametrize(
+    ("words", "spec", "code"),
+    [
+        ("--qdq-mode=plan", SPEC, 0),
+        ("", SPEC, 1),
+        ("", SPEC.replace("checks", "cheks"), 2),
+        ("--qdq-mode=mesure", SPEC, 4),
+        ("-k nothing", SPEC, 5),
+        ("-m 'not tune'", SPEC, 5),
+    ],
+)
+def test_exit_codes(pytester, models, words, spec, code):
+    specs = pytester.mkdir("specs")
+    (specs / "net.onnx").write_bytes((models / "digits_resnet.onnx").read_bytes())
+    (specs / "net.qdq.yaml").write_text(spec)
+    assert pytester.runpytest_inprocess("specs", "--qdq-backend=fake", *shlex.split(words)).ret == code
 
 
 def test_the_commands_run(pytester, models, monkeypatch, tmp_path):

@@ -36,7 +36,7 @@ def test_m_selects_checks_among_tests(project, marker):
 
 def test_markers_are_registered(project):
     run = project.run("--markers")
-    run.stdout.fnmatch_lines(["@pytest.mark.qdq*", "@pytest.mark.tune*"])
+    run.stdout.fnmatch_lines(["@pytest.mark.qdq(case): *", "@pytest.mark.tune: *"])
     run.stdout.no_fnmatch_line("@pytest.mark.gpu*")  # general names belong to the user's project
     run.stdout.no_fnmatch_line("@pytest.mark.slow*")
 

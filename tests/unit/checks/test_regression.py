@@ -97,6 +97,21 @@ STATES = {
     "unlike": replace(
         SAMPLE, state="unlike", reason="model was a67e768a9bd5, is 9d781c2ea1c9", change=None, notes=()
     ),
+    "unlike, of long values": replace(
+        SAMPLE,
+        state="unlike",
+        reason="patterns.exclude was empty, is *conv_net.3*, *conv_net.5*, *conv_net.7*, *conv_net.9*",
+        change=None,
+        notes=(),
+    ),
+    "damaged": replace(
+        NOTHING,
+        state="damaged",
+        file="__baselines__/net/amd-epyc-family-26-model-2-avx512-vnni-onnxruntime-1.32-t1.json",
+        reason="entry default::regression was changed since it was written",
+        command="restore it from version control, or write it anew with --qdq-update=changed",
+        required=True,
+    ),
     "off": replace(NOTHING, state="off", command=""),
     "written": replace(SAMPLE, state="written", baseline=None, change=None),
     "renewed": replace(SAMPLE, state="written", change=None),

@@ -100,6 +100,18 @@ def test_the_example_of_what_stays_float_is_quantized_without_it(verb, tmp_path)
     assert "deny: [MatMul]" in (tmp_path / "net.qdq.yaml").read_text()
 
 
+def test_only_formats_that_operators_can_have_are_proposed(verb, tmp_path):
+    """Blocks of 256 weights were proposed for a model with 4, of which nothing can be quantized then."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> net (float[1,1,8,8] x) => (float[1,4,6,6] y) {
+        c = Conv(x, w) y = Relu(c) }"""
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 1, 3, 3), np.float32), "w"))
+    onnx.save(proto, tmp_path / "net.onnx")
+    assert verb("init", "net.onnx").code == 0
+    assert "# matrix: {quant: [int8, uint8]}" in (tmp_path / "net.qdq.yaml").read_text()
+
+
 OPTION = re.compile(r"^( *)# (?=\S)")
 
 

@@ -21,6 +21,16 @@ def test_a_failed_check_is_an_annotation_at_its_line():
     assert all("\n" not in line for line in lines)
 
 
+def test_paths_are_those_of_the_repository_where_the_project_is_a_folder_of_it():
+    run = sample_run()
+    spec = next(case.evidence.case.spec for case in run.cases if case.evidence.case.spec is not None)
+    project = spec.parent
+    (line, *_) = annotation_lines(run, project, {"GITHUB_WORKSPACE": str(project.parent)})
+    assert f"file={project.name}/" in line
+    (line, *_) = annotation_lines(run, project, {"GITHUB_WORKSPACE": "/elsewhere"})
+    assert f"file={spec.name}," in line
+
+
 def test_text_cannot_end_or_start_a_command():
     run = sample_run()
     (case, *_) = (case for case in run.cases if any(r.verdict.outcome == "fail" for r in case.results))

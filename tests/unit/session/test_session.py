@@ -525,8 +525,27 @@ def test_plan_builds_nothing(open_session: Open, case: Case) -> None:
     assert "and 48 to confirm" in session.plan(front)  # and eight placements of the front
     short = replace(case, tune=replace(case.tune, minutes=0.01))
     assert "tune.minutes ends the search after 0.6 s" in session.plan(short)
+    nothing = replace(case, quantize=QuantizeRules(format="int8_b256"))
+    assert (
+        session.plan(nothing) == "no operator can be quantized to int8_b256 here: there is nothing to search"
+    )
     assert built == []
     assert not session.output(case).exists()
+
+
+def test_plan_of_a_finished_search(open_session: Open, case: Case) -> None:
+    """It announced a search of minutes where the next run takes the winner from the cache."""
+    open_session().search(case)
+    assert "which is timed again; with --qdq-retune 4 units" in open_session(mode="plan").plan(case)
+    for anew in ({"retune": True}, {"no_cache": True}):
+        assert open_session(mode="plan", **anew).plan(case).startswith("4 units")
+
+
+def test_plan_needs_the_data(open_session: Open, case: Case) -> None:
+    """A run with missing data failed after a plan without a fault."""
+    lost = replace(case, inputs=replace(case.inputs, calibration=case.model.with_name("lost.npz")))
+    with pytest.raises(DataError, match=r"lost\.npz"):
+        open_session(mode="plan").plan(lost)
 
 
 # ---- a scheme of an earlier run -----------------------------------------------------------------
