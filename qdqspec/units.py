@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 import textwrap
 from collections.abc import Sequence
 
@@ -123,6 +124,11 @@ def seconds_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def signal_text(number: int) -> str:
+    """The name of a signal: ``SIGKILL``; ``signal 99`` for an unknown one."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def count_text(number: int, noun: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import signal
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
@@ -166,6 +167,13 @@ def start_program(
             raise BackendUnavailableError(
                 f"{name} cannot be run: {error}", where=command[0], cure=install
             ) from None
+
+
+def end_program(process: subprocess.Popen[bytes]) -> None:
+    """Kill a program of `start_program` with all processes that it started, and wait for its end."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _dying_with_parent() -> Callable[[], None] | None:

@@ -18,7 +18,6 @@ that was replaced is metadata of the new one, so that names and attributes retur
 from __future__ import annotations
 
 import base64
-import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -27,7 +26,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.protos import DEFAULT_DOMAINS, copy_model, names_read_inside, refill
+from qdqspec.graph.protos import (
+    DEFAULT_DOMAINS,
+    copied,
+    copy_model,
+    metadata,
+    names_read_inside,
+    refill,
+    values_of_constants,
+)
 
 QUANTIZE = "DynamicQuantizeLinear"
 LSTM = "DynamicQuantizeLSTM"
@@ -68,14 +75,7 @@ def attribute_of(node: onnx.NodeProto, name: str, default: object) -> object:
 
 def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:
     """The initializers, and the outputs of Constant nodes."""
-    values = {
-        node.output[0]: attribute.t
-        for node in graph.node
-        if node.op_type == "Constant"
-        for attribute in node.attribute
-        if attribute.name == "value"
-    }
-    return {t.name: t for t in graph.initializer} | values
+    return {t.name: t for t in graph.initializer} | dict(values_of_constants(graph.node))
 
 
 class FreeNames:
@@ -261,10 +261,10 @@ class _Lowering:
         weights: Iterable[onnx.NodeProto],
     ) -> None:
         """Note in the metadata which node the kernel replaces, by the names of the float model."""
-        original = copy.deepcopy(node)
+        original = copied(node)
         original.input[0] = pair.input[0]
         for index, weight in enumerate(weights, start=1):
-            original.input[index] = _carried(weight)
+            original.input[index] = metadata(weight, CARRIED) or weight.output[0]  # the float weight
         kernel.metadata_props.add(key=REPLACED, value=encoded(original))
 
     def _swept(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
@@ -283,12 +283,7 @@ class _Lowering:
 
 
 def _sum_of(add: onnx.NodeProto) -> onnx.NodeProto:
-    found = copy.deepcopy(add)
+    found = copied(add)
     found.op_type = "Sum"
     found.metadata_props.add(key=REPLACED, value=encoded(add))
     return found
-
-
-def _carried(dequantize: onnx.NodeProto) -> str:
-    """The float weight that a DequantizeLinear restores."""
-    return str(next((p.value for p in dequantize.metadata_props if p.key == CARRIED), dequantize.output[0]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import copy
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -30,7 +29,7 @@ from qdqspec.graph.dynamic_kernels import (
 )
 from qdqspec.graph.flat import scopes_of
 from qdqspec.graph.model import Model
-from qdqspec.graph.protos import copy_model, names_read_inside, refill
+from qdqspec.graph.protos import copied, copy_model, metadata, names_read_inside, refill
 
 _KERNELS = frozenset({"MatMulInteger", LSTM})
 _TRANSPOSED = [0, 2, 1]
@@ -56,11 +55,11 @@ def _is_gather(model: Model, node: onnx.NodeProto) -> bool:
 
 def _is_sum(node: onnx.NodeProto) -> bool:
     """Whether it was an Add before kernels were written."""
-    return node.op_type == "Sum" and any(prop.key == REPLACED for prop in node.metadata_props)
+    return node.op_type == "Sum" and metadata(node, REPLACED) is not None
 
 
 def _add_of(node: onnx.NodeProto) -> onnx.NodeProto:
-    found = copy.deepcopy(node)
+    found = copied(node)
     found.op_type = "Add"
     refill(found.metadata_props, [prop for prop in node.metadata_props if prop.key != REPLACED])
     return found
@@ -116,8 +115,8 @@ class _Raising:
     def _imported(self, nodes: Iterable[onnx.NodeProto]) -> str | None:
         """The domain that was imported for the kernels alone."""
         kernels = [node for i in self._instead for node in (self._nodes[i],) if node.domain == DOMAIN]
-        foreign = not any(p.key == REPLACED for node in kernels for p in node.metadata_props)
-        ours = any(p.key == IMPORTS for node in kernels for p in node.metadata_props)
+        foreign = all(metadata(node, REPLACED) is None for node in kernels)
+        ours = any(metadata(node, IMPORTS) is not None for node in kernels)
         others = any(node.domain == DOMAIN for node in nodes)
         return DOMAIN if kernels and (foreign or ours) and not others else None
 
@@ -289,7 +288,7 @@ class _Raising:
             return []
         self._gone.add(readers[0])
         weight = self._dequantize([node.input[0], *numbers], None, "")
-        gather = copy.deepcopy(node)
+        gather = copied(node)
         gather.name = node.name.removesuffix("_quant")
         gather.input[0], gather.output[0] = weight.output[0], after.output[0]
         return [*self._take_made(), gather]
@@ -307,7 +306,7 @@ class _Raising:
             quantize = helper.make_node(QUANTIZE, [source], names, self._names.free(f"{source}_{QUANTIZE}"))
             self._made.append(quantize)
             self._known[self._scope, source] = quantize
-        node = copy.deepcopy(before)
+        node = copied(before)
         dequantize = self._dequantize(list(quantize.output), None, source)
         node.input[0] = dequantize.output[0]
         for index, weight in enumerate(weights, start=1):
@@ -353,7 +352,7 @@ class _Raising:
 
 def _replaced(node: onnx.NodeProto) -> onnx.NodeProto | None:
     """The node that a kernel of ours computes, from its metadata."""
-    text = next((p.value for p in node.metadata_props if p.key == REPLACED), None)
+    text = metadata(node, REPLACED)
     if text is None:
         return None
     found = onnx.NodeProto()

@@ -15,7 +15,14 @@ from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.declared import allows, shape_text
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
-from qdqspec.graph.protos import DEFAULT_DOMAINS, all_graphs, copy_model, is_external, refill
+from qdqspec.graph.protos import (
+    DEFAULT_DOMAINS,
+    all_graphs,
+    copy_model,
+    is_external,
+    refill,
+    values_of_constants,
+)
 from qdqspec.graph.scopes import bodies_of, defined_in, free_name, unique_node_names
 from qdqspec.registry import did_you_mean
 from qdqspec.types import FixedValue
@@ -58,7 +65,7 @@ def _fixed_array(model: Model, name: str, value: FixedValue) -> Array:
     dtype = helper.tensor_dtype_to_np_dtype(elem_type)
     with np.errstate(all="ignore"):
         cast = given.astype(dtype)
-    if (given.dtype == np.bool_) != (dtype == np.bool_) or not _is_faithful(given, cast):
+    if (given.dtype == np.bool_) != (dtype == np.bool_) or not is_faithful(given, cast):
         raise SpecError(
             f"the value of input '{name}' is {value!r:.60}, and the model takes {dtype}",
             where=model.where,
@@ -73,11 +80,11 @@ def _fixed_array(model: Model, name: str, value: FixedValue) -> Array:
     return cast
 
 
-def _is_faithful(given: Array, cast: Array) -> bool:
+def is_faithful(given: Array, cast: Array) -> bool:
     """Whether the cast is valid: floats may be rounded, not overflow; integers and truth values keep their value."""
     if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
         return bool((given == cast).all())
-    return bool(np.isfinite(cast.astype(np.float64)).all())
+    return bool(np.isfinite(cast).all())
 
 
 # ---- branches ------------------------------------------------------------------------------------
@@ -152,10 +159,7 @@ def _first_taken(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -
 def _constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
     replaced = {value.name for value in graph.input}  # by the caller's feed
     found = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in replaced}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS:
-            found.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
-    return found
+    return found | dict(values_of_constants(graph.node))
 
 
 def _condition(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> bool | None:

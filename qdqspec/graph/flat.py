@@ -10,7 +10,6 @@ same model, and that of a changed one differs in the changes only.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import TypeAlias
 import onnx
 from onnx import helper
 
-from qdqspec.graph.protos import copy_fields, copy_model, names_read_inside, refill, rename_tensors
+from qdqspec.graph.protos import copied, copy_fields, copy_model, names_read_inside, refill, rename_tensors
 from qdqspec.graph.scopes import (
     QDQ_OPS,
     Scope,
@@ -300,7 +299,7 @@ class _Closing:
         return self._local.get(name, name)
 
     def _node(self, flat: onnx.NodeProto) -> onnx.NodeProto:
-        node = copy.deepcopy(flat)
+        node = copied(flat)
         inside = {
             name: graph
             for token in flat.input

@@ -7,7 +7,6 @@ but not for an integer weight with a DequantizeLinear, so it must be done before
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from onnx import numpy_helper
 from qdqspec.arrays import Array
 from qdqspec.graph.constants import FoldedConstants, fold_constants
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.protos import DEFAULT_DOMAINS, copy_model
+from qdqspec.graph.protos import DEFAULT_DOMAINS, copied, copy_model
 
 _LSTM_WEIGHTS = (1, 2)  # inputs W and R
 _MOST_BYTES = 1 << 30  # of a computed weight
@@ -146,7 +145,7 @@ def _scale_channels(weight: npt.NDArray[np.float64], factor: npt.NDArray[np.floa
 
 def _rewritten(conv: Node, norm: Node, parameters: list[str]) -> onnx.NodeProto:
     """The convolution with its new parameters and the output of the normalization."""
-    node = copy.deepcopy(conv.proto)
+    node = copied(conv.proto)
     del node.input[1:]
     node.input.extend(parameters)
     node.output[0] = norm.outputs[0]
@@ -157,7 +156,7 @@ def _named(proto: onnx.NodeProto, name: str) -> onnx.NodeProto:
     """The node with its unique name stored: unnamed nodes are numbered, and the numbers would change."""
     if proto.name == name:
         return proto
-    named = copy.deepcopy(proto)
+    named = copied(proto)
     named.name = name
     return named
 

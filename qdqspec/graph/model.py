@@ -19,7 +19,7 @@ from onnx import external_data_helper, shape_inference
 from qdqspec.errors import ModelError
 from qdqspec.graph.check import check_model, external_files, first_line, require_file
 from qdqspec.graph.flat import LEAVE, MARKERS, closed, flat_form, is_flat, scopes_of
-from qdqspec.graph.protos import DEFAULT_DOMAINS, names_read_inside
+from qdqspec.graph.protos import names_read_inside, values_of_constants
 from qdqspec.graph.scopes import QDQ_OPS, find_scopes, unique_node_names
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
@@ -193,13 +193,7 @@ class Model:
     @cached_property
     def constants(self) -> dict[str, onnx.TensorProto]:
         """Initializers and the values of ``Constant`` nodes, by tensor name."""
-        found = dict(self.initializers)
-        for node in self.nodes:
-            if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS:
-                for attribute in node.proto.attribute:
-                    if attribute.name == "value":
-                        found[node.outputs[0]] = attribute.t
-        return found
+        return self.initializers | dict(values_of_constants(node.proto for node in self.nodes))
 
     def array(self, tensor: str) -> np.ndarray:
         """The value of a constant tensor. The array is shared and must not be changed."""

@@ -89,12 +89,26 @@ def rename_tensors(node: onnx.NodeProto, now: Callable[[str], str]) -> None:
                 output.name = now(output.name)
 
 
+def metadata(message: onnx.NodeProto | onnx.ModelProto, key: str) -> str | None:
+    """A value in the metadata of a node or model; ``None`` if there is none."""
+    return next((str(entry.value) for entry in message.metadata_props if entry.key == key), None)
+
+
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """This graph and all bodies below it."""
     yield graph
     for node in graph.node:
         for body in graphs_inside(node):
             yield from all_graphs(body)
+
+
+def values_of_constants(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, TensorProto]]:
+    """The tensors that ``Constant`` nodes make, with their values."""
+    for node in nodes:
+        if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS:
+            yield from (
+                (node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value"
+            )
 
 
 def is_external(tensor: TensorProto) -> bool:

@@ -85,17 +85,6 @@ class WeightStore:
         return offset
 
 
-def share_weights(
-    proto: onnx.ModelProto, folder: Path, threshold_bytes: int = 1024, *, base: Path | None = None
-) -> onnx.ModelProto:
-    """A light copy of a model, for ``folder``, whose big tensors are in ``folder/weights.bin``.
-
-    ``base`` is the folder of the original if that has external data itself.
-    """
-    store = WeightStore(folder, base=base, threshold_bytes=threshold_bytes)
-    return map_tensors(proto, store.externalize)
-
-
 def content_digest(path: Path) -> str:
     """The SHA-256 of a model's graph and tensors, wherever the bytes of these are stored."""
     found = hashlib.sha256()

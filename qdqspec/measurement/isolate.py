@@ -8,7 +8,6 @@ here and does not affect the others. Output of children, also from native code, 
 from __future__ import annotations
 
 import shutil
-import signal
 import threading
 import time
 import weakref
@@ -38,6 +37,7 @@ from qdqspec.measurement._records import options_to_json
 from qdqspec.measurement.worker import backend_by_name
 from qdqspec.quantize.scales import as_real
 from qdqspec.types import DeviceKey, LayerTime, Samples
+from qdqspec.units import signal_text
 from qdqspec.wire import Header, WireClosedError
 
 CALL_TIMEOUT = 120.0
@@ -288,7 +288,7 @@ def _fate(code: int) -> str:
     """The meaning of an exit code, as text."""
     if code >= 0:
         return f"ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    name = signal_text(-code)
     hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
 

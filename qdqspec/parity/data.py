@@ -16,6 +16,7 @@ import numpy as np
 from qdqspec.arrays import Array, Feed, Shape
 from qdqspec.errors import DataError
 from qdqspec.graph.declared import allows, shape_text
+from qdqspec.graph.fixed import is_faithful
 from qdqspec.graph.model import Model
 from qdqspec.parity.images import ImageMember
 from qdqspec.parity.random_inputs import random_feeds
@@ -231,7 +232,7 @@ class _Column:
         for index, row in enumerate(member.rows()):
             with np.errstate(over="ignore"):
                 cast = row.astype(self.spec.dtype)
-            if not _faithful(row, cast):
+            if not is_faithful(row, cast):
                 raise DataError(
                     f"array '{self.name}' holds NaN, infinity or a value outside {self.spec.dtype} "
                     f"in sample {index}",
@@ -239,13 +240,6 @@ class _Column:
                     cure="take the sample out, or look at how it was made",
                 )
             yield cast
-
-
-def _faithful(row: Array, cast: Array) -> bool:
-    """Whether the cast is valid: floats must be finite, integers must keep their value."""
-    if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
-        return bool((row == cast).all())
-    return bool(np.isfinite(cast).all())
 
 
 def _check_names(members: Arrays, inputs: Collection[str]) -> None:

@@ -17,7 +17,7 @@ from onnx import TensorProto, numpy_helper
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_default
-from qdqspec.graph.protos import copied
+from qdqspec.graph.protos import copied, metadata
 from qdqspec.quantize.corrections import shift_text
 from qdqspec.types import Site
 
@@ -99,7 +99,7 @@ def corrected_bias(
 
 def bias_record(node: Node) -> Mapping[str, object] | None:
     """The record that a DequantizeLinear's metadata holds; ``None`` without one, or if it is damaged."""
-    text = next((p.value for p in node.proto.metadata_props if p.key == BIAS), None)
+    text = metadata(node.proto, BIAS)
     try:
         record = None if text is None else json.loads(text)
     except ValueError:

@@ -25,7 +25,7 @@ from qdqspec.arrays import Array
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import SHAPE_SOURCES, is_default
-from qdqspec.graph.protos import copied, copy_model, refill
+from qdqspec.graph.protos import copied, copy_model, metadata, refill
 from qdqspec.types import Placement
 
 EQUALIZED = "qdqspec.equalized"  # model metadata: the factors that constants were multiplied by
@@ -111,7 +111,7 @@ def find_chains(model: Model, fixed: Collection[str] = ()) -> list[Chain]:
     """
     found: list[Chain] = []
     inside: set[str] = set()
-    if any(prop.key == EQUALIZED for prop in model.flat.metadata_props):
+    if metadata(model.flat, EQUALIZED) is not None:
         return found  # its constants are restored by what its metadata holds already
     for node in model.nodes:
         if node.outputs and node.outputs[0] not in inside:
@@ -327,7 +327,7 @@ def equalized(model: Model, changes: Collection[Equalization]) -> Model:
 
 def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
     """A model in the flat form without the factors that its metadata holds; constants in ``kept`` stay as they are."""
-    if not any(prop.key == EQUALIZED for prop in proto.metadata_props):
+    if metadata(proto, EQUALIZED) is None:
         return proto
     constants = Model(proto).constants
     new: dict[str, Array] = {}
@@ -349,9 +349,8 @@ def equalizations_of(
 
     Damaged metadata holds none, and a change is omitted if not all its constants are there in its shapes.
     """
-    text = next((prop.value for prop in proto.metadata_props if prop.key == EQUALIZED), "[]")
     try:
-        changes = EQUALIZATIONS.validate_json(text)
+        changes = EQUALIZATIONS.validate_json(metadata(proto, EQUALIZED) or "[]")
     except ValidationError:
         return ()
     return tuple(

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
-from typing import Literal, TypeAlias
 
 import onnx
 
@@ -28,9 +27,7 @@ from qdqspec.placement.splice import Insert, Template
 from qdqspec.quantize.formats import RUN_TIME
 from qdqspec.types import Consumer, Placement, Site
 
-__all__ = ["RAISED_FROM", "Inserted", "Inserter", "QuantSource", "WeightMode", "insert_qdq"]
-
-WeightMode: TypeAlias = Literal["integer", "float"]
+__all__ = ["RAISED_FROM", "Inserted", "Inserter", "QuantSource", "insert_qdq"]
 
 RAISED_FROM = "qdqspec.raised_from"  # model metadata: original opset and IR version
 
@@ -56,15 +53,14 @@ def insert_qdq(
     placement: Placement,
     numbers: QuantSource,
     *,
-    weights: WeightMode = "integer",
     floating: frozenset[Site] = frozenset(),
 ) -> Inserted:
     """The model with the pairs of a placement; `Inserter` makes many candidates of one model.
 
-    Weights at the sites ``floating`` stay float with any ``weights``. Raises `PlacementError` if a site does
+    Weights at the sites ``floating`` stay float. Raises `PlacementError` if a site does
     not fit, `ModelError` if the opset cannot be raised.
     """
-    return Inserter(model, numbers, weights=weights, floating=floating).insert(placement)
+    return Inserter(model, numbers, floating=floating).insert(placement)
 
 
 class Inserter:
@@ -73,9 +69,8 @@ class Inserter:
     An activation gets a QuantizeLinear and a DequantizeLinear, and only the site's consumers read their
     output. If a graph output is one of them, the DequantizeLinear makes it under its name, and the float
     tensor is renamed; nodes that are not consumers read it under the new name. A weight is stored as integers
-    behind a DequantizeLinear; with ``weights="float"``, and at the sites ``floating`` always, it stays float
-    and gets both operators. With a ``store``, candidates refer to weights there, and are to be saved in its
-    folder.
+    behind a DequantizeLinear; at the sites ``floating`` it stays float and gets both operators. With a ``store``,
+    candidates refer to weights there, and are to be saved in its folder.
     """
 
     def __init__(
@@ -83,14 +78,11 @@ class Inserter:
         model: Model,
         numbers: QuantSource,
         *,
-        weights: WeightMode = "integer",
         floating: frozenset[Site] = frozenset(),
         store: WeightStore | None = None,
     ) -> None:
         self._model = model
-        self._maker = PairMaker(
-            model, numbers, integer_weights=weights == "integer", floating=floating, store=store
-        )
+        self._maker = PairMaker(model, numbers, floating=floating, store=store)
         self._inserts: list[Insert] = []
         self._numbers: dict[str, int] = {}  # of the first insert, by key of the site
         self._counts: dict[int, int] = {}  # of the inserts of a site, by the number of the first

@@ -128,7 +128,6 @@ class PairMaker:
 
     model: Model
     numbers: QuantSource
-    integer_weights: bool
     floating: frozenset[Site] = frozenset()
     store: WeightStore | None = None
 
@@ -146,7 +145,7 @@ class PairMaker:
         """Whether the site becomes a stored integer weight."""
         if site.format == BIAS_FORMAT:
             return site.weight
-        return site.weight and self.integer_weights and site not in self.floating
+        return site.weight and site not in self.floating
 
     def float_name(self, tensor: str) -> str:
         """The new name of a graph output's float tensor before the pair: ``y_float``; ``y_float~1`` if taken."""

@@ -18,6 +18,7 @@ from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
 from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import COPY_OPS, is_default
+from qdqspec.graph.protos import metadata
 from qdqspec.graph.trt import DOMAIN, PAIR_OPS
 from qdqspec.placement.restore import FloatWeights, is_constant, is_dynamic, makes_scale
 
@@ -258,11 +259,8 @@ class Revival:
         return free and all(name in known for name in original.inputs[1:] if name)
 
     def _cuts_at_zero(self, producer: Node, quantize: Node) -> bool:
-        if producer.op_type not in _SIGNED_OUTPUT or any(
-            p.key == CARRIED for p in quantize.proto.metadata_props
-        ):
-            return False
-        return starts_at_zero(self.model, quantize)
+        is_ours = metadata(quantize.proto, CARRIED) is not None
+        return producer.op_type in _SIGNED_OUTPUT and not is_ours and starts_at_zero(self.model, quantize)
 
 
 # Proves from the graph which tensors have no negative values.

@@ -14,7 +14,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from qdqspec.arrays import Array
 from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.protos import DEFAULT_DOMAINS, copied, is_external
+from qdqspec.graph.protos import DEFAULT_DOMAINS, copied, is_external, metadata
 from qdqspec.graph.trt import (
     DYNAMIC_OPS,
     FP4_DYNAMIC,
@@ -52,8 +52,11 @@ class FloatWeights:
         """
         if node.outputs[0] in self.model.outputs:
             return node.outputs[0]
-        marked = next((p.value for p in node.proto.metadata_props if p.key == CARRIED), None)
-        name = marked or self._name_in_reference(node) or node.inputs[0].removesuffix("_quantized")
+        name = (
+            metadata(node.proto, CARRIED)
+            or self._name_in_reference(node)
+            or node.inputs[0].removesuffix("_quantized")
+        )
         return name if name != node.inputs[0] and self._is_free(name, node) else node.outputs[0]
 
     def tensor(self, node: Node, name: str) -> TensorProto:

@@ -22,6 +22,7 @@ from qdqspec.graph.protos import (
     graphs_inside,
     is_external,
     map_tensors,
+    metadata,
     refill,
     rename_tensors,
 )
@@ -79,7 +80,7 @@ def _stripped(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
         if _same_parts(proto, _reachable(expected, model), model):
             return Stripped(_reachable(reference, model), (*notes, "equal to the reference")), True
         notes.extend(_missing(proto, reference))
-    if (before := _raised_from(model.proto)) is not None:
+    if (before := metadata(model.proto, RAISED_FROM)) is not None:
         notes.append(f"stays at opset {opset_of(model.proto)}, to which it was raised (was {before})")
     return Stripped(proto, tuple(notes)), False
 
@@ -290,13 +291,9 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     return f"{len(quoted)}: {list_text(quoted, most)}"
 
 
-def _raised_from(proto: onnx.ModelProto) -> str | None:
-    return next((p.value for p in proto.metadata_props if p.key == RAISED_FROM), None)
-
-
 def _at_opset_of(model: Model, reference: Model) -> Model:
     """The reference with its opset raised to the model's, as the quantizing tool did."""
-    if _raised_from(model.proto) is not None:
+    if metadata(model.proto, RAISED_FROM) is not None:
         return Model(raised(reference.proto, opset_of(model.proto)), path=reference.path)
     if opset_of(model.proto) > opset_of(reference.proto):
         return Model(raise_opset(reference.proto, opset_of(model.proto)), path=reference.path)

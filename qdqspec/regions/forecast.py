@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import onnx
-
 from qdqspec.graph.model import Model, Node, without_weights
+from qdqspec.graph.protos import size_of
 
 _START_S = 0.6  # start of a process that imports a runtime
 _BUILD_S_PER_NODE = 0.0002
@@ -55,7 +54,7 @@ def forecast_tuning(model: Model, builds: int, shapes: Mapping[str, Sequence[int
     ``shapes`` are those of inputs, as far as known. Other dynamic dimensions of inputs count as 1 and are named in the
     result; so do unknown ones inside, which depend on values.
     """
-    weights = sum(_bytes(tensor) for tensor in model.constants.values())
+    weights = sum(map(size_of, model.constants.values()))
     known, assumed = _at_shapes(model, shapes or {})
     macs = sum(multiplications(known, node) for node in model.nodes)
     nodes = len(model.nodes)
@@ -129,9 +128,3 @@ _COUNTS: dict[str, Callable[[Model, Node], int]] = {
 
 def _dims(model: Model, tensor: str) -> list[int]:
     return [1 if size is None else size for size in model.shape(tensor) or ()]
-
-
-def _bytes(tensor: onnx.TensorProto) -> int:
-    if tensor.data_type == onnx.TensorProto.STRING:
-        return 0
-    return int(prod(tensor.dims)) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

@@ -10,6 +10,7 @@ import ast
 from dataclasses import dataclass, field
 
 from qdqspec.graph.model import Node
+from qdqspec.graph.protos import metadata
 from qdqspec.regions.blocks import Block, Composite, Leaf, dissolve, join_tiny, pack_run
 from qdqspec.regions.flow import Flow
 
@@ -46,9 +47,8 @@ def blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
 
 def scope_of(node: Node) -> tuple[str, ...]:
     """The modules that contain a node, outermost first; empty if unknown."""
-    for entry in node.proto.metadata_props:
-        if entry.key == SCOPES_KEY:
-            return _scopes_from_metadata(entry.value)
+    if (listed := metadata(node.proto, SCOPES_KEY)) is not None:
+        return _scopes_from_metadata(listed)
     return tuple(part for part in node.name.split("/")[:-1] if part)[:DEEPEST]
 
 

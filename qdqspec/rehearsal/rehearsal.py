@@ -197,7 +197,7 @@ class Rehearsal(Closing):
         base = subject.model.path.parent if subject.model.path else None
         store = WeightStore(self.folder, base=base)
         singles = frozenset(switch for switch in self.switches if _is_floating(switch, subject.floating))
-        maker = PairMaker(subject.model, subject.numbers, integer_weights=True, floating=singles, store=store)
+        maker = PairMaker(subject.model, subject.numbers, floating=singles, store=store)
         return SwitchGraph(subject.model, self.switches, maker, store)
 
     def _refuse_above(self, limit: int | None) -> None:

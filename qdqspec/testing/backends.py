@@ -354,8 +354,10 @@ class BackendContract:
         tmp_path: Path,
     ) -> None:
         """Without qdqspec, the rest of a program builds the file ``MODEL`` and runs it on ``FEEDS``."""
-        if not declared.program or not backend.probe(options).usable:
-            pytest.skip("no program is declared, or the backend is not usable")
+        if not declared.program:
+            pytest.skip("no program is declared")
+        if not backend.probe(options).usable:
+            pytest.skip(f"{backend.name} is not usable here")
         onnx.save(small_model(), tmp_path / "model.onnx")
         np.savez(tmp_path / "feeds.npz", **feeds)  # type: ignore[arg-type]  # numpy's stub has another keyword
         head = "import numpy\nMODEL, FEEDS = 'model.onnx', dict(numpy.load('feeds.npz'))\n"

@@ -25,6 +25,7 @@ from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS
 from qdqspec.types import Consumer, Placement, Site
+from tests.support.weights import floating
 
 DYNAMIC = [name for name, fmt in FORMATS.items() if fmt.dynamic and fmt.block]
 Array = np.ndarray
@@ -158,7 +159,7 @@ def test_a_linear_layer_with_both_sides_in_blocks_goes_there_and_back(
     name, model = drawn
     placement = both_sides(model, name)
     numbers = Quantizer(model, {"x": TensorRange(-4.0, 4.0)})
-    inserted = insert_qdq(model, placement, numbers, weights=weights).proto  # type: ignore[arg-type]
+    inserted = insert_qdq(model, placement, numbers, floating=floating(placement.sites, weights)).proto
     onnx.checker.check_model(inserted, full_check=True)
     quantized = Model(inserted)
     # Operators around the pairs see the types and shapes they saw.
@@ -170,7 +171,12 @@ def test_a_linear_layer_with_both_sides_in_blocks_goes_there_and_back(
     # Both sides, each pair once, with its numbers.
     imported = import_placement(quantized)
     assert (imported.placement, imported.notes) == (placement, ())
-    again = insert_qdq(model, placement, SchemeNumbers(model, imported.pairs), weights=weights)  # type: ignore[arg-type]
+    again = insert_qdq(
+        model,
+        placement,
+        SchemeNumbers(model, imported.pairs),
+        floating=floating(placement.sites, weights),
+    )
     assert again.proto.SerializeToString(deterministic=True) == inserted.SerializeToString(deterministic=True)
     assert diff_models(quantized, Model(again.proto)).same
     stripped = strip_qdq(quantized, model).proto

@@ -24,6 +24,7 @@ from qdqspec.placement.survival import check_survival
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.types import Consumer, Placement
+from tests.support.weights import floating
 
 Drawn = tuple[Model, Placement]
 
@@ -40,7 +41,7 @@ def placed_models(draw: st.DrawFn, *, odd: bool = True, **kinds: tuple[str, ...]
 
 def quantized(drawn: Drawn, mode: str = "integer") -> Model:
     model, placement = drawn
-    return Model(insert_qdq(model, placement, numbers(model), weights=mode).proto)
+    return Model(insert_qdq(model, placement, numbers(model), floating=floating(placement.sites, mode)).proto)
 
 
 def numbers(model: Model) -> Quantizer:

@@ -23,6 +23,7 @@ from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.types import Placement
+from tests.support.weights import floating
 
 Drawn = tuple[Model, Placement]
 
@@ -62,21 +63,21 @@ def test_drawn_models_are_valid_and_run(proto: onnx.ModelProto) -> None:
 @given(placed_models(odd=True))
 def test_stripping_float_weights_gives_the_model_back(drawn: Drawn) -> None:
     model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), weights="float")
+    inserted = insert_qdq(model, placement, quantizer(model), floating=placement.sites)
     assert bytes_of(strip_qdq(Model(inserted.proto)).proto) == bytes_of(model.proto)
 
 
 @given(placed_models(odd=True), MODES)
 def test_stripping_with_the_reference_gives_the_model_back(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), weights=mode)
+    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
     assert bytes_of(strip_qdq(Model(inserted.proto), model).proto) == bytes_of(model.proto)
 
 
 @given(placed_models(odd=True), MODES)
 def test_what_is_written_is_what_is_looked_at(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), weights=mode)
+    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
     assert b"".join(inserted.parts.chunks()) == bytes_of(inserted.proto)
     assert b"".join(parts_of(model.proto).chunks()) == bytes_of(model.proto)
 
@@ -97,7 +98,7 @@ def test_a_candidate_does_not_depend_on_those_before_it(drawn: Drawn, data: st.D
 @given(placed_models(odd=True, activations=("int16", "uint16", "uint8"), weights=("int16", "int8")), MODES)
 def test_a_raised_opset_is_undone_with_the_reference(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), weights=mode)
+    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
     onnx.checker.check_model(inserted.proto, full_check=True)
     assert bytes_of(strip_qdq(Model(inserted.proto), model).proto) == bytes_of(model.proto)
 
@@ -123,7 +124,7 @@ def test_stripping_integer_weights_restores_all_but_their_values(drawn: Drawn) -
 @given(placed_models(), MODES)
 def test_inserted_models_are_valid_and_run(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), weights=mode).proto
+    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode)).proto
     onnx.checker.check_model(inserted, full_check=True)
     assert all(np.isfinite(o).all() for o in run(bytes_of(inserted), random_inputs(model)))
 
@@ -136,7 +137,7 @@ def outputs_made(placement: Placement) -> set[str]:
 @given(placed_models(odd=True), MODES)
 def test_what_no_site_touches_stays_as_it_was(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), weights=mode).proto
+    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode)).proto
     touched = {end.node for site in placement.sites for end in site.consumers}
     touched |= {
         model.producer[s.tensor].name for s in placement.sites if s.weight and s.tensor in model.producer
@@ -163,7 +164,7 @@ def test_what_no_site_touches_stays_as_it_was(drawn: Drawn, mode: str) -> None:
 @given(placed_models(odd=True))
 def test_just_the_consumers_of_a_site_read_its_pair(drawn: Drawn) -> None:
     model, placement = drawn
-    inserted = Model(insert_qdq(model, placement, quantizer(model), weights="float").proto)
+    inserted = Model(insert_qdq(model, placement, quantizer(model), floating=placement.sites).proto)
     quantized = {end for site in placement.sites for end in site.consumers}
     # What the tensors that nodes make are called now: other than before only where a pair makes a graph output.
     now = {

@@ -18,6 +18,7 @@ from qdqspec.placement.insert import insert_qdq
 from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.types import Placement
+from tests.support.weights import floating
 
 TARGETS = all_names("lint_targets")
 
@@ -34,7 +35,14 @@ def placed(draw: st.DrawFn) -> tuple[Model, Placement]:
 @given(target=st.sampled_from(TARGETS), drawn=placed(), mode=st.sampled_from(("integer", "float")))
 def test_any_model_is_judged(target: str, drawn: tuple[Model, Placement], mode: str) -> None:
     model, placement = drawn
-    quantized = Model(insert_qdq(model, placement, Quantizer(model, ranges_for(model)), weights=mode).proto)
+    quantized = Model(
+        insert_qdq(
+            model,
+            placement,
+            Quantizer(model, ranges_for(model)),
+            floating=floating(placement.sites, mode),
+        ).proto
+    )
     found = lint_model(quantized, target)
     assert found == lint_model(quantized, target)
     assert {finding.id for finding in found} <= {rule.id for rule in rules_for(target)}

@@ -22,6 +22,7 @@ from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS, dequantize, quantize, weight_params
 from qdqspec.types import Consumer, Placement, Site
+from tests.support.weights import floating
 
 STORED = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.at_run_time]
 formats = st.sampled_from([FORMATS[name] for name in STORED])
@@ -99,7 +100,12 @@ def test_onnx_computes_the_same(
     model = one_weight(values, 19)
     site = Site(tensor="w", consumers=(Consumer("add", 1),), format=fmt.name, axis=axis, weight=True)
     numbers = Quantizer(model, {})
-    inserted = insert_qdq(model, Placement(sites=frozenset({site})), numbers, weights=mode).proto
+    inserted = insert_qdq(
+        model,
+        Placement(sites=frozenset({site})),
+        numbers,
+        floating=floating({site}, mode),
+    ).proto
     onnx.checker.check_model(inserted, full_check=True)
     ours = dequantize(numbers.integer_weight(site), numbers.params(site))
     tolerance = 0 if real == np.float32 else 3 * float(ml_dtypes.finfo(real).eps)
@@ -131,7 +137,12 @@ def placed(draw: st.DrawFn) -> tuple[Model, Placement]:
 @given(placed(), st.sampled_from(("integer", "float")))
 def test_every_placement_is_valid_and_comes_out_again(drawn: tuple[Model, Placement], mode: str) -> None:
     model, placement = drawn
-    inserted = insert_qdq(model, placement, Quantizer(model, ranges_for(model)), weights=mode)
+    inserted = insert_qdq(
+        model,
+        placement,
+        Quantizer(model, ranges_for(model)),
+        floating=floating(placement.sites, mode),
+    )
     onnx.checker.check_model(inserted.proto, full_check=True)
     needed = [FORMATS[site.format].opset for site in placement.sites]
     assert Model(inserted.proto).opset == max([model.opset, *needed])

@@ -254,15 +254,6 @@ class FakeEngine:
         )
 
 
-def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:
-    """The time of a run of ``model`` without noise, in milliseconds."""
-    from qdqspec.backends.fake.cost import cost_of
-    from qdqspec.graph.model import load_model
-
-    words = options_from(options or {})
-    return cost_of(load_model(model), words.seed, words.scale, words.integer).milliseconds
-
-
 def options_from(extra: Mapping[str, str]) -> FakeOptions:
     """Read the options that begin with ``fake.``; raise `ConfigError` for an unknown or invalid one."""
     return FakeOptions(**OPTIONS.read(extra))

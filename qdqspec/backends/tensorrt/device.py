@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from qdqspec.backends._nvidia.cuda import INSTALL
 from qdqspec.backends._nvidia.smi import gpu_settings
 from qdqspec.backends.tensorrt.api import NEWEST, installed_version, parts, require_tensorrt
 from qdqspec.errors import BackendError
+from qdqspec.units import signal_text
 
 _PROBE = "the process that looks for TensorRT"
 _SECOND = "--second"
@@ -95,10 +95,7 @@ def _found_from(done: subprocess.CompletedProcess[str]) -> DeviceState:
 
 
 def _end(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    known = -code in set(signal.Signals)
-    return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+    return f"ended with code {code}" if code >= 0 else f"was killed by {signal_text(-code)}"
 
 
 # ---- in the separate process --------------------------------------------------------------------

@@ -6,14 +6,12 @@ safety engines takes one on the command line, and trtexec prints its command lin
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,13 +25,13 @@ import numpy as np
 import onnx
 
 from qdqspec.arrays import Array
-from qdqspec.backends._engine import start_program
+from qdqspec.backends._engine import end_program, start_program
 from qdqspec.backends._nvidia.smi import environment
 from qdqspec.backends.trtexec.log import Report, cause_of, read_log
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import ShapeProfile
-from qdqspec.units import without_passwords
+from qdqspec.units import signal_text, without_passwords
 
 NAME = "trtexec"
 INSTALL = (
@@ -130,8 +128,7 @@ class _Outcome:
     @property
     def _fate(self) -> str:
         if self.code < 0:
-            known = -self.code in set(signal.Signals)
-            return f"was killed by {signal.Signals(-self.code).name if known else f'signal {-self.code}'}"
+            return f"was killed by {signal_text(-self.code)}"
         if self.report.verdict == "FAILED" or self.code:
             return f"failed with exit code {self.code}"
         return "ended without a verdict"
@@ -181,7 +178,7 @@ def _run(command: Sequence[str], seconds: float, model: Path) -> _Outcome:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            _end(process)
+            end_program(process)
         log = without_passwords(_end_of(output))
     sys.stderr.write(f"{without_passwords(shlex.join(command))}\n{log}\n")
     if code is None:
@@ -191,13 +188,6 @@ def _run(command: Sequence[str], seconds: float, model: Path) -> _Outcome:
             cure="give it more time with --qdq-build-limit, or a lower --builderOptimizationLevel",
         )
     return _Outcome(code=code, log=log, report=read_log(log))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the remaining processes of the run, including helper processes."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _end_of(output: IO[bytes]) -> str:

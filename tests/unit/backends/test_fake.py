@@ -14,8 +14,9 @@ import onnxruntime
 import pytest
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, true_ms
+from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError, ConfigError
+from tests.support.fake_times import true_ms
 
 QUIET = {"fake.run_noise": "0", "fake.wall_noise": "0", "fake.build_noise": "0"}
 

@@ -110,7 +110,7 @@ def test_the_tests_for_hardware_pass_on_the_fake(install_tensorrt: Callable[[str
     install_tensorrt("10.16.1.11")
     said = run_device_tests(tmp_path / "site", "--qdq-backend=tensorrt")
     skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]
-    assert all("no conversion to float16 is declared" in line for line in skipped), said
+    assert all(line.endswith("is declared") for line in skipped), said
     assert "passed" in said
 
 

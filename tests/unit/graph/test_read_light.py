@@ -12,8 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.errors import ModelError
 from qdqspec.graph import model as graph_model
 from qdqspec.graph.model import load_model
+from qdqspec.graph.protos import map_tensors
 from qdqspec.graph.save import save_model
-from qdqspec.graph.weights import share_weights
+from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import read_light
 
 VALUES = np.random.default_rng(0).standard_normal((256, 256), np.float32)
@@ -66,7 +67,9 @@ def test_the_model_is_the_same(large: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_weights_are_shared_from_the_file_itself(large: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    light = share_weights(load_model(large).proto, tmp_path / "work", base=large.parent)
+    light = map_tensors(
+        load_model(large).proto, WeightStore(tmp_path / "work", base=large.parent).externalize
+    )
     save_model(light, tmp_path / "work" / "light.onnx")
     np.testing.assert_array_equal(load_model(tmp_path / "work" / "light.onnx").array("a"), VALUES)
 

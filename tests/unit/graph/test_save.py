@@ -15,8 +15,9 @@ from onnx import numpy_helper
 from qdqspec.errors import OutputError
 from qdqspec.graph import save
 from qdqspec.graph.model import load_model
+from qdqspec.graph.protos import map_tensors
 from qdqspec.graph.save import save_model, write_text
-from qdqspec.graph.weights import share_weights
+from qdqspec.graph.weights import WeightStore
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_the_weights_file_does_not_overwrite_an_input_either(proto: onnx.ModelPr
 def test_external_data_is_taken_in_from_its_folder(proto: onnx.ModelProto, tmp_path: Path) -> None:
     for name in ("work", "out"):
         (tmp_path / name).mkdir()
-    light = share_weights(proto, tmp_path / "work", threshold_bytes=64)
+    light = map_tensors(proto, WeightStore(tmp_path / "work", threshold_bytes=64).externalize)
     save_model(light, tmp_path / "work" / "light.onnx")
     save_model(light, tmp_path / "out" / "whole.onnx", base=tmp_path / "work")
     assert load_model(tmp_path / "work" / "light.onnx").array("w").tolist() == list(range(64))
@@ -140,7 +141,7 @@ def test_a_weight_beside_the_model_is_never_held_whole(tmp_path: Path) -> None:
     )
     given.graph.initializer.append(weight)
     (tmp_path / "given").mkdir()
-    light = share_weights(given, tmp_path / "given")
+    light = map_tensors(given, WeightStore(tmp_path / "given").externalize)
     tracemalloc.start()
     try:
         save_model(light, tmp_path / "whole.onnx", base=tmp_path / "given")

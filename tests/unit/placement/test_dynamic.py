@@ -31,6 +31,7 @@ from qdqspec.quantize.formats import RUN_TIME
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.types import QuantizeRules
+from tests.support.weights import floating
 
 _WIDTH, _HIDDEN = 8, 4
 _random = np.random.default_rng(3)
@@ -169,7 +170,7 @@ def _inserted(model: Model, weights: str = "integer") -> onnx.ModelProto:
     space = _space(model)
     placement = space.resolve(space.uniform("dynamic"))
     numbers = Quantizer(model, {}, reduce_range=True)
-    return insert_qdq(model, placement, numbers, weights=weights).proto  # type: ignore[arg-type]
+    return insert_qdq(model, placement, numbers, floating=floating(placement.sites, weights)).proto
 
 
 def _run(proto: onnx.ModelProto) -> npt.NDArray[np.float32]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,10 +47,12 @@ class Net:
         weight = np.array([1.0, -2.0, 0.5, 4.0], np.float32).reshape(2, 2, 1, 1)
         self.proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
 
-    def insert(self, *sites: Site, weights: str = "integer") -> Model:
+    def insert(self, *sites: Site, floating: Collection[Site] = ()) -> Model:
         model = Model(self.proto)
         numbers = Quantizer(model, ranges_for(model))
-        return Model(insert_qdq(model, Placement(sites=frozenset(sites)), numbers, weights=weights).proto)
+        return Model(
+            insert_qdq(model, Placement(sites=frozenset(sites)), numbers, floating=frozenset(floating)).proto
+        )
 
 
 def site(
@@ -133,7 +135,7 @@ def test_a_stored_weight_takes_the_name_and_place_of_the_float_one() -> None:
 
 
 def test_a_float_weight_stays_behind_q_and_dq() -> None:
-    model = Net().insert(WEIGHT, weights="float")
+    model = Net().insert(WEIGHT, floating=[WEIGHT])
     assert order(model)[:3] == ["w_QuantizeLinear", "w_DequantizeLinear", "c"]
     assert model.array("w").dtype == np.float32
     assert model.by_name["w_QuantizeLinear"].attributes == {"axis": 0}

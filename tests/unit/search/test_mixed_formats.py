@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake.engine import FakeDevice, true_ms
+from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import Inserter
@@ -22,6 +22,7 @@ from qdqspec.quantize.ranges import TensorRange
 from qdqspec.registry import resolve
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.types import Placement, QuantizeRules, Trial
+from tests.support.fake_times import true_ms
 
 CHANNELS = (32, 48, 64, 40, 80, 56)  # no two layers alike, so that each has likings of its own
 HALF_AND_HALF = ("4", "10", "13")  # devices on which some layers want integers, and some 8-bit floats

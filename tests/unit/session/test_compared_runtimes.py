@@ -8,11 +8,12 @@ from pathlib import Path
 import other_fake
 import pytest
 
-from qdqspec.backends.fake.engine import FakeDevice, true_ms
+from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
 from qdqspec.measurement.lock import DeviceLock
 from qdqspec.session import Session
 from qdqspec.types import Case, RuntimeComparison, TuneRules
+from tests.support.fake_times import true_ms
 
 RULES = TuneRules(trials=3, min_sqnr_db="none")
 

@@ -8,9 +8,9 @@ import math
 import other_fake
 import pytest
 
-from qdqspec.backends.fake.engine import true_ms
 from qdqspec.session import Session
 from qdqspec.types import Case, CommonPlacement, TuneRules
+from tests.support.fake_times import true_ms
 
 RULES = TuneRules(trials=4, min_sqnr_db="none")
 OTHER = {"fake.seed": str(other_fake.SEED)}

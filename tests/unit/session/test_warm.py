@@ -25,6 +25,7 @@ from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.regions.search import find_regions
 from qdqspec.types import Placement, Trial
+from tests.support.weights import floating
 
 HERE = ("onnxruntime-cpu", "this-machine")
 
@@ -77,7 +78,15 @@ def test_a_quantized_model_gives_its_placement_back(
     start: Start, half: Placement, tmp_path: Path, weights: str
 ) -> None:
     path = tmp_path / "tuned.onnx"
-    save_model(insert_qdq(start.space.model, half, numbers(start.space), weights=weights).proto, path)
+    save_model(
+        insert_qdq(
+            start.space.model,
+            half,
+            numbers(start.space),
+            floating=floating(half.sites, weights),
+        ).proto,
+        path,
+    )
     (found,) = seeds([path], start)
     assert found == half
     assert found.labels == half.labels

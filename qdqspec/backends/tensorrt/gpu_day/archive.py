@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
 import tarfile
@@ -27,13 +26,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from qdqspec import __version__
+from qdqspec.backends._engine import end_program, start_program
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, LARGE_MIB, PARTS, SCRATCH, Day, DayPart, Facts
 from qdqspec.backends.tensorrt.options import options_from
 from qdqspec.errors import BackendUnavailableError, QdqspecError
 from qdqspec.files import write_whole
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.units import without_passwords
+from qdqspec.units import signal_text, without_passwords
 
 SCHEMA_VERSION = 1
 _ROOT = "gpu-day"
@@ -100,25 +100,17 @@ def start(part: DayPart, day: Day, log: Path) -> str:
     ]
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": paths},
+        process = start_program(
+            command, output=output, env={**os.environ, "PYTHONPATH": paths}, install="see: qdqspec doctor"
         )
         try:
             code = process.wait(part.seconds)
         except subprocess.TimeoutExpired:
             return f"it did not end within {part.seconds:g} s and was ended"
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end_program(process)
     if code < 0:
-        known = -code in set(signal.Signals)
-        return f"its process was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+        return f"its process was killed by {signal_text(-code)}"
     return f"its process ended with exit code {code}" if code else ""
 
 
