@@ -88,7 +88,7 @@ def test_kernels_left_out_for_want_of_memory_are_noted_on_the_samples(opened: Op
     engine = opened()
     engine.bind(FEEDS)
     note, *_ = engine.time(1).notes
-    assert note.startswith("short of GPU memory: the builder left kernels out")
+    assert note.startswith("short of GPU memory: the builder skipped kernels")
 
 
 def test_warnings_of_the_build_are_noted_on_the_samples(opened: Open, fail: Fail):

@@ -68,7 +68,7 @@ def test_notes_of_the_runtime_reach_record_and_reports(
         write_results(result.record)
         written = session.output(case) / "result.json"
     both = (
-        "short of GPU memory: the builder left kernels out",
+        "short of GPU memory: the builder skipped kernels",
         "not recorded as a CUDA graph: cudaStreamEndCapture",
     )
     for note in both:
