@@ -14,6 +14,14 @@ import nox
 
 ROOT = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+EXTRAS = (
+    "cluster",
+    "completion",
+    "images",
+    "openvino",
+    "optuna",
+    "report",
+)  # with bindings of TensorRT comes a GPU
 nox.options.sessions = ["tests"]
 nox.options.default_venv_backend = "uv|virtualenv"
 
@@ -27,9 +35,11 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[0])
 def oldest(session: nox.Session) -> None:
-    """The test suite with the oldest stated version of each dependency."""
+    """The test suite with the oldest stated version of each dependency, also of extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pinned = [one.replace(">=", "==", 1) for one in project["dependencies"]]
+    extras = (project["optional-dependencies"][extra] for extra in EXTRAS)
+    stated = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    pinned = [one.replace(">=", "==", 1) for one in stated]
     session.install(".[dev]", *pinned)
     session.run("pytest", *(session.posargs or ("tests",)))
 

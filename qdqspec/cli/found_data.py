@@ -58,7 +58,9 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
             )
         return draft, Inputs(calibration=calibration, evaluation=evaluation), notes
     if (images := _images(files, model, path, base)) is not None:
-        notes = ["check the transform of the images: mean and std are those of your training"]
+        is_open = any(None in (model.shape(name) or ())[1:] for name in model.inputs)
+        size = "size, which the model leaves open, " if is_open else ""
+        notes = [f"check the transform of the images against that of your training: {size}mean and std"]
         try:
             import PIL  # noqa: F401 - only whether it is installed
         except ImportError:

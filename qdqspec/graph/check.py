@@ -214,7 +214,8 @@ def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
     name = said.get("location", "")
     file = path.parent / name
     try:
-        inside = file.resolve().is_relative_to(path.parent.resolve())
+        # Large tensors of the model's own file are read from there too, and it may be a link to another folder.
+        inside = name == path.name or file.resolve().is_relative_to(path.parent.resolve())
         is_file = inside and stat.S_ISREG(file.stat().st_mode)
     except FileNotFoundError:
         is_file = False

@@ -198,7 +198,8 @@ def test_images_get_a_transform_of_the_models_size(verb, project, data):
         Image.new("L", (20, 30)).save(data / "cats" / f"{number}.png")
     result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
     assert (result.code, result.err) == (0, "")
-    assert "check the transform of the images" in result.out
+    assert "check the transform of the images against that of your training: mean and std" in result.out
+    assert "one array per input" not in (project / "digits_resnet.qdq.yaml").read_text()
     (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
     assert isinstance(case.inputs.calibration, Data)
     rules = case.inputs.calibration.images
@@ -207,6 +208,15 @@ def test_images_get_a_transform_of_the_models_size(verb, project, data):
         case.inputs.calibration, {"input": InputSpec(dtype=np.dtype("f4"), shape=(1, 1, 16, 16))}
     )
     assert len(list(opened)) == 2
+
+
+def test_the_size_of_images_is_a_guess_where_the_model_leaves_it_open(verb, tmp_path):
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        net (float[1,1,64,width] x) => (float[1,1,64,width] y) { y = Relu(x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    Image.new("L", (160, 64)).save(tmp_path / "a.png")
+    result = verb("init", "net.onnx", *FAKE, "--data", "a.png")
+    assert "training: size, which the model leaves open, mean and std" in result.out
 
 
 def test_images_of_all_formats_are_data(verb, project, data):

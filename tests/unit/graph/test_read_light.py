@@ -74,6 +74,14 @@ def test_weights_are_shared_from_the_file_itself(large: Path, tmp_path: Path) ->
     np.testing.assert_array_equal(load_model(tmp_path / "work" / "light.onnx").array("a"), VALUES)
 
 
+def test_the_file_may_be_a_link_to_another_folder(large: Path, tmp_path: Path) -> None:
+    """As in the caches of model hubs; its own weights were refused as data outside the model's folder."""
+    (tmp_path / "project").mkdir()
+    link = tmp_path / "project" / "net.onnx"
+    link.symlink_to(large)
+    assert np.array_equal(load_model(link).array("a"), VALUES)
+
+
 def test_a_weight_of_another_size_than_its_shape_is_refused(large: Path) -> None:
     proto = onnx.load(large)
     proto.graph.initializer[0].dims[0] = 255
