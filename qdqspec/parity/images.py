@@ -17,7 +17,23 @@ from qdqspec.types import ImageRules
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
+SUFFIXES = frozenset(
+    {
+        ".jpg",
+        ".jpeg",
+        ".jfif",
+        ".png",
+        ".bmp",
+        ".gif",
+        ".webp",
+        ".avif",
+        ".jp2",
+        ".ppm",
+        ".pgm",
+        ".tif",
+        ".tiff",
+    }
+)
 _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 
 
@@ -78,11 +94,22 @@ def _pixels(file: Path, rules: ImageRules) -> npt.NDArray[np.uint8]:
     try:
         with Image.open(file) as opened:
             # An EXIF orientation is how the photograph is meant to be seen, and what every viewer shows.
-            image = ImageOps.exif_transpose(opened).convert(_MODES[rules.colors])
+            image = _in_bytes(ImageOps.exif_transpose(opened)).convert(_MODES[rules.colors])
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"the image cannot be read ({error})", where=file, cure="take it out") from None
     pixels = np.asarray(_fitted(image, rules), dtype=np.uint8)
     return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _in_bytes(image: Image) -> Image:
+    """The image with 8 bits a channel. Pillow's own conversion of 16 bits clips them at 255."""
+    from PIL import Image as Pillow
+
+    if image.mode.startswith("I;16"):
+        return Pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels of mode {image.mode} have no known range")
+    return image
 
 
 def _fitted(image: Image, rules: ImageRules) -> Image:

@@ -80,6 +80,8 @@ def files_of(source: DataSource) -> list[Path]:
         if not wanted:
             raise DataError("no file matches this pattern", where=path, cure=_ADVICE)
         return wanted
+    if not path.exists():
+        raise DataError("there is no such data file", where=path, cure=_ADVICE)
     return [path]
 
 

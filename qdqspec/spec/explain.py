@@ -25,6 +25,7 @@ _WORDS = (
     (r"valid dictionary", "mapping"),
     (r"valid tuple|valid list", "list"),
     (r"a valid string", "text"),
+    (r"an instance of Path", "a path"),
     (r"valid (integer|number|boolean)", r"\1"),
     (r"a integer", "an integer"),
     (r" after validation", ""),

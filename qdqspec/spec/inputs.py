@@ -157,6 +157,19 @@ Size: TypeAlias = Annotated[
         json_schema_input_type=Count | tuple[Count, Count],
     ),
 ]
+
+
+def _channels(value: object) -> object:
+    """One number is short for a list of it, which is for all channels."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+Means: TypeAlias = Annotated[
+    tuple[float, ...], BeforeValidator(_channels, json_schema_input_type=float | tuple[float, ...])
+]
+Deviations: TypeAlias = Annotated[
+    tuple[Positive, ...], BeforeValidator(_channels, json_schema_input_type=Positive | tuple[Positive, ...])
+]
 _TRANSFORM = ("size", "resize", "scale", "mean", "std", "layout", "colors")
 
 
@@ -189,10 +202,10 @@ class DataSection(SpecSection):
         "covers `size`.",
     )
     scale: float = Field(default=1 / 255, description="Of images: the factor of pixels, which are 0 to 255.")
-    mean: Listed[float] = Field(
+    mean: Means = Field(
         default=(0.0,), description="Of images: subtracted after `scale`; one number, or one a channel."
     )
-    std: Listed[Annotated[float, Field(gt=0)]] = Field(
+    std: Deviations = Field(
         default=(1.0,), description="Of images: the divisor after `mean`; one number, or one a channel."
     )
     layout: Literal["nchw", "nhwc"] = Field(default="nchw", description="Of images: the order of dimensions.")

@@ -172,6 +172,45 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
         values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
 
 
+@pytest.mark.parametrize("mode", ["PNG", "TIFF"])
+def test_pixels_of_16_bits_keep_their_brightness(tmp_path: Path, mode: str) -> None:
+    """Pillow's own conversion clips them at 255: nearly all become white."""
+    levels = np.tile(np.arange(6, dtype=np.uint16) * 12_800, (4, 1))
+    Image.fromarray(levels).save(tmp_path / "x.img", mode)
+    (tmp_path / "x.img").rename(tmp_path / "x.tif")
+    (sample,) = values(
+        Data(path=tmp_path / "x.tif", images=ImageRules(size=(4, 6), scale=1.0)), PICTURE, "image"
+    )
+    np.testing.assert_array_equal(sample, np.broadcast_to(levels // 256, (3, 4, 6)))
+
+
+def test_pixels_without_a_known_range_are_an_error(tmp_path: Path) -> None:
+    """Floats from 0 to 1 became a black image."""
+    Image.fromarray(np.full((4, 6), 0.5, np.float32)).save(tmp_path / "depth.tiff")
+    with pytest.raises(
+        DataError, match=r"depth\.tiff: the image cannot be read \(its pixels of mode F have no known"
+    ):
+        values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
+
+
+def test_an_orientation_is_applied(tmp_path: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the camera was turned to the right
+    pixels = np.zeros((60, 40, 3), np.uint8)
+    pixels[:30] = 255
+    Image.fromarray(pixels).save(tmp_path / "x.jpg", exif=turned)
+    (sample,) = values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
+    assert sample[:, :, 0].max() < 0.1
+    assert sample[:, :, -1].min() > 0.9
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere.jpg"])
+def test_images_that_are_not_there(tmp_path: Path, name: str) -> None:
+    """The advice was to take the image out."""
+    with pytest.raises(DataError, match=r"nowhere.*: there is no such data file"):
+        open_data(Data(path=tmp_path / name, images=ImageRules(size=(4, 6))), PICTURE)
+
+
 def test_images_are_for_models_with_one_input(photo: Path) -> None:
     with pytest.raises(DataError, match="images are data for one input, and the model has 2"):
         open_data(Data(path=photo, images=ImageRules(size=(4, 6))), TWO)

@@ -40,6 +40,13 @@ def test_images_with_a_transform(data_of, tmp_path):
     assert data_of("{images: data, size: [480, 640]}").images.size == (480, 640)
 
 
+def test_one_number_is_for_all_channels(data_of):
+    """It had to be a list, against the documents."""
+    rules = data_of("{images: data, size: 3, mean: 127.5, std: 128}").images
+    assert (rules.mean, rules.std) == ((127.5,), (128,))
+    assert data_of("{images: data, size: 3, mean: [127.5], std: [128]}").images == rules
+
+
 def test_loader_names_and_labels(data_of, tmp_path):
     assert data_of("{loader: mine}") == Data(loader="mine")
     found = data_of("{arrays: d.npz, names: {x: pixels}, labels: l.txt}")
@@ -56,11 +63,14 @@ def test_loader_names_and_labels(data_of, tmp_path):
         ("{images: a.jpg, size: 3, mean: [1, 2]}", "'mean' has one number, or one for each of 3 channels"),
         ("{images: a.jpg, size: 3, colors: gray, std: [1, 2, 3]}", "one for each of 1 channels"),
         ("{images: a.jpg, size: 3, std: [0]}", "greater than 0"),
+        ("{images: a.jpg, size: 3, std: 0}", "greater than 0"),
+        ("{images: a.jpg, size: 3, mean: much}", "'mean' should be a number, not 'much'"),
         ("{images: a.jpg, size: 30, resize: 3}", "'resize' is smaller than 'size'"),
         ("{images: a.jpg, size: 3, layot: nchw}", "did you mean 'layout'"),
         ("../far/*.npz", "leads out of the root directory"),
         ("{images: ../far/*.jpg, size: 3}", "leads out of the root directory"),
-        ("7", "'calibration' should be"),
+        ("7", "'calibration' should be a path, not 7"),
+        ("[a.npz, b.npz]", "'calibration' should be a path, not a list"),
     ],
 )
 def test_what_does_not_fit_is_named(data_of, text, says):
