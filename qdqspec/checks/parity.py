@@ -6,52 +6,35 @@ import math
 from functools import partial
 from typing import ClassVar, NamedTuple
 
-from qdqspec.checks._parity_params import (
-    AGREEMENT,
-    LIMITS,
-    NAME_WIDTH,
-    Limit,
-    ParityParams,
-    SearchParams,
-    broken,
-    value_of,
-)
-from qdqspec.checks._parity_text import (
-    QUANTIZATION,
-    RUNTIME,
-    advice,
-    blame,
-    comparison_sections,
-    culprits_table,
-    probe_sections,
-    search_advice,
-    search_sections,
-    steps_table,
-)
+from qdqspec.checks._parity_params import AGREEMENT, LIMITS, NAME_WIDTH, Limit, broken, value_of
+from qdqspec.checks._parity_params import ParityParams as ParityParams
+from qdqspec.checks._parity_params import SearchParams as SearchParams
 from qdqspec.checks.base import CheckParams
 from qdqspec.checks.verdicts import WIDTH, is_unchanged, unmeasured, verdict
 from qdqspec.types import (
+    Culprit,
+    CulpritEvidence,
     Evidence,
     EvidenceKind,
     Outcome,
     ParityEvidence,
     ParitySearch,
+    Probe,
     Section,
     TensorParity,
+    TriedInput,
     Verdict,
 )
 from qdqspec.types.requests import InputRequest, ParityRequest, Request
-from qdqspec.units import count_text, plain
+from qdqspec.units import count_text, db_text, pair_text, plain, seconds_text, share_text
 
-__all__ = [
-    "ParityCheck",
-    "ParityParams",
-    "SearchParams",
-    "check",
-    "comparison_sections",
-    "culpable_output",
-    "probe_sections",
-]
+_BOTH = 2.0  # steps whose error differs by less than this factor are both named
+_CULPRITS = 3  # pairs that a verdict lists
+_HELPS_DB = 1.0  # least gain of excluding them to advise it
+_NAMED, _NODE_WIDTH = 6, 40  # nodes that the advice names
+_MOST_DB = 300.0  # beyond, powers of ten exceed the range of a float
+QUANTIZATION, RUNTIME = "quantization", "the runtime"
+_WORDS_WIDTH = 60
 
 
 class ParityCheck:
@@ -259,6 +242,218 @@ def _row(params: ParityParams, out: TensorParity, shown: tuple[Limit, ...]) -> t
         *("" if value is None else limit.text(value) for limit, value in values),
         outcome,
     )
+
+
+def blame(parity: ParityEvidence, output: str) -> str:
+    """``quantization``, ``the runtime``, or both; empty if they were not measured separately."""
+    noise = _noise(parity, output)
+    if noise is None:
+        return ""
+    quantization, runtime = noise
+    if max(quantization, runtime) == 0:
+        return ""
+    if quantization >= _BOTH * runtime:
+        return QUANTIZATION
+    return RUNTIME if runtime >= _BOTH * quantization else "quantization and runtime"
+
+
+def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
+    """The steps from the float model to what runs, for one output, with the error of each."""
+    noise = _noise(parity, output)
+    if noise is None:
+        return _undivided(parity)
+    rows = []
+    for name, outputs, own in (
+        ("quantization: float model > Q/DQ arithmetic", parity.quantization, noise[0]),
+        ("runtime: Q/DQ arithmetic > as it runs", parity.runtime, noise[1]),
+        ("both: float model > as it runs", parity.outputs, None),
+    ):
+        out = _named(outputs, output)
+        assert out is not None
+        rows.append((name, *(limit.text(getattr(out, limit.fact)) for limit in LIMITS), _share(own, noise)))
+    return (
+        Section(
+            title=f"Where the difference of '{plain(output, NAME_WIDTH)}' comes from",
+            headers=("step", *(limit.title for limit in LIMITS), "of the noise"),
+            rows=tuple(rows),
+        ),
+    )
+
+
+def culprits_table(found: CulpritEvidence | None) -> tuple[Section, ...]:
+    """The pairs that cost most, and the gain of keeping their nodes in float."""
+    if found is None or not found.pairs:
+        return ()
+    return (
+        Section(
+            title=f"Noisiest of {count_text(found.total, 'Q/DQ pair')} at '{plain(found.output, NAME_WIDTH)}' "
+            f"({found.together_db:.1f} dB together, over {count_text(found.samples, 'sample')})",
+            headers=("pair", "alone", "of the noise", "without these nodes so far"),
+            rows=tuple(_culprit_row(culprit) for culprit in found.pairs[:_CULPRITS]),
+        ),
+    )
+
+
+def _culprit_row(culprit: Culprit) -> tuple[str, ...]:
+    without = "" if culprit.without_db is None else f"{culprit.without_db:.1f} dB"
+    return (pair_text(culprit.site), f"{culprit.alone_db:.1f} dB", share_text(culprit.share), without)
+
+
+def advice(output: str, step: str, culprits: CulpritEvidence | None = None) -> str:
+    """Advice for an output, by the step and the pairs that cause its error."""
+    name = plain(output, NAME_WIDTH)
+    if step == RUNTIME:
+        return (
+            f"The Q/DQ arithmetic of '{name}' is within the limit, but the runtime's result differs from it: "
+            f"the runtime saturates, rounds or fuses otherwise. `qdqspec explain` shows what runs in integers, "
+            f"`qdqspec lint` what may saturate. Exclude these nodes (patterns.nodes.exclude), or reduce the "
+            f"runtime's optimizations (--qdq-backend-option)."
+        )
+    where = " in its Q/DQ arithmetic, before any runtime" if step == QUANTIZATION else ""
+    return (
+        f"Output '{name}' has the largest difference{where}. {_which_nodes(culprits)}, "
+        "set tune.min_sqnr_db, try another quantize.calibration, or relax the limit."
+    )
+
+
+def _which_nodes(culprits: CulpritEvidence | None) -> str:
+    """The nodes to exclude: those of the noisiest pairs if that helps, else those before the output."""
+    found = culprits.pairs[:_CULPRITS] if culprits is not None else ()
+    gains = [culprit.without_db for culprit in found if culprit.without_db is not None]
+    if culprits is None or not gains or max(gains) < culprits.together_db + _HELPS_DB:
+        spread = "The noise is not caused by a few pairs: exclude" if gains else "Exclude"
+        return (
+            f"{spread} layers before it (patterns.nodes.exclude; qdqspec explain CASE --culprits lists pairs)"
+        )
+    worst = found[: gains.index(max(gains)) + 1]
+    nodes = dict.fromkeys(plain(node, _NODE_WIDTH) for culprit in worst for node in culprit.nodes)
+    named = list(nodes)[:_NAMED] + [f"{len(nodes) - _NAMED} more"] * (len(nodes) > _NAMED)
+    where = [f"exclude {', '.join(named)} (patterns.nodes.exclude)"] if nodes else []
+    where += ["leave graph outputs in float (quantize.outputs)"] if any(c.makes_output for c in worst) else []
+    return f"For {max(gains):.1f} dB {' and '.join(where)}"
+
+
+def _noise(parity: ParityEvidence, output: str) -> tuple[float, float] | None:
+    """Error power over signal power of the two steps, if both are known; infinite if incomparable."""
+    steps = _named(parity.quantization, output), _named(parity.runtime, output)
+    if any(out is None or not out.compared for out in steps):
+        return None
+    quantization, runtime = (_power(out) for out in steps if out is not None)
+    return quantization, runtime
+
+
+def _power(out: TensorParity) -> float:
+    if not out.matches or not out.sqnr_db > -math.inf:  # also true for NaN
+        return math.inf
+    return 0.0 if out.sqnr_db == math.inf else 10.0 ** (-max(-_MOST_DB, min(out.sqnr_db, _MOST_DB)) / 10)
+
+
+def _named(outputs: tuple[TensorParity, ...], name: str) -> TensorParity | None:
+    return next((out for out in outputs if out.name == name), None)
+
+
+def _share(own: float | None, noise: tuple[float, float]) -> str:
+    whole = sum(noise)
+    if own is None or not 0 < whole < math.inf:
+        return ""
+    return share_text(own / whole)
+
+
+def _undivided(parity: ParityEvidence) -> tuple[Section, ...]:
+    if not parity.undivided:
+        return ()
+    title = "Quantization error and runtime error were not measured separately"
+    return (Section(title=title, text=plain(parity.undivided, 200)),)
+
+
+def search_sections(found: ParitySearch) -> tuple[Section, ...]:
+    """The inputs tried; for an input that breaks the limits all details, and how to reproduce it."""
+    summary = Section(title="Search", text=_summary(found))
+    return (summary,) if found.found is None else (summary, *probe_sections(found.found))
+
+
+def probe_sections(probe: Probe) -> tuple[Section, ...]:
+    """An input, its outputs, the origin of the difference, and how to reproduce it."""
+    found = [_inputs(probe)] if probe.inputs else []
+    found += comparison_sections(probe.parity, "Outputs for this input, worst first")
+    if probe.command:
+        found.append(
+            Section(title=f"Kept in {plain(probe.file, 100)}; try it again with", text=probe.command)
+        )
+    return tuple(found)
+
+
+def search_advice(probe: Probe) -> str:
+    """Advice about an input that breaks the limits."""
+    if probe.within:
+        return (
+            "All its values are within the range of the calibration data: add such inputs to it, exclude layers "
+            "(patterns.nodes.exclude), or relax the limit. State the valid range of inputs in search.values."
+        )
+    beyond = next(one for one in probe.inputs if not one.within)
+    name = plain(beyond.name, NAME_WIDTH)
+    return (
+        f"Input '{name}' is outside the range of the calibration data ({_range(beyond)}). If such inputs do not "
+        f"occur, state the valid range: search: "
+        f"{{values: {{{name}: [{beyond.known_low:.5g}, {beyond.known_high:.5g}]}}}}; if they do, calibrate with "
+        f"data that contains them."
+    )
+
+
+def _summary(found: ParitySearch) -> str:
+    if not found.tried:
+        return f"No input was tried: {plain(found.missing, 200)}."
+    over = ", when the time was over" if found.late else ""
+    text = (
+        f"{count_text(found.tried, 'input')} tried in {seconds_text(found.seconds)}{over}, beside the data."
+    )
+    if found.found is None:
+        closest = (
+            f" The smallest SQNR was {db_text(found.closest_db)} dB."
+            if math.isfinite(found.closest_db)
+            else ""
+        )
+        return f"{text} None broke a limit.{closest}"
+    where = "within" if found.found.within else "beyond"
+    return f"{text} The smallest that breaks a limit is {where} the range of the calibration data."
+
+
+def _inputs(probe: Probe) -> Section:
+    rows = tuple(
+        (
+            plain(one.name, NAME_WIDTH),
+            f"{one.dtype} [{', '.join(map(str, one.shape))}]",
+            plain(one.words, _WORDS_WIDTH),
+            f"{one.low:.5g} to {one.high:.5g}",
+            _range(one),
+        )
+        for one in probe.inputs
+    )
+    return Section(
+        title=f"The input ({count_text(len(rows), 'array')})",
+        headers=("input", "type", "values", "range", "in the calibration data"),
+        rows=rows,
+    )
+
+
+def _range(one: TriedInput) -> str:
+    return f"{one.known_low:.5g} to {one.known_high:.5g}"
+
+
+def comparison_sections(parity: ParityEvidence, title: str) -> tuple[Section, ...]:
+    """How far each output moved, whatever its limits, and the origin of the difference of the worst."""
+    if not parity.outputs:
+        return ()
+    ordered = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))
+    rows = []
+    for out in ordered:
+        if not out.compared or not out.matches:
+            said = plain(out.note or ("equal" if out.matches else "not equal"), _WORDS_WIDTH)
+            rows.append((plain(out.name), said, *("" for _ in LIMITS[1:])))
+        else:
+            rows.append((plain(out.name), *(limit.text(getattr(out, limit.fact)) for limit in LIMITS)))
+    outputs = Section(title=title, headers=("output", *(limit.title for limit in LIMITS)), rows=tuple(rows))
+    return (outputs, *steps_table(parity, ordered[0].name))
 
 
 check = ParityCheck()

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from qdqspec import __version__
 from qdqspec.__main__ import INTERRUPTED
+from qdqspec.cli.asked import refuse_mode, refuse_words
 from qdqspec.cli.baseline import add_verbs as add_baseline
 from qdqspec.cli.cache import add_verbs as add_cache
 from qdqspec.cli.cluster import add_verbs as add_cluster
@@ -22,7 +23,6 @@ from qdqspec.cli.explain import add_verbs as add_explain
 from qdqspec.cli.init import add_verbs as add_init
 from qdqspec.cli.lint import add_verbs as add_lint
 from qdqspec.cli.machine import add_verbs as add_machine_verbs
-from qdqspec.cli.modelopt import refuse_mode, refuse_words
 from qdqspec.cli.models import add_verbs as add_model_verbs
 from qdqspec.cli.qdq import add_verbs as add_qdq_verbs
 from qdqspec.cli.reduce import add_verbs as add_reduce

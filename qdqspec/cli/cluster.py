@@ -88,7 +88,7 @@ def cluster(arguments: argparse.Namespace) -> int:
         if arguments.address is None:
             raise ConfigError("list needs the address of the scheduler", cure="qdqspec cluster list ADDRESS")
         return _list(arguments, settings.cluster_tls)
-    from qdqspec.cluster.scheduler import run_scheduler
+    from qdqspec.cluster.worker import run_scheduler
 
     host = f"[{arguments.host}]" if ":" in arguments.host.removeprefix("tls://") else arguments.host
     address = Address.parse(f"{host}:{arguments.port}")
@@ -114,7 +114,7 @@ def _certificates(arguments: argparse.Namespace, folder: Path) -> int:
             "certificates need the library cryptography, which is not installed",
             cure='install it with: pip install "qdqspec[cluster]"',
         )
-    from qdqspec.cluster.certificates import make_certificates
+    from qdqspec.cluster.address import make_certificates
 
     paths = make_certificates(folder, arguments.days)
     if arguments.json:

@@ -105,7 +105,7 @@ def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> in
     numbers: dict[str, list[str]] = {}
     text = ""
     if kind == "format":
-        from qdqspec.report.github import NAME
+        from qdqspec.report.write import NAME
         from qdqspec.spec.fields import Format
 
         formats = get_args(Format)

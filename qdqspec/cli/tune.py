@@ -290,7 +290,7 @@ def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
     for case in record.cases:
         if case.evidence.output is not None:
             say(f"Models and measurements: {case.evidence.output}")
-    from qdqspec.report.github import annotation_lines, is_github
+    from qdqspec.report.write import annotation_lines, is_github
 
     for path in settings.report:
         if is_github(path):

@@ -20,9 +20,9 @@ import numpy as np
 
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
-from qdqspec.measurement._records import trial_from_json
 from qdqspec.measurement.admission import Admission
 from qdqspec.measurement.fresh import FreshBuilds
+from qdqspec.measurement.journal import trial_from_json
 from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.measurement.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measurement.race import FLOAT, WARMUP, Entrant, PartBench, Turn, both_of, profiled, race, warmed

@@ -19,7 +19,7 @@ from pathlib import Path
 from qdqspec.backends.base import BuildOptions
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendUnavailableError, ConfigError
-from qdqspec.measurement._records import options_from_json, options_to_json
+from qdqspec.measurement.worker import options_from_json, options_to_json
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import DeviceKey
 

@@ -33,8 +33,7 @@ from qdqspec.measurement._processes import (
     give_back,
     open_launcher,
 )
-from qdqspec.measurement._records import options_to_json
-from qdqspec.measurement.worker import backend_by_name
+from qdqspec.measurement.worker import backend_by_name, options_to_json
 from qdqspec.quantize.scales import as_real
 from qdqspec.types import DeviceKey, LayerTime, Samples
 from qdqspec.units import signal_text

@@ -18,12 +18,36 @@ from pathlib import Path
 from typing import Any
 
 from qdqspec.closing import Closing
+from qdqspec.codec import from_data, to_data
 from qdqspec.errors import OutputError, StateError
 from qdqspec.files import unwritable, write_whole
-from qdqspec.measurement._records import trial_from_json, trial_to_json
-from qdqspec.types import Trial
+from qdqspec.types import Trial, kind_of
 
-__all__ = ["SCHEMA_VERSION", "Journal", "read_journal", "trial_from_json", "trial_to_json"]
+
+def trial_to_json(trial: Trial) -> dict[str, Any]:
+    """The fields of a trial, its number as ``trial``; ``placement`` is the digest, ``scheme`` the placement in full."""
+    data: dict[str, Any] = to_data(trial)
+    return {
+        "trial": data.pop("number"),
+        **data,
+        "placement": trial.placement.digest,
+        "scheme": data["placement"],
+    }
+
+
+def trial_from_json(data: Mapping[str, Any]) -> Trial:
+    """The inverse of `trial_to_json`. Raises ``ValueError`` if the object is not a trial."""
+    try:
+        digest, fields = data["placement"], {"number": data["trial"], "placement": data["scheme"]}
+        trial = from_data(Trial, {**data, **fields})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a trial: {error!r}") from None
+    if trial.placement.digest != digest:
+        raise ValueError(f"the scheme has digest {trial.placement.digest}, not {digest}")
+    for _, label in trial.placement.labels:
+        kind_of(label)
+    return trial
+
 
 SCHEMA_VERSION = 3  # 2: lines end with a checksum; 3: all fields of a trial by name
 _SUM = re.compile(rb',"sum":"([0-9a-f]{16})"\}\n?')

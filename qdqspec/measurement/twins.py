@@ -21,7 +21,7 @@ import numpy as np
 from qdqspec.arrays import Floats
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.measurement._records import trial_from_json, trial_to_json
+from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.measurement.race import Turn
 from qdqspec.measurement.together import Together, ratios_between
 from qdqspec.types import Clock, Placement, Samples, Trial

@@ -38,10 +38,10 @@ from typing import Any
 
 from qdqspec import registry
 from qdqspec.arrays import Array
-from qdqspec.backends.base import Backend, Engine
+from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.measurement._records import options_from_json
+from qdqspec.types import InputShape, ShapeProfile
 from qdqspec.wire import FrameStream, Header, WireClosedError, travels
 
 CONTROL_LIMIT = 1 << 16  # bytes of one control message
@@ -166,6 +166,31 @@ def backend_by_name(name: str) -> Backend:
     """An instance of the backend registered under ``name``."""
     entry = registry.resolve("backend", name)
     return entry() if isinstance(entry, type) else entry  # type: ignore[return-value]  # registry knows no kinds
+
+
+def options_to_json(options: BuildOptions) -> dict[str, Any]:
+    """Build options, for another process."""
+    data: dict[str, Any] = to_data(options)
+    return {**data, "state": None if options.state is None else str(options.state.absolute())}
+
+
+def options_from_json(data: Mapping[str, Any]) -> BuildOptions:
+    """The inverse of `options_to_json`, except that a relative folder becomes absolute.
+
+    Not by the codec, whose reading half is slow to import in each child.
+    """
+    profiles = tuple(
+        ShapeProfile(
+            weight=profile["weight"], shapes={n: _shape(shape) for n, shape in profile["shapes"].items()}
+        )
+        for profile in data["profiles"]
+    )
+    state = None if data["state"] is None else Path(data["state"])
+    return BuildOptions(**{**data, "profiles": profiles, "state": state})
+
+
+def _shape(data: Mapping[str, Any]) -> InputShape:
+    return InputShape(**{name: tuple(dims) for name, dims in data.items()})
 
 
 # ---- role: zygote -------------------------------------------------------------------------------

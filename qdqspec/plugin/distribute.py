@@ -131,8 +131,7 @@ def write_results(record: RunRecord) -> None:
 
 def write_reports(record: RunRecord, settings: Settings) -> list[Path]:
     """Write the files of ``--qdq-report`` and ``--qdq-json``, and return their paths."""
-    from qdqspec.report.github import is_github
-    from qdqspec.report.write import write_json
+    from qdqspec.report.write import is_github, write_json
     from qdqspec.report.write import write_reports as write
 
     write(record, settings.report)

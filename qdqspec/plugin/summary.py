@@ -113,7 +113,7 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
         terminal.write_line(f"Models and measurements: {near(settings.output, config)}")
     for path in config.stash.get(_REPORTS, []):
         terminal.write_line(f"Report: {near(path, config)}")
-    from qdqspec.report.github import annotation_lines, is_github
+    from qdqspec.report.write import annotation_lines, is_github
 
     if any(is_github(path) for path in settings.report):
         for line in annotation_lines(record, config.rootpath):

@@ -1,19 +1,81 @@
-"""Writes a run's files, atomically: reports in the format of the suffix, ``result.json`` and ``tune.json``."""
+"""Writes a run's files, atomically: reports in the format of the suffix, ``result.json`` and ``tune.json``.
+
+For GitHub Actions (``--qdq-report=github``) the page is added to the job's summary, and failed checks are annotations:
+workflow commands, lines that the runner reads from the log.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqspec.errors import ConfigError
+from qdqspec.errors import ConfigError, OutputError
 from qdqspec.files import RESULT, write_whole
 from qdqspec.registry import names, resolve
 from qdqspec.report.formats.base import ReportFormat
-from qdqspec.report.github import NAME, append_summary, is_github
 from qdqspec.report.record import case_to_json, json_text, record_from_json, record_to_json
 from qdqspec.report.runtimes import TUNE, tune_to_json
 from qdqspec.types import RunRecord
+from qdqspec.units import plain
+
+NAME = "github"
+_SUMMARY, _REPOSITORY = "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"
+_MOST = 10  # of each kind that GitHub shows for a step
+_LEVELS = {("error", "fail"): "error", ("warn", "fail"): "warning"}
+
+
+def is_github(path: Path) -> bool:
+    """Whether a report is for GitHub Actions and not a file."""
+    return path.name == NAME
+
+
+def annotation_lines(record: RunRecord, root: Path, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A workflow command for each check that failed, at its line of the spec; at most ten.
+
+    Paths are relative to the checked-out repository, of which ``root`` may be a folder; to ``root`` outside it.
+    """
+    return [*_annotations(record, (Path(environment.get(_REPOSITORY) or root), root))][:_MOST]
+
+
+def _annotations(record: RunRecord, roots: Sequence[Path]) -> Iterator[str]:
+    for case in record.cases:
+        lines = {check.id: check.line for check in case.evidence.case.checks}
+        spec = case.evidence.case.spec
+        for result in case.results:
+            level = _LEVELS.get((result.severity, result.verdict.outcome))
+            if level is None:
+                continue
+            title = _value(f"{case.evidence.case.name}::{result.id}")
+            where = (
+                "" if spec is None else f"file={_value(_near(spec, roots))},line={lines.get(result.id, 1)},"
+            )
+            yield f"::{level} {where}title={title}::{_escaped(plain(result.verdict.headline))}"
+
+
+def append_summary(markdown: bytes, environment: Mapping[str, str] = os.environ) -> None:
+    """Add a page to the job's summary; nothing outside GitHub Actions. Raises `OutputError` if it cannot be written."""
+    path = environment.get(_SUMMARY, "")
+    if not path:
+        return
+    try:
+        with Path(path).open("ab") as file:  # other steps write to it too
+            file.write(markdown + b"\n")
+    except OSError as error:
+        raise OutputError(f"the job's summary cannot be written: {error.strerror}", where=path) from None
+
+
+def _near(path: Path, roots: Sequence[Path]) -> str:
+    return next((path.relative_to(root) for root in roots if path.is_relative_to(root)), path).as_posix()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _value(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def format_named(name: str) -> ReportFormat:

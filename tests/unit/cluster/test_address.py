@@ -57,7 +57,7 @@ def test_certificates_are_named_where_no_scheduler_answers(text, needs_files):
 @pytest.fixture
 def make():
     pytest.importorskip("cryptography", reason="the extra [cluster] is not installed")
-    from qdqspec.cluster.certificates import make_certificates
+    from qdqspec.cluster.address import make_certificates
 
     return make_certificates
 

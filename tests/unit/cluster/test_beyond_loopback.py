@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from cluster_processes import LEASE, LIMITS, PATIENCE, Processes
 
-from qdqspec.cluster.address import Address, is_loopback
-from qdqspec.cluster.certificates import make_certificates
+from qdqspec.cluster.address import Address, is_loopback, make_certificates
 from qdqspec.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")

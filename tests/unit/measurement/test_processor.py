@@ -17,8 +17,7 @@ from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.measurement import worker
-from qdqspec.measurement._records import options_to_json
-from qdqspec.measurement.worker import Service, chosen, one_processor
+from qdqspec.measurement.worker import Service, chosen, one_processor, options_to_json
 from qdqspec.types import LayerTime, Samples
 from qdqspec.wire import FrameStream
 

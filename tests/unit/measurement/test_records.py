@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.measurement._records import options_from_json, options_to_json
+from qdqspec.measurement.worker import options_from_json, options_to_json
 from qdqspec.types import InputShape, ShapeProfile
 
 shapes = st.lists(st.integers(0, 2**40), max_size=5).map(tuple)

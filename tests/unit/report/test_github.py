@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.report.github import annotation_lines, append_summary
-from qdqspec.report.write import write_reports
+from qdqspec.report.write import annotation_lines, append_summary, write_reports
 from qdqspec.testing.records import sample_run
 
 
