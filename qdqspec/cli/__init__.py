@@ -14,22 +14,21 @@ from typing import Any, NoReturn
 
 from qdqspec import __version__
 from qdqspec.__main__ import INTERRUPTED
+from qdqspec.cli import (
+    baseline,
+    cache,
+    cluster,
+    compare,
+    explain,
+    init,
+    machine,
+    models,
+    reduce,
+    specs,
+    tune,
+    verify,
+)
 from qdqspec.cli.asked import refuse_mode, refuse_words
-from qdqspec.cli.baseline import add_verbs as add_baseline
-from qdqspec.cli.cache import add_verbs as add_cache
-from qdqspec.cli.cluster import add_verbs as add_cluster
-from qdqspec.cli.compare import add_verbs as add_compare
-from qdqspec.cli.explain import add_verbs as add_explain
-from qdqspec.cli.init import add_verbs as add_init
-from qdqspec.cli.lint import add_verbs as add_lint
-from qdqspec.cli.machine import add_verbs as add_machine_verbs
-from qdqspec.cli.models import add_verbs as add_model_verbs
-from qdqspec.cli.qdq import add_verbs as add_qdq_verbs
-from qdqspec.cli.reduce import add_verbs as add_reduce
-from qdqspec.cli.specs import add_verbs as add_spec_verbs
-from qdqspec.cli.tune import add_verbs as add_tune
-from qdqspec.cli.upgrade import add_verbs as add_upgrade
-from qdqspec.cli.verify import add_verbs as add_verify
 from qdqspec.cli.words import COLOR, FINE, IMPOSSIBLE, complain
 from qdqspec.errors import QdqspecError
 from qdqspec.registry import did_you_mean
@@ -123,22 +122,20 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", title="verbs", required=True)
-    for add in (
-        add_init,
-        add_tune,
-        add_model_verbs,
-        add_qdq_verbs,
-        add_lint,
-        add_spec_verbs,
-        add_compare,
-        add_upgrade,
-        add_explain,
-        add_verify,
-        add_reduce,
-        add_baseline,
-        add_cache,
-        add_cluster,
-        add_machine_verbs,
+    # in the order of the help
+    for module in (
+        init,
+        tune,
+        models,
+        specs,
+        compare,
+        explain,
+        verify,
+        reduce,
+        baseline,
+        cache,
+        cluster,
+        machine,
     ):
-        add(verbs)
+        module.add_verbs(verbs)
     return parser, verbs.choices

@@ -1,20 +1,45 @@
-"""Command ``compare``: two run records case by case, without measuring; or models of several runtimes, timed anew."""
+"""Commands ``compare`` and ``upgrade-check``, about finished results.
+
+``compare`` takes two run records, case by case, without measuring; or folders of several runtimes, whose models are
+timed anew. ``upgrade-check`` times tuned models under another version of the runtime, in another Python environment.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from qdqspec.cli.folders import add_folder_words, known_of_folder
-from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, answer, complain, settings_from
-from qdqspec.errors import ConfigError
+from qdqspec.cases import find_cases, find_specs
+from qdqspec.cli.words import (
+    FINE,
+    WANTING,
+    Verbs,
+    add_inputs,
+    add_verb,
+    answer,
+    complain,
+    inputs_given,
+    settings_from,
+)
+from qdqspec.config import Settings, find_folder
+from qdqspec.errors import BackendUnavailableError, ConfigError, StateError
+from qdqspec.files import RESULT
+from qdqspec.types import Case, Evidence, Inputs, ShapeProfile, TuneRules, Upgrade, UpgradeCheck
+
+if TYPE_CHECKING:
+    from qdqspec.backends.base import BuildOptions
+    from qdqspec.measurement.environment import Environment
+    from qdqspec.session import Session
 
 
 def add_verbs(verbs: Verbs) -> None:
-    """Declare ``compare``."""
+    """Declare ``compare`` and ``upgrade-check``."""
     parser = add_verb(
         verbs,
         "compare",
@@ -40,6 +65,7 @@ def add_verbs(verbs: Verbs) -> None:
         help="Exit 1 only if a model is slower by more than this share, such as 5%% (default: any proved "
         "slowdown).",
     )
+    _add_upgrade(verbs)
 
 
 def share(text: str) -> float:
@@ -74,25 +100,183 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
     from qdqspec.session.compared_runtimes import Side, compare_runtimes
 
     known = [known_of_folder(folder.absolute(), arguments) for folder in folders]
-    for field in ("model", "backend"):
-        values = [getattr(each, field) for each in known]
-        if len(set(values)) != (1 if field == "model" else len(values)):
-            what = "are of different models" if field == "model" else "are of one runtime"
-            cure = "name one folder for each runtime, of the same model"
-            if field == "backend":
-                cure += "; to compare two runs, name the records that `tune --report run.json` writes"
-            raise ConfigError(f"these folders {what}: {', '.join(map(str, folders))}", cure=cure)
+    cure = "name one folder for each runtime, of the same model"
+    if len({each.found.model_sha256 for each in known}) > 1:
+        raise ConfigError(f"these folders are of different models: {', '.join(map(str, folders))}", cure=cure)
+    if len({each.found.backend for each in known}) < len(known):
+        raise ConfigError(
+            f"these folders are of one runtime: {', '.join(map(str, folders))}",
+            cure=f"{cure}; to compare two runs, name the records that `tune --report run.json` writes",
+        )
     with closing(Session(replace(settings_from(arguments), mode="measure"))) as session:
-        sides = [
-            Side(
-                setup=session.work(each.case).setup,
-                tuned=each.tuned if each.changed else None,
-                scheme=each.scheme,
-                pairs=each.pairs,
-                sqnr_db=each.sqnr_db,
-            )
-            for each in known
-        ]
-        found = compare_runtimes(known[0].name, sides, lambda name, text: complain(f"{name}: {text}"))
+        sides = []
+        for each in known:
+            setup, search, parity = session.work(each.case).setup, each.found.search, each.found.parity
+            if search is None or search.unchanged:
+                sides.append(Side(setup=setup))
+            else:
+                sqnr_db = None if parity is None else parity.sqnr_db
+                sides.append(Side(setup=setup, tuned=each.tuned, placement=search.winner, sqnr_db=sqnr_db))
+        name = known[0].found.case.name
+        found = compare_runtimes(name, sides, lambda name, text: complain(f"{name}: {text}"))
     answer(arguments, {"runtimes": [to_data(found)]}, comparison_text(found))
     return FINE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownResult:
+    """What ``tune -o`` left in a folder: the reference as a case on the same backend, its evidence, the tuned model."""
+
+    case: Case
+    found: Evidence
+    tuned: Path
+
+
+def add_folder_words(parser: argparse.ArgumentParser) -> None:
+    """Declare the inputs of the models in folders."""
+    add_inputs(
+        parser,
+        "the model in a DIR",
+        shapes_of="dynamic inputs of a DIR (default: those it was tuned with)",
+        data="Inputs of a DIR (default: random ones).",
+    )
+
+
+def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
+    """The result in a folder. Raises `StateError` if it cannot be read."""
+    from qdqspec.report.record import read_case
+
+    found = read_case(folder).evidence
+    limit = None if found.search is None else found.search.limits.min_sqnr_db
+    used = None if found.parity is None else found.parity.data
+    if arguments.data is None and used in ("calibration", "evaluation"):
+        given = os.path.relpath(folder)
+        complain(
+            f"note: {found.case.name}: inputs are random here; {given} was tuned with {used} data: give it with --data"
+        )
+    profiles = Inputs(profiles=found.profiles or (ShapeProfile(),))
+    words = {"shapes": arguments.shapes, "data": arguments.data, "values": arguments.values}
+    case = Case(
+        id="default",
+        model=folder / "reference.onnx",
+        backend=found.backend,
+        inputs=inputs_given(profiles, **words),
+        tune=TuneRules(min_sqnr_db=limit or "none"),
+    )
+    return KnownResult(case=case, found=found, tuned=folder / "tuned.onnx")
+
+
+def _add_upgrade(verbs: Verbs) -> None:
+    """Declare ``upgrade-check``."""
+    parser = add_verb(
+        verbs,
+        "upgrade-check",
+        upgrade_check,
+        does="Time tuned models under two versions of the runtime. Their runs are interleaved. Exits 1 "
+        "where one is slower than allowed, slower than float, or less accurate there.",
+        example="qdqspec upgrade-check specs --python next/bin/python --allow 5%",
+        options=(
+            *("backend", "device", "threads", "seed", "cache-dir", "backend-option", "build-limit"),
+            "allow-path",
+        ),
+    )
+    parser.add_argument(
+        "what",
+        nargs="+",
+        metavar="SPEC|CASE|DIR",
+        help="Specs, folders of specs, a case (file::case), or folders that `tune -o` wrote.",
+    )
+    parser.add_argument(
+        "--python",
+        type=Path,
+        required=True,
+        metavar="PYTHON",
+        help="The interpreter of the other environment, in which qdqspec's dependencies and the other runtime "
+        "are installed.",
+    )
+    parser.add_argument(
+        "--allow",
+        type=share,
+        default=0.05,
+        metavar="SHARE",
+        help="Allowed slowdown of a tuned model, such as 5%% (default: 5%%).",
+    )
+    add_folder_words(parser)
+
+
+def upgrade_check(arguments: argparse.Namespace) -> int:
+    """Check all tuned models; return 1 if one fails. Raises if none is known, or the environment cannot be used."""
+    from qdqspec.measurement.environment import Environment
+    from qdqspec.report.upgrade import upgrade_text, upgrade_to_json
+    from qdqspec.session import Session
+
+    settings = replace(settings_from(arguments), mode="measure")
+    models = [found for what in arguments.what for found in _models(what, arguments, settings)]
+    if not models:
+        raise StateError("no spec was found", cure="name specs, or folders that tune -o wrote")
+    found: list[Upgrade] = []
+    here: dict[str, dict[str, str]] = {}
+    there: dict[str, dict[str, str]] = {}
+    with closing(Environment(arguments.python)) as environment, closing(Session(settings)) as session:
+        for case in (known.case for known in models):
+            runtime = session.backends.of(case)
+            name = runtime.backend.name
+            if name not in here:
+                there[name] = _facts(environment, name, runtime.options)
+                here[name] = _joined(runtime.backend.probe(runtime.options).facts, runtime.device.details)
+        found = [_checked(session, known, environment, arguments.allow) for known in models]
+    check = UpgradeCheck(allowed=arguments.allow, here=here, there=there, cases=tuple(found))
+    answer(arguments, upgrade_to_json(check), upgrade_text(check))
+    return FINE if check.passed else WANTING
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A case, its name in reports, and the file of its tuned model; ``None`` if that is to be found in the cache."""
+
+    case: Case
+    name: str
+    tuned: Path | None
+
+
+def _models(what: str, arguments: argparse.Namespace, settings: Settings) -> Iterator[_Known]:
+    """The tuned models that an argument names."""
+    folder = Path(what)
+    if (folder / RESULT).is_file():
+        known = known_of_folder(folder.absolute(), arguments)
+        yield _Known(known.case, known.found.case.name, known.tuned)
+        return
+    references = [str(path) for path in find_specs([folder])] if "::" not in what else [what]
+    for reference in references:
+        for case in find_cases(reference, settings, Path.cwd()):
+            own = find_folder(settings, case)
+            is_result = (own / RESULT).is_file() and (own / "tuned.onnx").is_file()
+            yield _Known(case, case.name, own / "tuned.onnx" if is_result else None)
+
+
+def _facts(environment: Environment, backend: str, options: BuildOptions) -> dict[str, str]:
+    """The facts of a backend there. Raises `BackendUnavailableError` if it is not usable."""
+    installed = environment.installed(backend, options)
+    if not installed.usable:
+        raise BackendUnavailableError(
+            f"backend {backend} is not usable there: {installed.why}",
+            where=environment.python,
+            cure=installed.install or None,
+        )
+    return _joined(installed.facts, {} if installed.device is None else installed.device.details)
+
+
+def _joined(facts: Mapping[str, str], details: Mapping[str, str]) -> dict[str, str]:
+    """Facts of a backend and details of its device, each once: a name may have spaces in one and not in the other."""
+    return {
+        **facts,
+        **{name: value for name, value in details.items() if name.replace("_", " ") not in facts},
+    }
+
+
+def _checked(session: Session, known: _Known, environment: Environment, allowed: float) -> Upgrade:
+    from qdqspec.upgrade import check_upgrade
+
+    work = session.work(known.case)
+    found = check_upgrade(work, known.tuned or work.finder.tuned_path, environment, allowed)
+    return replace(found, case=known.name)

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from qdqspec.cases import find_case, is_spec
 from qdqspec.cli.words import (
@@ -29,6 +29,7 @@ from qdqspec.cli.words import (
 from qdqspec.config import find_folder
 from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, StateError
+from qdqspec.files import RESULT
 from qdqspec.types import Case, Inputs
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _GRAPH = ".graph.json"
 _EXPLAINED = "name a case (spec::case or its folder), a model (.onnx), or exported layer information (.json)"
 _MOST_BYTES = 256 << 20  # of a file that is read whole
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
-_RESULT, _JOURNAL = "result.json", "trials.jsonl"
+_JOURNAL = "trials.jsonl"
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -159,7 +160,7 @@ def _short_names(graphs: Sequence[Path]) -> list[str]:
 
 def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     folder = find_folder(settings, case)
-    if not (folder / _RESULT).is_file():
+    if not (folder / RESULT).is_file():
         raise StateError(
             f"there are no results of {case.name} yet", where=folder, cure=f"run it once: pytest {what}"
         )
@@ -169,41 +170,37 @@ def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> lis
 def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     """Reference and tuned model of a run's folder, and the run's result against its committed baseline."""
     from qdqspec.report.baselines import baseline_notes
+    from qdqspec.report.record import read_case
 
-    result, found = _result(folder)
-    notes = baseline_notes(found)
-    corrections = () if found.search is None else found.search.corrections
-    if result.get("search") is None and not (folder / "tuned.onnx").is_file():
-        first = next((check["headline"] for check in result["checks"]), "its run was not completed")
+    record = read_case(folder)
+    found, settings = record.evidence, replace(settings, backend=record.evidence.backend)
+    if found.search is None and not (folder / "tuned.onnx").is_file():
+        first = next((result.verdict.headline for result in record.results), "its run was not completed")
         raise StateError(
             f"nothing was searched for this case: {first}",
             where=folder,
             cure="correct that, and run it again",
         )
-    reference, tuned = _two_engines(result, folder, inputs, settings)
-    settings = replace(settings, backend=str(result.get("backend", settings.backend)))
-    notes = (*notes, *_recurrent(folder / "reference.onnx", settings))
-    return [reference, replace(tuned, notes=(*tuned.notes, *notes), corrections=corrections)]
+    corrections = () if found.search is None else found.search.corrections
+    reference, tuned = _two_engines(found, folder, inputs, settings)
+    notes = (*tuned.notes, *baseline_notes(found), *_recurrent(folder / "reference.onnx", settings))
+    return [reference, replace(tuned, notes=notes, corrections=corrections)]
 
 
 def _two_engines(
-    result: Mapping[str, Any], folder: Path, inputs: Inputs, settings: Settings
+    found: Evidence, folder: Path, inputs: Inputs, settings: Settings
 ) -> Sequence[ExplainedEngine]:
     """The profiles taken by the search; if the winner was never profiled, both models are profiled now."""
     trials = [trial for trial in _trials(folder / _JOURNAL) if not trial.subgraph]
-    digest = (result.get("scheme") or {}).get("digest")
+    digest = None if found.search is None else found.search.winner.digest
     reference = next((t for t in trials if t.layers and not t.placement.sites), None)
     tuned = next((t for t in trials if t.layers and t.placement.digest == digest), None)
     if reference is None or tuned is None:
-        settings = replace(settings, backend=str(result.get("backend", settings.backend)))
-        return _profiled(
-            {"reference": folder / "reference.onnx", "tuned": folder / "tuned.onnx"}, inputs, settings
-        )
-    ops = {node: op for op, nodes in (result.get("ops") or {}).items() for node in nodes}
-    return [
-        _engine(role, trial, _median(result, role), ops)
-        for role, trial in (("reference", reference), ("tuned", tuned))
-    ]
+        files = {role: folder / f"{role}.onnx" for role in ("reference", "tuned")}
+        return _profiled(files, inputs, settings)
+    latency, engines = found.latency, {"reference": reference, "tuned": tuned}
+    medians = {} if latency is None else {role: latency.median_ms(role) for role in latency.samples}
+    return [_engine(role, trial, medians.get(role), found.node_ops) for role, trial in engines.items()]
 
 
 def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]) -> ExplainedEngine:
@@ -218,23 +215,6 @@ def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, 
         quantized=frozenset(end.node for site in sites for end in site.consumers),
         notes=trial.samples.notes,
     )
-
-
-def _result(folder: Path) -> tuple[dict[str, Any], Evidence]:
-    from qdqspec.report.record import case_from_json
-
-    found: dict[str, Any] = _json(folder / _RESULT)
-    try:
-        record = case_from_json(found)
-    except StateError as error:
-        raise StateError(error.what, where=folder / _RESULT, cure="run the case again") from None
-    return found, record.evidence
-
-
-def _median(result: Mapping[str, Any], role: str) -> float | None:
-    timed = result.get(role)
-    median = timed.get("median_ms") if isinstance(timed, dict) else None
-    return float(median) if isinstance(median, int | float) else None
 
 
 def _trials(path: Path) -> list[Trial]:
@@ -368,15 +348,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise StateError(f"it cannot be read: {error.strerror}", where=path, cure="check the path") from None
-
-
-def _json(path: Path) -> Any:
-    from qdqspec.plain_json import parse_json
-
-    try:
-        return parse_json(_read(path).encode())
-    except ValueError as error:
-        raise StateError(f"this is not JSON: {error}", where=path, cure="write it anew") from None
 
 
 # ---- pairs ranked by their error ----------------------------------------------------------------

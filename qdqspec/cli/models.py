@@ -1,27 +1,36 @@
-"""Commands about one model: ``inspect``, ``apply`` and ``strip``. None of them writes to an input."""
+"""Commands about models: ``inspect``, ``apply``, ``strip``, ``import``, ``diff``, ``fold`` and ``lint``.
+
+None of them writes to an input.
+"""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec.cli.words import (
     FINE,
+    WANTING,
     Verbs,
     add_inputs,
     add_values,
     add_verb,
+    answer,
     backend_named,
     conclude,
     inputs_given,
     model_given,
+    refuse_input_as_output,
     say,
     say_json,
     settings_from,
 )
 from qdqspec.collector import uncollected
+from qdqspec.config.settings import DEFAULT_BACKEND
+from qdqspec.errors import PlacementError
 
 if TYPE_CHECKING:
     from qdqspec.config import Settings
@@ -29,11 +38,12 @@ if TYPE_CHECKING:
     from qdqspec.regions.inspect import InspectSection
     from qdqspec.regions.inspection import Judged
 
+
 SECTIONS: tuple[InspectSection, ...] = ("regions", "patterns")
 
 
 def add_verbs(verbs: Verbs) -> None:
-    """Declare the three commands."""
+    """Declare the commands."""
     _add_inspect(verbs)
     applying = add_verb(
         verbs,
@@ -64,6 +74,8 @@ def add_verbs(verbs: Verbs) -> None:
         help="The original model, whose float weights are restored bit for bit.",
     )
     add_values(stripping, "the reference")
+    _add_pair_verbs(verbs)
+    _add_lint(verbs)
 
 
 def _add_inspect(verbs: Verbs) -> None:
@@ -203,3 +215,160 @@ def _dequantized(model: Model) -> int:
 
     made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))
     return sum(not makes_scale(model, node.outputs[0]) for node in made)
+
+
+ROWS = 12  # of each kind, that `diff` shows without ``--all``
+
+
+def _add_pair_verbs(verbs: Verbs) -> None:
+    """Declare ``import``, ``diff`` and ``fold``."""
+    importing = add_verb(
+        verbs,
+        "import",
+        import_model,
+        does="Write the Q/DQ pairs of a quantized model as a scheme. Their scales and zero points are kept, and the "
+        "model may be from another tool.",
+        example="qdqspec import by-hand.qdq.onnx -o scheme.json",
+    )
+    importing.add_argument("model", type=Path, metavar="QDQ_MODEL")
+    importing.add_argument("-o", "--output", type=Path, metavar="SCHEME", required=True)
+    importing.add_argument(
+        "--reference",
+        type=Path,
+        metavar="ORIGINAL",
+        help="The model before quantization; its names of tensors and nodes are used.",
+    )
+    add_values(importing, "the reference")
+    differing = add_verb(
+        verbs,
+        "diff",
+        diff,
+        does="Compare the Q/DQ of two models. Exits 0 when they are the same, 1 when not.",
+        example="qdqspec diff model.onnx tuned.onnx",
+    )
+    differing.add_argument("first", type=Path, metavar="A")
+    differing.add_argument("second", type=Path, metavar="B")
+    differing.add_argument("--verbose", action="store_true", help=f"Show all, not {ROWS} of a kind.")
+    folding = add_verb(
+        verbs,
+        "fold",
+        fold,
+        does="Fold constants and remove what no node reads. QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear "
+        "and operators of other domains are never folded.",
+        example="qdqspec fold model.qdq.onnx -o folded.onnx",
+    )
+    folding.add_argument("model", type=Path, metavar="MODEL")
+    folding.add_argument("-o", "--output", type=Path, metavar="OUT", required=True)
+
+
+@uncollected()
+def import_model(arguments: argparse.Namespace) -> int:
+    """Read the pairs of a model and write them as a scheme."""
+    from qdqspec.placement.import_qdq import import_placement
+    from qdqspec.placement.scheme import IMPORTED, write_scheme
+
+    given = [path for path in (arguments.model, arguments.reference) if path is not None]
+    refuse_input_as_output(arguments.output, given)
+    reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
+    imported = import_placement(model_given(arguments.model), reference)
+    if not imported.pairs:
+        raise PlacementError(
+            "it has no Q/DQ pair that a scheme can carry",
+            where=arguments.model,
+            cure="; ".join(imported.notes) or "name a model with QuantizeLinear and DequantizeLinear nodes",
+        )
+    write_scheme(
+        arguments.output,
+        imported.placement,
+        imported.pairs,
+        IMPORTED,
+        imported.positions,
+        factors=imported.equalized,
+    )
+    activations = imported.placement.pairs
+    counts = {"activations": activations, "weights": len(imported.pairs) - activations}
+    summary = f"{activations} activation and {counts['weights']} weight pairs in it"
+    return conclude(arguments, summary, imported.notes, {"digest": imported.placement.digest, **counts})
+
+
+@uncollected()
+def diff(arguments: argparse.Namespace) -> int:
+    """Compare two models, with their local functions inlined."""
+    from qdqspec.placement.diff import diff_models, render_text, to_json
+
+    found = diff_models(model_given(arguments.first), model_given(arguments.second))
+    answer(arguments, to_json(found), render_text(found, most=None if arguments.verbose else ROWS))
+    return FINE if found.same else WANTING
+
+
+@uncollected()
+def fold(arguments: argparse.Namespace) -> int:
+    """Write the model with its constants folded."""
+    from qdqspec.graph.constants import fold_constants
+    from qdqspec.graph.model import load_model
+    from qdqspec.graph.save import save_model
+
+    model = load_model(arguments.model)
+    result = fold_constants(model)
+    base = arguments.model.absolute().parent
+    inputs = [arguments.model, *model.external_files()]
+    save_model(result.model.proto, arguments.output, inputs=inputs, base=base)
+    left = sum(not node.is_marker for node in result.model.nodes)
+    counts = {"folded": len(result.folded), "dead": len(result.dead), "nodes": left}
+    summary = (
+        f"{counts['folded']} nodes folded and {counts['dead']} unread ones dropped, {counts['nodes']} left"
+    )
+    return conclude(arguments, summary, result.notes, counts)
+
+
+def _add_lint(verbs: Verbs) -> None:
+    """Declare ``lint``."""
+    parser = add_verb(
+        verbs,
+        "lint",
+        lint,
+        does="List what a target rejects or runs slowly, before any build. Exits 1 on what it rejects.",
+        example=f"qdqspec lint model.qdq.onnx --target {DEFAULT_BACKEND}-cpu --strict",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument(
+        "--target",
+        action="append",
+        required=True,
+        metavar="T",
+        help="A target for which a backend has rules; an unknown name lists all targets. Repeatable.",
+    )
+    parser.add_argument("--strict", action="store_true", help="Exit 1 also on findings of severity slow.")
+    parser.add_argument(
+        "--compute-capability",
+        type=_capability,
+        metavar="M.N",
+        help="Compute capability of the GPU, such as 8.9; without it, findings that depend on it are notes.",
+    )
+    add_values(parser)
+    parser.add_argument("--all", action="store_true", help="List all nodes of a rule, instead of five.")
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, dot, minor = text.partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a compute capability such as 8.9")
+    return int(major), int(minor)
+
+
+@uncollected()
+def lint(arguments: argparse.Namespace) -> int:
+    """Check the model with the rules of each target."""
+    from qdqspec.lint import lint_model
+    from qdqspec.lint.rules import render_findings
+
+    model = model_given(arguments.model, arguments.values)
+    found = {
+        target: lint_model(model, target, compute_capability=arguments.compute_capability)
+        for target in dict.fromkeys(arguments.target)
+    }
+    most = 0 if arguments.all else 5
+    text = "\n\n".join(render_findings(target, findings, most=most) for target, findings in found.items())
+    answer(arguments, {"targets": {t: [asdict(f) for f in fs] for t, fs in found.items()}}, text)
+    wanting = ("refused", "slow") if arguments.strict else ("refused",)
+    return WANTING if any(f.severity in wanting for fs in found.values() for f in fs) else FINE

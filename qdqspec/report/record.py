@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from qdqspec.codec import record_of
 from qdqspec.errors import StateError
+from qdqspec.files import RESULT
 from qdqspec.plain_json import read_json
 from qdqspec.report.layout import (
     SCHEMA_VERSION,
@@ -110,16 +111,30 @@ def case_from_json(data: object) -> CaseRecord:
 
 def read_record(path: Path) -> RunRecord:
     """The run record in a file. Raises `StateError` naming the file if it cannot be read."""
-    try:
+    with _named(path, "the run record", "check the path", _AGAIN):
         return record_from_json(read_json(path, most_bytes=_MOST_BYTES))
+
+
+def read_case(folder: Path) -> CaseRecord:
+    """The result in the folder of a case. Raises `StateError` naming the file if it cannot be read."""
+    path = folder / RESULT
+    with _named(
+        path, "the result", "name the folder of a case, which has its tuned.onnx", "run the case again"
+    ):
+        return case_from_json(read_json(path, most_bytes=_MOST_BYTES))
+
+
+@contextmanager
+def _named(path: Path, what: str, absent: str, damaged: str) -> Iterator[None]:
+    """Errors name the file, and what to do if it is absent or damaged."""
+    try:
+        yield
     except OSError as error:
-        raise StateError(
-            f"the run record cannot be read: {error.strerror}", where=path, cure="check the path"
-        ) from None
+        raise StateError(f"{what} cannot be read: {error.strerror}", where=path, cure=absent) from None
     except ValueError as error:
-        raise StateError(f"this is not a JSON file: {error}", where=path, cure=_AGAIN) from None
+        raise StateError(f"this is not a JSON file: {error}", where=path, cure=damaged) from None
     except StateError as error:
-        raise StateError(error.what, where=path, cure=error.cure) from None
+        raise StateError(error.what, where=path, cure=damaged) from None
 
 
 def json_text(data: dict[str, Any]) -> str:

@@ -20,12 +20,13 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.fresh import FreshBuilds
 from qdqspec.measurement.profiles import Load, attach
+from qdqspec.measurement.race import FLOAT
 from qdqspec.measurement.stats import drift
 from qdqspec.measurement.together import Together, common_clock, joined, ratios_between
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.session.evidence import CaseWork
-from qdqspec.types import Clock, Interval, RuntimeComparison, RuntimeModel, Samples
+from qdqspec.types import Clock, Interval, Placement, RuntimeComparison, RuntimeModel, Samples
 
 Report = Callable[[str, str], None]  # of a case, and what is done
 
@@ -66,8 +67,7 @@ class Side:
 
     setup: CaseSetup
     tuned: Path | None = None
-    scheme: str = ""
-    pairs: int = 0
+    placement: Placement = FLOAT
     sqnr_db: float | None = None
 
 
@@ -79,8 +79,7 @@ def side_of(work: CaseWork) -> Side:
     return Side(
         setup=work.setup,
         tuned=kept.model,
-        scheme=kept.result.winner.digest,
-        pairs=kept.result.winner.pairs,
+        placement=kept.result.winner,
         sqnr_db=work.parity.sqnr_db,
     )
 
@@ -174,7 +173,7 @@ def _models(side: Side) -> list[RuntimeModel]:
         return [blank]
     sqnr_db, least = side.sqnr_db, setup.case.tune.limits.min_sqnr_db
     limit_db = least if least is not None and sqnr_db is not None and sqnr_db < least else None
-    tuned = replace(blank, model="tuned", scheme=side.scheme, pairs=side.pairs)
+    tuned = replace(blank, model="tuned", scheme=side.placement.digest, pairs=side.placement.pairs)
     return [blank, replace(tuned, sqnr_db=sqnr_db, limit_db=limit_db)]
 
 

@@ -136,4 +136,4 @@ def test_folders_of_one_runtime_or_several_models_are_refused(verb, models, fold
     assert "name the folder of a case" in absent.err
     result.write_text("{}")
     damaged = verb("compare", *folders)
-    assert (damaged.code, "the result cannot be read" in damaged.err) == (2, True)
+    assert (damaged.code, "this is no case record" in damaged.err) == (2, True)

@@ -243,7 +243,7 @@ def test_a_model_without_pairs_is_shown_alone(verb, models):
         (["none.onnx"], "none.onnx: there is no such model file"),
         (["pyproject.toml"], "pyproject.toml: TensorRT's layer information cannot be used"),
         (["a.json", "b.json"], "a.json: there is no such file"),
-        (["."], "result.json: it cannot be read"),
+        (["."], "result.json: the result cannot be read"),
         (["none.qdq.yaml::default"], "none.qdq.yaml"),
     ],
 )

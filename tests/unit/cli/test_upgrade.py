@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.cli.upgrade import _joined
+from qdqspec.cli.compare import _joined
 from qdqspec.types import Interval, Upgrade
 from qdqspec.upgrade import judge_upgrade
 
