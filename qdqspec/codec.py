@@ -1,6 +1,7 @@
 """Converts records to JSON data and back, without loss: one codec for the journal, the cache and messages of children.
 
-A record is a dataclass whose fields are records, numbers, texts, paths, or tuples, sets and mappings of these.
+A record is a dataclass whose fields are records, pydantic models, numbers, texts, paths, or tuples, sets and mappings
+of these.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def to_data(value: object) -> Any:
         return sorted(map(to_data, value), key=json.dumps)
     if isinstance(value, Mapping):
         return {str(name): to_data(item) for name, item in value.items()}
+    if hasattr(kind, "model_dump"):  # a pydantic model
+        return kind.model_dump(value, mode="json", by_alias=True)
     return str(value) if isinstance(value, Path) else value
 
 

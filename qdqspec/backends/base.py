@@ -7,15 +7,16 @@ contained by `qdqspec.measurement.isolate`, which offers the same interface from
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from qdqspec.arrays import Array as Array
 from qdqspec.config import Settings
 from qdqspec.config.declared import BackendOptions
-from qdqspec.types import DeviceKey, Kind, LayerTime, Samples, ShapeProfile
+from qdqspec.errors import BackendUnavailableError
+from qdqspec.types import Case, DeviceKey, Kind, LayerTime, Samples, ShapeProfile
 
 BUILD_SECONDS = 600.0
 
@@ -28,6 +29,29 @@ class Availability:
     why: str = ""
     install: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)  # versions, instruction sets: printed by `doctor`
+
+    def with_formats(
+        self, case: Case, formats: Sequence[str], lacking: Mapping[str, str], words: tuple[str, str, str]
+    ) -> Availability:
+        """The same; not usable if the device has none of the case's number formats.
+
+        ``words`` are the name of the backend, where it runs (``on this device``), and what else to choose.
+        """
+        wanted, (name, where, other) = case.quantize.formats, words
+        if not set(wanted).isdisjoint(formats):
+            return self
+        reasons = [f"; {lacking[each]}" for each in wanted if each in lacking]
+        return replace(
+            self,
+            usable=False,
+            why=f"{name} has no {' or '.join(wanted)} {where}{''.join(reasons)}",
+            install=f"choose one of its formats ({', '.join(formats)}), or {other}",
+        )
+
+    def error(self, backend: str) -> BackendUnavailableError:
+        """The error of a backend that is not usable."""
+        what = f"backend {backend} is not usable here: {self.why}"
+        return BackendUnavailableError(what, cure=self.install or None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

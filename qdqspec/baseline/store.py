@@ -157,22 +157,6 @@ class Renewal:
     old: float | None
     entry: Entry
 
-    def to_json(self) -> dict[str, Any]:
-        """The renewal as plain data, to be sent to another process."""
-        data = {"file": str(self.file), "device": self.device, "name": list(self.name), "old": self.old}
-        return {**data, "entry": self.entry.model_dump(mode="json")}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Renewal:
-        """The renewal of data from `to_json`."""
-        return cls(
-            file=Path(data["file"]),
-            device=data["device"],
-            name=(data["name"][0], data["name"][1]),
-            old=data["old"],
-            entry=Entry.model_validate(data["entry"]),
-        )
-
 
 def baseline_file(case: Case, device: DeviceKey) -> Path | None:
     """The path of the baseline file of a case's spec for a device; ``None`` for a case without a spec."""

@@ -28,7 +28,7 @@ from qdqspec.cli.words import (
 )
 from qdqspec.config import find_folder
 from qdqspec.config.settings import BUILD_OPTIONS
-from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, StateError
+from qdqspec.errors import BackendError, ConfigError, StateError
 from qdqspec.files import RESULT
 from qdqspec.types import Case, Inputs
 
@@ -301,10 +301,7 @@ def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) ->
         options = BuildOptions.of(settings)
         availability = backend.probe(options)
         if not availability.usable:
-            raise BackendUnavailableError(
-                f"backend {settings.backend} is not usable here: {availability.why}",
-                cure=availability.install or None,
-            )
+            raise availability.error(settings.backend)
         clock: Clock = "cpu" if settings.threads == 1 else "wall"
         found = profile_models(models, backend, options, inputs, clock=clock, seed=settings.seed)
     return [

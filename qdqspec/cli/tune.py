@@ -37,7 +37,7 @@ from qdqspec.cli.words import (
 )
 from qdqspec.config import Settings, find_folder, note_owner, other_owner
 from qdqspec.config.settings import BUILD_OPTIONS
-from qdqspec.errors import BackendUnavailableError, ConfigError, OutputError, QdqspecError
+from qdqspec.errors import ConfigError, OutputError, QdqspecError
 from qdqspec.files import RESULT, explained
 from qdqspec.progress import Display, Heartbeat, ProgressBar
 from qdqspec.types import Case, CheckResult, RunRecord
@@ -215,9 +215,9 @@ def _run(cases: list[Case], session: Session) -> bool:
     for case in cases:
         found = session.availability(case)
         if not found.usable:
-            reason = f"backend {case.backend or session.settings.backend} is not usable here: {found.why}"
-            session.skip(case, f"{reason}; {found.install}" if found.install else reason)
-            errors.append(str(BackendUnavailableError(reason, cure=found.install or None)))
+            lacking = found.error(case.backend or session.settings.backend)
+            session.skip(case, "; ".join(filter(None, (lacking.what, lacking.cure))))
+            errors.append(str(lacking))
             continue
         with _watched(session):
             for check in case.checks:

@@ -213,7 +213,7 @@ def _answer(request: CaseRequest, folder: Path, options: WorkerOptions, channel:
             return Answer(
                 folder=str(folder),
                 record=record_to_json(session.record()),
-                renewals=tuple(renewal.to_json() for renewal in session.renewals()),
+                renewals=to_data(session.renewals()),
                 errors=errors,
             )
     except QdqspecError as error:

@@ -31,9 +31,8 @@ from qdqspec.codec import from_data, to_data
 from qdqspec.errors import ConfigError, QdqspecError, StateError
 from qdqspec.files import file_digest, replace_file
 from qdqspec.preparation.cached import CORRECTIONS
-from qdqspec.preparation.files import JOURNAL
+from qdqspec.preparation.files import HEADER, JOURNAL
 
-_HEADER = "trials.header.json"
 _STEP = 0.2  # seconds between looks at the process of a case
 _RENEWAL = 3.0  # seconds between renewals of the lease of a case's process
 _LOG_BYTES = 4000
@@ -350,7 +349,7 @@ def _journal(folder: Path, seen: int) -> tuple[Any, list[Any]]:
     A received journal has no header until the case has opened it: it may be of another device, or finished.
     """
     try:
-        header = json.loads((folder / _HEADER).read_bytes())
+        header = json.loads((folder / HEADER).read_bytes())
         lines = (folder / JOURNAL).read_bytes().split(b"\n")[:-1]
         return header, [json.loads(line) for line in lines[seen:]]
     except (OSError, ValueError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -146,37 +146,11 @@ def pack(case: Case, settings: Settings) -> Package:
     """The package of a case. Raises `QdqspecError` if it depends on something that cannot be sent."""
     _refuse_local(case, settings)
     package = Package(case={}, settings={name: to_data(getattr(settings, name)) for name in _SENT})
-    model = package.place(case.model)
-    assert model is not None
-    _add_external(package, case.model, model.parent.as_posix())
-    spec = package.place(case.spec)
-    if case.spec is not None and spec is not None:
-        _add_baselines(package, case, spec.parent.as_posix())
-    inputs = {
-        "calibration": package.place_data(case.inputs.calibration),
-        "scales": package.place(case.inputs.scales),
-        "evaluation": package.place_data(case.inputs.evaluation),
-    }
-    starts = tuple(cast("Path", package.place(path)) for path in case.tune.start_from)
-    moved = replace(
-        case,
-        model=model,
-        spec=spec,
-        inputs=replace(case.inputs, **cast("Any", inputs)),
-        regions=replace(case.regions, graph=package.place(case.regions.graph)),
-        tune=replace(case.tune, start_from=starts),
-        metrics={},
-        loaders={},
-        checks=(),
-    )
-    checks = [
-        {
-            **{name: getattr(check, name) for name in ("id", "kind", "severity", "line")},
-            "params": check.params.model_dump(mode="json", by_alias=True),
-        }
-        for check in case.checks
-    ]
-    package.case = {**to_data(moved), "checks": checks}
+    moved = _moved(case, package.place, package.place_data)
+    _add_external(package, case.model, moved.model.parent.as_posix())
+    if moved.spec is not None:
+        _add_baselines(package, case, moved.spec.parent.as_posix())
+    package.case = to_data(replace(moved, metrics={}, loaders={}))
     return package
 
 
@@ -200,21 +174,7 @@ def unpack(request: CaseRequest, folder: Path, worker: Settings) -> tuple[Case, 
             raise ConfigError("a request names a data loader, and a worker loads no code of a client")
         return replace(source, path=here(source.path), labels=here(source.labels))
 
-    paths = {
-        "calibration": data_here(case.inputs.calibration),
-        "scales": here(case.inputs.scales),
-        "evaluation": data_here(case.inputs.evaluation),
-    }
-    starts = tuple(cast("Path", here(path)) for path in case.tune.start_from)
-    case = replace(
-        case,
-        model=cast("Path", here(case.model)),
-        spec=here(case.spec),
-        inputs=replace(case.inputs, **cast("Any", paths)),
-        regions=replace(case.regions, graph=here(case.regions.graph)),
-        tune=replace(case.tune, start_from=starts),
-        checks=checks,
-    )
+    case = replace(_moved(case, here, data_here), checks=checks)
     given = {name: request.settings[name] for name in _SENT if name in request.settings}
     given |= {name: tuple(given[name]) for name in ("require", "backend_option")}
     for option in given["backend_option"]:
@@ -228,6 +188,29 @@ def unpack(request: CaseRequest, folder: Path, worker: Settings) -> tuple[Case, 
         device=worker.device,
         plugin=worker.plugin,
         **given,
+    )
+
+
+def _moved(
+    case: Case,
+    path: Callable[[Path | None], Path | None],
+    data: Callable[[DataSource | None], DataSource | None],
+) -> Case:
+    """The case with all its paths changed, and those of its data."""
+    model = path(case.model)
+    assert model is not None
+    return replace(
+        case,
+        model=model,
+        spec=path(case.spec),
+        inputs=replace(
+            case.inputs,
+            calibration=data(case.inputs.calibration),
+            scales=path(case.inputs.scales),
+            evaluation=data(case.inputs.evaluation),
+        ),
+        regions=replace(case.regions, graph=path(case.regions.graph)),
+        tune=replace(case.tune, start_from=tuple(filter(None, map(path, case.tune.start_from)))),
     )
 
 

@@ -30,11 +30,12 @@ from qdqspec.errors import ConfigError, QdqspecError
 from qdqspec.files import copy_whole, explained
 from qdqspec.measurement.journal import trial_from_json
 from qdqspec.measurement.lock import RunLock
-from qdqspec.measurement.store import Store
+from qdqspec.measurement.store import MANIFEST, Store
 from qdqspec.preparation.cached import CORRECTIONS, about
-from qdqspec.preparation.files import JOURNAL, BuildLogs, open_journal
+from qdqspec.preparation.files import HEADER, JOURNAL, BuildLogs, open_journal
 from qdqspec.report.record import record_from_json
 from qdqspec.session import Session
+from qdqspec.session.session import case_key
 from qdqspec.types import (
     Case,
     CaseRecord,
@@ -46,9 +47,6 @@ from qdqspec.types import (
     RunRecord,
     SearchResult,
 )
-
-_HEADER = "trials.header.json"
-_MANIFEST = "entry.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +90,9 @@ class ClusterSession(Session):
     def availability(self, case: Case) -> Availability:
         """Whether the device of the cluster has one of the case's formats."""
         device = self._device_named(case.backend or self.settings.backend)
-        wanted = case.quantize.formats
-        if not set(wanted).isdisjoint(device.formats):
-            return Availability(usable=True, facts=device.facts)
-        reasons = [f"; {device.lacking[name]}" for name in wanted if name in device.lacking]
-        return Availability(
-            usable=False,
-            why=f"{device.backend} has no {' or '.join(wanted)} on {device.key}{''.join(reasons)}",
-            install=f"choose one of its formats ({', '.join(device.formats)}), or another device",
-            facts=device.facts,
-        )
+        here, other = f"on {device.key}", "another device"
+        found = Availability(usable=True, facts=device.facts)
+        return found.with_formats(case, device.formats, device.lacking, (device.backend, here, other))
 
     def target(self, case: Case) -> str:
         """The backend of a case and its variant, on the workers."""
@@ -126,7 +117,7 @@ class ClusterSession(Session):
     def judge(self, case: Case, check: CheckSpec) -> CheckResult:
         """The verdict of a check, judged on the worker. Raises its error."""
         outcome = self._outcome(case)
-        self._judged.setdefault(_key(case), set()).add(check.id)
+        self._judged.setdefault(case_key(case), set()).add(check.id)
         if check.id in outcome.errors:
             raise outcome.errors[check.id]
         return next(result for result in outcome.record.results if result.id == check.id)
@@ -163,7 +154,7 @@ class ClusterSession(Session):
 
     def _record_of(self, case: Case) -> CaseRecord:
         outcome = self._outcome(case)
-        self._judged.setdefault(_key(case), set())
+        self._judged.setdefault(case_key(case), set())
         return outcome.record
 
     def _outcome(self, case: Case) -> _Outcome:
@@ -175,7 +166,7 @@ class ClusterSession(Session):
         return first.result()
 
     def _future(self, case: Case) -> Future[_Outcome]:
-        key = _key(case)
+        key = case_key(case)
         if key not in self._futures:
             self._futures[key] = self._pool.submit(self._run, case)
         return self._futures[key]
@@ -241,7 +232,7 @@ class _CaseRun:
             if (self._folder / name).is_file():
                 package.add(f"{OUTPUT}/{name}", self._folder / name)
         if not settings.no_cache:
-            for manifest in sorted(self._session.store.folder.glob(f"[!.]*/{_MANIFEST}")):
+            for manifest in sorted(self._session.store.folder.glob(f"[!.]*/{MANIFEST}")):
                 if about(manifest.parent).get("case") == self._case.name:
                     package.add_folder(f"{CACHE}/{manifest.parent.name}", manifest.parent)
         return package
@@ -288,7 +279,7 @@ class _CaseRun:
 
     def results(self, files: Mapping[str, Path], answer: Answer) -> None:
         """Write the results, then the lines that mark the journal as finished, then the cache."""
-        own = (JOURNAL, _HEADER)
+        own = (JOURNAL, HEADER)
         entries: dict[str, dict[str, Path]] = {}
         for name, path in files.items():
             top, _, rest = name.partition("/")
@@ -304,7 +295,7 @@ class _CaseRun:
         self._held.clear()
         if not self._session.settings.no_cache:
             for key, parts in entries.items():
-                if _MANIFEST in parts:
+                if MANIFEST in parts:
                     self._session.store.discard(key)  # the worker has just measured it
                     self._session.store.put(key, partial(_fill, parts))
         self._answer = answer
@@ -326,7 +317,7 @@ class _CaseRun:
         )
         return _Outcome(
             record=replace(record, evidence=evidence),
-            renewals=tuple(Renewal.from_json(self._mapped(each)) for each in answer.renewals),
+            renewals=tuple(from_data(Renewal, self._mapped(each)) for each in answer.renewals),
             errors={name: _here(failure.error(), self._mapped) for name, failure in answer.errors.items()},
         )
 
@@ -354,12 +345,6 @@ def _here(error: QdqspecError, mapped: Any) -> QdqspecError:
 def _fill(parts: Mapping[str, Path], folder: Path) -> None:
     """Copy the files of a cache entry, without its manifest, which the store writes."""
     for name, path in parts.items():
-        if name != _MANIFEST:
+        if name != MANIFEST:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / name)
-
-
-def _key(case: Case) -> object:
-    """The identity of a case in a run: everything that its search depends on."""
-    asked = repr((case.backend, case.inputs, case.patterns, case.regions, case.quantize, case.tune))
-    return case.name, str(case.spec), str(case.model), asked

@@ -35,7 +35,7 @@ from qdqspec.files import (
 from qdqspec.plain_json import content_sum, parse_json
 from qdqspec.temporary import TemporaryFolder
 
-_MANIFEST = "entry.json"
+MANIFEST = "entry.json"
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 # Errors of a folder that cannot be written; any other error is that of the function which fills the entry.
 _UNWRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR})
@@ -156,7 +156,7 @@ class Store:
                 for entry in self._entries():
                     copy = folder / entry.name
                     if _is_copied(entry, copy) and _damage(copy) is None:
-                        for path in (*_files(copy), copy / _MANIFEST):
+                        for path in (*_files(copy), copy / MANIFEST):
                             file.write(path, f"{entry.name}/{path.relative_to(copy).as_posix()}")
                         count += 1
                     shutil.rmtree(copy, ignore_errors=True)
@@ -234,7 +234,7 @@ class Store:
 
     def _entries(self) -> Iterator[Path]:
         if self.folder.is_dir():
-            yield from sorted(p.parent for p in self.folder.glob(f"[!.]*/{_MANIFEST}"))
+            yield from sorted(p.parent for p in self.folder.glob(f"[!.]*/{MANIFEST}"))
 
     def warn(self, text: str) -> None:
         """Add a warning about the cache, once."""
@@ -294,7 +294,7 @@ def _write_manifest(folder: Path, created: float) -> None:
     files = {path.relative_to(folder).as_posix(): file_digest(path) for path in _files(folder)}
     said: dict[str, object] = {"created": created, "files": files}
     data = json.dumps({**said, "sum": content_sum(said)}, indent=1).encode()
-    with (folder / _MANIFEST).open("wb") as file:
+    with (folder / MANIFEST).open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -308,15 +308,15 @@ def _damage(entry: Path) -> str | None:
             if file_digest(entry / name) != expected.get(name):
                 return f"'{name}' is not what was put there"
     except FileNotFoundError as error:
-        return f"'{Path(error.filename or _MANIFEST).name}' is missing"
+        return f"'{Path(error.filename or MANIFEST).name}' is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return f"'{_MANIFEST}' is not what was put there"
+        return f"'{MANIFEST}' is not what was put there"
     return None
 
 
 def _manifest(entry: Path) -> dict[str, Any]:
     """The manifest of an entry. Raises ``ValueError`` if it was changed."""
-    said: dict[str, Any] = parse_json((entry / _MANIFEST).read_bytes())
+    said: dict[str, Any] = parse_json((entry / MANIFEST).read_bytes())
     total = said.pop("sum", None)  # entries of an earlier version have none
     if said.keys() != {"created", "files"} or (total is not None and total != content_sum(said)):
         raise ValueError("its sum does not fit")
@@ -332,7 +332,7 @@ def _created(entry: Path) -> float:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / _MANIFEST)
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
 
 
 def _size(entry: Path) -> int | None:

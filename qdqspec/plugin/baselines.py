@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from qdqspec.codec import from_data, to_data
 from qdqspec.errors import QdqspecError
 from qdqspec.plugin.collect import CheckItem
 from qdqspec.plugin.distribute import TROUBLES, sessions_of
@@ -54,7 +55,7 @@ def hand_over(config: pytest.Config) -> None:
     _gather(config)
     worker: Any = config
     worker.workeroutput[_SENT] = {
-        "renewals": [renewal.to_json() for renewal in ledger.renewals],
+        "renewals": to_data(ledger.renewals),
         "obsolete": [[str(file), *name] for file, name in sorted(ledger.obsolete)],
     }
 
@@ -69,7 +70,7 @@ def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
     if sent["renewals"]:
         from qdqspec.baseline.store import Renewal
 
-        ledger.renewals += [Renewal.from_json(data) for data in sent["renewals"]]
+        ledger.renewals += [from_data(Renewal, data) for data in sent["renewals"]]
 
 
 def write_at_end(config: pytest.Config) -> None:

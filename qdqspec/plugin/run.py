@@ -89,8 +89,8 @@ def _require_device(case: Case, session: Session, backend: str, settings: Settin
     found = session.availability(case)
     if found.usable:
         return
-    reason = f"backend {backend} is not usable here: {found.why}"
-    reason += f"; {found.install}" if found.install else ""
+    error = found.error(backend)
+    reason = "; ".join(filter(None, (error.what, error.cure)))
     session.skip(case, reason)
     if "device" in settings.require:
         raise CheckFailed(f"{reason}\n\nIt fails because of --qdq-require=device.")

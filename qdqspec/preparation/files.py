@@ -40,7 +40,7 @@ from qdqspec.search.region import best_by_pattern
 from qdqspec.search.select import reaches
 from qdqspec.types import Interval, LayerTime, Placement, SearchResult, Trial
 
-JOURNAL, REFERENCE, LAYERS = "trials.jsonl", "reference.onnx", "layers.csv"
+JOURNAL, HEADER, REFERENCE, LAYERS = "trials.jsonl", "trials.header.json", "reference.onnx", "layers.csv"
 LOGS = "logs"  # a folder, one file a build
 
 

@@ -21,7 +21,7 @@ from qdqspec.checks.verdicts import raised
 from qdqspec.closing import Closing
 from qdqspec.config import Settings
 from qdqspec.config.declared import check_option
-from qdqspec.errors import BackendUnavailableError, ConfigError
+from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import DeviceLock, log_wait
@@ -108,19 +108,10 @@ class Session(Closing):
         """Whether the backend is usable here and has one of the case's number formats; if not, why not."""
         runtime = self.backends.of(case)
         found = runtime.backend.probe(runtime.options)
-        wanted = case.quantize.formats
         if not found.usable:
             return found
-        here = runtime.backend.capabilities(runtime.options)
-        if not set(wanted).isdisjoint(here.formats):
-            return found
-        reasons = [f"; {here.lacking[name]}" for name in wanted if name in here.lacking]
-        return replace(
-            found,
-            usable=False,
-            why=f"{runtime.backend.name} has no {' or '.join(wanted)} on this device{''.join(reasons)}",
-            install=f"choose one of its formats ({', '.join(here.formats)}), or another backend",
-        )
+        here, words = runtime.backend.capabilities(runtime.options), ("on this device", "another backend")
+        return found.with_formats(case, here.formats, here.lacking, (runtime.backend.name, *words))
 
     def target(self, case: Case) -> str:
         """The backend of a case and its variant."""
@@ -206,10 +197,7 @@ class Session(Closing):
         case = self.case(model, asked)
         found = self.availability(case)
         if not found.usable:
-            raise BackendUnavailableError(
-                f"backend {case.backend or self.settings.backend} is not usable here: {found.why}",
-                cure=found.install or None,
-            )
+            raise found.error(case.backend or self.settings.backend)
         return case
 
     def case(self, model: GivenModel | Case, asked: Mapping[str, Any]) -> Case:
@@ -273,7 +261,7 @@ class Session(Closing):
 
     def fail(self, case: Case, check: CheckSpec, error: Exception) -> None:
         """Record a check that could not be judged as failed, with the error."""
-        key = _key(case)
+        key = case_key(case)
         if key not in self._works:  # its data loader raised
             self._works[key] = self._work_of(case)
             self._unloaded.add(key)
@@ -284,7 +272,7 @@ class Session(Closing):
 
     def skip(self, case: Case, why: str) -> None:
         """Record a case that cannot run here, with the reason."""
-        self._skipped[_key(case)] = skipped_record(case, case.backend or self.settings.backend, why)
+        self._skipped[case_key(case)] = skipped_record(case, case.backend or self.settings.backend, why)
 
     def plan(self, case: Case) -> str:
         """The size of the search and an upper bound of its cost, or that its result is in the cache. Builds nothing.
@@ -379,7 +367,7 @@ class Session(Closing):
 
     def work(self, case: Case) -> CaseWork:
         """The work of a case, shared by all its checks."""
-        key = _key(case)
+        key = case_key(case)
         if key not in self._works or key in self._unloaded:
             self._works[key] = self._work_of(self._files.loaded(case, self.loaders))
             self._unloaded.discard(key)
@@ -425,7 +413,7 @@ class Session(Closing):
             self.watch(Progress(case=name, phase="waiting", done=0, total=0, waiting=text))
 
 
-def _key(case: Case) -> _Key:
+def case_key(case: Case) -> _Key:
     """The identity of a case's work; a fixture may have replaced model or data, a caller the rules.
 
     A rewritten model is a different one. Data and ``start_from`` are identified by path: a search may itself write the

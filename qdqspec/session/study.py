@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qdqspec.accuracy.oracle import Rehearser
 from qdqspec.closing import Closing
+from qdqspec.codec import to_data
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import StateError
 from qdqspec.files import copy_whole, explained
@@ -30,6 +31,7 @@ from qdqspec.plain_json import read_json
 from qdqspec.preparation.cached import CORRECTIONS
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import (
+    HEADER,
     JOURNAL,
     BuildLogs,
     make_folder,
@@ -194,7 +196,7 @@ class Study(Closing):
             make_folder(target)
             self._describe(target)
             with explained("the study", target):
-                for name in (JOURNAL, f"{Path(JOURNAL).stem}.header.json", CORRECTIONS):
+                for name in (JOURNAL, HEADER, CORRECTIONS):
                     if name != CORRECTIONS or (self._folder / name).is_file():
                         copy_whole(self._folder / name, target / name)
         return target
@@ -245,7 +247,7 @@ class Study(Closing):
         return Proposal(placement=placement, phase="own")
 
     def _describe(self, folder: Path) -> None:
-        case = TypeAdapter(Case).dump_python(self.case, mode="json", exclude={"checks", "metrics"})
+        case = to_data(replace(self.case, checks=(), metrics={}, loaders={}))
         write_text(folder / STUDY, json.dumps({**self._about, "case": case}, indent=2) + "\n")
 
 

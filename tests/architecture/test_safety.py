@@ -52,7 +52,7 @@ TALKS_TO_CHILDREN = {
 WRITES_IN_PLACE = {
     "backends/onnxruntime_web/install.py": "npm reads both files; the next run of the command writes them again",
     "files.py": "it is what makes writing whole",
-    "report/github.py": "it appends to the summary of a job, which other steps write to",
+    "report/write.py": "it appends to the summary of a job, which other steps write to",
     "graph/save.py": "into a hidden folder that files.py gave it",
     "graph/weights.py": "it only grows, in a folder that files.py or temporary.py gave",
     "measurement/environment.py": "in a folder that temporary.py gave",
@@ -69,7 +69,7 @@ WRITES_IN_PLACE = {
     "backends/tensorrt/gpu_day/parts.py": "into a temporary folder, packed as a whole",
     "backends/trtexec/process.py": "inputs for a tool, in a temporary folder",
     "cluster/case_process.py": "the pipe of its progress",
-    "cluster/certificates.py": "a private key, which is readable by its owner only from the first byte",
+    "cluster/address.py": "a private key, which is readable by its owner only from the first byte",
     "cluster/client.py": "results, in a temporary folder until they are verified",
     "cluster/content.py": "into the folder of a job",
     "cluster/jobs.py": "received chunks, which are verified before they are moved, and a job's own folder",

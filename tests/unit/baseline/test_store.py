@@ -20,6 +20,7 @@ from qdqspec.baseline.store import (
     read_baseline,
     update_baseline,
 )
+from qdqspec.codec import from_data, to_data
 from qdqspec.errors import OutputError, StateError
 from qdqspec.types import Case, DeviceKey
 
@@ -244,7 +245,7 @@ def test_baselines_are_found_below_folders_and_nothing_else_is(file: Path) -> No
 
 def test_a_renewal_travels_between_processes() -> None:
     renewal = Renewal(file=Path("/a/b.json"), device="d", name=NAME, old=0.6, entry=ENTRY)
-    assert Renewal.from_json(json.loads(json.dumps(renewal.to_json()))) == renewal
+    assert from_data(Renewal, json.loads(json.dumps(to_data(renewal)))) == renewal
 
 
 def test_an_entry_remembers_the_figures_that_it_replaced() -> None:
