@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto
 
 from qdqspec.errors import OutputError
 from qdqspec.files import explained, partial_folder, write_whole
@@ -50,7 +48,9 @@ def save_model(
     with _workshop(path) as folder:
         if own >= limit_bytes:
             store = WeightStore(folder, base=base, file_name=data.name)
-            moved = map_tensors(_whole(model), partial(_aside, base=base, store=store))
+            moved = map_tensors(
+                _whole(model), lambda t: t if base is None and is_external(t) else store.externalize(t)
+            )
             chunks = parts_of(moved).chunks()
         else:
             parts = model if isinstance(model, Parts) else _in_parts(model, base)
@@ -73,19 +73,11 @@ def _whole(model: onnx.ModelProto | Parts) -> onnx.ModelProto:
 
 def _in_parts(proto: onnx.ModelProto, base: Path | None) -> Parts:
     """A model in parts. Attribute tensors are stored inside nodes, so their external data is loaded first."""
-    if base is not None:
-        inner = sum(map(is_external, tensors(proto))) - sum(map(is_external, proto.graph.initializer))
-        if inner:
-            proto = map_tensors(proto, partial(_taken_in, base=base))
+    if base is not None and sum(map(is_external, tensors(proto))) > sum(
+        map(is_external, proto.graph.initializer)
+    ):
+        proto = map_tensors(proto, lambda tensor: with_own_bytes(tensor, base))
     return parts_of(proto)
-
-
-def _aside(tensor: TensorProto, base: Path | None, store: WeightStore) -> TensorProto:
-    return tensor if base is None and is_external(tensor) else store.externalize(tensor)
-
-
-def _taken_in(tensor: TensorProto, base: Path | None) -> TensorProto:
-    return tensor if base is None else with_own_bytes(tensor, base)
 
 
 def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:

@@ -8,11 +8,14 @@ of a node have one type, and the known type of one applies to all. (Type inferen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import onnx
 from onnx import defs
+
+K = TypeVar("K", bound=Hashable)
 
 # Of each parameter: its type variable, whether it applies to all further ones, and the types it allows.
 _Formal = tuple[tuple[str, bool, frozenset[str]], ...]
@@ -51,21 +54,36 @@ def assumed(
 
 def _leaders(nodes: Sequence[onnx.NodeProto], opset: int) -> dict[str, str]:
     """For each tensor of ONNX's operators one of those that have its type."""
-    leader: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while leader.setdefault(name, name) != name:
-            leader[name] = leader[leader[name]]
-            name = leader[name]
-        return name
-
+    tensors: dict[str, None] = {}
+    groups: list[list[str]] = []
     for node in nodes:
-        first: dict[str, str] = {}
+        alike: dict[str, list[str]] = {}
         for name, variable, _ in _tensors(node, opset):
-            root(name)
+            tensors[name] = None
             if variable:
-                leader[root(name)] = root(first.setdefault(variable, name))
-    return {name: root(name) for name in tuple(leader)}
+                alike.setdefault(variable, []).append(name)
+        groups += alike.values()
+    found = {name: group[0] for group in joined(tensors, groups) for name in group}
+    return {name: found[name] for name in tensors}
+
+
+def joined(keys: Iterable[K], groups: Iterable[Iterable[K]]) -> tuple[tuple[K, ...], ...]:
+    """The classes of keys that are in one group, directly or through other groups; both in the order of the keys."""
+    parent = {key: key for key in keys}
+
+    def root(key: K) -> K:
+        while parent[key] != key:
+            parent[key] = parent[parent[key]]
+            key = parent[key]
+        return key
+
+    for group in groups:
+        roots = [root(key) for key in group]
+        parent.update((other, roots[0]) for other in roots)
+    found: dict[K, list[K]] = {}
+    for key in parent:
+        found.setdefault(root(key), []).append(key)
+    return tuple(map(tuple, found.values()))
 
 
 def _tensors(node: onnx.NodeProto, opset: int) -> Iterator[tuple[str, str, frozenset[str]]]:

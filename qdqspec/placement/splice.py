@@ -11,7 +11,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -43,7 +42,6 @@ from qdqspec.types import Site
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 _IMPORT = serialized(onnx.ModelProto.OPSET_IMPORT_FIELD_NUMBER, onnx.helper.make_opsetid(DOMAIN, VERSION))
-_NOTHING = -1  # in a slot
 _INLINE = 4096  # bytes: smaller initializers are kept serialized, larger ones as messages
 
 
@@ -112,13 +110,6 @@ class Template:
         self._inputs = {t.name: i for i, t in enumerate(proto.graph.input, self._keep(inputs))}
         self._slots = self._keep([fields_between(proto.graph, INPUT + 1, LAST)]) + 1
         self._constants = {n.output[0]: i for i, n in enumerate(self._protos) if n.op_type == "Constant"}
-        # By slot: its node (the number of nodes for none), and its piece if that node has no change: fewer to read.
-        counts = np.diff(self._nodes)
-        others = self._slots - counts.sum()
-        self._owners = np.repeat(np.arange(len(counts) + 1), [*counts, others])
-        self._unchanged = np.where(self._owners < len(counts), _NOTHING, np.arange(self._slots))
-        whole = [b"".join(self._pieces[a:b]) for a, b in pairwise(self._nodes)]
-        self._unchanged[self._nodes[:-1]] = np.arange(len(whole)) + self._keep(whole)
         self._heads: dict[int, int] = {}  # headers of nodes by their size
         # Of each pair: the slot that its nodes are before, and the pieces of its nodes and constants.
         self._added = array("q")
@@ -211,7 +202,7 @@ class Template:
         changed[nodes] = True
         changed[list(renamed)] = True
         changed[-1] = False  # no node
-        order = np.where(changed[self._owners], np.arange(self._slots), self._unchanged)
+        order = np.arange(self._slots)
         sizes = np.array(self._sizes)
         for node, instead in renamed.items():
             for slot, piece in instead:
@@ -226,7 +217,7 @@ class Template:
         added = np.concatenate([made, np.array(beside, np.int64), constants])
         order = np.insert(order, np.concatenate([before, behind]), added)
         after = self._after_foreign if foreign else self._after
-        return Parts(self._before, tuple(self._runs(order[order != _NOTHING])), after, apart=self._apart)
+        return Parts(self._before, tuple(self._runs(order)), after, apart=self._apart)
 
     def _length(self, pieces: Integers) -> Integers:
         return np.asarray(self._lengths)[pieces]

@@ -26,7 +26,7 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.plain_json import read_json
-from qdqspec.regions.fusion import groups_of
+from qdqspec.regions.search import groups_of
 from qdqspec.rehearsal import Runtime
 from qdqspec.temporary import TemporaryFolder
 

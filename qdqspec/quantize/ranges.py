@@ -13,7 +13,7 @@ from itertools import chain
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
-from qdqspec.regions.fusion import joined
+from qdqspec.graph.unify import joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from itertools import count
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import ANCHORS
-from qdqspec.regions.fusion import joined
+from qdqspec.graph.unify import joined
 from qdqspec.types import EXACT_DB, BlockError, GraphPart, LayerTime, PlacedPair, Region
 
 MOST_PARTS = 60

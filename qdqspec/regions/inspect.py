@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tabulate import tabulate
 
+from qdqspec.codec import to_data
 from qdqspec.regions.forecast import Forecast
 from qdqspec.regions.inspection import Inspection, Judged, PatternCount, inspect_model
 from qdqspec.types import Region
@@ -27,9 +28,7 @@ InspectSection: TypeAlias = Literal["regions", "patterns"]
 
 def to_json(inspection: Inspection) -> dict[str, Any]:
     """The output of ``inspect --json``, never truncated. ``quantizable`` is null if no backend was asked."""
-    patterns = [
-        {"digest": p.digest, "count": p.count, "text": p.text, "shape": p.shape} for p in inspection.patterns
-    ]
+    patterns = [_data(pattern, "type", "nodes") for pattern in inspection.patterns]
     count = None if inspection.quantizable is None else len(inspection.quantizable)
     bodies = [
         {"name": b.name, "kind": b.kind, "nodes": b.nodes, "placed": b.placed, "regions": _regions(b.regions)}
@@ -58,19 +57,11 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
 
 
 def _regions(regions: Iterable[Region]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": region.id,
-            "type": region.type,
-            "parent": region.parent,
-            "children": list(region.children),
-            "nodes": list(region.nodes),
-            "inputs": list(region.inputs),
-            "outputs": list(region.outputs),
-            "pattern": region.pattern,
-        }
-        for region in regions
-    ]
+    return [_data(region, "pattern_text") for region in regions]
+
+
+def _data(record: Region | PatternCount, *without: str) -> dict[str, Any]:
+    return {name: value for name, value in to_data(record).items() if name not in without}
 
 
 def render_text(

@@ -21,10 +21,26 @@ from qdqspec.regions.flow import Flow, flow_of
 from qdqspec.regions.names import blocks_of_names
 from qdqspec.regions.pattern import PatternMaker
 from qdqspec.registry import did_you_mean
-from qdqspec.types import Region, RegionRules, RegionType
+from qdqspec.types import LayerTime, Region, RegionRules, RegionType
 
 DEFAULT_RULES = RegionRules()
 STARTERS = ANCHORS | POOLS
+
+
+def groups_of(layers: Iterable[LayerTime]) -> tuple[tuple[str, ...], ...]:
+    """The nodes of each kernel that computes, in order of execution; a node belongs to its first kernel.
+
+    Used as ``find_regions(model, rules, groups=groups_of(engine.layers()))``. Several kernels may share a
+    node: a Softmax that a compiler splits in two is in the first one's group only.
+    """
+    taken: set[str] = set()
+    groups: list[tuple[str, ...]] = []
+    for layer in layers:
+        own = tuple(node for node in layer.nodes if node not in taken) if not layer.boundary else ()
+        taken.update(own)
+        if own:
+            groups.append(own)
+    return tuple(groups)
 
 
 @uncollected()

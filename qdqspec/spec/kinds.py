@@ -6,7 +6,7 @@ No check, strategy or backend is named here, and only the checks that a spec con
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -139,20 +139,13 @@ def _backend(name: str) -> str:
     )
 
 
-class _Registered:
-    """Accepts the names of a registry kind: of a backend without a variant, even if this machine lacks it."""
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Accepts the ``known`` names; ``is_known`` tests one of them without importing what declares the others."""
 
-    def __init__(self, kind: registry.RegistryKind) -> None:
-        self.what: str = kind
-        self.kind = kind
-
-    def known(self) -> tuple[str, ...]:
-        """All valid names."""
-        return registry.names(self.kind)
-
-    def is_known(self, name: str) -> bool:
-        """Whether the name is valid."""
-        return name in self.known()
+    what: str
+    known: Callable[[], tuple[str, ...]]
+    is_known: Callable[[str], bool]
 
     def check(self, name: str) -> str:
         """The name, if it is valid."""
@@ -171,24 +164,23 @@ class _Registered:
         return {**handler(schema), "enum": list(self.known())}
 
 
-class _Declared(_Registered):
-    """Accepts the names that backends declare, and ``others``; imports the backend that a name belongs to alone."""
-
-    def __init__(self, names: hooks.DeclaredNames, what: str, *others: str) -> None:
-        self.names, self.what, self.others = names, what, others
-
-    def known(self) -> tuple[str, ...]:
-        """All valid names."""
-        return (*self.others, *hooks.all_names(self.names))
-
-    def is_known(self, name: str) -> bool:
-        """Whether the name is valid."""
-        return name in self.others or hooks.declares(self.names, name)
+def _registered(kind: registry.RegistryKind) -> _Names:
+    """The names of a registry kind: of a backend without a variant, even if this machine lacks it."""
+    return _Names(kind, lambda: registry.names(kind), lambda name: name in registry.names(kind))
 
 
-StrategyName: TypeAlias = Annotated[str, _Registered("strategy")]
+def _declared(names: hooks.DeclaredNames, what: str, *others: str) -> _Names:
+    """The names that backends declare, and ``others``."""
+    return _Names(
+        what,
+        lambda: (*others, *hooks.all_names(names)),
+        lambda name: name in others or hooks.declares(names, name),
+    )
+
+
+StrategyName: TypeAlias = Annotated[str, _registered("strategy")]
 Target: TypeAlias = Annotated[str, AfterValidator(_backend)]
-BackendName: TypeAlias = Annotated[str, _Registered("backend")]
-LintTargetName: TypeAlias = Annotated[str, _Declared("lint_targets", "lint target")]
-OptimizerName: TypeAlias = Annotated[str, _Declared("optimizers", "optimizer", *OPTIMIZERS)]
+BackendName: TypeAlias = Annotated[str, _registered("backend")]
+LintTargetName: TypeAlias = Annotated[str, _declared("lint_targets", "lint target")]
+OptimizerName: TypeAlias = Annotated[str, _declared("optimizers", "optimizer", *OPTIMIZERS)]
 Checks: TypeAlias = Annotated[tuple[CheckEntry, ...], AfterValidator(_named_apart)]

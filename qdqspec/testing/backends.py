@@ -23,8 +23,9 @@ from typing import Literal
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from qdqspec import registry
 from qdqspec.arrays import Array
@@ -47,7 +48,7 @@ FLOAT_TOLERANCE = 5e-3
 
 
 def small_model(
-    *, quantized: bool = False, seed: int = 0, activations: Literal["uint8", "int8"] = "uint8"
+    *, quantized: bool = False, activations: Literal["uint8", "int8"] = "uint8"
 ) -> onnx.ModelProto:
     """Conv, Relu, GlobalAveragePool, Flatten, Gemm; float32 ``x`` of shape (1, 3, 8, 8) to ``y`` of (1, 5).
 
@@ -55,53 +56,37 @@ def small_model(
     no processor's products saturate, and activations as uint8 with any zero point or as int8 with none, as
     the runtime requires.
     """
-    random = np.random.default_rng(seed)
-    weights = {
-        "w": random.uniform(-1, 1, (4, 3, 3, 3)),
-        "b": random.uniform(-1, 1, 4),
-        "fc": random.uniform(-1, 1, (4, 5)),
-        "fc_b": random.uniform(-1, 1, 5),
-    }
-    constants = [numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items()]
-    pairs: list[onnx.NodeProto] = []
-    x, w, r = "x", "w", "r"
+    before, after, read = "", "", ("x", "w", "r")
     if quantized:
-        constants.extend(_quantization_constants(activations))
-        pairs = [*_pair("x", "act"), *_pair("w", "weight", axis=0)]
-        x, w, r = "x_dq", "w_dq", "r_dq"
-    nodes = [
-        *pairs,
-        helper.make_node("Conv", [x, w, "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["r"], "relu"),
-        *(_pair("r", "relu") if quantized else []),
-        helper.make_node("GlobalAveragePool", [r], ["p"], "pool"),
-        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
-        helper.make_node("Gemm", ["f", "fc", "fc_b"], ["y"], "gemm"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, _INPUT)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 5))],
-        constants,
+        before, after = _pair("x", "act") + _pair("w", "weight", "<axis = 0>"), _pair("r", "relu")
+        read = "x_dq", "w_dq", "r_dq"
+    model: onnx.ModelProto = onnx.parser.parse_model(_MODEL.format(before, after, *read))
+    random = np.random.default_rng(0)
+    weights = {"w": (4, 3, 3, 3), "b": (4,), "fc": (4, 5), "fc_b": (5,)}
+    values = {name: random.uniform(-1, 1, shape).astype(np.float32) for name, shape in weights.items()}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+    model.graph.initializer.extend(_quantization_constants(activations) if quantized else ())
+    return model
+
+
+_MODEL = """<ir_version: 9, opset_import: ["": 19]>
+small (float[1,3,8,8] x) => (float[1,5] y) {{
+    {0}
+    [conv] c = Conv<pads = [1, 1, 1, 1]>({2}, {3}, b)
+    [relu] r = Relu(c)
+    {1}
+    [pool] p = GlobalAveragePool({4})
+    [flatten] f = Flatten(p)
+    [gemm] y = Gemm(f, fc, fc_b)
+}}"""
+
+
+def _pair(tensor: str, kind: str, axis: str = "") -> str:
+    numbers = f"{kind}_scale, {kind}_zero"
+    return (
+        f"[{tensor}_quantize] {tensor}_q = QuantizeLinear{axis}({tensor}, {numbers})\n"
+        f"[{tensor}_dequantize] {tensor}_dq = DequantizeLinear{axis}({tensor}_q, {numbers})\n"
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-
-
-def _pair(tensor: str, kind: str, axis: int | None = None) -> list[onnx.NodeProto]:
-    scale = [f"{kind}_scale", f"{kind}_zero"]
-    return [
-        helper.make_node(
-            "QuantizeLinear", [tensor, *scale], [f"{tensor}_q"], f"{tensor}_quantize", axis=axis
-        ),
-        helper.make_node(
-            "DequantizeLinear",
-            [f"{tensor}_q", *scale],
-            [f"{tensor}_dq"],
-            f"{tensor}_dequantize",
-            axis=axis,
-        ),
-    ]
 
 
 def _quantization_constants(activations: Literal["uint8", "int8"]) -> list[onnx.TensorProto]:

@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,14 +28,10 @@ from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, read_graph, read_profile
 from qdqspec.backends.onnxruntime.ops import (
-    ABSORBED,
     BLOCKED_4,
     BLOCKED_8,
     BLOCKED_8_SINCE,
-    BLOCKED_AXES,
-    DYNAMIC,
-    LABELS,
-    LINEAR,
+    capabilities,
     describe,
     overflows,
 )
@@ -179,22 +175,10 @@ class OnnxRuntime:
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """The operators that run in integers; the table is verified against the installed version by tests."""
-        blocked = _blocked_formats()
-        return Capabilities(
-            formats=("int8", "uint8", *blocked),
-            labels=LABELS,
-            activations={"int8": "uint8", "uint8": "uint8"},
-            weights={"int8": "int8", "uint8": "int8"} | {name: name for name in blocked},
-            absorbs=ABSORBED,
+        return replace(
+            capabilities(_blocked_formats()),
             reduce_range=overflows(_cpu.detect()),
-            integer_bias=frozenset(LINEAR),
-            bare=frozenset(LINEAR),
-            blocked_axes=BLOCKED_AXES,
             rules=frozenset({"copies-read-in-bodies"}),
-            dynamic={"int8": DYNAMIC, "uint8": DYNAMIC},
-            builds_side_by_side=True,
-            one_processor=True,
-            hardware="cpu",
             enforces_output_shapes=True,  # if it is given the memory of the outputs
         )
 

@@ -25,6 +25,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.backends import _cpu
+from qdqspec.backends.base import Capabilities
 from qdqspec.quantize.formats import BLOCK_SIZES
 from qdqspec.types import Kind
 
@@ -63,6 +64,24 @@ BLOCKED_4 = ("int4", "uint4")
 BLOCKED_8 = tuple(f"int8_b{size}" for size in BLOCK_SIZES)
 BLOCKED_8_SINCE = (1, 32)
 BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0,)}
+
+
+def capabilities(blocked: tuple[str, ...]) -> Capabilities:
+    """What all builds of ONNX Runtime for processors support, with these formats of weights in ``blocked`` form."""
+    return Capabilities(
+        formats=("int8", "uint8", *blocked),
+        labels=LABELS,
+        activations={"int8": "uint8", "uint8": "uint8"},
+        weights={"int8": "int8", "uint8": "int8"} | {name: name for name in blocked},
+        absorbs=ABSORBED,
+        integer_bias=frozenset(LINEAR),
+        bare=frozenset(LINEAR),
+        blocked_axes=BLOCKED_AXES,
+        dynamic={"int8": DYNAMIC, "uint8": DYNAMIC},
+        builds_side_by_side=True,
+        one_processor=True,
+        hardware="cpu",
+    )
 
 
 # Whether sums of u8 x s8 products overflow on this processor, found by computing one. The processor's flags usually

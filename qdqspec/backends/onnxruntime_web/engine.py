@@ -17,7 +17,7 @@ from qdqspec.backends._engine import TimedEngine, check_names, profile_warmup
 from qdqspec.backends._source import read_given, read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, parse_profile
-from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_4, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
+from qdqspec.backends.onnxruntime.ops import BLOCKED_4, capabilities
 from qdqspec.backends.onnxruntime_web.install import (
     INSTALL,
     PACKAGE,
@@ -113,20 +113,7 @@ class OnnxRuntimeWeb:
 
         It is verified entry by entry against the installed package in ``tests/unit/backends/test_ort_web_ops.py``.
         """
-        return Capabilities(
-            formats=("int8", "uint8", *BLOCKED_4),
-            labels=LABELS,
-            activations={"int8": "uint8", "uint8": "uint8"},
-            weights={"int8": "int8", "uint8": "int8"} | {name: name for name in BLOCKED_4},
-            absorbs=ABSORBED,
-            integer_bias=frozenset(LINEAR),
-            bare=frozenset(LINEAR),
-            blocked_axes=BLOCKED_AXES,
-            dynamic={"int8": DYNAMIC, "uint8": DYNAMIC},
-            builds_side_by_side=True,
-            one_processor=True,
-            hardware="cpu",
-        )
+        return capabilities(BLOCKED_4)
 
     def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeWebEngine:
         """Start Node or a browser and open a session; raise `BackendError` with ONNX Runtime's reason on one line."""

@@ -31,15 +31,7 @@ from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.device import DeviceState, look
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.backends.tensorrt.log import open_log, refusals
-from qdqspec.backends.tensorrt.ops import (
-    ABSORBED,
-    BLOCKED_AXES,
-    LABELS,
-    RULES,
-    WEIGHT_ONLY,
-    formats_for,
-    lacking,
-)
+from qdqspec.backends.tensorrt.ops import capabilities
 from qdqspec.backends.tensorrt.options import OPTIONS, options_from
 from qdqspec.backends.tensorrt.run import Bound, Execution, check_feeds, ports_of
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -93,23 +85,7 @@ class TensorRt:
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The formats of this GPU and version according to TensorRT's documents; only int8 if there is no GPU."""
         found = look(options.device)
-        version = parts(found.tensorrt)
-        formats = formats_for(found.capability, version)
-        return Capabilities(
-            formats=formats,
-            labels=LABELS,
-            activations={name: name for name in formats if name not in WEIGHT_ONLY},
-            weights={name: name for name in formats},
-            absorbs=ABSORBED,
-            symmetric_activations=True,
-            blocked_axes=BLOCKED_AXES,
-            rules=RULES,
-            fuses_in_half=True,
-            computes_in_half=True,
-            hardware="gpu",
-            lacking=lacking(found.capability, version),
-            observes=False,  # with every tensor an output nothing fuses, and one more engine must be built
-        )
+        return capabilities(found.capability, parts(found.tensorrt))
 
     def build(self, model: Path, options: BuildOptions) -> TensorRtEngine:
         """Build a model file; raise `BackendError` with TensorRT's reasons on one line.

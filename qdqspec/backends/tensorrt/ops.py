@@ -14,6 +14,9 @@ measured by this project. Conditions that an operator type cannot express:
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from qdqspec.backends.base import Capabilities
 from qdqspec.types import Kind
 
 _BOTH: tuple[Kind, ...] = ("in+out", "in-only")
@@ -59,6 +62,28 @@ FORMATS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 }
 _NOT_ON = {"mxfp8": 12}  # major of the compute capability
 _GENERATIONS = {(7, 5): "Turing", (8, 0): "Ampere", (8, 9): "Ada", (9, 0): "Hopper", (10, 0): "Blackwell"}
+
+
+def capabilities(
+    gpu: tuple[int, int], version: tuple[int, int], supported: Collection[str] = FORMATS
+) -> Capabilities:
+    """What TensorRT supports on a GPU of this compute capability, in those of the ``supported`` formats."""
+    formats = tuple(name for name in formats_for(gpu, version) if name in supported)
+    return Capabilities(
+        formats=formats,
+        labels=LABELS,
+        activations={name: name for name in formats if name not in WEIGHT_ONLY},
+        weights={name: name for name in formats},
+        absorbs=ABSORBED,
+        symmetric_activations=True,
+        blocked_axes=BLOCKED_AXES,
+        rules=RULES,
+        fuses_in_half=True,
+        computes_in_half=True,
+        hardware="gpu",
+        lacking=lacking(gpu, version),
+        observes=False,  # with every tensor an output nothing fuses, and one more engine must be built
+    )
 
 
 def formats_for(capability: tuple[int, int], version: tuple[int, int]) -> tuple[str, ...]:

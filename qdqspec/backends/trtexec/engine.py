@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqspec.arrays import Array
@@ -19,10 +19,10 @@ from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._engine import BoundEngine
 from qdqspec.backends._nvidia.smi import capability_of, gpu_facts
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.tensorrt import ops as trt_ops
 from qdqspec.backends.tensorrt.build import trtexec_option
 from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
 from qdqspec.backends.tensorrt.layers import parse_layers, read_times
+from qdqspec.backends.tensorrt.ops import capabilities, formats_for
 from qdqspec.backends.trtexec.log import Report
 from qdqspec.backends.trtexec.process import (
     CALL_SECONDS,
@@ -111,23 +111,11 @@ class Trtexec:
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """Those of TensorRT: symmetric, biases in float, by compute capability."""
         capability, version = capability_of(gpu_facts(_gpu_index(options))), _version()
-        here = trt_ops.formats_for(capability, version)
-        formats = tuple(name for name in here if name in _FORMATS)
-        return Capabilities(
-            formats=formats,
-            labels=trt_ops.LABELS,
-            activations={name: name for name in formats if name not in trt_ops.WEIGHT_ONLY},
-            weights={name: name for name in formats},
-            absorbs=trt_ops.ABSORBED,
-            symmetric_activations=True,
-            blocked_axes=trt_ops.BLOCKED_AXES,
-            rules=trt_ops.RULES,
-            fuses_in_half=True,
-            computes_in_half=True,
-            hardware="gpu",
-            lacking=trt_ops.lacking(capability, version)
-            | {name: f"{name} goes through backend tensorrt" for name in here if name not in _FORMATS},
-            observes=False,
+        found = capabilities(capability, version, _FORMATS)
+        others = (name for name in formats_for(capability, version) if name not in _FORMATS)
+        return replace(
+            found,
+            lacking={**found.lacking, **{name: f"{name} goes through backend tensorrt" for name in others}},
         )
 
     def build(self, model: Path, options: BuildOptions) -> TrtexecEngine:

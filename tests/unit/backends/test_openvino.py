@@ -25,7 +25,7 @@ from qdqspec.config.declared import check_option
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
 from qdqspec.graph.model import load_model
 from qdqspec.measurement import bench
-from qdqspec.regions.fusion import groups_of
+from qdqspec.regions.search import groups_of
 from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}

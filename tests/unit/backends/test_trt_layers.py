@@ -19,8 +19,7 @@ from qdqspec.backends.tensorrt.layers import (
 from qdqspec.backends.trtexec.log import read_log
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.regions.fusion import groups_of
-from qdqspec.regions.search import find_regions
+from qdqspec.regions.search import find_regions, groups_of
 from qdqspec.types import RegionRules
 
 SAMPLES = Path(__file__).parents[2] / "data" / "tensorrt" / "samples"

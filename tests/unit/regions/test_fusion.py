@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from qdqspec.regions.fusion import groups_of, joined
+from qdqspec.graph.unify import joined
+from qdqspec.regions.search import groups_of
 from qdqspec.session import Session
 from qdqspec.types import Case, LayerTime, RegionRules
 
