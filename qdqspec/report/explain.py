@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from qdqspec.types import CorrectionGain, LayerTime
+from qdqspec.units import plain
 
 RowKind: TypeAlias = Literal["kernel", "conversion"]
 
@@ -273,6 +274,20 @@ def nodes_text(nodes: Sequence[str]) -> str:
     first, *others = nodes or ("",)
     scopes = first.split("/")[:-1]
     return " + ".join((first, *(_without(scopes, node.split("/")) for node in others)))
+
+
+def short_place(text: str, width: int) -> str:
+    """A node, tensor or kernel in ``width`` characters: without its first scopes, which most nodes of a model share.
+
+    The last scope is kept; if the text is still too long, its middle is cut out.
+    """
+    text = plain(text)
+    while len(text) > width:
+        rest = text.removeprefix(".../").lstrip("/").partition("/")[2]
+        if "/" not in rest.partition(" + ")[0]:
+            break
+        text = f".../{rest}"
+    return plain(text, width)
 
 
 def _without(scopes: Sequence[str], parts: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from qdqspec.report.explain import (
     find_reference,
     is_pair,
     nodes_text,
+    short_place,
 )
 from qdqspec.report.explain_words import advice, paragraph, place_text, ranking, sentences, short_reason
 from qdqspec.report.facts import gains_table, grid
@@ -77,7 +78,7 @@ def _single(engine: ExplainedEngine, most: int) -> str:
     slowest = sorted(engine.layers, key=lambda layer: -layer.milliseconds)[:most]
     rows = [
         (
-            plain(_layer_name(layer), _NAME_WIDTH),
+            short_place(_layer_name(layer), _NAME_WIDTH),
             ms_text(layer.milliseconds),
             precision_of(layer),
             layer.op_type,
@@ -178,7 +179,7 @@ def _differences(comparison: EngineComparison, most: int) -> str:
     chosen = [row for row in comparison.rows if row.reference_ms != row.tuned_ms]
     rows = [
         (
-            plain(place_text(row), _NAME_WIDTH),
+            short_place(place_text(row), _NAME_WIDTH),
             _cell_ms(row.reference, row.reference_ms),
             _cell_ms(row.tuned, row.tuned_ms),
             f"{row.difference_ms:+.4f}",
@@ -201,7 +202,7 @@ def _pairs(comparison: EngineComparison) -> str:
     lines = [f"Q and DQ that were not fused in {engine.name}:"]
     for layer in engine.lonely_pairs[:_LISTED]:
         maker = engine.behind(layer)
-        where = f"behind {plain(_layer_name(maker), _NAME_WIDTH)}" if maker else "at the input"
+        where = f"behind {short_place(_layer_name(maker), _NAME_WIDTH)}" if maker else "at the input"
         facts = [f"{ms_text(layer.milliseconds)} ms", layer.precision, where]
         lines.append(f"  {_pair_name(layer)}: {', '.join(fact for fact in facts if fact)}")
     hidden = len(engine.lonely_pairs) - _LISTED
@@ -211,8 +212,8 @@ def _pairs(comparison: EngineComparison) -> str:
 def _pair_name(layer: LayerTime) -> str:
     """Name of a Q or DQ by the tensor it converts if known: a runtime renames the copies that it makes."""
     if not layer.tensors:
-        return plain(layer.name, _NAME_WIDTH)
-    return f"{layer.op_type} of {plain(layer.tensors[0], _NAME_WIDTH)}"
+        return short_place(layer.name, _NAME_WIDTH)
+    return f"{layer.op_type} of {short_place(layer.tensors[0], _NAME_WIDTH)}"
 
 
 def precision_of(layer: LayerTime) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from qdqspec.report.explain import EngineComparison, ExplainedEngine, Row, nodes_text, ops_in
+from qdqspec.report.explain import EngineComparison, ExplainedEngine, Row, nodes_text, ops_in, short_place
 from qdqspec.types import LayerTime
 from qdqspec.units import count_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text, share_text
 
@@ -193,8 +193,8 @@ def _conversions(comparison: EngineComparison) -> str:
 def _fusions(what: str, rows: Sequence[Row]) -> str:
     if not rows:
         return ""
-    named = "; ".join(plain(nodes_text(row.place), _WIDTH) for row in rows[:_NAMED])
-    more = ", ..." if len(rows) > _NAMED else ""
+    named = "; ".join(short_place(nodes_text(row.place), _WIDTH) for row in rows[:_NAMED])
+    more = "; ..." if len(rows) > _NAMED else ""
     places = count_text(len(rows), "place")
     return f"The nodes of {places} {what} ({named}{more})."
 
@@ -209,7 +209,7 @@ def _unfused(makers: Sequence[LayerTime]) -> str:
 
 
 def _names(layers: Sequence[LayerTime]) -> str:
-    names = [plain(nodes_text(layer.nodes), _WIDTH) for layer in layers]
+    names = [short_place(nodes_text(layer.nodes), _WIDTH) for layer in layers]
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 

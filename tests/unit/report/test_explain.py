@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.report.explain import ExplainedEngine, compare, find_reference, nodes_text, op_of, same_nodes
+from qdqspec.report.explain import (
+    ExplainedEngine,
+    compare,
+    find_reference,
+    nodes_text,
+    op_of,
+    same_nodes,
+    short_place,
+)
 from qdqspec.report.explain_text import explain_json, explain_text
 from qdqspec.report.explain_words import advice, paragraph, verdict
 from qdqspec.types import LayerTime
@@ -218,3 +226,17 @@ def test_kernels_that_read_quantized_tensors_and_run_in_float_are_named():
     assert "do not compute in integers" not in paragraph(compare(tuned, reference))
     (left,) = explain_json([reference, tuned])["engines"][1]["left_in_float"]
     assert left["name"] == "softmax"
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("/model/net/net.3/act/Div + Erf", "/model/net/net.3/act/Div + Erf"),
+        # The middle of the name was cut out, and with it what distinguishes the layers of a network.
+        ("/model/model/conv/conv_net/conv_net.3/act/Div + Erf", ".../conv_net.3/act/Div + Erf"),
+        ("/model/encoder/layer.7/" + "MatMul + Add + " * 4 + "Relu", ".../layer.7/M...l + Add + Relu"),
+        ("an_operator_whose_name_has_no_scopes", "an_operator_w..._has_no_scopes"),
+    ],
+)
+def test_long_places_keep_their_last_scope(text: str, short: str) -> None:
+    assert short_place(text, 30) == short
