@@ -52,7 +52,7 @@ def bar_texts(progress: Progress, width: int) -> tuple[str, str]:
     """The texts before and after the bar, at most ``width`` characters together: the case's name is cut first."""
     doing = progress.doing or progress.phase
     if not progress.total:
-        after = ""
+        after = "".join(_left(progress))
     elif width >= _WIDE:
         after = f"{progress.done} of {progress.total}, {tally(progress)}"
     else:
@@ -68,7 +68,7 @@ def heartbeat_line(progress: Progress) -> str:
     """The line that a run without a terminal prints every minute, and the line of a wait or a step."""
     said = progress.waiting or progress.doing or progress.phase
     if progress.waiting or not progress.total:
-        return f"[qdqspec] {progress.case}: {said}"
+        return f"[qdqspec] {progress.case}: {', '.join([said, *_left(progress)])}"
     return f"[qdqspec] {progress.case}: {said}, trial {progress.done} of {progress.total}, {tally(progress)}"
 
 

@@ -76,12 +76,12 @@ def style_of(parts: Sequence[GraphPart]) -> dict[str, str]:
 
 
 def part_text(part: GraphPart) -> str:
-    """``Conv + Relu``, or ``12 nodes: 4 Conv, 4 Relu, 4 Add``."""
+    """``Conv + Relu``, or ``9 nodes: 4 Conv, 4 Relu, Add``."""
     nodes = sum(part.ops.values())
     if nodes <= 3:
         return " + ".join(plain(op) for op, times in part.ops.items() for _ in range(times))
     often = sorted(part.ops.items(), key=lambda item: -item[1])
-    return f"{nodes} nodes: {', '.join(f'{times} {plain(op)}' for op, times in often)}"
+    return f"{nodes} nodes: {', '.join(f'{times} {plain(op)}' if times > 1 else plain(op) for op, times in often)}"
 
 
 def _error_shares(parts: Sequence[GraphPart]) -> list[float | None]:

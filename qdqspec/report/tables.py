@@ -13,6 +13,7 @@ from qdqspec.types import (
     CaseRecord,
     Evidence,
     LatencyEvidence,
+    Provenance,
     RunRecord,
     SearchLimits,
     SearchResult,
@@ -77,13 +78,7 @@ def _footer(record: RunRecord) -> str:
         first += f", medians on the {' and '.join(clocks)} clock with 95 % intervals"
     if any(case.evidence.latency and case.evidence.latency.profiles for case in record.cases):
         first += "; of several shape profiles the weighted geometric mean"
-    older = [
-        f"{plain(name, _NAME_WIDTH)}: {said}"
-        for name, case in zip(distinct_names(record.cases), record.cases, strict=True)
-        if (said := provenance_text(case))
-    ]
-    old = [f"Of earlier runs: {'; '.join(older)}"] if older else []
-    return "\n".join([first, *old, *status_lines(record)])
+    return "\n".join([first, *_older_lines(record), *status_lines(record)])
 
 
 def _wide(text: str) -> int:
@@ -197,17 +192,31 @@ _LOUD = {
 
 def provenance_text(case: CaseRecord) -> str:
     """The part of a result from an earlier run: the times, or only the placement; empty if there is none."""
+    older, what, anew = _older(case)
+    return f"{what} {older.source_text}, {older.age} old{anew}" if what else ""
+
+
+def _older_lines(record: RunRecord) -> list[str]:
+    """A line for each kind of earlier results, with the cases and the age of each."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for name, case in zip(distinct_names(record.cases), record.cases, strict=True):
+        older, what, anew = _older(case)
+        if what:
+            named = lines.setdefault((f"{what} {older.source_text}", anew), [])
+            named.append(f"{plain(name, _NAME_WIDTH)} ({older.age} old)")
+    return [f"{what}{anew}: {', '.join(named)}" for (what, anew), named in lines.items()]
+
+
+def _older(case: CaseRecord) -> tuple[Provenance, str, str]:
+    """Where earlier results come from, what they are, and what was measured in this run; empty if there are none."""
     latency, search = case.evidence.latency, case.evidence.search
-    times = None if latency is None else latency.provenance
-    if times is not None and times.source != "measured":
-        return f"the placement and its times are {_SOURCES[times.source]}, {times.age} old"
+    times = Provenance() if latency is None else latency.provenance
+    if times.source != "measured":
+        return times, "the placement and its times are", ""
     if search is None or search.provenance.source == "measured":
-        return ""
-    anew = "no times were measured" if times is None else "its times were measured in this run"
-    return f"the placement is {_SOURCES[search.provenance.source]}, {search.provenance.age} old; {anew}"
-
-
-_SOURCES = {"cached": "from the cache", "replayed": "from the journal of an earlier run"}
+        return times, "", ""
+    anew = "no times were measured" if latency is None else "its times were measured in this run"
+    return search.provenance, "the placement is", f"; {anew}"
 
 
 _COLUMNS = (

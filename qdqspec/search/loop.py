@@ -365,13 +365,16 @@ def _fate(trial: Trial, race: Race) -> str:
     return "slower" if race.verdict == "faster" and not trial.incumbent else race.verdict
 
 
+_TELLING = 3  # candidates from which the time of the others is estimated
+
+
 def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) -> Progress:
     spent = budget.spent_seconds
     done = _candidates(trials)
-    by_trials = spent / len(trials) * (budget.trials - done)
-    by_clock = budget.allowed - spent if budget.allowed is not None else by_trials
-    run_left = budget.run_left()
-    by_run = by_clock if run_left is None else run_left
+    limits = [budget.run_left(), None if budget.allowed is None else budget.allowed - spent]
+    if done >= _TELLING:
+        limits.append(spent / len(trials) * (budget.trials - done))
+    left = [max(0.0, seconds) for seconds in limits if seconds is not None]
     verdicts = [_fate(t, t.race) for t in trials if t.race and not t.subgraph]
     return Progress(
         case=case,
@@ -384,5 +387,5 @@ def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) 
         undecided=verdicts.count("no difference") + verdicts.count("same graph"),
         failed=sum(not t.ok for t in trials),
         seconds=spent,
-        seconds_left=max(0.0, min(by_trials, by_clock, by_run)),
+        seconds_left=min(left, default=None),
     )

@@ -52,6 +52,7 @@ from qdqspec.types import (
     Interval,
     LatencyEvidence,
     Placement,
+    Progress,
     SearchResult,
     Trial,
     TuneRules,
@@ -116,14 +117,16 @@ class Tuning(Closing):
         with ExitStack() as opened:
             folder = self._folder = opened.enter_context(TemporaryFolder())
             starts = _starts(prepared, work)
-            began = time.monotonic() - work.waited()
-            first = _first_trials(prepared, work, journal, self._constraint, early, starts, trials)
+            self._began = began = time.monotonic() - work.waited()
+            first = _first_trials(
+                prepared, work, journal, self._constraint, early, starts, trials, self._step
+            )
             won = [WarmStart(trial.placement, proved=False) for trial in first if trial.incumbent]
             prepared.judge_corrections_at(
                 next((trial.placement for trial in reversed(first) if trial.ok), None)
             )
             share = "" if rules.minutes is None else f", up to {SHARE:.0%} of the search's time"
-            work.report_step(f"looking for corrections{share}")
+            self._step(f"looking for corrections{share}")
             self._bench = _bench(prepared, work, folder, order, self._constraint)
             opened.callback(self._bench.close)
             budget = Budget(
@@ -152,6 +155,15 @@ class Tuning(Closing):
                 open_twins(work.twins, prepared, self._bench)
             self._opened = opened.pop_all()
 
+    def _step(self, text: str) -> None:
+        """Report the beginning of a step, with the time left of the search's limit."""
+        minutes, watch = self._prepared.case.tune.minutes, self._work.watch
+        if watch is not None:
+            spent = time.monotonic() - self._work.waited() - self._began
+            left = None if minutes is None else max(0.0, 60 * minutes - spent)
+            name = self._prepared.case.name
+            watch(Progress(case=name, phase="", done=0, total=0, doing=text, seconds_left=left))
+
     def repair(self) -> None:
         """Race the fastest candidates that just missed the SQNR limit, without their noisiest units.
 
@@ -179,7 +191,7 @@ class Tuning(Closing):
         """Rebuild the finalists, time them together, and select the final model."""
         prepared, space = self._prepared, self._prepared.space
         trials, everything = tuple(self.search.trials), space.resolve(space.everything())
-        self._work.report_step("building the finalists again and timing them together")
+        self._step("building the finalists again and timing them together")
         half = half_reference(prepared, self._folder)
         confirmed = confirm(
             trials,
@@ -242,7 +254,7 @@ class Tuning(Closing):
             return (), "the search had neither an accuracy constraint nor accuracy as an objective"
         if self._oracle is None:
             return (), "the device is simulated"
-        self._work.report_step("measuring the error of each block")
+        self._step("measuring the error of each block")
         rules = self._prepared.case.tune
         spent = time.monotonic() - self._started[0]
         left = [ERRORS_SHARE * spent, SECONDS[rules.preset], self._work.seconds_left()]
@@ -387,6 +399,7 @@ def _first_trials(
     random: np.random.Generator,
     starts: Sequence[WarmStart],
     trials: int,
+    report_step: Callable[[str], None],
 ) -> list[Trial]:
     """Trials of the first placements that are expected to meet the limits, before corrections take their time.
 
@@ -419,7 +432,9 @@ def _first_trials(
             journal,
             case=prepared.case.name,
             replay=known,
-            watch=work.watch,
+            watch=lambda progress: (
+                report_step(f"{progress.doing} for a first placement") if progress.doing else None
+            ),
         )
         return [trial for trial in search.run() if trial.phase == FIRST]
 

@@ -173,6 +173,16 @@ class Provenance:
     age_seconds: float = 0.0
 
     @property
+    def source_text(self) -> str:
+        """``from the cache``."""
+        words = {
+            "measured": "measured",
+            "cached": "from the cache",
+            "replayed": "from the journal of an earlier run",
+        }
+        return words[self.source]
+
+    @property
     def age(self) -> str:
         """``2 h``."""
         hours = self.age_seconds / 3600

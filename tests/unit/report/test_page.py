@@ -111,11 +111,14 @@ def test_a_cached_placement_timed_in_this_run_is_named() -> None:
     timed = replace(case.evidence.latency, provenance=Provenance())
     again = replace(case, evidence=replace(case.evidence, latency=timed))
     table = summary_table(replace(sample_run(), cases=(again,)))
-    said = "Of earlier runs: digits::default: the placement is from the cache, 2 h old; "
-    assert f"{said}its times were measured in this run\n" in table
+    said = "the placement is from the cache; its times were measured in this run"
+    assert f"{said}: digits::default (2 h old)\n" in table
+    two = summary_table(replace(sample_run(), cases=(again, again)))
+    assert [line.count("(2 h old)") for line in two.splitlines() if said in line] == [2]
     untimed = replace(case, evidence=replace(case.evidence, latency=None))
-    assert f"{said}no times were measured\n" in summary_table(replace(sample_run(), cases=(untimed,)))
-    all_old = "digits::default: the placement and its times are from the cache, 2 h old\n"
+    none = "the placement is from the cache; no times were measured: digits::default (2 h old)\n"
+    assert none in summary_table(replace(sample_run(), cases=(untimed,)))
+    all_old = "the placement and its times are from the cache: digits::default (2 h old)\n"
     assert all_old in summary_table(replace(sample_run(), cases=(case,)))
 
 

@@ -203,6 +203,19 @@ def test_progress_tells_what_became_of_the_trials() -> None:
     assert 0 <= last.seconds_left <= 1000
 
 
+def test_the_time_left_is_not_estimated_from_the_first_candidates() -> None:
+    """After the reference, which is quick, 2 s were left of a minute."""
+    seen: list[Progress] = []
+    run(Bench(), trials=60, seconds=10_000.0, watch=seen.append)
+    left = {progress.done: progress.seconds_left or 0.0 for progress in seen if not progress.doing}
+    assert min(left[1], left[2]) > 9_900
+    assert left[3] < 9_900
+    free: list[Progress] = []
+    run(Bench(), trials=60, watch=free.append)
+    untold = [progress.done for progress in free if progress.seconds_left is None]
+    assert max(untold) == 2
+
+
 @pytest.mark.parametrize(
     ("budget", "limit"),
     [

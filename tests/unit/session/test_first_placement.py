@@ -15,6 +15,7 @@ from arrays import arrays_of
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.session import Session
+from qdqspec.session.tuning import FIRST_SHARE
 from qdqspec.types import FIRST, Case, Inputs, Placement, TuneRules
 
 
@@ -57,6 +58,25 @@ def test_the_search_begins_with_it_and_corrections_are_judged_on_it(
         assert seed["placement"] == first["placement"]
     assert FIRST not in {trial.phase for trial in search.trials}  # not candidates: they have no corrections
     assert search.trials[0].placement.digest == reference["placement"]
+
+
+def test_the_time_left_is_that_of_the_search(case: Case, tmp_path: Path) -> None:
+    """While the first placement was sought it was that of its share, a tenth, and none after it."""
+    seen = []
+    minutes = 2.0
+    with Session(root=tmp_path) as session:
+        session.watch = lambda progress: None if progress.waiting else seen.append(progress)
+        session.search(replace(case, tune=replace(case.tune, minutes=minutes)))
+    steps = [progress.doing for progress in seen]
+    begun = steps.index("building the reference for a first placement")
+    left = [progress.seconds_left for progress in seen[begun:]]
+    known = [seconds for seconds in left if seconds is not None]
+    assert len(known) == len(left)
+    corrections = next(
+        number for number, step in enumerate(steps) if step.startswith("looking for corrections")
+    )
+    assert known[: corrections - begun] == sorted(known[: corrections - begun], reverse=True)
+    assert known[0] > FIRST_SHARE * 60 * minutes
 
 
 def test_a_resumed_search_does_not_build_it_again(
