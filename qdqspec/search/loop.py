@@ -274,10 +274,7 @@ class Search:
         """Report the beginning of a step, with the present time left."""
         if self._watch is None:
             return
-        progress = Progress(case=self._case, phase="", done=0, total=self._budget.trials)
-        if self.trials:
-            progress = _progress(self._case, self.trials, self._budget, self._bench)
-        self._watch(replace(progress, doing=doing))
+        self._watch(replace(_progress(self._case, self.trials, self._budget, self._bench), doing=doing))
 
     @property
     def _next(self) -> str:
@@ -378,7 +375,7 @@ def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) 
     verdicts = [_fate(t, t.race) for t in trials if t.race and not t.subgraph]
     return Progress(
         case=case,
-        phase=trials[-1].phase,
+        phase=trials[-1].phase if trials else "",
         done=done,
         total=budget.trials,
         best=bench.best,
