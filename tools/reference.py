@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from qdqspec import cli, registry
 from qdqspec.config.settings import COMMAND_LINE, OPTIONS
-from qdqspec.report.record import record_to_json
+from qdqspec.report.layout import RunPart
+from qdqspec.spec import inline
+from qdqspec.spec.inline import Asked, AskedWithStrategy
 from qdqspec.spec.kinds import params_of
 from qdqspec.spec.models import spec_schema
-from qdqspec.testing.records import sample_run
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _NOTE = "Generated from the code by `python tools/reference.py`."
@@ -28,7 +30,15 @@ def pages() -> dict[str, str]:
         "options.md": _page("Options", _options()),
         "commands.md": _page("Commands", _commands()),
         "record.md": _page("The JSON record", _record()),
+        "python.md": _between("python.md", _asked()),
     }
+
+
+def _between(name: str, lines: Iterator[str]) -> str:
+    """A page written by hand, with these lines between its two comments."""
+    head, mark, rest = (FOLDER / name).read_text(encoding="utf-8").partition("<!-- generated -->\n")
+    end = rest.partition("<!-- end -->")
+    return "\n".join([head + mark.rstrip(), *lines, "".join(end[1:])])
 
 
 def _page(title: str, lines: Iterator[str]) -> str:
@@ -153,54 +163,72 @@ def _argument(action: argparse.Action) -> str:
     return _row(names + value, str(action.help or "").replace("%%", "%"))
 
 
+# ---- Python ----------------------------------------------------------------------------------------
+
+
+def _asked() -> Iterator[str]:
+    """The options of a case with the keys of a spec that they set."""
+    schema = spec_schema()
+    yield from (_row("option", "key of a spec", "meaning"), _row(*("---",) * 3))
+    for option in AskedWithStrategy.__annotations__ | Asked.__annotations__:
+        if option in _OTHER:
+            yield _row(f"`{option}`", "", _OTHER[option])
+            continue
+        *path, key = inline._PLACES[option]  # noqa: SLF001 - it has no other list
+        properties = schema["properties"]
+        for part in path:
+            properties = _properties(properties[part], schema)
+        yield _row(f"`{option}`", f"`{'.'.join((*path, key))}`", properties[key].get("description", ""))
+
+
+_OTHER = {
+    "name": "The id of the case, and its folder below that of the model in `reports/` (default: `default`).",
+    "batch": "The batch: the first dimension of the inputs, where it is dynamic; `matrix.batch` of a spec.",
+    "metrics": "Task metrics of your own, by the name that `metric` or a spec gives them.",
+    "regions": "`regions.by`, or groups of node names (globs), which is `manual`.",
+}
+
+
 # ---- record -------------------------------------------------------------------------------------
 
 
 def _record() -> Iterator[str]:
-    yield "`--qdq-json=PATH`, `tune --json` and reports with the suffix `.json` hold this record; `result.json` of"
-    yield "a case is one entry of `cases`. Fields without a value may be absent. The fields below are of a sample."
-    yield from _heading("", ("field", "type"))
-    yield from (
-        _row(f"`{name}`", kind) for name, kind in sorted(_fields(record_to_json(sample_run())).items())
-    )
+    yield "`--qdq-json=PATH`, `tune --json` and reports with the suffix `.json` hold a [Run](#run); `result.json` of"
+    yield "a case is a [Case](#case). Numbers that JSON lacks are the texts `Infinity`, `-Infinity` and `NaN`."
+    schema = RunPart.model_json_schema(mode="serialization")
+    parts = {**schema["$defs"], "RunPart": schema}
+    waiting = ["RunPart"]
+    for name in waiting:  # grows
+        part = parts[name]
+        about = part["description"].replace("``", "`").split("\n\n")
+        yield from ("", f"## {_part_name(name)}", "", "\n\n".join(" ".join(text.split()) for text in about))
+        yield from ("", _row("field", "type"), _row("---", "---"))
+        yield from (_row(f"`{key}`", _json_type(one, parts)) for key, one in part["properties"].items())
+        refs = re.findall(r"'#/\$defs/(\w+)'", str(part["properties"]))
+        waiting += [ref for ref in dict.fromkeys(refs) if ref not in waiting and "properties" in parts[ref]]
 
 
-_FREE = (
-    "ops",
-    "numbers",
-    "matrix",
-    "facts",
-    "metrics",
-)  # their keys are names of the user's model or of a machine
+def _part_name(name: str) -> str:
+    return name.removesuffix("Part")
 
 
-def _fields(value: object, name: str = "") -> dict[str, str]:
-    """Every field below a value with its types; tables whose keys are names are not entered."""
-    found: dict[str, str] = {}
-    if isinstance(value, Mapping) and name.rpartition(".")[2] not in _FREE:
-        for key, one in value.items():
-            found |= _merged(found, _fields(one, f"{name}.{key}" if name else str(key)))
-        return found
-    if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
-        for one in value:
-            found |= _merged(found, _fields(one, f"{name}[]"))
-        return found
-    words = {bool: "boolean", int: "number", float: "number", str: "text", type(None): "null"}
-    return {
-        name: "list"
-        if isinstance(value, list)
-        else "table"
-        if isinstance(value, Mapping)
-        else words[type(value)]
-    }
-
-
-def _merged(found: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """The types of both, each once."""
-    return {
-        name: " or ".join(dict.fromkeys([*found.get(name, kind).split(" or "), *kind.split(" or ")]))
-        for name, kind in more.items()
-    }
+def _json_type(part: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
+    if "$ref" in part:
+        name = part["$ref"].rpartition("/")[2]
+        named = f"[{_part_name(name)}](#{_part_name(name).lower()})"
+        return named if "properties" in parts[name] else _json_type(parts[name], parts)
+    if "anyOf" in part:
+        return " or ".join(dict.fromkeys(_json_type(one, parts) for one in part["anyOf"]))
+    if "enum" in part or "const" in part:
+        return _type(part, parts)
+    if "prefixItems" in part:
+        return f"list: {', '.join(_json_type(one, parts) for one in part['prefixItems'])}"
+    if part.get("type") == "array":
+        return f"list of {_json_type(part.get('items', {}), parts)}"
+    if "additionalProperties" in part:
+        return f"table of {_json_type(part['additionalProperties'], parts)}"
+    words = {"string": "text", "integer": "number"}
+    return words.get(str(part.get("type")), str(part.get("type", "any")))
 
 
 def _heading(title: str, columns: tuple[str, ...]) -> Iterator[str]:

@@ -108,7 +108,7 @@ class OtherPart(TimedPart):
 
 
 class SpeedupPart(RecordPart):
-    """Reference time over tuned time, with the bounds of its 95 % confidence interval."""
+    """Reference time over tuned time, with the bounds of its 95 % interval."""
 
     median: float
     ci95: tuple[float, float]
