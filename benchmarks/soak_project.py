@@ -23,7 +23,7 @@ import onnx
 
 from qdqspec.baseline.store import read_baseline
 from qdqspec.errors import QdqspecError
-from qdqspec.placement.cache_file import read_cache
+from qdqspec.placement.cache import read_cache
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.report.record import case_from_json, read_record
 

@@ -25,7 +25,7 @@ from qdqspec.files import create_file, unwritable
 if TYPE_CHECKING:
     from qdqspec.backends.base import Capabilities
     from qdqspec.graph.model import Model
-    from qdqspec.regions.inspection import Judged
+    from qdqspec.regions.inspect import Judged
     from qdqspec.types import Inputs
 
 _IMAGE, _SEQUENCE, _OTHER = 224, 128, 16  # guesses for dimensions that a model leaves open

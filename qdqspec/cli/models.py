@@ -35,8 +35,7 @@ from qdqspec.errors import PlacementError
 if TYPE_CHECKING:
     from qdqspec.config import Settings
     from qdqspec.graph.model import Model
-    from qdqspec.regions.inspect import InspectSection
-    from qdqspec.regions.inspection import Judged
+    from qdqspec.regions.inspect import InspectSection, Judged
 
 
 SECTIONS: tuple[InspectSection, ...] = ("regions", "patterns")
@@ -123,8 +122,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     from qdqspec.parity.data import shaped_by_data
     from qdqspec.parity.shapes import require_inputs
     from qdqspec.regions.forecast import forecast_tuning
-    from qdqspec.regions.inspect import render_text, to_json
-    from qdqspec.regions.inspection import find_bodies, inspect_model
+    from qdqspec.regions.inspect import find_bodies, inspect_model, render_text, to_json
     from qdqspec.regions.search import find_regions
     from qdqspec.types import TRIALS, Inputs, RegionRules
 

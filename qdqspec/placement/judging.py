@@ -30,7 +30,7 @@ from qdqspec.placement.rules import left_out
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import NEEDS_WEIGHT
 from qdqspec.regions.flow import carried_of
-from qdqspec.regions.inspection import Judged
+from qdqspec.regions.inspect import Judged
 from qdqspec.types import QuantizeRules
 
 _UNKNOWN = "an unknown type"

@@ -19,8 +19,7 @@ from qdqspec.graph.save import refuse_overwriting, save_model, write_text
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import LARGE
 from qdqspec.measurement.journal import Journal
-from qdqspec.placement.cache import gather
-from qdqspec.placement.cache_file import write_cache
+from qdqspec.placement.cache import gather, write_cache
 from qdqspec.placement.equalize import equalized
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import write_scheme

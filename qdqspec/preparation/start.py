@@ -13,9 +13,8 @@ from qdqspec.corrections.layers import find_layers
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.journal import read_journal
-from qdqspec.placement.cache import WarmStart
+from qdqspec.placement.cache import WarmStart, read_cache
 from qdqspec.placement.cache import warm_starts as cached_starts
-from qdqspec.placement.cache_file import read_cache
 from qdqspec.placement.equalize import EQUALIZED
 from qdqspec.placement.import_qdq import Imported, import_placement, placement_for
 from qdqspec.placement.match import Matcher

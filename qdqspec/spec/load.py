@@ -40,18 +40,12 @@ def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Pat
         spec = _validated(document, place, problems)
     if document is None or spec is None or problems:  # again, with the parser that reports all problems
         document = read_yaml(text)
-        spec = _checked(document, place, name)
+        problems = [*document.problems]
+        spec = _validated(document, place, problems) if document.data or not problems else None
+        if spec is None or problems:
+            raise spec_error(problems, document.lines, name)
     lines = tuple(document.line(("checks", n)) for n in range(len(spec.checks)))
     return spec.located(path, document.line(("matrix",)), lines)
-
-
-def _checked(document: Document, place: Place, name: str) -> Spec:
-    """The spec. Raises an error with all problems."""
-    problems = [*document.problems]
-    spec = _validated(document, place, problems) if document.data or not problems else None
-    if spec is None or problems:
-        raise spec_error(problems, document.lines, name)
-    return spec
 
 
 def _validated(document: Document, place: Place, problems: list[Problem]) -> Spec | None:

@@ -98,8 +98,32 @@ class Spec(SpecSection):
         return cls.model_validate(keys, context=Place(base=base))
 
     def cases(self) -> tuple[Case, ...]:
-        """One case for each combination of the matrix; one named ``default`` without a matrix."""
-        return cases_of(self, source=self._source, case_line=self._case_line, check_lines=self._check_lines)
+        """One case for each combination of the matrix, in its order, with all checks; ``default`` without a matrix."""
+        targets = self.tune.targets or {}
+        matrix = self.matrix
+        if targets:
+            axis = tuple(targets)
+            matrix = (
+                MatrixSection(backend=axis) if matrix is None else matrix.model_copy(update={"backend": axis})
+            )
+        choices = {"default": Choice()} if matrix is None else matrix.cases()
+        plain = Case(
+            id="default",
+            model=self.model,
+            spec=self._source,
+            line=self._case_line,
+            title=self.title,
+            tags=self.tags,
+            targets=targets,
+            inputs=self.inputs.rules(),
+            patterns=self.patterns.rules(),
+            regions=self.regions.rules(),
+            quantize=self.quantize.rules(),
+            tune=self.tune.rules(),
+            checks=_checks(self.checks, self._check_lines),
+            skipping=skip_rules(self.skip, self.skip_unless, self.xfail),
+        )
+        return tuple(_chosen(plain, name, choice) for name, choice in choices.items())
 
     def located(self, source: Path, case_line: int, check_lines: tuple[int, ...]) -> Self:
         """Set the file and the lines (from 1) at which cases and checks are reported."""
@@ -110,7 +134,7 @@ class Spec(SpecSection):
 _HINT = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels'"
 
 
-def require_evaluation(inputs: InputsSection, tune: TuneSection, checks: Sequence[CheckEntry] = ()) -> None:
+def require_evaluation(inputs: InputsSection, tune: TuneSection, checks: Sequence[CheckEntry]) -> None:
     """Raise pydantic's ``ValidationError`` at each place that needs evaluation data, if there is none."""
     if inputs.evaluation is not None:
         return
@@ -141,39 +165,8 @@ _TARGETS = {
 }
 
 
-def cases_of(
-    spec: Spec, *, source: Path | None, case_line: int, check_lines: tuple[int, ...]
-) -> tuple[Case, ...]:
-    """The cases in the order of the matrix; each has all checks."""
-    targets = spec.tune.targets or {}
-    matrix = spec.matrix
-    if targets:
-        axis = tuple(targets)
-        matrix = (
-            MatrixSection(backend=axis) if matrix is None else matrix.model_copy(update={"backend": axis})
-        )
-    choices = {"default": Choice()} if matrix is None else matrix.cases()
-    plain = Case(
-        id="default",
-        model=spec.model,
-        spec=source,
-        line=case_line,
-        title=spec.title,
-        tags=spec.tags,
-        targets=targets,
-        inputs=spec.inputs.rules(),
-        patterns=spec.patterns.rules(),
-        regions=spec.regions.rules(),
-        quantize=spec.quantize.rules(),
-        tune=spec.tune.rules(),
-        checks=_checks(spec, check_lines),
-        skipping=skip_rules(spec.skip, spec.skip_unless, spec.xfail),
-    )
-    return tuple(_chosen(plain, name, choice) for name, choice in choices.items())
-
-
-def _checks(spec: Spec, lines: tuple[int, ...]) -> tuple[CheckSpec, ...]:
-    ids = check_ids(spec.checks)
+def _checks(checks: tuple[CheckEntry, ...], lines: tuple[int, ...]) -> tuple[CheckSpec, ...]:
+    ids = check_ids(checks)
     return tuple(
         CheckSpec(
             id=name,
@@ -182,7 +175,7 @@ def _checks(spec: Spec, lines: tuple[int, ...]) -> tuple[CheckSpec, ...]:
             severity=getattr(entry.params, "severity", "error"),
             line=line,
         )
-        for name, entry, line in zip(ids, spec.checks, lines or (1,) * len(ids), strict=True)
+        for name, entry, line in zip(ids, checks, lines or (1,) * len(ids), strict=True)
     )
 
 

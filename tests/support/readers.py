@@ -28,7 +28,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.change import BuildTimes, change_between
 from qdqspec.measurement.journal import Journal
 from qdqspec.parity.npz import read_members
-from qdqspec.placement.cache_file import read_cache
+from qdqspec.placement.cache import read_cache
 from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
 from qdqspec.regions.grammar import parse
 from qdqspec.registry import names

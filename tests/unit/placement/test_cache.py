@@ -15,15 +15,18 @@ from qdqspec.errors import StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.cache import (
+    MOST_BYTES,
     CacheEntry,
     Key,
     PatternCache,
     WarmStart,
+    cache_text,
     gather,
     pruned,
+    read_cache,
     warm_starts,
+    write_cache,
 )
-from qdqspec.placement.cache_file import MOST_BYTES, cache_text, read_cache, write_cache
 from qdqspec.placement.relative import parse_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.search import find_regions

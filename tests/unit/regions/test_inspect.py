@@ -10,8 +10,7 @@ import pytest
 
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.judging import judge
-from qdqspec.regions.inspect import render_text, to_json
-from qdqspec.regions.inspection import Judged, find_bodies, inspect_model
+from qdqspec.regions.inspect import Judged, find_bodies, inspect_model, render_text, to_json
 from qdqspec.regions.search import find_regions
 from qdqspec.registry import resolve
 

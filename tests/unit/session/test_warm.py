@@ -16,8 +16,7 @@ from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
 from qdqspec.measurement.journal import Journal
-from qdqspec.placement.cache import gather
-from qdqspec.placement.cache_file import write_cache
+from qdqspec.placement.cache import gather, write_cache
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.scheme import write_scheme
 from qdqspec.placement.space import SchemeSpace

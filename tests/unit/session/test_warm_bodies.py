@@ -11,8 +11,7 @@ from onnx import numpy_helper
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
-from qdqspec.placement.cache import gather
-from qdqspec.placement.cache_file import write_cache
+from qdqspec.placement.cache import gather, write_cache
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.regions.search import find_regions
