@@ -16,6 +16,7 @@ from qdqspec.arrays import Array as Array
 from qdqspec.config import Settings
 from qdqspec.config.declared import BackendOptions
 from qdqspec.errors import BackendUnavailableError
+from qdqspec.registry import resolve
 from qdqspec.types import Case, DeviceKey, Kind, LayerTime, Samples, ShapeProfile
 
 BUILD_SECONDS = 600.0
@@ -212,3 +213,9 @@ class Backend(Protocol):
     def build(self, model: Path, options: BuildOptions) -> Engine:
         """Build the ONNX file into an engine; raise `BackendError` with the runtime's reason."""
         ...
+
+
+def backend_named(name: str) -> Backend:
+    """An instance of the backend of that name. Raises `ConfigError` with the nearest known one."""
+    entry = resolve("backend", name)
+    return entry() if isinstance(entry, type) else entry  # type: ignore[return-value]  # registry knows no kinds

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,27 +270,16 @@ def _replace(path: Path, text: str | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def entries_asked_for(cases: Sequence[Case]) -> frozenset[Name]:
-    """The entries that the regression checks of a spec's cases compare with."""
-    return frozenset(
-        (case.id, check.params.evidence_key)
-        for case in cases
-        for check in case.checks
-        if check.kind == "regression"
-    )
-
-
-def obsolete_entries(folder: Path, cases: Sequence[Case]) -> tuple[tuple[Path, Name], ...]:
-    """Entries below a spec's baseline folder, for any device, that its cases do not use.
+def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, Name], ...]:
+    """Entries below a spec's baseline folder, for any device, that are not ``used`` by its checks.
 
     A damaged file has none: it is reported when a check compares with it.
     """
-    asked = entries_asked_for(cases)
     found: list[tuple[Path, Name]] = []
     for file in sorted(folder.glob("*.json")):
         try:
             known = read_baseline(file)
         except StateError:
             continue
-        found += [(file, name) for name in (known.names() if known else ()) if name not in asked]
+        found += [(file, name) for name in (known.names() if known else ()) if name not in used]
     return tuple(found)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Protocol, cast
+from typing import Annotated, ClassVar, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qdqspec.config.hooks import owner_of
 from qdqspec.registry import resolve
-from qdqspec.types import CheckSpec, Evidence, EvidenceKind, Severity, Verdict
-from qdqspec.types.requests import Request, ScoreRequest
+from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Severity, Verdict
+from qdqspec.types.requests import BaselineRequest, Request, ScoreRequest
 from qdqspec.units import fraction
+
+AnyRequest = TypeVar("AnyRequest")
 
 
 class CheckParams(BaseModel):
@@ -102,9 +104,20 @@ def requests_of(check: CheckSpec) -> tuple[Request, ...]:
     return tuple(cast("RequestingCheck", kind).requests(check.params)) if hasattr(kind, "requests") else ()
 
 
+def requested(checks: Iterable[CheckSpec], kind: type[AnyRequest]) -> list[tuple[str, AnyRequest]]:
+    """The requests of one type of several checks, each with the id of its check, in their order."""
+    every = ((check.id, request) for check in checks for request in requests_of(check))
+    return [(check, request) for check, request in every if isinstance(request, kind)]
+
+
 def asks_score(check: CheckSpec) -> bool:
     """Whether a check requests the value of a task metric, by a name that only the run can look up."""
-    return any(isinstance(request, ScoreRequest) for request in requests_of(check))
+    return bool(requested([check], ScoreRequest))
+
+
+def baseline_entries(cases: Iterable[Case]) -> frozenset[tuple[str, str]]:
+    """The entries of baselines that checks of these cases compare with: ids of the case, and names of the entry."""
+    return frozenset((case.id, r.key) for case in cases for _, r in requested(case.checks, BaselineRequest))
 
 
 def needs_of(check: CheckSpec) -> frozenset[EvidenceKind]:

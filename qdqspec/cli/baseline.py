@@ -110,14 +110,15 @@ def _judged(file: Path, known: Baseline, asked: frozenset[Name] | None) -> Itera
 
 def _asked_for(file: Path, settings: Settings) -> frozenset[Name] | None:
     """The entries used by the spec of a baseline: none if it is gone, ``None`` if only Python can determine it."""
-    from qdqspec.baseline.store import FOLDER, entries_asked_for
+    from qdqspec.baseline.store import FOLDER
+    from qdqspec.checks.base import baseline_entries
 
     if file.absolute().parent.parent.name != FOLDER:
         return None
     home, stem = file.absolute().parents[2], file.absolute().parent.name
     for suffix in (*SPEC_SUFFIXES, ".yaml", ".yml"):
         if (home / f"{stem}{suffix}").is_file():
-            return entries_asked_for(load_cases(home / f"{stem}{suffix}", settings))
+            return baseline_entries(load_cases(home / f"{stem}{suffix}", settings))
     return None if (home / f"{stem}.py").is_file() else frozenset()
 
 

@@ -16,7 +16,7 @@ from qdqspec import __version__
 from qdqspec.cases import SPEC_SUFFIXES
 from qdqspec.cli.draft import DataDraft, Draft, InputDraft, counted
 from qdqspec.cli.models import judged
-from qdqspec.cli.words import Verbs, add_verb, backend_named, conclude, settings_from
+from qdqspec.cli.words import Verbs, add_verb, conclude, settings_from
 from qdqspec.collector import uncollected
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, OutputError
@@ -111,7 +111,7 @@ def _data(path: Path | None, model: Model, output: Path) -> tuple[DataDraft, Inp
 
 
 def _draft(model: Model, output: Path, settings: Settings, data: DataDraft, inputs: Inputs) -> Draft:
-    from qdqspec.backends.base import BuildOptions
+    from qdqspec.backends.base import BuildOptions, backend_named
     from qdqspec.graph.cautions import cautions
     from qdqspec.parity.data import shaped_by_data
 

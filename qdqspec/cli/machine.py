@@ -14,7 +14,6 @@ from qdqspec.cli.words import (
     Verbs,
     add_verb,
     answer,
-    backend_named,
     complain,
     end_on_sigterm,
     say,
@@ -60,7 +59,7 @@ def add_verbs(verbs: Verbs) -> None:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Probe every installed backend."""
-    from qdqspec.backends.base import BuildOptions
+    from qdqspec.backends.base import BuildOptions, backend_named
 
     settings = settings_from(arguments)
     chosen, options = settings.backend, BuildOptions.of(settings)

@@ -19,7 +19,6 @@ from qdqspec.cli.words import (
     add_values,
     add_verb,
     answer,
-    backend_named,
     conclude,
     inputs_given,
     model_given,
@@ -157,7 +156,7 @@ def inspect(arguments: argparse.Namespace) -> int:
 
 def judged(model: Model, settings: Settings) -> Judged:
     """The operators that the backend may quantize, from its table if the backend does not work on this machine."""
-    from qdqspec.backends.base import BuildOptions
+    from qdqspec.backends.base import BuildOptions, backend_named
     from qdqspec.placement.judging import judge
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)

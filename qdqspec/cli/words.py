@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, TypeVar, cast
 
-from qdqspec import registry
 from qdqspec.config import Settings, add_options, find_root, flags_given, load_settings
 from qdqspec.errors import OutputError
 from qdqspec.report.terminal import colored, fitted, wants_color
@@ -27,7 +26,6 @@ T = TypeVar("T")
 FINE, WANTING, IMPOSSIBLE = 0, 1, 2
 
 if TYPE_CHECKING:
-    from qdqspec.backends.base import Backend
     from qdqspec.graph.model import Model
     from qdqspec.types import FixedValue, Inputs
 
@@ -110,12 +108,6 @@ def settings_from(
     return load_settings(
         find_root(Path.cwd()), flags=flags_given(vars(arguments)), prefix="--", layout=layout
     )
-
-
-def backend_named(name: str) -> Backend:
-    """The backend called ``name``; raises `ConfigError` with the nearest known one."""
-    found = registry.resolve("backend", name)
-    return cast("Backend", found() if isinstance(found, type) else found)
 
 
 COLOR: ContextVar[str] = ContextVar("color", default="auto")  # the value of --color of the running command

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from qdqspec import __version__
-from qdqspec.checks.base import Check
+from qdqspec.checks.base import Check, requested
 from qdqspec.codec import from_data, to_data
 from qdqspec.config import Settings
 from qdqspec.config.declared import check_option
@@ -23,6 +23,7 @@ from qdqspec.files import file_digest
 from qdqspec.graph.model import load_model
 from qdqspec.registry import resolve
 from qdqspec.types import Case, CheckSpec, Data, DataSource
+from qdqspec.types.requests import ScoreRequest
 
 _TO_WORKER = "to: qdqspec worker ADDRESS"
 INPUTS, OUTPUT, CACHE = "inputs", "output", "cache"  # folders of a job
@@ -235,7 +236,7 @@ def _check(data: Mapping[str, Any]) -> CheckSpec:
 
 def _refuse_local(case: Case, settings: Settings) -> None:
     """Reject parts that exist only on the client: metrics in Python, plugins, and settings of the device."""
-    asked = {check.params.metric for check in case.checks if check.kind == "accuracy"}
+    asked = {request.metric for _, request in requested(case.checks, ScoreRequest)}
     if case.tune.accuracy is not None:
         asked.add(case.tune.accuracy.metric)
     own = sorted(asked & set(case.metrics))

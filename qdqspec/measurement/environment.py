@@ -104,10 +104,10 @@ def _expose(package: Path, link: Path) -> None:
 
 
 def _main(backend: str, options: str) -> None:
-    from qdqspec.measurement.worker import backend_by_name
+    from qdqspec.backends.base import backend_named
 
     words = options_from_json(json.loads(options))
-    found = backend_by_name(backend)
+    found = backend_named(backend)
     state = found.probe(words)
     installed = Installed(
         usable=state.usable,

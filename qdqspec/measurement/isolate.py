@@ -18,7 +18,7 @@ from pathlib import Path
 
 from qdqspec import errors
 from qdqspec.arrays import Array
-from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Capabilities, backend_named
 from qdqspec.closing import Closing
 from qdqspec.codec import from_data
 from qdqspec.config import options_of
@@ -33,7 +33,7 @@ from qdqspec.measurement._processes import (
     give_back,
     open_launcher,
 )
-from qdqspec.measurement.worker import backend_by_name, options_to_json
+from qdqspec.measurement.worker import options_to_json
 from qdqspec.quantize.scales import as_real
 from qdqspec.types import DeviceKey, LayerTime, Samples
 from qdqspec.units import signal_text
@@ -65,7 +65,7 @@ class Isolated(Closing):
         fork: bool | None = None,
         interpreter: Interpreter | None = None,
     ) -> None:
-        self._local: Backend = backend_by_name(backend) if isinstance(backend, str) else backend
+        self._local: Backend = backend_named(backend) if isinstance(backend, str) else backend
         self._registered = backend if isinstance(backend, str) else backend.name
         self._build_timeout = build_timeout
         self._call_timeout = call_timeout

@@ -332,10 +332,9 @@ FEEDS = {{
 '''
 _ANY = """from pathlib import Path
 
-from qdqspec.backends.base import BuildOptions
-from qdqspec.measurement.worker import backend_by_name
+from qdqspec.backends.base import BuildOptions, backend_named
 
-backend_by_name("{backend}").build(Path(MODEL), BuildOptions(extra={extra!r})).run(FEEDS)
+backend_named("{backend}").build(Path(MODEL), BuildOptions(extra={extra!r})).run(FEEDS)
 """
 
 

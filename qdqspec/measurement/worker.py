@@ -36,9 +36,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qdqspec import registry
 from qdqspec.arrays import Array
-from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.base import Backend, BuildOptions, Engine, backend_named
 from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.types import InputShape, ShapeProfile
@@ -162,12 +161,6 @@ def error_to_json(error: Exception) -> dict[str, Any]:
     return {"kind": type(error).__name__, "what": f"the backend failed: {type(error).__name__}: {error}"}
 
 
-def backend_by_name(name: str) -> Backend:
-    """An instance of the backend registered under ``name``."""
-    entry = registry.resolve("backend", name)
-    return entry() if isinstance(entry, type) else entry  # type: ignore[return-value]  # registry knows no kinds
-
-
 def options_to_json(options: BuildOptions) -> dict[str, Any]:
     """Build options, for another process."""
     data: dict[str, Any] = to_data(options)
@@ -200,7 +193,7 @@ def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
     """Load the backend, report readiness, then fork and end children on request until the parent has ended."""
     children: set[int] = set()
     try:
-        backend = backend_by_name(name)
+        backend = backend_named(name)
         backend.probe()  # imports the heavy library
         # and onnx, with which backends read their optimized models
         importlib.import_module("qdqspec.graph.model")
@@ -300,7 +293,7 @@ def run_single(name: str, port: int, folder: Path) -> None:
     _enter(folder)
     stream = FrameStream(connection)
     try:
-        backend = backend_by_name(name)
+        backend = backend_named(name)
     except QdqspecError as error:
         stream.receive()
         stream.send({"error": error_to_json(error)})

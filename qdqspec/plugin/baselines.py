@@ -127,8 +127,9 @@ def _obsolete(spec: Path, cases: Sequence[Case]) -> Iterable[tuple[Path, Name]]:
     if not folder.is_dir():
         return ()
     from qdqspec.baseline.store import obsolete_entries
+    from qdqspec.checks.base import baseline_entries
 
-    return obsolete_entries(folder, cases)
+    return obsolete_entries(folder, baseline_entries(cases))
 
 
 def _write(file: Path, device: str, renewals: Sequence[Renewal], dropped: Sequence[Name]) -> None:

@@ -7,13 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
 
 from qdqspec.accuracy.culprits import culprits_of
 from qdqspec.accuracy.parity import BothModels, compare_models
 from qdqspec.accuracy.probes import search_input
 from qdqspec.baseline.store import Renewal
-from qdqspec.checks.base import needs_of, requests_of
+from qdqspec.checks.base import AnyRequest, needs_of, requested, requests_of
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model, require_path
 from qdqspec.lint import lint_model
@@ -58,7 +57,6 @@ from qdqspec.types.requests import (
     SurvivalRequest,
 )
 
-R = TypeVar("R")
 _COMPARED = ("reference", "tuned")
 DRIFT = 0.05  # relative change of speed from which it is reported
 CULPRIT_SECONDS = 30.0  # time limit of error attribution after a failed check
@@ -182,10 +180,9 @@ class CaseWork:
         """Outputs of another model that takes the same inputs, compared with those of the given model."""
         return compare_models(self.setup, tuned)
 
-    def _requested(self, kind: type[R]) -> list[R]:
+    def _requested(self, kind: type[AnyRequest]) -> list[AnyRequest]:
         """The requests of one type of all checks of the case, in their order."""
-        checks = self.setup.case.checks
-        return [request for check in checks for request in requests_of(check) if isinstance(request, kind)]
+        return [request for _, request in requested(self.setup.case.checks, kind)]
 
     def gather(self, check: CheckSpec) -> None:
         """Collect the evidence that only this check may need, once; raises if it cannot be computed.

@@ -27,7 +27,7 @@ from qdqspec.baseline.compare import (
     unlikeness,
 )
 from qdqspec.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
-from qdqspec.checks.base import requests_of
+from qdqspec.checks.base import requested
 from qdqspec.config import Settings
 from qdqspec.errors import StateError
 from qdqspec.measurement.change import (
@@ -84,7 +84,7 @@ class Gatekeeper:
     def gate(self) -> Gate:
         """Gather the evidence of all baseline requests of the case, without a verdict. Times the model."""
         allowances: dict[str, list[float]] = {}
-        for _, request in baseline_requests(self.case):
+        for _, request in requested(self.case.checks, BaselineRequest):
             allowances.setdefault(request.key, []).append(request.allowed)
         evidence = {name: self._told(name, min(allowed)) for name, allowed in allowances.items()}
         return Gate(evidence=evidence, renewals=tuple(self._renewals))
@@ -200,7 +200,9 @@ class Gatekeeper:
         """The command that writes the entry, with the options that choose the device."""
         spec = self.case.spec
         file = os.path.relpath(spec) if spec is not None else ""
-        check = next(check for check, request in baseline_requests(self.case) if request.key == name)
+        check = next(
+            check for check, request in requested(self.case.checks, BaselineRequest) if request.key == name
+        )
         words = ["pytest", f"{file}::{self.case.id}::{check}"]
         given = [key for key in ("backend", "device", "threads") if key in self.settings.origins]
         words += [f"--qdq-{key}={getattr(self.settings, key)}" for key in given]
@@ -220,14 +222,8 @@ def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict
             state="damaged", command=error.cure or "", reason=error.what, required=True
         )
         found = replace(found, file=_shown(case, file))
-        return {request.key: found for _, request in baseline_requests(case)}
+        return {request.key: found for _, request in requested(case.checks, BaselineRequest)}
     return {}
-
-
-def baseline_requests(case: Case) -> list[tuple[str, BaselineRequest]]:
-    """The requests of the case for comparisons with its baseline, each with the id of its check."""
-    requests = ((check.id, request) for check in case.checks for request in requests_of(check))
-    return [(check, request) for check, request in requests if isinstance(request, BaselineRequest)]
 
 
 def conditions_of(

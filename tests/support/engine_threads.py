@@ -9,8 +9,9 @@ from __future__ import annotations
 import socket
 import threading
 
+from qdqspec.backends.base import backend_named
 from qdqspec.measurement._processes import Child, engine_folder
-from qdqspec.measurement.worker import Service, backend_by_name
+from qdqspec.measurement.worker import Service
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.wire import FrameStream
 
@@ -42,4 +43,4 @@ class Threads:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:
-            Service(FrameStream(connection), backend_by_name(self._backend)).serve()
+            Service(FrameStream(connection), backend_named(self._backend)).serve()

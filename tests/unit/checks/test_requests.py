@@ -15,8 +15,10 @@ from pydantic import Field
 
 import qdqspec
 from qdqspec import registry
-from qdqspec.checks.base import CheckParams, needs_of, requests_of
+from qdqspec.checks.base import CheckParams, baseline_entries, needs_of, requests_of
 from qdqspec.checks.verdicts import unmeasured, verdict
+from qdqspec.cluster.request import pack
+from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, DataError
 from qdqspec.report.record import case_from_json, case_to_json, record_to_json
 from qdqspec.report.tables import summary_table
@@ -26,7 +28,15 @@ from qdqspec.spec.load import load_spec
 from qdqspec.testing.checks import CheckContract
 from qdqspec.testing.records import faster_case, params_of
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Section, TuneRules, Verdict
-from qdqspec.types.requests import ComparedModels, FigureRequest, LintRequest, ParityRequest, Request
+from qdqspec.types.requests import (
+    BaselineRequest,
+    ComparedModels,
+    FigureRequest,
+    LintRequest,
+    ParityRequest,
+    Request,
+    ScoreRequest,
+)
 
 FASTER = faster_case().evidence
 MODEL = Path(__file__).parents[3] / "specs" / "models" / "digits_resnet.onnx"
@@ -190,3 +200,30 @@ class TestShiftCheck(CheckContract):
     )
     failing = ({"kind": "mean-shift", "max": 0.1}, passing[1])
     inconclusive = ({"kind": "mean-shift", "max": 0.1}, FASTER)
+
+
+class PaceCheck:
+    """A check of another package that compares with the baseline and scores a metric of the project."""
+
+    Params: ClassVar[type[CheckParams]] = ShiftParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset()
+
+    def requests(self, _: CheckParams) -> tuple[Request, ...]:
+        return BaselineRequest(key="pace", allowed=0.05), ScoreRequest(metric="our-own")
+
+    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+        raise NotImplementedError
+
+
+pace = PaceCheck()
+
+
+def test_requests_of_an_installed_check_count_for_baselines_and_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were known by the names of the checks `regression` and `accuracy`."""
+    _install(monkeypatch, f"{__name__}:pace")
+    case = Case(id="int8", model=MODEL, checks=(shift(max=1.0),), metrics={"our-own": lambda *_: 1.0})
+    assert baseline_entries([case]) == {("int8", "pace")}
+    with pytest.raises(ConfigError, match="the metric our-own is Python code"):
+        pack(case, Settings(root=tmp_path))
