@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _SESSIONS = pytest.StashKey[list["Session"]]()
 _RECEIVED = pytest.StashKey[list[RunRecord]]()
 TROUBLES = pytest.StashKey[list[str]]()  # what any process could not write
-_RECORD, _TROUBLE = "qdqspec_record", "qdqspec_trouble"  # keys in a worker's output
+_ANNOTATIONS = pytest.StashKey[list[str]]()
+_RECORD, _TROUBLE, _LINES = "qdqspec_record", "qdqspec_trouble", "qdqspec_annotations"  # in a worker's output
 
 
 def note_session(config: pytest.Config, session: Session) -> None:
@@ -51,6 +52,15 @@ def own_record(config: pytest.Config) -> RunRecord | None:
     return merge_records([session.record() for session in sessions_of(config)])
 
 
+def annotations_of(config: pytest.Config) -> list[str]:
+    """The annotations for GitHub of all processes. Paths of specs and lines of checks are not part of a record."""
+    from qdqspec.report.write import MOST_ANNOTATIONS, annotation_lines
+
+    own = own_record(config)
+    lines = [*config.stash.get(_ANNOTATIONS, []), *(annotation_lines(own, config.rootpath) if own else [])]
+    return lines[:MOST_ANNOTATIONS]
+
+
 def compare_runtimes(config: pytest.Config) -> None:
     """Compare the runtimes of cases that this process judged; an error is reported with the results."""
     for session in sessions_of(config):
@@ -72,6 +82,7 @@ def hand_over(config: pytest.Config) -> None:
         return
     worker: Any = config
     worker.workeroutput[_RECORD] = json.dumps(record_to_json(record))
+    worker.workeroutput[_LINES] = annotations_of(config)
     try:
         write_results(record)
     except OutputError as error:
@@ -84,6 +95,7 @@ def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
         from qdqspec.report.record import record_from_json
 
         config.stash.setdefault(_RECEIVED, []).append(record_from_json(json.loads(worker_output[_RECORD])))
+        config.stash.setdefault(_ANNOTATIONS, []).extend(worker_output[_LINES])
     if _TROUBLE in worker_output:
         config.stash.setdefault(TROUBLES, []).append(worker_output[_TROUBLE])
 

@@ -15,7 +15,14 @@ from qdqspec.errors import QdqspecError
 from qdqspec.plugin._compat import columns_of, has_collected
 from qdqspec.plugin.baselines import near
 from qdqspec.plugin.collect import PYTHON_SPECS, CheckItem
-from qdqspec.plugin.distribute import TROUBLES, own_record, record_of, write_reports, write_results
+from qdqspec.plugin.distribute import (
+    TROUBLES,
+    annotations_of,
+    own_record,
+    record_of,
+    write_reports,
+    write_results,
+)
 from qdqspec.plugin.options import asked_for, settings_of
 from qdqspec.types import RunRecord
 
@@ -113,8 +120,8 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
         terminal.write_line(f"Models and measurements: {near(settings.output, config)}")
     for path in config.stash.get(_REPORTS, []):
         terminal.write_line(f"Report: {near(path, config)}")
-    from qdqspec.report.write import annotation_lines, is_github
+    from qdqspec.report.write import is_github
 
     if any(is_github(path) for path in settings.report):
-        for line in annotation_lines(record, config.rootpath):
+        for line in annotations_of(config):
             terminal.write_line(line)

@@ -22,7 +22,7 @@ from qdqspec.units import plain
 
 NAME = "github"
 _SUMMARY, _REPOSITORY = "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"
-_MOST = 10  # of each kind that GitHub shows for a step
+MOST_ANNOTATIONS = 10  # of each kind that GitHub shows for a step
 _LEVELS = {("error", "fail"): "error", ("warn", "fail"): "warning"}
 
 
@@ -36,7 +36,7 @@ def annotation_lines(record: RunRecord, root: Path, environment: Mapping[str, st
 
     Paths are relative to the checked-out repository, of which ``root`` may be a folder; to ``root`` outside it.
     """
-    return [*_annotations(record, (Path(environment.get(_REPOSITORY) or root), root))][:_MOST]
+    return [*_annotations(record, (Path(environment.get(_REPOSITORY) or root), root))][:MOST_ANNOTATIONS]
 
 
 def _annotations(record: RunRecord, roots: Sequence[Path]) -> Iterator[str]:

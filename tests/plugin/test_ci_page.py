@@ -65,7 +65,8 @@ def test_exit_codes(pytester, models, words, spec, code):
     assert pytester.runpytest_inprocess("specs", "--qdq-backend=fake", *shlex.split(words)).ret == code
 
 
-def test_the_commands_run(pytester, models, monkeypatch, tmp_path):
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
+def test_the_commands_run(pytester, models, monkeypatch, tmp_path, workers):
     specs = pytester.mkdir("specs")
     (specs / "net.onnx").write_bytes((models / "digits_resnet.onnx").read_bytes())
     (specs / "net.qdq.yaml").write_text(SPEC)
@@ -78,7 +79,7 @@ def test_the_commands_run(pytester, models, monkeypatch, tmp_path):
     subprocess.run(key, shell=True, check=True, timeout=120, cwd=pytester.path)
     assert re.fullmatch(r"key=[0-9a-f]{16}\n", (tmp_path / "GITHUB_OUTPUT").read_text())
     _, *words = shlex.split(gate)
-    run = pytester.runpytest_subprocess(*words)
+    run = pytester.runpytest_subprocess(*words, *workers)
     run.assert_outcomes(passed=1, failed=1)
     run.stdout.fnmatch_lines(
         ["::error file=specs/net.qdq.yaml,line=4,title=net%3A%3Adefault%3A%3Aspeedup-2::*"]
