@@ -57,9 +57,9 @@ def with_kernels(flat: onnx.ModelProto) -> onnx.ModelProto:
     return _Lowering(flat).proto()
 
 
-def encoded(node: onnx.NodeProto) -> str:
-    """A node as text for the metadata of another one."""
-    return base64.b64encode(node.SerializeToString(deterministic=True)).decode("ascii")
+def encoded(message: onnx.NodeProto | TensorProto) -> str:
+    """A node or tensor as text for the metadata of a node."""
+    return base64.b64encode(message.SerializeToString(deterministic=True)).decode("ascii")
 
 
 def is_default(node: onnx.NodeProto) -> bool:

@@ -98,7 +98,11 @@ class _Raising:
                 self._instead[index] = new
         if not self._instead:
             return self._flat
-        nodes = [new for i, node in enumerate(self._nodes) for new in self._at(i, node)]
+        nodes = [
+            new
+            for i, node in enumerate(self._nodes)
+            for new in self._instead.get(i, () if i in self._gone else (node,))
+        ]
         read = {name for node in nodes for name in (*node.input, *names_read_inside(node))} | self._outputs
         touched = {name for i in (*self._gone, *self._instead) for name in self._nodes[i].input}
         proto = copy_model(self._flat, but={"node", "initializer"})
@@ -119,9 +123,6 @@ class _Raising:
         ours = any(metadata(node, IMPORTS) is not None for node in kernels)
         others = any(node.domain == DOMAIN for node in nodes)
         return DOMAIN if kernels and (foreign or ours) and not others else None
-
-    def _at(self, index: int, node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
-        return self._instead.get(index, () if index in self._gone else (node,))
 
     def _live(self, nodes: list[onnx.NodeProto], touched: set[str]) -> Iterator[onnx.NodeProto]:
         """The nodes without those that only the kernels read: products of scales, and transposed weights."""
@@ -353,14 +354,10 @@ class _Raising:
 def _replaced(node: onnx.NodeProto) -> onnx.NodeProto | None:
     """The node that a kernel of ours computes, from its metadata."""
     text = metadata(node, REPLACED)
-    if text is None:
-        return None
-    found = onnx.NodeProto()
     try:
-        found.ParseFromString(base64.b64decode(text, validate=True))
+        return None if text is None else onnx.NodeProto.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, DecodeError):
         return None
-    return found
 
 
 def _trimmed(names: Iterable[str]) -> list[str]:

@@ -36,7 +36,9 @@ def raise_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
         raised = copy_model(proto)
     else:
         raised = _converted(proto, version)
-        _put_back(proto, raised)
+        refill(raised.metadata_props, proto.metadata_props)
+        refill(raised.functions, proto.functions)
+        _put_back_graph(proto.graph, raised.graph)
     raised.ir_version = max(raised.ir_version, IR_WITH_FREE_INITIALIZERS)
     return raised
 
@@ -70,14 +72,8 @@ def _with_weights_as_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def _put_back(original: onnx.ModelProto, raised: onnx.ModelProto) -> None:
-    """Undo the converter's changes other than those of operators."""
-    refill(raised.metadata_props, original.metadata_props)
-    refill(raised.functions, original.functions)
-    _put_back_graph(original.graph, raised.graph)
-
-
 def _put_back_graph(original: onnx.GraphProto, raised: onnx.GraphProto) -> None:
+    """Undo the converter's changes other than those of operators."""
     known = {t.name for t in original.initializer}
     added = [t for t in raised.initializer if t.name not in known]
     refill(raised.initializer, [*original.initializer, *added])

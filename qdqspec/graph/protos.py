@@ -116,6 +116,14 @@ def is_external(tensor: TensorProto) -> bool:
     return bool(external_data_helper.uses_external_data(tensor))
 
 
+def refer(tensor: TensorProto, location: str, offset: int, length: int) -> TensorProto:
+    """Let a tensor without values refer to bytes of a file; returns the tensor."""
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
 def tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
     """All tensors of a model: initializers and attribute values, also in bodies and functions."""
     yield from proto.graph.initializer

@@ -182,7 +182,10 @@ class _Namer:
         path = free_name(f"{owner}/{attribute}", self._paths)
         names = tuple(f"{path}/{name}" for name in unique_node_names(graph.node))
         self._take(names)
-        tensors = {name: self._tensor(path, name) for name in defined_in(graph)}
+        tensors = {
+            name: name if self._times[name] == 1 else free_name(f"{path}/{name}", self._tensors)
+            for name in defined_in(graph)
+        }
         return Scope(
             path=path,
             graph=graph,
@@ -192,11 +195,6 @@ class _Namer:
             owner=owner,
             attribute=attribute,
         )
-
-    def _tensor(self, path: str, name: str) -> str:
-        if self._times[name] == 1:
-            return name
-        return free_name(f"{path}/{name}", self._tensors)
 
     def _take(self, names: Iterable[str]) -> None:
         """Reserve names, so that no body's path is a node's name or a prefix of one."""

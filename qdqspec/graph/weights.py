@@ -18,7 +18,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from qdqspec.arrays import Array
 from qdqspec.errors import ModelError
 from qdqspec.files import unwritable
-from qdqspec.graph.protos import is_external, map_tensors, size_of
+from qdqspec.graph.protos import is_external, map_tensors, refer, size_of
 
 # Shape inference reads shapes and axes, and that of a runtime may fail if these are external data ("Cannot parse
 # data from external tensors"). They are 32 or 64 bits wide, and weights never are.
@@ -63,7 +63,7 @@ class WeightStore:
         if tensor.data_type in _INLINE or size_of(tensor) < self._threshold:
             return with_own_bytes(tensor, self._base)
         offset, length = self._place(tensor_bytes(tensor, self._base))
-        return _reference(tensor, self.path.name, offset, length)
+        return refer(bare(tensor), self.path.name, offset, length)
 
     def _place(self, data: bytes) -> tuple[int, int]:
         digest = hashlib.blake2b(data, digest_size=20).digest()
@@ -158,14 +158,6 @@ def external_blocks(tensor: TensorProto, base: Path | None, most: int = _BLOCK) 
 
 def _external_bytes(tensor: TensorProto, base: Path | None) -> bytes:
     return b"".join(external_blocks(tensor, base, external_length(tensor)))
-
-
-def _reference(tensor: TensorProto, location: str, offset: int, length: int) -> TensorProto:
-    reference = bare(tensor)
-    reference.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
-        reference.external_data.add(key=key, value=value)
-    return reference
 
 
 def bare(tensor: TensorProto) -> TensorProto:

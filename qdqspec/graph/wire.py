@@ -22,7 +22,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
-from qdqspec.graph.protos import Message, copy_fields, is_external, tensors_in_nodes
+from qdqspec.graph.protos import Message, copy_fields, is_external, refer, tensors_in_nodes
 from qdqspec.graph.weights import bare, external_blocks, external_length
 
 _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
@@ -236,11 +236,7 @@ def _tensor(file: BinaryIO, field: _Field) -> TensorProto:
         else:
             tensor.MergeFromString(_bytes(file, inner.start, inner.end))
     if data is not None:
-        tensor.data_location = TensorProto.EXTERNAL
-        size = data.end - data.content
-        name = Path(file.name).name
-        for key, value in (("location", name), ("offset", str(data.content)), ("length", str(size))):
-            tensor.external_data.add(key=key, value=value)
+        refer(tensor, Path(file.name).name, data.content, data.end - data.content)
     return tensor
 
 

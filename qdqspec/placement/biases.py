@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from qdqspec.graph.dynamic_kernels import encoded
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import copied, metadata
@@ -89,7 +90,7 @@ def corrected_bias(
             before = numpy_helper.from_array(np.ascontiguousarray(own), layer.bias)
     name = layer.bias or free_name
     record = {"name": name, "shift": shift_text(shift)}
-    record |= {} if before is None else {"before": _text(before)}
+    record |= {} if before is None else {"before": encoded(before)}
     return CorrectedBias(
         value=numpy_helper.from_array(np.ascontiguousarray(value), name),
         is_added=before is None,
@@ -115,7 +116,9 @@ def biases_before(model: Model, gone: Collection[int]) -> dict[str, TensorProto 
         name = "" if record is None else str(record["name"])
         if record is None or name not in model.constants:
             continue
-        found[name] = _tensor(str(record["before"])) if "before" in record else None
+        found[name] = (
+            TensorProto.FromString(base64.b64decode(str(record["before"]))) if "before" in record else None
+        )
     return found
 
 
@@ -124,13 +127,3 @@ def with_value(node: onnx.NodeProto, value: TensorProto) -> onnx.NodeProto:
     changed = copied(node)
     next(a for a in changed.attribute if a.name == "value").t.CopyFrom(value)
     return changed
-
-
-def _text(tensor: TensorProto) -> str:
-    return base64.b64encode(tensor.SerializeToString(deterministic=True)).decode("ascii")
-
-
-def _tensor(text: str) -> TensorProto:
-    tensor = TensorProto()
-    tensor.ParseFromString(base64.b64decode(text))
-    return tensor

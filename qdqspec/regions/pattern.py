@@ -210,10 +210,8 @@ class _Writer:
 
     def write(self) -> str:
         """The text of the whole pattern."""
-        return self._chain(0).removeprefix("(").removesuffix(")") if self._is_one_fork() else self._chain(0)
-
-    def _is_one_fork(self) -> bool:
-        return self._chains.following[0] == len(self._ops) + 1
+        is_one_fork = self._chains.following[0] == len(self._ops) + 1
+        return self._chain(0).removeprefix("(").removesuffix(")") if is_one_fork else self._chain(0)
 
     def _chain(self, vertex: int) -> str:
         parts = []

@@ -76,8 +76,8 @@ class _Mapping:
         self._places: dict[str, dict[str, None]] = {}  # class -> source tensors, in order of discovery
         for node in graph.node:
             if self._converts(node):
-                self._join(node.input[0], node.output[0])
-        for tensor in self._tensors():
+                self._parent[self._root(node.output[0])] = self._root(node.input[0])
+        for tensor in (name for node in graph.node for name in (*node.input, *node.output)):
             if tensor in source.tensors:
                 self._place(tensor, source.base(tensor))
         self._named = [self._find_node(node) for node in graph.node]
@@ -139,18 +139,11 @@ class _Mapping:
         inserted = bool(node.name) and not {node.name, plain_name(node.name)} & self._source.nodes.keys()
         return node.op_type in _CONVERSIONS and inserted
 
-    def _tensors(self) -> Iterator[str]:
-        for node in self._graph.node:
-            yield from (t for t in (*node.input, *node.output) if t)
-
     def _at(self, tensor: str) -> tuple[str, ...]:
         return tuple(self._places.get(self._root(tensor), ()))
 
     def _place(self, tensor: str, source: str) -> None:
         self._places.setdefault(self._root(tensor), {})[source] = None
-
-    def _join(self, left: str, right: str) -> None:
-        self._parent[self._root(right)] = self._root(left)
 
     def _root(self, tensor: str) -> str:
         while tensor in self._parent:

@@ -6,7 +6,6 @@ The float16 network is for inspection of kernels only: ranges are not checked, s
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -71,13 +70,10 @@ def _in_order(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
         waiting = [start]
         while waiting:
             index = waiting[-1]
-            before = [i for i in _makers(graph.node[index].input, producer) if i not in placed and i != index]
+            makers = (producer.get(name, index) for name in graph.node[index].input)
+            before = [i for i in makers if i not in placed and i != index]
             if before and index not in placed:
                 waiting.extend(before)
             else:
                 placed[waiting.pop()] = None
     return [graph.node[index] for index in placed]
-
-
-def _makers(names: Iterable[str], producer: dict[str, int]) -> Iterable[int]:
-    return (producer[name] for name in names if name in producer)

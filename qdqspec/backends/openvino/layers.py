@@ -198,7 +198,7 @@ class _Mapping:
 
     def _part_of(self, index: int) -> tuple[str, ...]:
         """The node that an unnamed computing kernel is a part of: that of the next kernel that has one."""
-        for reader in self._following(index):
+        for reader in _reached(index, lambda i: self._readers.get(i, ())):
             if self._ends[reader]:
                 return self._named[reader].nodes[:1]
         return ()
@@ -207,7 +207,7 @@ class _Mapping:
         """The tensors that a kernel converts: of pairs in its list, else those of the nearest kernels around it."""
         if self._named[index].tensors:
             return self._named[index].tensors
-        for maker in self._preceding(index):
+        for maker in _reached(index, lambda i: self._kernels[i].inputs):
             if self._ends[maker]:
                 return self._ends[maker][-1:]
             if self._named[maker].tensors:
@@ -215,12 +215,6 @@ class _Mapping:
             if not self._kernels[maker].inputs and not self._kernels[maker].static:
                 return (self._kernels[maker].name,)  # a graph input
         return ()
-
-    def _following(self, index: int) -> Iterable[int]:
-        return _reached(index, lambda i: self._readers.get(i, ()))
-
-    def _preceding(self, index: int) -> Iterable[int]:
-        return _reached(index, lambda i: self._kernels[i].inputs)
 
     def _outputs(self, node: str) -> tuple[str, ...]:
         return tuple(tensor for tensor in self._source.nodes[node].outputs if tensor)

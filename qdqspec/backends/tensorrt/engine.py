@@ -71,7 +71,7 @@ class TensorRt:
             usable=not found.why,
             why=found.why,
             install=found.install,
-            facts=found.facts or _version_of(found),
+            facts=found.facts or ({"tensorrt": found.tensorrt} if found.tensorrt else {}),
         )
 
     def device(self, options: BuildOptions) -> DeviceKey:
@@ -278,10 +278,6 @@ def graph_hash(information: str, model: Path) -> str:
         with model.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def _version_of(found: DeviceState) -> dict[str, str]:
-    return {"tensorrt": found.tensorrt} if found.tensorrt else {}
 
 
 backend = TensorRt

@@ -424,7 +424,7 @@ def read_profile(profile: str | Sequence[Json] | None) -> tuple[tuple[str, float
     if not isinstance(entries, Sequence) or not all(isinstance(entry, Mapping) for entry in entries):
         raise _unusable(_LAYER_PROFILE, "it is not a list of layers")
     runs = next((entry["count"] for entry in entries if "count" in entry and "name" not in entry), 1)
-    return tuple((_text(entry["name"]), _mean_ms(entry, runs)) for entry in entries if "name" in entry)
+    return tuple((str(entry["name"]), _mean_ms(entry, runs)) for entry in entries if "name" in entry)
 
 
 def read_times(text: str) -> tuple[float, ...]:
@@ -474,10 +474,6 @@ def _milliseconds(value: object, key: str) -> float:
     if not number or not math.isfinite(value) or value < 0:  # type: ignore[arg-type, operator]  # a number by now
         raise _unusable("timing", f"{key} is {value!r:.40}, which is no time")
     return float(value)  # type: ignore[arg-type]  # a number by now
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else str(value)
 
 
 def _unusable(what: str, why: str) -> BackendError:

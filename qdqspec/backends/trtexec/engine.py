@@ -197,7 +197,11 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         words = [f"--iterations={max(runs, _PROFILED_RUNS)}", "--duration=0", "--warmUp=200"]
         wanted = ["--dumpProfile", f"--exportProfile={times}", *MEASURING]
         report = self._call([*words, *bound], wanted)
-        told = self._text(times) if times.is_file() else [_entry(row) for row in report.profile]
+        told = (
+            self._text(times)
+            if times.is_file()
+            else [{"name": name, "averageMs": ms} for name, ms in report.profile]
+        )
         return parse_layers(self._text(graph), told, model=self._model) if told else ()
 
     def close(self) -> None:
@@ -272,10 +276,6 @@ def replay_command(model: Model, file: str, options: BuildOptions) -> str:
     given = {word.partition("=")[0] for word in own}
     words = [word for word in (*words, *MEASURING) if word.partition("=")[0] not in given]
     return shlex.join(["trtexec", *words, *own])
-
-
-def _entry(row: tuple[str, float]) -> dict[str, object]:
-    return {"name": row[0], "averageMs": row[1]}
 
 
 def _version() -> tuple[int, int]:
