@@ -156,7 +156,9 @@ def _lines(kept: Kept, action: str) -> list[str]:
     if action != "show":
         return [head]
     facts = {"model": entry.model_sha256, "clock": entry.clock, "scheme": entry.scheme}
-    facts |= {f"rule {name}": str(value) for name, value in sorted(entry.rules.items())}
+    facts |= {
+        f"rule {name}": "none" if value is None else str(value) for name, value in sorted(entry.rules.items())
+    }
     facts |= dict(sorted(entry.environment.items()))
     told = [f"    {name}: {value}" for name, value in facts.items()]
     return [head, *told, *(line for figure in (*entry.history, entry)[::-1] for line in _past(figure, entry))]

@@ -206,10 +206,15 @@ def _folder_of(model: Model) -> Path:
 
 
 def _dequantized(model: Model) -> int:
-    """The number of dequantized tensors of a model; scales that are dequantized themselves do not count."""
+    """The number of dequantized tensors of a model; scales that are dequantized themselves do not count.
+
+    Operators of integers and floats count as the pairs that they replace.
+    """
+    from qdqspec.graph.dynamic_pairs import with_pairs
     from qdqspec.placement.recognize import is_op
     from qdqspec.placement.restore import makes_scale
 
+    model = with_pairs(model)
     made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))
     return sum(not makes_scale(model, node.outputs[0]) for node in made)
 

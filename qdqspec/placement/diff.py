@@ -338,9 +338,9 @@ def _described(facts: PairFacts) -> str:
     if facts.problem:
         return facts.problem
     if facts.dynamic:
-        return (
-            f"{facts.format} in blocks of {facts.block}, scales found at run time, times {facts.scale[0]:.5g}"
-        )
+        blocks = f" in blocks of {facts.block}" if facts.block else ""
+        factor = "" if facts.scale[0] == 1 else f", times {facts.scale[0]:.5g}"
+        return f"{facts.format}{blocks}, scales found at run time{factor}"
     scale = f"scale {facts.scale[0]:.5g}"
     if len(facts.scale) > 1:
         bounds = f"{min(facts.scale):.4g} to {max(facts.scale):.4g}"

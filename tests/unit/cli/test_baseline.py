@@ -57,8 +57,12 @@ def test_all_in_use(verb, specs):
 
 
 def test_show_tells_the_conditions(verb, specs):
+    entry = ENTRY.model_copy(update={"rules": {**ENTRY.rules, "tune.accuracy": None}})
+    file = specs / "__baselines__" / "net" / "d.json"
+    update_baseline(file, "device d", {("default", "regression"): entry})
     lines = verb("baseline", "show", "specs/net.qdq.yaml").out.splitlines()
     assert "    rule quantize.format: int8" in lines
+    assert "    rule tune.accuracy: none" in lines
     assert "    onnxruntime: 1.31.1" in lines
 
 
