@@ -7,12 +7,12 @@ from typing import Self
 
 
 class Closing:
-    """A base for classes with a method ``close``, which ends what they hold: ``with`` calls it."""
+    """A base for classes with a method ``close``, which releases their resources: ``with`` calls it."""
 
     __slots__ = ()
 
     def close(self) -> None:
-        """End what the object holds."""
+        """Release the resources of the object."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

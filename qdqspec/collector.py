@@ -23,7 +23,7 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if gc.get_freeze_count() < OF_PYTHON:  # what a program has frozen stays so
+            if gc.get_freeze_count() < OF_PYTHON:  # objects that a program has frozen stay frozen
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation
             gc.enable()

@@ -1,6 +1,6 @@
 """The errors that a user can meet.
 
-Each message states what happened, where, why, and what to do. The facts are kept as attributes, so that
+Each message states the event, the place, the reason and the remedy. The facts are kept as attributes, so that
 callers need not parse text. This module imports nothing.
 """
 

@@ -86,7 +86,7 @@ class Cpu:
         return f"{self._path.text} ({remark})"
 
     def details(self, **facts: object) -> dict[str, str]:
-        """What the device key of a backend on this processor notes: ``facts``, and the machine."""
+        """The facts beside the device key of a backend on this processor: ``facts``, and the machine."""
         host = {"system": platform.platform(), "python": platform.python_version()}
         own = {name: str(fact) for name, fact in facts.items()}
         return {"cpu": self.product, "cores": str(self.cores), **own, **host}

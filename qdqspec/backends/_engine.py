@@ -26,7 +26,7 @@ BoundT = TypeVar("BoundT")
 
 
 class BoundEngine(Generic[NativeT, BoundT]):
-    """A runtime's own object for a model file, and what is bound at each profile. A closed engine has neither."""
+    """A runtime's own object for a model file, and the bound inputs of each profile. A closed engine has neither."""
 
     def __init__(self, model: Path, native: NativeT) -> None:
         self.model = model

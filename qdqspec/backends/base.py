@@ -60,29 +60,27 @@ class Capabilities:
     """The support of a backend for Q/DQ models on this device.
 
     ``labels[op_type]`` lists the kinds of labels (besides ``fp``) under which an op runs in integers, and
-    ``labels_of[format]`` the same for a format that is offered on other ops;
-    ``activations[format]`` and ``weights[format]`` give the dtypes that a format is stored in, as names of
-    `qdqspec.quantize.formats` (``int8`` means uint8 activations and int8 weights on a CPU); a blocked
-    format without activations here is for weights alone;
-    ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q is inserted after them;
-    ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32 bias after a DQ;
-    ``bare`` are linear ops that run ``in-only`` on integers only if no op is absorbed directly after them;
-    ``constant_weight`` are ops that run on integers only if their weight is a constant, beside those for which that
-    always holds (Conv);
-    ``blocked_axes[op_type]`` are the axes along which the op takes a two-dimensional weight in a blocked format;
-    ``rules`` are names of `qdqspec.placement.rules`, for requirements of a compiler beyond single operators;
-    ``observes`` is false if outputs are returned too slowly for calibration: the default backend is used instead.
-    ``computes`` is false on a simulated device: there placements are neither rehearsed nor corrected;
-    ``dynamic[format]`` are the ops with a constant weight that have a kernel which computes the range of its
-    activation at run time, with weights in that format;
+    ``labels_of[format]`` the same for a format that is offered on other ops; ``activations[format]`` and
+    ``weights[format]`` give the dtypes that a format is stored in, as names of `qdqspec.quantize.formats`
+    (``int8`` means uint8 activations and int8 weights on a CPU); a blocked format without activations here is
+    for weights alone; ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q is
+    inserted after them; ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32
+    bias after a DQ; ``bare`` are linear ops that run ``in-only`` on integers only if no op is absorbed directly
+    after them; ``constant_weight`` are ops that run on integers only if their weight is a constant, beside
+    those for which that always holds (Conv); ``blocked_axes[op_type]`` are the axes along which the op takes a
+    two-dimensional weight in a blocked format; ``rules`` are names of `qdqspec.placement.rules`, for
+    requirements of a compiler beyond single operators; ``observes`` is false if outputs are returned too slowly
+    for calibration: the default backend is used instead. ``computes`` is false on a simulated device: there
+    placements are neither rehearsed nor corrected; ``dynamic[format]`` are the ops with a constant weight that
+    have a kernel which computes the range of its activation at run time, with weights in that format;
     ``lacking[format]`` is the reason why a format of the backend is not one of ``formats`` on this device;
     ``builds_side_by_side`` is true if a build times no kernels, so that parallel builds give the same result;
-    ``one_processor`` is true if an engine of one thread computes on the processor of the thread that runs it, so
-    that compared engines can be pinned to the same core;
-    ``fuses_in_half`` is true if quantized kernels fuse like those of float16, so that fusion is read from a float16
-    build; ``computes_in_half`` if it has native float16 kernels, so that a float16 model is timed for comparison;
-    ``hardware`` is what engines run on, if other backends may run on it too; only one run is timed there at a time.
-    ``enforces_output_shapes`` if a run fails where an output has another shape than the model declares.
+    ``one_processor`` is true if an engine of one thread computes on the processor of the thread that runs it,
+    so that compared engines can be pinned to the same core; ``fuses_in_half`` is true if quantized kernels fuse
+    like those of float16, so that fusion is read from a float16 build; ``computes_in_half`` if it has native
+    float16 kernels, so that a float16 model is timed for comparison; ``hardware`` names the device of engines,
+    if other backends may run on it too; only one run is timed there at a time. ``enforces_output_shapes`` if a
+    run fails where an output has another shape than the model declares.
     """
 
     formats: tuple[str, ...]

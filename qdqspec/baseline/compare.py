@@ -95,7 +95,8 @@ def _shown(value: object) -> str:
 def judge_change(change: TimeChange, allowed: float) -> Outcome:
     """Fail if both the interval over builds and the rank test over rounds exclude the allowance.
 
-    Where the reference itself took another time, they have to exclude what that can do to the ratio in addition.
+    Where the reference itself took another time, they have to exclude the possible effect of that on the ratio
+    too.
     """
     if change.builds.high <= 1 + allowed:
         return "pass"

@@ -91,7 +91,7 @@ class Ratio(_Part):
 
 
 class Figure(_Part):
-    """A ratio, the time it was measured (ISO 8601, UTC), and what had changed since the previous one."""
+    """A ratio, the time it was measured (ISO 8601, UTC), and the changes since the previous one."""
 
     ratio: Ratio
     recorded: str = ""

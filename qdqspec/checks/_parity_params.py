@@ -108,7 +108,7 @@ def broken(limits: ParityLimits, out: TensorParity, top: str, *, whole: bool = T
 
 
 class StepLimits(ParityLimits):
-    """Limits for one of the two steps between the float model and what runs. At least one."""
+    """Limits for one of the two steps between the float model and the backend's result. At least one."""
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:

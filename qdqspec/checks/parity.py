@@ -258,7 +258,7 @@ def blame(parity: ParityEvidence, output: str) -> str:
 
 
 def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
-    """The steps from the float model to what runs, for one output, with the error of each."""
+    """The steps from the float model to the backend's result, for one output, with the error of each."""
     noise = _noise(parity, output)
     if noise is None:
         return _undivided(parity)

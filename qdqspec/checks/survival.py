@@ -83,7 +83,7 @@ def _untried(found: list[SurvivalEvidence], failed: list[SurvivalEvidence]) -> V
         f"not run through {first.optimizer}: {plain(first.error)}",
         _table(found),
         numbers=_numbers(found),
-        advice=f"To get it: {first.cure}" if first.cure else f"It said: {plain(first.error)}",
+        advice=f"To get it: {first.cure}" if first.cure else f"Its message: {plain(first.error)}",
     )
 
 

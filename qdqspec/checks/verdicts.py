@@ -108,7 +108,7 @@ FAR = 1.5  # asked over found: more candidates of the same space do not close su
 
 
 def faster_advice(evidence: Evidence, otherwise: str, *, gap: float = 1.0) -> str:
-    """What may make the model faster, given the result of the search; ``otherwise`` ends the sentence.
+    """Advice on how the model may become faster, given the result of the search; ``otherwise`` ends the sentence.
 
     ``gap`` is the factor by which the model is slower than asked.
     """

@@ -1,6 +1,6 @@
 """The commands of ``qdqspec``. Exit code 0: success; 1: a check or comparison failed; 2: the command could not be run.
 
-Only the standard library is imported with this module; each command imports what it needs when it runs.
+Only the standard library is imported with this module; each command imports its modules when it runs.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _switch(text: str) -> bool | str:
     return {"true": True, "false": False}.get(text, text)
 
 
-_DATA, _LIMITS, _QUANTIZED, _SEARCH = "data and shapes", "limits", "what is quantized", "search"
+_DATA, _LIMITS, _QUANTIZED, _SEARCH = "data and shapes", "limits", "quantization", "search"
 # Options that only --help-all shows.
 RARE = frozenset(
     {"scales", "corrections", "dq_dtype", "trials_per_region", "region_models", "validate_groups", "include_file"}
@@ -317,7 +317,7 @@ def combined_words(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.graph_json:
         if Path(arguments.graph_json).suffix == ".onnx":
             tools = ", ".join(hooks.declared("exported_by").values())
-            raise ConfigError("--graph-json is a model", cure=f"name what {tools} wrote")
+            raise ConfigError("--graph-json is a model", cure=f"name a file that {tools} wrote")
         words |= {"regions": "fusion", "graph": arguments.graph_json}
     return words
 
@@ -344,7 +344,7 @@ def _spans(given: Mapping[str, dict[str, list[int]] | None], arguments: argparse
 
 
 _PRESETS = ("quick", "default", "extensive")
-# ModelOpt's option: what to give instead. Backends declare those that concern their runtime.
+# ModelOpt's option: its replacement. Backends declare those that concern their runtime.
 _WORDS = {
     "--onnx_path": "give the model as the first argument: qdqspec tune model.onnx",
     "--output_dir": "use --output DIR",
@@ -365,7 +365,7 @@ _WORDS = {
 
 
 def equivalents() -> dict[str, str]:
-    """All options of ModelOpt's autotune, each with what to give instead."""
+    """All options of ModelOpt's autotune, each with its replacement."""
     own = hooks.declared("equivalents").values()
     return _WORDS | {option: instead for words in own for option, instead in words.items()}
 

@@ -172,7 +172,7 @@ def _figure(figure: Figure) -> str:
 
 
 def _past(figure: Figure, now: Entry) -> list[str]:
-    """A replaced figure followed by what had changed when it was recorded; for the present figure only the changes."""
+    """A replaced figure followed by the changes when it was recorded; for the present figure only the changes."""
     head = [] if figure is now else [f"    before: {_figure(figure)}"]
     return [*head, *(f"      changed: {plain(text, 200)}" for text in figure.changed)]
 

@@ -116,7 +116,7 @@ def _line(entry: StoreEntry) -> str:
     from qdqspec.preparation.cached import about
 
     said = about(entry.folder)
-    what = " on ".join(said[word] for word in ("case", "device") if word in said) or "(not said)"
+    what = " on ".join(said[word] for word in ("case", "device") if word in said) or "(not stated)"
     return f"  {entry.folder.name[:12]}  {size_text(entry.size_bytes):>9}  {seconds_text(entry.age_seconds):>9}  {what}"
 
 

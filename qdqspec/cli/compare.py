@@ -44,7 +44,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "compare",
         compare,
-        does="Compare two run records: what became faster or slower; exits 1 where something is proved slower. Of "
+        does="Compare two run records: cases that became faster or slower. Exits 1 if one is proved slower. Of "
         "folders that `tune -o` wrote for one model on several runtimes: build and time their models together.",
         example="qdqspec compare before.json after.json --fail-on 5%\n  qdqspec compare out/first out/second",
         options=("threads", "seed", "device", "build-limit", "backend-option"),

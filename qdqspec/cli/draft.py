@@ -36,7 +36,7 @@ checks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputDraft:
-    """An input of a model. ``shape`` is what the spec proposes, ``open_dims`` the dimensions that are not fixed.
+    """An input of a model. ``shape`` is the proposal of the spec, ``open_dims`` the dimensions that are not fixed.
 
     ``from_data`` is true if data fixed those dimensions.
     """
@@ -115,7 +115,7 @@ def _inputs(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]:
     scalars = [one for one in inputs if one.shape == () and one.kind not in _FLOATS]
     yield "inputs:"
     if shaped:
-        yield "  shapes:                                 # what is measured"
+        yield "  shapes:                                 # at which the model is timed"
         yield from (f"    {_shape(one)}" for one in shaped)
         yield from (
             f"    # {quoted(one.name)}: [1]  # {one.kind}, of unknown rank" for one in _unknown(inputs)

@@ -55,7 +55,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "explain",
         explain,
-        does="Explain why a placement is faster or slower: time by layer, precision, what did not fuse. WHAT is a "
+        does="Explain why a placement is faster or slower: time by layer, precision, lost fusions. WHAT is a "
         "case whose results exist (its folder, or spec::case), a model, which is profiled against itself "
         "without Q/DQ, or layer information that a tool of the runtime exported: GRAPH[,PROFILE[,TIMES]]; beside "
         "NAME.graph.json, NAME.profile.json, NAME.times.json and "

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qdqspec.types import Inputs
 
 _IMAGE, _SEQUENCE, _OTHER = 224, 128, 16  # guesses for dimensions that a model leaves open
-_REASONS = 3  # shown for what stays float
+_REASONS = 3  # shown for operators that stay float
 _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
 
 
@@ -39,7 +39,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "init",
         init,
-        does="Write a commented spec for a model: what was found in it, and what fits this machine.",
+        does="Write a commented spec for a model, with its properties and with settings for this machine.",
         example="qdqspec init models/net.onnx --data data/ -o specs/net.qdq.yaml",
         options=["backend", "device", "backend-option", "allow-path"],
     )

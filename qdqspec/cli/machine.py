@@ -84,7 +84,7 @@ def _bundle(name: str, options: BuildOptions, arguments: argparse.Namespace) -> 
             f"backend {name} has no bundle",
             cure=f"choose one that has: --backend {' or '.join(declared('bundle'))} (docs/gpu-day.md)",
         )
-    end_on_sigterm()  # the archive is written with what was recorded
+    end_on_sigterm()  # the archive is written with the recordings so far
     path = arguments.bundle.absolute()
     summary = load(hook)(path, options, say=complain)
     answer(arguments, summary, f"Archive: {path}")

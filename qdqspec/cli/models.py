@@ -81,7 +81,7 @@ def _add_inspect(verbs: Verbs) -> None:
         verbs,
         "inspect",
         inspect,
-        does="Print regions, their patterns, and what can be quantized.",
+        does="Print regions, their patterns, and the operators that can be quantized.",
         example="qdqspec inspect model.onnx --verbose",
         options=["backend", "device"],
     )
@@ -97,7 +97,7 @@ def _add_inspect(verbs: Verbs) -> None:
         "--max-nodes",
         type=_positive,
         metavar="N",
-        help="Nodes of the largest leaf, as `regions.max_nodes` of a spec says it (default: 10).",
+        help="Nodes of the largest leaf, as `regions.max_nodes` of a spec (default: 10).",
     )
     parser.add_argument(
         "--lines",
@@ -184,7 +184,7 @@ def apply(arguments: argparse.Namespace) -> int:
 
 @uncollected()
 def strip(arguments: argparse.Namespace) -> int:
-    """Write the model without pairs, and report what could not be restored exactly."""
+    """Write the model without pairs, and report the parts that could not be restored exactly."""
     from qdqspec.graph.save import save_model
     from qdqspec.placement.strip import strip_qdq
 
@@ -255,7 +255,7 @@ def _add_pair_verbs(verbs: Verbs) -> None:
         verbs,
         "fold",
         fold,
-        does="Fold constants and remove what no node reads. QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear "
+        does="Fold constants and remove unread nodes. QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear "
         "and operators of other domains are never folded.",
         example="qdqspec fold model.qdq.onnx -o folded.onnx",
     )
@@ -329,7 +329,7 @@ def _add_lint(verbs: Verbs) -> None:
         verbs,
         "lint",
         lint,
-        does="List what a target rejects or runs slowly, before any build. Exits 1 on what it rejects.",
+        does="List the nodes that a target rejects or runs slowly, before any build. Exits 1 if it rejects one.",
         example=f"qdqspec lint model.qdq.onnx --target {DEFAULT_BACKEND}-cpu --strict",
     )
     parser.add_argument("model", type=Path, metavar="MODEL")

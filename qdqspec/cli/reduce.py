@@ -55,7 +55,7 @@ def add_verbs(verbs: Verbs) -> None:
         type=float,
         default=MINUTES,
         metavar="M",
-        help=f"Time at most; what is smallest by then is written (default: {MINUTES:g}).",
+        help=f"Time limit; the smallest model by then is written (default: {MINUTES:g}).",
     )
     add_inputs(parser)
 
@@ -116,7 +116,7 @@ def reduce_failures(session: Session, cases: Iterable[Case]) -> None:
 
 
 def reduced_text(found: Reduced) -> str:
-    """What was found, and where it is."""
+    """The reduced model as text, and its folder."""
     lines = [
         f"{found.nodes_before} nodes reduced to {found.nodes} in {found.attempts} attempts ({found.seconds:.0f} s): "
         + found.failure.partition("\n")[0],

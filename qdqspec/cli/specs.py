@@ -34,7 +34,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "list",
         list_cases,
-        does="List the cases and checks of specs, without opening a model; or, by a word, what there is of a kind: "
+        does="List the cases and checks of specs, without opening a model; or, by a word, all entries of a kind: "
         "backends, strategies, checks or formats (of reports).",
         example="qdqspec list specs/ --json\n  qdqspec list checks",
         options=["allow-path"],

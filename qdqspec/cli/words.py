@@ -142,7 +142,7 @@ def conclude(
     found: Mapping[str, Any],
     output: Path | None = None,
 ) -> int:
-    """Report what was written to ``output``, by default that of the arguments; ``found`` is for JSON."""
+    """Report that ``output`` was written, by default that of the arguments; ``found`` is for JSON."""
     path = output or arguments.output
     answer(arguments, {"output": str(path), **found, "notes": list(notes)}, f"{path}: {summary}", notes=notes)
     return FINE
@@ -216,7 +216,7 @@ def _each_once(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 class Joined(argparse.Action):
-    """An option whose value is a mapping; what is given again is added."""
+    """An option whose value is a mapping; a repeated option adds to it."""
 
     def __call__(
         self,
@@ -225,7 +225,7 @@ class Joined(argparse.Action):
         values: object,
         _option: str | None = None,
     ) -> None:
-        """Add the mapping to what was given before; a name given twice is an error."""
+        """Add the mapping to the earlier ones; a name given twice is an error."""
         before, new = getattr(namespace, self.dest) or {}, cast("Mapping[str, object]", values)
         if twice := sorted(before.keys() & new.keys()):
             raise argparse.ArgumentError(self, _TWICE.format(name=twice[0]))

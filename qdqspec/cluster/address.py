@@ -184,7 +184,7 @@ def _certificate(
 
 
 def _usage(*, is_authority: bool) -> x509.KeyUsage:
-    """What a key may be used for (RFC 5280, 4.2.1.3). Python 3.13 and later require it of an authority."""
+    """The permitted uses of a key (RFC 5280, 4.2.1.3). Python 3.13 and later require it of an authority."""
     from cryptography import x509
 
     return x509.KeyUsage(

@@ -34,7 +34,7 @@ REQUEST, ANSWER, LOG = "request.json", "answer.json", "log.txt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What the command line of a worker adds to a request."""
+    """The options that the command line of a worker adds to a request."""
 
     device: int = 0
     plugin: tuple[Path, ...] = ()

@@ -49,7 +49,7 @@ class LostError(Exception):
 
 
 class Listener(Protocol):
-    """Receives what a case reports while it runs. Only the current attempt of the case calls it."""
+    """Receives the reports of a case while it runs. Only the current attempt of the case calls it."""
 
     def package(self) -> Package:
         """The files for the next attempt, with all trials known so far."""
@@ -125,7 +125,7 @@ class Cluster:
     def device(self, backend: str, key: str | None = None) -> Device:
         """The device that a backend's cases run on: the one with that key, or the only one there is.
 
-        Raises `BackendUnavailableError` or `ConfigError`, naming what the workers have.
+        Raises `BackendUnavailableError` or `ConfigError`, naming the backends and devices of the workers.
         """
         devices = (each for worker in self._fitting() for each in worker.announcement.devices)
         found = {each.key: each for each in devices if each.backend == backend}
@@ -339,7 +339,7 @@ class Cluster:
         path.write_bytes(b"")
         await asyncio.gather(*(fetch(offset) for offset in range(0, entry.size, CHUNK)))
         if await asyncio.to_thread(file_digest, path) != entry.sha256:
-            raise OSError(f"{entry.path} is not what the worker has")
+            raise OSError(f"{entry.path} differs from the file of the worker")
 
     def _call(self, worker: str, method: str, timeout: float, **words: Any) -> Any:
         async def call() -> Any:

@@ -39,7 +39,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """What a worker announces when it connects."""
+    """The announcement of a worker when it connects."""
 
     version: str
     python: str

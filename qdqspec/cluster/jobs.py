@@ -89,8 +89,8 @@ class Job:
 class Jobs:
     """The jobs of one worker process.
 
-    ``report`` sends a message to a topic; ``announced`` is what the worker announces. ``connect`` connects a running
-    job to its twins, and returns a function that ends that.
+    ``report`` sends a message to a topic; ``announced`` is the announcement of the worker. ``connect`` connects
+    a running job to its twins, and returns a function that ends that.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Jobs:
                 self._store.place(entry.sha256, entry.below(job.folder), linked=entry.linked)
         finally:
             lock.release()
-        for name in (JOURNAL, CORRECTIONS, CACHE):  # what the case writes to must be its own
+        for name in (JOURNAL, CORRECTIONS, CACHE):  # files that the case writes must be its own
             _unlink_copies(job.folder / (name if name == CACHE else f"{OUTPUT}/{name}"))
 
     def _run(self, job: Job) -> None:
@@ -268,7 +268,7 @@ class Jobs:
         }
 
     async def put(self, job: str, digest: str, offset: int, data: bytes, last: bool) -> bool:
-        """Write a chunk of a file; with the last one it is verified. False: it was not what its digest states."""
+        """Write a chunk of a file; with the last one it is verified. False: its content does not match its digest."""
         found = self._known(job)
         if digest not in found.need:
             return True

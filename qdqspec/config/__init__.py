@@ -1,7 +1,7 @@
 """Settings of a run: options, environment, ``[tool.qdqspec]``, defaults, in this order.
 
 `settings` has the options and reads their values, `declared` those of backends and the types of values of both.
-What must hold of a model is set in specs, not here.
+Requirements on a model are set in specs, not here.
 """
 
 from qdqspec.config.declared import BackendOption, BackendOptions, options_of

@@ -25,7 +25,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueType:
-    """A type of values: ``expects`` in words, and ``read``, which raises ``ValueError`` stating what is valid."""
+    """A type of values: ``expects`` in words, and ``read``, which raises ``ValueError`` stating the valid values."""
 
     expects: str
     read: Callable[[object], Any]

@@ -66,7 +66,7 @@ def redeclared(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> o
 def with_types(model: Model, dtype: str) -> Model:
     """The model, or one that declares ``dtype`` for the tensors of the main graph whose type is unknown.
 
-    These are results of operators of other domains, as of plugins, and what ONNX's operators make of them. A
+    These are results of operators of other domains, as of plugins, and of ONNX's operators that read them. A
     tensor that an operator would not accept in this type stays unknown. ``dtype`` is a key of `REAL_TYPES`.
     """
     elem_type = REAL_TYPES[dtype]

@@ -42,7 +42,7 @@ DOMAIN = "com.microsoft"
 REPLACED = "qdqspec.replaced"  # node metadata: the node of the float model that this one computes, encoded
 IMPORTS = "qdqspec.imports"  # node metadata: the domain that the model imports for this node only
 
-CARRIED = "qdqspec.tensor"  # node metadata of what is inserted: the tensor whose values the node carries
+CARRIED = "qdqspec.tensor"  # node metadata of inserted nodes: the tensor whose values the node carries
 
 _INTEGERS = (TensorProto.INT8, TensorProto.UINT8)
 _LSTM_INPUTS = 8  # of ONNX's operator; scales and zero points follow them

@@ -1,4 +1,4 @@
-"""Static analysis of a model for a target: finds what it refuses or runs slowly, without a build or the target.
+"""Static analysis of a model for a target: finds nodes that it refuses or runs slowly, without a build or the target.
 
 `lint_model` is the entry point; each rule is a function that registers itself with a documented id.
 """

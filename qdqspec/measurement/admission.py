@@ -1,11 +1,11 @@
 """Accuracy constraints on candidates, independent of data and metric.
 
-Two measurements: the SQNR on a few samples, cheap enough for every candidate, and those on all data (the task metric,
-the SQNR), for candidates that have won their races or may be selected. Scored candidates calibrate the error limit
-above which a candidate is not raced. The difference between the two SQNRs, measured on the first candidate near the
-limit and on every race winner, is added to the SQNR on the few samples; where it is large, every candidate near the
-limit is measured on all data. Both are run on all data, or on as much of it as shows that they are below the limit;
-what may be selected, on all.
+Two measurements: the SQNR on a few samples, cheap enough for every candidate, and those on all data (the task
+metric, the SQNR), for candidates that have won their races or may be selected. Scored candidates calibrate the
+error limit above which a candidate is not raced. The difference between the two SQNRs, measured on the first
+candidate near the limit and on every race winner, is added to the SQNR on the few samples; where it is large,
+every candidate near the limit is measured on all data. Both are run on all data, or on as much of it as shows
+that they are below the limit. Placements that may be selected are run on all data.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Admission:
         )
 
     def confirm(self, placement: Placement, engine: Engine) -> None:
-        """Measure on all data what is unknown of a placement: its score, and its SQNR if required."""
+        """Measure the unknown figures of a placement on all data: its score, and its SQNR if required."""
         digest = placement.digest
         if self.score is not None and digest not in self.scores:
             self.scores[digest] = self.score(engine)

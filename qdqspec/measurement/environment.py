@@ -62,7 +62,7 @@ class Environment:
     def installed(self, backend: str, options: BuildOptions) -> Installed:
         """The backend as this environment has it.
 
-        Raises `BackendUnavailableError` if the environment lacks what qdqspec needs.
+        Raises `BackendUnavailableError` if the environment lacks a dependency of qdqspec.
         """
         words = [str(self.python), "-P", "-m", __name__, backend, json.dumps(options_to_json(options))]
         try:
@@ -96,7 +96,7 @@ class Environment:
 
 
 def _expose(package: Path, link: Path) -> None:
-    """Make a package importable alone, without what is installed beside it."""
+    """Make a package importable alone, without the packages installed beside it."""
     try:
         link.symlink_to(package, target_is_directory=True)
     except OSError:  # systems without links for all users

@@ -29,7 +29,7 @@ from qdqspec.types import Clock, Samples
 FEWEST = 6  # rounds before the precision of levels is evaluated
 MOST_SECONDS = 60.0  # of timing, after which no further round begins once there are the fewest
 ENOUGH = 0.0025  # standard error of a build's level, a quarter of the smallest significant difference
-NOTE = "timed two at a time for want of memory: scaled by what the first build took in the same round"
+NOTE = "timed two at a time for lack of memory: scaled by the time of the first build in the same round"
 
 Opener: TypeAlias = Callable[[], Engine]
 Groups: TypeAlias = Mapping[str, Sequence[Opener]]  # a function for each build, by model

@@ -260,9 +260,10 @@ def enclosed_ratios(
 ) -> dict[str, Interval]:
     """Every role's time over the base role's, between two conditions of the caches.
 
-    ``steady`` are times of consecutive runs, ``first`` those of the first run after another model ran, both in the
-    format of `ratio_intervals`. The estimate is their geometric mean, and the interval encloses the intervals of both:
-    what is excluded is excluded in both conditions. Without ``first`` it is that of ``steady``.
+    ``steady`` are times of consecutive runs, ``first`` those of the first run after another model ran, both in
+    the format of `ratio_intervals`. The estimate is their geometric mean, and the interval encloses the
+    intervals of both: a value outside it is excluded in both conditions. Without ``first`` it is that of
+    ``steady``.
     """
     found = ratio_intervals(steady, base, devices, times)
     if not first:

@@ -306,11 +306,11 @@ def _damage(entry: Path) -> str | None:
         expected = _manifest(entry)["files"]
         for name in {*expected, *(p.relative_to(entry).as_posix() for p in _files(entry))}:
             if file_digest(entry / name) != expected.get(name):
-                return f"'{name}' is not what was put there"
+                return f"'{name}' was changed"
     except FileNotFoundError as error:
         return f"'{Path(error.filename or MANIFEST).name}' is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return f"'{MANIFEST}' is not what was put there"
+        return f"'{MANIFEST}' was changed"
     return None
 
 

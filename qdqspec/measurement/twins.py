@@ -62,7 +62,7 @@ class Member:
     pair: Future[Any] | None = None
     pending: Future[Any] | None = None
     ratio: float | None = None  # of the pair of models that is timed on all devices
-    learnt: int = 0  # trials that it was told
+    learnt: int = 0  # trials that were sent to it
     measured: set[str] = field(default_factory=set)  # digests of candidates that it knows, as it timed them
     is_out: bool = False  # for good
     disagrees: bool = False

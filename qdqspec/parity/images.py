@@ -93,7 +93,7 @@ def _pixels(file: Path, rules: ImageRules) -> npt.NDArray[np.uint8]:
         ) from None
     try:
         with Image.open(file) as opened:
-            # An EXIF orientation is how the photograph is meant to be seen, and what every viewer shows.
+            # An EXIF orientation is the intended one, which every viewer applies.
             image = _in_bytes(ImageOps.exif_transpose(opened)).convert(_MODES[rules.colors])
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"the image cannot be read ({error})", where=file, cure="take it out") from None

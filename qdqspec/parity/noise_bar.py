@@ -15,8 +15,8 @@ STEP_DB = 5.0  # target above a rejected candidate's SQNR while no accepted one 
 class NoiseBar:
     """Estimates the minimum SQNR that satisfies a metric constraint, from scored candidates.
 
-    SQNR and score are only loosely correlated: the estimate decides what to try and what not to race, never
-    what wins.
+    SQNR and score are only loosely correlated: the estimate decides which candidates are tried and raced, never
+    which one wins.
     """
 
     kept: list[float] = field(default_factory=list)  # SQNR in dB of candidates that satisfied the constraint

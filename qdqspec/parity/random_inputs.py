@@ -31,7 +31,7 @@ class RandomFeeds:
     @property
     def notes(self) -> tuple[str, ...]:
         """The warning for each result on random inputs."""
-        return ("inputs are random, so ranges and parity say little about real data",)
+        return ("inputs are random, so ranges and parity do not represent real data",)
 
     @property
     def samples(self) -> int:

@@ -215,7 +215,7 @@ def _allowed(model: Model, name: str, own: tuple[int | None, ...], shape: Shape)
         raise ModelError(
             f"input '{name}' is declared with shape {list(shape)}, but the model has {shape_text(own)}",
             where=model.where,
-            cure="give `inputs.shapes` (--shapes) what the model takes",
+            cure="declare in `inputs.shapes` (--shapes) a shape that the model accepts",
         )
     size = prod(shape) * _dtype(model, name).itemsize
     if size > _LARGEST:

@@ -86,7 +86,7 @@ def files_of(source: DataSource) -> list[Path]:
 
 
 def all_files(source: DataSource) -> list[Path]:
-    """The files that the data consists of, those of labels included: what a cache key depends on."""
+    """The files of the data, those of labels included, on which a cache key depends."""
     path = place_of(source)
     own = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else files_of(source)
     apart = [source.labels] if isinstance(source, Data) and source.labels is not None else []

@@ -80,7 +80,7 @@ class FoundPair:
     stored: bool
     numbers: Numbers | None
     problem: str = ""
-    bias: str = ""  # what is added to the bias of the layer that reads this weight
+    bias: str = ""  # the shift of the bias of the layer that reads this weight
 
     @property
     def unread(self) -> bool:

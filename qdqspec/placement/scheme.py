@@ -158,7 +158,7 @@ class FittedPairs:
         notes += [f"left out '{tensor}': {reason}" for tensor, reason in self.reasons.items()]
         if self.reasons and is_imported:
             notes.append(
-                "to place what was left out, import the quantized model again with `--reference` and this model"
+                "to place the omitted sites, import the quantized model again with `--reference` and this model"
             )
         return notes
 
@@ -349,7 +349,7 @@ class _Site(BaseModel):
     stored: bool = True  # of a weight: stored as integers behind a DQ, or float behind Q and DQ
     outer: float | None = None  # factor of all scales, if a format quantizes scales too
     rounding: str = ""  # of a weight: how its integers differ from the nearest ones
-    bias: str = ""  # of a weight: what is added to the bias of its layer
+    bias: str = ""  # of a weight: the shift of the bias of its layer
 
     @model_validator(mode="after")
     def _numbers_make_sense(self) -> _Site:

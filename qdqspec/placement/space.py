@@ -245,8 +245,7 @@ class SchemeSpace:
         self.labels: tuple[Label, ...] = ("fp", *self._labels())
 
     def _set_units(self, units: Iterable[Unit]) -> None:
-        """Set the units that have a form, and what is derived from them: units by id (the name of their first node),
-        the unit's id by node name, and the edges of pairs."""
+        """Set the units that have a form; index them by id (the name of their first node), and ids by node name."""
         self.units: tuple[Unit, ...] = tuple(unit for unit in units if unit.forms)
         self.by_id = {unit.id: unit for unit in self.units}
         self.unit_of = {node: unit.id for unit in self.units for node in unit.nodes}
@@ -317,7 +316,8 @@ class SchemeSpace:
         ends = {end for site in placement.sites for end in site.consumers if end.node in self._closed}
         if ends and (outside := sorted(ends - self._offered())):
             raise PlacementError(
-                f"the placement quantizes what node '{outside[0].node}' reads, which patterns: keeps in floating point",
+                f"the placement quantizes an input of node '{outside[0].node}', "
+                "which patterns: keeps in floating point",
                 where=self.model.where,
                 cure="leave it out, or allow the node",
             )

@@ -98,7 +98,7 @@ class TakenApart:
 def take_apart(
     model: Model, reference: Model | None = None, *, activations: Model | None = None
 ) -> TakenApart:
-    """Strip a model as `strip_qdq` does, and return what was removed and from where.
+    """Strip a model as `strip_qdq` does, and return the removed parts with their places.
 
     ``activations`` replaces the reference if only a removed Relu or Clip has to be restored.
     """

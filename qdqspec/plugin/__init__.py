@@ -125,7 +125,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
-    """Note what a worker of pytest-xdist collected: the controller collects nothing."""
+    """Record the collected items of a worker of pytest-xdist: the controller collects nothing."""
     summary.note_collected(node.config, ids)
 
 

@@ -61,7 +61,7 @@ def hand_over(config: pytest.Config) -> None:
 
 
 def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
-    """In the controller: receive what a worker sent."""
+    """In the controller: receive the message of a worker."""
     sent = worker_output.get(_SENT)
     if not sent:
         return

@@ -90,7 +90,7 @@ def hand_over(config: pytest.Config) -> None:
 
 
 def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
-    """In the controller: receive what a worker sent. A worker that crashed sent nothing."""
+    """In the controller: receive the message of a worker. A worker that crashed has sent none."""
     if _RECORD in worker_output:
         from qdqspec.report.record import record_from_json
 

@@ -1,4 +1,4 @@
-"""Turns verdicts and errors into what pytest prints. Text only; libraries load after a failure.
+"""Converts verdicts and errors to the text that pytest prints. Text only; libraries load after a failure.
 
 The first line is a complete verdict, because pytest's summary and CI annotations show nothing else; the last
 lines are the command to reproduce it.

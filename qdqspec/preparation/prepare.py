@@ -349,7 +349,7 @@ class Prepared:
         if self.space.units:
             return ""
         if self.candidates.units:
-            return "nothing in it can be quantized: no range was found for what could be"
+            return "nothing in it can be quantized: no range was found for the activations that could be"
         by = "the spec's patterns exclude all of it"
         if self.case.patterns == PatternRules():
             by = "the backend runs none of its operators in integers"

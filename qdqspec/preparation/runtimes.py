@@ -211,7 +211,7 @@ class FusionBuild:
         if self._file is None or not groups:
             return
         text = json.dumps({"of": self._of, "groups": groups}, indent=1)
-        write_whole(self._file, text, what="what fuses", make_folder=True)
+        write_whole(self._file, text, what="the fusions", make_folder=True)
 
 
 def groups_of_file(path: Path, model: Model) -> Groups:

@@ -80,8 +80,9 @@ def denied_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
 def require_matches(model: Model, rules: PatternRules) -> None:
     """Raise `SpecError` for a glob of ``include`` that matches no node, or if nothing in ``allow`` matches any.
 
-    They limit what may be quantized, so the model would stay unchanged without a reason. Names belong to one model, so
-    each must match; a list of operators may be for many models, so one that is absent is only a warning (`unmatched`).
+    They restrict quantization, so the model would stay unchanged without a reason. Names belong to one model,
+    so each must match; a list of operators may be for many models, so one that is absent is only a warning
+    (`unmatched`).
     """
     names = [node.name for node in model.nodes if not is_constant(node)]
     for glob in rules.include:

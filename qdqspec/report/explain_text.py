@@ -54,7 +54,7 @@ def _told(engines: Sequence[ExplainedEngine], most: int) -> str:
             _notes(engines),
             ranking(ordered, reference),
             _lines(sentences(between)),
-            f"What holds {plain(worst.name)} back:\n{failings}" if failings else "",
+            f"Reasons why {plain(worst.name)} is slower:\n{failings}" if failings else "",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""Explains in sentences which engine is faster, why, and what to try next.
+"""Explains in sentences which engine is faster, the reasons, and possible improvements.
 
 Each sentence states counts and times of the layers. Advice follows the placement rules of NVIDIA's
 documentation on explicit quantization, and is given only if the layers show its condition.
@@ -26,7 +26,7 @@ def paragraph(comparison: EngineComparison) -> str:
 
 
 def sentences(comparison: EngineComparison) -> list[str]:
-    """The sentences of the explanation: how much, why, what to try next, and how reliable the figures are."""
+    """The sentences of the explanation: ratio, reasons, possible improvements, reliability of the figures."""
     said = [verdict(comparison), *reasons(comparison), *advice(comparison.tuned), caveat(comparison)]
     return [sentence for sentence in said if sentence]
 
@@ -92,7 +92,7 @@ def short_reason(comparison: EngineComparison) -> str:
 
 
 def advice(engine: ExplainedEngine) -> list[str]:
-    """What to try next, where Q or DQ were not fused and the reason is visible."""
+    """Possible improvements, where Q or DQ were not fused and the reason is visible."""
     quantizing = (layer for layer in engine.lonely_pairs if layer.op_type == "QuantizeLinear")
     makers = [maker for layer in quantizing if (maker := engine.behind(layer)) is not None]
     adds = [m for m in makers if m in engine.float_writers and "Add" in ops_in(m.nodes, engine)]

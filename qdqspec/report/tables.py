@@ -38,7 +38,7 @@ class Column:
 
 
 def summary_table(record: RunRecord, *, width: int | None = None) -> str:
-    """One row per case, and below it what applies to all of them.
+    """One row per case, and below it the properties that all have in common.
 
     Columns without values are omitted; ``width`` drops more if necessary.
     """

@@ -61,7 +61,7 @@ def within(text: str, width: int) -> str:
 def fitted(text: str, width: int) -> str:
     """The text for a terminal of this width: tables are cut, and other lines broken between words.
 
-    What is copied stays whole: a line after one that ends with a colon, and excerpts of files.
+    Text for copying is not broken: a line after one that ends with a colon, and excerpts of files.
     """
     lines = within(text, width).split("\n")
     whole = (before.endswith(":") or _EXCERPT.match(line) for before, line in pairwise(["", *lines]))

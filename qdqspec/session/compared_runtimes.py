@@ -99,7 +99,7 @@ def all_locked(setups: Sequence[CaseSetup]) -> Callable[[], AbstractContextManag
 
 
 def grouped(works: Iterable[CaseWork]) -> list[tuple[str, list[CaseWork]]]:
-    """The works of cases that choose a backend and differ in nothing else, with what they have in common as a name."""
+    """The works of cases that choose a backend and differ in nothing else, with the common part of their names."""
     groups: dict[tuple[str, ...], list[CaseWork]] = {}
     for work in works:
         case = work.setup.case

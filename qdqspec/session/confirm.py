@@ -113,7 +113,7 @@ class _Confirmation:
 
     @property
     def barred(self) -> set[str]:
-        """The digests of candidates that do not meet the constraints, by what is measured now."""
+        """The digests of candidates that do not meet the constraints, by the measurements so far."""
         return {t.placement.digest for t in self.trials if not t.subgraph and not self.constraint.reaches(t)}
 
     def was_built(self, placement: Placement) -> bool:

@@ -82,7 +82,7 @@ class GivenFiles:
                 continue
             name = source.loader
             load = known.get(name) or _installed(name)
-            if load is not None:  # else reported, with what to do, when the data is opened
+            if load is not None:  # else reported, with the remedy, when the data is opened
                 found[word] = without_loader(source, self.data(_loaded(load, name), name))
         return replace(case, inputs=replace(case.inputs, **found)) if found else case  # type: ignore[arg-type]
 

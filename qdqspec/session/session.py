@@ -218,7 +218,7 @@ class Session(Closing):
             return inline_case(model, asked)
         if asked:
             raise ConfigError(
-                "a spec's case says what is asked of it", where=str(model), cure="change it there"
+                "a case of a spec has its options in the spec", where=str(model), cure="change them there"
             )
         if isinstance(model, Case):
             return model
@@ -242,7 +242,7 @@ class Session(Closing):
         return self.work(case).evidence(needs)
 
     def judge(self, case: Case, check: CheckSpec) -> CheckResult:
-        """Measure what the check needs, judge it, and add the verdict to the record.
+        """Measure the evidence of the check, judge it, and add the verdict to the record.
 
         An error is recorded as a failed check, and raised.
         """

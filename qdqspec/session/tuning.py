@@ -440,7 +440,7 @@ def _first_trials(
 
 
 def _has_begun(trials: Iterable[Trial]) -> bool:
-    """Whether a journal has trials of a search itself: of more than the reference and what precedes corrections."""
+    """Whether a journal has trials of a search itself: of more than the reference and the steps before corrections."""
     return any(trial.number and trial.phase not in (FIRST, "noise") for trial in trials)
 
 

@@ -28,7 +28,7 @@ Outcome = Literal["faster", "inconclusive", "slower", "broken"]
 
 
 class Finder:
-    """Finds the winner of a case once. ``latency`` is what the search measured of it, if anything.
+    """Finds the winner of a case once. ``latency`` is the measurement of the search, if any.
 
     ``found`` is the finished search, or ``None`` before `kept` was read. ``validate`` raises if inputs of the checks
     cannot be used; it is called before a search begins.

@@ -198,7 +198,7 @@ def spec_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "qdqspec spec file (*.qdq.yaml)",
         **schema,
-        "description": "What must hold of one quantized ONNX model.",
+        "description": "The checks of one quantized ONNX model, with its data and rules.",
         "required": ["qdqspec", *schema["required"]],
     }
 

@@ -89,8 +89,8 @@ UpgradeState: TypeAlias = Literal["ok", "slower", "slower than float", "less acc
 class LayerChange:
     """Kernels that compute the same ONNX nodes and differ between two versions, with their milliseconds.
 
-    ``tensors`` are those that the kernels only convert. ``kinds`` states what differs; ``before`` and ``after``
-    describe the kernels: operators, nodes, precision.
+    ``tensors`` are those that the kernels only convert. ``kinds`` states the kinds of differences; ``before``
+    and ``after`` describe the kernels: operators, nodes, precision.
     """
 
     nodes: tuple[str, ...]

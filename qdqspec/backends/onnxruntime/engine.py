@@ -104,7 +104,7 @@ _LOADING = re.compile(r"^Load model from .*? failed: ?", re.DOTALL)
 _SOURCE = re.compile(r"/onnxruntime_src/\S+?:\d+ (?:[^()]*\(.*?\) (?=[A-Z]))?")
 _LONGEST = 500
 
-# Text contained in a message, and what to do about it.
+# Text contained in a message, and the remedy.
 _CURES = {
     "is not a registered function/op": "give the library of custom operators that has it with --plugin LIB.so "
     "(in pytest --qdq-plugin), or cut that part off the model",
@@ -282,8 +282,8 @@ def open_session(
 ) -> ort.InferenceSession:
     """Open a session; write the graph it runs to ``optimized``, and with ``profile`` time its kernels.
 
-    ``failure`` is what an error states. Writing the graph with external weights costs 0.2 to 1 times a plain build,
-    30 ms for 20 MB.
+    ``failure`` is the text of an error. Writing the graph with external weights costs 0.2 to 1 times a plain
+    build, 30 ms for 20 MB.
     """
     try:
         import onnxruntime as ort

@@ -356,7 +356,7 @@ _LOWEST: dict[int | None, int] = {
     "ORT020",
     "slow",
     "A convolution reads quantized data and gives float: it runs in float, and dequantizes its weight in every run",
-    cure="quantize what follows it too, or leave it in float",
+    cure="quantize the next operator too, or leave it in float",
     source=f"{_MEASURED_BEFORE}: Conv has a kernel for integers in and out only",
 )
 def float_convolutions(view: View) -> Iterator[Hit]:
@@ -373,7 +373,7 @@ def float_convolutions(view: View) -> Iterator[Hit]:
     "ORT021",
     "slow",
     "An operator reads quantized tensors and gives float: it runs in float",
-    cure="quantize what follows it too, or leave it in float",
+    cure="quantize the next operator too, or leave it in float",
     source=f"{_MEASURED_BEFORE}: only MatMul and Gemm have a kernel for integers in and float out",
 )
 def float_results(view: View) -> Iterator[Hit]:
@@ -518,7 +518,7 @@ def staying_relu(view: View) -> Iterator[Hit]:
 
 
 def _seen_in_float(view: View, node: Node) -> str:
-    """The float reader of the result of an operator and of what fuses into it; empty if there is none."""
+    """The float reader of the result of an operator and of the nodes fused into it; empty if there is none."""
     chain = view.fused(node, ABSORBED | _passed(view))
     result = chain[-1].outputs[0]
     readers = view.readers(result)

@@ -198,7 +198,7 @@ class OnnxRuntimeWebEngine(TimedEngine[NodeProcess, bool]):
 
 
 def _browser_fact(*, required: bool) -> str:
-    """Version of the browser, or what is missing. Raises `BackendUnavailableError` if it is required and missing."""
+    """Version of the browser, or the missing part. Raises `BackendUnavailableError` if it is required and missing."""
     try:
         path, version = require_browser()
     except BackendUnavailableError as error:

@@ -164,7 +164,7 @@ _SOURCE = re.compile(r"Exception from \S+:\d+:\s*")
 _CHECK = re.compile(r"Check '.*?' failed at (\S+):\d+:\s*", re.DOTALL)
 _LONGEST = 500
 
-# Text contained in a message, and what to do about it.
+# Text contained in a message, and the remedy.
 _CURES = {
     "No conversion rule found": "give the extension library that has the operator with --plugin LIB.so (in pytest "
     "--qdq-plugin), or cut that part off the model",

@@ -189,7 +189,7 @@ class Build:
 
 
 def parse_model(model: Path, log: Log, logger: trt.ILogger) -> tuple[str, ...]:
-    """Parse a file without building it; returns what the parser rejects, node by node.
+    """Parse a file without building it; returns the nodes that the parser rejects, with the reasons.
 
     Raises `BackendError` if TensorRT fails without naming a node.
     """
@@ -300,7 +300,7 @@ def _check(dynamic: Mapping[str, Shape], given: Mapping[str, InputShape], model:
                 raise BackendError(
                     f"input '{name}' is declared with shape {list(shape)}, but the model has {_text(own)}",
                     where=model,
-                    cure="give inputs.shapes what the model takes",
+                    cure="declare in inputs.shapes a shape that the model accepts",
                 )
 
 

@@ -1,8 +1,8 @@
 """TensorRT 10.9 to 11.4 through its Python API.
 
-Neither the constructor nor `capabilities` imports TensorRT or initializes CUDA in this
-process: see `qdqspec.backends.tensorrt.device`. Options begin with ``tensorrt.``: see
-`qdqspec.backends.tensorrt.options`. ``docs/tensorrt.md`` lists what has been tested and what has not.
+Neither the constructor nor `capabilities` imports TensorRT or initializes CUDA in this process: see
+`qdqspec.backends.tensorrt.device`. Options begin with ``tensorrt.``: see `qdqspec.backends.tensorrt.options`.
+``docs/tensorrt.md`` lists tested and untested properties.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CONTEXT_BYTES = 512 << 20  # assumed, of a process that uses CUDA and TensorRT'
 _ENQUEUE_BOUND = 0.8  # launch over device time above which trtexec reports an enqueue-bound run
 _LAUNCHES = 256  # number of last runs used for that, and the smallest sufficient number
 _FEWEST_LAUNCHES = 8
-_STOOD_STILL = 1.0  # seconds without a run after which a GPU has lowered its clocks
+_IDLE_S = 1.0  # seconds without a run after which a GPU has lowered its clocks
 _OPAQUE = "{ForeignNode["  # a region that went to Myelin, TensorRT's other compiler, as a whole
 # TensorRT numbers regions and kernels anew in every build: __mye123, _myl4_1.
 _NUMBERED = re.compile(r"(?<=_my[le])\d+(_\d+)*")
@@ -205,8 +205,8 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
     def device_memory(self) -> tuple[int, int]:
         """Bytes on the GPU that another process with such an engine takes, and that are free now.
 
-        The former are what became less when this engine was built and bound, at least the size of its plan, and a CUDA
-        context. Memory that other processes took in the meantime is counted as well.
+        The former is the decrease of free memory when this engine was built and bound, at least the size of its
+        plan, and a CUDA context. Memory that other processes took in the meantime is counted as well.
         """
         return self._held + _CONTEXT_BYTES, cuda.memory()[0]
 
@@ -249,7 +249,7 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
 
     def _warmup_ms(self) -> float:
         """The duration of the warm-up before timing: only after the GPU was idle, since turns of a race are short."""
-        return self._words.warmup_ms if time.perf_counter() - self._last_run > _STOOD_STILL else 0.0
+        return self._words.warmup_ms if time.perf_counter() - self._last_run > _IDLE_S else 0.0
 
     def _information(self, engine: trt.ICudaEngine, context: trt.IExecutionContext | None) -> str:
         """The inspector's information on the layers; with a context, for the shapes set there."""
@@ -262,7 +262,7 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
 
 
 def graph_hash(information: str, model: Path) -> str:
-    """Hash the layers of an engine: kernels, types, formats and origins, without what each build numbers anew.
+    """Hash the layers of an engine: kernels, types, formats and origins, without numbers of a build.
 
     Values of weights and scales are not in the layer information, so engines with equal hashes run the same
     kernels, on values that may differ. A part of the model reported as one opaque layer, by the names of its

@@ -70,7 +70,7 @@ def check_feeds(ports: tuple[Port, ...], feeds: Mapping[str, Array], model: Path
                 f"input '{port.name}' takes {port.dtype} of rank {len(port.shape)}, not {value.dtype} of rank "
                 f"{value.ndim}",
                 where=model,
-                cure="feed what the model takes",
+                cure="feed arrays of the model's types and ranks",
             )
 
 

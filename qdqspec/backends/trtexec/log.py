@@ -163,7 +163,7 @@ Weight: TypeAlias = Literal["fatal", "note"]
 
 @dataclass(frozen=True, slots=True)
 class MessageRule:
-    """A kind of message: the text found in a line, its meaning, and what to do about it."""
+    """A kind of message: the text found in a line, its meaning, and the remedy."""
 
     kind: str
     weight: Weight

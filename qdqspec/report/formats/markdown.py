@@ -96,7 +96,7 @@ def _checks(case: CaseRecord) -> list[PageBlock]:
     rows = facts.check_rows(case)
     if not rows:
         return []
-    table = facts.Table("Checks", ("verdict", "check", "what it found"), rows)
+    table = facts.Table("Checks", ("verdict", "check", "result"), rows)
     advice = [f"- {escape(name)}: {escape(text)}" for name, text in facts.advice_rows(case)]
     return [PageBlock(_table(table)), *([PageBlock("\n".join(advice))] if advice else [])]
 

@@ -23,7 +23,7 @@ def test_help_is_short_and_help_all_has_every_option(verb):
 def test_the_help_of_tune_has_groups_and_a_short_usage(verb):
     short = verb("tune", "--help").out
     assert short.splitlines()[0] == "usage: qdqspec tune [options] SPEC|MODEL"
-    for title in ("data and shapes:", "what is quantized:", "limits:", "search:", "where and how it runs:"):
+    for title in ("data and shapes:", "quantization:", "limits:", "search:", "where and how it runs:"):
         assert title in short
     for option in ("--trials-per-region", "--min-shapes", "--graph-json", "--reduce-failures"):
         assert option not in short

@@ -79,7 +79,7 @@ def write_bundle(
                 say(
                     f"{number}/{len(parts)} {part.name}: {result['status']} in {result['seconds']:.1f} s{why}"
                 )
-        finally:  # also after Ctrl-C: what was recorded is worth sending
+        finally:  # also after Ctrl-C: the recordings so far are useful
             summary = _summary(results, len(parts))
             given = [file.parent for file in options_from(options.extra).plugins]
             write_whole(path, _packed(folder, summary, hidden_words(given)), what="the archive")

@@ -88,7 +88,7 @@ def swish(view: View) -> Iterator[Hit]:
     "refused",
     "An operator of another domain without an importer and without a local function",
     cure="export ONNX's own operators, or load a plugin of that name (--qdq-plugin)",
-    source="onnx-tensorrt 10.1, ModelImporter.cpp: what has no importer and no local function must be a plugin",
+    source="onnx-tensorrt 10.1, ModelImporter.cpp: an operator without importer and local function must be a plugin",
     unknown=("10.2", ""),
 )
 def foreign_operators(view: View) -> Iterator[Hit]:

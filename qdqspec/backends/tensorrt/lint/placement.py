@@ -152,7 +152,7 @@ def transpose_before_matmul(view: View) -> Iterator[Hit]:
 @rule(
     "TRT042",
     "slow",
-    "What is not quantized runs in float32: TensorRT uses the model's types unchanged",
+    "Operators that are not quantized run in float32: TensorRT uses the model's types unchanged",
     cure="convert the model to float16 before it is quantized, and compare with a float16 model",
     source=f"NVIDIA, migration from 10.x to 11.x; {MODEL_OPTIMIZER} issues 80 and 167 (131 ms for 66)",
 )
@@ -255,7 +255,7 @@ def pairs_in_a_row(view: View) -> Iterator[Hit]:
     for node in view.pairs:
         before = view.dequantizer(node.inputs[0]) if node.op_type == "QuantizeLinear" else None
         if before is not None and not view.numbers(before).same_scale(view.numbers(node)):
-            yield Hit(node.name, f"quantizes anew what '{before.name}' makes")
+            yield Hit(node.name, f"quantizes the output of '{before.name}' again")
 
 
 @rule(
