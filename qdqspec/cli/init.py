@@ -39,7 +39,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "init",
         init,
-        does="Write a commented spec for a model, with its properties and with settings for this machine.",
+        does="Write a commented spec for a model and this machine.",
         example="qdqspec init models/net.onnx --data data/ -o specs/net.qdq.yaml",
         options=["backend", "device", "backend-option", "allow-path"],
     )

@@ -81,7 +81,7 @@ def _add_inspect(verbs: Verbs) -> None:
         verbs,
         "inspect",
         inspect,
-        does="Print regions, their patterns, and the operators that can be quantized.",
+        does="Print regions, their patterns and quantizable operators.",
         example="qdqspec inspect model.onnx --verbose",
         options=["backend", "device"],
     )
@@ -329,7 +329,7 @@ def _add_lint(verbs: Verbs) -> None:
         verbs,
         "lint",
         lint,
-        does="List the nodes that a target rejects or runs slowly, before any build. Exits 1 if it rejects one.",
+        does="List nodes that a target rejects or runs slowly. Exits 1 if it rejects one.",
         example=f"qdqspec lint model.qdq.onnx --target {DEFAULT_BACKEND}-cpu --strict",
     )
     parser.add_argument("model", type=Path, metavar="MODEL")

@@ -31,8 +31,8 @@ def test_cases_and_what_they_ask(verb, specs, where):
     result = verb("list", *where)
     assert result.code == 0
     assert result.out == (
-        "specs/a.qdq.yaml::int8-b1  Door camera\n  speedup: min 1.1\n  parity: min_sqnr_db 25.0\n"
-        "specs/a.qdq.yaml::int8-b8  Door camera\n  speedup: min 1.1\n  parity: min_sqnr_db 25.0\n"
+        "specs/a.qdq.yaml::int8-b1  Door camera\n  speedup: min 1.1\n  parity: min_sqnr_db 25\n"
+        "specs/a.qdq.yaml::int8-b8  Door camera\n  speedup: min 1.1\n  parity: min_sqnr_db 25\n"
     )
 
 
@@ -68,7 +68,7 @@ def test_a_missing_file_is_named(verb):
 def test_nothing_found_says_what_specs_are_called(verb):
     result = verb("list")
     assert result.code == 2
-    assert "*.qdq.yaml" in result.err
+    assert "names of specs end in .qdq.yaml" in result.err
 
 
 def test_a_word_that_is_none_gets_a_suggestion(verb):

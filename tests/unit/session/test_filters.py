@@ -141,7 +141,7 @@ def test_what_is_denied_fails_unbuilt_whoever_asks(
         list(study)
         (answer,) = mine.told
         assert answer.status == "failed"
-        assert "'add' reads, which patterns: keeps in floating point" in str(answer.error)
+        assert "an input of node 'add', which patterns: keeps in floating point" in str(answer.error)
         own = study.evaluate(everything)
         assert own.status == "failed"
         with pytest.raises(BackendError, match="cannot be the one to beat"):

@@ -61,7 +61,7 @@ def test_it_is_timed_where_it_is_asked_for(session: Session, model: Path) -> Non
     assert "float16" in {other["role"] for other in recorded["others"]}
     # The simulated device has no kernels of its own for it, which is said.
     (note,) = [warning for warning in evidence.warnings if "float16" in warning]
-    assert "few kernels" in note
+    assert "few float16 kernels" in note
 
 
 def test_it_is_left_out_where_the_backend_has_no_such_kernels(session: Session, model: Path) -> None:
