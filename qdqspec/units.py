@@ -6,7 +6,7 @@ import math
 import re
 import signal
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from qdqspec.types import EXACT_DB, Interval, Site
 
@@ -89,6 +89,17 @@ def refuse_more_than_all(metric: str, **limits: float | None) -> None:
 def is_share(metric: str) -> bool:
     """Whether a task metric is between 0 and 1, and is written in per cent."""
     return _SHARE.fullmatch(metric.partition(":")[0]) is not None
+
+
+def texts_apart(
+    text: Callable[[float, int], str], value: float, limit: float, slack: float = 0.0
+) -> tuple[str, str]:
+    """Both numbers with enough digits to see which is larger, unless they differ by no more than ``slack``."""
+    for more in range(6):
+        texts = text(value, more), text(limit, more)
+        if texts[0] != texts[1] or abs(value - limit) <= slack:
+            break
+    return texts
 
 
 def metric_text(metric: str, value: float, more: int = 0) -> str:

@@ -12,18 +12,15 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from qdqspec.backends.base import Array, Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.change import median_layers, steady_changes
 from qdqspec.measurement.environment import Environment
 from qdqspec.measurement.isolate import Isolated
-from qdqspec.measurement.together import Together, common_clock, joined, ratios_between
+from qdqspec.measurement.together import Together, joined, ratios_between
 from qdqspec.parity.compare import SampleOutputs, compare_outputs
-from qdqspec.preparation.timing import clock_for
-from qdqspec.session.compared_runtimes import TimedFile, all_locked, time_across
+from qdqspec.session.compared_runtimes import TimedFile, time_across
 from qdqspec.session.evidence import CaseWork
 from qdqspec.types import Clock, Interval, LayerChange, Upgrade, UpgradeState
 
@@ -44,13 +41,7 @@ def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed
     blank = Upgrade(case=case.name, backend=setup.backend.name, state="ok")
     with closing(Isolated(setup.backend.name, interpreter=environment)) as there:
         files = _files(work, tuned, there)
-        clock = clock_for(case.tune, setup.settings.threads)
-        timed = time_across(
-            files,
-            clock=clock,
-            random=np.random.default_rng(setup.settings.seed),
-            exclusive=all_locked([setup]),
-        )
+        timed, clock = time_across(files, [setup])
         for label in (FLOAT_HERE, TUNED_HERE):
             if label in timed.failures:
                 raise BackendError(
@@ -59,7 +50,7 @@ def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed
                 )
         if TUNED_THERE in timed.failures:
             return replace(blank, state="failed", reason=str(timed.failures[TUNED_THERE]))
-        measured = _measured(blank, timed, common_clock(clock, timed.samples))
+        measured = _measured(blank, timed, clock)
         try:
             changes = _layers(files)
             sqnr_db = {label: _sqnr_db(work, files, label) for label in (TUNED_HERE, TUNED_THERE)}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from qdqspec.checks.base import CheckParams, Fraction, NotNegative, Number, Whole, require_a_limit
 from qdqspec.types import TensorParity, TopK
-from qdqspec.units import db_text, plain, share_text
+from qdqspec.units import db_text, plain, share_text, texts_apart
 
 NAME_WIDTH = 30
 _WORST = 1e9  # the value used for NaN and infinity
@@ -41,14 +41,6 @@ class Limit:
             return share_text(value) if not more else f"{100 * value:.{self.digits + more}f} %"
         kind = "f" if self.floor else "g"
         return f"{value:.{self.digits + more}{kind}}{self.unit}"
-
-    def texts_apart(self, value: float, allowed: float) -> tuple[str, str]:
-        """Value and limit with enough digits to see which is larger."""
-        for more in range(6):
-            texts = self.text(value, more), self.text(allowed, more)
-            if texts[0] != texts[1] or value == allowed:
-                break
-        return texts
 
 
 LIMITS = (  # in the order of preference for headlines
@@ -102,7 +94,7 @@ def broken(limits: ParityLimits, out: TensorParity, top: str, *, whole: bool = T
     for limit in (*LIMITS, *((AGREEMENT,) if whole else ())):
         allowed, value = getattr(limits, limit.param), value_of(limit, out, top)
         if allowed is not None and value is not None and not limit.keeps(value, allowed):
-            shown, bound = limit.texts_apart(value, allowed)
+            shown, bound = texts_apart(limit.text, value, allowed)
             title = f"{top} agreement" if limit is AGREEMENT else limit.title
             yield f"output '{name}': {title} {shown} {'<' if limit.floor else '>'} {bound}"
 

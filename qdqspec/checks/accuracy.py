@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,7 +12,7 @@ from qdqspec.checks.base import CheckParams, Fraction, require_a_limit
 from qdqspec.checks.verdicts import LimitResult, unmeasured, verdict_of_limits
 from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
 from qdqspec.types.requests import Request, ScoreRequest
-from qdqspec.units import metric_text, percent_text, plain, refuse_more_than_all, share_text
+from qdqspec.units import metric_text, percent_text, plain, refuse_more_than_all, share_text, texts_apart
 
 
 class AccuracyParams(CheckParams):
@@ -54,14 +55,12 @@ class AccuracyCheck:
     Params: ClassVar[type[CheckParams]] = AccuracyParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"accuracy"})
 
-    def requests(self, params: CheckParams) -> tuple[Request, ...]:
+    def requests(self, params: AccuracyParams) -> tuple[Request, ...]:
         """The metric of reference and tuned model."""
-        assert isinstance(params, AccuracyParams)
         return (params.request,)
 
-    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+    def judge(self, params: AccuracyParams, evidence: Evidence) -> Verdict:
         """Pass if each given limit holds. The drop is reference minus tuned, in the metric's unit."""
-        assert isinstance(params, AccuracyParams)
         measured = evidence.accuracy.get(params.evidence_key)
         if measured is None or measured.samples == 0:
             return unmeasured(
@@ -95,32 +94,23 @@ def _advice(params: AccuracyParams, measured: AccuracyEvidence, evidence: Eviden
 
 
 def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[LimitResult]:
-    name = plain(params.evidence_key, 24)
+    name, text = plain(params.evidence_key, 24), partial(metric_text, params.metric)
     found: list[LimitResult] = []
     if params.min is not None:
         holds = measured.tuned >= params.min - SLACK
-        value, least = _texts_apart(params, measured.tuned, params.min)
+        value, least = texts_apart(text, measured.tuned, params.min, SLACK)
         sign = ">=" if holds else "<"
         found.append(LimitResult(f"{name} {value} {sign} {least}", holds, (name, value, f"at least {least}")))
     if params.max_drop is not None:
         drop = measured.reference - measured.tuned
         holds = drop <= params.max_drop + SLACK
-        value, most = _texts_apart(params, drop, params.max_drop)
+        value, most = texts_apart(text, drop, params.max_drop, SLACK)
         moved = f"{metric_text(params.metric, measured.reference)} to {metric_text(params.metric, measured.tuned)}"
         words = f"{name} fell by {value}" if drop > 0 else f"{name} did not fall"
         found.append(
             LimitResult(f"{words} ({moved}), allowed {most}", holds, ("drop", value, f"at most {most}"))
         )
     return found
-
-
-def _texts_apart(params: AccuracyParams, value: float, limit: float) -> tuple[str, str]:
-    """Both numbers, with enough digits to see which is larger."""
-    for more in range(5):
-        texts = metric_text(params.metric, value, more), metric_text(params.metric, limit, more)
-        if texts[0] != texts[1] or abs(value - limit) <= SLACK:
-            break
-    return texts
 
 
 def drop_interval(lost: int, gained: int, samples: int) -> Interval:

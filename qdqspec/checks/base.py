@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Protocol, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -28,6 +28,8 @@ class CheckParams(BaseModel):
 class Check(Protocol):
     """One kind of check. ``Params`` also extends the spec's JSON Schema; ``needs`` lists the evidence to collect.
 
+    The methods get an instance of the check's own ``Params``.
+
     A check that needs evidence with parameters, such as the value of a metric, also has a method
     ``requests(params) -> Iterable[Request]``; see `qdqspec.types.requests`.
     """
@@ -35,7 +37,7 @@ class Check(Protocol):
     Params: ClassVar[type[CheckParams]]
     needs: ClassVar[frozenset[EvidenceKind]]
 
-    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+    def judge(self, params: Any, evidence: Evidence) -> Verdict:
         """Compare the evidence with the parameters."""
         ...
 
@@ -93,7 +95,7 @@ def require_a_limit(params: object, *names: str) -> None:
 class RequestingCheck(Check, Protocol):
     """A check that requests evidence with parameters. The session collects equal requests of several checks once."""
 
-    def requests(self, params: CheckParams) -> Iterable[Request]:
+    def requests(self, params: Any) -> Iterable[Request]:
         """The evidence for these parameters."""
         ...
 

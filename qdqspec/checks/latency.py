@@ -104,9 +104,8 @@ class LatencyCheck:
     Params: ClassVar[type[CheckParams]] = LatencyParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
 
-    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+    def judge(self, params: LatencyParams, evidence: Evidence) -> Verdict:
         """Pass if no percentile exceeds its budget; inconclusive if a single slow run decides."""
-        assert isinstance(params, LatencyParams)
         latency = evidence.latency
         if latency is None or not latency.samples.get("tuned"):
             return untimed("latency")

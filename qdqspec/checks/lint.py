@@ -46,14 +46,12 @@ class LintCheck:
     Params: ClassVar[type[CheckParams]] = LintParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"lint"})
 
-    def requests(self, params: CheckParams) -> tuple[Request, ...]:
+    def requests(self, params: LintParams) -> tuple[Request, ...]:
         """The findings for each target."""
-        assert isinstance(params, LintParams)
         return tuple(LintRequest(target=target) for target in params.target)
 
-    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+    def judge(self, params: LintParams, evidence: Evidence) -> Verdict:
         """Pass if no target refuses anything, nor with ``strict`` runs anything slowly."""
-        assert isinstance(params, LintParams)
         missing = [target for target in params.target if target not in evidence.lint]
         if missing:
             return unmeasured(

@@ -26,7 +26,7 @@ from qdqspec.types import (
     Verdict,
 )
 from qdqspec.types.requests import InputRequest, ParityRequest, Request
-from qdqspec.units import count_text, db_text, pair_text, plain, seconds_text, share_text
+from qdqspec.units import count_text, db_text, pair_text, plain, seconds_text, share_text, texts_apart
 
 _BOTH = 2.0  # steps whose error differs by less than this factor are both named
 _CULPRITS = 3  # pairs that a verdict lists
@@ -43,15 +43,13 @@ class ParityCheck:
     Params: ClassVar[type[CheckParams]] = ParityParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"parity"})
 
-    def requests(self, params: CheckParams) -> tuple[Request, ...]:
+    def requests(self, params: ParityParams) -> tuple[Request, ...]:
         """The comparison, the pairs that cost most if quantization breaks a limit, and the search for an input."""
-        assert isinstance(params, ParityParams)
         compared = ParityRequest(top=params.top, culpable=partial(culpable_output, params))
         return compared, *(() if params.search is None else (_input_request(params, params.search),))
 
-    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+    def judge(self, params: ParityParams, evidence: Evidence) -> Verdict:
         """Pass if each chosen output keeps each limit; outputs that are not floats must be equal."""
-        assert isinstance(params, ParityParams)
         parity = evidence.parity
         if parity is None or not parity.outputs:
             return unmeasured("no parity was measured", "Run the case again, so that it is measured.")
@@ -205,7 +203,7 @@ def _kept(params: ParityParams, judged: list[TensorParity]) -> str:
     for limit in (*LIMITS, AGREEMENT):
         allowed = getattr(params, limit.param)
         if allowed is not None:
-            shown, bound = limit.texts_apart(_worst(limit, judged, params.top.key), allowed)
+            shown, bound = texts_apart(limit.text, _worst(limit, judged, params.top.key), allowed)
             kept.append(f"{limit.title} {shown} {'>=' if limit.floor else '<='} {bound}")
     return ", ".join(kept[:2]) or "quantization and runtime keep their limits"
 

@@ -83,9 +83,8 @@ class PlacementCheck:
     Params: ClassVar[type[CheckParams]] = PlacementParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"placement"})
 
-    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+    def judge(self, params: PlacementParams, evidence: Evidence) -> Verdict:
         """Pass if each entry and both counts hold. Weight pairs count for entries, not for the counts."""
-        assert isinstance(params, PlacementParams)
         if (params.require or params.forbid) and not evidence.node_ops:
             return unmeasured("the model's nodes are not known", "Run the case again, so that it is tuned.")
         rules = [*_entry_rules(params, evidence), *_count_rules(params, evidence)]

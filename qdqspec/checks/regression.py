@@ -50,14 +50,12 @@ class RegressionCheck:
     Params: ClassVar[type[CheckParams]] = RegressionParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"regression"})
 
-    def requests(self, params: CheckParams) -> tuple[Request, ...]:
+    def requests(self, params: RegressionParams) -> tuple[Request, ...]:
         """The comparison with the entry of the check."""
-        assert isinstance(params, RegressionParams)
         return (BaselineRequest(key=params.evidence_key, allowed=params.max),)
 
-    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+    def judge(self, params: RegressionParams, evidence: Evidence) -> Verdict:
         """Pass if the interval excludes growth beyond the allowance, fail if it is significant, else inconclusive."""
-        assert isinstance(params, RegressionParams)
         found = evidence.regression.get(params.evidence_key)
         if found is None:
             return untimed("ratio")

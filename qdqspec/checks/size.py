@@ -35,9 +35,8 @@ class SizeCheck:
     Params: ClassVar[type[CheckParams]] = SizeParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"size"})
 
-    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+    def judge(self, params: SizeParams, evidence: Evidence) -> Verdict:
         """Pass if each given limit holds."""
-        assert isinstance(params, SizeParams)
         tuned, reference = evidence.size_bytes.get("tuned"), evidence.size_bytes.get("reference")
         if tuned is None or not reference:
             return unmeasured("the model's size is not known", "Run the case again with its output folder.")

@@ -26,12 +26,11 @@ class SpeedupCheck:
     Params: ClassVar[type[CheckParams]] = SpeedupParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
 
-    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+    def judge(self, params: SpeedupParams, evidence: Evidence) -> Verdict:
         """Pass at or above the minimum, fail if the whole interval is below it, else inconclusive.
 
         An unchanged model is the reference itself: its factor is 1 and is not measured.
         """
-        assert isinstance(params, SpeedupParams)
         if is_unchanged(evidence):
             return _unchanged(params, evidence)
         if evidence.latency is None:

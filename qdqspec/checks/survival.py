@@ -42,14 +42,12 @@ class SurvivalCheck:
     Params: ClassVar[type[CheckParams]] = SurvivalParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"survival"})
 
-    def requests(self, params: CheckParams) -> tuple[Request, ...]:
+    def requests(self, params: SurvivalParams) -> tuple[Request, ...]:
         """The surviving pairs for each optimizer."""
-        assert isinstance(params, SurvivalParams)
         return tuple(SurvivalRequest(optimizer=name) for name in params.through)
 
-    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+    def judge(self, params: SurvivalParams, evidence: Evidence) -> Verdict:
         """Fail if an optimizer lost a pair; inconclusive if one could not be run, or was not."""
-        assert isinstance(params, SurvivalParams)
         found = [evidence.survival[name] for name in params.through if name in evidence.survival]
         if len(found) < len(params.through):
             missing = next(name for name in params.through if name not in evidence.survival)

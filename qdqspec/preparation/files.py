@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -163,15 +163,15 @@ def _write_front(prepared: Prepared, result: SearchResult, folder: Path) -> None
     """Write one model for each placement of the Pareto front, fastest first, and a table of their measurements."""
     make_folder(folder)
     placements = {trial.placement.digest: trial.placement for trial in result.trials}
-    rows = ["file,digest,pairs,ratio,low,high,sqnr_db,accuracy"]
+    rows = [["file", "digest", "pairs", "ratio", "low", "high", "sqnr_db", "accuracy"]]
     for number, point in enumerate(result.front, 1):
         name = f"{number}.onnx"
         write_placement(prepared, placements[point.placement], folder / name)
         figures = (point.ratio.median, point.ratio.low, point.ratio.high, point.sqnr_db)
         accuracy = "" if point.accuracy is None else f"{point.accuracy:.6g}"
-        cells = (name, point.placement, str(point.pairs), *(f"{value:.4f}" for value in figures), accuracy)
-        rows.append(",".join(cells))
-    write_text(table_of(folder), "\n".join(rows) + "\n")
+        texts = [f"{value:.4f}" for value in figures]
+        rows.append([name, point.placement, str(point.pairs), *texts, accuracy])
+    write_text(table_of(folder), _csv(rows))
 
 
 def _write_regions(prepared: Prepared, result: SearchResult, folder: Path) -> None:
@@ -179,9 +179,7 @@ def _write_regions(prepared: Prepared, result: SearchResult, folder: Path) -> No
     make_folder(folder)
     least = None if result.accuracy is None else result.accuracy.least
     best = best_by_pattern(prepared.space, result.trials, prepared.case.tune.limits.min_sqnr_db, least)
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["file", "digest", "pairs", "won", "ratio", "sqnr_db", "pattern", "instances"])
+    rows = [["file", "digest", "pairs", "won", "ratio", "sqnr_db", "pattern", "instances"]]
     for number, (pattern, trial) in enumerate(best.items(), 1):
         name = f"{number}.onnx"
         write_placement(prepared, trial.placement, folder / name)
@@ -189,11 +187,17 @@ def _write_regions(prepared: Prepared, result: SearchResult, folder: Path) -> No
         figures = [f"{trial.ratio:.4f}", "" if trial.sqnr_db is None else f"{trial.sqnr_db:.4f}"]
         won = str(trial.incumbent).lower()
         row = [name, trial.placement.digest, str(trial.placement.pairs), won, *figures]
-        table.writerow([*row, known[0].pattern_text if known else pattern, str(len(known) or 1)])
+        rows.append([*row, known[0].pattern_text if known else pattern, str(len(known) or 1)])
         command = prepared.replay_command(name)
         if command:
             write_text(folder / f"{number}.sh", f'cd "$(dirname "$0")" && {command}\n')
-    write_text(table_of(folder), text.getvalue())
+    write_text(table_of(folder), _csv(rows))
+
+
+def _csv(rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def write_patterns(
@@ -276,15 +280,13 @@ def profiles_of(trials: tuple[Trial, ...], winner: Placement) -> dict[str, tuple
 
 def _layers(trials: tuple[Trial, ...], winner: Placement) -> str:
     """Kernel times of the reference and of the selected model, as profiled in their first build."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["model", "kernel", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer"])
+    rows = [["model", "kernel", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer"]]
     for role, layers in profiles_of(trials, winner).items():
         for layer in layers:
             names = [" ".join(layer.nodes), " ".join(layer.tensors)]
             flags = [str(layer.boundary).lower(), str(layer.integer).lower()]
-            table.writerow([role, layer.name, layer.op_type, f"{layer.milliseconds:.6f}", *names, *flags])
-    return text.getvalue()
+            rows.append([role, layer.name, layer.op_type, f"{layer.milliseconds:.6f}", *names, *flags])
+    return _csv(rows)
 
 
 _CURE = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,18 +47,32 @@ class TimedFile:
 
 
 def time_across(
-    files: Mapping[str, TimedFile],
-    *,
-    clock: Clock,
-    random: np.random.Generator,
-    exclusive: Callable[[], AbstractContextManager[object]],
-    builds: int = BUILDS,
-    rounds: int = ROUNDS,
-) -> Together:
-    """Time files of several runtimes, each from ``builds`` fresh builds, one turn of each in every round."""
-    fresh = FreshBuilds(clock=clock, random=random, exclusive=exclusive)
+    files: Mapping[str, TimedFile], setups: Sequence[CaseSetup], *, builds: int = BUILDS, rounds: int = ROUNDS
+) -> tuple[Together, Clock]:
+    """Time files of the cases' runtimes, each from ``builds`` fresh builds, one turn of each in every round.
+
+    Also the clock that compares them: CPU time if all cases are measured by it and all builds have it.
+    """
+    clocks = {clock_for(setup.case.tune, setup.settings.threads) for setup in setups}
+    clock: Clock = "cpu" if clocks == {"cpu"} else "wall"
+    fresh = FreshBuilds(
+        clock=clock,
+        random=np.random.default_rng(setups[0].settings.seed),
+        exclusive=lambda: _all_locked(setups),
+    )
     openers = {name: [file.open] * builds for name, file in files.items()}
-    return fresh.time(openers, rounds, make_room=lambda: None)
+    timed = fresh.time(openers, rounds, make_room=lambda: None)
+    return timed, common_clock(clock, timed.samples)
+
+
+@contextmanager
+def _all_locked(setups: Sequence[CaseSetup]) -> Iterator[None]:
+    """Lock the hardware of all cases, in one order, so that two runs cannot wait for each other."""
+    with ExitStack() as stack:
+        found = {setup.resources.lock: setup.resources.exclusive for setup in setups}
+        for _, exclusive in sorted(found.items()):
+            stack.enter_context(exclusive())
+        yield
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,20 +96,6 @@ def side_of(work: CaseWork) -> Side:
         placement=kept.result.winner,
         sqnr_db=work.parity.sqnr_db,
     )
-
-
-def all_locked(setups: Sequence[CaseSetup]) -> Callable[[], AbstractContextManager[object]]:
-    """A function that locks the hardware of all cases, in one order, so that two runs cannot wait for each other."""
-
-    @contextmanager
-    def locked() -> Iterator[None]:
-        with ExitStack() as stack:
-            found = {setup.resources.lock: setup.resources.exclusive for setup in setups}
-            for _, exclusive in sorted(found.items()):
-                stack.enter_context(exclusive())
-            yield
-
-    return locked
 
 
 def grouped(works: Iterable[CaseWork]) -> list[tuple[str, list[CaseWork]]]:
@@ -127,16 +127,8 @@ def compare_runtimes(name: str, sides: Sequence[Side], report: Report) -> Runtim
             files[model.label] = (
                 replace(given, path=side.tuned or given.path) if model.model == "tuned" else given
             )
-    setups = [side.setup for side in sides]
-    clocks = {clock_for(setup.case.tune, setup.settings.threads) for setup in setups}
-    timed = time_across(
-        files,
-        clock="cpu" if clocks == {"cpu"} else "wall",
-        random=np.random.default_rng(setups[0].settings.seed),
-        exclusive=all_locked(setups),
-    )
+    timed, clock = time_across(files, [side.setup for side in sides])
     failures = {label: str(error) for label, error in timed.failures.items()}
-    clock = common_clock("cpu" if clocks == {"cpu"} else "wall", timed.samples)
     floats = [m.label for m in blank if m.model == "float" and m.label in timed.samples]
     if not floats:
         raise BackendError(

@@ -16,17 +16,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from qdqspec.accuracy.parity import compare_models
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import FLOOR_EPS
-from qdqspec.measurement.together import Together, common_clock, ratios_between
+from qdqspec.measurement.together import Together, ratios_between
 from qdqspec.placement.space import labels_of
 from qdqspec.preparation.files import make_folder, write_placed, write_placement
-from qdqspec.preparation.timing import BUILDS, ROUNDS, clock_for
+from qdqspec.preparation.timing import BUILDS, ROUNDS
 from qdqspec.search.select import reaches
-from qdqspec.session.compared_runtimes import TimedFile, all_locked, float_file, time_across
+from qdqspec.session.compared_runtimes import TimedFile, float_file, time_across
 from qdqspec.session.evidence import CaseWork
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import NOT_CANDIDATES, Clock, CommonPlacement, Interval, Placement, TargetResult
@@ -36,6 +34,7 @@ FINALISTS = 3
 SCREENING_ROUNDS = 12
 _FLOAT, _OWN = "float", "own"
 
+_Timed = tuple[Together, Clock]  # samples, and the clock that compares them
 _Label = tuple[str, str]  # a runtime, and a digest, `_FLOAT` or `_OWN`
 
 
@@ -90,13 +89,10 @@ class _Search:
         total = math.fsum(weights.values())
         self._weights = {on: weight / total for on, weight in weights.items()}
         self._candidates = candidates
-        clocks = {clock_for(work.setup.case.tune, work.setup.settings.threads) for work in works}
-        self._clock: Clock = "cpu" if clocks == {"cpu"} else "wall"
-        self._random = np.random.default_rng(works[0].setup.settings.seed)
 
     def timed(
         self, candidates: Mapping[str, _Candidate], *, builds: int, rounds: int, own: bool = False
-    ) -> Together:
+    ) -> _Timed:
         """Samples of the float models and candidates on all runtimes; with ``own`` of each runtime's own best too.
 
         Raises `BackendError` if a float model does not run.
@@ -108,26 +104,22 @@ class _Search:
                 files[_text((_on(work), _OWN))] = replace(blank, path=work.finder.tuned_path)
             for digest, candidate in candidates.items():
                 files[_text((_on(work), digest))] = replace(blank, path=candidate.path)
-        found = time_across(
-            files,
-            clock=self._clock,
-            random=self._random,
-            exclusive=all_locked([work.setup for work in self._works]),
-            builds=builds,
-            rounds=rounds,
-        )
-        self._clock = common_clock(self._clock, found.samples)
+        setups = [work.setup for work in self._works]
+        found, clock = time_across(files, setups, builds=builds, rounds=rounds)
         for work in self._works:
             if (error := found.failures.get(_text((_on(work), _FLOAT)))) is not None:
                 raise BackendError(f"the float model does not run on {_on(work)}: {error}")
-        return found
+        return found, clock
 
-    def ratios(self, timed: Together, base: str = _FLOAT) -> dict[_Label, Interval]:
+    def ratios(self, timed: _Timed, base: str = _FLOAT) -> dict[_Label, Interval]:
         """The time of each model over that of the ``base`` model on the same runtime."""
         found = {}
+        together, clock = timed
         for work in self._works:
-            own = {text: found for text, found in timed.samples.items() if text.startswith(f"{_on(work)} ")}
-            for label, ratio in ratios_between(own, _text((_on(work), base)), self._clock).items():
+            own = {
+                text: builds for text, builds in together.samples.items() if text.startswith(f"{_on(work)} ")
+            }
+            for label, ratio in ratios_between(own, _text((_on(work), base)), clock).items():
                 found[_on(work), label.partition(" ")[2]] = ratio
         return found
 
@@ -147,7 +139,7 @@ class _Search:
             median=center, low=center * math.exp(-math.sqrt(low)), high=center * math.exp(math.sqrt(high))
         )
 
-    def choose(self, name: str, timed: Together, finalists: Mapping[str, _Candidate]) -> CommonPlacement:
+    def choose(self, name: str, timed: _Timed, finalists: Mapping[str, _Candidate]) -> CommonPlacement:
         """The finalist with the least mean among those that are slower than float on no runtime."""
         ratios = self.ratios(timed)
         complete = [digest for digest in finalists if _is_complete(ratios, self._works, digest)]
@@ -160,7 +152,7 @@ class _Search:
                 mean = self.mean(ratios, digest)
                 return CommonPlacement(
                     name=name,
-                    clock=self._clock,
+                    clock=timed[1],
                     builds=BUILDS,
                     targets=tuple(
                         self._target(w, ratios, over_own[_on(w), digest], candidate) for w in self._works
@@ -176,7 +168,7 @@ class _Search:
         reason = self._fault(ratios, ranked[0], gain) if ranked else none
         one = Interval(median=1.0, low=1.0, high=1.0)
         return CommonPlacement(
-            name=name, clock=self._clock, builds=BUILDS, targets=(), mean=one, unchanged=True, reason=reason
+            name=name, clock=timed[1], builds=BUILDS, targets=(), mean=one, unchanged=True, reason=reason
         )
 
     def _fault(self, ratios: Mapping[_Label, Interval], digest: str, gain: float) -> str:
