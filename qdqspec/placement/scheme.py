@@ -344,7 +344,7 @@ class _Site(BaseModel):
     format: str
     scale: float | list[float]
     zero_point: int | list[int]
-    axis: Annotated[int, Field(ge=0)] | None
+    axis: Annotated[int, Field(ge=0)] | None = None
     weight: bool | None = None  # by default, a site with an axis is a weight
     stored: bool = True  # of a weight: stored as integers behind a DQ, or float behind Q and DQ
     outer: float | None = None  # factor of all scales, if a format quantizes scales too

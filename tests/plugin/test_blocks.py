@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from qdqspec.cli import _parser
+from qdqspec.placement.scheme import read_scheme
 from qdqspec.spec.load import load_spec
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +29,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "how-to").glob("*.md")),
     ROOT / "docs" / "gallery" / "index.md",
+    ROOT / "docs" / "reference" / "files.md",
 ]
 PARTS = {
     "qdqspec": "qdqspec: 1\n",
@@ -103,6 +105,12 @@ def test_python_imports_what_is_there(block: str) -> None:
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "qdqspec":
             module = importlib.import_module(str(node.module))
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+@pytest.mark.parametrize("block", [*blocks("json")])
+def test_a_scheme_is_read(block: str, tmp_path: Path) -> None:
+    (tmp_path / "scheme.json").write_text(block, encoding="utf-8")
+    assert read_scheme(tmp_path / "scheme.json").pairs
 
 
 @pytest.mark.parametrize("block", [*blocks("toml")])
