@@ -93,8 +93,8 @@ class Settings:
         one_of(*MODES),
         "MODE",
         "run: use the cached winner, or tune if there is none; measure: time the known winner again; "
-        "verify: only checks that need no timing; plan: list candidates and cost, build nothing (default: "
-        "run).",
+        "verify: only checks that need no timing; plan: report the size and cost of the search, build nothing "
+        "(default: run).",
     )
     cache_dir: Path = _option(
         Path(".qdqspec/cache"),
