@@ -6,10 +6,11 @@ during a timed run would be measured too.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS = 60.0
 STEP_SECONDS = 5.0
+
+
+def can_draw(*, is_terminal: bool, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a bar can be drawn: on a terminal that moves its cursor, which one of type ``dumb`` does not."""
+    return is_terminal and environment.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 class Display(Protocol):

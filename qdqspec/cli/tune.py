@@ -39,7 +39,7 @@ from qdqspec.config import Settings, find_folder, note_owner, other_owner
 from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import ConfigError, OutputError, QdqspecError
 from qdqspec.files import RESULT, explained
-from qdqspec.progress import Display, Heartbeat, ProgressBar
+from qdqspec.progress import Display, Heartbeat, ProgressBar, can_draw
 from qdqspec.types import Case, CheckResult, RunRecord
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _compare_runtimes(session: Session) -> bool:
 def _watched(session: Session) -> Iterator[None]:
     display: Display = (
         ProgressBar(file=sys.stderr, colored=COLOR.get() != "never")
-        if sys.stderr.isatty()
+        if can_draw(is_terminal=sys.stderr.isatty())
         else Heartbeat(complain)
     )
     session.watch = display.update

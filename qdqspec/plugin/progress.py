@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qdqspec.plugin._compat import is_worker, reporter_of, uncaptured
-from qdqspec.progress import Display, Heartbeat, ProgressBar
+from qdqspec.progress import Display, Heartbeat, ProgressBar, can_draw
 
 _DISPLAY = pytest.StashKey[Display | None]()
 
@@ -47,7 +47,7 @@ def _choose(config: pytest.Config) -> Display | None:
         return None
     if reporter is None:
         return Heartbeat(_to_stderr(uncaptured(config)))
-    if verbosity < 0 or not reporter.isatty():
+    if verbosity < 0 or not can_draw(is_terminal=reporter.isatty()):
         return Heartbeat(_to_reporter(reporter, uncaptured(config)))
     return ProgressBar(terminal=_own_line(reporter, uncaptured(config)))
 

@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 
-from qdqspec.progress import Heartbeat, ProgressBar, bar_texts, heartbeat_line, tally
+from qdqspec.progress import Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line, tally
 from qdqspec.types import Progress
 
 STEP = Progress(case="specs/squeezenet.qdq.yaml::default", phase="", done=0, total=0, doing="calibrating")
@@ -39,6 +39,14 @@ def test_a_step_shows_the_time_left_of_the_search() -> None:
     step = replace(STEP, seconds_left=42.0)
     assert bar_texts(step, 80)[1] == "42 s left"
     assert heartbeat_line(step) == f"[qdqspec] {STEP.case}: calibrating, 42 s left"
+
+
+def test_a_dumb_terminal_gets_lines() -> None:
+    """It showed nothing at all during a search."""
+    assert can_draw(is_terminal=True, environment={"TERM": "xterm-256color"})
+    assert can_draw(is_terminal=True, environment={})
+    assert not can_draw(is_terminal=True, environment={"TERM": "dumb"})
+    assert not can_draw(is_terminal=False, environment={"TERM": "xterm"})
 
 
 def test_no_time_left_is_not_shown() -> None:
