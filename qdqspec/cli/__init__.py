@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from qdqspec import __version__
@@ -31,14 +32,14 @@ from qdqspec.cli import (
 from qdqspec.cli.asked import refuse_mode, refuse_words
 from qdqspec.cli.words import COLOR, FINE, IMPOSSIBLE, complain
 from qdqspec.errors import QdqspecError
-from qdqspec.registry import did_you_mean
+from qdqspec.registry import did_you_mean, names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. Errors of input and environment are one message on stderr."""
     words = list(sys.argv[1:] if argv is None else argv)
     if "_ARGCOMPLETE" in os.environ:
-        _complete(_parser()[0])
+        _complete(*_parser())
     if not words:
         _parser()[0].print_help()
         return FINE
@@ -60,13 +61,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _complete(parser: argparse.ArgumentParser) -> None:
+def _complete(parser: argparse.ArgumentParser, verbs: Mapping[str, argparse.ArgumentParser]) -> None:
     """Answer a shell that asks for completions, and exit."""
     try:
         import argcomplete
     except ImportError:  # the extra `completion` is not installed
         return
+    for action in (action for verb in verbs.values() for action in verb._actions):  # noqa: SLF001 - no other list
+        if values := _values(action):
+            offered = values if action.option_strings else [*values, *sorted(map(str, Path().glob("*")))]
+            action.completer = argcomplete.ChoicesCompleter(list(offered))  # type: ignore[attr-defined]  # read from there
     argcomplete.autocomplete(parser)
+
+
+def _values(action: argparse.Action) -> Sequence[str]:
+    """The words that an argument may be, for completion; empty if they are any."""
+    if action.dest == "paths" and action.metavar == "PATH|WORD":
+        return [*specs.KINDS]
+    if action.dest == "qdq_backend":
+        return names("backend")
+    if action.dest == "strategy":
+        return names("strategy")
+    words = str(action.metavar).split("|")
+    return words if len(words) > 1 and all(word.islower() for word in words) else ()
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:

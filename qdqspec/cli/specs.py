@@ -60,7 +60,7 @@ def list_cases(arguments: argparse.Namespace) -> int:
     """List the readable cases; an invalid spec is reported and does not hide the others."""
     if (
         len(arguments.paths) == 1
-        and (kind := _KINDS.get(str(arguments.paths[0])))
+        and (kind := KINDS.get(str(arguments.paths[0])))
         and not arguments.paths[0].exists()
     ):
         return _list_kind(kind, arguments)
@@ -69,9 +69,9 @@ def list_cases(arguments: argparse.Namespace) -> int:
     if len(arguments.paths) == 1 and not (arguments.paths[0].exists() or is_spec(arguments.paths[0])):
         word = str(arguments.paths[0])
         raise ConfigError(
-            f"there is no such spec or folder{did_you_mean(word, [*_KINDS])}",
+            f"there is no such spec or folder{did_you_mean(word, [*KINDS])}",
             where=word,
-            cure=f"name specs or folders, or one of the words {', '.join(_KINDS)}",
+            cure=f"name specs or folders, or one of the words {', '.join(KINDS)}",
         )
     for path in find_specs(arguments.paths or [Path()]):
         try:
@@ -91,7 +91,7 @@ def list_cases(arguments: argparse.Namespace) -> int:
     return IMPOSSIBLE if wrong or not found else FINE
 
 
-_KINDS: dict[str, registry.RegistryKind] = {
+KINDS: dict[str, registry.RegistryKind] = {
     "backends": "backend",
     "strategies": "strategy",
     "checks": "check",

@@ -70,19 +70,32 @@ def test_a_folder_of_that_name_is_listed_as_before(verb, tmp_path):
     assert "no spec found" in result.err
 
 
-def test_a_shell_gets_completions(tmp_path):
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("qdqspec bas", ["baseline"]),
+        ("qdqspec tune --strategy a", ["attribution"]),
+        ("qdqspec tune --preset q", ["quick"]),
+        ("qdqspec doctor --backend onnx", ["onnxruntime", "onnxruntime-web"]),
+        ("qdqspec list strat", ["strategies"]),
+        ("qdqspec list sp", ["specs"]),
+        ("qdqspec cache pr", ["prune"]),
+    ],
+)
+def test_a_shell_gets_completions(tmp_path, line, found):
     pytest.importorskip("argcomplete")
-    line = "qdqspec bas"
+    (tmp_path / "specs").mkdir()
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": " "}
     asked["_ARGCOMPLETE_STDOUT_FILENAME"] = str(tmp_path / "found")
     subprocess.run(
         [sys.executable, "-m", "qdqspec"],
         env={**os.environ, **asked},
+        cwd=tmp_path,
         check=True,
         capture_output=True,
         timeout=60,
     )
-    assert (tmp_path / "found").read_text().split() == ["baseline"]
+    assert (tmp_path / "found").read_text().split() == found
 
 
 def test_each_verb_has_one_line_in_80_columns(verb, monkeypatch):
