@@ -70,7 +70,7 @@ def _complete(parser: argparse.ArgumentParser, verbs: Mapping[str, argparse.Argu
     for action in (action for verb in verbs.values() for action in verb._actions):  # noqa: SLF001 - no other list
         if values := _values(action):
             offered = values if action.option_strings else [*values, *sorted(map(str, Path().glob("*")))]
-            action.completer = argcomplete.ChoicesCompleter(list(offered))  # type: ignore[attr-defined]  # read from there
+            action.completer = argcomplete.ChoicesCompleter(dict.fromkeys(offered, ""))  # type: ignore[attr-defined]  # read from there
     argcomplete.autocomplete(parser)
 
 
