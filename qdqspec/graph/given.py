@@ -1,24 +1,39 @@
-"""The input model: the user's model, or a changed copy of it, such as one with its local functions inlined."""
+"""The input model: the user's model, or a changed copy of it, such as one with its local functions inlined.
+
+Inputs can be fixed to values: constants are folded, and an If on a constant becomes its taken branch.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import onnx
-from onnx import inliner
+from onnx import TensorProto, helper, inliner, numpy_helper
 
 from qdqspec.arrays import Array
-from qdqspec.graph.declared import contradictions, redeclared
-from qdqspec.graph.fixed import fix_inputs, fixed_arrays
+from qdqspec.errors import SpecError
+from qdqspec.graph.constants import fold_constants
+from qdqspec.graph.declared import allows, contradictions, redeclared, shape_text
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, refill
+from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
+from qdqspec.graph.protos import (
+    DEFAULT_DOMAINS,
+    all_graphs,
+    copy_model,
+    graphs_inside,
+    is_external,
+    refill,
+    values_of_constants,
+)
 from qdqspec.graph.save import save_model
-from qdqspec.graph.scopes import unique_node_names
+from qdqspec.graph.scopes import bodies_of, defined_in, free_name, unique_node_names
+from qdqspec.registry import did_you_mean
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import FixedValue
 
@@ -186,3 +201,217 @@ class _Naming:
     def _name(self, node: onnx.NodeProto, name: str) -> None:
         node.name = f"<{len(self._names)}>"
         self._names.append(name)
+
+
+# ---- fixed inputs ------------------------------------------------------------------------------
+
+_TAKEN = {True: "then_branch", False: "else_branch"}
+
+
+def fixed_arrays(model: Model, values: Mapping[str, FixedValue]) -> dict[str, Array]:
+    """The values as arrays for the inputs of the model. Raises `SpecError` for a value that is not valid."""
+    return {name: _fixed_array(model, name, value) for name, value in values.items()}
+
+
+def fix_inputs(model: Model, values: Mapping[str, Array]) -> onnx.ModelProto:
+    """The model without these inputs, specialized to their values; Q and DQ are never folded.
+
+    Tensors of a taken branch keep their names if the surrounding graph has no such names. If the value
+    decides nothing, the input is a constant and the rest of the model is unchanged.
+    """
+    proto = copy_model(model.proto)
+    proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
+    refill(proto.graph.input, [i for i in proto.graph.input if i.name not in values])
+    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+    while True:
+        proto = copy_model(fold_constants(Model(proto, path=model.path)).model.proto)
+        if not _inline_taken(proto.graph, {}):
+            return proto
+
+
+def _fixed_array(model: Model, name: str, value: FixedValue) -> Array:
+    if name not in model.inputs:
+        raise SpecError(
+            f"`inputs.values` names '{name}', which is no input of the model{did_you_mean(name, model.inputs)}",
+            where=model.where,
+            cure=f"its inputs: {', '.join(model.inputs)}",
+        )
+    elem_type, shape = model.elem_type(name), model.shape(name)
+    given = np.asarray(value)
+    if not elem_type or elem_type == TensorProto.STRING:
+        raise SpecError(f"input '{name}' holds no numbers, so no value can be given to it", where=model.where)
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    with np.errstate(all="ignore"):
+        cast = given.astype(dtype)
+    if (given.dtype == np.bool_) != (dtype == np.bool_) or not is_faithful(given, cast):
+        raise SpecError(
+            f"the value of input '{name}' is {value!r:.60}, and the model takes {dtype}",
+            where=model.where,
+            cure=f"give `inputs.values` a value that {dtype} holds",
+        )
+    if shape is not None and not allows(shape, cast.shape):
+        raise SpecError(
+            f"the value of input '{name}' has shape {list(cast.shape)}, and the model takes {shape_text(shape)}",
+            where=model.where,
+            cure="write a scalar as 16000, an input of one element as [16000]",
+        )
+    return cast
+
+
+def is_faithful(given: Array, cast: Array) -> bool:
+    """Whether the cast is valid: floats may be rounded, not overflow; integers and truth values keep their value."""
+    if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
+        return bool((given == cast).all())
+    return bool(np.isfinite(cast).all())
+
+
+# ---- branches ------------------------------------------------------------------------------------
+
+
+def _inline_taken(graph: onnx.GraphProto, around: Mapping[str, TensorProto]) -> bool:
+    """Replace each If of a graph and its bodies whose condition is constant; return whether there was one."""
+    constants = {**around, **_constants(graph)}
+    found = False
+    while (taken := _first_taken(graph, constants)) is not None:
+        number, attribute = taken
+        owner = graph.node[number]
+        path = f"{list(unique_node_names(graph.node))[number]}/{attribute}"
+        branch = next(body for key, body in bodies_of(owner) if key == attribute)
+        inlined = _branch_in(graph, owner, branch, path)
+        refill(graph.node, [*graph.node[:number], *inlined, *graph.node[number + 1 :]])
+        constants |= _constants(graph)
+        found = True
+    for node in graph.node:
+        for _, body in bodies_of(node):
+            found |= _read_constants(node, body, constants)
+            found |= _inline_taken(body, constants)
+    return found
+
+
+def _read_constants(
+    owner: onnx.NodeProto, body: onnx.GraphProto, constants: Mapping[str, TensorProto]
+) -> bool:
+    """In a body of Loop or Scan, read a constant that each iteration passes on unchanged at its definition."""
+    below = [*all_graphs(body)]
+    hidden = {name for graph in below for name in defined_in(graph)}
+    now = {
+        inner: given
+        for given, inner, passed_on in _states(owner, body)
+        if given in constants and given not in hidden and passed_on == inner
+    }
+    found = False
+    for node in (node for graph in below for node in graph.node):
+        if any(name in now for name in node.input):
+            refill(node.input, [now.get(name, name) for name in node.input])
+            found = True
+    return found
+
+
+def _states(owner: onnx.NodeProto, body: onnx.GraphProto) -> Iterator[tuple[str, str, str]]:
+    """The loop-carried values of a Loop or Scan: initial value, name inside, and the value an iteration returns.
+
+    A copy made by Identity has the name of its source.
+    """
+    copies = {
+        node.output[0]: node.input[0] for node in body.node if node.op_type == "Identity" and not node.domain
+    }
+    made = [copies.get(value.name, value.name) for value in body.output]
+    inside = [value.name for value in body.input]
+    if owner.op_type == "Loop":
+        yield from zip(owner.input[2:], inside[2:], made[1:], strict=False)
+    elif owner.op_type == "Scan":
+        scanned = next((a.i for a in owner.attribute if a.name == "num_scan_inputs"), 0)
+        states = len(owner.input) - scanned if len(owner.input) == len(inside) else 0
+        yield from zip(owner.input[:states], inside[:states], made, strict=False)
+
+
+def _first_taken(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> tuple[int, str] | None:
+    """The index of the first If on a constant, and the branch that it takes."""
+    for number, node in enumerate(graph.node):
+        condition = _condition(node, constants)
+        if condition is not None:
+            return number, _TAKEN[condition]
+    return None
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
+    replaced = {value.name for value in graph.input}  # by the caller's feed
+    found = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in replaced}
+    return found | dict(values_of_constants(graph.node))
+
+
+def _condition(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> bool | None:
+    """The condition of an If, if it is constant."""
+    if node.op_type != "If" or node.domain not in DEFAULT_DOMAINS:
+        return None
+    tensor = constants.get(node.input[0])
+    if tensor is None or is_external(tensor):
+        return None
+    value = numpy_helper.to_array(tensor)
+    return bool(value.reshape(-1)[0]) if value.size == 1 else None
+
+
+def _branch_in(
+    graph: onnx.GraphProto, owner: onnx.NodeProto, given: onnx.GraphProto, path: str
+) -> list[onnx.NodeProto]:
+    """The nodes of a branch as nodes of the graph; its weights become the graph's."""
+    branch = copy.deepcopy(given)
+    now, alike = _new_names(graph, owner, branch, path)
+    taken = {node.name for node in graph.node if node is not owner}
+    for part in all_graphs(branch):
+        _rename(part, now)
+    for node in branch.node:
+        if node.name and node.name in taken:
+            node.name = f"{path}/{node.name}"
+    graph.initializer.extend(branch.initializer)
+    graph.sparse_initializer.extend(branch.sparse_initializer)
+    graph.value_info.extend(v for v in branch.value_info if v.name not in owner.output)
+    copies = [helper.make_node("Identity", [source], [name], name=f"{path}/{name}") for name, source in alike]
+    return [*branch.node, *copies]
+
+
+def _new_names(
+    graph: onnx.GraphProto, owner: onnx.NodeProto, branch: onnx.GraphProto, path: str
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Names in the graph for tensors of a branch, and outputs of the If that are copies of another tensor."""
+    made = [name for node in branch.node for name in node.output if name]
+    own = [*made, *(t.name for t in branch.initializer), *(t.values.name for t in branch.sparse_initializer)]
+    given = [output.name for output in branch.output]
+    now: dict[str, str] = {}
+    alike: list[tuple[str, str]] = []
+    for name, source in zip(owner.output, given, strict=False):
+        if name and source in made and source not in now:
+            now[source] = name
+        elif name:
+            alike.append((name, source))
+    taken = set(_names_in(graph, but=owner)) | set(owner.output)
+    for name in own:
+        if name not in now:
+            now[name] = free_name(f"{path}/{name}" if name in taken else name, taken)
+    return now, [(name, now.get(source, source)) for name, source in alike]
+
+
+def _names_in(graph: onnx.GraphProto, *, but: onnx.NodeProto) -> Iterator[str]:
+    """All names that a graph and the bodies in it define or read, except inside one node."""
+    yield from _given_to(graph)
+    for node in graph.node:
+        yield from (*node.input, *node.output)
+        if node is not but:
+            for _, body in bodies_of(node):
+                for part in all_graphs(body):
+                    yield from _given_to(part)
+                    yield from (name for inner in part.node for name in (*inner.input, *inner.output))
+
+
+def _given_to(graph: onnx.GraphProto) -> Iterable[str]:
+    return [value.name for value in (*graph.input, *graph.output, *graph.initializer)]
+
+
+def _rename(graph: onnx.GraphProto, now: Mapping[str, str]) -> None:
+    for node in graph.node:
+        refill(node.input, [now.get(name, name) for name in node.input])
+        refill(node.output, [now.get(name, name) for name in node.output])
+    for named in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
+        named.name = now.get(named.name, named.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = now.get(sparse.values.name, sparse.values.name)

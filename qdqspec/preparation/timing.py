@@ -16,8 +16,7 @@ from qdqspec.graph.model import load_model
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.profiles import GivenFeeds
 from qdqspec.measurement.race import settle
-from qdqspec.parity.data import open_data, shaped_by_data
-from qdqspec.parity.random_inputs import random_feeds
+from qdqspec.parity.data import open_data, random_feeds, shaped_by_data
 from qdqspec.parity.shapes import input_specs, resolve_shapes
 from qdqspec.preparation.resources import Resources
 from qdqspec.types import (

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from qdqspec.errors import SpecError
-from qdqspec.graph.fixed import fix_inputs, fixed_arrays
+from qdqspec.graph.given import fix_inputs, fixed_arrays
 from qdqspec.graph.model import Model
 
 X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
