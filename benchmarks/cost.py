@@ -43,7 +43,7 @@ METHODS = {
     (Bench, "measure_noise"): "noise",
     (Bench, "compare"): "confirmation",
     (Bench, "_race"): "races",
-    (Prepared, "_ranges"): "calibration",
+    (Prepared, "tensor_ranges"): "calibration",
     (Correcting, "find"): "corrections",
     (AllData, "__call__"): "all data",
     (SideBySide, "reference"): "parity",

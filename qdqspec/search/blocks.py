@@ -342,20 +342,29 @@ class Descent:
     ) -> bool:
         """Set a group to its best code with all others fixed; false if none is better than the present one."""
         blocks = self._groups[index]
-        best = [codes[block] for block in blocks]
-        least = sum(times[block][codes[block]] for block in blocks) + self.crossing(index, codes, costs)
-        better = False
+        best = now = [codes[block] for block in blocks]
+        least = self._around_ms(index, codes, times, costs)
         for code in self._offered[index]:
-            found = 0.0
+            wanted = [code] * len(blocks)
+            if wanted == now:
+                continue
             for block in blocks:
                 codes[block] = code
-                found += times[block][code]
-            found += self.crossing(index, codes, costs)
+            found = self._around_ms(index, codes, times, costs)
             if found < least:
-                best, least, better = [code] * len(blocks), found, True
+                best, least = wanted, found
         for block, code in zip(blocks, best, strict=True):
             codes[block] = code
-        return better
+        return best is not now
+
+    def _around_ms(
+        self, index: int, codes: list[int], times: list[list[float]], costs: list[list[float]]
+    ) -> float:
+        """The cost of a group and of converting the tensors around it."""
+        total = self.crossing(index, codes, costs)
+        for block in self._groups[index]:
+            total += times[block][codes[block]]
+        return total
 
 
 class _Conversion:

@@ -1,0 +1,18 @@
+"""Benchmarks use parts of the package that nothing else names: each of them can be imported."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+OWN_ENVIRONMENTS = ("nncf_run", "peer")  # run with NNCF and ModelOpt, which are not dependencies
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in OWN_ENVIRONMENTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_can_be_imported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    importlib.import_module(name)
