@@ -27,8 +27,11 @@ class MeasuresAllData(Protocol):
         """The SQNR on all data."""
         ...
 
-    def near(self, engine: Engine, limit_db: float) -> tuple[float, bool]:
-        """The SQNR on as much data as shows on which side of the limit it is, and whether that is all."""
+    def near(self, engine: Engine, limit_db: float, *, estimates: bool = True) -> tuple[float, bool]:
+        """The SQNR on as much data as shows on which side of the limit it is, and whether that is all.
+
+        Without ``estimates`` what earlier engines showed of the data is not used.
+        """
         ...
 
 
@@ -75,7 +78,9 @@ class Admission:
 
     def scored(self, trial: Trial, engine: Engine) -> Trial:
         """A race winner with its SQNR on all data and its score; it does not win if one is too low."""
-        trial = self._on_all_data(trial, engine)
+        if trial.is_part and not self.is_too_noisy(trial):
+            trial = replace(trial, all_data_db=None)  # an estimate does not make a winner
+        trial = self._on_all_data(trial, engine, estimates=False)
         if trial.all_data_db is not None and self.min_sqnr_db is not None:
             trial = replace(trial, incumbent=trial.incumbent and trial.all_data_db >= self.min_sqnr_db)
         if self.score is None or self.least is None:
@@ -134,7 +139,7 @@ class Admission:
     def _keeps_score(self, placement: Placement) -> bool:
         return self.least is None or not placement.sites or self.scores[placement.digest] >= self.least
 
-    def _on_all_data(self, trial: Trial, engine: Engine) -> Trial:
+    def _on_all_data(self, trial: Trial, engine: Engine, *, estimates: bool = True) -> Trial:
         """The trial with its SQNR on as much data as decides, if the limit needs it and few samples are not all."""
         least, all_data = self.min_sqnr_db, self.all_data
         if not self.confirms_sqnr or least is None or all_data is None:
@@ -142,7 +147,7 @@ class Admission:
         if not trial.placement.sites or trial.all_data_db is not None:
             return trial
         known = self.confirmed_db.get(trial.placement.digest)
-        found, whole = all_data.near(engine, least) if known is None else (known, True)
+        found, whole = all_data.near(engine, least, estimates=estimates) if known is None else (known, True)
         trial = replace(trial, all_data_db=found, is_part=not whole)
         self._learn_difference(trial)
         return trial

@@ -165,16 +165,17 @@ class AllData:
         """Run the engine on every sample."""
         return self._until(engine, lambda _: False)[0].worst_db
 
-    def near(self, engine: Runs, limit_db: float) -> tuple[float, bool]:
+    def near(self, engine: Runs, limit_db: float, *, estimates: bool = True) -> tuple[float, bool]:
         """The SQNR, and whether it is that of all samples: none more runs once it is below the limit for sure.
 
         After twice `SAMPLES`, of which every candidate was run on the first half before, four times as many and so on,
         the difference counts as sure if its mean over samples is more than `DECIDED` standard errors from zero and the
         SQNR is `DECIDED_DB` from the limit. An SQNR above the limit is shown by a part of the samples only where all
         would take more than the time for one engine: a few samples may have most of the noise. Once an engine was run
-        on all samples, the `estimated` SQNR of another is enough if it is twice that far from the limit.
+        on all samples, the `estimated` SQNR of another is enough if it is twice that far from the limit; without
+        ``estimates`` it is not used, since the noise of another engine may be on other samples.
         """
-        found_db = self.estimated(engine)
+        found_db = self.estimated(engine) if estimates else None
         if found_db is not None and abs(found_db - limit_db) > 2 * DECIDED_DB:
             return found_db, False
         started = time.monotonic()

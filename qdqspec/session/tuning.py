@@ -40,7 +40,7 @@ from qdqspec.registry import resolve
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.first import FirstPlacement
 from qdqspec.search.loop import Budget, Search
-from qdqspec.search.repair import repaired
+from qdqspec.search.repair import NearMiss, repaired
 from qdqspec.search.select import Selection, raw_winner
 from qdqspec.session.confirm import FINALISTS, Confirmed, confirm, most_builds
 from qdqspec.temporary import TemporaryFolder
@@ -121,10 +121,9 @@ class Tuning(Closing):
             first = _first_trials(
                 prepared, work, journal, self._constraint, early, starts, trials, self._step
             )
-            won = [WarmStart(trial.placement, proved=False) for trial in first if trial.incumbent]
-            prepared.judge_corrections_at(
-                next((trial.placement for trial in reversed(first) if trial.ok), None)
-            )
+            found = [trial.placement for trial in first if trial.incumbent]
+            near = promising(first, self._constraint)
+            prepared.judge_corrections_at(near)
             share = "" if rules.minutes is None else f", up to {SHARE:.0%} of the search's time"
             self._step(f"looking for corrections{share}")
             self._bench = _bench(prepared, work, folder, order, self._constraint)
@@ -140,7 +139,10 @@ class Tuning(Closing):
             self._overtime: float | None = None  # when it ends
             self._oracle = _oracle(prepared, work, self._constraint, opened, lambda: self._left(budget))
             clock, constraint, oracle = self._bench.clock, self._constraint, self._oracle
-            setup = _setup(prepared, clock, trials, constraint, oracle, [*won, *starts])
+            if near is not None and any(gain.taken for gain in prepared.corrections.gains):
+                found.append(near)
+            own = [WarmStart(placement, proved=False) for placement in dict.fromkeys(found)]
+            setup = _setup(prepared, clock, trials, constraint, oracle, [*own, *starts])
             self.search = Search(
                 make(setup, lots),
                 self._bench,
@@ -170,14 +172,14 @@ class Tuning(Closing):
         Only if nothing has won, or only a much slower candidate. With a time limit this may take
         `OVERTIME_SHARE` of it in addition.
         """
-        rules, constraint = self._prepared.case.tune, self._constraint
-        least, oracle = constraint.min_sqnr_db, self._oracle
-        if least is None or oracle is None or rules.objective == "pareto" or self._work.seconds_left() == 0:
+        rules, near_miss, oracle = self._prepared.case.tune, near_miss_of(self._constraint), self._oracle
+        if near_miss is None or oracle is None or rules.objective == "pareto":
+            return
+        if self._work.seconds_left() == 0:
             return
         seconds = SECONDS[rules.preset] if rules.minutes is None else OVERTIME_SHARE * 60 * rules.minutes
         self._overtime = time.monotonic() + seconds
-        space, gain = self._prepared.space, constraint.limits.min_gain
-        for placement in repaired(self.search.trials, constraint.sqnr_db, least, gain, oracle, space):
+        for placement in repaired(self.search.trials, near_miss, oracle, self._prepared.space):
             trial = self.search.evaluate_also(Proposal(placement=placement, phase="repair"))
             oracle.learn(trial)
             if trial.incumbent or time.monotonic() > self._overtime:
@@ -437,6 +439,25 @@ def _first_trials(
             ),
         )
         return [trial for trial in search.run() if trial.phase == FIRST]
+
+
+def near_miss_of(constraint: AccuracyConstraint) -> NearMiss | None:
+    """Which trials just missed the SQNR limit; ``None`` without a limit."""
+    least, gain = constraint.min_sqnr_db, constraint.limits.min_gain
+    return None if least is None else NearMiss(sqnr_db=constraint.sqnr_db, least_db=least, min_gain=gain)
+
+
+def promising(trials: Sequence[Trial], constraint: AccuracyConstraint) -> Placement | None:
+    """The placement that corrections must not harm: the last winner, or a much faster one that just missed the limit.
+
+    Without either, the last that was built; ``None`` if none was.
+    """
+    built = [trial for trial in trials if trial.ok]
+    won = [trial for trial in built if trial.incumbent]
+    near_miss = near_miss_of(constraint)
+    near = near_miss.of(built) if near_miss else []
+    best = next(iter((*near, *reversed(won), *reversed(built))), None)
+    return None if best is None else best.placement
 
 
 def _has_begun(trials: Iterable[Trial]) -> bool:

@@ -188,13 +188,16 @@ class Data:
 
     difference: float
     part: float | None = None
+    estimate: float | None = None  # of candidates before their race
     read: list[str] = field(default_factory=list)
 
     def __call__(self, engine) -> float:
         self.read.append(engine.name)
         return FEW[engine.name] + self.difference
 
-    def near(self, engine, limit_db: float) -> tuple[float, bool]:
+    def near(self, engine, limit_db: float, *, estimates: bool = True) -> tuple[float, bool]:
+        if estimates and self.estimate is not None:
+            return FEW[engine.name] + self.estimate, False
         return (self(engine), True) if self.part is None else (FEW[engine.name] + self.part, False)
 
 
@@ -240,6 +243,23 @@ def test_a_part_of_all_data_decides_a_race_and_all_of_it_the_selection(make_lab:
     assert (resumed.difference.at(25.0), resumed.is_known(placement("good"))) == (0.0, False)
     assert not bench.admits(placement("good"))
     assert data.read == ["good"]
+
+
+def test_an_estimate_above_the_limit_does_not_make_a_winner(make_lab: MakeLab) -> None:
+    data = Data(-3.0, estimate=3.0)
+    accuracy = on_all_data(0.0, all_data=data)
+    trial = started(lab_of(make_lab), admission=accuracy).trial(1, placement("good"), "p")
+    assert (trial.all_data_db, trial.is_part, trial.incumbent) == (24.0, False, False)
+    assert data.read == ["good"]
+    assert accuracy.difference.at(25.0) == -3.0
+
+
+def test_an_estimate_below_the_limit_is_enough_to_lose(make_lab: MakeLab) -> None:
+    data = Data(3.0, estimate=-3.0)
+    bench = started(lab_of(make_lab), admission=on_all_data(0.0, all_data=data))
+    trial = bench.trial(1, placement("good"), "p")
+    assert (trial.all_data_db, trial.is_part, trial.incumbent) == (24.0, True, False)
+    assert data.read == []
 
 
 def test_the_difference_of_all_data_is_learnt_from_the_first_candidate_near_the_limit(

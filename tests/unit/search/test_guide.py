@@ -19,7 +19,7 @@ from qdqspec.search.exhaustive import Exhaustive
 from qdqspec.search.first import FirstPlacement, profiled
 from qdqspec.search.optuna import OptunaSearch
 from qdqspec.search.region import RegionSearch
-from qdqspec.search.repair import repaired
+from qdqspec.search.repair import NearMiss, repaired
 from qdqspec.search.select import front_of, reaches
 from qdqspec.search.subgraph import SubgraphSearch
 from qdqspec.testing.strategies import Oracle, drive, small_space
@@ -466,12 +466,16 @@ def near_miss(ratio: float, sqnr_db: float, **changed: object) -> tuple[Additive
     return oracle, space, [reference, replace(trial, **changed)]  # type: ignore[arg-type]
 
 
+def near_miss_at(least_db: float) -> NearMiss:
+    return NearMiss(sqnr_db=lambda trial: trial.sqnr_db, least_db=least_db, min_gain=0.02)
+
+
 def repairs_of(
     oracle: Additive, space: SchemeSpace, trials: list[Trial], *, found_db: float = 38.5
 ) -> list[Placement]:
     """The placements asked for, if ``found_db`` is measured of each."""
     known = list(trials)
-    for placement in repaired(known, lambda trial: trial.sqnr_db, 38.0, 0.02, oracle, space):
+    for placement in repaired(known, near_miss_at(38.0), oracle, space):
         known.append(replace(trials[1], placement=placement, sqnr_db=found_db))  # noqa: PERF401 - read meanwhile
     return [trial.placement for trial in known[len(trials) :]]
 
@@ -504,9 +508,7 @@ def test_a_repair_is_the_fastest_by_the_profiles_of_the_search() -> None:
         everything = space.resolve(space.everything())
         reference, other = (device.answer(profiled(p, "pure")) for p in (space.resolve({}), everything))
         missed = replace(other, ratio=0.6, sqnr_db=oracle.truth(everything), incumbent=False)
-        placement = next(
-            repaired([reference, missed], lambda trial: trial.sqnr_db, 34.0, 0.02, oracle, space)
-        )
+        placement = next(repaired([reference, missed], near_miss_at(34.0), oracle, space))
         assert oracle.truth(placement) >= 34.0
         thinned = Guide(oracle).thinned(space, space.everything(), 34.3, dict.fromkeys(space.by_id, 1.0))
         costs.append(device.cost(placement))
