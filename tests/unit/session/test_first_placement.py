@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from arrays import arrays_of
 
+from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.session import Session
-from qdqspec.session.tuning import FIRST_SHARE
-from qdqspec.types import FIRST, Case, Inputs, Placement, TuneRules
+from qdqspec.session.tuning import FIRST_SHARE, promising
+from qdqspec.types import FIRST, Case, Consumer, Inputs, Placement, SearchLimits, Site, Trial, TuneRules
 
 
 @pytest.fixture
@@ -111,8 +112,8 @@ def test_candidates_that_just_missed_the_limit_are_tried_with_less_noise(
 ) -> None:
     asked: list[float] = []
 
-    def repaired(trials, sqnr_db, least_db, min_gain, oracle, space) -> Iterator[Placement]:  # type: ignore[no-untyped-def] # as in `search.repair`
-        asked.append(least_db)
+    def repaired(trials, near_miss, oracle, space) -> Iterator[Placement]:  # type: ignore[no-untyped-def] # as in `search.repair`
+        asked.append(near_miss.least_db)
         yield space.resolve(space.everything())
 
     monkeypatch.setattr("qdqspec.session.tuning.repaired", repaired)
@@ -120,3 +121,29 @@ def test_candidates_that_just_missed_the_limit_are_tried_with_less_noise(
         search = session.search(replace(case, tune=TuneRules(trials=1, min_sqnr_db=15.0)))
     assert asked == [15.0]
     assert [trial.phase for trial in search.trials] == ["pure", "repair"]
+
+
+def _first(number: int, ratio: float, sqnr_db: float, all_data_db: float | None = None, **more: Any) -> Trial:
+    tensor = Site(tensor=f"t{number}", consumers=(Consumer(node="n", input=0),), format="uint8")
+    placement = Placement(sites=frozenset({tensor}))
+    found = {"ratio": ratio, "sqnr_db": sqnr_db, "all_data_db": all_data_db, **more}
+    return Trial(number=number, phase=FIRST, placement=placement, **found)
+
+
+@pytest.mark.parametrize(
+    ("trials", "expected"),
+    [
+        ([], None),
+        ([_first(1, 1.2, 50.0), _first(2, 1.1, 12.0)], 2),  # nothing is near: the last
+        ([_first(1, 0.95, 45.0, incumbent=True), _first(2, 1.1, 50.0)], 1),  # what has won
+        ([_first(1, 0.5, 35.0, 28.3), _first(2, 0.95, 45.0, incumbent=True)], 1),  # much faster, 1.7 dB lack
+        ([_first(1, 0.94, 35.0, 28.3), _first(2, 0.95, 45.0, incumbent=True)], 2),  # hardly faster
+        ([_first(1, 0.5, 24.0), _first(2, 0.95, 45.0, incumbent=True)], 2),  # far below the limit
+        ([_first(1, 0.5, 28.0), _first(2, 0.4, 28.0, status="failed")], 1),
+    ],
+)
+def test_corrections_are_judged_at_what_has_won_or_just_missed_the_limit(
+    trials: list[Trial], expected: int | None
+) -> None:
+    placement = promising(trials, AccuracyConstraint(SearchLimits(min_sqnr_db=30.0, min_gain=0.02)))
+    assert placement == next((trial.placement for trial in trials if trial.number == expected), None)
