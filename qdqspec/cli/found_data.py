@@ -37,7 +37,8 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
     if path.suffix in (".npz", ".npy") and path.is_file():
         fits = {path: _opened(model, path)}
     else:
-        fits = {file: d for file in files if file.suffix in (".npz", ".npy") and (d := opened(model, file))}
+        arrays = dict.fromkeys(_with_labels(file) for file in files if file.suffix in (".npz", ".npy"))
+        fits = {found: data for found in arrays if (data := opened(model, found))}
     if not fits and path.is_dir() and (data := opened(model, path)):
         fits = {path: data}
     if fits:
@@ -126,6 +127,11 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     return sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+
+
+def _with_labels(file: Path) -> Path:
+    """The folder of an .npy file if the labels of its samples are there, else the file."""
+    return file.parent if file.suffix == ".npy" and (file.parent / "labels.npy").is_file() else file
 
 
 def _chosen(path: Path, fits: dict[Path, Dataset]) -> tuple[Path, Path]:
