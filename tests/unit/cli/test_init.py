@@ -194,13 +194,12 @@ def test_many_files_without_names_are_one_data_set(verb, project, data):
 
 def test_labels_beside_npy_files_are_found(verb, project, data):
     """The array of the input was proposed alone."""
-    for name, number in (("train", 3), ("val", 2)):
-        (data / name).mkdir()
-        np.save(data / name / "input.npy", np.ones((number, 1, 16, 16), np.float32))
-        np.save(data / name / "labels.npy", np.arange(number))
+    (data / "digits").mkdir()
+    np.save(data / "digits" / "input.npy", np.ones((3, 1, 16, 16), np.float32))
+    np.save(data / "digits" / "labels.npy", np.arange(3))
     assert verb("init", "digits_resnet.onnx", *FAKE, "--data", "data").code == 0
     (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
-    assert (case.inputs.calibration, case.inputs.evaluation) == (data / "train", data / "val")
+    assert case.inputs.calibration == case.inputs.evaluation == data / "digits"
     assert "kind: accuracy, metric: top1" in (project / "digits_resnet.qdq.yaml").read_text()
 
 
