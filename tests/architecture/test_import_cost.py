@@ -26,7 +26,7 @@ def test_importing_the_package_loads_nothing_of_others():
     assert third_party_after("import qdqspec") == []
 
 
-def test_the_measurement_sees_what_is_loaded():
+def test_the_measurement_lists_the_loaded_modules():
     assert "numpy" in third_party_after("import qdqspec.graph.model")
 
 

@@ -161,7 +161,7 @@ def test_tune_on_onnx_runtime(odd: OddModel, net: Path, onnx_runtime: Session) -
 
 @of([odd for odd in MODELS if odd.outcome == "refused"])
 @pytest.mark.parametrize("backend", ["fake", "onnxruntime"])
-def test_what_is_refused_says_why(odd: OddModel, net: Path, verb: Verb, backend: str) -> None:
+def test_each_refusal_states_its_reason(odd: OddModel, net: Path, verb: Verb, backend: str) -> None:
     result = verb("tune", "net.onnx", "--backend", backend, "-o", "out", "--no-cache")
     assert result.code == 2
     assert odd.says in result.err

@@ -55,7 +55,7 @@ def test_a_captured_copy_runs_only_when_launched(gpu: Gpu):
         assert target.tolist() == [1, 1, 1, 1]
 
 
-def test_a_stream_goes_on_after_a_failed_capture(gpu: Gpu):
+def test_a_stream_continues_after_a_failed_capture(gpu: Gpu):
     with closing(Stream()) as stream:
         with pytest.raises(CudaError):
             stream.capture(stream.synchronize)  # waiting cannot be recorded

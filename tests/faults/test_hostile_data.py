@@ -87,14 +87,14 @@ def test_labels_are_counted_before_they_are_read(tmp_path: Path) -> None:
         open_data(path, {"x": InputSpec(dtype=np.dtype("float32"), shape=(1, 3))})
 
 
-def test_labels_of_another_shape_in_another_file_are_told(tmp_path: Path) -> None:
+def test_labels_of_another_shape_in_another_file_are_reported(tmp_path: Path) -> None:
     for name, shape in (("a", (2, 3)), ("b", (2, 5))):
         np.savez(tmp_path / f"{name}.npz", x=np.ones((2, 3), np.float32), labels=np.zeros(shape))
     with pytest.raises(DataError, match="labels differ in shape"):
         open_data(tmp_path, {"x": InputSpec(dtype=np.dtype("float32"), shape=(1, 3))})
 
 
-def test_a_damaged_archive_is_told_wherever_it_is_cut(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_reported_wherever_it_is_cut(tmp_path: Path) -> None:
     file = io.BytesIO()
     np.savez_compressed(file, x=np.arange(12, dtype=np.float32).reshape(4, 3))
     whole = file.getvalue()
@@ -105,7 +105,7 @@ def test_a_damaged_archive_is_told_wherever_it_is_cut(tmp_path: Path) -> None:
             read_members(path)
 
 
-def test_a_name_in_an_archive_that_is_no_text_is_told(tmp_path: Path) -> None:
+def test_a_name_in_an_archive_that_is_no_text_is_reported(tmp_path: Path) -> None:
     """The archive says that its names are UTF-8, and one is not."""
     file = io.BytesIO()
     np.savez(file, ä=np.ones((2, 3), np.float32))

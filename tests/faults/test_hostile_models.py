@@ -93,7 +93,7 @@ def home(tmp_path: Path) -> Path:
         ({"location": "weights.bin", "offset": "9" * 18}, "ends before its 432 bytes"),
     ],
 )
-def test_external_data_stays_beside_the_model_and_is_as_long_as_it_says(
+def test_external_data_stays_beside_the_model_and_has_the_stated_length(
     home: Path, said: dict[str, str], reason: str
 ) -> None:
     assert reason in refused(with_external(home, **said)).what
@@ -235,7 +235,7 @@ def test_what_is_odd_and_can_be_meant_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [2**40, 2**62])
-def test_an_input_that_no_memory_holds_is_told_before_it_is_made(tmp_path: Path, size: int) -> None:
+def test_an_input_that_no_memory_holds_is_reported_before_it_is_made(tmp_path: Path, size: int) -> None:
     proto = small_model()
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = size
     onnx.save(proto, tmp_path / "model.onnx")

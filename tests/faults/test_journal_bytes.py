@@ -69,7 +69,7 @@ def test_a_line_that_is_spoilt_in_the_middle_is_recognized(path: Path, end: int)
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
-def test_what_stands_before_the_damage_is_salvaged_byte_for_byte(path: Path, damaged: int) -> None:
+def test_lines_before_the_damage_are_salvaged_byte_for_byte(path: Path, damaged: int) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     spoilt = [*lines]
     spoilt[damaged] = lines[damaged].replace(b"1.25", b"1.35")

@@ -147,7 +147,7 @@ def test_no_unfinished_journal_is_ever_overwritten(open_session, case, project, 
     assert [(folder / name).read_bytes() for name in aside] == left, "a finished one has a place of its own"
 
 
-def test_a_damaged_line_costs_what_stands_behind_it_and_no_more(open_session, case, interrupt) -> None:
+def test_a_damaged_line_loses_the_lines_after_it_and_no_more(open_session, case, interrupt) -> None:
     session = open_session()
     interrupt(session, case, 3)
     journal = session.output(case) / JOURNAL
@@ -163,7 +163,7 @@ def test_a_damaged_line_costs_what_stands_behind_it_and_no_more(open_session, ca
     assert (journal.parent / "trials.previous.jsonl").read_bytes() == b"".join(spoilt)
 
 
-def test_what_was_cut_off_is_said_and_a_resumed_search_ends_where_a_whole_one_does(
+def test_truncation_is_reported_and_a_resumed_search_ends_as_an_uninterrupted_one(
     open_session, case, interrupt
 ) -> None:
     whole = open_session(output=Path("whole"), no_cache=True).search(case)

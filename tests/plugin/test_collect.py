@@ -36,7 +36,7 @@ def test_tree_is_file_case_check(project):
         ("specs tests -k no -n 1", False),
     ],
 )
-def test_a_run_that_finds_no_spec_says_how_specs_are_called(pytester, words, hinted):
+def test_a_run_that_finds_no_spec_states_how_specs_are_called(pytester, words, hinted):
     """Only where specs were meant: the plugin is loaded in projects without any."""
     for name in ("specs", "docs", "tests"):
         pytester.mkdir(name)
@@ -63,7 +63,7 @@ def test_second_spelling_of_the_suffix(project):
     assert "specs/b.qdq.yml::default::speedup" in ids(project.run("--collect-only", "-q"))
 
 
-def test_other_yaml_is_left_alone(project):
+def test_other_yaml_is_not_collected(project):
     project.spec("b.yaml", "qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedup, min: 1.1}]\n")
     assert ids(project.run("--collect-only", "-q", "specs")) == IDS
 
@@ -80,7 +80,7 @@ def test_named_yaml_of_another_kind_is_no_spec(project):
     assert "CaseNode" not in result.stdout.str()
 
 
-def test_wrong_spec_is_an_error_of_that_file_alone(project):
+def test_a_wrong_spec_is_an_error_of_that_file_only(project):
     project.spec("b.qdq.yaml", "qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedupp, min: 1.1}]\n")
     result = project.run("--continue-on-collection-errors")
     result.assert_outcomes(passed=4, errors=1)

@@ -180,7 +180,7 @@ def test_case_fixtures_in_a_marked_test(project):
     project.run("test_marked.py").assert_outcomes(passed=1)
 
 
-def test_case_fixtures_without_a_case_say_how(project):
+def test_case_fixtures_without_a_case_state_how(project):
     (project.path / "test_lost.py").write_text("def test_lost(qdq_tuned): pass\n")
     result = project.run("test_lost.py")
     result.assert_outcomes(errors=1)

@@ -73,7 +73,7 @@ def test_the_environment_beats_the_file_and_the_flag_beats_both(project, monkeyp
     project.run("--qdq-threads=5").stdout.fnmatch_lines(["qdqspec: onnxruntime, 5 threads*"])
 
 
-def test_a_wrong_variable_is_told_where_specs_are(project, monkeypatch):
+def test_a_wrong_variable_is_reported_where_specs_are(project, monkeypatch):
     monkeypatch.setenv("QDQSPEC_THREDS", "4")
     result = project.run()
     result.assert_outcomes(errors=1)

@@ -35,7 +35,7 @@ def test_a_failed_check_fails_the_run(project):
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_an_inconclusive_check_is_a_skip_that_says_so(project):
+def test_an_inconclusive_check_is_a_skip_that_states_it(project):
     project.outcomes(**{"int8-b1::speedup": "inconclusive"})
     result = project.run("-rs")
     result.assert_outcomes(passed=3, skipped=1)
@@ -63,7 +63,7 @@ def qdq_session():
 """
 
 
-def test_a_missing_backend_is_a_skip_that_says_how_to_get_it(project):
+def test_a_missing_backend_is_a_skip_that_states_how_to_get_it(project):
     (project.path / "conftest.py").write_text(UNUSABLE)
     result = project.run("-rs")
     result.assert_outcomes(skipped=4)

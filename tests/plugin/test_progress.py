@@ -41,7 +41,7 @@ def test_workers_write_the_line_too(impatient):
     impatient.run_apart("-n", "1", CHECK).stderr.fnmatch_lines([LINE])
 
 
-def test_a_session_watched_by_its_owner_is_left_alone(impatient):
+def test_a_watched_session_has_no_progress_lines(impatient):
     conftest = impatient.path / "conftest.py"
     conftest.write_text(
         conftest.read_text().replace("FakeSession()", "FakeSession()\n    session.watch = print")

@@ -56,7 +56,7 @@ def test_each_keeps_its_results_and_its_baseline(twins):
     assert "## b/net::default" in (twins.path / "page.md").read_text()
 
 
-def test_workers_side_by_side_keep_out_of_each_others_way(twins):
+def test_concurrent_workers_do_not_interfere(twins):
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     result = twins.runpytest_subprocess(
         "a", "b", "-n", "2", "--dist", "loadscope", "--qdq-update=new", "--qdq-json=record.json"

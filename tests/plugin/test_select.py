@@ -49,7 +49,7 @@ def test_lf_runs_the_failed_check_alone(project):
     project.run("--lf").assert_outcomes(passed=1)
 
 
-def test_sw_stops_at_the_failure_and_goes_on_from_there(project):
+def test_sw_stops_at_the_failure_and_continues_from_there(project):
     project.outcomes(**{"int8-b1::parity": "fail"})
     project.run("--sw").assert_outcomes(passed=1, failed=1)
     project.outcomes()

@@ -7,13 +7,13 @@ import json
 import pytest
 
 
-def test_the_header_says_where_models_run(project):
+def test_the_header_states_where_models_run(project):
     project.run("--qdq-threads=2", "--qdq-no-cache").stdout.fnmatch_lines(
         ["qdqspec: onnxruntime, 2 threads, mode run, no cache"]
     )
 
 
-def test_nothing_is_said_where_no_spec_is_collected(project):
+def test_nothing_is_reported_where_no_spec_is_collected(project):
     (project.path / "test_plain.py").write_text("def test_plain(): pass\n")
     result = project.run("test_plain.py")
     result.assert_outcomes(passed=1)
@@ -117,7 +117,7 @@ def test_a_report_that_cannot_be_written_fails_the_run_and_keeps_the_table(proje
     result.stdout.fnmatch_lines(["a::int8-b1 *", "*file/record.json: the report cannot be written*"])
 
 
-def test_ctrl_c_prints_how_to_go_on(project):
+def test_ctrl_c_prints_how_to_resume(project):
     project.outcomes(**{"int8-b8::speedup": "interrupt"})
     result = project.run_apart("specs", "--qdq-seed=3", "-k", "int8 and vision")
     assert result.ret == pytest.ExitCode.INTERRUPTED

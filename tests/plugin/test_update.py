@@ -90,7 +90,7 @@ def test_nothing_is_written_without_the_option(measured):
     assert not measured.file.parent.parent.exists()
 
 
-def test_new_entries_are_written_and_told(measured):
+def test_new_entries_are_written_and_reported(measured):
     result = measured.run("--qdq-update=new")
     result.assert_outcomes(passed=4)
     assert names(measured) == (("b1", "regression"), ("b8", "regression"))
@@ -103,7 +103,7 @@ def test_new_entries_are_written_and_told(measured):
     )
 
 
-def test_old_and_new_are_told_with_the_difference(measured):
+def test_old_and_new_are_reported_with_the_difference(measured):
     update_baseline(measured.file, "sample device", {("b1", "regression"): OLD, ("b8", "regression"): OLD})
     result = measured.run("--qdq-update=all", "specs/a.qdq.yaml::b8")
     result.stdout.fnmatch_lines(["  b8::regression  0.600 -> 0.574 (-4.3 %)"])
@@ -129,7 +129,7 @@ def outdated(measured):
 OBSOLETE = "Obsolete baseline: specs/__baselines__/a/sample-device.json: b32::regression"
 
 
-def test_obsolete_entries_are_told_with_the_command_that_removes_them(outdated):
+def test_obsolete_entries_are_reported_with_the_command_that_removes_them(outdated):
     result = outdated.run("--qdq-update=changed")
     result.stdout.fnmatch_lines([OBSOLETE, "Remove with:", "  qdqspec baseline prune specs"])
     assert len(names(outdated)) == 3
@@ -138,7 +138,7 @@ def test_obsolete_entries_are_told_with_the_command_that_removes_them(outdated):
 @pytest.mark.parametrize(
     "selection", [["specs/a.qdq.yaml::b1"], ["-k", "b8"], ["--deselect", "specs/a.qdq.yaml::b1::speedup"]]
 )
-def test_half_a_run_says_and_removes_nothing(outdated, selection):
+def test_a_partial_run_reports_and_removes_nothing(outdated, selection):
     result = outdated.run(*selection, "--qdq-update=all")
     assert "bsolete" not in result.stdout.str()
     assert len(names(outdated)) == 3
@@ -150,7 +150,7 @@ def test_all_removes_what_is_obsolete_where_the_whole_spec_ran(outdated):
     assert names(outdated) == (("b1", "regression"), ("b8", "regression"))
 
 
-def test_obsolete_entries_are_told_once_with_workers(outdated):
+def test_obsolete_entries_are_reported_once_with_workers(outdated):
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     result = outdated.run_apart("-n", "2", "--dist", "loadscope", "specs")
     result.assert_outcomes(passed=4)
@@ -160,7 +160,7 @@ def test_obsolete_entries_are_told_once_with_workers(outdated):
 @pytest.mark.parametrize(
     "selection", [["specs/a.qdq.yaml::b1"], ["-k", "b8"], ["--deselect", "specs/a.qdq.yaml::b1::speedup"]]
 )
-def test_half_a_run_with_workers_says_and_removes_nothing(outdated, selection):
+def test_a_partial_run_with_workers_reports_and_removes_nothing(outdated, selection):
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     result = outdated.run_apart("-n", "2", "--dist", "loadscope", *selection, "--qdq-update=all")
     assert "bsolete" not in result.stdout.str()
@@ -176,7 +176,7 @@ def test_workers_remove_what_is_obsolete_where_the_whole_spec_ran(outdated):
     assert names(outdated) == (("b1", "regression"), ("b8", "regression"))
 
 
-def test_collecting_alone_says_nothing_of_baselines(outdated):
+def test_collection_reports_nothing_of_baselines(outdated):
     assert "bsolete" not in outdated.run("--collect-only").stdout.str()
 
 
@@ -203,7 +203,7 @@ def test_ci_refuses_before_anything_runs(measured, monkeypatch, value):
 
 
 @pytest.mark.parametrize(("value", "more"), [("false", []), ("", []), ("true", ["--qdq-update-in-ci"])])
-def test_where_it_is_no_ci_or_ci_was_told(measured, monkeypatch, value, more):
+def test_where_it_is_no_ci_or_ci_was_set(measured, monkeypatch, value, more):
     monkeypatch.setenv("CI", value)
     measured.run("--qdq-update=new", *more).assert_outcomes(passed=4)
     assert json.loads(measured.file.read_text())["device"] == "sample device"

@@ -128,7 +128,7 @@ def pytest_configure(config):
 
 
 @pytest.mark.parametrize("concerned", [True, False], ids=["specs", "other tests"])
-def test_ctrl_c_prints_how_to_go_on(project, concerned):
+def test_ctrl_c_prints_how_to_resume(project, concerned):
     (project.path / "test_own.py").write_text("def test_it(): pass")
     (project.path / "interrupting.py").write_text(INTERRUPTED)
     what = "specs" if concerned else "test_own.py"

@@ -86,7 +86,7 @@ def test_a_model_is_the_same_as_itself(drawn: Drawn, mode: str) -> None:
 
 
 @given(placed_models(), MODES)
-def test_just_the_pairs_tell_a_model_from_its_original(drawn: Drawn, mode: str) -> None:
+def test_only_the_pairs_distinguish_a_model_from_its_original(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
     for found, side, sites in (
         (diff_models(model, quantized(drawn, mode)), "added", placement.sites),

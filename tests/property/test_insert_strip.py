@@ -198,7 +198,7 @@ def test_the_order_of_sites_means_nothing(drawn: Drawn, random) -> None:
 
 
 @given(placed_models(odd=True), placed_models(odd=True))
-def test_an_inserter_remembers_nothing_between_candidates(first: Drawn, second: Drawn) -> None:
+def test_an_inserter_has_no_state_between_candidates(first: Drawn, second: Drawn) -> None:
     model, placement = first
     inserter = Inserter(model, quantizer(model))
     before = bytes_of(model.proto)

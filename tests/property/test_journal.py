@@ -126,9 +126,7 @@ def test_any_bytes_are_read_or_refused_with_one_error(noise: bytes) -> None:
 @given(st.binary(max_size=100), st.sampled_from(["trials.jsonl", "trials.header.json"]))
 @example(b"[" * 100_000, "trials.header.json")
 @example(b"[" * 100_000 + b"\n", "trials.jsonl")
-def test_who_only_looks_at_a_journal_reads_it_or_one_error_and_changes_nothing(
-    noise: bytes, name: str
-) -> None:
+def test_a_read_only_journal_gives_its_lines_or_one_error_and_is_unchanged(noise: bytes, name: str) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trials.jsonl"
         trial = Trial(number=0, phase="pure", placement=Placement(sites=frozenset()))

@@ -42,7 +42,7 @@ COARSENESS = {
 
 @pytest.mark.parametrize("name", STORED)
 @given(values=weights, axis=st.integers(0, 1))
-def test_stored_numbers_stand_for_nearly_the_same(name: str, values: np.ndarray, axis: int) -> None:
+def test_stored_numbers_represent_nearly_the_same(name: str, values: np.ndarray, axis: int) -> None:
     params = weight_params(values, FORMATS[name], axis)
     error = np.abs(dequantize(quantize(values, params), params) - values)
     # A channel far below the others shares their fineness: see the least share of a scale. And float32 tells quotients

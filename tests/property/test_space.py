@@ -113,7 +113,7 @@ def test_sites_are_what_may_be_quantized(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(MODELS, RULES)
-def test_a_reason_is_told_for_just_what_is_not_offered(
+def test_a_reason_is_reported_for_exactly_the_units_not_offered(
     backend: str, proto: onnx.ModelProto, rules: QuantizeRules
 ) -> None:
     model = Model(proto)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.skipif(
     Version(np.__version__) < Version("2"), reason="numpy 1.26 has no types for some functions"
 )
-def test_types_are_what_the_comments_say() -> None:
+def test_types_are_those_of_the_comments() -> None:
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--no-pretty"]
     done = subprocess.run(
         [

@@ -53,7 +53,7 @@ def run(
     return {row["name"]: row for row in rows}
 
 
-def test_a_run_goes_on_with_the_rows_that_are_missing(
+def test_a_run_continues_with_the_rows_that_are_missing(
     resumed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -49,7 +49,7 @@ def test_the_python_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("engine_threads")
-def test_the_spec_that_holds_a_search_keeps_what_it_says(
+def test_the_spec_of_a_search_with_a_constraint_meets_it(
     folder: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (held,) = (block for block in blocks("yaml") if "tune:" in block)

@@ -75,7 +75,7 @@ def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -
     assert (own / "result.json").read_bytes() == (saved / "result.json").read_bytes()
 
 
-def test_noise_of_fp8_is_told_from_what_the_runtime_adds(models: Path, model: Path) -> None:
+def test_noise_of_fp8_is_distinguished_from_what_the_runtime_adds(models: Path, model: Path) -> None:
     """ONNX Runtime computes Q and DQ of e4m3 one by one, so that both steps of the comparison are known."""
     parity = tune(models / "digits_resnet.onnx", quant="fp8", trials=3, **HERE).parity
     assert parity.undivided == ""
@@ -133,7 +133,7 @@ def test_a_specs_untimed_checks_are_judged(model: Path, tmp_path: Path) -> None:
     }
 
 
-def test_a_case_of_a_spec_says_all_that_is_asked(model: Path, tmp_path: Path) -> None:
+def test_a_case_of_a_spec_needs_no_other_arguments(model: Path, tmp_path: Path) -> None:
     (tmp_path / "net.qdq.yaml").write_text(SPEC + "matrix: {weights: [per-channel, per-tensor]}\n")
     with pytest.raises(ConfigError, match="this spec has 2 cases"):
         tune("net.qdq.yaml", **HERE)

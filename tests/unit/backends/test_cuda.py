@@ -40,7 +40,7 @@ def test_errors_carry_cudas_name():
     assert "free memory" in str(caught.value.cure)
 
 
-def test_without_the_bindings_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch):
+def test_without_the_bindings_it_states_how_to_get_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(BackendUnavailableError, match="cuda-bindings cannot be imported"):
         cuda.runtime()
@@ -83,7 +83,7 @@ def test_what_is_captured_runs_only_when_launched():
         assert done == [1, 1]
 
 
-def test_a_stream_goes_on_after_a_failed_capture(monkeypatch: pytest.MonkeyPatch):
+def test_a_stream_continues_after_a_failed_capture(monkeypatch: pytest.MonkeyPatch):
     with closing(cuda.Stream()) as stream:
         with pytest.raises(ZeroDivisionError):
             stream.capture(lambda: 1 // 0)

@@ -40,7 +40,9 @@ def builds(folder: Path) -> list[str]:
     return [line["model"] for line in lines if "plan_bytes" in line]
 
 
-def test_one_build_in_float16_tells_and_is_kept(case: Case, tmp_path: Path, install_tensorrt: Install):
+def test_one_build_in_float16_shows_fusions_and_is_kept(
+    case: Case, tmp_path: Path, install_tensorrt: Install
+):
     install_tensorrt("10.16.1.11")
 
     def session() -> Session:

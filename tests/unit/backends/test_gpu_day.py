@@ -297,7 +297,7 @@ def test_an_interrupted_day_leaves_what_it_has(machine: Callable[[str], None], t
     assert [part["name"] for part in summary["parts"]] == ["machine"]
 
 
-def test_a_place_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported_first(tmp_path: Path) -> None:
     def never(part: DayPart, day: Day, log: Path) -> str:
         raise AssertionError("nothing may run")
 

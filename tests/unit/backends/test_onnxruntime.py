@@ -82,7 +82,7 @@ def test_bound_inputs_are_the_engines_own(tmp_path: Path) -> None:
     np.testing.assert_array_equal(engine._bound[0]["x"], FEEDS["x"])
 
 
-def test_a_closed_engine_says_so(engine: OnnxRuntimeEngine) -> None:
+def test_a_closed_engine_states_it(engine: OnnxRuntimeEngine) -> None:
     engine.close()
     for call in (lambda: engine.run(FEEDS), lambda: engine.time(1)):
         with pytest.raises(BackendError, match="closed"):
@@ -222,7 +222,7 @@ def test_bodies_count_and_their_kernels_have_times_of_their_own(tmp_path: Path) 
         ("optimisation", "off", "did you mean 'onnxruntime.optimization'"),
     ],
 )
-def test_options_that_nobody_knows_are_refused(tmp_path: Path, word: str, value: str, words: str) -> None:
+def test_unknown_options_are_refused(tmp_path: Path, word: str, value: str, words: str) -> None:
     onnx.save(small_model(), tmp_path / "small.onnx")
     options = BuildOptions(extra={f"onnxruntime.{word}": value})
     with pytest.raises(ConfigError, match=words):
@@ -267,7 +267,7 @@ NO_KERNEL = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implem
         ("", "ValueError", None),
     ],
 )
-def test_what_onnx_runtime_says_is_told_without_its_source_files(
+def test_messages_of_onnx_runtime_are_reported_without_its_source_files(
     said: str, plain: str, cure: str | None
 ) -> None:
     assert plainly(ValueError(said)) == plain
@@ -285,7 +285,7 @@ def test_a_library_that_has_no_operators_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["onnxruntime.providers", "onnxruntime.provider"])
-def test_other_providers_are_refused_with_the_way_to_go(tmp_path: Path, word: str) -> None:
+def test_other_providers_are_refused_with_the_cure(tmp_path: Path, word: str) -> None:
     """Or who asks for CUDA would be given times of the CPU."""
     onnx.save(small_model(), tmp_path / "small.onnx")
     with pytest.raises(ConfigError, match=rf"{word} cannot be set: the CPU provider") as caught:

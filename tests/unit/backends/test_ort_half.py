@@ -44,7 +44,7 @@ def resized(path: Path) -> Model:
     return load_model(path)
 
 
-def test_casts_stand_before_what_reads_them(tmp_path: Path):
+def test_casts_are_before_what_reads_them(tmp_path: Path):
     model = resized(tmp_path / "m.onnx")
     half = half_model(model, tmp_path / "m.onnx")
     made = {value.name for value in half.graph.input} | {t.name for t in half.graph.initializer}
@@ -54,7 +54,7 @@ def test_casts_stand_before_what_reads_them(tmp_path: Path):
     assert [node.name for node in half.graph.node if node.op_type != "Cast"] == ["Relu#0", "resize"]
 
 
-def test_what_cannot_be_converted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nodes_that_cannot_be_converted_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from onnxruntime.transformers import float16
 
     model = resized(tmp_path / "m.onnx")

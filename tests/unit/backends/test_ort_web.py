@@ -169,7 +169,7 @@ def test_a_refusal_has_the_reason_of_the_runtime(tmp_path: Path, capfd: pytest.C
 
 
 @pytest.mark.parametrize("kind", ["shape", "name", "dtype"])
-def test_wrong_inputs_are_refused_and_the_engine_goes_on(small: Path, kind: str) -> None:
+def test_wrong_inputs_are_refused_and_the_engine_continues(small: Path, kind: str) -> None:
     wrong = {
         "shape": {"x": np.ones((3, 8), np.float32)},
         "name": {"image": FEEDS["x"]},

@@ -127,7 +127,7 @@ def test_it_takes_elapsed_time_in_steps_of_microseconds_and_times_layers(
     assert {"conv", "gemm"} <= {node for layer in layers for node in layer.nodes} <= set(NODES)
 
 
-def test_wrong_inputs_are_refused_and_the_engine_goes_on(engine: OnnxRuntimeWebEngine) -> None:
+def test_wrong_inputs_are_refused_and_the_engine_continues(engine: OnnxRuntimeWebEngine) -> None:
     with pytest.raises(BackendError, match="ONNX Runtime Web"):
         engine.run({"x": np.ones((3, 8), np.float32)})
     assert set(engine.run(FEEDS)) == {"y"}

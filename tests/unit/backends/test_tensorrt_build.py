@@ -49,7 +49,7 @@ def refusal(model: Path, options: BuildOptions | None = None) -> BackendError:
 # ---- failures -----------------------------------------------------------------------------------
 
 
-def test_every_refusal_of_the_parser_is_told(tmp_path: Path, tensorrt_version: str):
+def test_every_refusal_of_the_parser_is_reported(tmp_path: Path, tensorrt_version: str):
     path = tmp_path / "unsigned.onnx"
     onnx.save(small_model(quantized=True, activations="uint8"), path)
     error = refusal(path)
@@ -59,7 +59,7 @@ def test_every_refusal_of_the_parser_is_told(tmp_path: Path, tensorrt_version: s
     assert "only supports symmetric quantization" in error.what
 
 
-def test_a_file_that_is_no_model_is_told(tmp_path: Path, newest: None):
+def test_a_file_that_is_no_model_is_reported(tmp_path: Path, newest: None):
     path = tmp_path / "garbage.onnx"
     path.write_bytes(b"garbage")
     assert refusal(path).what == (
@@ -80,7 +80,7 @@ def test_a_file_that_is_no_model_is_told(tmp_path: Path, newest: None):
         ("silent-parser", "could not read the model: TensorRT gave no reason"),
     ],
 )
-def test_a_step_that_fails_is_told_with_the_log(
+def test_a_step_that_fails_is_reported_with_the_log(
     model: Path, tensorrt_version: str, fail: Fail, fault: str, said: str
 ):
     fail(fault)
@@ -98,7 +98,7 @@ def test_the_log_of_an_earlier_build_is_not_quoted(model: Path, newest: None, fa
     assert "implementation" not in refusal(model).what
 
 
-def test_a_plugin_that_cannot_be_loaded_is_told(model: Path, tmp_path: Path, newest: None, fail: Fail):
+def test_a_plugin_that_cannot_be_loaded_is_reported(model: Path, tmp_path: Path, newest: None, fail: Fail):
     library = tmp_path / "plugin.so"
     library.write_bytes(b"\0getCreators\0")
     options = BuildOptions(extra={"tensorrt.plugins": str(library)})
@@ -116,7 +116,7 @@ def test_a_library_without_creators_is_loaded_as_one_that_registers_itself(model
     TensorRt().build(model, BuildOptions(extra={"tensorrt.plugins": library})).close()
 
 
-def test_a_file_that_is_no_library_is_told(model: Path, tmp_path: Path, newest: None):
+def test_a_file_that_is_no_library_is_reported(model: Path, tmp_path: Path, newest: None):
     library = tmp_path / "plugin.so"
     library.touch()
     options = BuildOptions(extra={"tensorrt.plugins": str(library)})
@@ -133,14 +133,14 @@ def test_an_engine_for_later_versions_is_loaded_with_its_host_code(model: Path, 
         assert not engine._native.runtime.engine_host_code_allowed
 
 
-def test_without_tensorrt_it_says_how_to_get_it(model: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_tensorrt_it_states_how_to_get_it(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(BackendUnavailableError) as caught:
         TensorRt().build(model, BuildOptions())
     assert caught.value.cure == "pip install 'qdqspec[tensorrt]'"
 
 
-def test_a_gpu_that_is_not_there_is_told(model: Path, newest: None):
+def test_a_missing_gpu_is_reported(model: Path, newest: None):
     with pytest.raises(BackendError, match="cudaSetDevice failed: cudaErrorInvalidDevice"):
         TensorRt().build(model, BuildOptions(device=3))
 

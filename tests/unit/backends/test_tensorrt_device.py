@@ -241,7 +241,7 @@ def test_formats_by_compute_capability(capability: tuple[int, int], formats: set
         ("fp8", (0, 0), (11, 4), "the GPU is not known, and fp8 is not for all"),
     ],
 )
-def test_what_a_gpu_has_not_is_told_with_the_reason(
+def test_a_missing_feature_of_the_gpu_is_reported_with_the_reason(
     name: str, capability: tuple[int, int], version: tuple[int, int], why: str
 ):
     assert lacking(capability, version)[name] == why

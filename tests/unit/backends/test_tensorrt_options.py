@@ -12,7 +12,7 @@ from qdqspec.backends.tensorrt.options import TensorRtOptions, options_from
 from qdqspec.errors import ConfigError
 
 
-def test_nothing_said_leaves_it_to_tensorrt():
+def test_without_options_tensorrt_decides():
     words = options_from({"fake.seed": "1"})
     assert words == TensorRtOptions()
     assert words.opt_level is words.workspace is words.build_route is None
@@ -55,7 +55,7 @@ def test_words_are_read(tmp_path: Path):
         ("int8", "true", "in the types the model has"),
     ],
 )
-def test_what_does_not_fit_is_said(word: str, text: str, said: str):
+def test_an_option_that_does_not_fit_is_reported(word: str, text: str, said: str):
     with pytest.raises(ConfigError, match=said):
         options_from({f"tensorrt.{word}": text})
 

@@ -85,7 +85,9 @@ def test_tensorrt_itself_is_calibrated_on(
     assert "plugins:SoftCap" in note
 
 
-def test_without_its_library_the_error_says_both_cures(case: Case, tmp_path: Path, install_tensorrt: Install):
+def test_without_its_library_the_error_states_both_cures(
+    case: Case, tmp_path: Path, install_tensorrt: Install
+):
     install_tensorrt("10.16.1.11")
     with (
         Session(backend="tensorrt", root=tmp_path) as session,

@@ -134,7 +134,7 @@ def test_throttling_and_moving_clocks_are_noted(
     assert second["throttled"] == ["power cap", "software thermal slowdown"]
 
 
-def test_where_it_cannot_be_recorded_it_runs_without_and_says_why(opened: Open, tmp_path: Path, fail: Fail):
+def test_where_it_cannot_be_recorded_it_runs_without_and_states_why(opened: Open, tmp_path: Path, fail: Fail):
     fail("no-graph")
     engine = opened()
     engine.bind(FEEDS)
@@ -211,7 +211,7 @@ def test_strided_inputs_arrive_whole(opened: Open):
         ("illegal-address", "cudaStreamSynchronize failed: cudaErrorIllegalAddress"),
     ],
 )
-def test_what_fails_while_running_is_told(opened: Open, fail: Fail, fault: str, said: str):
+def test_a_failure_while_running_is_reported(opened: Open, fail: Fail, fault: str, said: str):
     engine = opened()
     fail(fault)
     with pytest.raises(BackendError, match=said):
@@ -232,7 +232,7 @@ def test_layers_are_those_of_the_profile(opened: Open):
     assert math.isclose(total, 1.2 * engine.time(50).median_ms("wall"), rel_tol=0.05)
 
 
-def test_a_closed_engine_says_so(opened: Open):
+def test_a_closed_engine_states_it(opened: Open):
     engine = opened()
     engine.close()
     for ask in (lambda: engine.run(FEEDS), lambda: engine.bind(FEEDS), lambda: engine.time(1), engine.layers):
@@ -255,7 +255,7 @@ def test_the_hash_leaves_out_what_every_build_numbers_anew(tmp_path: Path):
     assert hashed("no json at all") != hashed("another")
 
 
-def test_an_opaque_layer_is_told_apart_by_the_model(tmp_path: Path):
+def test_an_opaque_layer_is_distinguished_by_the_model(tmp_path: Path):
     first, second = tmp_path / "a.onnx", tmp_path / "b.onnx"
     first.write_bytes(b"one")
     second.write_bytes(b"two")

@@ -114,7 +114,7 @@ def test_the_tests_for_hardware_pass_on_the_fake(install_tensorrt: Callable[[str
     assert "passed" in said
 
 
-def test_without_hardware_they_skip_and_say_why(tmp_path: Path):
+def test_without_hardware_they_skip_and_state_why(tmp_path: Path):
     if importlib.util.find_spec("tensorrt") is not None:
         pytest.skip("TensorRT is installed here")
     said = run_device_tests(tmp_path / "nothing", "--qdq-backend=tensorrt")
@@ -124,7 +124,7 @@ def test_without_hardware_they_skip_and_say_why(tmp_path: Path):
     )
 
 
-def test_the_tests_for_hardware_pass_on_the_stand_in_for_trtexec(
+def test_the_tests_for_hardware_pass_with_the_simulated_trtexec(
     install_trtexec: Callable[..., object], tmp_path: Path
 ):
     """What is about the Python API skips and says so; the rest runs through the tool."""

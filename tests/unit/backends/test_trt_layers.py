@@ -81,7 +81,7 @@ def test_the_quartet_has_the_counts_it_was_published_with(placement, layers, ref
     assert sum(one.milliseconds for one in found) == pytest.approx(total, abs=5e-4)
 
 
-def test_pairs_that_stand_alone_are_told_from_changes_of_layout():
+def test_unfused_pairs_are_distinguished_from_changes_of_layout():
     found = [
         one.op_type for one in layers_of(RESNET.format("qat-residual")) if one.boundary and one.milliseconds
     ]
@@ -141,7 +141,7 @@ def test_names_of_tensorflow():
 # ---- quirks -------------------------------------------------------------------------------------
 
 
-def test_engines_without_details_tell_names():
+def test_engines_without_details_give_names():
     found = parse_layers(
         {"Layers": ["Conv_0 + Relu_1", "Reformatting CopyNode for Input Tensor 0 to Conv_2"]}
     )
@@ -194,7 +194,7 @@ def test_names_without_metadata_or_model(name, nodes):
     assert EngineNames().of_layer(name, "") == nodes
 
 
-def test_a_myelin_kernel_of_pairs_alone_is_a_pair():
+def test_a_myelin_kernel_of_only_pairs_is_a_pair():
     alone = layer("__myl_MulMinMaxRounCast_myl0_1", writes="Int8", Metadata="[ONNX Layer: x_QuantizeLinear]")
     fused = layer("__myl_Fc_myl0_2", Metadata="[ONNX Layer: x_QuantizeLinear]\x1f[ONNX Layer: fc]")
     first, second = parse_layers(graph(alone, fused))
@@ -359,6 +359,6 @@ def test_regions_follow_what_tensorrt_fused(models):
     assert {tuple(group) for group in fused} <= leaves
 
 
-def test_read_layers_keeps_what_tensorrt_said():
+def test_read_layers_keeps_the_text_of_tensorrt():
     first = read_layers(text("trt8-resnet18-a100-qat.graph.json"))[0]
     assert (first.origin, first.layer_type, first.converts) == ("QDQ", "Reformat", True)

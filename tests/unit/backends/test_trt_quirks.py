@@ -166,7 +166,7 @@ def test_quirk_06_metadata_goes_before_names() -> None:
     assert one(Name="a + b", Metadata="[ONNX Layer: a + b]").nodes == ("a + b",)
 
 
-def test_quirk_07_pairs_that_stand_alone() -> None:
+def test_quirk_07_unfused_pairs() -> None:
     tensors = [{"Name": "x", "Format/Datatype": "Half"}], [{"Name": "y", "Format/Datatype": "Int8"}]
     ends = {"Inputs": tensors[0], "Outputs": tensors[1]}
     alone = one(LayerType="Reformat", Origin="QDQ", **ends)
@@ -195,7 +195,7 @@ def test_quirk_08_layer_types_are_an_open_vocabulary(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["NoOp", "MyelinReformat", "memset", "signal", "wait", "shape_call"])
-def test_quirk_08_housekeeping_stands_for_no_node(kind: str) -> None:
+def test_quirk_08_housekeeping_represents_no_node(kind: str) -> None:
     assert one(Name="__myl_housekeeping_myl0_1", LayerType=kind).boundary
 
 
@@ -291,7 +291,7 @@ def test_quirk_15_banners_verdicts_and_error_lines(log: str, version, verdict: s
     assert (report.version, report.verdict) == (version, verdict)
 
 
-def test_quirk_16_weak_typing_is_said_and_strong_typing_too() -> None:
+def test_quirk_16_weak_typing_is_reported_and_strong_typing_too() -> None:
     weak = read_log("[07/07/2026-02:10:54] [W] Weakly-typed networks have been deprecated in TensorRT 10.12.")
     assert weak.notes == ("Weakly-typed networks have been deprecated in TensorRT 10.12.",)
     strong = read_log(text("trt11.0-removed-flags.excerpt.log"))

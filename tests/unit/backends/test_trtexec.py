@@ -122,7 +122,7 @@ def test_without_an_exported_profile_the_printed_table_counts(install_trtexec, e
     )
 
 
-def test_what_trtexec_says_against_its_measurement_is_kept(install_trtexec, engine):
+def test_warnings_of_trtexec_about_its_measurement_are_kept(install_trtexec, engine):
     install_trtexec()  # the recorded run was unstable
     assert engine().time(3).notes == (
         "GPU compute time is unstable, with coefficient of variance = 6.58751%.",
@@ -237,7 +237,7 @@ def test_dynamic_inputs_get_the_shapes_of_the_spec(install_trtexec, dynamic, fee
     assert value(built, "--optShapes") == value(timed, "--shapes") == "x:" + "x".join(map(str, shape))
 
 
-def test_several_profiles_stand_behind_their_numbers(install_trtexec, dynamic, feeds):
+def test_several_profiles_are_written_after_their_numbers(install_trtexec, dynamic, feeds):
     tool = install_trtexec()
     path, shape = dynamic
     large = (4, *shape[1:])
@@ -285,7 +285,7 @@ def test_a_dynamic_input_without_shape_is_an_error(install_trtexec, dynamic):
         ("garbage", "wrote no engine"),
     ],
 )
-def test_a_build_that_fails_says_why_in_one_line(install_trtexec, model, fault, message):
+def test_a_build_that_fails_states_why_in_one_line(install_trtexec, model, fault, message):
     install_trtexec(fault={"build": fault})
     with pytest.raises(BackendError, match=message) as caught:
         Trtexec().build(model, BuildOptions())
@@ -301,7 +301,7 @@ def test_a_build_that_fails_says_why_in_one_line(install_trtexec, model, fault, 
         ("no-summary", "no GPU compute time"),
     ],
 )
-def test_a_run_that_fails_says_why(install_trtexec, engine, fault, message):
+def test_a_run_that_fails_states_why(install_trtexec, engine, fault, message):
     tool = install_trtexec()
     made = engine()
     tool.fault(time=fault)

@@ -65,7 +65,7 @@ def test_latency_is_not_mistaken_for_compute_time():
     }
 
 
-def test_the_device_and_what_it_says_against_its_measurement():
+def test_the_device_and_its_warnings_about_the_measurement():
     report = read("trt10.16-mnist-onnx-build-and-run.log")
     assert report.facts["Selected Device"] == "NVIDIA H100 PCIe"
     assert report.facts["Compute Capability"] == "9.0"

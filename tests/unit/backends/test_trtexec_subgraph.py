@@ -84,7 +84,7 @@ def journal(project: Path) -> list[dict[str, Any]]:
     return [found for line in lines if "trial" in (found := json.loads(line))]
 
 
-def test_groups_of_a_file_are_timed_alone_and_put_together(
+def test_groups_of_a_file_are_timed_separately_and_combined(
     install_trtexec: Callable[..., Any], project: Path
 ) -> None:
     tool = install_trtexec("10.16")
@@ -122,7 +122,7 @@ def test_groups_of_a_file_are_timed_alone_and_put_together(
     assert (folder / "tuned.onnx").is_file()
 
 
-def test_without_a_file_one_float16_build_tells_what_fuses(
+def test_without_a_file_one_float16_build_shows_the_fusions(
     install_trtexec: Callable[..., Any], project: Path
 ) -> None:
     tool = install_trtexec("11.1")

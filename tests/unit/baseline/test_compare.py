@@ -85,7 +85,7 @@ def test_a_rule_that_an_older_version_did_not_know_refuses_nothing() -> None:
     assert unlikeness(ENTRY, replace(NOW, rules={**NOW.rules, "quantize.rounding": "even"})) == ""
 
 
-def test_the_environment_is_told_and_not_judged() -> None:
+def test_the_environment_is_reported_and_not_judged() -> None:
     now = replace(
         NOW, scheme="4567", environment={"onnxruntime": "1.31.2", "cpu": "Sample", "python": "3.12"}
     )

@@ -141,7 +141,7 @@ def test_one_budget_may_hold_several_percentiles() -> None:
     assert (held.outcome, held.headline) == ("pass", "p95 5.00 ms <= budget 6.00 ms (-16.7 %)")
 
 
-def test_a_percentile_that_the_runs_cannot_tell_fails_nothing_by_a_single_run() -> None:
+def test_a_percentile_that_needs_more_runs_fails_nothing_by_a_single_run() -> None:
     """The 99th percentile of twenty runs is all but the slowest of them."""
     verdict = judge("latency", timed(*([1.0] * 19), 9.0), max_ms=2, percentile=99)
     assert verdict.outcome == "inconclusive"
@@ -178,7 +178,7 @@ def test_a_larger_budget_is_never_worse(
         assert "inconclusive" not in (tight, loose)
 
 
-def test_a_missing_budget_says_which_key_to_add() -> None:
+def test_a_missing_budget_states_which_key_to_add() -> None:
     verdict = judge("latency", timed(1.0), max_ms={"tensorrt": 1})
     assert verdict.outcome == "inconclusive"
     assert "Add 'onnxruntime-cpu: <milliseconds>'" in verdict.advice
@@ -240,7 +240,7 @@ def test_a_budget_far_below_the_time_is_readable():
 
 
 @given(st.lists(st.floats(0.2, 5), min_size=3, max_size=3).map(sorted), st.floats(0.2, 5))
-def test_what_an_interval_says(bounds: list[float], least: float) -> None:
+def test_verdicts_by_interval(bounds: list[float], least: float) -> None:
     low, median, high = bounds
     outcome = judge_interval(Interval(median=median, low=low, high=high), least)
     assert (outcome == "pass") == (median >= least)
@@ -329,7 +329,7 @@ def test_a_failure_names_the_step_that_broke(
     assert advised in verdict.advice
 
 
-def test_a_step_is_blamed_where_only_the_whole_cannot_be_compared() -> None:
+def test_the_worst_step_is_reported_where_only_the_whole_cannot_be_compared() -> None:
     evidence = in_steps(30.0, 30.0)
     assert evidence.parity is not None
     lost = output("y", -math.inf, matches=False, note="NaN or infinite values where the reference has none")
@@ -353,14 +353,14 @@ def test_a_failure_advises_to_leave_out_the_pairs_that_cost_most() -> None:
     assert not any(section.title.startswith("Noisiest") for section in passed.sections)
 
 
-def test_pairs_are_not_blamed_for_what_the_runtime_does() -> None:
+def test_errors_of_the_runtime_are_not_attributed_to_pairs() -> None:
     evidence = replace(in_steps(40.0, 15.1), culprits=sample_culprits())
     verdict = judge("parity", evidence, min_sqnr_db=20)
     assert not any(section.title.startswith("Noisiest") for section in verdict.sections)
     assert "patterns.nodes.exclude" in verdict.advice
 
 
-def test_where_leaving_pairs_out_does_not_help_that_is_said() -> None:
+def test_that_removing_pairs_does_not_help_is_reported() -> None:
     found = sample_culprits()
     flat = replace(found, pairs=tuple(replace(pair, without_db=31.9) for pair in found.pairs))
     verdict = judge("parity", replace(in_steps(15.1, 40.0), culprits=flat), min_sqnr_db=20)
@@ -403,7 +403,7 @@ def test_what_the_data_breaks_comes_before_what_a_search_found() -> None:
     assert judge("parity", evidence, **asked).headline.startswith("output 'y': SQNR 15.0 dB < 60.0 dB")
 
 
-def test_a_search_that_found_nothing_passes_and_says_how_much_it_tried() -> None:
+def test_a_search_that_found_nothing_passes_and_states_how_much_it_tried() -> None:
     evidence, asked = with_search(sample_parity_search(found=False))
     verdict = judge("parity", evidence, **asked)
     assert verdict.headline == "SQNR 15.0 dB >= 10.0 dB; 187 inputs tried"
@@ -445,7 +445,7 @@ def test_each_step_has_limits_of_its_own() -> None:
     assert verdict.numbers["runtime_sqnr_db"] == 31
 
 
-def test_limits_of_steps_that_could_not_be_told_apart_are_inconclusive() -> None:
+def test_limits_of_steps_that_could_not_be_distinguished_are_inconclusive() -> None:
     parity = replace(
         with_outputs(output("y")).parity,  # type: ignore[type-var]  # it is there
         undivided="onnxruntime does not compute it unfused: no kernel for MyOp",
@@ -476,7 +476,7 @@ def test_agreement_is_judged_where_there_are_classes() -> None:
     assert verdict.headline == "no output has more than 7 classes: nothing to judge"
 
 
-def test_equal_outputs_pass_and_say_so() -> None:
+def test_equal_outputs_pass_and_are_reported_as_equal() -> None:
     assert judge("parity", ALONE, min_sqnr_db=100).headline == "every output equals the reference's"
 
 
@@ -531,13 +531,13 @@ def test_a_drop_on_like_data_is_bounded(lost: int, gained: int, low: float, high
 
 
 @pytest.mark.parametrize(("samples", "down", "up"), [(60, 0.02, 0.0), (90, 0.05, 0.03), (360, 0.01, 0.01)])
-def test_the_bounds_hold_the_true_drop_as_often_as_they_say(samples: int, down: float, up: float) -> None:
+def test_the_bounds_cover_the_true_drop_at_their_level(samples: int, down: float, up: float) -> None:
     draws = np.random.default_rng(1).multinomial(samples, [down, up, 1 - down - up], size=2000)
     bounds = [drop_interval(int(lost), int(gained), samples) for lost, gained, _ in draws]
     assert np.mean([b.low <= down - up <= b.high for b in bounds]) >= 0.94
 
 
-def test_a_verdict_tells_what_one_sample_is_worth() -> None:
+def test_a_verdict_reports_the_weight_of_one_sample() -> None:
     few = replace(scored(1.0, 1.0).accuracy["top1"], samples=90, lost=0, gained=0)
     verdict = judge("accuracy", replace(DIGITS, accuracy={"top1": few}), max_drop="1%")
     assert verdict.sections[-1].text == "One sample of 90 is 1.1 %: within 1.0 % no sample may be lost."
@@ -547,7 +547,7 @@ def test_a_verdict_tells_what_one_sample_is_worth() -> None:
     )
 
 
-def test_a_metric_that_does_not_count_samples_says_nothing_of_them() -> None:
+def test_a_metric_that_does_not_count_samples_reports_none() -> None:
     assert judge("accuracy", scored(34.0, 33.5, "psnr"), metric="psnr", min=33).sections[-1].text == ""
 
 
@@ -572,7 +572,7 @@ def test_the_advice_is_what_is_left_to_do() -> None:
 # ---- placement and size -------------------------------------------------------------------------
 
 
-def test_a_misspelt_requirement_is_told_from_an_unquantized_op() -> None:
+def test_a_misspelt_requirement_is_distinguished_from_an_unquantized_op() -> None:
     verdict = judge("placement", FASTER, require=["Cov"])
     assert verdict.outcome == "fail"
     assert "(did you mean 'Conv'?)" in verdict.advice

@@ -80,7 +80,7 @@ def test_checks_with_ids_have_entries_of_their_own() -> None:
     assert check.judge(params_of("regression", id="tight"), evidence).outcome == "fail"
 
 
-def test_a_missing_baseline_skips_or_fails_and_says_how_to_make_it() -> None:
+def test_a_missing_baseline_skips_or_fails_and_states_how_to_make_it() -> None:
     missing = replace(NOTHING, state="missing", command="pytest a.qdq.yaml --qdq-update=new")
     assert judge(missing).outcome == "inconclusive"
     assert judge(missing).command == missing.command
@@ -148,7 +148,7 @@ def test_an_allowance_that_means_nothing_is_refused(values: dict) -> None:
         params_of("regression", **values)
 
 
-def test_a_case_that_is_unchanged_now_is_not_said_to_have_become_slower() -> None:
+def test_a_case_that_is_unchanged_now_is_not_reported_as_slower() -> None:
     slower = sample_regression(0.12, looks=2)["regression"]
     search = FASTER.search
     assert search is not None

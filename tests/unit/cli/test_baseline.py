@@ -56,7 +56,7 @@ def test_all_in_use(verb, specs):
     ]
 
 
-def test_show_tells_the_conditions(verb, specs):
+def test_show_reports_the_conditions(verb, specs):
     entry = ENTRY.model_copy(update={"rules": {**ENTRY.rules, "tune.accuracy": None}})
     file = specs / "__baselines__" / "net" / "d.json"
     update_baseline(file, "device d", {("default", "regression"): entry})
@@ -66,7 +66,7 @@ def test_show_tells_the_conditions(verb, specs):
     assert "    onnxruntime: 1.31.1" in lines
 
 
-def test_show_tells_what_an_entry_held_before(verb, specs):
+def test_show_reports_the_former_figures_of_an_entry(verb, specs):
     new = ENTRY.model_copy(update={"ratio": Ratio(median=0.4, low=0.39, high=0.41), "recorded": "2026-02-09"})
     renewed = new.after(ENTRY, ("onnxruntime: was 1.30.2, is 1.31.1",))
     file = specs / "__baselines__" / "net" / "d.json"
@@ -107,7 +107,7 @@ def test_prune_removes_what_is_obsolete_and_nothing_else(verb, outdated):
     assert verb("baseline", "prune", "specs").out == "nothing is obsolete\n"
 
 
-def test_a_damaged_file_is_told_and_does_not_hide_the_others(verb, specs):
+def test_a_damaged_file_is_reported_and_does_not_hide_the_others(verb, specs):
     damaged = specs / "__baselines__" / "net" / "e.json"
     damaged.write_text('{"schema_version": 1')
     result = verb("baseline", "list")

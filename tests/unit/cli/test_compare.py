@@ -49,7 +49,7 @@ def test_a_share_that_means_nothing_is_refused(verb, records, share):
     assert "--fail-on" in result.err
 
 
-def test_the_table_says_which_case_is_slower(verb, records):
+def test_the_table_states_which_case_is_slower(verb, records):
     rows = verb("compare", "a.json", "slower.json").out.splitlines()
     assert rows[2].split()[0] == "squeezenet::default"
     assert rows[2].split()[-1] == "slower"

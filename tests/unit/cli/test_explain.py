@@ -77,7 +77,7 @@ def test_other_engines(verb, golden):
     )
 
 
-def test_a_case_that_was_never_searched_says_why(verb, tmp_path):
+def test_a_case_that_was_never_searched_states_why(verb, tmp_path):
     case = faster_case()
     evidence = replace(case.evidence, search=None, latency=None, pairs=())
     failed = replace(
@@ -121,7 +121,7 @@ def test_files_are_named_one_by_one(verb, tmp_path):
     assert "end to end, median ms" in without
 
 
-def test_without_end_to_end_times_the_sum_is_told_for_what_it_is(verb, tmp_path):
+def test_without_end_to_end_times_the_sum_is_reported_as_a_sum_of_layers(verb, tmp_path):
     for placement in ("fp16", "qat"):
         for kind in ("graph", "profile"):
             shutil.copy(SAMPLES / f"trt8-resnet18-a100-{placement}.{kind}.json", tmp_path)
@@ -158,7 +158,7 @@ def test_a_tuned_case(verb, tmp_path, spec):
     assert found["comparisons"][0]["renamed"] == {}
 
 
-def test_a_case_is_told_beside_its_baseline(verb, tmp_path, spec):
+def test_a_case_is_reported_beside_its_baseline(verb, tmp_path, spec):
     assert verb("tune", spec, "--backend", "fake").code == 0
     folder = tmp_path / "reports" / "digits" / "default"
     result = json.loads((folder / "result.json").read_text())

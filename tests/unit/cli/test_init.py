@@ -343,7 +343,7 @@ def test_an_output_that_cannot_be_is_refused(verb, project, output, says):
     assert says in result.err
 
 
-def test_a_model_outside_says_what_the_run_needs(verb, project, models):
+def test_a_model_outside_states_what_the_run_needs(verb, project, models):
     result = verb("init", models / "squeezenet10.onnx", *FAKE)
     assert result.code == 0
     assert f"--qdq-allow-path={models}" in result.out

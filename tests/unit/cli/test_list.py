@@ -65,7 +65,7 @@ def test_a_missing_file_is_named(verb):
     assert "none.qdq.yaml: cannot read the spec" in result.err
 
 
-def test_nothing_found_says_what_specs_are_called(verb):
+def test_if_no_spec_is_found_the_suffix_of_specs_is_reported(verb):
     result = verb("list")
     assert result.code == 2
     assert "names of specs end in .qdq.yaml" in result.err

@@ -81,7 +81,7 @@ def test_blocks_of_both_sides_go_there_and_back(verb, tmp_path, name) -> None:
     assert "ORT007" in verb("lint", "narrow.onnx", "--target", "onnxruntime-cpu").out
 
 
-def test_import_says_what_it_had_to_guess(verb) -> None:
+def test_import_reports_its_guesses(verb) -> None:
     result = verb("import", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", "-o", "scheme.json")
     assert result.code == 0
     assert "note: a Relu was inserted where a zero point cuts off negative values" in result.out

@@ -273,7 +273,7 @@ def test_every_option_is_a_word_of_python():
     assert {word.name for word in WORDS} <= set(AskedWithStrategy.__annotations__)
 
 
-def test_shapes_are_said_as_trtexec_takes_them(verb, fake, monkeypatch):
+def test_shapes_have_the_syntax_of_trtexec(verb, fake, monkeypatch):
     cases = []
     from qdqspec.session import Session
 
@@ -496,7 +496,7 @@ def test_a_case_that_cannot_run_here_does_not_keep_others_from_running(verb, fak
         (["a.qdq.yaml", "--metric", "top5"], "--metric: no limit of the metric is given"),
     ],
 )
-def test_what_cannot_be_done_is_told_before_anything_is_measured(verb, fake, words, message):
+def test_an_impossible_request_is_reported_before_any_measurement(verb, fake, words, message):
     result = verb("tune", *words)
     assert result.code == 2
     assert message in result.err

@@ -55,7 +55,7 @@ def test_version(verb):
     assert verb("--version").out.startswith("qdqspec ")
 
 
-def test_ctrl_c_says_how_to_go_on(verb, monkeypatch):
+def test_ctrl_c_states_how_to_resume(verb, monkeypatch):
     def interrupted(parser, words):
         raise KeyboardInterrupt
 
@@ -99,7 +99,7 @@ def test_config_as_json(verb, tmp_path):
     assert settings["no-cache"]["value"] is False
 
 
-def test_doctor_tells_of_every_backend(verb):
+def test_doctor_reports_every_backend(verb):
     result = verb("doctor")
     assert result.code == 0
     states = [line.partition(":")[::2] for line in result.out.splitlines() if re.match(r"[\w-]+: ", line)]
@@ -239,7 +239,7 @@ def test_ctrl_c_while_the_installed_command_imports_its_modules(module, tmp_path
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once there")
-def test_doctor_writes_the_bundle_when_it_is_told_to_end(tmp_path):
+def test_doctor_writes_the_bundle_when_it_is_terminated(tmp_path):
     words = ["doctor", "--backend", "tensorrt", "--bundle", "out.tgz"]
     command = [sys.executable, "-m", "qdqspec", *words]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:

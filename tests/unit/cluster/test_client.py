@@ -24,7 +24,7 @@ def asking(monkeypatch, error: Exception, known: list[str]) -> Cluster:
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ConnectionError("refused")])
-def test_a_worker_that_the_scheduler_does_not_know_is_lost_before_its_lease_ends(monkeypatch, error):
+def test_a_worker_unknown_to_the_scheduler_is_lost_before_its_lease_ends(monkeypatch, error):
     """A question to the address of a killed worker fails by its time limit, since Dask connects again and again."""
     with pytest.raises(LostError, match="was lost"):
         asking(monkeypatch, error, ["tcp://other"])._ask("tcp://gone", "job", 0)

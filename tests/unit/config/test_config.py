@@ -32,7 +32,7 @@ def project(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_every_option_is_a_field_of_the_settings_and_says_what_it_does():
+def test_every_option_is_a_field_of_the_settings_and_has_help():
     fields = set(Settings.__dataclass_fields__)
     own = {option.key for option in OPTIONS if not option.sets}
     assert own == fields - {"root", "layout", "in_ci", "origins"}

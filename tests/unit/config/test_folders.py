@@ -40,7 +40,7 @@ def test_one_spec_has_the_plain_name_for_all_its_cases(case, tmp_path: Path) -> 
     assert names(settings, *cases) == ["net/default", "net/b8"]
 
 
-def test_a_later_comer_is_told_apart_by_its_folder(case, tmp_path: Path) -> None:
+def test_a_later_comer_is_distinguished_by_its_folder(case, tmp_path: Path) -> None:
     settings = Settings(root=tmp_path)
     first, second, third = (case(f"{at}net.qdq.yaml") for at in ("a/", "b/door/", ""))
     assert names(settings, first, second, third) == ["net/default", "net.b-door/default", "net.root/default"]
@@ -100,6 +100,6 @@ def test_any_note_is_read(note: bytes, tmp_path_factory: pytest.TempPathFactory)
     assert names(settings, found) == ["net/default"] == names(settings, found)
 
 
-def test_an_output_folder_that_is_a_file_is_left_for_the_writer_to_tell(case, tmp_path: Path) -> None:
+def test_an_output_folder_that_is_a_file_is_reported_by_the_writer(case, tmp_path: Path) -> None:
     (tmp_path / "reports").touch()
     assert names(Settings(root=tmp_path), case("a/net.qdq.yaml")) == ["net/default"]

@@ -72,7 +72,7 @@ def test_the_longest_name_that_the_system_takes_is_taken(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("call", ["fsync", "rename"])
-def test_what_cannot_be_written_leaves_the_old_file_and_says_what_to_do(
+def test_a_failed_write_keeps_the_old_file_and_states_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
 ) -> None:
     write_whole(tmp_path / "a", "old")
@@ -102,7 +102,7 @@ def test_what_a_kill_left_is_removed_when_its_process_is_gone(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("hours", [-400 * 24, -5, 5, 400 * 24])
-def test_a_clock_that_jumps_takes_nothing_from_who_is_writing(
+def test_a_clock_that_jumps_removes_no_file_of_a_running_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     real = time.time

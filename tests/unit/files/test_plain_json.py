@@ -33,7 +33,7 @@ def test_what_would_be_misunderstood_is_refused(text: str) -> None:
         parse_json(text.encode())
 
 
-def test_bytes_that_are_no_text_are_told() -> None:
+def test_bytes_that_are_no_text_are_reported() -> None:
     with pytest.raises(ValueError, match="not UTF-8"):
         parse_json(b'"\xff"')
 
@@ -60,5 +60,5 @@ def test_a_file_of_nothing_but_brackets_is_not_taken_apart() -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )  # fmt: skip
-def test_what_json_can_say_comes_back(value: object) -> None:
+def test_values_of_json_are_read_back(value: object) -> None:
     assert parse_json(json.dumps(value).encode()) == value

@@ -64,9 +64,7 @@ def test_a_killed_run_leaves_its_folder_to_the_next_one() -> None:
         assert left() == sorted([mine.name, f"{mine.name}.lock"])
 
 
-def test_a_folder_that_somebody_else_planted_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared_folder("runs")
     uid = os.getuid()
     (tmp_path / f"qdqspec-{uid}").rename(tmp_path / f"qdqspec-{uid + 1}")

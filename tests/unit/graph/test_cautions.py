@@ -23,7 +23,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", sorted(set(ODD) - {"no-nodes"}))
-def test_an_oddity_is_said_where_results_depend_on_it_and_nothing_else(name: str) -> None:
+def test_an_oddity_is_reported_only_if_results_depend_on_it(name: str) -> None:
     said = "; ".join(cautions(Model(ODD[name].make())))
     assert said.startswith(SAID[name]) if name in SAID else said == ""
 

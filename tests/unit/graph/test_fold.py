@@ -99,7 +99,7 @@ def test_shared_statistics_and_weights_are_folded_for_each() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_parameters_that_somebody_else_reads_stay() -> None:
+def test_parameters_with_another_reader_stay() -> None:
     proto = conv_norm()
     proto.graph.node.extend([helper.make_node("Neg", ["beta"], ["z"], "neg")])
     proto.graph.output.extend([helper.make_tensor_value_info("z", TensorProto.FLOAT, (8,))])

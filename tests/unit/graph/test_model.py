@@ -157,7 +157,7 @@ def test_an_initializer_that_is_an_input_need_not_be_fed() -> None:
     assert Model(proto).inputs == ("x",)
 
 
-def test_bodies_tell_what_they_read_from_outside() -> None:
+def test_bodies_list_the_outer_tensors_that_they_read() -> None:
     body = helper.make_graph(
         [helper.make_node("Relu", ["a"], ["r"])], "then", [], [helper.make_tensor_value_info("r", 1, [4])]
     )

@@ -142,7 +142,7 @@ def test_of_an_if_inside_a_scan_the_extremes_of_each_step_are_given() -> None:
     }
 
 
-def test_constants_of_a_body_and_names_nobody_defines_are_skipped() -> None:
+def test_constants_of_a_body_and_undefined_names_are_skipped() -> None:
     text = BRANCHES.replace("u = Neg(x)", "k = Constant<value_float: float = 1.0>()  u = Mul(x, k)")
     assert observe(model_of(text), ["k", "x", "no such tensor"]).names == {}
 

@@ -74,7 +74,7 @@ def test_initializers_need_not_be_inputs_afterwards() -> None:
     assert raise_opset(parsed("g (float[4] x) => (float[4] y) { y = Relu(x) }", 13, ir=3), 13).ir_version == 4
 
 
-def test_a_failure_says_from_to_and_why() -> None:
+def test_a_failure_states_from_to_and_why() -> None:
     proto = parsed(
         "g (float[1,1,2,2] x) => (float[1,1,4,4] y) { y = Upsample<scales = [1.0,1.0,2.0,2.0]>(x) }", 7
     )

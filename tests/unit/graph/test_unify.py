@@ -28,7 +28,7 @@ def model(body: str, domains: str = '"" : 17, "mine" : 1') -> Model:
     ))  # fmt: skip
 
 
-def test_a_weight_tells_the_types_of_data_and_result():
+def test_a_weight_reports_the_types_of_data_and_result():
     found = model(
         "<float[4, 4, 1, 1] w = {"
         + ONES
@@ -49,13 +49,13 @@ def test_what_is_unknown_on_both_sides_stays_unknown():
     assert [found.elem_type(name) for name in "bd"] == [None, None]
 
 
-def test_a_contradiction_tells_nothing():
+def test_a_contradiction_gives_no_type():
     nodes = [onnx.helper.make_node("Add", ["a", "b"], ["c"])]
     assert unified(nodes, 17, {"a": F, "b": I64}) == {}
     assert unified(nodes, 17, {"a": F}) == {"b": F, "c": F}
 
 
-def test_operators_that_nobody_knows_and_lists_of_types_tell_nothing():
+def test_unknown_operators_and_lists_of_types_give_no_type():
     nodes = [
         onnx.helper.make_node("NoSuchOperator", ["a"], ["b"]),
         onnx.helper.make_node("If", ["a"], ["c"]),
@@ -71,7 +71,7 @@ def test_real_models_keep_their_types_where_half_of_them_is_hidden(models: Path,
 
 
 @given(onnx_models(), st.integers())
-def test_nothing_is_told_wrong(proto: onnx.ModelProto, seed: int):
+def test_no_wrong_type_is_inferred(proto: onnx.ModelProto, seed: int):
     found = Model(proto)
     check(found, {t: k.elem_type for t, k in found.types.items()}, random.Random(seed))
 

@@ -292,7 +292,7 @@ def test_a_pair_behind_what_moves_values_is_moved(
     assert ("QLinearConv" in kernels(model, tmp_path)) == fuses
 
 
-def test_saturation_is_said_once_and_only_of_eight_bits(parsed: Callable[..., Model]) -> None:
+def test_saturation_is_reported_once_and_only_of_eight_bits(parsed: Callable[..., Model]) -> None:
     text = CONV + two("o", "c") + "t = Conv(o, v) " + two("u", "t") + "y = Neg(u)"
     wide = parsed(IMAGE, "y", text, w=np.full((16, 16, 3, 3), 127, np.int8))
     assert [f.message for f in lint_model(wide, "onnxruntime-cpu") if f.id == "ORT013"] == [

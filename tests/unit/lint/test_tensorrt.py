@@ -433,7 +433,7 @@ def test_an_unknown_target_is_refused(parsed: Callable[..., Model]) -> None:
         ("2,K", "mxfp8 comes in whole blocks of 32, and its last dimension is not known"),
     ],
 )
-def test_activations_that_cannot_come_in_blocks_are_told_with_the_reason(
+def test_activations_that_cannot_come_in_blocks_are_reported_with_the_reason(
     parsed: Callable[..., Model], shape: str, said: str
 ) -> None:
     model = parsed(f"float[{shape}] x", "y", COMES + "y = Neg(a)")

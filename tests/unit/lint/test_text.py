@@ -25,7 +25,7 @@ def test_the_page_of_rules_is_the_generated_one(request) -> None:
     )
 
 
-def test_every_rule_says_what_to_do_and_how_it_is_known() -> None:
+def test_every_rule_states_a_cure_and_a_source() -> None:
     for rule in rules_for():
         assert not rule.title.endswith(".")
         assert rule.cure

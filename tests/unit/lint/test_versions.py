@@ -63,7 +63,7 @@ def test_a_major_version_is_judged_for_all_its_versions(parsed: Callable[..., Mo
     assert not found(model, "tensorrt-11", "TRT003")
 
 
-def test_where_no_source_tells_the_finding_says_so(parsed: Callable[..., Model]) -> None:
+def test_a_finding_without_a_source_states_that(parsed: Callable[..., Model]) -> None:
     model = parsed(ROWS, "y", "q = QuantizeLinear(x, s, zu)  a = DequantizeLinear(q, s, zu)  y = Neg(a)")
     titles = {
         target: found(model, f"tensorrt-{target}", "TRT001")[0].title for target in ("11.1", "11.2", "11")

@@ -57,7 +57,7 @@ def test_a_winner_is_scored_once_and_after_its_races(make_lab: MakeLab) -> None:
     assert lab.built.count("good") == 2  # as for any winner
 
 
-def test_who_wins_its_races_and_is_not_accurate_enough_does_not_win(make_lab: MakeLab) -> None:
+def test_a_candidate_that_wins_its_races_and_is_not_accurate_enough_does_not_win(make_lab: MakeLab) -> None:
     lab = lab_of(make_lab)
     bench = started(lab, admission=admission())
     trial = bench.trial(1, placement("bad"), "p")
@@ -98,7 +98,7 @@ def test_twice_the_noise_of_one_refused_is_neither_raced_nor_scored(make_lab: Ma
     assert scored == ["bad"]
 
 
-def test_a_score_that_cannot_be_taken_fails_the_trial_and_nobody_is_deposed_for_it(make_lab: MakeLab) -> None:
+def test_a_score_that_cannot_be_taken_fails_the_trial_and_the_incumbent_stays(make_lab: MakeLab) -> None:
     def score(engine) -> float:
         raise BackendError("metric 'mine' gave nan for this candidate")
 
@@ -151,7 +151,7 @@ def first_bar(trials):
     return bar
 
 
-def test_who_would_be_shipped_is_scored_once(make_lab: MakeLab) -> None:
+def test_the_selected_candidate_is_scored_once(make_lab: MakeLab) -> None:
     scored: list[str] = []
     lab = lab_of(make_lab)
     bench = started(lab, admission=admission(scored))

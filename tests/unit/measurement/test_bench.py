@@ -205,7 +205,7 @@ def test_profiles_only_where_asked(make_lab: MakeLab) -> None:
     assert bench.trial(2, placement("b"), "p", profile=True).layers
 
 
-def test_a_graph_seen_before_is_not_raced_but_remembered(make_lab: MakeLab) -> None:
+def test_a_known_graph_is_recalled_and_not_raced(make_lab: MakeLab) -> None:
     lab = make_lab(one=Candidate(scale=1.3, graph="g"), two=Candidate(scale=1.3, graph="g"))
     bench = started(lab)
     one, two = bench.trial(1, placement("one"), "p"), bench.trial(2, placement("two"), "p")
@@ -319,7 +319,7 @@ def test_a_graph_of_an_earlier_run_is_known_too(make_lab: MakeLab) -> None:
     assert lab.built == ["again"]
 
 
-def test_a_recalled_trial_that_nobody_timed_stands_for_no_time(make_lab: MakeLab) -> None:
+def test_a_recalled_trial_without_a_time_gives_no_time(make_lab: MakeLab) -> None:
     """A block quantized alone to hear its noise may be a candidate later on: a resumed run races it too."""
     lab = make_lab(new=Candidate(scale=0.5, graph="g"))
     bench = bench_of(lab)
@@ -438,7 +438,9 @@ def test_the_deviation_of_few_builds_is_not_underestimated_more_often(
 @pytest.mark.parametrize(
     ("run_noise", "fewer"), [(0.001, True), (0.1, False)], ids=["runs agree", "runs differ"]
 )
-def test_rounds_end_when_runs_tell_nothing_more(make_lab: MakeLab, run_noise: float, fewer: bool) -> None:
+def test_rounds_end_when_more_runs_add_no_information(
+    make_lab: MakeLab, run_noise: float, fewer: bool
+) -> None:
     """However much builds differ: further runs of the same builds say nothing of that. A drift is no difference."""
     words = {"fake.build_noise": "0.02", "fake.run_noise": str(run_noise), "fake.drift": "0.3"}
     lab = make_lab(words, fast=Candidate(scale=0.5))

@@ -108,7 +108,7 @@ def test_drift_within_a_run_goes_out_of_a_ratio() -> None:
     assert ratio_interval(swinging).median == pytest.approx(0.6)
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_truth_at_its_level() -> None:
     covered = 0
     for seed in range(300):
         found = change_between(times(2 * seed, slower=1.07), times(2 * seed + 1, builds=6)).builds
@@ -125,7 +125,7 @@ def test_a_single_build_is_not_trusted() -> None:
     assert found.builds.low < 1 < found.builds.high
 
 
-def test_a_reference_that_is_shipped_has_ratio_one_exactly() -> None:
+def test_a_reference_that_is_selected_has_ratio_one_exactly() -> None:
     latency = alone_case().evidence.latency
     assert latency is not None
     same = ratio_times(latency)
@@ -163,7 +163,7 @@ def test_a_ratio_is_between_both_conditions_where_both_were_taken() -> None:
     assert ratio_times(latency, in_a_row=True).tuned == ((2.0, 2.0), (2.0, 2.0))
 
 
-def test_the_change_of_the_references_time_is_told_beside_that_of_the_ratio() -> None:
+def test_the_change_of_the_references_time_is_reported_beside_that_of_the_ratio() -> None:
     before = BuildTimes(tuned=((1.0, 1.1), (0.9, 1.0)), reference=((2.0, 2.2), (1.8, 2.0)))
     slower = BuildTimes(
         tuned=((1.5, 1.65), (1.35, 1.5)), reference=tuple(tuple(1.5 * t for t in b) for b in before.reference)

@@ -80,7 +80,7 @@ def test_never_more_than_two_are_open(make_lab: MakeLab, sees_it_coming: bool) -
     assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.05)
 
 
-def test_where_it_is_seen_coming_nothing_is_built_in_vain(make_lab: MakeLab) -> None:
+def test_an_expected_failure_is_not_built(make_lab: MakeLab) -> None:
     lab = make_lab(QUIET)
     bench = started(lab, memory=no_memory)
     bench.measure_noise(REFERENCE)
@@ -211,7 +211,7 @@ def test_without_the_one_that_stays_the_others_begin_anew(dies_at: int) -> None:
     assert not clock.open
 
 
-def test_nobody_left() -> None:
+def test_no_candidate_left() -> None:
     clock = Clock()
     found = sparingly({name: [lambda: Steady(clock, 1.0, dies_at=0)] for name in "ab"})
     assert not found.samples

@@ -76,7 +76,7 @@ def test_builds_of_one_model_differ_as_on_a_real_machine(
     assert len(levels) == 2
 
 
-def test_a_segmentation_fault_is_told_with_signal_and_last_words(fake: Isolated, model: Path) -> None:
+def test_a_segmentation_fault_is_reported_with_signal_and_last_output(fake: Isolated, model: Path) -> None:
     with pytest.raises(BackendError) as caught:
         build(fake, model, crash="build")
     assert "SIGSEGV during 'build'" in str(caught.value)
@@ -133,7 +133,7 @@ def test_a_refusal_keeps_its_reason_and_file(fake: Isolated, tmp_path: Path) -> 
 
 
 @needs_proc
-def test_running_out_of_memory_is_said(fake: Isolated, model: Path) -> None:
+def test_running_out_of_memory_is_reported(fake: Isolated, model: Path) -> None:
     with pytest.raises(BackendError, match="out of memory"):
         build(fake, model, oom="build")
 

@@ -112,7 +112,7 @@ def test_a_line_that_is_json_but_no_trial_is_damaged_too(path: Path, key: str, v
         Journal.open(path, HEADER)
 
 
-def test_half_a_line_is_cut_off_and_said(path: Path) -> None:
+def test_half_a_line_is_cut_off_and_reported(path: Path) -> None:
     write(path, 2)
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])

@@ -131,7 +131,7 @@ def test_a_process_never_waits_for_itself(tmp_path: Path) -> None:
         pass
 
 
-def test_the_lock_of_a_device_lies_in_the_users_own_folder() -> None:
+def test_the_lock_of_a_device_is_in_the_users_folder() -> None:
     with DeviceLock("a cpu") as held:
         assert str(os.getuid()) in held._lock.path.parent.parent.name
         assert held._lock.path.parent.parent.stat().st_mode & 0o077 == 0
@@ -161,7 +161,7 @@ def test_timed_sections_on_one_device_follow_each_other(tmp_path: Path) -> None:
     assert order == ["first", "second"]
 
 
-def test_a_timed_section_may_stand_in_itself(tmp_path: Path) -> None:
+def test_timed_sections_may_be_nested(tmp_path: Path) -> None:
     lock = DeviceLock("Some CPU / int8: VNNI", folder=tmp_path)
     with lock, lock:
         assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"Some-CPU-int8-VNNI"}

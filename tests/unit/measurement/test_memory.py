@@ -61,7 +61,7 @@ def machine(tmp_path: Path) -> Machine:
     return found
 
 
-def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
+def test_a_machine_that_reports_no_memory(tmp_path: Path) -> None:
     assert Machine(tmp_path / "proc", tmp_path / "groups").left() is None
 
 

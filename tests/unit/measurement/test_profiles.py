@@ -123,7 +123,7 @@ def test_every_profile_is_timed(model: Path):
     assert [len(part.wall_ms) for part in after_another.profiles] == [3, 3]
 
 
-def test_a_confirmation_tells_of_each_profile(model: Path, tmp_path: Path):
+def test_a_confirmation_reports_each_profile(model: Path, tmp_path: Path):
     """The quantized model gains at one size and loses at the other; shares decide which counts."""
     quantized = tmp_path / "quantized.onnx"
     onnx.save(small_model(quantized=True), quantized)

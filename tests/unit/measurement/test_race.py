@@ -191,7 +191,7 @@ def test_one_graph_is_not_raced(model: Path) -> None:
     assert ours == theirs == Samples()
 
 
-def test_who_goes_first_is_drawn(model: Path) -> None:
+def test_the_order_of_runs_is_drawn(model: Path) -> None:
     order: list[str] = []
 
     class Told(FakeEngine):

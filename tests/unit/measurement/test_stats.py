@@ -156,7 +156,7 @@ def test_pooled_deviation_ignores_the_distance_of_groups() -> None:
 
 
 @pytest.mark.parametrize("groups", [[], [[1.0]], [[1.0], [2.0]]])
-def test_single_builds_know_nothing_of_deviation(groups: list[list[float]]) -> None:
+def test_single_builds_give_no_deviation(groups: list[list[float]]) -> None:
     assert pooled_deviation(groups) == (0.0, 0)
 
 
@@ -215,7 +215,7 @@ def test_inverse_swaps_the_bounds(interval: Interval, expected: Interval) -> Non
     assert interval.inverse == expected
 
 
-def test_drift_is_told_from_rounds_and_not_from_single_builds() -> None:
+def test_drift_is_distinguished_from_rounds_and_not_from_single_builds() -> None:
     rng = np.random.default_rng(0)
     slower = 1 + np.linspace(0, 0.12, 30)
     builds = [level * slower * rng.lognormal(0, 0.01, 30) for level in (1.0, 2.0, 0.5)]

@@ -114,7 +114,7 @@ def test_a_whole_entry_is_not_replaced(store: Store) -> None:
     assert not (entry / "late.txt").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_said_once_and_done_without(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_once_and_done_without(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     store = Store(tmp_path / "cache")
     first = store.put(KEY, fill)
@@ -133,7 +133,7 @@ def test_a_full_disk_everywhere_is_one_clear_error(store: Store) -> None:
         store.put(KEY, full)
 
 
-def test_an_error_of_the_one_who_fills_is_his_own(store: Store) -> None:
+def test_an_error_while_filling_an_entry_is_raised(store: Store) -> None:
     with pytest.raises(FileNotFoundError):
         store.put(KEY, lambda folder: (folder / "absent").read_text() and None)
     assert not store.warnings

@@ -89,7 +89,7 @@ def test_many_samples_are_summed_in_double_precision() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_the_worst_and_said(bad: float) -> None:
+def test_values_that_are_not_finite_are_the_worst_and_reported(bad: float) -> None:
     found = parity_of((f32(1, 2), f32(1, 2)), (f32(1, 2), f32(1, bad)), (f32(1, 2), f32(1, 2)))
     assert (found.sqnr_db, found.cosine, found.max_abs, found.max_steps) == (
         -math.inf,
@@ -178,7 +178,7 @@ def test_sqnr_of_powers_whose_ratio_no_float_can_hold() -> None:
     assert sqnr_db(1e-320, 1e20) == pytest.approx(-3400, abs=1)
 
 
-def test_the_two_steps_to_what_runs_are_told_apart() -> None:
+def test_the_two_steps_to_what_runs_are_distinguished() -> None:
     run = SampleOutputs({"y": f32(10, 0)}, tuned={"y": f32(10, 3)}, arithmetic={"y": f32(10, 1)})
     found = compare_outputs([run, run], "evaluation")
     assert found.sqnr_db == pytest.approx(10 * math.log10(100 / 9))
@@ -248,7 +248,7 @@ def test_an_input_with_weak_outputs_is_judged_by_what_outputs_typically_are() ->
     assert strong.results()[0].sqnr_db == pytest.approx(20)
 
 
-def test_what_is_typically_masked_is_remembered() -> None:
+def test_the_typical_output_keeps_its_power_and_finiteness() -> None:
     typical = typical_of([{"y": f32(1, -np.inf), "z": f32(1, 1)}])
     assert (typical["y"].finite, typical["z"].finite) == (False, True)
     assert typical["y"].power == 1

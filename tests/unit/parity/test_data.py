@@ -229,7 +229,7 @@ def test_one_file_of_a_folder_may_not_differ(tmp_path: Path) -> None:
         open_data(tmp_path, IMAGE)
 
 
-def test_missing_labels_are_an_error_for_those_who_need_them(saved: Callable[..., Path]) -> None:
+def test_missing_labels_are_an_error_where_a_metric_needs_them(saved: Callable[..., Path]) -> None:
     data = open_data(saved(x=images(2)), IMAGE)
     assert data.labels is None
     with pytest.raises(DataError, match="accuracy needs labels"):

@@ -146,7 +146,7 @@ def test_the_smallest_shape_and_the_simplest_values_are_found() -> None:
     assert recipe.first == 5.0
 
 
-def test_what_the_data_has_shown_is_preferred_to_what_lies_beyond() -> None:
+def test_values_within_the_data_are_preferred_to_values_outside() -> None:
     found = hunted(breaks(lambda array: array.max() > 2)).smallest
     assert found is not None
     assert found["x"].first == 3.0
@@ -286,7 +286,7 @@ def test_values_go_beyond_what_is_known_for_floats_alone() -> None:
     assert domains(beyond=1)["mask"].tried == Span(0, 1)
 
 
-def test_a_spec_says_what_values_there_are() -> None:
+def test_a_spec_states_the_possible_values() -> None:
     found = domains(values={"mask": Span(0, 1), "ids": Span(0, 30000)})
     assert found["mask"].tried == Span(0, 1)
     assert found["ids"].tried == Span(0, 30000)

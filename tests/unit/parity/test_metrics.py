@@ -68,7 +68,7 @@ def test_equal_scores_do_not_make_every_class_right() -> None:
         ("top1", [], None, "labels are float64"),
     ],
 )
-def test_what_cannot_be_scored_is_said(
+def test_outputs_that_cannot_be_scored_are_reported(
     metric: str, labels: list[object], output: str | None, problem: str
 ) -> None:
     with pytest.raises(DataError, match=problem):
@@ -86,7 +86,7 @@ def test_every_top_k_is_known() -> None:
     assert evaluate("top3", [{"y": scores}], np.array([6])).value == 0
 
 
-def test_top_k_tells_which_samples_are_right() -> None:
+def test_top_k_gives_the_correct_samples() -> None:
     found = evaluate("top1", [{"y": SCORES[:2]}, {"y": SCORES[2:]}], np.array([1, 1, 2]))
     assert found.right is not None
     assert found.right.tolist() == [True, False, True]
@@ -94,7 +94,7 @@ def test_top_k_tells_which_samples_are_right() -> None:
 
 
 @pytest.mark.parametrize("name", ["top-1", "top0", "top", "TOP1", "top01", "iou"])
-def test_an_unknown_metric_is_told_from_the_known_and_how_to_bring_one(name: str) -> None:
+def test_an_unknown_metric_is_reported_with_the_known_ones_and_how_to_add_one(name: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown metric '{name}'") as caught:
         evaluate(name, [{"y": SCORES}], np.array([1, 0, 2]), own={"recall": recall})
     assert "known: recall, top1, top5, miou" in (caught.value.cure or "")
@@ -176,7 +176,7 @@ def own(metric, labels=(1, 0, 2), **words):
     return evaluate("mine", batches, np.array(labels), own={"mine": metric}, **words)
 
 
-def test_ones_own_metric_sees_all_outputs_and_labels_at_once() -> None:
+def test_a_user_metric_receives_all_outputs_and_labels_at_once() -> None:
     seen: dict = {}
 
     def metric(outputs, labels):
@@ -202,13 +202,13 @@ def test_an_output_that_counts_no_samples_comes_feed_by_feed() -> None:
     assert shapes == [[(7, 4), (7, 4)]]
 
 
-def test_a_named_output_is_all_that_ones_own_metric_sees() -> None:
+def test_a_user_metric_with_an_output_receives_only_that_output() -> None:
     assert own(lambda outputs, _: len(outputs), output="y").value == 1
     with pytest.raises(DataError, match="no output 'x'"):
         own(recall, output="x")
 
 
-def test_ones_own_metric_comes_before_a_built_in_of_that_name() -> None:
+def test_a_user_metric_comes_before_a_built_in_of_that_name() -> None:
     assert evaluate("top1", [{"y": SCORES}], np.array([0, 0, 0]), own={"top1": lambda *_: 7}).value == 7
 
 
@@ -221,7 +221,7 @@ def test_labels_cannot_be_spoilt() -> None:
         own(metric)
 
 
-def test_what_ones_own_metric_raises_is_told_with_its_place() -> None:
+def test_an_error_of_a_user_metric_is_reported_with_its_place() -> None:
     with pytest.raises(DataError, match="metric 'mine' raised KeyError: 'logits'") as caught:
         own(lambda outputs, labels: outputs["logits"])
     assert __file__ in str(caught.value.where)

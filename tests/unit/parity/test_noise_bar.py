@@ -55,7 +55,7 @@ def test_a_cleaner_one_that_was_refused_makes_no_noisier_one_hopeless_that_was_n
 @pytest.mark.parametrize(
     "trial", [_trial(20.0, None), _trial(None, 0.1), _trial(200.0, 0.1, Placement(sites=frozenset()))]
 )
-def test_what_was_not_scored_or_not_heard_or_is_the_reference_teaches_nothing(trial: Trial) -> None:
+def test_trials_without_score_or_sqnr_and_the_reference_are_not_used(trial: Trial) -> None:
     found = NoiseBar()
     found.learn(trial, 0.5)
     assert found == NoiseBar()

@@ -36,7 +36,7 @@ def embedding_model() -> Model:
 SHAPES = {"ids": (1, 400), "mask": (1, 400, 1)}
 
 
-def test_random_feeds_say_that_they_are_random() -> None:
+def test_random_feeds_state_that_they_are_random() -> None:
     feeds = random_feeds(embedding_model(), SHAPES, seed=0, count=3)
     assert feeds.random
     assert len(feeds) == feeds.samples == len(list(feeds)) == 3

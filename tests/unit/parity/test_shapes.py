@@ -135,7 +135,7 @@ def test_a_batch_is_in_every_profile(models: Path) -> None:
         pytest.param((5, 2, 3, 8, 8), (2, 3, 8, 8), id="samples of the whole shape"),
     ],
 )
-def test_data_tells_the_shape_that_the_model_leaves_open(tmp_path: Path, data, known) -> None:
+def test_data_gives_the_shape_that_the_model_leaves_open(tmp_path: Path, data, known) -> None:
     model = model_with(x=["n", 3, "h", "w"])
     np.savez(tmp_path / "d.npz", x=np.zeros(data, np.float32))
     inputs = shaped_by_data(model, Inputs(calibration=tmp_path / "d.npz"))

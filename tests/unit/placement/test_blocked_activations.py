@@ -87,12 +87,12 @@ def test_what_model_optimizer_exports_is_read_and_taken_out(name: str, worth: fl
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp8"])
-def test_folding_leaves_such_pairs_alone(name: str) -> None:
+def test_folding_keeps_such_pairs_unchanged(name: str) -> None:
     model = exported(name)
     assert fold_constants(model).model is model
 
 
-def test_a_pair_that_does_not_undo_what_it_did_is_told() -> None:
+def test_a_pair_that_does_not_undo_what_it_did_is_reported() -> None:
     """The scale of scales is another one behind than before."""
     model = model_of(
         """(float[2,64] x) => (float[2,64] y) {
@@ -171,7 +171,7 @@ def test_what_cannot_come_in_blocks_is_not_offered(text: str) -> None:
     assert space_of(model_of(text, w=floats(64, 8)), "nvfp4").units == ()
 
 
-def test_formats_say_which_have_dynamic_activations() -> None:
+def test_formats_state_which_have_dynamic_activations() -> None:
     assert {name for name, fmt in FORMATS.items() if fmt.dynamic} == {"nvfp4", "mxfp8", "uint8_dynamic"}
     assert {name for name, fmt in FORMATS.items() if fmt.weight_only} == {
         "int4", "uint4", *(f"int8_b{size}" for size in BLOCK_SIZES),

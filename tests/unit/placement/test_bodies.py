@@ -103,7 +103,7 @@ def test_each_graph_has_pairs_of_its_own_and_shares_the_integers(case: str) -> N
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_strip_and_import_are_the_way_back(case: str) -> None:
+def test_strip_and_import_are_the_inverse(case: str) -> None:
     text, path, node, (data, weight) = CASES[case]
     model = model_of(text)
     sites = both(data, path, node, 0), both(weight, path, node, 1, weight=True, axis=1)

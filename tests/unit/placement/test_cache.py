@@ -139,7 +139,7 @@ def test_what_is_no_cache_is_refused_with_its_name(tmp_path: Path, data: bytes, 
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_cache_is_told(tmp_path: Path) -> None:
+def test_a_missing_cache_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="No such file"):
         read_cache(tmp_path / "patterns.yaml")
 
@@ -262,7 +262,7 @@ def most_common(space: SchemeSpace) -> str:
     return max(leaves, key=leaves.count)
 
 
-def test_a_cache_that_knows_nothing_of_the_model_gives_nothing(space: SchemeSpace) -> None:
+def test_a_cache_without_tensors_of_the_model_gives_nothing(space: SchemeSpace) -> None:
     cache = PatternCache(entries={Key(*HERE, "p1-unknown"): (entry("in0.0=uint8", 0.5),)})
     assert warm_starts(cache, space.regions, space, *HERE) == ()
     assert warm_starts(PatternCache(), space.regions, space, *HERE) == ()

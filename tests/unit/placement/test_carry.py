@@ -108,7 +108,7 @@ def test_a_placement_is_carried_to_a_model_of_other_names(real: SchemeSpace) -> 
         assert carried.sites == expected
 
 
-def test_a_tensor_that_leaves_its_region_whole_is_told_by_both_sides() -> None:
+def test_a_tensor_that_leaves_its_region_whole_is_distinguished_by_both_sides() -> None:
     model = model_of(TWINS)
     regions = cut(model, ["a", "b"], ["c", "d"])
     placement = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("c", 0),), format="uint8")}))
@@ -122,7 +122,7 @@ def test_a_tensor_that_leaves_its_region_whole_is_told_by_both_sides() -> None:
         assert placement_of(Frames(model, regions), {key: schemes[key]}) == placement
 
 
-def test_operands_that_may_change_places_are_told_apart_by_their_makers() -> None:
+def test_operands_that_may_change_places_are_distinguished_by_their_makers() -> None:
     text = """
     g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] z)
     {{

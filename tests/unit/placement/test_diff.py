@@ -145,7 +145,7 @@ def test_names_of_inner_tensors_mean_nothing_and_what_nodes_read_does() -> None:
     assert found.skeleton.changed == ("'Abs#0': makes y > z", "'Neg#1': makes z > y")
 
 
-def test_a_folded_batch_normalization_is_no_difference_and_is_said(models: Path) -> None:
+def test_a_folded_batch_normalization_is_no_difference_and_is_reported(models: Path) -> None:
     given = load_model(models / "ultraface_rfb320.onnx")
     folded = fold_batchnorm(given)
     for first, second in ((given, folded.model), (folded.model, given)):
@@ -181,7 +181,7 @@ def test_attributes_opset_and_constants_count() -> None:
     assert diff_models(older, floating([1, 2])).skeleton.interface == ("opset 19 > 21",)
 
 
-def test_what_a_scheme_cannot_say_is_compared_all_the_same() -> None:
+def test_pairs_that_a_scheme_cannot_represent_are_compared() -> None:
     def fp8(scale: float) -> Model:
         return parsed(
             """g (float[2] x) => (float[2] y) {

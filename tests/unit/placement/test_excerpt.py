@@ -109,7 +109,7 @@ def test_a_part_spans_what_the_shapes_of_the_model_come_to() -> None:
         assert found.shape == (rows, 4)
 
 
-def test_what_does_not_vary_or_cannot_be_told_has_no_spans() -> None:
+def test_constant_or_unknown_dimensions_have_no_spans() -> None:
     excerpts = Excerpts(TWO_SHAPES, {"x": (2, 4)}, Path())
     fixed = [{"x": InputShape(min=(2, 4), opt=(2, 4), max=(2, 4))}]
     assert excerpts.spans(["b"], fixed) == ()

@@ -86,7 +86,7 @@ def test_the_pair_makes_the_output_and_the_node_another_tensor() -> None:
     np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
 
 
-def test_who_is_no_consumer_reads_the_float_tensor_in_bodies_too() -> None:
+def test_a_node_that_is_no_consumer_reads_the_float_tensor_in_bodies_too() -> None:
     model = model_of(READ_INSIDE)
     made = insert(model, site("y", OUTPUT))
     assert made.by_name["s"].inputs == ("y_float",)
@@ -214,7 +214,7 @@ def test_an_output_is_found_by_name_in_a_model_with_others() -> None:
     assert diff_models(model, quantized).added[0].readers == ("graph output 'y'",)
 
 
-def test_its_survival_is_told(tmp_path: Path) -> None:
+def test_its_survival_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(insert(model_of(CONVS), site("y", OUTPUT), site("v", ("d", 0))).proto, path)
     for found in check_survival(path, ["constant-folding", "onnxruntime-basic"]):

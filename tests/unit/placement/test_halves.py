@@ -27,7 +27,7 @@ def space(models: Path) -> SchemeSpace:
     return SchemeSpace(load_model(models / "digits_resnet.onnx"), OnnxRuntime().capabilities())
 
 
-def test_who_has_weights_and_activations_has_halves(space: SchemeSpace) -> None:
+def test_a_unit_with_weights_and_activations_has_halves(space: SchemeSpace) -> None:
     offered = {unit.op_type: tuple(map(kind_of, unit.halves)) for unit in space.units}
     assert offered["Conv"] == offered["Gemm"] == HALVES
     assert offered["Add"] == offered["GlobalAveragePool"] == ()

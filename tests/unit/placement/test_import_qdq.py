@@ -163,7 +163,7 @@ def test_a_placement_fits_the_float_original(name: str, models: Path) -> None:
     assert all(original.ends(site.tensor) for site in fitted.placement.sites)
 
 
-def test_what_does_not_fit_another_model_is_said(models: Path) -> None:
+def test_pairs_that_do_not_fit_another_model_are_reported(models: Path) -> None:
     quantized = load_model(DATA / "qdq_nncf_digits_resnet.onnx")
     fitted = placement_for(load_model(models / "squeezenet10.onnx"), quantized)
     assert fitted.placement.sites == frozenset()
@@ -212,7 +212,7 @@ def test_without_a_zero_point_it_is_uint8_and_zero() -> None:
     assert (pair.site.format, pair.zero_point) == ("uint8", (0,))
 
 
-def test_output_dtype_says_the_format() -> None:
+def test_output_dtype_states_the_format() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] y)
            { q = QuantizeLinear<output_dtype = 3>(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
@@ -249,7 +249,7 @@ def test_numbers_from_constant_nodes_and_another_domain() -> None:
     assert (pair.site.consumers, pair.site.format) == ((Consumer("Mul#1", 0),), "int8")
 
 
-def test_the_same_pair_twice_is_one_and_another_after_it_is_said() -> None:
+def test_the_same_pair_twice_is_one_and_another_after_it_is_reported() -> None:
     text = """g (float[4] x) => (float[4] y) {{
         q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
         p = QuantizeLinear(a, {t}, z)  b = DequantizeLinear(p, {t}, z)  y = Neg(b) }}"""
@@ -317,7 +317,7 @@ UNSAYABLE = {
 
 
 @pytest.mark.parametrize("kind", UNSAYABLE)
-def test_what_a_scheme_cannot_say_is_noted_and_not_misread(kind: str) -> None:
+def test_pairs_that_a_scheme_cannot_represent_are_noted(kind: str) -> None:
     text, numbers, words = UNSAYABLE[kind]
     if text.startswith("<"):
         proto = onnx.parser.parse_model(text)
@@ -363,7 +363,7 @@ def test_a_pair_that_bodies_read_too_has_their_nodes_as_consumers() -> None:
     assert imported.notes == ()
 
 
-def test_integers_that_a_float_weight_cannot_hold_are_said() -> None:
+def test_integers_that_a_float_weight_cannot_hold_are_reported() -> None:
     big = np.array([2**30 + 1, 5], np.int32)
     model = parsed(
         "g (float[2] x) => (float[2] y) { b = DequantizeLinear(i, s)  y = Add(x, b) }",

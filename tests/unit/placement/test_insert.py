@@ -142,7 +142,7 @@ def test_a_float_weight_stays_behind_q_and_dq() -> None:
 
 
 @pytest.mark.parametrize("reader", ["node", "body", "output"])
-def test_a_float_weight_that_somebody_else_reads_is_kept(reader: str) -> None:
+def test_a_float_weight_with_another_reader_is_kept(reader: str) -> None:
     net = Net()
     info = helper.make_tensor_value_info("w", TensorProto.FLOAT, [2, 2, 1, 1])
     if reader == "node":
@@ -189,7 +189,7 @@ def test_a_weight_that_callers_could_replace_no_longer_is_an_input() -> None:
     assert [i.name for i in net.insert(WEIGHT).proto.graph.input] == ["x"]
 
 
-def test_what_was_inserted_says_which_tensor_it_carries() -> None:
+def test_inserted_nodes_state_their_tensor() -> None:
     model = Net().insert(WEIGHT, site("t", ("a", 0)))
     marks = {
         n.name: p.value for n in model.nodes for p in n.proto.metadata_props if p.key == "qdqspec.tensor"

@@ -117,12 +117,12 @@ REASONS = {
 
 
 @pytest.mark.parametrize("kind", REASONS)
-def test_the_reason_is_said(kind: str) -> None:
+def test_the_reason_is_reported(kind: str) -> None:
     text, node, reason = REASONS[kind]
     assert reasons(model_of(text))[node] == reason
 
 
-def test_where_it_is_asked_for_nothing_stands_against_an_output() -> None:
+def test_a_requested_output_is_offered() -> None:
     model = model_of(f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Sigmoid(x) }}")
     asked = judge(model, BACKEND, backend="any", rules=QuantizeRules(outputs=True))
     assert (asked.reasons["y"], asked.outputs) == ("", {"y": ""})

@@ -155,7 +155,7 @@ def test_every_choice_is_a_model_that_can_be_made(seed: int) -> None:
         {"m0": "int4:in-only", "m1": "int4:in-only", "m2": "int4:in-only"},
     ],
 )
-def test_a_placement_tells_which_format_each_unit_has(labels: dict[str, str]) -> None:
+def test_a_placement_reports_which_format_each_unit_has(labels: dict[str, str]) -> None:
     space = space_of("int8+fp8+int4")
     assert labels_of(space, space.resolve(labels)) == labels
 

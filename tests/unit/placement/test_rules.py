@@ -173,7 +173,7 @@ def pad_model(pad: str, **more: tuple[int, ...]) -> Model:
 
 
 @pytest.mark.parametrize("pad", ["Pad(r, pads)", "Pad(r, pads, zero)", 'Pad<mode="reflect">(r, pads)'])
-def test_the_pair_stands_before_a_pad(pad: str) -> None:
+def test_the_pair_is_before_a_pad(pad: str) -> None:
     assert edges_of(space_of(pad_model(pad)), y="in-only") == {("p", "y")}
     assert edges_of(space_of(pad_model(pad), PAD), y="in-only") == {("r", "p")}
 
@@ -196,5 +196,5 @@ def test_an_unknown_rule_is_answered_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES.values())
-def test_every_rule_says_where_it_comes_from(rule: object) -> None:
+def test_every_rule_states_its_source(rule: object) -> None:
     assert "Source: " in (rule.__doc__ or "")

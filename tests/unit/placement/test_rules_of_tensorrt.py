@@ -206,7 +206,7 @@ def test_a_transpose_before_a_product_of_activations_stays_float() -> None:
     assert "v" in ids
 
 
-def test_what_a_rule_leaves_out_is_told_by_its_name() -> None:
+def test_units_that_a_rule_excludes_are_reported_with_its_name() -> None:
     model = model_of("(float[1,64] x) => (float[1,32] y) { y = MatMul(x, w) }", w=(64, 32))
     judged = judge(model, capabilities("small-gemm"), backend="tensorrt")
     assert judged.reasons["y"] == "MatMul: rule small-gemm leaves it in float"

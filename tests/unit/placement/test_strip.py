@@ -69,7 +69,7 @@ def test_numbers_from_constant_nodes_go_too() -> None:
     assert lines(strip_qdq(model)) == ["y = Neg(x)"]
 
 
-def test_numbers_that_somebody_else_reads_stay() -> None:
+def test_scales_with_another_reader_stay() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] y) {
             q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Mul(a, s)
@@ -112,7 +112,7 @@ def test_a_pair_that_makes_a_graph_output_hands_its_name_to_the_producer() -> No
     assert lines(strip_qdq(model)) == ["y = Relu(x)", "o = Neg(y)"]
 
 
-def test_an_input_quantized_into_an_output_is_left_alone_and_said() -> None:
+def test_an_input_quantized_into_an_output_is_unchanged_and_reported() -> None:
     model = parsed(
         "g (float[4] x) => (float[4] y) { q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }",
         **numbers(),
@@ -122,7 +122,7 @@ def test_an_input_quantized_into_an_output_is_left_alone_and_said() -> None:
     assert "makes a graph output out of an input" in stripped.notes[0]
 
 
-def test_a_quantizer_whose_integers_are_an_output_is_left_alone_and_said() -> None:
+def test_a_quantizer_whose_integers_are_an_output_is_unchanged_and_reported() -> None:
     model = parsed(
         """g (float[4] x) => (uint8[4] q, float[4] y) {
             q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Neg(a)
@@ -134,7 +134,7 @@ def test_a_quantizer_whose_integers_are_an_output_is_left_alone_and_said() -> No
     assert stripped.notes == ("not removed, 1: 'QuantizeLinear#0': has an integer output that others read",)
 
 
-def test_a_dequantizer_of_a_graph_input_is_left_alone_and_said() -> None:
+def test_a_dequantizer_of_a_graph_input_is_unchanged_and_reported() -> None:
     model = parsed(
         "g (uint8[4] x) => (float[4] y) { a = DequantizeLinear(x, s, z)  y = Neg(a) }", **numbers()
     )
@@ -145,7 +145,7 @@ def test_a_dequantizer_of_a_graph_input_is_left_alone_and_said() -> None:
     )
 
 
-def test_integers_that_pass_through_an_operator_are_left_alone_and_said() -> None:
+def test_integers_that_pass_through_an_operator_are_unchanged_and_reported() -> None:
     model = parsed(
         """g (float[1,1,4,4] x) => (float[1,1,3,3] y) {
             q = QuantizeLinear(x, s, z)
@@ -264,7 +264,7 @@ def test_float_weights_behind_a_pair_stay_bit_for_bit() -> None:
     assert stripped.proto.graph.initializer == model.proto.graph.initializer
 
 
-def test_bodies_read_what_stands_before_the_pair() -> None:
+def test_bodies_read_the_tensor_before_the_pair() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] n) {
             q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  n = Neg(a)
@@ -282,7 +282,7 @@ def test_bodies_read_what_stands_before_the_pair() -> None:
     assert [a.g.node[0].input[0] for a in stripped.proto.graph.node[1].attribute] == ["x", "x"]
 
 
-def test_a_pair_without_which_a_body_has_no_output_is_left_and_said() -> None:
+def test_a_pair_without_which_a_body_has_no_output_is_left_and_reported() -> None:
     model = parsed("g (float[4] x) => (float[4] n) { n = Neg(x) }", yes=np.array(True), **numbers())
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
@@ -305,7 +305,7 @@ def cut() -> Model:
     return parsed(CUT, s=np.array(0.5, np.float32), zero=np.array(0, np.uint8))
 
 
-def test_a_relu_stands_where_a_zero_point_had_cut_off() -> None:
+def test_a_relu_replaces_a_zero_point_that_clipped() -> None:
     stripped = strip_qdq(cut())
     assert lines(stripped) == ["t = MatMul(x, x)", "a = Relu(t)", "y = Neg(a)"]
     assert any(re.search("a Relu was inserted where .*'t'.*--reference", note) for note in stripped.notes)
@@ -363,7 +363,7 @@ def test_no_relu_is_made_up_where_none_can_have_been_removed(before: str, after:
     assert lines(strip_qdq(model)) == [line.strip() for line in expected.split("  ")]
 
 
-def test_our_own_pairs_never_stand_for_a_relu() -> None:
+def test_inserted_pairs_never_replace_a_relu() -> None:
     model = parsed("g (float[2,2] x) => (float[2,2] y) { [mm] t = MatMul(x, x)  [neg] y = Neg(t) }")
     site = Site(tensor="t", consumers=(Consumer("neg", 0),), format="uint8")
     numbers = Quantizer(model, {"t": TensorRange(0.0, 4.0)})
@@ -373,7 +373,7 @@ def test_our_own_pairs_never_stand_for_a_relu() -> None:
     )
 
 
-def test_nodes_that_are_gone_for_good_are_said() -> None:
+def test_nodes_that_are_gone_for_good_are_reported() -> None:
     model = parsed("g (float[4] x) => (float[4] y) { [n] y = Neg(x) }")
     reference = parsed("g (float[4] x) => (float[4] y) { [i] t = Identity(x)  [n] y = Neg(t) }")
     assert strip_qdq(model, reference).notes == (
@@ -381,7 +381,7 @@ def test_nodes_that_are_gone_for_good_are_said() -> None:
     )
 
 
-def test_a_raised_opset_stays_and_is_said_unless_the_reference_shows_it() -> None:
+def test_a_raised_opset_stays_and_is_reported_unless_the_reference_shows_it() -> None:
     original = Model(
         onnx.parser.parse_model(
             """<ir_version: 3, opset_import: ["": 11]> g (float[1, 4] x) => (float[4] y) {

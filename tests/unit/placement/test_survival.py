@@ -49,7 +49,7 @@ def test_no_optimizer_of_ours_or_onnxruntime_loses_a_pair_of_a_real_model(path: 
     ("name", "kept"), [("qdq_nncf_digits_resnet", 2), ("qdq_ort_u8s8_digits_resnet_b1", 1)]
 )
 @pytest.mark.parametrize("optimizer", OURS[2:])
-def test_integer_kernels_are_told_from_pairs_that_stay(name: str, kept: int, optimizer) -> None:
+def test_integer_kernels_are_distinguished_from_pairs_that_stay(name: str, kept: int, optimizer) -> None:
     (found,) = check_survival(DATA / f"{name}.onnx", [optimizer])
     assert found.kept == kept
     assert found.integer > 30
@@ -71,7 +71,7 @@ SHAPED = """g (float[1,2,4,4] x) => (float[1,2,16] y) {
     n = Shape<end = 2>(e)  a = Concat<axis = 0>(n, rest)  y = Reshape(o, a) }"""
 
 
-def test_who_reads_the_shape_of_a_tensor_has_no_use_for_its_pair(tmp_path: Path) -> None:
+def test_a_node_that_reads_only_the_shape_of_a_tensor_needs_no_pair(tmp_path: Path) -> None:
     integers = {"i": np.ones((2, 2, 1, 1), np.int8), "rest": np.array([-1])}
     numbers = {name: np.float32(value) for name, value in {"s": 0.1, "t": 0.2, "r": 0.3}.items()}
     numbers |= {"u": np.uint8(0), "z": np.int8(0)}
@@ -79,7 +79,7 @@ def test_who_reads_the_shape_of_a_tensor_has_no_use_for_its_pair(tmp_path: Path)
         assert (found.lost, found.pairs) == ((), 4), found.optimizer
 
 
-def test_a_body_of_which_the_shape_alone_is_read_has_no_use_for_its_pair(tmp_path: Path) -> None:
+def test_a_body_that_reads_only_the_shape_needs_no_pair(tmp_path: Path) -> None:
     text = """<ir_version: 7, opset_import: ["": 13]> g (float[1,4] x) => (float[1,4] y) {
       c = Constant <value: tensor = bool {0}> ()
       [if] t = If (c) <else_branch: graph = e () => (float[1,4] b2) { b2 = Neg (x) },
@@ -118,7 +118,7 @@ def test_just_the_pair_taken_out_is_lost(tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("tool", ["onnxslim", "onnxscript"])
-def test_a_tool_that_is_not_there_says_how_to_get_it(tool, monkeypatch) -> None:
+def test_a_tool_that_is_not_there_states_how_to_get_it(tool, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, tool, None)
     monkeypatch.setitem(sys.modules, "onnxscript.optimizer", None)
     (found,) = check_survival(DATA / "qdq_conv_polygraphy.onnx", [tool])
@@ -144,7 +144,7 @@ def test_a_tool_that_fails_is_an_error_in_the_evidence(monkeypatch) -> None:
     assert [(one.error, one.pairs) for one in found] == [("it broke", 0), ("", 1)]
 
 
-def test_a_model_that_onnxruntime_refuses_is_said(tmp_path: Path) -> None:
+def test_a_model_that_onnxruntime_refuses_is_reported(tmp_path: Path) -> None:
     path = saved(tmp_path, "g (float[2] x) => (float[2] y) { y = own.Op(x) }".replace("own.Op", "Neg"))
     broken = onnx.load(str(path))
     broken.graph.node[0].domain = "own"

@@ -135,7 +135,7 @@ def test_a_tensor_that_is_always_zero_keeps_an_empty_range(absolute: Model, meth
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_not_finite_stays_float_and_is_said(method: str) -> None:
+def test_tensors_that_are_not_finite_stay_float_and_are_reported(method: str) -> None:
     """Attention masks hold minus infinity, and random inputs make roots of negative numbers."""
     model = model_of([helper.make_node("Sqrt", ["x"], ["root"]), helper.make_node("Abs", ["x"], ["y"])])
     notes: list[str] = []
@@ -211,7 +211,7 @@ def test_samples_are_asked_for_one_at_a_time(absolute: Model) -> None:
     assert most <= 2
 
 
-def test_the_observer_has_the_wanted_outputs_and_leaves_the_model_alone(absolute: Model) -> None:
+def test_the_observer_has_the_wanted_outputs_and_keeps_the_model_unchanged(absolute: Model) -> None:
     before = absolute.proto.SerializeToString(deterministic=True)
     observer = observe(absolute, ["y", "n", "x", "nobody"]).parts.proto()
     assert [output.name for output in observer.graph.output] == ["n", "y"]

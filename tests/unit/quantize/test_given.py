@@ -45,7 +45,7 @@ def test_what_is_written_comes_back(tmp_path: Path, scales: dict[str, float]):
     assert again == found
 
 
-def test_json_says_the_same_in_numbers(tmp_path: Path):
+def test_json_states_the_same_in_numbers(tmp_path: Path):
     found = read_ranges(written(tmp_path, '{"a": 6, "b": [-1.5, 3.0], "c": [1, 2]}'))
     assert found == {"a": TensorRange(-6, 6), "b": TensorRange(-1.5, 3), "c": TensorRange(0, 2)}
 
@@ -67,7 +67,9 @@ def test_json_says_the_same_in_numbers(tmp_path: Path):
         ("", "cannot be read"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, text: str | bytes, said: str):
+def test_values_that_cannot_be_read_are_reported_with_their_place(
+    tmp_path: Path, text: str | bytes, said: str
+):
     path = written(tmp_path, text)
     with pytest.raises(DataError, match=said) as caught:
         read_ranges(path)

@@ -56,7 +56,7 @@ def layers(count: int) -> Model:
     return Model(onnx.parser.parse_model(text))
 
 
-def test_layers_that_repeat_are_told_once(golden):
+def test_layers_that_repeat_are_reported_once(golden):
     model = layers(7)
     assert len(model.nodes) == 49
     can = resolve("backend", "onnxruntime")().capabilities()
@@ -90,14 +90,14 @@ def test_refusals_give_a_reason_for_every_other_node(inspection):
     assert inspection.refusals == (("Relu: quantized together with the operator before it", 13),)
 
 
-def test_without_a_backend_nothing_is_said_of_quantization(models):
+def test_without_a_backend_nothing_is_reported_of_quantization(models):
     model = load_model(models / "digits_resnet.onnx")
     found = inspect_model(model, find_regions(model))
     assert to_json(found)["coverage"] == {"nodes": 37, "quantizable": None}
     assert "quantizable" not in render_text(found)
 
 
-def test_what_a_reader_should_know_of_the_backend_is_said(models):
+def test_notes_of_the_backend_are_reported(models):
     model = load_model(models / "digits_resnet.onnx")
     note = "some is not installed"
     found = inspect_model(model, find_regions(model), replace(judged(model, "Conv"), note=note))

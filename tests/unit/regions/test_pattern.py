@@ -99,7 +99,7 @@ def test_text_shows_branches_and_skips():
     assert canonical(skip, [n.name for n in skip.nodes]).text == "Relu > (Neg | skip) > Add"
 
 
-def test_equal_patterns_read_alike_wherever_they_stand():
+def test_equal_patterns_have_equal_text_at_any_place():
     block = "e{0} = Relu(c{0}) a{0} = Neg(e{0}) b{0} = Abs(e{0}) c{1} = Add(a{0}, b{0})"
     model = model_of("c0 = Exp(x) " + " ".join(block.format(i, i + 1) for i in range(8)) + " y = Exp(c8)")
     names = [node.name for node in model.nodes][1:-1]
@@ -122,7 +122,7 @@ def ring(sizes: list[int], start: int = 0) -> Puzzle:
     return Puzzle(labels, edges)
 
 
-def test_rings_that_refinement_cannot_tell_apart_are_told_apart():
+def test_rings_that_refinement_cannot_distinguish_are_distinguished():
     assert canonical_order(ring([6]))[1] != canonical_order(ring([3, 3]))[1]
 
 

@@ -13,11 +13,11 @@ def test_turns_are_found_from_the_front():
     assert runs_of("") == []
 
 
-def test_two_of_a_kind_are_told_as_they_are():
+def test_two_repeats_are_listed_separately():
     assert runs_of("aabb") == [Run(i, 1, 1) for i in range(4)]
 
 
-def test_the_shortest_turn_is_told():
+def test_the_shortest_period_is_reported():
     assert runs_of("abc" * 12) == [Run(0, 3, 12)]
 
 

@@ -32,7 +32,7 @@ def drawn(text: str, label: str) -> str:
     return next(svg for svg in re.findall(r"<svg .*?</svg>", text) if f'aria-label="{label}' in svg)
 
 
-def test_the_front_is_drawn_with_what_is_selected_and_what_lies_behind() -> None:
+def test_the_front_is_drawn_with_selected_and_dominated_trials() -> None:
     found = cached_case().evidence.search
     assert found is not None
     search = replace(found, accuracy=None)
@@ -140,7 +140,7 @@ def test_any_history_stays_in_its_picture(
         assert_inside(svg)
 
 
-def test_this_run_stands_below_its_baselines_and_above_other_devices() -> None:
+def test_this_run_is_drawn_below_its_baselines_and_above_other_devices() -> None:
     (table,) = baseline_tables(faster_case().evidence)
     assert [row[0] for row in table.rows] == [
         "2025-11-20",

@@ -48,7 +48,7 @@ def compare_one(before: CaseRecord, after: CaseRecord) -> ComparedCase:
 
 
 @pytest.mark.parametrize(("factor", "word"), [(1.0, "same"), (1.2, "slower"), (0.8, "faster")])
-def test_what_was_shipped_is_judged(factor: float, word: str) -> None:
+def test_the_selected_model_is_judged(factor: float, word: str) -> None:
     found = compare_one(faster_case(), scaled(faster_case(), factor, "tuned"))
     assert found.word == word
     assert found.change is not None
@@ -81,7 +81,7 @@ def test_a_gain_is_never_beyond() -> None:
     assert not compare_one(faster_case(), scaled(faster_case(), 0.5, "tuned")).is_slower_beyond(0)
 
 
-def test_what_was_not_timed_is_said() -> None:
+def test_models_that_were_not_timed_are_reported() -> None:
     found = compare_one(faster_case(), with_latency(faster_case(), None))
     assert (found.word, found.change) == ("not timed", None)
     latency = faster_case().evidence.latency
@@ -121,7 +121,7 @@ def test_times_that_are_none_are_refused(value: float) -> None:
         compare_one(with_latency(faster_case(), broken), faster_case())
 
 
-def test_another_model_and_another_placement_are_told() -> None:
+def test_another_model_and_another_placement_are_reported() -> None:
     after = elsewhere(faster_case(), model_sha256="0" * 64, search=alone_case().evidence.search)
     assert compare_one(faster_case(), after).notes[:2] == (
         "the model is another one",
@@ -129,7 +129,7 @@ def test_another_model_and_another_placement_are_told() -> None:
     )
 
 
-def test_each_run_is_told_beside_its_baseline() -> None:
+def test_each_run_is_reported_beside_its_baseline() -> None:
     """That was interleaved with the reference, and so tells more of a slow change than two runs do."""
     before = elsewhere(faster_case(), regression=sample_regression(0.004))
     after = elsewhere(faster_case(), regression=sample_regression(0.098, looks=2))
@@ -169,7 +169,7 @@ def test_the_same_as_data() -> None:
     assert (data["only_in_a"], data["only_in_b"]) == (["ultraface::default"], ["ultraface::b8"])
 
 
-def test_specs_of_one_name_in_two_folders_are_told_apart() -> None:
+def test_specs_of_one_name_in_two_folders_are_distinguished() -> None:
     other = faster_case().evidence.case
     moved = elsewhere(faster_case(), case=replace(other, spec=other.model.parent / "squeezenet.qdq.yaml"))
     found = compare_runs(run_of(faster_case(), moved), run_of(faster_case(), moved))

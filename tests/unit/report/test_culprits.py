@@ -24,7 +24,7 @@ def test_where_noise_is_spread_and_leaving_pairs_out_does_not_help(golden) -> No
     golden("explain/culprits-spread.txt", culprits_text(spread) + "\n")
 
 
-def test_without_a_pair_to_blame_the_reason_is_said() -> None:
+def test_without_a_responsible_pair_the_reason_is_reported() -> None:
     assert culprits_text(CulpritEvidence(missing="nothing is quantized")) == (
         "The error cannot be attributed to pairs: nothing is quantized."
     )

@@ -55,7 +55,7 @@ def test_operators_by_name(node, op):
     assert op_of(node) == op
 
 
-def test_operators_as_told_come_first():
+def test_operators_named_by_the_runtime_come_first():
     assert op_of("anything", {"anything": "Gemm"}) == "Gemm"
 
 
@@ -87,7 +87,7 @@ def test_kernels_that_share_a_node_are_one_place():
     assert [row.place for row in compare(both.tuned, both.reference).won_fusions] == [("a", "b")]
 
 
-def test_conversions_stand_in_front_of_what_follows_them():
+def test_conversions_are_listed_before_the_next_layer():
     both = compare(
         engine(conversion(), kernel("a"), name="reference"),
         engine(
@@ -201,7 +201,7 @@ def test_nodes_of_one_kernel_share_their_scope(nodes: list[str], text: str) -> N
     assert nodes_text(nodes) == text
 
 
-def test_what_stands_alone_is_named_by_its_tensor_and_by_what_makes_that() -> None:
+def test_an_unfused_pair_is_named_by_its_tensor_and_the_producer() -> None:
     maker = LayerTime(name="k0", op_type="Conv", milliseconds=1, nodes=("/a/Conv",), tensors=("/a/y",))
     other = LayerTime(name="k1", op_type="Relu", milliseconds=1, nodes=("/b/Relu",), tensors=("/b/y",))
     alone = LayerTime(

@@ -127,11 +127,11 @@ def test_an_age_below_a_minute_is_not_zero() -> None:
     assert ages == ["less than 1 min", "less than 1 min", "1 min", "2 h", "2 d"]
 
 
-def test_a_table_of_nothing_says_so() -> None:
+def test_an_empty_table_states_that_it_is_empty() -> None:
     assert summary_table(empty_run()) == "No case was run."
 
 
-def test_one_target_is_said_below_and_several_in_a_column() -> None:
+def test_one_target_is_reported_below_and_several_in_a_column() -> None:
     first, second = faster_case(), cached_case()
     other = replace(second, evidence=replace(second.evidence, target="tensorrt"))
     both = summary_table(replace(sample_run(), cases=(first, other)))
@@ -294,7 +294,7 @@ def test_a_chart_without_spread_still_draws() -> None:
 
 
 @pytest.mark.parametrize("started", ["2026-01-15T09:30:00Z", "2026-01-15T09:30:00+00:00"])
-def test_times_are_said_in_utc(started: str) -> None:
+def test_times_are_reported_in_utc(started: str) -> None:
     page = markdown.report_format.render(replace(sample_run(), started=started))
     assert "2026-01-15 09:30:00 UTC, 12 min" in page
 

@@ -133,7 +133,7 @@ def test_a_tensor_is_converted_where_it_changes_worlds(producer: int, reader: in
     assert bool(edge.converted(np.array([producer, reader], dtype=np.int8), DOMAINS)) == crosses
 
 
-def test_a_tensor_is_converted_once_for_all_who_read_it() -> None:
+def test_a_tensor_is_converted_once_for_all_its_readers() -> None:
     edges = (Crossing("t", 1.0, 0, (1, 2), outside=False),)
     assert Crossings(edges, DOMAINS).of(np.array([FP, FULL, FULL], dtype=np.int8)).sum() == 1
 
@@ -189,7 +189,7 @@ def test_where_two_formats_meet_is_a_conversion_of_its_own(
     assert sorted(THREE.ordered[kind] for kind in converted) == kinds
 
 
-def test_edges_run_between_blocks_and_know_who_else_reads() -> None:
+def test_edges_connect_blocks_and_list_other_readers() -> None:
     block_of = {"conv1": 0, "relu": 0, "conv2": 1, "add": 1}
     edges = {edge.tensor: edge for edge in edges_between(SPACE, block_of)}
     assert edges["x"].producer == -1
@@ -257,7 +257,7 @@ def costs_of(*trials: Trial) -> CostModel:
     return costs
 
 
-def test_a_block_costs_what_its_label_was_seen_to_cost() -> None:
+def test_a_block_costs_the_measured_time_of_its_label() -> None:
     reference = trial(SPACE.resolve({}), kernel("conv1", ms=4.0), kernel("conv2", ms=2.0))
     full = trial(SPACE.resolve({"conv1": "in+out"}), kernel("conv1", ms=1.0), kernel("conv2", ms=2.2))
     times = costs_of(reference, full).times
@@ -290,7 +290,7 @@ def test_a_build_without_a_profile_teaches_nothing() -> None:
     assert costs.predict(costs.compose(1.0)) == 0.0
 
 
-def test_conversions_cost_what_was_seen_else_what_their_size_says() -> None:
+def test_conversions_cost_the_measured_time_else_an_estimate_by_size() -> None:
     costs = costs_of(
         trial(SPACE.resolve({}), kernel("conv1", ms=1.0)),
         trial(SPACE.resolve({"conv2": "in+out"}), conversion("b", ms=0.512)),

@@ -161,7 +161,7 @@ def test_a_front_is_composed_without_builds_for_sensitivities() -> None:
     assert len(front_of(trials, 8)) >= 3
 
 
-def test_two_searches_with_equal_oracles_ask_the_same() -> None:
+def test_two_searches_with_equal_oracles_propose_the_same() -> None:
     one, two = (searched(3, Additive(small_space(), offset=1.0)) for _ in range(2))
     assert [t.placement.digest for t in one] == [t.placement.digest for t in two]
 

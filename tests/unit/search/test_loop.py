@@ -110,7 +110,7 @@ def names_of(trials: Sequence[Trial]) -> list[str]:
     return [NAME_OF[trial.placement.digest] for trial in trials]
 
 
-def test_everything_asked_for_is_built_told_and_journalled_once() -> None:
+def test_every_proposal_is_built_reported_and_journalled_once() -> None:
     log = Log()
     bench = Bench(log=log.trials)
     trials, script = run(bench, log=log)
@@ -143,7 +143,7 @@ def test_a_kill_between_the_first_race_and_the_noise_measures_it() -> None:
     assert resumed.built == ["noise", *NAMES[2:]]
 
 
-def test_every_trial_tells_what_difference_counts_here() -> None:
+def test_every_trial_has_the_resolution_of_the_machine() -> None:
     log = Log()
     trials, script = run(Bench(fails=("b",)), log=log)
     assert {trial.eps for trial in (*trials, *script.told)} == {0.03}
@@ -151,7 +151,7 @@ def test_every_trial_tells_what_difference_counts_here() -> None:
 
 
 @pytest.mark.parametrize("how", ["replayed", "taken in at once"])
-def test_a_resumed_strategy_is_told_the_same_difference(how: str) -> None:
+def test_a_resumed_strategy_receives_the_same_resolution(how: str) -> None:
     log = Log()
     run(Bench(), log=log, trials=4)
     script = Script()
@@ -190,7 +190,7 @@ def test_a_reference_that_fails_is_an_error_and_no_search() -> None:
     assert not log.trials[0].ok
 
 
-def test_progress_tells_what_became_of_the_trials() -> None:
+def test_progress_reports_the_results_of_trials() -> None:
     seen: list[Progress] = []
     run(Bench(fails=("b",)), trials=10, seconds=1000.0, watch=seen.append)
     assert [progress.done for progress in seen if not progress.doing] == [1, 2, 3, 4, 5, 6]

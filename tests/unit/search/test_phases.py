@@ -145,7 +145,7 @@ def test_with_a_constraint_the_winner_is_accurate_enough(seed: int) -> None:
     assert oracle.cost(winner.placement) < oracle.cost(oracle.space.resolve({}))
 
 
-def test_blocks_are_heard_alone_once_and_are_no_candidates() -> None:
+def test_blocks_are_measured_separately_once_and_are_no_candidates() -> None:
     trials, oracle = searched(0, min_sqnr_db=38.0)
     alone = [trial for trial in trials if trial.phase == "sensitivity"]
     assert 0 < len(alone) <= len(oracle.space.units)
@@ -213,13 +213,13 @@ def test_few_are_scored_and_none_twice(seed: int) -> None:
     assert len(oracle.scored) <= len(trials) / 2.5
 
 
-def test_a_block_that_was_heard_alone_may_still_be_raced_alone() -> None:
+def test_a_block_measured_separately_may_still_be_raced() -> None:
     trials, _ = scored_search(5, 0.9)
     heard = {trial.placement.digest for trial in trials if trial.phase == "sensitivity"}
     assert any(t.placement.digest in heard for t in trials if t.phase not in ("sensitivity", "pure"))
 
 
-def test_blocks_are_heard_only_where_a_metric_refused_someone() -> None:
+def test_blocks_are_measured_only_where_a_metric_rejected_a_candidate() -> None:
     easy, oracle = scored_search(0, 0.1)
     assert oracle.scored
     assert "sensitivity" not in {trial.phase for trial in easy}

@@ -72,7 +72,7 @@ def test_losses_leave_the_incumbent_as_it_is(space_of, drive) -> None:
     assert [trial.number for trial in trials if trial.incumbent] == [0]
 
 
-def test_a_pattern_that_goes_on_losing_is_left_early(space_of, drive) -> None:
+def test_a_pattern_that_keeps_losing_is_left_early(space_of, drive) -> None:
     space = space_of()
     count = len({tied.pattern for tied in tied_classes(space)})
     budget = RegionSearch.default_trials("default", space)
@@ -118,7 +118,7 @@ def test_one_seed_gives_one_search_and_another_seed_another(space_of, drive) -> 
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_a_seed_that_wins_is_what_it_goes_on_from(space_of, drive) -> None:
+def test_the_search_continues_from_a_seed_that_wins(space_of, drive) -> None:
     space = space_of()
     seed = space.resolve({space.units[3].id: space.units[3].full})
 

@@ -88,20 +88,20 @@ ROLES = {"reference": REFERENCE, "winner": MANY, "runner-up": FEW, "everything":
 ONE = Interval(median=1, low=1, high=1)
 
 
-def test_the_best_is_shipped() -> None:
+def test_the_best_is_selected() -> None:
     chosen = choose(ROLES, {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.6)})
     assert (chosen.role, chosen.placement, chosen.unchanged) == ("winner", MANY, False)
     assert chosen.reason == "winner: 0.500 of the reference's time [0.480, 0.520]"
 
 
-def test_the_simplest_inside_the_best_interval_is_shipped() -> None:
+def test_the_simplest_inside_the_best_interval_is_selected() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.504), "everything": ratio(0.503)}
     chosen = choose(ROLES, ratios)
     assert (chosen.role, chosen.placement) == ("runner-up", FEW)
     assert "as fast as winner within its interval, with fewer Q/DQ pairs" in chosen.reason
 
 
-def test_of_equally_simple_ones_the_faster_is_shipped() -> None:
+def test_of_equally_simple_ones_the_faster_is_selected() -> None:
     other = placement(5, "u")
     roles = {"reference": REFERENCE, "winner": MANY, "runner-up": other}
     chosen = choose(roles, {"reference": ONE, "winner": ratio(0.51), "runner-up": ratio(0.5)})
@@ -137,7 +137,7 @@ def test_nothing_but_the_reference() -> None:
 
 
 @pytest.mark.parametrize("ratios", [{"winner": ONE}, {"winner": ratio(0.99), "everything": ratio(1.4)}])
-def test_an_unchanged_model_for_want_of_budget_says_so(ratios: dict[str, Interval]) -> None:
+def test_an_unchanged_model_for_want_of_budget_states_the_reason(ratios: dict[str, Interval]) -> None:
     roles = {"reference": REFERENCE, "winner": REFERENCE} if len(ratios) == 1 else ROLES
     limit = "its limit of 12 builds"
     chosen = choose(roles, {"reference": ONE, **ratios}, ended_by=limit)
@@ -145,7 +145,7 @@ def test_an_unchanged_model_for_want_of_budget_says_so(ratios: dict[str, Interva
     assert "limit" not in choose(roles, {"reference": ONE, **ratios}).reason
 
 
-def test_what_is_fast_but_not_accurate_enough_is_told_as_that() -> None:
+def test_fast_candidates_that_are_not_accurate_enough_are_reported() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.99), "everything": ratio(0.4)}
     chosen = choose(ROLES, ratios, barred={ALL.digest})
     assert chosen.unchanged
@@ -178,7 +178,7 @@ def test_a_wide_interval_does_not_excuse_a_slower_placement() -> None:
     assert choose(ROLES, ratios).role == "winner"
 
 
-def test_what_is_shipped_needs_no_excuse() -> None:
+def test_the_selected_model_needs_no_excuse() -> None:
     chosen = choose(ROLES, {"reference": ONE, "winner": ratio(0.5)}, ended_by="its limit of 12 builds")
     assert "limit" not in chosen.reason
 
@@ -216,14 +216,14 @@ def test_what_a_metric_refused_is_no_finalist() -> None:
     assert roles == {"reference": REFERENCE, "winner": MANY, "runner-up": ALL, "everything": ALL}
 
 
-def test_a_metric_speaks_only_where_it_is_known_and_never_of_the_reference() -> None:
+def test_a_metric_counts_only_where_it_is_known_and_never_for_the_reference() -> None:
     assert reaches(trial(1, FEW, 0.5), None, 0.9)
     assert not reaches(replace(trial(1, FEW, 0.5), accuracy=0.8), None, 0.9)
     assert reaches(replace(trial(0, REFERENCE, 1.0), accuracy=0.8), None, 0.9)
     assert not reaches(replace(trial(1, FEW, 0.5), accuracy=0.95, sqnr_db=10.0), 20.0, 0.9)
 
 
-def test_that_only_inaccurate_ones_were_faster_is_said() -> None:
+def test_only_inaccurate_candidates_were_faster_is_reported() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.99)}
     chosen = choose(ROLES, ratios, barred={MANY.digest})
     assert chosen.unchanged

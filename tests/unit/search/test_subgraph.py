@@ -175,7 +175,7 @@ def test_without_profiles_the_parts_are_compared_as_they_are() -> None:
     ("gains", "sizes"),
     [((0.1, 0.05), (1, 1)), ((0.1, 0.01, 0.01, 0.005), (1, 2, 1)), ((0.001,), (1,)), ((), ())],
 )
-def test_steps_are_large_enough_to_be_told_from_noise(gains: Sequence[float], sizes: Sequence[int]) -> None:
+def test_steps_are_larger_than_noise(gains: Sequence[float], sizes: Sequence[int]) -> None:
     wins = [Win(gain=gain, labels={f"u{n}": "in+out"}) for n, gain in enumerate(gains)]
     assert tuple(map(len, steps_of(wins, 0.02))) == sizes
 

@@ -98,7 +98,7 @@ def count_builds(session: Session) -> list[Path]:
 
 
 @pytest.mark.parametrize("given", ["session", "case"])
-def test_a_check_judges_by_ones_own_metric(open_session: Open, case: Case, given: str) -> None:
+def test_a_check_applies_a_user_metric(open_session: Open, case: Case, given: str) -> None:
     case, check = with_check(case, metric="mine", max_drop=1.0)
     session = open_session(metrics={"mine": correct} if given == "session" else None)
     case = case if given == "session" else replace(case, metrics={"mine": correct})
@@ -115,7 +115,7 @@ def test_the_cases_own_metric_comes_before_the_sessions(open_session: Open, case
     assert result.verdict.numbers["tuned"] == 7.0
 
 
-def test_samples_that_changed_are_told(open_session: Open, case: Case) -> None:
+def test_samples_that_changed_are_reported(open_session: Open, case: Case) -> None:
     case, _ = with_check(case, metric="top1", max_drop=0.99)
     found = open_session().evidence(case, frozenset({"accuracy"})).accuracy["top1"]
     assert found.lost is not None
@@ -130,7 +130,7 @@ def test_samples_that_changed_are_told(open_session: Open, case: Case) -> None:
         ({"metric": "top1"}, {"evaluation": None}, DataError, "there is no evaluation data"),
     ],
 )
-def test_what_cannot_be_judged_is_said_before_anything_is_built(
+def test_a_check_that_cannot_be_evaluated_is_reported_before_any_build(
     open_session: Open, case: Case, params: dict, spoil: dict, kind: type[Exception], problem: str
 ) -> None:
     case, check = with_check(case, min=0.5, **params)
@@ -159,9 +159,7 @@ def test_nothing_is_searched_for_a_case_with_an_unknown_metric(open_session: Ope
         open_session().evidence(case, frozenset({"latency"}))
 
 
-def test_a_metric_that_fails_on_the_tuned_model_fails_its_own_check_alone(
-    open_session: Open, case: Case
-) -> None:
+def test_a_metric_that_fails_on_the_tuned_model_fails_only_its_check(open_session: Open, case: Case) -> None:
     calls = iter(range(9))
     case, good = with_check(case, metric="mine", min=0.0)
     bad = replace(good, id="bad", params=params_of("accuracy", metric="bad", min=0.0))
@@ -222,7 +220,7 @@ def unheld(open_session: Open, case: Case, close: Closeness) -> list[float]:
     return sorted(t.accuracy for t in search.trials if t.accuracy is not None and t.placement.sites)
 
 
-def test_what_is_shipped_keeps_the_metric(open_session: Open, case: Case, close: Closeness) -> None:
+def test_the_selected_model_keeps_the_metric(open_session: Open, case: Case, close: Closeness) -> None:
     seen = unheld(open_session, case, close)
     least = (seen[0] + 1) / 2  # what a search that is not held would ship is below
     session = open_session(metrics={"close": close})
@@ -240,7 +238,7 @@ def test_what_is_shipped_keeps_the_metric(open_session: Open, case: Case, close:
     assert search.accuracy.scored == len(close.values) - 1  # once each, and the reference once
 
 
-def test_a_constraint_that_nothing_keeps_leaves_the_model_alone_and_says_why(
+def test_a_constraint_that_nothing_meets_keeps_the_model_unchanged_and_states_why(
     open_session: Open, case: Case, close: Closeness
 ) -> None:
     session = open_session(metrics={"close": close})
@@ -349,7 +347,7 @@ def test_a_metric_that_fails_on_candidates_fails_their_trials(
     assert all("metric 'close' raised ValueError: not these" in (trial.error or "") for trial in failed)
 
 
-def test_what_a_constraint_can_hardly_keep_is_said(open_session: Open, case: Case) -> None:
+def test_constraints_that_are_hard_to_meet_are_reported(open_session: Open, case: Case) -> None:
     rules = AccuracyRules(metric="top1", max_drop=0.01, min=1.5)
     case = replace(case, tune=replace(case.tune, trials=1, accuracy=rules))
     warnings = open_session().evidence(case, frozenset()).warnings
@@ -357,7 +355,7 @@ def test_what_a_constraint_can_hardly_keep_is_said(open_session: Open, case: Cas
     assert "tune.accuracy: the reference itself has top1 100.0 %, below the 150.0 % asked" in warnings
 
 
-def test_a_plan_tells_what_the_metric_costs(open_session: Open, case: Case, close: Closeness) -> None:
+def test_a_plan_reports_the_time_of_the_metric(open_session: Open, case: Case, close: Closeness) -> None:
     said = open_session(metrics={"close": close}, mode="plan").plan(held(case, min=0.5))
     assert said.endswith(
         f"close on {SAMPLES} samples, of the reference and of each candidate that has won its races"

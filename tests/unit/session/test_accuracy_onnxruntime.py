@@ -61,7 +61,7 @@ def top1(path: Path, data: Path) -> float:
     return float((np.concatenate(logits).argmax(axis=1) == labels).mean())
 
 
-def test_what_is_shipped_keeps_the_metric_that_candidates_lost(
+def test_the_selected_model_keeps_the_metric_that_candidates_lost(
     models: Path, model: Path, tmp_path: Path
 ) -> None:
     evaluation = models.parent / "data" / "digits_evaluation.npz"

@@ -14,7 +14,7 @@ from qdqspec.types import CaseRecord
 pytestmark = pytest.mark.usefixtures("engine_threads")
 
 
-def test_a_search_with_a_limit_knows_the_error_of_each_block(models: Path, tmp_path: Path) -> None:
+def test_a_search_with_a_limit_has_the_error_of_each_block(models: Path, tmp_path: Path) -> None:
     data = models.parent / "data" / "digits_calibration.npz"
     asked = {"calibration": data, "min_sqnr_db": 45, "trials": 4, "corrections": "none"}
     with Session(output=tmp_path / "out", cache_dir=tmp_path / "cache") as session:

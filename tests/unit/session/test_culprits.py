@@ -76,7 +76,7 @@ def bench(session: Session, case: Case) -> CaseSetup:
     return session.work(case).setup
 
 
-def test_a_planted_culprit_is_found_first_and_leaving_it_out_gives_what_was_said(bench: CaseSetup) -> None:
+def test_a_planted_culprit_is_found_first_and_removing_it_gives_the_reported_sqnr(bench: CaseSetup) -> None:
     found = culprits_of(bench, PAIRS)
     worst = found.pairs[0]
     assert (worst.site.tensor, worst.nodes) == ("b", ("second",))
@@ -131,11 +131,11 @@ def test_noise_of_single_pairs_adds_up_to_that_of_all(digits: CulpritEvidence) -
     assert -10 * np.log10(total) == pytest.approx(digits.together_db, abs=2)
 
 
-def test_without_pairs_nobody_is_to_blame(bench: CaseSetup) -> None:
+def test_without_pairs_there_is_no_culprit(bench: CaseSetup) -> None:
     assert culprits_of(bench, []) == CulpritEvidence(missing="nothing is quantized")
 
 
-def test_what_was_found_before_the_time_was_over_is_told(bench: CaseSetup) -> None:
+def test_culprits_found_before_the_time_was_over_are_reported(bench: CaseSetup) -> None:
     found = culprits_of(bench, PAIRS, seconds=0.0)
     assert len(found.pairs) == 1
     assert found.missing == "the time was over"

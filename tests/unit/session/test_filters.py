@@ -129,7 +129,7 @@ def everything(case: Case) -> Placement:
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("part", [(), ("conv1", "add")])
-def test_what_is_denied_fails_unbuilt_whoever_asks(
+def test_a_denied_placement_of_any_strategy_fails_unbuilt(
     case: Case, everything: Placement, tmp_path: Path, rules: str, part: tuple[str, ...]
 ) -> None:
     filtered, mine = replace(case, patterns=RULES[rules]), Stubborn(everything, part)

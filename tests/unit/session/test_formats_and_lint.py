@@ -52,7 +52,7 @@ def test_the_tuned_model_is_linted_for_the_targets_that_are_named(session: Sessi
     assert result.verdict.headline.startswith("tensorrt-11 refuses x_QuantizeLinear: has zero point")
 
 
-def test_a_format_that_the_backend_has_not_is_said_before_any_work(session: Session, case: Case) -> None:
+def test_a_format_that_the_backend_has_not_is_reported_before_any_work(session: Session, case: Case) -> None:
     assert session.availability(case).usable
     found = session.availability(replace(case, quantize=QuantizeRules(format="int16")))
     assert not found.usable
@@ -60,7 +60,7 @@ def test_a_format_that_the_backend_has_not_is_said_before_any_work(session: Sess
     assert "int8" in found.install
 
 
-def test_a_case_of_several_formats_mixes_them_and_says_which_each_pair_has(
+def test_a_case_of_several_formats_mixes_them_and_states_which_each_pair_has(
     session: Session, case: Case
 ) -> None:
     mixed = replace(
@@ -85,7 +85,7 @@ def test_a_case_of_several_formats_mixes_them_and_says_which_each_pair_has(
     )
 
 
-def test_a_format_that_the_gpu_has_not_is_said_with_the_reason(
+def test_a_format_that_the_gpu_has_not_is_reported_with_the_reason(
     session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
@@ -98,7 +98,7 @@ def test_a_format_that_the_gpu_has_not_is_said_with_the_reason(
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("nvfp4", 12.0, 25.0), ("mxfp8", 25.0, 40.0)])
-def test_the_noise_of_activations_in_blocks_is_told_on_a_cpu(
+def test_the_noise_of_activations_in_blocks_is_reported_on_a_cpu(
     session: Session, case: Case, tmp_path: Path, name: str, least: float, most: float
 ) -> None:
     """Nothing here runs TensorRT's operators, so what they mean is computed."""

@@ -151,7 +151,7 @@ def only(gate: Gate) -> RegressionEvidence:
     return found
 
 
-def test_without_a_baseline_nothing_is_timed_and_the_command_is_told(bench: Bench) -> None:
+def test_without_a_baseline_nothing_is_timed_and_the_command_is_reported(bench: Bench) -> None:
     machine = Machine()
     gate = bench.gate(machine)
     assert machine.asked == []
@@ -172,7 +172,9 @@ def test_the_command_names_what_chooses_the_device(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("policy", "required"), [("warn", False), ("require", True)])
-def test_the_policy_says_whether_a_missing_baseline_fails(bench: Bench, policy: str, required: bool) -> None:
+def test_the_policy_states_whether_a_missing_baseline_fails(
+    bench: Bench, policy: str, required: bool
+) -> None:
     assert only(bench.gate(Machine(), baseline=policy)).required is required
 
 
@@ -235,7 +237,7 @@ def test_the_same_model_passes_at_the_first_look(bench: Bench) -> None:
     assert bench.notes == []
 
 
-def test_what_was_renewed_is_remembered_and_told(bench: Bench) -> None:
+def test_renewed_entries_are_kept_and_reported(bench: Bench) -> None:
     bench.renew(Machine(seed=1), "new")
     written = only(bench.renew(Machine(0.5, seed=2)))
     assert [round(figure.ratio.median, 1) for figure in written.history] == [0.6, 0.5]
@@ -247,7 +249,7 @@ def test_what_was_renewed_is_remembered_and_told(bench: Bench) -> None:
     assert [figure.device for figure in found.elsewhere] == ["other-device"]
 
 
-def test_a_renewal_says_what_else_was_not_as_before(bench: Bench) -> None:
+def test_a_renewal_states_which_other_conditions_changed(bench: Bench) -> None:
     bench.renew(Machine(seed=1), "new")
     bench.file.write_text(unsigned(bench.file.read_text()).replace("1.31.1", "1.30.0"))
     bench.renew(Machine(seed=2))

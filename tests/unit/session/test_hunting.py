@@ -316,7 +316,7 @@ def test_any_input_is_kept_as_it_is(
         np.testing.assert_array_equal(read.feeds[name], array)
 
 
-def test_a_persons_own_input_has_no_limits(tmp_path: Path, session: Session, case: Case, tuned: Path) -> None:
+def test_a_user_input_has_no_limits(tmp_path: Path, session: Session, case: Case, tuned: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=np.full((1, 1, 4), 5, np.float32))
     probe = session.probe(case.model, tuned, tmp_path / "mine.npz")
     assert probe.broken == probe.inputs == ()

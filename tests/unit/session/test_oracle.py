@@ -155,7 +155,7 @@ def test_what_was_not_rehearsed_teaches_nothing(opened: tuple[RehearsalOracle, S
     assert oracle.predicted_db(second) == twin
 
 
-def test_where_memory_is_short_it_is_silent_and_the_reason_is_noted(
+def test_without_enough_memory_it_answers_nothing_and_the_reason_is_noted(
     opened: tuple[RehearsalOracle, SchemeSpace], notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qdqspec.rehearsal.rehearsal.bytes_left", lambda: 16)

@@ -120,7 +120,7 @@ def test_weights_lose_accuracy_in_the_runtime_only_where_its_products_saturate(
     assert (runtime.sqnr_db < quantization.sqnr_db) is saturates
 
 
-def test_a_runtime_that_saturates_is_told_from_quantization() -> None:
+def test_a_runtime_that_saturates_is_distinguished_from_quantization() -> None:
     feeds = arrays_of(CALIBRATION)["input"]
     files = MODELS / "digits_resnet.onnx", EIGHT_BITS
     with SideBySide(bench(Clipping()), *files) as compared:
@@ -141,7 +141,7 @@ def test_the_same_file_has_no_steps() -> None:
         assert [run.tuned is run.reference for run in compared.runs([x, x])] == [True, True]
 
 
-def test_what_cannot_be_computed_unfused_is_said_and_the_whole_is_compared_all_the_same(
+def test_nodes_that_cannot_run_unfused_are_reported_and_the_whole_is_compared(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "engine.onnx").write_bytes(b"no model of ONNX Runtime's")

@@ -164,7 +164,7 @@ def test_graph_outputs_are_quantized_where_the_spec_asks(open_session: Open, cas
     assert again.winner == evidence.search.winner
 
 
-def test_a_strategy_that_cannot_search_says_so_before_calibration(
+def test_a_strategy_that_cannot_search_raises_before_calibration(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
@@ -193,7 +193,7 @@ def test_nothing_of_the_users_is_written_to(open_session: Open, case: Case, proj
     assert digests(project) == before
 
 
-def test_progress_is_told(open_session: Open, case: Case) -> None:
+def test_progress_is_reported(open_session: Open, case: Case) -> None:
     session, seen = open_session(), list[Progress]()
     session.watch = seen.append
     total = session.search(case).total
@@ -485,7 +485,7 @@ def test_measure_times_the_known_winner_anew(open_session: Open, case: Case) -> 
     assert evidence.search.provenance.source == "cached"
 
 
-def test_measure_says_when_the_winner_no_longer_builds(open_session: Open, case: Case) -> None:
+def test_measure_states_when_the_winner_no_longer_builds(open_session: Open, case: Case) -> None:
     open_session().search(case)
     session = open_session(mode="measure")
     build = session.backend.build
@@ -639,7 +639,7 @@ def test_another_scheme_has_the_corrections_of_its_search(
 
 
 @pytest.mark.parametrize("after", [1, 3])
-def test_an_interrupted_search_goes_on_where_it_was(open_session: Open, case: Case, after: int) -> None:
+def test_an_interrupted_search_continues_where_it_was(open_session: Open, case: Case, after: int) -> None:
     session = open_session()
     interrupted(session, case, after)
     torn = (session.output(case) / "trials.jsonl").read_bytes()
@@ -711,7 +711,7 @@ def test_what_failed_once_is_not_tried_for_every_check(open_session: Open, case:
     assert len([path for path in built if path.name == "chain.onnx"]) <= 1
 
 
-def test_a_foreign_journal_is_set_aside_and_said(open_session: Open, case: Case, project: Path) -> None:
+def test_a_foreign_journal_is_set_aside_and_reported(open_session: Open, case: Case, project: Path) -> None:
     session = open_session()
     interrupted(session, case, 2)
     foreign = (session.output(case) / "trials.jsonl").read_bytes()
@@ -745,7 +745,7 @@ def test_what_another_device_measured_is_not_used(
     assert {line["phase"] for line in lines(folder)} >= {"noise", "confirm"}
 
 
-def test_a_damaged_journal_is_set_aside_and_said(open_session: Open, case: Case) -> None:
+def test_a_damaged_journal_is_set_aside_and_reported(open_session: Open, case: Case) -> None:
     session = open_session()
     session.output(case).mkdir(parents=True)
     (session.output(case) / "trials.jsonl").write_text("garbage\n")
@@ -942,7 +942,7 @@ def test_closing_leaves_no_child_behind(open_session: Open, case: Case) -> None:
 @linux
 @processes
 @pytest.mark.parametrize("stage", ["crash", "interrupt", "disk"])
-def test_nor_after_something_went_wrong(
+def test_nor_after_an_error(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     before = children()

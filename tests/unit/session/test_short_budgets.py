@@ -51,7 +51,7 @@ def searched(case: Case, **words: Any) -> tuple[SearchResult, dict[str, dict[str
 
 
 @pytest.mark.parametrize("strategy", names("strategy"))
-def test_everything_is_confirmed_and_shipped_where_it_is_proved(case: Case, strategy: str) -> None:
+def test_everything_is_confirmed_and_selected_where_it_is_proved(case: Case, strategy: str) -> None:
     result, confirmed = searched(replace(case, tune=replace(case.tune, strategy=strategy)))
     assert [trial.placement.sites for trial in result.trials] == [frozenset()]
     assert confirmed.keys() == {"reference", "winner", "everything"}
@@ -120,7 +120,7 @@ def test_nor_where_only_a_part_with_its_pairs_was_built(case: Case) -> None:
         assert study.confirm().result.unchanged
 
 
-def test_it_is_scored_before_it_is_shipped_where_a_metric_is_asked_for(case: Case) -> None:
+def test_it_is_scored_before_it_is_selected_where_a_metric_is_requested(case: Case) -> None:
     scores: list[float] = []
 
     def mine(outputs: Any, labels: Any) -> float:

@@ -131,7 +131,7 @@ def test_the_loop_may_be_left_and_entered_again(open_study: Open) -> None:
 # ---- what the caller asks for --------------------------------------------------------------------
 
 
-def test_labels_of_ones_own_are_measured_after_the_reference(open_study: Open) -> None:
+def test_user_labels_are_measured_after_the_reference(open_study: Open) -> None:
     study = open_study()
     unit = study.space.units[0]
     trial = study.evaluate({unit.id: unit.full})
@@ -149,7 +149,7 @@ def test_what_is_known_is_not_built_again(open_study: Open) -> None:
     assert len(asked) == len({t.placement.digest for t in study.trials})
 
 
-def test_a_strategy_is_told_of_its_own_questions_only(open_study: Open) -> None:
+def test_a_strategy_receives_results_of_its_proposals_only(open_study: Open) -> None:
     study = open_study(strategy=Everything)
     own = study.evaluate(study.space.uniform("in-only"))
     study.tell(own)
@@ -204,7 +204,7 @@ def test_it_is_confirmed_by_fresh_builds(open_study: Open) -> None:
 
 
 @pytest.mark.parametrize("kind", ["class", "object", "function"])
-def test_any_object_that_asks_and_is_told_is_a_strategy(open_study: Open, kind: str) -> None:
+def test_any_object_that_proposes_and_receives_results_is_a_strategy(open_study: Open, kind: str) -> None:
     made: list[Everything] = []
 
     def make(setup: SearchSetup, random: np.random.Generator) -> Everything:
@@ -222,9 +222,7 @@ def test_any_object_that_asks_and_is_told_is_a_strategy(open_study: Open, kind: 
     )
 
 
-def test_a_strategy_is_told_what_was_measured_of_the_noise_before_a_stop_and_after(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_strategy_receives_the_measured_noise_before_a_stop_and_after(model: Path, tmp_path: Path) -> None:
     made: list[Everything] = []
 
     def make(setup: SearchSetup, random: np.random.Generator) -> Everything:
@@ -265,7 +263,7 @@ def test_filters_hold_for_whatever_is_tried(open_study: Open) -> None:
         assert not {end.node for site in weights for end in site.consumers} & {"MatMul#7", "Conv#0"}
 
 
-def test_a_wrong_word_is_told(open_study: Open) -> None:
+def test_a_wrong_word_is_reported(open_study: Open) -> None:
     with pytest.raises(ConfigError, match=r"unknown word 'trails' \(did you mean 'trials'"):
         open_study(trails=3)
     with pytest.raises(SpecError, match="per-channel"):
@@ -277,7 +275,7 @@ def test_a_wrong_word_is_told(open_study: Open) -> None:
 # ---- kept, loaded, refused -------------------------------------------------------------------------
 
 
-def test_a_saved_study_goes_on_where_it_was(session: Session, open_study: Open, tmp_path: Path) -> None:
+def test_a_saved_study_continues_where_it_was(session: Session, open_study: Open, tmp_path: Path) -> None:
     whole = [t.placement for t in open_study()]
     study = open_study()
     for trial in study:
@@ -342,7 +340,7 @@ def test_a_study_of_another_seed_or_strategy_is_refused(
         Study.load(folder, session=session, strategy=Everything)
 
 
-def test_ones_own_strategy_is_given_again(open_study: Open, session: Session, tmp_path: Path) -> None:
+def test_a_user_strategy_is_passed_again(open_study: Open, session: Session, tmp_path: Path) -> None:
     study = open_study(strategy=Everything)
     list(study)
     folder = study.save(tmp_path / "saved")
@@ -354,7 +352,7 @@ def test_ones_own_strategy_is_given_again(open_study: Open, session: Session, tm
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "version", "case", "plugin", "deep", "twice"])
-def test_a_damaged_study_is_told(open_study: Open, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_study_is_reported(open_study: Open, tmp_path: Path, damage: str) -> None:
     folder = open_study().save(tmp_path / "saved")
     file = folder / "study.json"
     said = json.loads(file.read_text())

@@ -96,7 +96,7 @@ def test_a_search_with_twins_finds_what_it_finds_alone(tuned):
     assert two.asked[-1] == "time"  # the confirmation
 
 
-def test_noise_and_confirmation_are_spread_and_say_so(tuned):
+def test_noise_and_confirmation_are_spread_and_reported(tuned):
     evidence, lines, (one,) = tuned(one={})
     noise = next(line for line in lines if line["phase"] == "noise")
     times = [request for request in one.requests if request["do"] == "time"]

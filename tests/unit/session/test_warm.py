@@ -107,7 +107,7 @@ def test_several_files_give_each_placement_once_in_their_order(
     assert seeds([scheme, cache, scheme], start) == (half, everything)
 
 
-def test_what_says_nothing_of_this_model_is_noted(
+def test_files_without_this_model_are_noted(
     start: Start, notes: list[str], models: Path, tmp_path: Path
 ) -> None:
     model = load_model(models / "squeezenet10.onnx")
@@ -147,7 +147,7 @@ def test_other_files_are_refused_with_what_is_taken(start: Start, tmp_path: Path
     [("a.yaml", StateError), ("a.json", StateError), ("a.jsonl", StateError), ("a.onnx", ModelError)],
 )
 @pytest.mark.parametrize("data", [None, b"\x00\x01{["])
-def test_missing_and_damaged_files_are_told_by_name(
+def test_missing_and_damaged_files_are_reported_by_name(
     start: Start, tmp_path: Path, name: str, error: type[Exception], data: bytes | None
 ) -> None:
     path = tmp_path / name
@@ -226,7 +226,7 @@ def test_a_journal_of_another_backend_is_refused(start: Start, searched: list[Tr
     assert caught.value.where == str(path)
 
 
-def test_a_journal_without_its_header_is_told_with_the_missing_file(
+def test_a_journal_without_its_header_is_reported_with_the_missing_file(
     start: Start, searched: list[Trial], tmp_path: Path
 ) -> None:
     path = journal_at(tmp_path / "trials.jsonl", searched)

@@ -397,7 +397,7 @@ def test_paths_stay_below_the_root_unless_allowed(write: Write, tmp_path: Path, 
 @pytest.mark.parametrize(
     "words", ["model: {}", "model: m.onnx\ninputs: {{calibration: {}}}"], ids=["model", "data"]
 )
-def test_a_name_that_no_file_can_have_is_told(write: Write, words: str, name: str) -> None:
+def test_a_name_that_no_file_can_have_is_reported(write: Write, words: str, name: str) -> None:
     error = refusal(write(f"qdqspec: 1\n{words.format(name)}\n{CHECKS}"))
     first = str(error).splitlines()[0]
     assert first.endswith("is too long for a file's name")
@@ -523,7 +523,7 @@ def test_a_search_is_held_to_a_metric_by_the_keys_of_the_check(write: Write) -> 
         ("{drop: 1%}", "unknown key 'drop' in 'tune.accuracy'"),
     ],
 )
-def test_a_wrong_constraint_is_told_at_its_place(write: Write, tune: str, problem: str) -> None:
+def test_a_wrong_constraint_is_reported_at_its_place(write: Write, tune: str, problem: str) -> None:
     data = "" if "inputs.evaluation" in problem else "inputs: {evaluation: e.npz}\n"
     text = HEAD + (data or "title: T\n") + f"tune: {{accuracy: {tune}}}\n" + CHECKS
     with pytest.raises(SpecError) as caught:

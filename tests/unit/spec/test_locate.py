@@ -37,7 +37,7 @@ def test_keys_are_text() -> None:
     assert read_yaml("{1: a, on: b, 2.0: c, null: d}").data == {"1": "a", "on": "b", "2.0": "c", "null": "d"}
 
 
-def test_aliases_stand_for_their_anchor() -> None:
+def test_aliases_represent_their_anchor() -> None:
     document = read_yaml("a: &x [1, 2]\nb: *x\n")
     assert (document.data, document.problems) == ({"a": [1, 2], "b": [1, 2]}, ())
 

@@ -104,7 +104,7 @@ def test_every_row_has_the_line_and_the_caret_where_it_belongs(text: str, column
         assert shown[carets.index("^")] == lines[0][column - 1]
 
 
-def test_equal_problems_are_told_once_and_in_order() -> None:
+def test_equal_problems_are_reported_once_and_in_order() -> None:
     late, early = Problem(line=2, column=1, message="late"), Problem(line=1, column=2, message="early")
     error = spec_error([late, early, late], ["ab", "cd"], "a.yaml")
     assert [row[2] for row in error.problems] == ["early", "late"]
@@ -112,7 +112,7 @@ def test_equal_problems_are_told_once_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("odd", ["\ud800", "two\nlines", "\x1b[31m", "k" * 900_000])
-def test_whatever_stands_in_a_message_it_is_one_short_printable_line(odd: str) -> None:
+def test_any_message_is_one_short_printable_line(odd: str) -> None:
     error = spec_error([Problem(line=1, column=1, message=f"bad {odd} end")], [odd], "a.yaml")
     first, *rest = str(error).splitlines()
     assert first.startswith("a.yaml:1:1: bad ")
