@@ -96,7 +96,7 @@ class AccuracyConstraint:
         )
 
     def shortfall(self, trials: Sequence[Trial]) -> str:
-        """How far candidates faster than the reference missed the constraints; empty if all met them."""
+        """The gaps by which candidates faster than the reference missed the constraints; empty if none did."""
         fast = [t for t in trials if t.ok and not t.subgraph and t.ratio is not None and t.ratio < 1]
         lost = [trial for trial in fast if not self.reaches(trial)]
         if not lost:

@@ -59,7 +59,7 @@ def rules_of(case: Case) -> dict[str, Any]:
 
 
 def unlikeness(entry: Entry, now: Conditions) -> str:
-    """Why the entry and the run are not comparable; empty if they are."""
+    """The reason why the entry and the run are not comparable; empty if they are."""
     return next(_unlike(entry, now), "")
 
 
@@ -105,7 +105,7 @@ def judge_change(change: TimeChange, allowed: float) -> Outcome:
 
 
 def conditions_effect(change: TimeChange) -> float:
-    """How much a ratio may change, as a factor, because the reference itself ran in other conditions; 1 if it did not.
+    """The factor by which a ratio may change since the reference ran in other conditions; 1 if it did not.
 
     Other work on the machine slows the faster model more: where it made a float network 22 to 50 % slower, the ratio
     of the tuned one grew by up to a third of that (docs/how-to/baselines.md).

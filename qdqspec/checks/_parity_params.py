@@ -192,7 +192,7 @@ class ParityParams(CheckParams, ParityLimits):
         return tuple(words for out in chosen for words in broken(self, out, self.top.key, whole=whole))
 
     def badness(self, outputs: tuple[TensorParity, ...]) -> float:
-        """How close an input comes to exceeding the first limit: larger is worse."""
+        """The distance of an input's error from the first limit: larger is worse."""
         assert self._leading is not None
         signed = [_signed(self._leading, out) for out in self.chosen(outputs) if out.compared]
         return max(signed, default=0.0)

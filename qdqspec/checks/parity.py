@@ -439,7 +439,7 @@ def _range(one: TriedInput) -> str:
 
 
 def comparison_sections(parity: ParityEvidence, title: str) -> tuple[Section, ...]:
-    """How far each output moved, whatever its limits, and the origin of the difference of the worst."""
+    """The difference of each output, with or without limits, and the origin of the largest."""
     if not parity.outputs:
         return ()
     ordered = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))

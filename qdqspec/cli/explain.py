@@ -262,7 +262,7 @@ def _from_model(
 
 
 def _recurrent(reference: Path, settings: Settings) -> tuple[str, ...]:
-    """Why recurrent operators of a float model have no integer kernel, a note for each that has none."""
+    """Notes on recurrent operators of a float model without an integer kernel, with the reasons."""
     from qdqspec.cli.models import judged
     from qdqspec.graph.model import load_model
 

@@ -74,7 +74,7 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class _Started:
-    """Where a job runs, once it has begun."""
+    """The worker of a job, once it has begun."""
 
     event: threading.Event
     worker: str = ""

@@ -61,7 +61,7 @@ class ContentStore:
         self._clock = clock
 
     def path(self, digest: str) -> Path:
-        """Where the file of a digest is, or will be."""
+        """The path of the file of a digest."""
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"'{digest[:80]}' is not a SHA-256")
         return self.folder / digest[:2] / digest

@@ -137,7 +137,7 @@ BACKEND = ValueType(expects="an installed backend", read=lambda value: one_of(*n
 BACKEND_OPTION = ValueType(expects="BACKEND.WORD=VALUE", read=_backend_option)
 
 
-NATIVE_CODE = "native code is loaded only where the command line says so"
+NATIVE_CODE = "native code is loaded only where the command line permits it"
 REMOTE_CODE = "a cluster is used only where the command line names it, since its scheduler can run code here"
 
 

@@ -37,7 +37,7 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSteps:
-    """How weights are quantized: steps to each side, and those with a scale for each output channel."""
+    """Steps to each side of quantized weights, and tensors with a scale for each output channel."""
 
     steps: int
     per_channel: frozenset[str]

@@ -124,7 +124,7 @@ def _steps(layer: LinearLayer, params: QuantParams, shape: tuple[int, ...]) -> F
 def mean_shift(
     layer: LinearLayer, weight: Array, params: QuantParams, integers: Array, means: Means
 ) -> Floats:
-    """What quantization adds to the mean of each output channel, for these means of the inputs by group."""
+    """The shift of each output channel's mean by quantization, for these means of the inputs by group."""
     real = layer.matrix(weight.astype(np.float32, copy=False)).astype(np.float64)
     stored = layer.matrix(dequantize(integers, params)).astype(np.float64)
     added = np.einsum("goc,gc->go", stored - real, means.quantized.astype(np.float64))
@@ -135,7 +135,7 @@ def mean_shift(
 def bias_shift(
     layer: LinearLayer, weight: Array, params: QuantParams, integers: Array, fit: Means, held_out: Means
 ) -> npt.NDArray[np.float32] | None:
-    """What to add to the bias; ``None`` if it does not reduce the mean error for the held-out means of the inputs."""
+    """The bias correction; ``None`` if it does not reduce the mean error for held-out means of inputs."""
     found = mean_shift(layer, weight, params, integers, fit)
     wrong = mean_shift(layer, weight, params, integers, held_out)
     return (

@@ -181,7 +181,7 @@ class _Naming:
                     node.name = self._names[int(found[1])]
 
     def _call(self, node: onnx.NodeProto, path: str, within: tuple[_Key, ...]) -> None:
-        """If a node is a call, make it call a copy of the function."""
+        """Replace the function of a call by a copy; other nodes are unchanged."""
         called = (node.domain, node.op_type, node.overload)
         if called not in self._functions or called in within:
             return

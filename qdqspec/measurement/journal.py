@@ -229,7 +229,7 @@ def _entry(path: Path, number: int, line: bytes, run: str) -> dict[str, Any]:
         raise StateError(
             f"this line of the journal is damaged ({reason})",
             where=where,
-            cure=f"delete the line to go on with the others, or {_AWAY}",
+            cure=f"delete the line to resume from the others, or {_AWAY}",
         ) from None
     if entry.get("run") != run:
         raise StateError("this line was written by another run", where=where, cure=_AWAY)

@@ -280,7 +280,7 @@ def enclosed_ratios(
 
 
 def drift(builds: Sequence[Sequence[float]]) -> float:
-    """How much slower the last third of the rounds was than the first, over all builds: 0.05 is five per cent.
+    """The slowdown of the last third of the rounds against the first, over all builds: 0.05 is five per cent.
 
     Position ``i`` of every sequence belongs to the same round. Ratios taken round by round are not affected by drift;
     times in milliseconds are.

@@ -324,7 +324,7 @@ def _manifest(entry: Path) -> dict[str, Any]:
 
 
 def _created(entry: Path) -> float:
-    """When an entry was stored, in seconds since the epoch; for a damaged one, the modification time of its folder."""
+    """Seconds since the epoch when an entry was stored; of a damaged one, when its folder was changed."""
     try:
         return float(_manifest(entry)["created"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -241,7 +241,7 @@ def _ratio(difference: float, step: float) -> float:
 
 
 def _mismatch(reference: Array, tuned: Array | None) -> str:
-    """Why two outputs cannot be compared value by value; empty if they can."""
+    """The reason why two outputs cannot be compared value by value; empty if they can."""
     if tuned is None:
         return "the tuned model does not give this output"
     if reference.shape != tuned.shape:
@@ -313,7 +313,7 @@ def class_axis(shape: tuple[int, ...], top: TopK) -> int | None:
 
 
 def in_common(reference: Array, tuned: Array, k: int, axis: int) -> int:
-    """How many of the ``k`` best classes are the same, summed over all other axes, in any order."""
+    """The number of the ``k`` best classes that are the same, summed over all other axes, in any order."""
     ours, theirs = _best(reference, k, axis), _best(tuned, k, axis)
     return int((ours[:, :, None] == theirs[:, None, :]).sum())
 

@@ -125,7 +125,7 @@ class _Side:
         return cls(part.found.model, part.stripped, at, equalized)
 
     def factors(self, tensor: str) -> tuple[tuple[ScaledConstant, tuple[int, ...]], ...]:
-        """How the channels of a constant are scaled."""
+        """The scaling of a constant's channels."""
         return tuple(
             (c, one.exponents) for one in self.equalized for c in one.constants if c.tensor == tensor
         )

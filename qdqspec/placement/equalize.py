@@ -361,7 +361,7 @@ def equalizations_of(
 
 
 def misfit_of(model: Model, changes: Collection[Equalization]) -> str | None:
-    """Why a model cannot have these factors without a change of its outputs; ``None`` if it can."""
+    """The reason why these factors would change a model's outputs; ``None`` if it can."""
     chains = {tuple(chain.constants): chain for chain in find_chains(model)} if changes else {}
     scaling = ScaledValues(model)
     for change in changes:

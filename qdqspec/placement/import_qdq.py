@@ -107,7 +107,7 @@ def placement_for(model: Model, quantized: Model) -> Fitted:
 
 
 def _unsayable(pair: FoundPair) -> str:
-    """Why a placement cannot express the pair; empty if it can."""
+    """The reason why a placement cannot express the pair; empty if it can."""
     if pair.numbers is None:
         return pair.problem
     if pair.ends and not _consumers(pair):

@@ -248,7 +248,7 @@ class _Base:
 
 
 class RaisedInputs:
-    """Where the consumers of a model read in its nodes after the opset was raised, which may replace and add nodes.
+    """The consumers of a model after the opset was raised, which may replace and add nodes.
 
     ``producer`` gives the index of the node that makes a tensor.
     """

@@ -93,13 +93,13 @@ class _Words:
         self._carried = carried
 
     def reason(self, node: Node) -> str:
-        """Why a node is not offered; empty if it is."""
+        """The reason why a node is not offered; empty if it is."""
         if node.name in self.space.by_id:
             return ""
         return next(self._reasons(node))
 
     def outputs(self) -> Iterator[tuple[str, str]]:
-        """Why each graph output stays float; empty if it may be quantized."""
+        """The reason why each graph output stays float; empty if it may be quantized."""
         offered = {tensor for unit in self.space.units for tensor in unit.outputs}
         for tensor in self._model.outputs:
             yield tensor, "" if tensor in offered else self._why_not_made(tensor)
@@ -170,7 +170,7 @@ class _Words:
             yield "one of its constants is empty, infinite or not a number, so that it has no scale"
 
     def _of_lstm(self, node: Node) -> Iterator[str]:
-        """Why DynamicQuantizeLSTM does not compute an LSTM."""
+        """The reason why DynamicQuantizeLSTM does not compute an LSTM."""
         if not weight_inputs(self._model, node):
             yield "its weights W and R are computed from inputs, and DynamicQuantizeLSTM needs constant ones"
         elif node.attributes.get("layout", 0):
@@ -179,7 +179,7 @@ class _Words:
             yield "DynamicQuantizeLSTM takes float32 only"
 
     def _unseen(self, tensor: str, head: Node) -> str:
-        """Why a tensor cannot be integer for all its readers; empty if it can."""
+        """The reason why a tensor cannot be integer for all its readers; empty if it can."""
         ends = self._model.ends(tensor)
         if not is_float(self._model, tensor):
             return f"its output is of {self._type(tensor)}"

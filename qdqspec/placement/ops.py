@@ -58,7 +58,7 @@ def summed_axis(model: Model, node: Node, index: int) -> int | None:
 
 
 def dynamic_misfit(model: Model, tensor: str, fmt: NumberFormat, axis: int | None) -> str | None:
-    """Why an activation cannot be quantized dynamically in blocks of a format along an axis, or ``None``.
+    """The reason against dynamic quantization of an activation in blocks along an axis, or ``None``.
 
     The operators of `qdqspec.graph.trt` take two or three dimensions, the blocked one a constant of the build and a
     whole number of blocks. Blocks here are along the last one, which products are summed over.

@@ -77,7 +77,7 @@ class Pair:
 
 
 def misfit(model: Model, site: Site) -> str | None:
-    """Why a site does not fit a model, or ``None`` if it does."""
+    """The reason why a site does not fit a model, or ``None`` if it does."""
     if not model.ends(site.tensor):
         return "no node of the model reads it"
     if site.weight and site.tensor not in model.constants:
@@ -108,7 +108,7 @@ def misfit(model: Model, site: Site) -> str | None:
 
 
 def _dynamic_misfit(model: Model, site: Site, fmt: NumberFormat) -> str | None:
-    """Why a format whose scales are found when the model runs does not fit a site."""
+    """The reason why a format with dynamic scales does not fit a site."""
     if not fmt.at_run_time:
         return None if site.weight else dynamic_misfit(model, site.tensor, fmt, site.axis)
     if site.weight:

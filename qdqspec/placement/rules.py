@@ -309,7 +309,7 @@ _BETWEEN = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"
 
 
 def skip_side_of_residual_add(model: Model, units: Units) -> Units:
-    """Of an Add that joins a weighted branch and a skip connection, quantize the skip side only.
+    """Quantize only the skip side of an Add that joins a weighted branch and a skip connection.
 
     These compilers compute Conv + Add (+ Relu) in one kernel, which a pair between Conv and Add prevents, and read
     the second operand in integers if the skip has a pair. If both sides are weighted, the deeper one fuses.

@@ -71,7 +71,7 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
 
 
 def _stripped(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
-    """As `strip_qdq`, without folding; and whether the result is the reference."""
+    """Strip as `strip_qdq` without folding; also state whether the result is the reference."""
     expected = None if reference is None else _at_opset_of(model, reference)
     work = _Stripping.of(recognize(model, expected))
     proto = work.proto()

@@ -38,7 +38,7 @@ NEED_RANGES = ("equalization", "margins", "ranges")  # corrections that need ran
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionSource:
-    """Where the corrections of a case come from: a ``file`` of the same ``run``, else they are found and written to it.
+    """Read a case's corrections from a ``file`` of the same ``run``, else find and write them.
 
     ``run`` describes model, data and rules. Without ``writes`` the file is only read; without ``finds`` there are no
     corrections but those in it. They are judged at ``first`` too, a placement that meets the limits without them.

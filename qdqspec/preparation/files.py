@@ -60,7 +60,7 @@ def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -
     except StateError as error:
         aside = _set_aside(path)
         sound = Journal.salvage(aside, path, header)
-        kept = f", and its first {sound} lines are gone on with" if sound else ""
+        kept = f", and its first {sound} lines are kept" if sound else ""
         notes.append(
             f"{Path(error.where or path).name}: {error.what}; it was set aside as {aside.name}{kept}"
         )

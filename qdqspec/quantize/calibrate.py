@@ -220,7 +220,7 @@ def calibrate_with(
     *,
     note: Callable[[str], None] = _log.warning,
 ) -> dict[Method, dict[str, TensorRange]]:
-    """As `calibrate`, by several methods; two passes over the inputs, whatever the number of methods."""
+    """Calibrate by several methods, as `calibrate`, in two passes over the inputs."""
     watch = _Watch.over(model, tensors, run)
     spans, means, unbounded = _spans(watch, feeds())
     for number, unusable in unbounded.items():

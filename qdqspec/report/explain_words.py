@@ -21,7 +21,7 @@ _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def paragraph(comparison: EngineComparison) -> str:
-    """Why the second engine is faster or slower than the first, as one paragraph."""
+    """The reasons why the second engine is faster or slower than the first, as one paragraph."""
     return " ".join(sentences(comparison))
 
 
@@ -127,7 +127,7 @@ def advice(engine: ExplainedEngine) -> list[str]:
 
 
 def caveat(comparison: EngineComparison) -> str:
-    """How reliable the sums of layers are."""
+    """The reliability of the sums of layers."""
     engine = comparison.tuned
     if engine.end_to_end_ms is None or not engine.end_to_end_ms:
         return "No end-to-end time is known: sums of layers show where the time is spent, and prove no gain."

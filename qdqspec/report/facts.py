@@ -299,7 +299,7 @@ def front_table(found: Evidence) -> Table | None:
 
 
 def block_errors(search: SearchResult) -> list[tuple[str, str, float, float]]:
-    """Of each block, worst first: its name, its SQNR by label, the worst of these, and its share of all blocks' error.
+    """A row for each block, worst first: name, SQNR by label, lowest SQNR, share of all blocks' error.
 
     Shares are of the errors of the worst labels, which add up at the tensors where they are measured.
     """

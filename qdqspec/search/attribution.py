@@ -151,7 +151,7 @@ class Attribution(FirstPlacements):
         return self.is_bound or (least is not None and any(db < least for db in measured))
 
     def _apply_accuracy(self, costs: CostModel) -> Steps:
-        """If accuracy limits the choice: measure each block's quantization error, and trade error for time."""
+        """Under accuracy limits, measure each block's quantization error, and trade error for time."""
         if self._must_analyse:
             yield from self._sensitivity_analysis(costs)
             if self._setup.min_accuracy is not None:

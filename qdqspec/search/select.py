@@ -128,7 +128,7 @@ _NOTHING = "no placement was faster than the reference in any race"
 def _rivals(
     roles: Mapping[str, Placement], ratios: Mapping[str, Interval], barred: Collection[str], min_gain: float
 ) -> list[str]:
-    """Why the fastest confirmed placement is not selected, and the fastest that is accurate enough."""
+    """The reason why the fastest confirmed placement is not selected, and the fastest accurate one."""
     reference = roles["reference"].digest
     rivals = sorted(
         (role for role in ratios if roles[role].digest != reference), key=lambda role: ratios[role].median

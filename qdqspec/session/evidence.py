@@ -337,7 +337,7 @@ class CaseWork:
         return (*self.setup.warnings, *self._own_warnings(), *self.store.warnings)
 
     def _own_warnings(self) -> Iterator[str]:
-        """Of the measurement, of a model below its limit, and of outputs that the search quantized."""
+        """Warnings of the measurement, of a model below its limit and of quantized outputs."""
         if self.finder.latency is not None:
             yield from _latency_warnings(self.finder.latency)
         parity, least = self._parity, self.setup.case.tune.limits.min_sqnr_db

@@ -80,7 +80,7 @@ class Result:
 
     @property
     def parity(self) -> ParityEvidence:
-        """How close the outputs are to the reference's."""
+        """The difference of the outputs from the reference's."""
         assert self.evidence.parity is not None
         return self.evidence.parity
 
@@ -101,7 +101,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """Why this model is selected."""
+        """The reason why this model is selected."""
         return self.search.reason
 
     @property

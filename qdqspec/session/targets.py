@@ -172,7 +172,7 @@ class _Search:
         )
 
     def _fault(self, ratios: Mapping[_Label, Interval], digest: str, gain: float) -> str:
-        """Why a finalist is not selected; empty if it may be. One per cent is the least difference that counts."""
+        """The reason why a finalist is not selected; empty if it may be. Differences below 1 % do not count."""
         for backend in self._weights:
             ratio = ratios[backend, digest]
             if ratio.high > 1 + FLOOR_EPS:

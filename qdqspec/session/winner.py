@@ -158,7 +158,7 @@ class Finder:
         self.setup.prepared.warnings.append(text)
 
     def _inaccuracy(self, model: Path) -> str:
-        """Why a cached winner fails ``tune.accuracy``, else an empty text. The code of a metric may have changed."""
+        """The reason why a cached winner fails ``tune.accuracy``, or "". A metric's code may have changed."""
         rules, scores = self.setup.case.tune.accuracy, self.setup.prepared.scores
         if rules is None:
             return ""

@@ -364,7 +364,7 @@ class BackendContract:
         assert any("candidate.onnx" in word for word in shlex.split(command))
 
     def test_data_that_are_no_calibration_cache_are_not_read(self, declared: hooks.Declaration) -> None:
-        """Of data in another format no ranges are read: another backend may read them."""
+        """No ranges are read from data in another format: another backend may read them."""
         if not declared.ranges:
             pytest.skip("no calibration caches are read")
         assert hooks.load(declared.ranges)(b'{"tensor": 6.0}') is None

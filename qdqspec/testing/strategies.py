@@ -276,7 +276,7 @@ class StrategyContract:
         assert any(trial.ok and trial.placement.sites for trial in trials)
 
     def test_all_but_the_reference_may_fail(self, space: SchemeSpace) -> None:
-        """If all candidates fail, it ends without an exception."""
+        """It ends without an exception if all candidates fail."""
         strategy = self.make(space)
         drive(strategy, Oracle(space, fails=lambda _: True))
         assert strategy.done()

@@ -301,7 +301,7 @@ class Evidence:
 
     @property
     def reason(self) -> str:
-        """Why the case has its status."""
+        """The reason for the status of the case."""
         return self.skipped or (self.search.reason if self.search is not None else "")
 
     @property

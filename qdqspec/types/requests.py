@@ -80,7 +80,7 @@ class InputLimits(Protocol):
         ...
 
     def badness(self, outputs: tuple[TensorParity, ...]) -> float:
-        """How close an input comes to exceeding a limit: larger is worse."""
+        """The distance of an input's error from a limit: larger is worse."""
         ...
 
     def model_dump(self, *, mode: str, exclude_none: bool) -> dict[str, Any]:

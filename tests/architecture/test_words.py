@@ -21,18 +21,14 @@ FINISHED = (
     "spec", "temporary", "testing", "types", "units",
 )  # fmt: skip
 DOCUMENTS = (
-    "README.md",
-    *(f"docs/{name}.md" for name in ("architecture", "guide", "tensorrt")),
-    *(
-        path.relative_to(ROOT).as_posix()
-        for folder in ("how-to", "decisions")
-        for path in sorted((ROOT / "docs" / folder).glob("*.md"))
-    ),
+    *sorted(path.name for path in ROOT.glob("*.md")),
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 )
+MOST_WORDS = 45  # of a sentence in a document
 
-# What is never meant literally in a technical text, and what to write instead.
+# Phrases that are never meant literally in a technical text, each with its replacement.
 WORDS = {
-    r"hear|hears|heard|hearings?|unheard|listens?|listened": "measure, measured",
+    r"hear|hears|heard|hearings?|unheard|listens? to|listened": "measure, measured",
     r"heeds?|heeded|heeding": "apply the constraint",
     r"quietens?|quietened|too loud|noisy candidates?": "reduce the error, exceeds the error limit",
     r"whoever|nobody|no one|somebody": "the candidate that, no candidate, another tool",
@@ -40,15 +36,31 @@ WORDS = {
     r"(?:is|are|be|was|were) shipped|as shipped": "the selected model",
     r"left alone|leaves? alone|lets? alone": "unchanged, not quantized",
     r"tell(?:s|ing)? (?:\w+ )?apart|told apart|tells? \w+ from \w+": "distinguish, the difference of",
-    r"stands? for|stands? in for|stand(?:s|ing)? (?:alone|around|still|beside|behind|there|where)": "is, represents",
+    r"stands? for|stands? in for": "represents, replaces",
+    r"stand(?:s|ing)? (?:alone|around|still|beside|behind|there|where|in it|between|before|twice)": "is",
     r"(?:is|are|was|were) (?:told|said) (?:by|of|apart|otherwise)|as it is told": "is reported",
     r"floors? \d|this room|rooms|the house": "layer, package, code base",
     r"on (?:its|the|their) way(?! (?:back|from))": "during, between",
     r"how \w+ (?:fared|did)|what became of|what came of|comes? to in": "the result of",
     r"the nearest counts": "the most specific match applies",
     r"by (?:the )?way of": "through",
+    r"go(?:es)? on (?:with|where|from|as)|gone on with|went on with": "continue",
+    r"(?:is|are|was|were|be) blamed|to blame": "is the cause",
+    r"last words": "the last lines of output",
+    r"lies? (?:along|beyond|around|idle)": "is",
+    r"says? (?:itself|so|nothing|little)|tells? (?:nothing|little)": "reports, states, shows",
+    r"forgets?|forgotten|remembers?|remembered": "drop, keep, store",
+    r"(?:is|are) (?:too )?dear": "is slow, costs much time",
+    r"in vain": "without effect",
+    r"as if it (?:never|had never)": "as without it",
 }  # fmt: skip
 PATTERN = re.compile("|".join(rf"(?P<w{i}>\b(?:{words})\b)" for i, words in enumerate(WORDS)), re.IGNORECASE)
+# In names of tests, where words are joined by underscores.
+IN_NAMES = re.compile(
+    r"_(?:(?:is|are|was|were|be|and)_(?:told|said)|told_apart|says?|tells?|nobody|whoever|somebody|heard|heeds?"
+    r"|left_alone|stands_(?:for|before|behind|where)|blamed)(?=_|$)|^test_who_"
+)
+QUESTION = re.compile(r"(?:What|Who|Whom|Whose|Why|How|When|Where|Nobody|Whatever|Whoever)\b")
 CODE = re.compile(r"``[^`]*``|`[^`]*`|\"[^\"]*\"")
 
 
@@ -61,16 +73,45 @@ def finished_files() -> list[Path]:
     return sorted(found)
 
 
-def prose(source: str) -> Iterator[tuple[int, str]]:
-    """Docstrings and comments with their lines."""
+def docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Docstrings with their lines."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
             if text:
                 yield node.body[0].lineno, text
+
+
+def prose(source: str) -> Iterator[tuple[int, str]]:
+    """Docstrings and comments with their lines."""
+    yield from docstrings(source)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
+
+
+def messages(source: str) -> Iterator[tuple[int, str]]:
+    """Strings of more than one word that are no docstrings, with their lines: messages, help, keys of tables."""
+    tree = ast.parse(source)
+    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(id(part) for part in node.values)
+            parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            yield node.lineno, "".join(map(str, parts))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in skipped and " " in str(node.value):
+            yield node.lineno, str(node.value)
+
+
+def long_sentences(text: str) -> list[str]:
+    """The sentences of a document with more than `MOST_WORDS` words; code blocks, tables and headings are skipped."""
+    text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"^\s*[|#].*$", "", text, flags=re.MULTILINE)
+    units = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)", text)
+    sentences = (part for unit in units for part in re.split(r"(?<=[.!?:;])\s+", unit))
+    return [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS]
 
 
 def found_words(text: str) -> list[tuple[str, str]]:
@@ -88,6 +129,43 @@ def test_docstrings_and_comments_use_technical_terms(path):
         for word, instead in found_words(text)
     ]
     assert not hits, "\n".join(hits)
+
+
+@pytest.mark.parametrize("path", finished_files(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_messages_use_technical_terms(path):
+    hits = [
+        f"{path}:{line}: '{word}': write {instead}"
+        for line, text in messages(path.read_text(encoding="utf-8"))
+        for word, instead in found_words(text)
+    ]
+    assert not hits, "\n".join(hits)
+
+
+@pytest.mark.parametrize("path", finished_files(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_docstrings_begin_with_a_noun_or_a_verb(path):
+    hits = [
+        f"{path}:{line}: {text.splitlines()[0]}"
+        for line, text in docstrings(path.read_text(encoding="utf-8"))
+        if QUESTION.match(text)
+    ]
+    assert not hits, "\n".join(hits)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_names_of_tests_use_technical_terms(path):
+    names = (
+        node.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
+    )
+    assert [name for name in names if IN_NAMES.search(name)] == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_sentences_of_documents_are_short(name):
+    assert long_sentences((ROOT / name).read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -120,3 +198,17 @@ def test_module_docstrings_do_not_repeat_the_layers(path):
 )
 def test_the_check_finds_these_words_only(text, words):
     assert [word for word, _ in found_words(text)] == words
+
+
+def test_messages_are_all_strings_of_several_words_but_docstrings():
+    source = '''def f(x):
+    """A docstring."""
+    raise ValueError(f"the {x} stands", "one", "two " "three")
+'''
+    assert sorted(text for _, text in messages(source)) == ["the {} stands", "two three"]
+
+
+def test_long_sentences_are_found_outside_code_and_tables():
+    long = "word " * MOST_WORDS + "more."
+    text = f"# {long}\n\nShort. {long}\n\n| {long} |\n\n```sh\n{long}\n```\n\n- {long}\n- Short: word.\n"
+    assert [len(sentence.split()) for sentence in long_sentences(text)] == [MOST_WORDS + 1, MOST_WORDS + 2]

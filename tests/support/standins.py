@@ -216,7 +216,7 @@ BEHAVIOURS = (
     _of(
         "trtexec",
         "build",
-        "takes 1 for a dynamic dimension without a shape, and says so; times the engine in the same call",
+        "takes 1 for a dynamic dimension without a shape, and reports it; times the engine in the same call",
         _SAMPLES,
     ),
     _of("trtexec", "layer_entry", "layer information of either major version", _SAMPLES),

@@ -249,7 +249,7 @@ def read_profile(path: Path) -> tuple[KernelEvent, ...]:
 
 
 def parse_profile(text: str) -> tuple[KernelEvent, ...]:
-    """As `read_profile`, from the text of the file."""
+    """Parse the text of a profile; see `read_profile`."""
     events = json.loads(text)
     return tuple(
         _event(e) for e in events if e.get("cat") == "Node" and str(e.get("name", "")).endswith(_SUFFIX)

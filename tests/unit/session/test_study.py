@@ -1,4 +1,4 @@
-"""A study on the simulated device: each step by itself, own strategies and regions, saved and gone on with."""
+"""A study on the simulated device: each step by itself, own strategies and regions, saved and resumed."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _MANY_REFUSED_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Day:
-    """Where a part writes its files, and how it builds. ``large_mib`` is the size of the large model's weights."""
+    """The folder and build settings of a part. ``large_mib`` is the size of the large model's weights."""
 
     folder: Path
     device: int = 0
