@@ -58,7 +58,7 @@ class AccuracyConstraint:
         return known.get(trial.placement.digest, part)
 
     def reaches(self, trial: Trial) -> bool:
-        """Whether a trial meets the constraints, by what has been measured."""
+        """Whether a trial meets the constraints by the measurements so far."""
         return reaches(replace(trial, sqnr_db=self.sqnr_db(trial)), self.min_sqnr_db, self.min_accuracy)
 
     def for_other_numbers(self) -> AccuracyConstraint:
@@ -106,7 +106,7 @@ class AccuracyConstraint:
         wanted = self._text(best, self.min_accuracy, self.min_sqnr_db)
         reached = self._text(best, best.accuracy, self.sqnr_db(best))
         return (
-            f"{count_text(len(lost), 'faster candidate')} did not keep {wanted}{self._origin(best)}; "
+            f"{count_text(len(lost), 'faster candidate')} did not meet {wanted}{self._origin(best)}; "
             f"the best of them reached {reached}, in {ratio_text(best.ratio or 1.0)} of the reference's time"
         )
 
@@ -189,10 +189,10 @@ def _warn(prepared: Prepared, rules: AccuracyRules, reference: float, *, steps: 
     if rules.min is not None and reference < rules.min:
         own, least = metric_text(name, reference), metric_text(name, rules.min)
         prepared.warnings.append(
-            f"tune.accuracy: the reference itself has {name} {own}, below the {least} asked"
+            f"tune.accuracy: the reference itself has {name} {own}, below the limit {least}"
         )
     if steps and rules.max_drop is not None and rules.max_drop < 1 / samples:
         worth, most = f"{100 / samples:.2g} %", metric_text(name, rules.max_drop)
         prepared.warnings.append(
-            f"tune.accuracy: one sample of {samples} is {worth}, so that a drop of {most} lets none be lost"
+            f"tune.accuracy: one sample of {samples} is {worth}, so that a drop of {most} allows no loss of a sample"
         )

@@ -247,7 +247,7 @@ T = TypeVar("T")
 
 
 class Noisiest(Generic[T]):
-    """Items by falling noise, as many as are iterated, each with the noise power that ``hear`` returns for it alone.
+    """Items by falling noise, as many as are iterated, each with the noise power that ``measure`` returns for it alone.
 
     Noise powers are additive, so that a group has at least the noise of its noisiest member: the noisiest
     group is divided until it is one item, which no other can exceed (branch and bound). A few of n items take
@@ -256,11 +256,11 @@ class Noisiest(Generic[T]):
     """
 
     def __init__(
-        self, items: Sequence[T], hear: Callable[[Sequence[T]], float], wanted: int | None = None
+        self, items: Sequence[T], measure: Callable[[Sequence[T]], float], wanted: int | None = None
     ) -> None:
-        self._hear = hear
+        self._measure = measure
         self._groups: list[tuple[float, int, Sequence[T]]] = []  # a heap: the noisiest first
-        self._heard = 0
+        self._measured = 0
         for group in _parts(items, wanted):
             self._add(group)
 
@@ -280,8 +280,8 @@ class Noisiest(Generic[T]):
         return math.fsum(-power for power, _, _ in self._groups)
 
     def _add(self, group: Sequence[T]) -> None:
-        heapq.heappush(self._groups, (-self._hear(group), self._heard, group))
-        self._heard += 1
+        heapq.heappush(self._groups, (-self._measure(group), self._measured, group))
+        self._measured += 1
 
 
 def _parts(items: Sequence[T], wanted: int | None) -> Iterator[Sequence[T]]:

@@ -166,7 +166,7 @@ class RehearsalOracle:
             try:
                 self._noise = self._sensitivities(self._left())
                 if self._noise is None:
-                    self._note(f"{self._missing}, and was skipped: give it more time")
+                    self._note(f"{self._missing}, and was skipped: raise the time limit")
             except (RehearsalRefusedError, BackendError) as error:
                 self._refuse(error.what)
         return self._noise
@@ -258,7 +258,7 @@ class RehearsalOracle:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the search has no time left to build what is chosen now."""
+        """Whether the search has no time left to build another placement."""
         left = self._left()
         return left is not None and left <= 0
 
@@ -427,8 +427,8 @@ LEAST_FEEDS = 16  # of the evaluation data
 class RehearsedMetric:
     """Expects the metric of placements: of the reference, plus the change in a rehearsal, plus an offset from builds.
 
-    The offset is the median over builds whose SQNR is not lower than the placement's: what a build loses beyond its
-    rehearsal does not hold for placements with less noise. ``reference`` is the metric of the reference on all data,
+    The offset is the median over builds whose SQNR is not lower than the placement's: the loss of a build beyond its
+    rehearsal does not apply to placements with less noise. ``reference`` is the metric of the reference on all data,
     ``least`` the limit, ``left`` gives the seconds that the search has left. All evaluation data is used if the time
     allows, else its first feeds; then a metric that counts samples may lose one more.
     """
@@ -495,7 +495,7 @@ class RehearsedMetric:
     def _tolerance(self) -> float:
         """The value of one sample, if a part of the data is used and the metric counts samples.
 
-        A metric that does not state what it counts does so if all its values are multiples of one sample's.
+        A metric that declares no unit counts samples if all its values are multiples of one sample's.
         """
         if self._float is None or self._feeds >= self.scores.feeds:
             return 0.0

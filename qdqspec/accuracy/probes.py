@@ -165,7 +165,9 @@ def read_probe(path: Path) -> SavedProbe:
     except ValueError as error:
         problem = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
         raise DataError(
-            f"'{_CHECK}' in it is damaged: {problem}", where=path, cure="have it found again"
+            f"'{_CHECK}' in it is damaged: {problem}",
+            where=path,
+            cure="delete it and run the parity check again",
         ) from None
     return SavedProbe(feeds=known, params=params, typical=read.typical, inputs=read.inputs)
 

@@ -125,7 +125,7 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownResult:
-    """What ``tune -o`` left in a folder: the reference as a case on the same backend, its evidence, the tuned model."""
+    """The results of ``tune -o`` in a folder: the reference as a case, its evidence, the tuned model."""
 
     case: Case
     found: Evidence

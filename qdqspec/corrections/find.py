@@ -29,7 +29,7 @@ from qdqspec.types import CORRECTIONS, Consumer, CorrectionGain, Placement, Site
 
 LEAST_DB = 0.1  # smallest mean gain over placements on held-out samples
 MOST_LOSS_DB = 0.05  # largest loss of any of these placements
-MOST_JUDGED = 3  # corrections whose errors are kept: a step may have judged what it returns
+MOST_JUDGED = 3  # corrections whose errors are kept: a step may have judged its own result
 SURE = 2.0  # standard errors by which a loss on the first samples is sure
 RANGES_SHARE = 0.7  # of the time that is left
 LEAST_JUDGEMENTS = 6  # that fit in the time: where one on all samples takes longer, it is on fewer of them

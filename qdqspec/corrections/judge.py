@@ -92,7 +92,7 @@ class Judge:
         return islice(self.feeds(), int(part == "held-out"), 2 * (samples or self.samples), 2)
 
     def rehearsal(self, numbers: Quantizer, part: SampleSplit) -> tuple[Rehearsal, _Adjusted]:
-        """The rehearsal of a part of the samples, and what its runs take for these numbers. It stays open."""
+        """The rehearsal of a part of the samples and the adjustments of its runs for these numbers. It stays open."""
         subject = id(self.model), part, tuple(placement.digest for placement in self.placements)
         return self.rehearsals.of(subject, numbers, lambda: self._opened(numbers, part))
 

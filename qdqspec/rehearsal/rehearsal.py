@@ -84,7 +84,7 @@ class Rehearsal(Closing):
         known: dict[int, Values] | None = None,
         adjustable: bool = False,
     ) -> None:
-        """Build and load the model with switches. ``memory_limit`` is in bytes, by default half of what is free.
+        """Build and load the model with switches. ``memory_limit`` is in bytes, by default half of the free memory.
 
         ``known`` are values of the float model by sample, shared by rehearsals of the same model and data. Of an
         ``adjustable`` rehearsal the numbers of activations can be replaced for each run.

@@ -208,7 +208,7 @@ def _older_lines(record: RunRecord) -> list[str]:
 
 
 def _older(case: CaseRecord) -> tuple[Provenance, str, str]:
-    """Where earlier results come from, what they are, and what was measured in this run; empty if there are none."""
+    """The source of earlier results, their content, and the results of this run; empty if there are none."""
     latency, search = case.evidence.latency, case.evidence.search
     times = Provenance() if latency is None else latency.provenance
     if times.source != "measured":

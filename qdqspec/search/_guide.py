@@ -164,7 +164,7 @@ class Guide:
 def _ranked(
     noise: Mapping[tuple[str, Label], float], labels: Mapping[str, Label], spent: Mapping[str, float]
 ) -> tuple[list[str], Floats]:
-    """Units with the most noise for their time first, and the noise of what is left without the first 0, 1, ..."""
+    """Units with the most noise for their time first, and the noise of the others without the first 0, 1, ..."""
     ranked = sorted(
         labels, key=lambda unit: _noise(noise, unit, labels[unit]) / max(spent[unit], 1e-6), reverse=True
     )

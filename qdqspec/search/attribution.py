@@ -145,7 +145,7 @@ class Attribution(FirstPlacements):
 
     @property
     def _is_exceeded(self) -> bool:
-        """Whether the limit is binding, or a candidate was below what is worth building; else no analysis is needed."""
+        """Whether the limit is binding, or a candidate was below the lowest SQNR worth a build."""
         least = self.least_db
         measured = (trial.sqnr_db for trial in self._measured if trial.sqnr_db is not None)
         return self.is_bound or (least is not None and any(db < least for db in measured))

@@ -20,7 +20,7 @@ from qdqspec.search.crossings import Codes
 from qdqspec.types import FIRST, Placement, Trial
 
 FIRSTS = 2  # labellings thinned by rough noise, at most
-ATTEMPTS = 2  # at each: what a build shows of the backend and of all data corrects the next prediction
+ATTEMPTS = 2  # at each: the build's effect of the backend and of all data corrects the next prediction
 
 Phase: TypeAlias = Generator[list[Proposal], list[Trial], list[Trial]]
 

@@ -1,4 +1,4 @@
-"""Runs a strategy: ask for proposals, build and race them, write the journal, tell the strategy the trials.
+"""Runs a strategy: ask for proposals, build and race them, write the journal, pass on the trials.
 
 The only loop for every strategy, in a test run, on the command line and in Python.
 """
@@ -184,7 +184,7 @@ class Search:
         return self._known(proposal) or self._recall(proposal) or self.measure(self.build(proposal))
 
     def evaluate_also(self, proposal: Proposal) -> Trial:
-        """The trial of a proposal that the strategy did not make and is not told of, under the proposal's phase."""
+        """The trial of a proposal that is not the strategy's, which it does not receive, under the proposal's phase."""
         self._awaited.add(_key(proposal))
         try:
             return self.evaluate(proposal)

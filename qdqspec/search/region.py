@@ -70,9 +70,9 @@ class RegionSearch(Stepwise):
             left -= share
 
     def _budget(self, share: float) -> int:
-        """The number of schemes for the next pattern: the given or the preset's; at most its share of what remains.
+        """The number of schemes for the next pattern: the given or the preset's; at most its share of the trials left.
 
-        With a given number a pattern may use all that remains.
+        With a given number a pattern may use all of them.
         """
         rest = max(0, self._setup.trials - self.asked)
         if self._setup.trials_per_region is not None:

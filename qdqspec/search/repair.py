@@ -43,7 +43,7 @@ class NearMiss:
         return min(won) * (1 - MUCH) if won else 1 - self.min_gain
 
     def lacking_db(self, trial: Trial, bound: float) -> float | None:
-        """What the SQNR of a trial that just missed the limit lacks; ``None`` of others."""
+        """The gap of a trial's SQNR that just missed the limit; ``None`` for others."""
         is_built = trial.ok and bool(trial.placement.sites) and not trial.subgraph
         found_db = (
             self.sqnr_db(trial) if is_built and trial.ratio is not None and trial.ratio < bound else None

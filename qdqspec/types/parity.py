@@ -16,8 +16,8 @@ class TensorParity:
     """Difference of one output from the reference's.
 
     ``sqnr_db`` is ten times the log of signal power over noise power (infinite if equal), ``max_abs`` the
-    largest absolute difference, ``max_steps`` the same in steps of an 8-bit grid over the reference's range,
-    ``agreement`` the share of the reference's best classes that are also its own, by `TopK.key`, if it has
+    largest absolute difference, ``max_steps`` the same in steps of an 8-bit grid over the reference's range.
+    ``agreement`` is the share of the reference's best classes that are also its own, by `TopK.key`, if it has
     that many classes.
     """
 

@@ -67,7 +67,7 @@ BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0,)}
 
 
 def capabilities(blocked: tuple[str, ...]) -> Capabilities:
-    """What all builds of ONNX Runtime for processors support, with these formats of weights in ``blocked`` form."""
+    """The capabilities of all builds of ONNX Runtime for processors, with weights of ``blocked`` formats."""
     return Capabilities(
         formats=("int8", "uint8", *blocked),
         labels=LABELS,

@@ -67,7 +67,7 @@ _GENERATIONS = {(7, 5): "Turing", (8, 0): "Ampere", (8, 9): "Ada", (9, 0): "Hopp
 def capabilities(
     gpu: tuple[int, int], version: tuple[int, int], supported: Collection[str] = FORMATS
 ) -> Capabilities:
-    """What TensorRT supports on a GPU of this compute capability, in those of the ``supported`` formats."""
+    """The capabilities of TensorRT on a GPU of this compute capability, for the ``supported`` formats."""
     formats = tuple(name for name in formats_for(gpu, version) if name in supported)
     return Capabilities(
         formats=formats,

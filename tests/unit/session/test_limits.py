@@ -72,7 +72,7 @@ def test_what_is_accurate_on_the_searchs_samples_only_is_not_selected(case: Case
     record = tuned(on_small_data(case, "late"))
     (found,) = (one.evidence for one in record.cases)
     assert found.status == "unchanged"
-    assert "did not keep 20.0 dB (the default limit)" in found.reason
+    assert "did not meet 20.0 dB (the default limit)" in found.reason
     assert "reached 20 dB on the first 8 samples and" in found.reason
     assert "dB at most on all evaluation data" in found.reason
     table = summary_table(record)
@@ -99,7 +99,7 @@ def test_none_lifts_the_limit_and_the_table_marks_the_model(case: Case) -> None:
 def test_what_the_first_samples_refuse_is_not_examined_on_all_data(case: Case) -> None:
     (found,) = (one.evidence for one in tuned(on_small_data(case)).cases)
     assert found.status == "unchanged"
-    assert "did not keep 20.0 dB (the default limit)" in found.reason
+    assert "did not meet 20.0 dB (the default limit)" in found.reason
     assert "at most on all evaluation data" not in found.reason
 
 

@@ -174,7 +174,7 @@ def test_sensitivities_that_take_too_much_of_a_search_are_skipped(
     with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
         oracle = RehearsalOracle(rehearser, bench.prepared.space, notes.append, lambda: seconds)
         assert (oracle.noise() is not None) == known
-        assert ["was skipped: give it more time" in note for note in notes] == [True] * (not known)
+        assert ["was skipped: raise the time limit" in note for note in notes] == [True] * (not known)
 
 
 def test_rough_noise_is_measured_where_that_of_each_pair_would_take_long(
