@@ -1,4 +1,4 @@
-"""What `qdqspec inspect` shows of a model, and its rendering as text and as JSON.
+"""The report of `qdqspec inspect` on a model, and its rendering as text and as JSON.
 
 Below the main graph are the bodies of If, Loop and Scan, and local functions. The nodes of bodies belong to the model
 and to its regions. A local function is searched as a separate model; a call of it is an operator that no backend lists,

@@ -3,9 +3,9 @@
 For models whose whole build takes minutes. A group is the nodes that a runtime runs as one kernel, with the cheap
 operators that follow; groups with equal operators and shapes are of one kind. A few heuristic schemes of each kind are
 built as an excerpt of the model, compared with the same nodes in float, without the conversions at their borders, which
-a whole model may not have. The schemes that win are then added to the whole model, the greatest expected gain first, and kept
-only if the whole model wins its race: gains of parts are not additive. The approach is that of ModelOpt's pull request
-1015; the differences are kinds, races, and steps that are large enough to be measurable above noise.
+a whole model may not have. The schemes that win are then added to the whole model, the greatest expected gain first,
+and kept only if the whole model wins its race: gains of parts are not additive. The approach is that of ModelOpt's pull
+request 1015; the differences are kinds, races, and steps that are large enough to be measurable above noise.
 """
 
 from __future__ import annotations
