@@ -32,7 +32,7 @@ ENOUGH = 0.0025  # standard error of a build's level, a quarter of the smallest 
 NOTE = "timed two at a time for lack of memory: scaled by the time of the first build in the same round"
 
 Opener: TypeAlias = Callable[[], Engine]
-Groups: TypeAlias = Mapping[str, Sequence[Opener]]  # a function for each build, by model
+Openers: TypeAlias = Mapping[str, Sequence[Opener]]  # a function for each build, by model
 
 
 @dataclass
@@ -51,7 +51,7 @@ class FreshBuilds:
 
     def time(
         self,
-        groups: Groups,
+        groups: Openers,
         rounds: int,
         *,
         beside: Sequence[Engine] = (),
@@ -70,7 +70,7 @@ class FreshBuilds:
 
     def all_at_once(
         self,
-        groups: Groups,
+        groups: Openers,
         rounds: int,
         *,
         beside: Sequence[Engine] = (),
@@ -161,7 +161,7 @@ class FreshBuilds:
                     _fail(result, name, error)
                     del result.samples[name]  # it ran before and fails now: no result for this placement
 
-    def two_at_a_time(self, groups: Groups, rounds: int, *, take: Take = Turn.both) -> Together:
+    def two_at_a_time(self, groups: Openers, rounds: int, *, take: Take = Turn.both) -> Together:
         """Time builds as `all_at_once` does, with two engines open at a time.
 
         The first build of the first group stays open as the anchor. Each build in turn, the anchor too, alternates with
@@ -182,7 +182,7 @@ class FreshBuilds:
                 return replace(found, failures=failures | found.failures)
         return Together(failures=failures)
 
-    def _beside_first(self, groups: Groups, rounds: int, take: Take) -> Together:
+    def _beside_first(self, groups: Openers, rounds: int, take: Take) -> Together:
         pairs: dict[str, list[_Pair]] = {}
         failures: dict[str, QdqspecError] = {}
         (first, opener), *others = ((name, opener) for name, openers in groups.items() for opener in openers)

@@ -48,7 +48,7 @@ _DEATH_SIGNAL_OPTION = 1  # PR_SET_PDEATHSIG of Linux' prctl
 
 MOST_TWICE = 64 << 20  # bytes of a model that is built twice, to be run between runs of itself
 
-Answer = tuple[Header, Mapping[str, Array]]
+Reply = tuple[Header, Mapping[str, Array]]
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Service:
             except WireClosedError:
                 return
 
-    def _answer(self, header: Header, arrays: Mapping[str, Array]) -> Answer:
+    def _answer(self, header: Header, arrays: Mapping[str, Array]) -> Reply:
         try:
             return getattr(self, f"_do_{header['do']}")(header, arrays)  # type: ignore[no-any-return]  # by name
         except Exception as error:  # noqa: BLE001 - whatever the backend raises belongs to the parent
@@ -87,7 +87,7 @@ class Service:
         except BackendError as error:  # an output that cannot be transferred
             self.stream.send({"error": error_to_json(error)})
 
-    def _do_build(self, header: Header, _: Mapping[str, Array]) -> Answer:
+    def _do_build(self, header: Header, _: Mapping[str, Array]) -> Reply:
         options = options_from_json(header["options"])
         self.engine = self.backend.build(Path(header["model"]), options)
         if options.threads == 1 and self.backend.capabilities(options).one_processor:
@@ -97,11 +97,11 @@ class Service:
                 self.build_other = partial(self.backend.build, Path(header["model"]), other)
         return {"graph_hash": self.engine.graph_hash, "on_device": hasattr(self.engine, "device_memory")}, {}
 
-    def _do_memory(self, _: Header, __: Mapping[str, Array]) -> Answer:
+    def _do_memory(self, _: Header, __: Mapping[str, Array]) -> Reply:
         held, free = getattr(self._built(), "device_memory")()  # noqa: B009 - not every engine has it
         return {"held": held, "free": free}, {}
 
-    def _do_run(self, _: Header, arrays: Mapping[str, Array]) -> Answer:
+    def _do_run(self, _: Header, arrays: Mapping[str, Array]) -> Reply:
         outputs = self._built().run(arrays)
         numeric = {name: value for name, value in outputs.items() if travels(value)}
         if outputs and not numeric:
@@ -111,12 +111,12 @@ class Service:
             )
         return {}, numeric
 
-    def _do_bind(self, header: Header, arrays: Mapping[str, Array]) -> Answer:
+    def _do_bind(self, header: Header, arrays: Mapping[str, Array]) -> Reply:
         self._built().bind(arrays, **_profile(header))
         self.bound[header["profile"]] = arrays
         return {}, {}
 
-    def _do_time(self, header: Header, _: Mapping[str, Array]) -> Answer:
+    def _do_time(self, header: Header, _: Mapping[str, Array]) -> Reply:
         engine, warmup, profile = self._built(), header["warmup"], _profile(header)
         with self.where():
             if header["after_another"]:
@@ -135,7 +135,7 @@ class Service:
                 self.other.bind(feeds, **_profile({"profile": number}))
         return self.other
 
-    def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Answer:
+    def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Reply:
         with self.where():
             layers = self._built().layers(header["runs"], **_profile(header))
         return {"layers": to_data(layers)}, {}

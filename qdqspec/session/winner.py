@@ -24,7 +24,7 @@ from qdqspec.units import interval_text, metric_text, ratio_text
 FIRST_BUILDS, FIRST_ROUNDS = 2, 12
 SECOND_BUILDS, SECOND_ROUNDS = 4, 48
 
-Outcome = Literal["faster", "inconclusive", "slower", "broken"]
+RecheckOutcome = Literal["faster", "inconclusive", "slower", "broken"]
 
 
 class Finder:
@@ -220,7 +220,7 @@ class Recheck:
     ``broken``: it cannot be built and run any more. ``inconclusive``: everything else.
     """
 
-    outcome: Outcome
+    outcome: RecheckOutcome
     latency: LatencyEvidence
     min_gain: float = 0.0
 
