@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from qdqspec.plain_json import TooLargeError, parse_json, read_json
 
 BAD = {
-    '{"a": 1, "b": 2, "a": 3}': "the key 'a' stands twice",
-    '{"b": [{"": 1, "": 2}]}': "the key '' stands twice",
+    '{"a": 1, "b": 2, "a": 3}': "the key 'a' occurs twice",
+    '{"b": [{"": 1, "": 2}]}': "the key '' occurs twice",
     "[NaN]": "NaN is no number",
     '{"a": -Infinity}': "-Infinity is no number",
     "[1e999]": "the number 1e999 is too large",

@@ -62,7 +62,7 @@ def test_json_states_the_same_in_numbers(tmp_path: Path):
         ('{"a": "six"}', "'a': 'six' is no number"),
         ('{"a": [2, 1]}', "'a': 2 is above 1"),
         ('{"a": [1, 2, 3]}', "'a': \\[1, 2, 3\\] is no number"),
-        ('{"a": 1, "a": 2}', "the key 'a' stands twice"),
+        ('{"a": 1, "a": 2}', "the key 'a' occurs twice"),
         (b"\xff\xfe", "it is not UTF-8 text"),
         ("", "cannot be read"),
     ],
