@@ -43,7 +43,7 @@ def test_a_run_that_finds_no_spec_states_how_specs_are_called(pytester, words, h
     (pytester.path / "tests" / "test_a.py").write_text("def test_a(): pass")
     result = pytester.runpytest_inprocess(*words.split())
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert ("no spec found: specs are called *.qdq.yaml" in result.stdout.str()) is hinted
+    assert ("no spec found: names of specs end in .qdq.yaml" in result.stdout.str()) is hinted
 
 
 def test_a_case_is_selected_by_its_id(project):
