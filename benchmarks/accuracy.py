@@ -189,7 +189,8 @@ def _tuned(model: RealModel, limit: str, folder: Path, minutes: float, tuned: Pa
     result = tune(model.path, minutes=minutes, output=folder, no_cache=True, **asked)
     if not result.unchanged:
         tuned.write_bytes(result.model.read_bytes())
-    found = [trial.sqnr_db for trial in result.trials if trial.phase not in NOT_CANDIDATES]
+    built = [trial for trial in result.trials if trial.phase not in NOT_CANDIDATES]
+    found = [trial.sqnr_db if trial.all_data_db is None else trial.all_data_db for trial in built]
     below = [db for db in found if db is not None and db < LIMITS.get(limit, -math.inf)]
     return {"unchanged": result.unchanged, "builds": result.search.total, "below": len(below)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -46,6 +47,13 @@ def test_the_command_to_run_is_one_to_copy(verb, project):
     result = verb("init", "digits_resnet.onnx", "-o", "my specs/größe.qdq.yaml", *FAKE)
     command = result.out.partition("run it with: ")[2]
     assert shlex.split(command) == ["pytest", str(Path("my specs", "größe.qdq.yaml"))]
+
+
+MODELS = [
+    path.resolve()
+    for folder in filter(None, os.environ.get("QDQSPEC_TEST_MODELS", "").split(":"))
+    for path in sorted(Path(folder).glob("*.onnx"))
+]
 
 
 @pytest.mark.parametrize("odd", WRITABLE, ids=lambda odd: odd.name)
@@ -130,8 +138,19 @@ def specs_with_comments_removed(text: str) -> Iterator[str]:
 def test_each_comment_can_be_removed(verb, tmp_path, odd):
     """Alone and together; what then is in use is resolved against the model, not only loaded."""
     onnx.save(odd.make(), tmp_path / "net.onnx")
-    assert verb("init", "net.onnx", *FAKE, "-o", "spec.qdq.yaml").code == 0
-    model = load_model(tmp_path / "net.onnx")
+    assert_each_comment_can_be_removed(verb, tmp_path, Path("net.onnx"))
+
+
+@pytest.mark.parametrize("file", MODELS, ids=lambda file: file.stem)
+def test_each_comment_can_be_removed_for_the_models_of_a_folder(verb, tmp_path, file):
+    """The folders that the environment variable `QDQSPEC_TEST_MODELS` names, separated by ':'."""
+    shutil.copy(file, tmp_path)
+    assert_each_comment_can_be_removed(verb, tmp_path, Path(file.name))
+
+
+def assert_each_comment_can_be_removed(verb, tmp_path, path):
+    assert verb("init", str(path), *FAKE, "-o", "spec.qdq.yaml").code == 0
+    model = load_model(tmp_path / path)
     for text in specs_with_comments_removed((tmp_path / "spec.qdq.yaml").read_text()):
         (tmp_path / "changed.qdq.yaml").write_text(text)
         for case in load_cases(tmp_path / "changed.qdq.yaml", Settings(root=tmp_path)):
