@@ -164,10 +164,10 @@ def _channels(value: object) -> object:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-Means: TypeAlias = Annotated[
+ChannelMeans: TypeAlias = Annotated[
     tuple[float, ...], BeforeValidator(_channels, json_schema_input_type=float | tuple[float, ...])
 ]
-Deviations: TypeAlias = Annotated[
+ChannelDeviations: TypeAlias = Annotated[
     tuple[Positive, ...], BeforeValidator(_channels, json_schema_input_type=Positive | tuple[Positive, ...])
 ]
 _TRANSFORM = ("size", "resize", "scale", "mean", "std", "layout", "colors")
@@ -202,10 +202,10 @@ class DataSection(SpecSection):
         "covers `size`.",
     )
     scale: float = Field(default=1 / 255, description="Of images: the factor of pixels, which are 0 to 255.")
-    mean: Means = Field(
+    mean: ChannelMeans = Field(
         default=(0.0,), description="Of images: subtracted after `scale`; one number, or one a channel."
     )
-    std: Deviations = Field(
+    std: ChannelDeviations = Field(
         default=(1.0,), description="Of images: the divisor after `mean`; one number, or one a channel."
     )
     layout: Literal["nchw", "nhwc"] = Field(default="nchw", description="Of images: the order of dimensions.")
