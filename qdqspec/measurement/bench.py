@@ -128,7 +128,7 @@ class Bench:
     from time to time, and the intervals of `compare` include the variation of the ratio between these times.
     ``jobs`` is the number of parallel builds while no measurement is pending; if ``memory`` reports that not
     all of them fit at once, they are opened one after the other. ``twins`` are devices of the same key that
-    share the work.
+    share the work. ``report`` is given the steps of measurements of fresh builds, as text.
     """
 
     def __init__(
@@ -148,6 +148,7 @@ class Bench:
         memory: HasMemory = has_memory,
         twins: Twins | None = None,
         looks: Looks | None = None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.clock: Clock = clock
         self.twins = twins or Twins()
@@ -161,7 +162,9 @@ class Bench:
         self._admission = admission
         self._extract = extract
         self._folder = folder
-        self._fresh = FreshBuilds(clock=clock, random=random, exclusive=exclusive, jobs=jobs, memory=memory)
+        self._fresh = FreshBuilds(
+            clock=clock, random=random, exclusive=exclusive, jobs=jobs, memory=memory, report=report
+        )
         self._writing = Lock()
         self._parts = PartBench(partial(self._open, FLOAT), clock=clock, random=random)
         self._looks = looks

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ from qdqspec.measurement.race import Turn, settle
 from qdqspec.measurement.stats import log_ratios, trimmed_error
 from qdqspec.measurement.together import IsSettled, Take, Together, joined
 from qdqspec.types import Clock, Samples
+from qdqspec.units import count_text
 
 FEWEST = 6  # rounds before the precision of levels is evaluated
 MOST_SECONDS = 60.0  # of timing, after which no further round begins once there are the fewest
@@ -39,7 +41,7 @@ Openers: TypeAlias = Mapping[str, Sequence[Opener]]  # a function for each build
 class FreshBuilds:
     """Times fresh builds with ``jobs`` parallel builds; after memory was short once, only two are open at a time.
 
-    Timing, and not building, happens inside ``exclusive``.
+    Timing, and not building, happens inside ``exclusive``. ``report`` is given each step as text.
     """
 
     clock: Clock
@@ -47,6 +49,7 @@ class FreshBuilds:
     exclusive: Callable[[], AbstractContextManager[object]]
     jobs: int = 1
     memory: HasMemory = has_memory
+    report: Callable[[str], None] = lambda _: None
     _is_short: bool = field(default=False, init=False)
 
     def time(
@@ -85,7 +88,7 @@ class FreshBuilds:
         Timing begins when all are built. Raises `MemoryShortError` as soon as ``memory`` reports that the remaining
         ones do not fit ``beside`` the open ones, or if one fails for lack of memory.
         """
-        result = Together()
+        result, groups = Together(), self._counted(groups)
         to_come = Counter({name: len(openers) for name, openers in groups.items()})
         self._look_ahead(beside, to_come)
         with ExitStack() as opened:
@@ -104,6 +107,16 @@ class FreshBuilds:
             with self.exclusive():
                 self._take_turns(engines, rounds, result, take, is_settled)
         return result
+
+    def _counted(self, groups: Openers) -> Openers:
+        """The same openers, each of which reports its position among all."""
+        total, numbers = sum(map(len, groups.values())), count(1)
+
+        def opened(opener: Opener) -> Engine:
+            self.report(f"build {next(numbers)} of {total}")
+            return opener()
+
+        return {name: [partial(opened, opener) for opener in openers] for name, openers in groups.items()}
 
     def _look_ahead(self, engines: Sequence[Engine], to_come: Counter[str]) -> None:
         more = to_come.total()
@@ -148,6 +161,9 @@ class FreshBuilds:
                 return
             if number - 1 in (rounds // 2, 3 * rounds // 4) and number > FEWEST and is_settled(result):
                 return
+            if number % max(1, rounds // 4) == 0:  # rarely, since drawing affects the next run
+                now = f", round {number} of {rounds}" if number else ""
+                self.report(f"timing {count_text(len(engines), 'build')} in turns{now}")
             for position in self.random.permutation(len(engines)):
                 name, index, engine = engines[position]
                 if name not in result.samples:
@@ -185,6 +201,7 @@ class FreshBuilds:
     def _beside_first(self, groups: Openers, rounds: int, take: Take) -> Together:
         pairs: dict[str, list[_Pair]] = {}
         failures: dict[str, QdqspecError] = {}
+        groups = self._counted(groups)
         (first, opener), *others = ((name, opener) for name, openers in groups.items() for opener in openers)
         with _lost_if_it_fails():
             anchor = opener()

@@ -62,6 +62,7 @@ def time_files(
         options=work.options,
         exclusive=work.exclusive,
         jobs=work.jobs,
+        report=work.report_step,
     )
     return bench.compare(files, builds=builds, rounds=rounds)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -103,6 +103,8 @@ class Tuning(Closing):
     ) -> None:
         self._prepared, self._work = prepared, work
         self._started = time.monotonic(), time.process_time()
+        self._has_ended = False  # the search, with its overtime
+        self._overtime: float | None = None  # when it ends
         rules = prepared.case.tune
         make = make or named(rules.strategy)
         refuse(make, prepared.candidates)
@@ -126,7 +128,7 @@ class Tuning(Closing):
             prepared.judge_corrections_at(near)
             share = "" if rules.minutes is None else f", up to {SHARE:.0%} of the search's time"
             self._step(f"looking for corrections{share}")
-            self._bench = _bench(prepared, work, folder, order, self._constraint)
+            self._bench = _bench(prepared, work, folder, order, self._constraint, self._bench_step)
             opened.callback(self._bench.close)
             budget = Budget(
                 trials=trials,
@@ -136,7 +138,6 @@ class Tuning(Closing):
                 waited=work.waited,
                 run_left=work.seconds_left,
             )
-            self._overtime: float | None = None  # when it ends
             self._oracle = _oracle(prepared, work, self._constraint, opened, lambda: self._left(budget))
             clock, constraint, oracle = self._bench.clock, self._constraint, self._oracle
             if near is not None and any(gain.taken for gain in prepared.corrections.gains):
@@ -150,7 +151,7 @@ class Tuning(Closing):
                 journal,
                 case=prepared.case.name,
                 replay=[trial for trial in journal.trials() if trial.phase != FIRST],
-                watch=work.watch,
+                watch=self._watch,
                 twins=work.twins,
             )
             if work.twins is not None:
@@ -158,13 +159,24 @@ class Tuning(Closing):
             self._opened = opened.pop_all()
 
     def _step(self, text: str) -> None:
-        """Report the beginning of a step, with the time left of the search's limit."""
-        minutes, watch = self._prepared.case.tune.minutes, self._work.watch
-        if watch is not None:
-            spent = time.monotonic() - self._work.waited() - self._began
-            left = None if minutes is None else max(0.0, 60 * minutes - spent)
-            name = self._prepared.case.name
-            watch(Progress(case=name, phase="", done=0, total=0, doing=text, seconds_left=left))
+        """Report the beginning of a step, with the time left of the search's limit while there is a search."""
+        minutes = self._prepared.case.tune.minutes
+        spent = time.monotonic() - self._work.waited() - self._began
+        left = None if minutes is None or self._has_ended else max(0.0, 60 * minutes - spent)
+        name = self._prepared.case.name
+        self._watch(Progress(case=name, phase="", done=0, total=0, doing=text, seconds_left=left))
+
+    def _bench_step(self, text: str) -> None:
+        """Report a step of a measurement of fresh builds: of noise during the search, of finalists after it."""
+        self._step(f"confirming: {text}" if self._has_ended else f"measuring the noise: {text}")
+
+    def _watch(self, progress: Progress) -> None:
+        """Report progress. After the search the time left is that of candidates that just missed the limit."""
+        if self._overtime is not None and progress.seconds_left is not None:
+            left = max(0.0, self._overtime - time.monotonic())
+            progress = replace(progress, seconds_left=left)
+        if self._work.watch is not None:
+            self._work.watch(progress)
 
     def repair(self) -> None:
         """Race the fastest candidates that just missed the SQNR limit, without their noisiest units.
@@ -193,7 +205,8 @@ class Tuning(Closing):
         """Rebuild the finalists, time them together, and select the final model."""
         prepared, space = self._prepared, self._prepared.space
         trials, everything = tuple(self.search.trials), space.resolve(space.everything())
-        self._step("building the finalists again and timing them together")
+        self._has_ended = True
+        self._step("confirming")
         half = half_reference(prepared, self._folder)
         confirmed = confirm(
             trials,
@@ -335,6 +348,7 @@ def _bench(
     folder: Path,
     random: np.random.Generator,
     constraint: AccuracyConstraint,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Bench:
     rules = prepared.case.tune
     store = WeightStore(folder, base=require_path(prepared.given).parent)
@@ -359,6 +373,7 @@ def _bench(
         folder=folder,
         jobs=work.jobs,
         twins=work.twins,
+        report=report,
     )
 
 

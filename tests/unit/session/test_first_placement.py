@@ -16,7 +16,7 @@ from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.session import Session
-from qdqspec.session.tuning import FIRST_SHARE, promising
+from qdqspec.session.tuning import FIRST_SHARE, OVERTIME_SHARE, promising
 from qdqspec.types import FIRST, Case, Consumer, Inputs, Placement, SearchLimits, Site, Trial, TuneRules
 
 
@@ -62,7 +62,10 @@ def test_the_search_begins_with_it_and_corrections_are_judged_on_it(
 
 
 def test_the_time_left_is_that_of_the_search(case: Case, tmp_path: Path) -> None:
-    """While the first placement was sought it was that of its share, a tenth, and none after it."""
+    """While the first placement was sought it was that of its share, a tenth, and none after it.
+
+    While finalists are confirmed, which ends by itself, no time is left of it: it was the rest of ``tune.minutes``.
+    """
     seen = []
     minutes = 2.0
     with Session(root=tmp_path) as session:
@@ -70,7 +73,8 @@ def test_the_time_left_is_that_of_the_search(case: Case, tmp_path: Path) -> None
         session.search(replace(case, tune=replace(case.tune, minutes=minutes)))
     steps = [progress.doing for progress in seen]
     begun = steps.index("building the reference for a first placement")
-    left = [progress.seconds_left for progress in seen[begun:]]
+    confirming = steps.index("confirming")
+    left = [progress.seconds_left for progress in seen[begun:confirming]]
     known = [seconds for seconds in left if seconds is not None]
     assert len(known) == len(left)
     corrections = next(
@@ -78,6 +82,10 @@ def test_the_time_left_is_that_of_the_search(case: Case, tmp_path: Path) -> None
     )
     assert known[: corrections - begun] == sorted(known[: corrections - begun], reverse=True)
     assert known[0] > FIRST_SHARE * 60 * minutes
+    assert {progress.seconds_left for progress in seen[confirming:]} == {None}
+    builds = [step for step in steps[confirming:] if step.startswith("confirming: build")]
+    assert builds[:2] == [f"confirming: build {number} of {len(builds)}" for number in (1, 2)]
+    assert f"confirming: timing {len(builds)} builds in turns, round 6 of 24" in steps[confirming:]
 
 
 def test_a_resumed_search_does_not_build_it_again(
@@ -117,10 +125,13 @@ def test_candidates_that_just_missed_the_limit_are_tried_with_less_noise(
         yield space.resolve(space.everything())
 
     monkeypatch.setattr("qdqspec.session.tuning.repaired", repaired)
+    left: dict[str, float | None] = {}
     with Session(root=tmp_path) as session:
-        search = session.search(replace(case, tune=TuneRules(trials=1, min_sqnr_db=15.0)))
+        session.watch = lambda progress: left.update({progress.doing: progress.seconds_left})
+        search = session.search(replace(case, tune=TuneRules(trials=1, min_sqnr_db=15.0, minutes=8)))
     assert asked == [15.0]
     assert [trial.phase for trial in search.trials] == ["pure", "repair"]
+    assert 0 < (left["building candidate 1"] or 0) <= 60 * 8 * OVERTIME_SHARE  # was the rest of the 8 minutes
 
 
 def _first(number: int, ratio: float, sqnr_db: float, all_data_db: float | None = None, **more: Any) -> Trial:
