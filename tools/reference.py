@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from python_page import python_names
+
 from qdqspec import cli, registry
 from qdqspec.config.settings import COMMAND_LINE, OPTIONS
 from qdqspec.report.layout import RunPart
@@ -30,15 +32,8 @@ def pages() -> dict[str, str]:
         "options.md": _page("Options", _options()),
         "commands.md": _page("Commands", _commands()),
         "record.md": _page("The JSON record", _record()),
-        "python.md": _between("python.md", _asked()),
+        "python.md": _page("Python names", python_names(_asked())),
     }
-
-
-def _between(name: str, lines: Iterator[str]) -> str:
-    """A page written by hand, with these lines between its two comments."""
-    head, mark, rest = (FOLDER / name).read_text(encoding="utf-8").partition("<!-- generated -->\n")
-    end = rest.partition("<!-- end -->")
-    return "\n".join([head + mark.rstrip(), *lines, "".join(end[1:])])
 
 
 def _page(title: str, lines: Iterator[str]) -> str:
