@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 from python_page import python_names
 
 from qdqspec import cli, registry
+from qdqspec.backends.base import backend_named
+from qdqspec.config import hooks
 from qdqspec.config.settings import COMMAND_LINE, OPTIONS
 from qdqspec.report.layout import RunPart
 from qdqspec.spec import inline
@@ -33,6 +36,7 @@ def pages() -> dict[str, str]:
         "commands.md": _page("Commands", _commands()),
         "record.md": _page("The JSON record", _record()),
         "python.md": _page("Python names", python_names(_asked())),
+        "placement-rules.md": _page("Placement rules", _placement_rules()),
     }
 
 
@@ -182,6 +186,34 @@ _OTHER = {
     "metrics": "Task metrics of your own, by the name that `metric` or a spec gives them.",
     "regions": "`regions.by`, or groups of node names (globs), which is `manual`.",
 }
+
+
+# ---- placement rules --------------------------------------------------------------------------------
+
+
+def _placement_rules() -> Iterator[str]:
+    """Each rule with the backends that apply it and its docstring."""
+    yield "Constraints on Q/DQ pairs beyond single operators, each with its source. Each backend defines its own"
+    yield "([how to](../how-to/backend.md)); `qdqspec inspect MODEL --backend tensorrt --verbose` names the rule that"
+    yield "leaves an operator in float."
+    yield ""
+    yield "Two more rules apply to every backend, in the search and in the final model. All inputs of a weighted"
+    yield "operator are quantized together (`placement/units.py`). Inputs and output of a Concat, a MaxPool or an"
+    yield "operator that moves values share one scale (`tie_ranges` in `quantize/ranges.py`). The operators that run in"
+    yield "each format, pooling among them, are in the table of a backend (`backends/tensorrt/ops.py`)."
+    backends: dict[tuple[str, str], list[str]] = {}
+    for backend in registry.names("backend"):
+        for rule in backend_named(backend).capabilities().rules.items():
+            backends.setdefault(rule, []).append(f"`{backend}`")
+    for (name, hook), names in sorted(backends.items()):
+        yield from (
+            "",
+            f"## {name}",
+            "",
+            str(inspect.getdoc(hooks.load(hook))),
+            "",
+            f"Backends: {', '.join(names)}.",
+        )
 
 
 # ---- record -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Protocol
 from qdqspec.arrays import Array as Array
 from qdqspec.config import Settings
 from qdqspec.config.declared import BackendOptions
+from qdqspec.config.hooks import Hook
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.registry import resolve
 from qdqspec.types import Case, DeviceKey, Kind, LayerTime, Samples, ShapeProfile
@@ -68,9 +69,10 @@ class Capabilities:
     bias after a DQ; ``bare`` are linear ops that run ``in-only`` on integers only if no op is absorbed directly
     after them; ``constant_weight`` are ops that run on integers only if their weight is a constant, beside
     those for which that always holds (Conv); ``blocked_axes[op_type]`` are the axes along which the op takes a
-    two-dimensional weight in a blocked format; ``rules`` are names of `qdqspec.placement.rules`, for
-    requirements of a compiler beyond single operators; ``observes`` is false if outputs are returned too slowly
-    for calibration: the default backend is used instead. ``computes`` is false on a simulated device: there
+    two-dimensional weight in a blocked format; ``rules`` are the functions of the backend's placement
+    rules by name, in the order in which they are applied, for requirements of a compiler beyond single operators
+    (`qdqspec.placement.rules`); ``observes`` is false if outputs are returned too slowly for calibration: the
+    default backend is used instead. ``computes`` is false on a simulated device: there
     placements are neither rehearsed nor corrected; ``dynamic[format]`` are the ops with a constant weight that
     have a kernel which computes the range of its activation at run time, with weights in that format;
     ``lacking[format]`` is the reason why a format of the backend is not one of ``formats`` on this device;
@@ -95,7 +97,7 @@ class Capabilities:
     bare: frozenset[str] = frozenset()
     constant_weight: frozenset[str] = frozenset()
     blocked_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    rules: frozenset[str] = frozenset()
+    rules: Mapping[str, Hook] = field(default_factory=dict)
     per_layer_profile: bool = True
     observes: bool = True
     computes: bool = True

@@ -13,10 +13,9 @@ from typing import Any, Literal, TypeAlias
 
 from qdqspec import registry
 from qdqspec.config.settings import DEFAULT_BACKEND
+from qdqspec.errors import ConfigError
 
-DeclaredNames: TypeAlias = Literal[
-    "targets", "lint_targets", "optimizers", "placement_rules"
-]  # fields of `Declaration`
+DeclaredNames: TypeAlias = Literal["targets", "lint_targets", "optimizers"]  # fields of `Declaration`
 Hook: TypeAlias = str  # "module:attribute", imported when it is used
 
 
@@ -30,8 +29,7 @@ class Declaration:
     registers the rules (`qdqspec.lint.rules.rule`). ``optimizers`` are those of the check ``survival``: each
     writes the model that it makes of a file into a folder and returns the path, ``(model, folder)``.
     ``kernel_origins`` maps nodes of an optimized graph back to those of the model, ``(graph, model)``.
-    ``placement_rules`` are rules of its own beside those of `qdqspec.placement.rules`, for
-    `Capabilities.rules`. ``exported`` reads an engine from files that the runtime's tools export, ``(files,
+    ``exported`` reads an engine from files that the runtime's tools export, ``(files,
     model)``: a `qdqspec.backends.base.Exported`; ``exported_by`` is the command that exports them. ``ranges``
     reads a calibration cache of the runtime, ``(data)``: the largest magnitude of each tensor with its place in
     the file, or ``None`` if the data are none. ``equivalents`` are options of ModelOpt's autotune that concern
@@ -51,7 +49,6 @@ class Declaration:
     lint_rules: str = ""
     optimizers: Mapping[str, Hook] = field(default_factory=dict)
     kernel_origins: Hook = ""
-    placement_rules: Mapping[str, Hook] = field(default_factory=dict)
     exported: Hook = ""
     exported_by: str = ""
     ranges: Hook = ""
@@ -110,9 +107,15 @@ def readers(field_name: Literal["exported", "ranges"]) -> tuple[Any, ...]:
 
 
 def load(hook: Hook) -> Any:
-    """Import the object of a hook."""
+    """Import the object of a hook. Raises `ConfigError` if there is none at that place."""
     module, _, attribute = hook.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the hook '{hook}' of a backend cannot be imported: {error}",
+            cure="correct it in the backend's package: module:attribute",
+        ) from error
 
 
 def attributes_of(module: str, *names: str) -> Callable[[str], Any]:

@@ -204,6 +204,9 @@ class Settings:
         return words | (plugins if self.plugin else {})
 
 
+# The only option of one backend with a name of its own: docs/decisions/0062.
+_TOOL_ARGUMENTS = "trtexec-args"
+
 OPTIONS: tuple[Option, ...] = (
     *(
         Option(name=each.name.replace("_", "-"), **each.metadata)
@@ -211,11 +214,11 @@ OPTIONS: tuple[Option, ...] = (
         if each.metadata
     ),
     Option(
-        name="trtexec-args",
-        sets="trtexec.args",
+        name=_TOOL_ARGUMENTS,
+        sets=_TOOL_ARGUMENTS.replace("-", "."),
         type=TEXT,
         metavar="ARGS",
-        help="More arguments for trtexec, quoted as one. On the command line only.",
+        help="More arguments for this tool, quoted as one. On the command line only.",
     ),
 )
 BY_KEY = {option.key: option for option in OPTIONS}

@@ -37,9 +37,8 @@ _TAIL_BYTES = 4096
 _TAIL_LINES = 8
 
 # A single thread until an engine is built: forking a process with threads may deadlock the child. OpenBLAS starts its
-# threads when numpy is imported. ONNX Runtime from 1.31 on starts a telemetry thread on import, also on Linux, which
-# sends events over the network; another reason to disable it here.
-_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
+# threads when numpy is imported. A runtime that starts threads on import is prevented from it by its backend's package.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from qdqspec.graph.ops import (
     reads_data,
 )
 from qdqspec.placement.ops import is_dynamic_linear, weight_input, weight_inputs
-from qdqspec.placement.rules import left_out
+from qdqspec.placement.rules import excluded_by_rule
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import NEEDS_WEIGHT
 from qdqspec.regions.flow import carried_of
@@ -148,7 +148,7 @@ class _Words:
     @cached_property
     def _ruled(self) -> dict[str, str]:
         """The placement rule that excluded a node that the operators alone would offer, by node."""
-        return left_out(self.space.stages)
+        return excluded_by_rule(self.space.stages)
 
     def _runs(self, op_type: str) -> bool:
         kinds = (self._can.kinds(name, op_type) for name in self._can.formats)

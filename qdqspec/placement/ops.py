@@ -78,8 +78,8 @@ def dynamic_misfit(model: Model, tensor: str, fmt: NumberFormat, axis: int | Non
 def is_dynamic_linear(model: Model, node: Node) -> bool:
     """Whether a kernel with ranges found at run time computes this operator, as its attributes and types are.
 
-    Source: ONNX, DynamicQuantizeLinear (float32 only), MatMulInteger; ONNX Runtime, DynamicQuantizeLSTM, which has no
-    attribute ``layout``.
+    Source: ONNX, DynamicQuantizeLinear (float32 only), MatMulInteger; ``com.microsoft``, DynamicQuantizeLSTM, which has
+    no attribute ``layout``.
     """
     weights = weight_inputs(model, node)
     real = all(model.elem_type(node.inputs[index]) == TensorProto.FLOAT for index in (0, *weights))

@@ -36,7 +36,7 @@ from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError, QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.lint import lint_model, rules_for
-from qdqspec.placement.rules import rule_named
+from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.formats import FORMATS
 from qdqspec.types import LABELS
 
@@ -304,8 +304,7 @@ class BackendContract:
 
     def test_declares_names_of_its_own(self, backend: Backend, declared: hooks.Declaration) -> None:
         """Each declared name leads to this backend, once; its target is declared if it declares any."""
-        tables = (declared.optimizers, declared.placement_rules)
-        for names in (declared.targets, declared.lint_targets, *map(tuple, tables)):
+        for names in (declared.targets, declared.lint_targets, tuple(declared.optimizers)):
             assert len(set(names)) == len(names)
             assert {hooks.owner_of(name) for name in names} <= {backend.name}
         assert not declared.targets or backend.target in (backend.name, *declared.targets)
@@ -326,8 +325,7 @@ class BackendContract:
     def test_hooks_exist(self, declared: hooks.Declaration) -> None:
         """Each hook is a function that can be imported."""
         single = (getattr(declared, one.name) for one in fields(declared) if one.type == "Hook")
-        tables = (*declared.optimizers.values(), *declared.placement_rules.values())
-        for hook in (*tables, *filter(None, single)):
+        for hook in (*declared.optimizers.values(), *filter(None, single)):
             assert callable(hooks.load(hook))
 
     def test_a_program_runs_the_model(
@@ -369,9 +367,14 @@ class BackendContract:
             pytest.skip("no calibration caches are read")
         assert hooks.load(declared.ranges)(b'{"tensor": 6.0}') is None
 
-    def test_placement_rules_exist(self, backend: Backend, options: BuildOptions) -> None:
-        """`Capabilities.rules` are names of `qdqspec.placement.rules`, or declared."""
-        assert all(callable(rule_named(name)) for name in backend.capabilities(options).rules)
+    def test_placement_rules_take_the_units_of_a_model(self, backend: Backend, options: BuildOptions) -> None:
+        """Each returns units of the model: it may move or remove pairs, and adds no unit."""
+        model, capabilities = Model(small_model()), backend.capabilities(options)
+        for name, hook in capabilities.rules.items():
+            assert re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name)
+            space = SchemeSpace(model, replace(capabilities, rules={name: hook}))
+            before, after = space.stages.values()
+            assert {unit.id for unit in after} <= {unit.id for unit in before}
 
     def test_lint_targets_have_rules(self, declared: hooks.Declaration) -> None:
         """Each target has rules with ids of three capital letters and three digits, and a model is judged."""

@@ -80,9 +80,9 @@ def package_of(path: Path) -> str:
 
 
 def package_in(parts: Sequence[str]) -> str:
-    """The package that a module is counted to: lint rules and the GPU day in a folder of a backend are their own."""
+    """The package that a module is counted to: some in a backend's folder have layers of their own."""
     inside = parts[2:3] if parts[0] == "backends" else ()
-    return inside[0] if inside in (("lint",), ("gpu_day",)) else parts[0]
+    return inside[0] if inside in (("lint",), ("placement",), ("gpu_day",)) else parts[0]
 
 
 def imports(path: Path, *, type_checking: bool = True) -> set[str]:

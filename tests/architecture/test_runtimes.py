@@ -23,32 +23,23 @@ ALLOWED = [
         f'DEFAULT_BACKEND = "{DEFAULT_BACKEND}"',
         "the one place that chooses the default",
     ),
-    ("config/settings.py", 'name="trtexec-args"', "an option of the command line since the first version"),
-    ("config/settings.py", 'sets="trtexec.args"', "the backend's option with the same effect"),
-    ("config/settings.py", "More arguments for trtexec", "its help"),
+    (
+        "config/settings.py",
+        '_TOOL_ARGUMENTS = "trtexec-args"',
+        "an option of the command line since the first version, read before any backend is imported",
+    ),
     (
         "graph/trt.py",
         "Sources: onnx-tensorrt",
         "operators of a file format, whatever the backend: their definition",
     ),
     ("quantize/calibrate.py", '"8-bit Inference with TensorRT", GTC 2017', "the title of a source"),
-    *(
-        (
-            "placement/rules.py",
-            f"github.com/NVIDIA/TensorRT {issue}",
-            "the source of a rule that several backends use",
-        )
-        for issue in ("issue 1604", "issues 1992", "issue 2592")
-    ),
 ]
 
 # What a runtime or its tools were seen to do, as the source of code that holds for all backends.
 SEEN = [
-    "Source: ONNX Runtime 1.32 on models of one pair",
-    "ONNX Runtime, DynamicQuantizeLSTM",
     "whether 8-bit weights are safe: ONNX Runtime's",
     "In ONNX Runtime's order of preference (MLAS",
-    "ONNX Runtime from 1.31 on starts a telemetry thread",
 ]
 
 

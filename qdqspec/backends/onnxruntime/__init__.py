@@ -6,7 +6,8 @@ import os
 
 from qdqspec.config.hooks import Declaration, attributes_of
 
-# Read when onnxruntime is first imported: without it, 1.31 starts a telemetry thread on Linux too.
+# Read when onnxruntime is first imported: without it, 1.31 starts a telemetry thread on Linux too, which sends events
+# over the network, and with which the process must not be forked.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _OPTIMIZE = f"{__name__}.optimize"

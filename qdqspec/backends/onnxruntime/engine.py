@@ -178,7 +178,7 @@ class OnnxRuntime:
         return replace(
             capabilities(_blocked_formats()),
             reduce_range=overflows(_cpu.detect()),
-            rules=frozenset({"copies-read-in-bodies"}),
+            rules={"copies-read-in-bodies": "qdqspec.backends.onnxruntime.placement:copies_read_in_bodies"},
             enforces_output_shapes=True,  # if it is given the memory of the outputs
         )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from qdqspec.backends.base import Capabilities
+from qdqspec.config.hooks import Hook
 from qdqspec.types import Kind
 
 _BOTH: tuple[Kind, ...] = ("in+out", "in-only")
@@ -38,13 +39,14 @@ LABELS: dict[str, tuple[Kind, ...]] = {
 # Conv + BatchNormalization + Relu + Q is one kernel, so the Q is inserted after them.
 ABSORBED = frozenset({"BatchNormalization", "Clip", "Dropout", "Identity", "Relu"})
 
-# Names of `qdqspec.placement.rules`, each with its source there.
-RULES = frozenset(
-    {
-        "conv-to-layernorm", "few-channel-conv", "fp8-operators", "large-fp8-kernel", "q-before-pad",
-        "skip-side-of-residual-add", "small-gemm", "transpose-to-matmul", "whole-attention",
-    }
-)  # fmt: skip
+# The functions of placement rules by name, in the order in which they are applied; each states its source.
+RULES: dict[str, Hook] = {
+    name: f"qdqspec.backends.tensorrt.placement:{name.replace('-', '_')}"
+    for name in (
+        "few-channel-conv", "large-fp8-kernel", "small-gemm", "fp8-operators", "whole-attention",
+        "transpose-to-matmul", "skip-side-of-residual-add", "conv-to-layernorm", "q-before-pad",
+    )
+}  # fmt: skip
 
 # Blocks run along the axis that products are summed over: of a weight the last or the last but one, of an activation
 # the last. INT4 is for weights alone.

@@ -9,7 +9,9 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import onnx
 import pytest
+from graph_text import model_of
 
 from qdqspec.config.hooks import Declaration
 
@@ -27,7 +29,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     assert {name for name, _ in found} == {
-        "qdqspec_basic/__init__.py", "qdqspec_basic/engine.py", "pyproject.toml", "test_basic.py"
+        "qdqspec_basic/__init__.py", "qdqspec_basic/engine.py", "qdqspec_basic/placement.py", "pyproject.toml",
+        "test_basic.py",
     }  # fmt: skip
     assert 'basic = "qdqspec_basic:backend"' in (folder / "pyproject.toml").read_text()
     metadata = folder / "qdqspec_basic-1.0.dist-info"
@@ -62,6 +65,15 @@ def test_its_first_model_is_tuned(installed: Path, models: Path):
     done = run(installed, "qdqspec", "tune", model, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (installed / "tuned" / "tuned.onnx").is_file()
+
+
+def test_its_placement_rule_is_applied(installed: Path):
+    text = "(float[1,64] x) => (float[1,1] y, float[1,64] z) { y = MatMul(x, v)  z = MatMul(x, w) }"
+    model = model_of(text, v=(64, 1), w=(64, 64))
+    onnx.save(model.proto, installed / "products.onnx")
+    done = run(installed, "qdqspec", "inspect", "products.onnx", "--backend", "basic", "--verbose")
+    assert "MatMul: rule no-vector-product leaves it in float" in done.stdout, done.stdout + done.stderr
+    assert not re.search(r"\bz\b.*no-vector-product", done.stdout)
 
 
 def test_it_names_each_field_of_the_declaration():

@@ -25,7 +25,6 @@ declaration = Declaration(
     targets=("qdq_mine", "qdq_mine-small"),
     lint_targets=("qdq_mine-1", "qdq_mine-1.2"),
     optimizers={"qdq_mine-fast": "qdq_mine_backend:optimize"},
-    placement_rules={"qdq_mine-none": "qdq_mine_backend:no_units"},
 )
 
 def no_units(model, units):
@@ -98,9 +97,11 @@ def test_an_optimizer_of_an_installed_backend_runs(install: None, tmp_path: Path
 
 def test_a_placement_rule_of_an_installed_backend_is_applied(install: None):
     model, units = Model(onnx.ModelProto()), (object(),)
-    assert apply_rules(model, units, ["qdq_mine-none"])["qdq_mine-none"] == ()  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"unknown placement rule .* \(did you mean 'qdq_mine-none'"):
-        apply_rules(model, units, ["qdq_mine-non"])  # type: ignore[arg-type]
+    stages = apply_rules(model, units, {"none": "qdq_mine_backend:no_units"})  # type: ignore[arg-type]
+    assert stages == {"": units, "none": ()}
+    with pytest.raises(ConfigError, match=r"hook 'qdq_mine_backend:nothing' .* cannot be imported") as caught:
+        apply_rules(model, units, {"none": "qdq_mine_backend:nothing"})  # type: ignore[arg-type]
+    assert "no attribute 'nothing'" in str(caught.value)
 
 
 def test_a_backend_that_cannot_be_imported_declares_nothing(install: None):

@@ -14,15 +14,15 @@ from onnx import TensorProto
 
 from qdqspec.backends.tensorrt.lint.rule import MODEL_OPTIMIZER, rule
 from qdqspec.backends.tensorrt.ops import FORMATS, formats_for
-from qdqspec.graph.model import Node
-from qdqspec.lint.rules import Hit
-from qdqspec.lint.view import View
-from qdqspec.placement.rules import (
+from qdqspec.backends.tensorrt.sizes import (
     is_one_line,
     too_few_channels,
     too_large_for_fp8,
     too_small_to_multiply,
 )
+from qdqspec.graph.model import Node
+from qdqspec.lint.rules import Hit
+from qdqspec.lint.view import View
 
 if TYPE_CHECKING:
     from qdqspec.lint.view import QdqNumbers, View

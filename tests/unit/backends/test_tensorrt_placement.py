@@ -1,4 +1,4 @@
-"""What each placement rule moves or leaves out, on graphs as compilers see them."""
+"""What each placement rule of TensorRT moves or leaves out, on graphs as compilers see them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from graph_text import model_of
 from onnx import numpy_helper
 
 from qdqspec.backends.base import Capabilities
-from qdqspec.errors import ConfigError
+from qdqspec.backends.tensorrt import placement
+from qdqspec.backends.tensorrt.ops import RULES
 from qdqspec.graph.model import Model
-from qdqspec.placement import rules
-from qdqspec.placement.rules import RULES
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import Unit
 from qdqspec.types import Consumer
@@ -28,7 +27,7 @@ def space_of(model: Model, *rules: str) -> SchemeSpace:
         activations={"int8": "int8"},
         weights={"int8": "int8"},
         absorbs=frozenset({"Relu"}),
-        rules=frozenset(rules),
+        rules={name: hook for name, hook in RULES.items() if name in rules},
     )
     return SchemeSpace(model, capabilities)
 
@@ -100,11 +99,11 @@ def test_a_rule_looks_at_no_unit_for_each_other_one(rule: str, monkeypatch) -> N
         body = "".join(f"c{i} = Conv(x{i}, w) x{i + 1} = Add(c{i}, x{i}) " for i in range(blocks))
         text = f"(float[1,4,6,6] x0) => (float[1,4,6,6] y) {{ {body} y = Neg(x{blocks}) }}"
         seen: list[Unit] = []
-        monkeypatch.setattr(rules, "_is_weighted", lambda unit: seen.append(unit) or real(unit))
+        monkeypatch.setattr(placement, "_is_weighted", lambda unit: seen.append(unit) or real(unit))
         space_of(model_of(text, w=(4, 4, 1, 1)), rule)
         return len(seen)
 
-    real = rules._is_weighted
+    real = placement._is_weighted
     assert looks(50) <= 12 * looks(5)
 
 
@@ -188,13 +187,3 @@ def test_all_inputs_of_a_weighted_operator_are_quantized_together() -> None:
         if unit.op_type == "Conv":
             covered = {end for site in space.resolve({unit.id: "in-only"}).sites for end in site.consumers}
             assert {Consumer(unit.id, 0), Consumer(unit.id, 1)} <= covered
-
-
-def test_an_unknown_rule_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'q-before-pads' \(did you mean 'q-before-pad'\?\)"):
-        space_of(model_of(RESIDUAL, **KERNELS), "q-before-pads")
-
-
-@pytest.mark.parametrize("rule", RULES.values())
-def test_every_rule_states_its_source(rule: object) -> None:
-    assert "Source: " in (rule.__doc__ or "")

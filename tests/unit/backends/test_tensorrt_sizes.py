@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 from graph_text import model_of
 
 from qdqspec.backends.base import Capabilities
-from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt import ops as trt_ops
 from qdqspec.graph.model import Model
 from qdqspec.placement.judging import judge
-from qdqspec.placement.rules import RULES
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.types import QuantizeRules
 
 BOTH = ("in+out", "in-only")
 FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "placement-rules.md"
 
 
 def capabilities(*rules: str) -> Capabilities:
@@ -29,7 +23,7 @@ def capabilities(*rules: str) -> Capabilities:
         activations={name: name for name in FORMATS if name != "int4"},
         weights={name: name for name in FORMATS},
         blocked_axes=trt_ops.BLOCKED_AXES,
-        rules=frozenset(rules),
+        rules={name: hook for name, hook in trt_ops.RULES.items() if name in rules},
     )
 
 
@@ -210,42 +204,3 @@ def test_units_that_a_rule_excludes_are_reported_with_its_name() -> None:
     model = model_of("(float[1,64] x) => (float[1,32] y) { y = MatMul(x, w) }", w=(64, 32))
     judged = judge(model, capabilities("small-gemm"), backend="tensorrt")
     assert judged.reasons["y"] == "MatMul: rule small-gemm leaves it in float"
-
-
-# ---- the page -----------------------------------------------------------------------------------
-
-HEAD = """# Placement rules
-
-Constraints on Q/DQ pairs beyond single operators, each with its source. Generated from the code by
-`pytest tests/unit/placement/test_rules_of_tensorrt.py --update-golden`. `copies-read-in-bodies` applies to
-`onnxruntime`, all others to `tensorrt` and `trtexec`. `qdqspec inspect MODEL --backend tensorrt --verbose` names the
-rule that leaves an operator in float.
-
-Two more rules apply to every backend, in the search and in the final model. All inputs of a weighted operator are
-quantized together (`placement/units.py`). Inputs and output of a Concat, a MaxPool or an operator that moves values
-share one scale (`tie_ranges` in `quantize/ranges.py`). The operators that run in each format, pooling among them, are
-in the table of a backend (`backends/tensorrt/ops.py`).
-"""
-
-
-def page() -> str:
-    """Each rule with what its docstring says."""
-    parts = [HEAD]
-    for name in sorted(RULES):
-        text = re.sub(r"\n +", "\n", RULES[name].__doc__ or "").strip()
-        parts.append(f"## {name}\n\n{text}\n")
-    return "\n".join(parts)
-
-
-def test_the_page_of_rules_is_the_generated_one(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--update-golden"):
-        PAGE.write_text(page(), encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == page(), (
-        "the rules changed; renew the page with --update-golden"
-    )
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_every_rule_has_its_source(name: str) -> None:
-    assert "Source: " in (RULES[name].__doc__ or "")
-    assert (name in trt_ops.RULES) is not (name in OnnxRuntime().capabilities().rules)

@@ -1,0 +1,433 @@
+"""Placement rules of TensorRT: constraints on pairs beyond single operators, one function per rule.
+
+A rule takes the units of a model and returns them with pairs moved or removed. `qdqspec.backends.tensorrt.ops` lists
+the rules in the order in which they are applied. All inputs of a weighted operator are quantized together for each
+backend, by construction of units in `qdqspec.placement.units`; tensors that are copied, pooled or joined share their
+scales by `qdqspec.quantize.ranges.tie_ranges`.
+
+Some rules are for attention, two products around a Softmax computed in one kernel; others keep single operators out of
+formats without fast kernels for their size. Weight-only formats in blocks are for products of few rows and are not
+affected; nor are NVFP4 and MXFP8, which the sources do not mention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from qdqspec.backends.tensorrt.sizes import (
+    is_one_line,
+    too_few_channels,
+    too_large_for_fp8,
+    too_small_to_multiply,
+)
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import WEIGHT_INPUT, is_default
+from qdqspec.placement.ops import weight_input
+from qdqspec.placement.rules import Units
+from qdqspec.placement.units import Edge, Form, Unit, with_results
+from qdqspec.types import Consumer
+
+INT8, FP8 = "int8", "fp8"
+_CONVS = frozenset({"Conv"})
+_PRODUCTS = frozenset({"Gemm", "MatMul"})
+
+
+def few_channel_conv(model: Model, units: Units) -> Units:
+    """A convolution of fewer than 16 channels stays float, except int8 ones with a multiple of 8 on one side.
+
+    An fp8 one stays float up to 16 channels.
+
+    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_convs_to_exclude`: kernels are
+    missing or slower.
+    """
+
+    def excluded(node: Node, fmt: str) -> bool:
+        dims = _weight(model, node)
+        if dims is None or len(dims) < 3:
+            return False
+        group = int(str(node.attributes.get("group", 1)))
+        first = node.inputs[0] in model.inputs
+        return too_few_channels(dims, group=group, fp8=fmt == FP8, first=first)
+
+    return _without(model, units, _CONVS, excluded)
+
+
+def large_fp8_kernel(model: Model, units: Units) -> Units:
+    """A convolution whose kernel has 32 elements or more, as 7x7 has, is not computed in fp8.
+
+    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_convs_to_exclude`: fp8 kernels of that size
+    are missing or slower.
+    """
+
+    def excluded(node: Node, fmt: str) -> bool:
+        dims = _weight(model, node)
+        return fmt == FP8 and dims is not None and too_large_for_fp8(dims)
+
+    return _without(model, units, _CONVS, excluded)
+
+
+def small_gemm(model: Model, units: Units) -> Units:
+    """A product with one row or column, or whose second operand has fewer than 16, stays float.
+
+    Unknown sizes count as large.
+
+    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_matmul_to_exclude`: a product by
+    a vector does not use tensor cores, and theirs need 16 rows and columns.
+    """
+
+    def excluded(node: Node, fmt: str) -> bool:  # noqa: ARG001 - alike in both formats
+        return is_one_line(model.shape(node.outputs[0])) or too_small_to_multiply(model.shape(node.inputs[1]))
+
+    return _without(model, units, _PRODUCTS, excluded)
+
+
+def _without(
+    model: Model, units: Units, op_types: Collection[str], excluded: Callable[[Node, str], bool]
+) -> Units:
+    """The units without the int8 and fp8 forms that the rule excludes for a unit's operator, one of ``op_types``."""
+
+    def kept(unit: Unit) -> Unit:
+        if unit.op_type not in op_types:
+            return unit
+        node = model.by_name[unit.id]
+        forms = tuple(
+            form
+            for form in unit.forms
+            if form.choice.format not in (INT8, FP8) or not excluded(node, form.choice.format)
+        )
+        return unit if len(forms) == len(unit.forms) else replace(unit, forms=forms)
+
+    return tuple(kept(unit) for unit in units)
+
+
+def _weight(model: Model, node: Node) -> tuple[int, ...] | None:
+    """The shape of a constant weight."""
+    index = weight_input(model, node)
+    return None if index is None else tuple(model.constants[node.inputs[index]].dims)
+
+
+# Operators allowed between a product and the Softmax: scaling, masks, layout. In fp8 the order matters too: a
+# Mul or Div, then an Add. Source: Model-Optimizer, graph_utils, `find_mha_partitions` and
+# `match_fp8_mha_pattern`.
+_LAYOUT = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Transpose"})
+_SCALES, _MASKS = frozenset({"Div", "Mul"}), frozenset({"Add"})
+_LONGEST_IN_INT8 = 512  # positions
+_HEADS_IN_FP8 = range(9, 257)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """The product of queries and keys, the nodes up to the product with the values, and that product."""
+
+    scores: Node
+    between: tuple[Node, ...]
+    mixed: Node
+    plain: bool  # whether the nodes between match the fp8 kernel
+
+
+def whole_attention(model: Model, units: Units) -> Units:
+    """Both products of an attention are quantized together, with all four inputs, or not at all.
+
+    The nodes between them stay float. In int8 up to 512 positions; in fp8 with 9 to 256 numbers per head, and
+    only if at most a scale and then a mask precede the Softmax. Unknown sizes count as fitting.
+
+    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_mha_to_exclude`,
+    `match_fp8_mha_pattern`. That a part of the pattern is slower than none of it is inferred, not read.
+    """
+    by_id = {unit.id: unit for unit in units}
+    for attention in _attentions(model):
+        scores, mixed = (by_id.get(node.name) for node in (attention.scores, attention.mixed))
+        inside = (node.name for node in attention.between)
+        whole = None if scores is None or mixed is None else _joined(model, attention, scores, mixed)
+        for name in (attention.scores.name, attention.mixed.name, *inside):
+            by_id.pop(name, None)
+        if whole is not None:
+            by_id[whole.id] = whole
+    return tuple(by_id[unit.id] for unit in units if unit.id in by_id)
+
+
+def transpose_to_matmul(model: Model, units: Units) -> Units:
+    """A Transpose before a product of activations stays float: the pair is next to the product.
+
+    Source: github.com/NVIDIA/TensorRT issue 1604: with Q and DQ right before the Transpose int8 was always
+    slower than float16.
+    """
+
+    def leads(unit: Unit) -> bool:
+        if unit.op_type != "Transpose" or not unit.outputs:
+            return False
+        readers = [model.by_name[end.node] for end in model.consumers.get(unit.outputs[0], ())]
+        return any(_is_product(model, node) for node in readers)
+
+    return tuple(unit for unit in units if not leads(unit))
+
+
+def _joined(model: Model, attention: _Attention, scores: Unit, mixed: Unit) -> Unit | None:
+    """One unit of both products; ``None`` if no format is left."""
+    offered = {form.choice.format for form in scores.forms}
+    forms = tuple(
+        form for form in mixed.forms if form.choice.format in offered and _fits(model, attention, form)
+    )
+    if not forms:
+        return None
+    names = {*scores.nodes, *(node.name for node in attention.between), *mixed.nodes}
+    nodes = tuple(sorted(names, key=lambda name: model.by_name[name].index))
+    return replace(mixed, id=scores.id, nodes=nodes, edges=(*scores.edges, *mixed.edges), forms=forms)
+
+
+def _fits(model: Model, attention: _Attention, form: Form) -> bool:
+    shape = model.shape(attention.scores.inputs[1])
+    head, positions = shape[-2:] if shape is not None and len(shape) > 1 else (None, None)
+    if form.choice.format == "fp8":
+        return attention.plain and (head is None or head in _HEADS_IN_FP8)
+    return form.choice.format != "int8" or positions is None or positions <= _LONGEST_IN_INT8
+
+
+# ---- finding ------------------------------------------------------------------------------------
+
+
+def _attentions(model: Model) -> Iterator[_Attention]:
+    """Each Softmax between two products of activations, once; a product belongs to one attention."""
+    taken: set[str] = set()
+    for node in model.nodes:
+        if node.op_type != "Softmax" or not is_default(node):
+            continue
+        before, after = _before(model, node), _after(model, node)
+        if before is None or after is None or {before[0].name, after[0].name} & taken:
+            continue
+        scores, path = before
+        mixed, behind = after
+        taken |= {scores.name, mixed.name}
+        kinds = [n.op_type for n in reversed(path) if n.op_type not in _LAYOUT]
+        scale = [kind for kind in kinds if kind in _SCALES]
+        plain = kinds in ([], ["Add"], scale, [*scale, "Add"]) and len(scale) <= 1
+        yield _Attention(scores, (*path, node, *behind), mixed, plain)
+
+
+def _before(model: Model, softmax: Node) -> tuple[Node, list[Node]] | None:
+    """The product whose result, scaled and masked, a Softmax reads, and the nodes between."""
+    path: list[Node] = []
+    node = model.producer.get(softmax.inputs[0])
+    while node is not None and not _is_product(model, node):
+        if not is_default(node) or node.op_type not in _LAYOUT | _SCALES | _MASKS:
+            return None
+        path.append(node)
+        node = _source(model, node)
+    return None if node is None else (node, path)
+
+
+def _source(model: Model, node: Node) -> Node | None:
+    """The producer of the data of a scale, mask or layout: of two operands the one after a product."""
+    makers = [
+        model.producer[name]
+        for name in node.inputs[:2]
+        if name in model.producer and name not in model.constants
+    ]
+    if node.op_type in _LAYOUT:
+        makers = makers[:1]
+    near = [
+        maker for maker in makers if _is_product(model, maker) or maker.op_type in _LAYOUT | _SCALES | _MASKS
+    ]
+    return max(near, key=lambda maker: (_is_product(model, maker), maker.index), default=None)
+
+
+def _after(model: Model, softmax: Node) -> tuple[Node, list[Node]] | None:
+    """The product that reads the result of a Softmax, and the layout nodes between."""
+    path: list[Node] = []
+    node = softmax
+    while True:
+        ends = model.consumers.get(node.outputs[0], ())
+        if len(ends) != 1 or node.outputs[0] in model.outputs:
+            return None
+        node = model.by_name[ends[0].node]
+        if _is_product(model, node):
+            return node, path
+        if not is_default(node) or node.op_type not in _LAYOUT | {"Dropout"}:
+            return None
+        path.append(node)
+
+
+def _is_product(model: Model, node: Node) -> bool:
+    """Whether a node multiplies two activations."""
+    return node.op_type == "MatMul" and is_default(node) and weight_input(model, node) is None
+
+
+# Operators allowed between a convolution and its LayerNormalization: channels are moved last and back.
+_FP8_OPERATORS = frozenset({"Conv", "Gemm", "MatMul"})
+_BETWEEN = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+def skip_side_of_residual_add(model: Model, units: Units) -> Units:
+    """Quantize only the skip side of an Add that joins a weighted branch and a skip connection.
+
+    These compilers compute Conv + Add (+ Relu) in one kernel, which a pair between Conv and Add prevents, and read
+    the second operand in integers if the skip has a pair. If both sides are weighted, the deeper one fuses.
+
+    Source: NVIDIA, "Working with Quantized Types", Q/DQ layer-placement recommendations ("quantize the
+    residual input in skip connections"); github.com/NVIDIA/TensorRT issues 1992 and 3270.
+    """
+    makers = _weighted_makers(units)
+    main = {unit.id: _weighted_side(model, makers, unit) for unit in units if unit.op_type == "Add"}
+    fused = {edge[0] for edge in main.values() if edge is not None}
+    return tuple(_beside(unit, main.get(unit.id), fused) for unit in units)
+
+
+def conv_to_layernorm(model: Model, units: Units) -> Units:
+    """A convolution before a LayerNormalization gets the pair of its result at the data input of the latter.
+
+    Only the copies Transpose, Reshape, Squeeze, Unsqueeze and Identity may be between, and they are followed
+    along their data input; the path may begin at each tensor that the convolution's unit makes. Without the
+    pair the compiler chooses convolutions that write float16, with it those that write int8.
+
+    Source: github.com/NVIDIA/Model-Optimizer pull request 1117 (ConvNeXt).
+    """
+    convs = {node: unit.id for unit in units if unit.op_type == "Conv" for node in unit.nodes}
+    gained: dict[str, list[Edge]] = {}
+    passed: set[str] = set()  # tensors whose only path leads to the LayerNormalization
+    for norm in model.nodes:
+        if norm.op_type == "LayerNormalization" and is_default(norm):
+            maker, path = _path_back(model, norm.inputs[0])
+            if maker is not None and maker.name in convs:
+                edge = norm.inputs[0], Consumer(norm.name, 0)
+                gained.setdefault(convs[maker.name], []).append(edge)
+                # If each tensor on the path has one reader, no other node needs the first one quantized.
+                passed |= {path[-1]} if all(_is_private(model, tensor) for tensor in path) else set()
+    return tuple(_with_edges(unit, gained.get(unit.id, ()), passed) for unit in units)
+
+
+def q_before_pad(model: Model, units: Units) -> Units:
+    """The pair of an input that a Pad makes is inserted before the Pad.
+
+    Zero is exact in each format used, so padding with it (or with values of the tensor) commutes with the
+    pair; between Pad and Conv it would prevent their fusion. A Pad with another constant is not changed.
+
+    Source: github.com/NVIDIA/TensorRT issue 2592 (28 to 21 ms with the pair moved).
+    """
+    pads = {
+        node.outputs[0]: node for node in model.nodes if node.op_type == "Pad" and _pads_alike(model, node)
+    }
+
+    def moved(edge: Edge) -> Edge:
+        pad = pads.get(edge[0])
+        return edge if pad is None else moved((pad.inputs[0], Consumer(pad.name, 0)))
+
+    def beside(unit: Unit) -> Unit:
+        edges = tuple([moved(edge) for edge in unit.edges]) if _is_weighted(unit) else unit.edges
+        return unit if edges == unit.edges else replace(unit, edges=edges)
+
+    return tuple(beside(unit) for unit in units) if pads else units
+
+
+def fp8_operators(model: Model, units: Units) -> Units:
+    """In fp8 only Conv, Gemm, MatMul and residual Adds are computed.
+
+    An Add is residual if one side comes directly from a weighted operator.
+
+    Source: github.com/NVIDIA/Model-Optimizer, onnx/quantization/fp8.py: "The quantizable op types for FP8 are
+    limited to Conv, Gemm, Matmul, and Residual-Add".
+    """
+
+    makers = _weighted_makers(units)
+
+    def computed(unit: Unit) -> bool:
+        if unit.op_type == "Add":
+            return _weighted_side(model, makers, unit) is not None
+        return unit.op_type in _FP8_OPERATORS
+
+    def kept(unit: Unit) -> Unit:
+        forms = tuple([form for form in unit.forms if form.choice.format != FP8])
+        return unit if len(forms) == len(unit.forms) or computed(unit) else replace(unit, forms=forms)
+
+    return tuple(kept(unit) for unit in units)
+
+
+# ---- residual Add -------------------------------------------------------------------------------
+
+
+def _weighted_makers(units: Units) -> frozenset[str]:
+    """The nodes that are weighted units by themselves."""
+    return frozenset(unit.id for unit in units if _is_weighted(unit) and len(unit.nodes) == 1)
+
+
+def _weighted_side(model: Model, makers: frozenset[str], add: Unit) -> Edge | None:
+    """The operand that comes directly from one of these and has no other reader; of two, the deeper."""
+    sides = []
+    for tensor, end in add.edges:
+        node = model.producer.get(tensor)
+        if node is not None and node.name in makers and _is_private(model, tensor):
+            sides.append((node.index, (tensor, end)))
+    if not sides or len(add.edges) < 2:
+        return None
+    depths = {edge: _depth(model, edge[0]) for _, edge in sides}
+    return max(sides, key=lambda side: (depths[side[1]], side[0]))[1]
+
+
+def _beside(unit: Unit, main: Edge | None, fused: set[str]) -> Unit:
+    if main is not None:
+        return replace(unit, edges=tuple(edge for edge in unit.edges if edge != main))
+    kept = tuple(tensor for tensor in unit.outputs if tensor not in fused)
+    return unit if kept == unit.outputs else with_results(unit, kept, unit.out_edges)
+
+
+def _depth(model: Model, tensor: str) -> int:
+    """Number of weighted operators above a tensor on the longest path, within the depth of a block."""
+    depth, front = 0, {tensor}
+    for _ in range(16):  # blocks are shorter; beyond, both branches share their path
+        makers = [model.producer[name] for name in front if name in model.producer]
+        depth += any(node.op_type in WEIGHT_INPUT for node in makers)
+        front = {name for node in makers for name in node.inputs if name and name not in model.constants}
+        if not front:
+            break
+    return depth
+
+
+# ---- Conv to LayerNormalization -----------------------------------------------------------------
+
+
+def _path_back(model: Model, tensor: str) -> tuple[Node | None, list[str]]:
+    """The producer of a tensor, copies skipped, and the tensors between."""
+    path = [tensor]
+    maker = model.producer.get(tensor)
+    while maker is not None and maker.op_type in _BETWEEN and is_default(maker):
+        path.append(maker.inputs[0])
+        maker = model.producer.get(maker.inputs[0])
+    return maker, path
+
+
+def _with_edges(unit: Unit, gained: Iterable[Edge], passed: set[str]) -> Unit:
+    edges = tuple(gained)
+    if not edges:
+        return unit
+    full = replace(unit, forms=tuple(map(_giving, unit.forms)))
+    outputs = tuple(tensor for tensor in unit.outputs if tensor not in passed)
+    return with_results(full, outputs, (*unit.out_edges, *edges))
+
+
+def _giving(form: Form) -> Form:
+    """The form with ``in+out`` as one of its kinds; weight-only forms are unchanged."""
+    gives = "in+out" in form.kinds or form.choice.activation is None
+    return form if gives else replace(form, kinds=("in+out", *form.kinds))
+
+
+# ---- shared -------------------------------------------------------------------------------------
+
+
+def _is_weighted(unit: Unit) -> bool:
+    return unit.op_type in WEIGHT_INPUT and any(form.constants for form in unit.forms)
+
+
+def _is_private(model: Model, tensor: str) -> bool:
+    """Whether a tensor has exactly one reader."""
+    outside = tensor in model.outputs or tensor in model.captured
+    return not outside and len(model.consumers.get(tensor, ())) == 1
+
+
+def _pads_alike(model: Model, pad: Node) -> bool:
+    """Whether a Pad adds zeros or values of its input."""
+    if pad.attributes.get("mode", b"constant") != b"constant":
+        return True
+    if float(str(pad.attributes.get("value", 0.0))) != 0.0:  # an attribute before opset 11
+        return False
+    value = pad.inputs[2] if len(pad.inputs) > 2 else ""
+    return not value or (value in model.constants and not model.array(value).any())
