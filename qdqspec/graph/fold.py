@@ -74,14 +74,16 @@ def fold_batchnorm(model: Model) -> Folded:
     """Fold each inference-mode BatchNormalization into the Conv or ConvTranspose that it is the only consumer of.
 
     Weights and biases are computed in float64 and stored in the weight's type. The convolution then makes the
-    output tensor of the normalization, under that name; the rest of the model is unchanged, and all nodes
-    keep their names. A model with nothing to fold is returned unchanged.
+    output tensor of the normalization, under that name. Its old parameters are removed, Constant nodes among them;
+    the rest of the model is unchanged, and all nodes keep their names. A model with nothing to fold is returned
+    unchanged.
     """
     folds = list(_find(model))
     if not folds:
         return Folded(model, ())
     gone = {norm.index for _, norm in folds}
     unread = _unread(model, folds)
+    gone |= {model.producer[name].index for name in unread & model.producer.keys()}  # Constant nodes
     taken = {*model.types, *model.consumers, *model.subgraph_reads}
     proto = copy_model(model.flat, but={"node", "initializer", "input"})
     proto.graph.initializer.extend(t for t in model.flat.graph.initializer if t.name not in unread)

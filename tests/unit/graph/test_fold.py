@@ -109,6 +109,20 @@ def test_parameters_with_another_reader_stay() -> None:
     np.testing.assert_allclose(run(folded.model.proto)[0], run(proto)[0], rtol=1e-4, atol=1e-4)
 
 
+def test_parameters_in_constant_nodes_are_removed_unless_another_node_reads_them() -> None:
+    proto = conv_norm()
+    values = {t.name: t for t in proto.graph.initializer}
+    del proto.graph.initializer[:]
+    for name, value in reversed(values.items()):
+        proto.graph.node.insert(0, helper.make_node("Constant", [], [name], value=value))
+    proto.graph.node.append(helper.make_node("Identity", ["gamma"], ["kept"]))
+    proto.graph.output.append(helper.make_tensor_value_info("kept", TensorProto.FLOAT, [8]))
+    folded = fold_batchnorm(Model(proto))
+    assert ops(folded.model) == ["Constant", "Conv", "Identity"]
+    assert folded.model.nodes[0].outputs == ("gamma",)
+    np.testing.assert_allclose(run(folded.model.proto)[0], run(proto)[0], atol=1e-4)
+
+
 def test_names_that_are_taken_are_not_taken_again() -> None:
     """A model may well have a tensor called ``y/weight``, and another ``y/bias``."""
     proto = conv_norm()
@@ -287,11 +301,11 @@ def test_everything_around_a_fold_stays(proto: onnx.ModelProto, seed: int) -> No
     folded = fold_batchnorm(model)
     assert len(folded.removed) == added
     assert folded.model.outputs == model.outputs
-    kept = [node for node in model.nodes if node.op_type not in ("BatchNormalization", "Conv")]
+    read = {name for node in folded.model.nodes for name in node.inputs}
+    left = [n for n in model.nodes if n.op_type != "Constant" or n.outputs[0] in read]
+    kept = [node for node in left if node.op_type not in ("BatchNormalization", "Conv")]
     assert [unnamed(n) for n in folded.model.nodes if n.op_type != "Conv"] == [unnamed(n) for n in kept]
-    assert [n.name for n in folded.model.nodes] == [
-        n.name for n in model.nodes if n.name not in folded.removed
-    ]
+    assert [n.name for n in folded.model.nodes] == [n.name for n in left if n.name not in folded.removed]
     has_steps = any(node.op_type == "Cast" for node in model.nodes)  # rounding may change their result by one
     if added and not has_steps:
         feeds = random_inputs(model)
