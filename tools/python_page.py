@@ -1,4 +1,4 @@
-"""The page of Python names: exports of ``qdqspec``, the types that they return, errors and fixtures."""
+"""The page of Python names: exports of ``qdqspec``, the types that they return, errors, fixtures and hooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FunctionType
 
 import qdqspec
 from qdqspec import errors, types
-from qdqspec.plugin import fixtures
+from qdqspec.plugin import fixtures, hookspecs
 
 _GIVEN = (fixtures.CaseView, fixtures.LatencyView)
 _MADE = {qdqspec.Result, qdqspec.Study, *_GIVEN}  # by functions; users call no constructor of theirs
@@ -42,9 +42,13 @@ def python_names(options: Iterator[str]) -> Iterator[str]:
     yield from _table("fixture", {f"`{key}`": one for key, one in marked.items() if key.startswith("qdq")})
     for found in _GIVEN:
         yield from _class(found)
+    yield from ("", "## Hooks", "", _text(hookspecs))
+    called = [one for key, one in vars(hookspecs).items() if key.startswith("pytest_")]
+    for function in called:
+        yield from ("", f"### {function.__name__}", "", *_signature(function), "", _text(function))
     yield from ("", "## Types of results", "", "The names above return them. They are frozen;")
     yield "[the JSON record](record.md) holds most of them."
-    for found in _returned([*functions, *classes, *_GIVEN]):
+    for found in _returned([*functions, *classes, *_GIVEN, *called]):
         yield from _class(found)
     yield from ("", "## Errors", "", "All are in `qdqspec.errors`, and derive from `QdqspecError`.")
     yield from _table(

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +53,8 @@ class Isolated(Closing):
     more time, by the duration of earlier runs. ``fork`` selects the launcher: by default a process with the library
     loaded is forked if that is safe, else a fresh interpreter is started. ``cpu_seconds`` adds up the processor time of
     engines for ``build``, ``bind``, ``run``, ``time`` and ``layers``. Children run in ``interpreter``, which may have
-    another version of the runtime, by default in this one.
+    another version of the runtime, by default in this one. ``device_key`` determines the key of the device, by default
+    the backend's.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class Isolated(Closing):
         call_timeout: float = CALL_TIMEOUT,
         fork: bool | None = None,
         interpreter: Interpreter | None = None,
+        device_key: Callable[[DeviceKey], str] | None = None,
     ) -> None:
+        self._device_key = device_key
         self._local: Backend = backend_named(backend) if isinstance(backend, str) else backend
         self._registered = backend if isinstance(backend, str) else backend.name
         self._build_timeout = build_timeout
@@ -86,8 +89,9 @@ class Isolated(Closing):
         return self._local.probe(options)
 
     def device(self, options: BuildOptions) -> DeviceKey:
-        """The device reported by the backend."""
-        return self._local.device(options)
+        """The device reported by the backend, with the key that ``device_key`` determines."""
+        found = self._local.device(options)
+        return found if self._device_key is None else replace(found, key=self._device_key(found))
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The capabilities reported by the backend."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qdqspec.plugin import baselines, collect, distribute, options, summary
+from qdqspec.plugin import baselines, collect, distribute, hooks, hookspecs, options, summary
 from qdqspec.plugin._compat import columns_of, is_worker
 from qdqspec.plugin.fixtures import (
     _qdq_own,
@@ -57,6 +57,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_to(parser)
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the hooks that a conftest may implement."""
+    pluginmanager.add_hookspecs(hookspecs)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers; reject invalid options."""
     options.register_markers(config)
@@ -75,7 +80,8 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Find baseline entries that no check uses any more."""
+    """Count the checks of each case, and find baseline entries that no check uses any more."""
+    hooks.count_checks(session.config, session.items)
     baselines.note_selection(session.config, session.items)
 
 
@@ -83,6 +89,14 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     """Print the backend and the device."""
     line = summary.header(config, items)
     return [line] if line is not None else []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Report a case after its last check."""
+    result = yield
+    hooks.finish_check(item)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
@@ -104,9 +118,10 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-    """Compare runtimes, then send the results to the controller, or write the reports."""
+    """Compare runtimes, report the remaining cases, then send the results to the controller, or write the reports."""
     if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         distribute.compare_runtimes(session.config)
+    hooks.finish_cases(session.config)
     if is_worker(session.config):
         distribute.hand_over(session.config)
         baselines.hand_over(session.config)

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 _SESSIONS = pytest.StashKey[list["Session"]]()
 _RECEIVED = pytest.StashKey[list[RunRecord]]()
-TROUBLES = pytest.StashKey[list[str]]()  # what any process could not write
+TROUBLES = pytest.StashKey[list[str]]()  # errors of any process that are reported with the results
 _ANNOTATIONS = pytest.StashKey[list[str]]()
-_RECORD, _TROUBLE, _LINES = "qdqspec_record", "qdqspec_trouble", "qdqspec_annotations"  # in a worker's output
+_RECORD, _TROUBLES, _LINES = (
+    "qdqspec_record",
+    "qdqspec_troubles",
+    "qdqspec_annotations",
+)  # in a worker's output
 
 
 def note_session(config: pytest.Config, session: Session) -> None:
@@ -83,10 +87,12 @@ def hand_over(config: pytest.Config) -> None:
     worker: Any = config
     worker.workeroutput[_RECORD] = json.dumps(record_to_json(record))
     worker.workeroutput[_LINES] = annotations_of(config)
+    troubles = config.stash.setdefault(TROUBLES, [])
     try:
         write_results(record)
     except OutputError as error:
-        worker.workeroutput[_TROUBLE] = str(error)
+        troubles.append(str(error))
+    worker.workeroutput[_TROUBLES] = troubles
 
 
 def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
@@ -96,8 +102,7 @@ def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
 
         config.stash.setdefault(_RECEIVED, []).append(record_from_json(json.loads(worker_output[_RECORD])))
         config.stash.setdefault(_ANNOTATIONS, []).extend(worker_output[_LINES])
-    if _TROUBLE in worker_output:
-        config.stash.setdefault(TROUBLES, []).append(worker_output[_TROUBLE])
+        config.stash.setdefault(TROUBLES, []).extend(worker_output[_TROUBLES])
 
 
 def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:

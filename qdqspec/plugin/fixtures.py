@@ -20,6 +20,7 @@ from qdqspec.cases import find_cases
 from qdqspec.errors import SpecError
 from qdqspec.plugin.collect import CheckItem, unchanged_cases
 from qdqspec.plugin.distribute import note_session, record_of
+from qdqspec.plugin.hooks import device_key
 from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.progress import shown
 from qdqspec.types import (
@@ -64,7 +65,7 @@ def qdq_session(
     else:
         from qdqspec.session import Session
 
-        session = Session(settings)
+        session = Session(settings, device_key=partial(device_key, pytestconfig))
     note_session(pytestconfig, session)
     yield session
     session.close()

@@ -23,9 +23,11 @@ from qdqspec.plugin.distribute import (
     write_reports,
     write_results,
 )
+from qdqspec.plugin.hooks import modified_record
 from qdqspec.plugin.options import asked_for, settings_of
 from qdqspec.types import RunRecord
 
+_RECORD = pytest.StashKey[RunRecord]()  # as reports show it
 _REPORTS = pytest.StashKey[list[Path]]()
 _INTERRUPTED = pytest.StashKey[bool]()
 _CONCERNED = pytest.StashKey[bool]()  # whether this run has checks to judge, or an option of ours
@@ -54,6 +56,8 @@ def write_at_end(session: pytest.Session) -> None:
     """Write results and reports. A file that cannot be written makes the run fail; the rest is kept."""
     config = session.config
     record, own = record_of(config), own_record(config)
+    if record is not None:
+        config.stash[_RECORD] = record = modified_record(config, record)
     try:
         if own is not None:
             write_results(own)
@@ -78,7 +82,7 @@ class InterruptWatch:
 
 def print_summary(terminal: Any, config: pytest.Config) -> None:
     """The table of all cases, the paths of the reports, and after Ctrl-C how to resume."""
-    record = record_of(config)
+    record = config.stash.get(_RECORD, None)
     if record is not None:
         terminal.section("quantized models")
         _print_table(terminal, record, config)

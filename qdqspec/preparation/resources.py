@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.backends.base import Backend, BuildOptions, backend_named
 from qdqspec.config import Settings
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import log_wait
@@ -40,14 +40,15 @@ class Resources:
 
 @dataclass
 class SessionBackend:
-    """A backend with its options in a session; ``settings`` name it."""
+    """A backend with its options in a session; ``settings`` name it. ``device_key`` is that of `Isolated`."""
 
     settings: Settings
+    device_key: Callable[[DeviceKey], str] | None = None
 
     @cached_property
     def backend(self) -> Isolated:
         """The backend, with each engine in a process of its own."""
-        return Isolated(self.settings.backend)
+        return Isolated(self.settings.backend, device_key=self.device_key)
 
     @cached_property
     def options(self) -> BuildOptions:
@@ -62,15 +63,20 @@ class SessionBackend:
     @cached_property
     def lock(self) -> str:
         """The name of the lock on its hardware, which other backends on the same hardware take too."""
-        hardware = self.backend.capabilities(self.options).hardware
-        return hardware if hardware == "cpu" else f"{self.settings.device}-{hardware or self.device.key}"
+        own = backend_named(self.settings.backend)  # without a changed key: the hardware is the same
+        hardware = own.capabilities(self.options).hardware
+        return (
+            hardware
+            if hardware == "cpu"
+            else f"{self.settings.device}-{hardware or own.device(self.options).key}"
+        )
 
 
 class Backends:
     """The backend of the run (``default``), and those of cases that name their own, each made once."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.default = SessionBackend(settings)
+    def __init__(self, settings: Settings, device_key: Callable[[DeviceKey], str] | None = None) -> None:
+        self.default = SessionBackend(settings, device_key)
         self._all = {settings.backend: self.default}
 
     def of(self, case: Case) -> SessionBackend:
@@ -78,7 +84,7 @@ class Backends:
         settings = self.default.settings
         name = case.backend or settings.backend
         if name not in self._all:
-            self._all[name] = SessionBackend(replace(settings, backend=name))
+            self._all[name] = replace(self.default, settings=replace(settings, backend=name))
         return self._all[name]
 
     def close(self) -> None:

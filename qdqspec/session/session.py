@@ -46,6 +46,7 @@ from qdqspec.types import (
     CheckSpec,
     CommonPlacement,
     CulpritEvidence,
+    DeviceKey,
     Evidence,
     EvidenceKind,
     Loader,
@@ -67,8 +68,8 @@ class Session(Closing):
 
     ``overrides`` are fields of `Settings`, such as ``threads=4`` or ``seed=7``. ``watch`` is called with
     the progress of a search. ``metrics`` are task metrics and ``loaders`` data loaders by the names used in specs; see
-    `Metric` and `Loader`. ``twins`` are devices that share the work of a search. Close a session after use: it holds
-    child processes.
+    `Metric` and `Loader`. ``twins`` are devices that share the work of a search. ``device_key`` determines the key of
+    the device for baselines and caches, by default the backend's. Close a session after use: it holds child processes.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Session(Closing):
         metrics: Mapping[str, Metric] | None = None,
         loaders: Mapping[str, Loader] | None = None,
         twins: Twins | None = None,
+        device_key: Callable[[DeviceKey], str] | None = None,
         **overrides: Any,
     ) -> None:
         self.settings = Settings(**overrides) if settings is None else replace(settings, **overrides)
@@ -89,7 +91,7 @@ class Session(Closing):
         self.metrics = joined_metrics(metrics or {})
         self.loaders = dict(loaders or {})
         self._files = GivenFiles()
-        self.backends = Backends(self.settings)
+        self.backends = Backends(self.settings, device_key)
         self._runtimes: tuple[RuntimeComparison, ...] = ()
         self._common: dict[tuple[str, ...], CommonPlacement] = {}  # by the names of the cases
         self._store = Store(self.settings.cache_dir)

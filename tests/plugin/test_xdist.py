@@ -136,3 +136,17 @@ def test_ctrl_c_prints_how_to_resume(project, concerned):
     assert result.ret == pytest.ExitCode.INTERRUPTED
     said = [line.strip() for line in result.outlines if line.strip().startswith("pytest ")]
     assert [line.endswith(f"-n 2 -p interrupting {what}") for line in said] == [True] * concerned
+
+
+def test_an_error_while_runtimes_are_compared_is_reported_by_the_controller(project):
+    with (project.path / "conftest.py").open("a") as file:
+        file.write(
+            "\n\ndef compare_runtimes(self):\n"
+            "    from qdqspec.errors import BackendError\n"
+            "    raise BackendError('the second runtime was killed')\n\n\n"
+            "FakeSession.compare_runtimes = compare_runtimes\n"
+        )
+    result = project.run_apart("-n", "2", "specs")
+    result.assert_outcomes(passed=4)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["the second runtime was killed"])

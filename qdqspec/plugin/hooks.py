@@ -1,0 +1,98 @@
+"""Calls the hooks of `qdqspec.plugin.hookspecs`; their errors name the plugin."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from qdqspec.errors import ConfigError
+from qdqspec.plugin.collect import CheckItem
+from qdqspec.plugin.distribute import TROUBLES, own_record
+from qdqspec.types import Case, DeviceKey, RunRecord
+
+_CaseName = tuple[str, str]  # of a spec and a case
+_CHECKS = pytest.StashKey[Counter[_CaseName]]()  # the selected checks of each case that did not run yet
+_FINISHED = pytest.StashKey[set[_CaseName]]()
+
+
+def count_checks(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """Count the selected checks of each case."""
+    config.stash[_CHECKS] = Counter(_name(item.case) for item in items if isinstance(item, CheckItem))
+
+
+def finish_check(item: pytest.Item) -> None:
+    """Call `pytest_qdq_case_finished` if this was the last check of its case."""
+    if isinstance(item, CheckItem):
+        name, left = _name(item.case), item.config.stash[_CHECKS]
+        left[name] -= 1
+        if not left[name]:
+            finish_cases(item.config, name)
+
+
+def finish_cases(config: pytest.Config, only: _CaseName | None = None) -> None:
+    """Call `pytest_qdq_case_finished` for a case, or for all with a record, unless it was called for it already."""
+    hook = config.hook.pytest_qdq_case_finished
+    record = own_record(config) if hook.get_hookimpls() else None
+    finished = config.stash.setdefault(_FINISHED, set())
+    for case in () if record is None else record.cases:
+        name = _name(case.evidence.case)
+        if name not in finished and only in (None, name):
+            finished.add(name)
+            try:
+                _call(hook, config=config, record=case)
+            except ConfigError as error:
+                config.stash.setdefault(TROUBLES, []).append(str(error))
+
+
+def modified_record(config: pytest.Config, record: RunRecord) -> RunRecord:
+    """The record of the run as `pytest_qdq_modify_record` returns it; unchanged if no plugin returns one."""
+    hook = config.hook.pytest_qdq_modify_record
+    try:
+        found = _call(hook, config=config, record=record)
+        if found is not None and not isinstance(found, RunRecord):
+            raise _wrong(hook, found, "a RunRecord (dataclasses.replace(record, ...)) or None")
+    except ConfigError as error:
+        config.stash.setdefault(TROUBLES, []).append(str(error))
+        return record
+    return found or record
+
+
+def device_key(config: pytest.Config, device: DeviceKey) -> str:
+    """The key of a device as `pytest_qdq_device_key` returns it. Raises `ConfigError` if a plugin fails."""
+    hook = config.hook.pytest_qdq_device_key
+    found = _call(hook, config=config, device=device)
+    if found is None:
+        return device.key
+    if not isinstance(found, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", found):
+        raise _wrong(hook, found, "letters, digits, '.', '_' and '-': files are named after the key")
+    return found
+
+
+def _name(case: Case) -> _CaseName:
+    return str(case.spec), case.name
+
+
+def _call(hook: Any, **arguments: object) -> Any:
+    """Call a hook. Raises `ConfigError` that names the plugin whose implementation raised."""
+    try:
+        return hook(**arguments)
+    except Exception as error:
+        codes, trace = set(), error.__traceback__
+        while trace is not None:
+            codes.add(trace.tb_frame.f_code)
+            trace = trace.tb_next
+        plugins = [one.plugin_name for one in hook.get_hookimpls() if one.function.__code__ in codes]
+        raise ConfigError(
+            f"hook {hook.name} raised {type(error).__name__}: {error}",
+            where=", ".join(plugins),
+            cure="correct the hook of this plugin, or deselect it with -p no:NAME",
+        ) from error
+
+
+def _wrong(hook: Any, found: object, expected: str) -> ConfigError:
+    plugins = ", ".join(one.plugin_name for one in hook.get_hookimpls())
+    return ConfigError(f"hook {hook.name} returned {found!r}", where=plugins, cure=f"return {expected}")

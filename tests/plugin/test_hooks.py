@@ -1,0 +1,179 @@
+"""The hooks that a conftest or another plugin implements, and what an error in one looks like."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+FINISHED = """
+
+def pytest_qdq_case_finished(config, record):
+    import os
+    case, results = record.evidence.case, [f"{one.id} {one.verdict.outcome}" for one in record.results]
+    with (config.rootpath / "finished.txt").open("a") as file:
+        file.write(f"{case.id} {os.getpid()} {', '.join(results)}\\n")
+"""
+MODIFIED = """
+
+def pytest_qdq_modify_record(config, record):
+    from dataclasses import replace
+    cases = [replace(one, evidence=replace(one.evidence, warnings=("checked on bench 7",))) for one in record.cases]
+    return replace(record, cases=tuple(cases))
+"""
+KEY = """
+
+def pytest_qdq_device_key(config, device):
+    assert device.key
+    return "pool-7"
+"""
+BROKEN = """
+
+def pytest_qdq_{hook}(config):
+    {body}
+"""
+
+
+def add_to_conftest(project, text: str) -> None:
+    with (project.path / "conftest.py").open("a") as file:
+        file.write(text)
+
+
+def finished(project) -> dict[str, str]:
+    """The results that the hook got, by case; each case once."""
+    lines = [line.split(" ", 2) for line in (project.path / "finished.txt").read_text().splitlines()]
+    assert len({case for case, _, _ in lines}) == len(lines)
+    return {case: results for case, _, results in lines}
+
+
+def test_a_case_is_finished_after_its_last_selected_check(project):
+    add_to_conftest(project, FINISHED)
+    (project.path / "specs" / "test_z.py").write_text(
+        "from pathlib import Path\n"
+        "def test_after():\n"
+        "    assert Path('finished.txt').read_text().count('\\n') == 2\n"
+    )
+    project.outcomes(**{"int8-b1::speedup": "fail"})
+    project.run("specs").assert_outcomes(passed=4, failed=1)
+    assert finished(project) == {
+        "int8-b1": "speedup fail, parity pass",
+        "int8-b8": "speedup pass, parity pass",
+    }
+
+
+def test_a_case_of_which_one_check_is_selected_is_finished_after_it(project):
+    add_to_conftest(project, FINISHED)
+    project.run("specs", "-k", "b8 and parity").assert_outcomes(passed=1, deselected=3)
+    assert finished(project) == {"int8-b8": "parity pass"}
+
+
+def test_a_case_that_was_not_finished_is_passed_at_the_end(project):
+    add_to_conftest(project, FINISHED)
+    project.outcomes(**{"int8-b1::speedup": "fail"})
+    project.run("specs", "-x").assert_outcomes(failed=1)
+    assert finished(project) == {"int8-b1": "speedup fail"}
+
+
+def test_workers_call_it_where_the_case_ran(project):
+    add_to_conftest(project, FINISHED)
+    project.run_apart("specs", "-n", "2").assert_outcomes(passed=4)
+    assert set(finished(project)) == {"int8-b1", "int8-b8"}
+    lines = [line.split()[:2] for line in (project.path / "finished.txt").read_text().splitlines()]
+    assert {case: {pid} for case, pid in lines} == project.processes()
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "workers"])
+def test_a_modified_record_is_the_one_that_is_shown_and_written(project, workers):
+    add_to_conftest(project, MODIFIED)
+    run = project.run_apart if workers else project.run
+    result = run("specs", "--qdq-json=run.json", "--qdq-report=run.md", *workers)
+    result.assert_outcomes(passed=4)
+    assert result.stdout.str().count("checked on bench 7") >= 1
+    cases = json.loads((project.path / "run.json").read_text())["cases"]
+    assert [case["warnings"] for case in cases] == [["checked on bench 7"]] * 2
+    assert "checked on bench 7" in (project.path / "run.md").read_text()
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "workers"])
+@pytest.mark.parametrize("hook", ["case_finished", "modify_record"])
+def test_an_error_names_the_hook_and_the_plugin_and_loses_no_result(project, hook, workers):
+    add_to_conftest(project, BROKEN.format(hook=hook, body='raise ValueError("no such host")'))
+    run = project.run_apart if workers else project.run
+    result = run("specs", "--qdq-json=run.json", *workers)
+    result.assert_outcomes(passed=4)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines([f"*conftest.py: hook pytest_qdq_{hook} raised ValueError: no such host"])
+    assert len(json.loads((project.path / "run.json").read_text())["cases"]) == 2
+
+
+def test_a_record_of_another_type_is_refused(project):
+    add_to_conftest(project, BROKEN.format(hook="modify_record", body="return {}"))
+    result = project.run("specs", "--qdq-json=run.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(
+        ["*conftest.py: hook pytest_qdq_modify_record returned {}", "*return a RunRecord*"]
+    )
+    assert len(json.loads((project.path / "run.json").read_text())["cases"]) == 2
+
+
+def test_a_plugin_is_named_by_its_module(project):
+    (project.path / "notifier.py").write_text(BROKEN.format(hook="case_finished", body="1 / 0").strip())
+    result = project.run_apart("-p", "notifier", "specs", "-k", "b8")
+    result.stdout.fnmatch_lines(["notifier: hook pytest_qdq_case_finished raised ZeroDivisionError*"])
+
+
+def test_an_unknown_hook_is_an_error(project):
+    add_to_conftest(project, BROKEN.format(hook="case_done", body="pass"))
+    assert project.run_apart("specs").ret != pytest.ExitCode.OK
+
+
+@pytest.fixture
+def measured(pytester, models):
+    """A project with the simulated device and a baseline check."""
+    (pytester.path / "pyproject.toml").write_text("[tool.pytest]\nstrict = true\n")
+    (pytester.path / "specs").mkdir()
+    shutil.copy(models / "digits_resnet.onnx", pytester.path / "specs")
+    (pytester.path / "specs" / "a.qdq.yaml").write_text(
+        "qdqspec: 1\nmodel: digits_resnet.onnx\ntune: {trials: 2}\nchecks:\n  - {kind: regression, max: 50%}\n"
+    )
+    return pytester
+
+
+def test_the_key_of_the_device_names_baselines_and_records(measured):
+    (measured.path / "conftest.py").write_text(KEY)
+    words = ("specs", "--qdq-backend=fake", "--qdq-update=new", "--qdq-json=run.json")
+    measured.runpytest_subprocess(*words).assert_outcomes(passed=1)
+    assert [file.name for file in measured.path.glob("specs/__baselines__/*/*")] == ["pool-7.json"]
+    (case,) = json.loads((measured.path / "run.json").read_text())["cases"]
+    assert case["device"]["key"] == "pool-7"
+    assert case["device"]["details"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('raise OSError("no inventory")', "raised OSError: no inventory"),
+        ('return "my pool"', "returned 'my pool'"),
+    ],
+)
+def test_an_error_of_the_key_fails_each_check(measured, body, message):
+    (measured.path / "conftest.py").write_text(BROKEN.format(hook="device_key", body=body))
+    result = measured.runpytest_subprocess("specs", "--qdq-backend=fake")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*conftest.py: hook pytest_qdq_device_key {message}*"])
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_the_example_of_the_page_runs(project, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "ci.md"
+    (text,) = re.findall(r"<!-- hooks -->\n```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    add_to_conftest(project, f"\n\n{text}")
+    monkeypatch.setenv("GITHUB_SHA", "5ac1f00d")
+    project.run("specs", "--qdq-json=run.json").assert_outcomes(passed=4)
+    lines = (project.path / "finished.log").read_text().splitlines()
+    assert [line.split()[:2] for line in lines] == [["a", "int8-b1"], ["a", "int8-b8"]]
+    cases = json.loads((project.path / "run.json").read_text())["cases"]
+    assert {case["device"]["details"]["commit"] for case in cases} == {"5ac1f00d"}
