@@ -18,7 +18,7 @@ from qdqspec import cli, registry
 from qdqspec.backends.base import backend_named
 from qdqspec.config import hooks
 from qdqspec.config.settings import COMMAND_LINE, OPTIONS
-from qdqspec.report.layout import RunPart
+from qdqspec.report.record import RunPart
 from qdqspec.spec import inline
 from qdqspec.spec.inline import Asked, AskedWithStrategy
 from qdqspec.spec.kinds import params_of

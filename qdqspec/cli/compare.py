@@ -207,7 +207,7 @@ def _add_upgrade(verbs: Verbs) -> None:
 def upgrade_check(arguments: argparse.Namespace) -> int:
     """Check all tuned models; return 1 if one fails. Raises if none is known, or the environment cannot be used."""
     from qdqspec.measurement.environment import Environment
-    from qdqspec.report.upgrade import upgrade_text, upgrade_to_json
+    from qdqspec.report.runtimes import upgrade_text, upgrade_to_json
     from qdqspec.session import Session
 
     settings = replace(settings_from(arguments), mode="measure")

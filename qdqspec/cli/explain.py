@@ -169,7 +169,7 @@ def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> lis
 
 def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     """Reference and tuned model of a run's folder, and the run's result against its committed baseline."""
-    from qdqspec.report.baselines import baseline_notes
+    from qdqspec.report.compare import baseline_notes
     from qdqspec.report.record import read_case
 
     record = read_case(folder)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -231,28 +231,34 @@ def layer_changes(before: Layers, after: Layers) -> tuple[LayerChange, ...]:
     """The groups of kernels that differ in fusion, precision or time; the largest change of time first."""
     whole = math.fsum(layer.milliseconds for layer in before) or 1.0
     changes = [
-        change for old, new in _groups(before, after) if (change := _change(old, new, whole)) is not None
+        change
+        for old, new in kernel_groups(before, after, _keys)
+        if (change := _change(old, new, whole)) is not None
     ]
     return tuple(sorted(changes, key=lambda c: -abs(c.after_ms - c.before_ms)))
 
 
-def _groups(before: Layers, after: Layers) -> Iterable[tuple[list[LayerTime], list[LayerTime]]]:
-    """Kernels of both sides that share nodes, in the order of the model."""
-    home: dict[_Key, int] = {}
-    groups: dict[int, tuple[list[LayerTime], list[LayerTime]]] = {}
+def kernel_groups(
+    before: Layers, after: Layers, keys: Callable[[LayerTime], Sequence[Hashable]]
+) -> list[tuple[list[LayerTime], list[LayerTime]]]:
+    """Kernels of both sides that share keys, directly or through others, in the order of the model."""
+    above: dict[Hashable, Hashable] = {}
+
+    def root(key: Hashable) -> Hashable:
+        while above.setdefault(key, key) != key:
+            above[key] = above[above[key]]
+            key = above[key]
+        return key
+
+    for layer in (*before, *after):
+        first, *others = keys(layer)
+        for key in others:
+            above[root(key)] = root(first)
+    groups: dict[Hashable, tuple[list[LayerTime], list[LayerTime]]] = {}
     for side, layers in enumerate((before, after)):
         for layer in layers:
-            keys = _keys(layer)
-            met = sorted({home[key] for key in keys if key in home})
-            number = met[0] if met else len(groups) and max(groups) + 1
-            group = groups.setdefault(number, ([], []))
-            for other in met[1:]:
-                for mine, theirs in zip(group, groups.pop(other), strict=True):
-                    mine.extend(theirs)
-                home.update({key: number for key, at in home.items() if at == other})
-            home.update(dict.fromkeys(keys, number))
-            group[side].append(layer)
-    return groups.values()
+            groups.setdefault(root(keys(layer)[0]), ([], []))[side].append(layer)
+    return list(groups.values())
 
 
 def _keys(layer: LayerTime) -> list[_Key]:

@@ -12,13 +12,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from tabulate import tabulate
-
 from qdqspec.errors import StateError
 from qdqspec.measurement.change import BuildTimes, builds_of, change_between
-from qdqspec.report.baselines import baseline_pairs
-from qdqspec.report.names import distinct_names
-from qdqspec.types import Evidence, LatencyEvidence, RunRecord, TimeChange
+from qdqspec.report.facts import day_text
+from qdqspec.report.tables import Column, Table, known, named_cases
+from qdqspec.types import Evidence, Interval, LatencyEvidence, RunRecord, TimeChange
 from qdqspec.units import count_text, ms_text, percent_text, plain
 
 SpeedWord: TypeAlias = Literal["faster", "same", "slower", "not timed"]
@@ -71,8 +69,19 @@ def compare_runs(before: RunRecord, after: RunRecord) -> Comparison:
 
 def comparison_text(comparison: Comparison) -> str:
     """The table, other differences, cases of only one run, and a summary sentence."""
-    heads = ("case", "A ms", "B ms", "change", "95 % interval", "verdict")
-    lines = [tabulate([_row(case) for case in comparison.cases], headers=heads, disable_numparse=True)]
+    table = Table.of(
+        "",
+        comparison.cases,
+        Column("case", lambda case: plain(case.case)),
+        Column("A ms", lambda case: known(ms_text, case.before_ms)),
+        Column("B ms", lambda case: known(ms_text, case.after_ms)),
+        Column(
+            "change", lambda case: known(lambda change: percent_text(change.builds.median - 1), case.change)
+        ),
+        Column("95 % interval", lambda case: known(lambda change: _bounds_text(change.builds), case.change)),
+        Column("verdict", lambda case: case.word),
+    )
+    lines = [table.text]
     lines += [f"note: {case.case}: {note}" for case in comparison.cases for note in case.notes]
     lines += [f"only in A: {plain(name)}" for name in comparison.only_before]
     lines += [f"only in B: {plain(name)}" for name in comparison.only_after]
@@ -82,26 +91,32 @@ def comparison_text(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
+def _bounds_text(change: Interval) -> str:
+    return f"{percent_text(change.low - 1)} to {percent_text(change.high - 1)}"
+
+
 def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]:
     """The comparison as data; ``ratio`` is B over A, ``beyond`` whether the case is slower by more than ``fail_on``."""
+    cases = [
+        {
+            "case": case.case,
+            "verdict": case.word,
+            "beyond": case.is_slower_beyond(allowed),
+            "a_ms": case.before_ms,
+            "b_ms": case.after_ms,
+            "ratio": change and change.builds.median,
+            "ci95": change and [change.builds.low, change.builds.high],
+            "p_value": change and change.p_value,
+            "notes": list(case.notes),
+        }
+        for case in comparison.cases
+        for change in [case.change]
+    ]
     return {
         "schema_version": 1,
         "device": comparison.device,
         "fail_on": allowed,
-        "cases": [
-            {
-                "case": case.case,
-                "verdict": case.word,
-                "beyond": case.is_slower_beyond(allowed),
-                "a_ms": case.before_ms,
-                "b_ms": case.after_ms,
-                "ratio": None if case.change is None else case.change.builds.median,
-                "ci95": None if case.change is None else [case.change.builds.low, case.change.builds.high],
-                "p_value": None if case.change is None else case.change.p_value,
-                "notes": list(case.notes),
-            }
-            for case in comparison.cases
-        ],
+        "cases": cases,
         "only_in_a": list(comparison.only_before),
         "only_in_b": list(comparison.only_after),
     }
@@ -109,23 +124,25 @@ def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]
 
 def _by_name(record: RunRecord) -> dict[str, Evidence]:
     """Cases by name; with their folders if two specs of the run have the same name."""
-    return dict(zip(distinct_names(record.cases), (case.evidence for case in record.cases), strict=True))
+    return {name: case.evidence for case, name in named_cases(record.cases)}
 
 
 def _refuse_unlike(name: str, before: Evidence, after: Evidence) -> None:
-    cure = "compare runs of one backend on one device, with the same --qdq-threads"
-    for what, left, right in (
-        ("device", before.device.key, after.device.key),
-        ("backend", before.target, after.target),
-    ):
-        if left != right:
-            raise StateError(
-                f"the runs are not comparable: {what} of {plain(name)} is {plain(left)} in A and {plain(right)} in B",
-                cure=cure,
-            )
-    clocks = {found.latency.clock for found in (before, after) if found.latency is not None}
-    if len(clocks) > 1:
-        raise StateError(f"the runs are not comparable: {plain(name)} was timed on two clocks", cure=cure)
+    unlike = [
+        f"{what} of {plain(name)} is {plain(left)} in A and {plain(right)} in B"
+        for what, left, right in (
+            ("device", before.device.key, after.device.key),
+            ("backend", before.target, after.target),
+        )
+        if left != right
+    ]
+    if before.latency and after.latency and before.latency.clock != after.latency.clock:
+        unlike.append(f"{plain(name)} was timed on two clocks")
+    if unlike:
+        raise StateError(
+            f"the runs are not comparable: {unlike[0]}",
+            cure="compare runs of one backend on one device, with the same --qdq-threads",
+        )
 
 
 def _compared(name: str, before: Evidence, after: Evidence) -> ComparedCase:
@@ -201,10 +218,30 @@ def _notes(before: Evidence, after: Evidence) -> tuple[str, ...]:
     return (*notes, *(f"{plain(fact)} was {plain(old[fact])}, is {plain(new[fact])}" for fact in moved))
 
 
-def _row(case: ComparedCase) -> tuple[str, ...]:
-    if case.change is None or case.before_ms is None or case.after_ms is None:
-        return plain(case.case), "", "", "", "", case.word
-    found = case.change.builds
-    bounds = f"{percent_text(found.low - 1)} to {percent_text(found.high - 1)}"
-    moved = percent_text(found.median - 1)
-    return plain(case.case), ms_text(case.before_ms), ms_text(case.after_ms), moved, bounds, case.word
+# ---- baselines -----------------------------------------------------------------------------------
+
+
+def baseline_notes(found: Evidence) -> tuple[str, ...]:
+    """For each baseline entry that the case was compared with: the change, and other differences."""
+    said = []
+    for name, seen in found.regression.items():
+        if seen.change is not None:
+            of = f" of {day}" if (day := day_text(seen.recorded)) else ""
+            said += [f"{plain(name, 60)}: {_moved(seen.change)} against the baseline{of}"]
+            said += map(plain, seen.notes)
+    return tuple(said)
+
+
+def baseline_pairs(before: Evidence, after: Evidence) -> list[str]:
+    """The change against the baseline in each of two runs. Each run was interleaved with its reference."""
+    said = []
+    for name in sorted(before.regression.keys() | after.regression.keys()):
+        seen = {"A": before.regression.get(name), "B": after.regression.get(name)}
+        told = [f"{_moved(one.change)} in {run}" for run, one in seen.items() if one and one.change]
+        said += [f"{plain(name, 60)} against its baseline: {', '.join(told)}"] if told else []
+    return said
+
+
+def _moved(change: TimeChange) -> str:
+    """``+9.8 % (95 %: +7.8 % to +11.8 %)``."""
+    return f"{percent_text(change.builds.median - 1)} (95 %: {_bounds_text(change.builds)})"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from qdqspec.report.facts import grid
-from qdqspec.types import Culprit, CulpritEvidence
+from qdqspec.codec import to_data
+from qdqspec.report.tables import RIGHT, Column, Table, known
+from qdqspec.types import CulpritEvidence
 from qdqspec.units import count_text, pair_text, plain, share_text
 
 SCHEMA_VERSION = 1
 _FEW = 0.5  # share of the error from which the listed pairs count as most of it
-_HEADS = ("pair", "kind", "format", "alone dB", "of the noise", "without dB")
 _LEGEND = (
     "alone: the SQNR with this pair only.\n"
     "without: the SQNR if the nodes of this row and of the rows above read floats.\n"
@@ -36,44 +37,37 @@ def culprits_json(found: CulpritEvidence) -> dict[str, Any]:
     """The ranking as an object."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "output": found.output,
-        "together_db": found.together_db,
-        "total": found.total,
-        "samples": found.samples,
-        "data": found.data,
-        "rest": found.rest,
+        **to_data(found),
         "missing": found.missing or None,
-        "pairs": [_pair_json(culprit) for culprit in found.pairs],
+        "pairs": [
+            {
+                **to_data(culprit.site),
+                "consumers": [end._asdict() for end in culprit.site.consumers],
+                "alone_db": culprit.alone_db,
+                "share": culprit.share,
+                "without_db": culprit.without_db,
+            }
+            for culprit in found.pairs
+        ],
     }
 
 
 def _table(found: CulpritEvidence) -> str:
-    rows = [_row(culprit) for culprit in found.pairs]
+    table = Table.of(
+        "",
+        found.pairs,
+        Column("pair", lambda culprit: pair_text(culprit.site)),
+        Column("kind", lambda culprit: "weight" if culprit.site.weight else "activation"),
+        Column("format", lambda culprit: plain(culprit.site.format)),
+        Column("alone dB", lambda culprit: f"{culprit.alone_db:.1f}", RIGHT),
+        Column("of the noise", lambda culprit: share_text(culprit.share), RIGHT),
+        Column("without dB", lambda culprit: known("{:.1f}".format, culprit.without_db), RIGHT),
+    )
     others = found.total - len(found.pairs)
     if others:
-        rows.append(
-            (
-                f"{'the other' if others == 1 else f'the other {others}'}",
-                "",
-                "",
-                "",
-                share_text(found.rest),
-                "",
-            )
-        )
-    return grid(_HEADS, rows, "lllrrr")
-
-
-def _row(culprit: Culprit) -> tuple[str, ...]:
-    site = culprit.site
-    return (
-        pair_text(site),
-        "weight" if site.weight else "activation",
-        plain(site.format),
-        f"{culprit.alone_db:.1f}",
-        share_text(culprit.share),
-        "" if culprit.without_db is None else f"{culprit.without_db:.1f}",
-    )
+        name = "the other" if others == 1 else f"the other {others}"
+        table = replace(table, rows=(*table.rows, (name, "", "", "", share_text(found.rest), "")))
+    return table.text
 
 
 def _spread(found: CulpritEvidence) -> str:
@@ -114,17 +108,3 @@ def _quoted(node: str) -> str:
     """A node's name quoted for YAML, with glob characters escaped."""
     taken = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in plain(node))
     return '"' + taken.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _pair_json(culprit: Culprit) -> dict[str, Any]:
-    site = culprit.site
-    return {
-        "tensor": site.tensor,
-        "consumers": [end._asdict() for end in site.consumers],
-        "format": site.format,
-        "axis": site.axis,
-        "weight": site.weight,
-        "alone_db": culprit.alone_db,
-        "share": culprit.share,
-        "without_db": culprit.without_db,
-    }

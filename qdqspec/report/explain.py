@@ -15,6 +15,7 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Literal, TypeAlias
 
+from qdqspec.measurement.change import kernel_groups
 from qdqspec.types import CorrectionGain, LayerTime
 from qdqspec.units import plain
 
@@ -48,42 +49,35 @@ class ExplainedEngine:
         return self.sum_ms if self.end_to_end_ms is None else self.end_to_end_ms
 
     @property
-    def kernels(self) -> tuple[LayerTime, ...]:
+    def kernels(self) -> list[LayerTime]:
         """Layers that compute."""
-        return tuple(layer for layer in self.layers if not layer.boundary)
+        return [layer for layer in self.layers if not layer.boundary]
 
     @property
-    def integer(self) -> tuple[LayerTime, ...]:
+    def integer(self) -> list[LayerTime]:
         """Kernels that compute in integers or another narrow format."""
-        return tuple(layer for layer in self.kernels if layer.integer)
+        return [layer for layer in self.kernels if layer.integer]
 
     @property
-    def left_in_float(self) -> tuple[LayerTime, ...]:
+    def left_in_float(self) -> list[LayerTime]:
         """Kernels of nodes that read quantized activations, and that compute in floats all the same."""
-        return tuple(
-            layer
-            for layer in self.kernels
-            if not layer.integer and not self.quantized.isdisjoint(layer.nodes)
-        )
+        return [k for k in self.kernels if not k.integer and not self.quantized.isdisjoint(k.nodes)]
 
     @property
-    def float_writers(self) -> tuple[LayerTime, ...]:
+    def float_writers(self) -> list[LayerTime]:
         """Integer kernels that write floats, which a later kernel has to quantize again."""
-        return tuple(layer for layer in self.integer if ">" in layer.precision)
+        return [layer for layer in self.integer if ">" in layer.precision]
 
     @property
-    def lonely_pairs(self) -> tuple[LayerTime, ...]:
+    def lonely_pairs(self) -> list[LayerTime]:
         """Q and DQ that were not fused into a kernel."""
-        return tuple(layer for layer in self.layers if is_pair(layer))
+        return [layer for layer in self.layers if is_pair(layer)]
 
     @property
-    def conversions(self) -> tuple[LayerTime, ...]:
+    def conversions(self) -> list[LayerTime]:
         """Changes of type or layout, besides Q and DQ, that take time."""
-        return tuple(
-            layer
-            for layer in self.layers
-            if layer.boundary and not is_pair(layer) and layer.milliseconds > _NOTHING_MS
-        )
+        between = (layer for layer in self.layers if layer.boundary and not is_pair(layer))
+        return [layer for layer in between if layer.milliseconds > _NOTHING_MS]
 
     def behind(self, layer: LayerTime) -> LayerTime | None:
         """The kernel that produces a conversion's input if known; else the kernel executed before it."""
@@ -108,6 +102,12 @@ class Row:
     kind: RowKind
     reference: tuple[LayerTime, ...]
     tuned: tuple[LayerTime, ...]
+
+    @property
+    def text(self) -> str:
+        """Its nodes, or the nodes after its conversions."""
+        nodes = plain(nodes_text(self.place))
+        return f"before {nodes}" if self.kind == "conversion" else nodes
 
     @property
     def reference_ms(self) -> float:
@@ -158,34 +158,28 @@ class EngineComparison:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """All places, the largest differences first."""
-        found = [*_kernel_rows(self.reference.kernels, self._kernels), *self._conversion_rows()]
-        return tuple(sorted(found, key=lambda row: -abs(row.difference_ms)))
-
-    @property
-    def lost_fusions(self) -> tuple[Row, ...]:
-        """Places where the reference runs fewer kernels."""
-        return tuple(row for row in self.rows if row.lost_fusion)
-
-    @property
-    def won_fusions(self) -> tuple[Row, ...]:
-        """Places where the reference runs more kernels."""
-        return tuple(row for row in self.rows if row.won_fusion)
-
-    @cached_property
-    def _kernels(self) -> tuple[LayerTime, ...]:
-        return tuple(_renamed(layer, self.renamed) for layer in self.tuned.kernels)
-
-    def _conversion_rows(self) -> list[Row]:
-        ours, theirs = _conversions(self.reference.layers, {}), _conversions(self.tuned.layers, self.renamed)
-        return [
+        renamed = self.renamed
+        theirs = [replace(k, nodes=tuple(renamed.get(n, n) for n in k.nodes)) for k in self.tuned.kernels]
+        rows = [
             Row(
-                place=place,
-                kind="conversion",
-                reference=tuple(ours.get(place, ())),
-                tuned=tuple(theirs.get(place, ())),
+                place=tuple(dict.fromkeys(key for layer in (*ours, *others) for key in _kernel_keys(layer))),
+                kind="kernel",
+                reference=tuple(ours),
+                tuned=tuple(others),
             )
-            for place in dict.fromkeys((*ours, *theirs))
+            for ours, others in kernel_groups(self.reference.kernels, theirs, _kernel_keys)
         ]
+        before, after = _conversions(self.reference.layers, {}), _conversions(self.tuned.layers, renamed)
+        rows += [
+            Row(
+                place=(place,),
+                kind="conversion",
+                reference=tuple(before.get(place, ())),
+                tuned=tuple(after.get(place, ())),
+            )
+            for place in dict.fromkeys((*before, *after))
+        ]
+        return tuple(sorted(rows, key=lambda row: -abs(row.difference_ms)))
 
 
 def compare(reference: ExplainedEngine, tuned: ExplainedEngine) -> EngineComparison:
@@ -210,47 +204,19 @@ def ops_in(nodes: Iterable[str], engine: ExplainedEngine) -> set[str]:
     return {op_of(node, engine.ops) for node in nodes}
 
 
-def _renamed(layer: LayerTime, names: Mapping[str, str]) -> LayerTime:
-    return replace(layer, nodes=tuple(names.get(node, node) for node in layer.nodes)) if names else layer
+def _kernel_keys(layer: LayerTime) -> tuple[str, ...]:
+    return layer.nodes or (layer.name,)
 
 
-def _kernel_rows(ours: Sequence[LayerTime], theirs: Sequence[LayerTime]) -> list[Row]:
-    """One row for each group of kernels that share nodes, directly or through others."""
-    parent: dict[str, str] = {}
-
-    def root(node: str) -> str:
-        while parent.setdefault(node, node) != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
-    for layer in (*ours, *theirs):
-        for node in layer.nodes[1:]:
-            parent[root(node)] = root(layer.nodes[0])
-    rows: dict[str, tuple[dict[str, None], list[LayerTime], list[LayerTime]]] = {}
-    for side, layers in ((1, ours), (2, theirs)):
-        for layer in layers:
-            key = root(layer.nodes[0]) if layer.nodes else layer.name
-            row = rows.setdefault(key, ({}, [], []))
-            row[0].update(dict.fromkeys(layer.nodes or (layer.name,)))
-            row[side].append(layer)  # type: ignore[union-attr]  # 1 and 2 are the lists
-    return [
-        Row(place=tuple(nodes), kind="kernel", reference=tuple(left), tuned=tuple(right))
-        for nodes, left, right in rows.values()
-    ]
-
-
-def _conversions(
-    layers: Sequence[LayerTime], names: Mapping[str, str]
-) -> dict[tuple[str, ...], list[LayerTime]]:
+def _conversions(layers: Sequence[LayerTime], names: Mapping[str, str]) -> dict[str, list[LayerTime]]:
     """Conversions that take time, by the first node of the kernel after them."""
-    found: dict[tuple[str, ...], list[LayerTime]] = {}
+    found: dict[str, list[LayerTime]] = {}
     following = _END
     for layer in reversed(layers):
         if not layer.boundary:
             following = names.get(layer.nodes[0], layer.nodes[0]) if layer.nodes else layer.name
         elif layer.milliseconds > _NOTHING_MS or is_pair(layer):
-            found.setdefault((following,), []).insert(0, layer)
+            found.setdefault(following, []).insert(0, layer)
     return dict(reversed(found.items()))
 
 

@@ -7,11 +7,11 @@ documentation on explicit quantization, and is given only if the layers show its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from qdqspec.report.explain import EngineComparison, ExplainedEngine, Row, nodes_text, ops_in, short_place
+from qdqspec.report.explain import EngineComparison, ExplainedEngine, nodes_text, ops_in, short_place
 from qdqspec.types import LayerTime
-from qdqspec.units import count_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text, share_text
+from qdqspec.units import count_text, ms_text, ms_texts_apart, percent_text, ratio_text, share_text
 
 _SAME = 0.005  # relative difference below which times count as equal
 _NAMED = 3  # places named in a sentence
@@ -60,35 +60,67 @@ def verdict(comparison: EngineComparison) -> str:
 
 def reasons(comparison: EngineComparison) -> list[str]:
     """Differences of the layers, the largest share first."""
-    rows = comparison.rows
-    kernels = _difference(row for row in rows if row.kind == "kernel")
-    between = _difference(row for row in rows if row.kind == "conversion")
-    told = sorted(
-        [("kernels", kernels), ("Q, DQ and conversions between them", between)], key=lambda t: -abs(t[1])
-    )
-    text = ", ".join(f"{what} take {ms_text(abs(by))} ms {'less' if by < 0 else 'more'}" for what, by in told)
-    return [
-        f"By layer, {text}.",
-        _integers(comparison),
-        _left_in_float(comparison.tuned),
-        _pairs(comparison),
-        _conversions(comparison),
-        _fusions("run as more kernels than before", comparison.lost_fusions),
-        _fusions("run as fewer kernels now", comparison.won_fusions),
+    ours, theirs, rows = comparison.reference, comparison.tuned, comparison.rows
+    spent = [
+        (what, math.fsum(row.difference_ms for row in rows if row.kind == kind))
+        for what, kind in (("kernels", "kernel"), ("Q, DQ and conversions between them", "conversion"))
     ]
+    spent.sort(key=lambda each: -abs(each[1]))
+    text = ", ".join(
+        f"{what} take {ms_text(abs(by))} ms {'less' if by < 0 else 'more'}" for what, by in spent
+    )
+    said = [f"By layer, {text}.", _integers(ours, theirs)]
+    left = theirs.left_in_float
+    if left and theirs.integer:
+        said.append(
+            f"{count_text(len(left), 'kernel')} with quantized inputs {'does' if len(left) == 1 else 'do'} not "
+            f"compute in integers{_cost(left, theirs)}: {_names(left)}."
+        )
+    before, after = ours.lonely_pairs, theirs.lonely_pairs
+    if before or after:
+        where = f", where {ours.name} has {len(before)}{_cost(before, ours)}" if before else ""
+        verb = "is" if len(after) == 1 else "are"
+        said.append(f"{len(after) or 'No'} Q or DQ {verb} not fused{_cost(after, theirs)}{where}.")
+    before, after = ours.conversions, theirs.conversions
+    if len(before) != len(after):
+        count = count_text(len(after), "change") if after else "No changes"
+        where = f", where {ours.name} has {len(before)}{_cost(before, ours)}"
+        said.append(f"{count} of type or layout{_cost(after, theirs)}{where}.")
+    for what, changed in (
+        ("run as more kernels than before", [row for row in rows if row.lost_fusion]),
+        ("run as fewer kernels now", [row for row in rows if row.won_fusion]),
+    ):
+        if changed:
+            named = "; ".join(short_place(nodes_text(row.place), _WIDTH) for row in changed[:_NAMED])
+            more = "; ..." if len(changed) > _NAMED else ""
+            said.append(f"The nodes of {count_text(len(changed), 'place')} {what} ({named}{more}).")
+    return said
+
+
+def _integers(ours: ExplainedEngine, theirs: ExplainedEngine) -> str:
+    if not ours.integer and not theirs.integer:
+        return ""
+    text = f"{len(theirs.integer)} of {count_text(len(theirs.kernels), 'kernel')} compute in integers"
+    if ours.integer:
+        text += f" ({len(ours.integer)} of {len(ours.kernels)} in {ours.name})"
+    if theirs.float_writers or ours.float_writers:
+        before = f" (before: {len(ours.float_writers)})" if ours.float_writers else ""
+        text += f"; {len(theirs.float_writers)} of these write floats{before}"
+    return f"{text}."
 
 
 def short_reason(comparison: EngineComparison) -> str:
     """The changes of counts in one line, for tables."""
     ours, theirs = comparison.reference, comparison.tuned
-    changes = [
-        _change("Q/DQ alone", len(ours.lonely_pairs), len(theirs.lonely_pairs)),
-        _change("conversions", len(ours.conversions), len(theirs.conversions)),
-        _change("integer kernels", len(ours.integer), len(theirs.integer)),
-        _change("of these write floats", len(ours.float_writers), len(theirs.float_writers)),
-        _change("kernels", len(ours.kernels), len(theirs.kernels)),
-    ]
-    return ", ".join(change for change in changes if change) or "the same kernels, timed otherwise"
+    counts = (
+        ("Q/DQ alone", ours.lonely_pairs, theirs.lonely_pairs),
+        ("conversions", ours.conversions, theirs.conversions),
+        ("integer kernels", ours.integer, theirs.integer),
+        ("of these write floats", ours.float_writers, theirs.float_writers),
+        ("kernels", ours.kernels, theirs.kernels),
+    )
+    changes = [f"{what} {len(old)} > {len(new)}" for what, old, new in counts if len(old) != len(new)]
+    return ", ".join(changes) or "the same kernels, timed otherwise"
 
 
 def advice(engine: ExplainedEngine) -> list[str]:
@@ -104,15 +136,17 @@ def advice(engine: ExplainedEngine) -> list[str]:
     found = []
     if adds:
         found.append(
-            f"{_unfused(adds)} an Add that writes floats because its skip input is float "
+            f"Not fused: {len(adds)} Q after an Add that writes floats because its skip input is float "
             f"({_names(adds)}): quantize the skip input of these Adds, and not the branch of the convolution."
         )
     if pools:
         found.append(
-            f"{_unfused(pools)} a pool that runs in floats ({_names(pools)}): put the Q before the pool."
+            f"Not fused: {len(pools)} Q after a pool that runs in floats ({_names(pools)}): put the Q before the pool."
         )
     if left:
-        found.append(f"{_unfused(left)} kernels left in float ({_names(left)}): quantize their inputs too.")
+        found.append(
+            f"Not fused: {len(left)} Q after kernels left in float ({_names(left)}): quantize their inputs too."
+        )
     if refused:
         still = (
             "kernel between DQ and Q still runs"
@@ -141,84 +175,14 @@ def caveat(comparison: EngineComparison) -> str:
     )
 
 
-def place_text(row: Row) -> str:
-    """Text for a row: its nodes, or the nodes after its conversions."""
-    nodes = plain(nodes_text(row.place))
-    return f"before {nodes}" if row.kind == "conversion" else nodes
-
-
-def _integers(comparison: EngineComparison) -> str:
-    ours, theirs = comparison.reference, comparison.tuned
-    if not ours.integer and not theirs.integer:
-        return ""
-    text = f"{len(theirs.integer)} of {count_text(len(theirs.kernels), 'kernel')} compute in integers"
-    if ours.integer:
-        text += f" ({len(ours.integer)} of {len(ours.kernels)} in {ours.name})"
-    if theirs.float_writers or ours.float_writers:
-        before = f" (before: {len(ours.float_writers)})" if ours.float_writers else ""
-        text += f"; {len(theirs.float_writers)} of these write floats{before}"
-    return f"{text}."
-
-
-def _left_in_float(engine: ExplainedEngine) -> str:
-    left = engine.left_in_float
-    if not left or not engine.integer:
-        return ""
-    return (
-        f"{count_text(len(left), 'kernel')} with quantized inputs {'does' if len(left) == 1 else 'do'} not compute "
-        f"in integers{_cost(left, engine)}: {_names(left)}."
-    )
-
-
-def _pairs(comparison: EngineComparison) -> str:
-    ours, theirs = comparison.reference, comparison.tuned
-    if not ours.lonely_pairs and not theirs.lonely_pairs:
-        return ""
-    count = len(theirs.lonely_pairs)
-    text = f"{count or 'No'} Q or DQ {'is' if count == 1 else 'are'} not fused{_cost(theirs.lonely_pairs, theirs)}"
-    if ours.lonely_pairs:
-        text += f", where {ours.name} has {len(ours.lonely_pairs)}{_cost(ours.lonely_pairs, ours)}"
-    return f"{text}."
-
-
-def _conversions(comparison: EngineComparison) -> str:
-    ours, theirs = comparison.reference.conversions, comparison.tuned.conversions
-    if len(ours) == len(theirs):
-        return ""
-    count = count_text(len(theirs), "change") if theirs else "No changes"
-    text = f"{count} of type or layout{_cost(theirs, comparison.tuned)}"
-    return f"{text}, where {comparison.reference.name} has {len(ours)}{_cost(ours, comparison.reference)}."
-
-
-def _fusions(what: str, rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    named = "; ".join(short_place(nodes_text(row.place), _WIDTH) for row in rows[:_NAMED])
-    more = "; ..." if len(rows) > _NAMED else ""
-    places = count_text(len(rows), "place")
-    return f"The nodes of {places} {what} ({named}{more})."
-
-
 def _cost(layers: Sequence[LayerTime], engine: ExplainedEngine) -> str:
     spent = math.fsum(layer.milliseconds for layer in layers)
     return f" ({ms_text(spent)} ms, {share_text(spent / engine.sum_ms)})" if layers and engine.sum_ms else ""
 
 
-def _unfused(makers: Sequence[LayerTime]) -> str:
-    return f"Not fused: {len(makers)} Q after"
-
-
 def _names(layers: Sequence[LayerTime]) -> str:
     names = [short_place(nodes_text(layer.nodes), _WIDTH) for layer in layers]
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-
-
-def _change(what: str, before: int, after: int) -> str:
-    return "" if before == after else f"{what} {before} > {after}"
-
-
-def _difference(rows: Iterable[Row]) -> float:
-    return math.fsum(row.difference_ms for row in rows)
 
 
 def _times(slow: ExplainedEngine, fast: ExplainedEngine) -> str:

@@ -1,28 +1,40 @@
-"""Contents of the report of one case, as tables of plain cells that each format renders.
-
-Each cell is one printable line. Each format escapes its own syntax.
-"""
+"""Contents of the report of one case, as tables and texts that each format renders."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
-from tabulate import tabulate
-
-from qdqspec.report.tables import latency_of, limit_text, provenance_text, shown_columns
+from qdqspec.report.tables import (
+    RIGHT,
+    Column,
+    Table,
+    bounds_text,
+    known,
+    latency_of,
+    limit_text,
+    median_text,
+    provenance_text,
+    shown_columns,
+    verdict_word,
+)
 from qdqspec.types import (
     ERROR_TITLE,
-    AccuracyBound,
     BlockError,
     CaseRecord,
     CheckResult,
     CorrectionGain,
     Evidence,
+    FrontPoint,
+    Interval,
+    LatencyEvidence,
+    ParityEvidence,
     PlacedPair,
+    RegressionEvidence,
     RunRecord,
     SearchResult,
     TensorParity,
@@ -43,7 +55,7 @@ from qdqspec.units import (
 )
 
 MAX_ROWS = 500  # of the summary table
-_UTC = re.compile(r"(Z|\+00:00)$")
+MOST_BLOCKS = 12  # in the table and chart of errors
 LONG = 400  # characters of a free text, which comes from a spec or a runtime and may be long
 ROLES = {
     "reference": "reference",
@@ -52,30 +64,16 @@ ROLES = {
     "runner-up": "runner-up",
     "float16": "reference in float16",
 }
-
-MOST_BLOCKS = 12  # in the table and chart of errors
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A titled table; ``numbers`` are the indices of right-aligned columns."""
-
-    title: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: frozenset[int] = frozenset()
-
-    @property
-    def align(self) -> str:
-        """The alignment of each column: ``l`` or ``r``."""
-        return "".join("r" if column in self.numbers else "l" for column in range(len(self.headers)))
+_UTC = re.compile(r"(Z|\+00:00)$")
+_BASELINE_STATES = {
+    "written": ", written by this run",
+    "missing": ", none for this device",
+    "unlike": ", not compared with",
+    "damaged": ", damaged",
+}
 
 
-def grid(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    """A table as text, without spaces at the ends of lines; ``align`` has ``l`` or ``r`` for each column."""
-    sides = ["right" if letter == "r" else "left" for letter in align] if rows else None
-    text = tabulate(rows, headers=headers, colalign=sides, disable_numparse=True)
-    return "\n".join(line.rstrip() for line in text.split("\n"))
+# ---- of a run ------------------------------------------------------------------------------------
 
 
 def run_line(record: RunRecord) -> str:
@@ -93,21 +91,21 @@ def run_line(record: RunRecord) -> str:
 def summary(record: RunRecord) -> Table:
     """One row per case, as in `tables.summary_table`."""
     cases = record.cases[:MAX_ROWS]
-    columns = shown_columns(cases)
-    rows = [tuple(column.cell(case) for column in columns) for case in cases]
-    if len(record.cases) > MAX_ROWS:
-        more = f"and {len(record.cases) - MAX_ROWS} more"
-        rows.append((more, *("" for _ in columns[1:])))
-    numbers = frozenset(index for index, column in enumerate(columns) if column.align == "right")
-    return Table("Summary", tuple(column.title for column in columns), tuple(rows), numbers)
+    table = Table.of("Summary", cases, *shown_columns(cases))
+    if len(record.cases) <= MAX_ROWS:
+        return table
+    more = (f"and {len(record.cases) - MAX_ROWS} more", *("" for _ in table.headers[1:]))
+    return replace(table, rows=(*table.rows, more))
 
 
-def gain_line(case: CaseRecord) -> str:
+# ---- of a case -----------------------------------------------------------------------------------
+
+
+def _gain_line(case: CaseRecord) -> str:
     """The result of the case in one sentence."""
-    found = case.evidence
+    found, latency = case.evidence, case.evidence.latency
     if found.status in ("unchanged", "skipped"):
         return f"{found.status.capitalize()}: {plain(found.reason, LONG)}."
-    latency = found.latency
     if latency is None or "tuned" not in latency.samples:
         return "No latency was measured."
     before, after = ms_text(latency.median_ms("reference")), ms_text(latency.median_ms("tuned"))
@@ -117,185 +115,254 @@ def gain_line(case: CaseRecord) -> str:
     )
 
 
-def latency_table(found: Evidence) -> Table | None:
+def lead_lines(case: CaseRecord) -> list[str]:
+    """The title of the case, its result in one sentence, and the source of results of earlier runs."""
+    older = provenance_text(case)
+    lines = [
+        plain(case.evidence.case.title, LONG),
+        _gain_line(case),
+        f"{older.capitalize()}." if older else "",
+    ]
+    return [line for line in lines if line]
+
+
+def checks_table(case: CaseRecord) -> Table:
+    """Verdict, id and headline of each check."""
+    return Table.of(
+        "Checks",
+        case.results,
+        Column("verdict", verdict_word),
+        Column("check", lambda result: plain(result.id, 60)),
+        Column("result", lambda result: plain(result.verdict.headline, LONG)),
+    )
+
+
+def advice_rows(case: CaseRecord) -> list[tuple[str, str]]:
+    """Id and advice of the checks that have any; of a check that was not judged, the whole error with its advice."""
+    said = ((plain(result.id, 60), plain(_advice(result), LONG)) for result in case.results)
+    return [(name, text) for name, text in said if text]
+
+
+def _advice(result: CheckResult) -> str:
+    errors = [section.text for section in result.verdict.sections if section.title == ERROR_TITLE]
+    return "; ".join(line.strip() for line in errors[0].splitlines()) if errors else result.verdict.advice
+
+
+def case_facts(case: CaseRecord) -> list[tuple[str, str]]:
+    """Facts of a case: device, model, search, size."""
+    found, search = case.evidence, case.evidence.search
+    model = plain(found.case.model.name)
+    if found.skipped:
+        return [("target", plain(found.target)), ("model", model)]
+    facts = [
+        ("target", plain(found.target)),
+        ("device", plain(found.device.key)),
+        *((plain(name, 60), plain(value, 120)) for name, value in sorted(found.device.details.items())),
+        ("model", f"{model} (sha256 {plain(found.model_sha256[:12])})"),
+    ]
+    reference, tuned = found.size_bytes.get("reference"), found.size_bytes.get("tuned")
+    if reference and tuned:
+        change = percent_text(tuned / reference - 1)
+        facts.append(("size", f"{size_text(reference)} to {size_text(tuned)} ({change})"))
+    if search is not None:
+        facts += _search_facts(search)
+    older = provenance_text(case)
+    return [*facts, ("of earlier runs", older)] if older else facts
+
+
+def _search_facts(search: SearchResult) -> list[tuple[str, str]]:
+    spent = f"{seconds_text(search.seconds)} ({seconds_text(search.cpu_seconds)} of CPU)"
+    structure = f"{count_text(search.regions, 'region')} of {count_text(search.patterns, 'pattern')}"
+    facts = [
+        ("strategy", plain(search.strategy)),
+        ("candidates", f"{search.built} built, {search.failed} failed, in {spent}"),
+    ]
+    if search.float_runs:
+        facts.append(("search cost", f"{search.float_runs:,.0f} runs of the reference"))
+    facts.append(("model structure", structure))
+    if bound := search.accuracy:
+        values = (bound.least, bound.reference, bound.shipped)
+        least, reference, selected = (metric_text(bound.metric, value) for value in values)
+        scored = f"{count_text(bound.scored, 'candidate')} scored on {count_text(bound.samples, 'sample')}"
+        said = f"at least {least} (reference {reference}), selected {selected}; {scored}"
+        facts.append((f"held to {plain(bound.metric, 40)}", said))
+    facts.append(("smallest difference that counts", f"{100 * search.eps:.1f} %"))
+    return [*facts, ("scheme", plain(search.winner.digest))]
+
+
+# ---- tables of a case ----------------------------------------------------------------------------
+
+
+def case_tables(found: Evidence) -> list[Table]:
+    """The tables of a case that have content, in their order on a page."""
+    latency, search = latency_of(found), found.search
+    tables = [
+        *([latency_table(latency)] if latency else []),
+        *([_parity_table(found.parity, search)] if found.parity else []),
+        ops_table(found),
+        _accuracy_table(found),
+        _figures_table(found),
+        *([gains_table(search.corrections), _front_table(search), errors_table(search)] if search else []),
+        *(_baseline_table(name, seen) for name, seen in found.regression.items()),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def latency_table(latency: LatencyEvidence) -> Table:
     """The final measurement by role."""
-    latency = latency_of(found)
-    if latency is None:
-        return None
-    rows = []
-    for line in latency.lines():
-        role, ratio = ROLES.get(line.role, plain(line.role)), line.ratio
-        rows.append(
-            (
-                f"{role} {plain(line.at, 60)}".rstrip(),
-                ms_text(line.median_ms),
-                "" if ratio is None else ratio_text(ratio.median),
-                "" if ratio is None or ratio.low == ratio.high else interval_text(ratio),
-                str(len(line.samples.on(latency.clock))),
-            )
-        )
     mean = f"; weighted geometric mean of {len(latency.profiles)} shapes" if latency.profiles else ""
     builds = count_text(latency.builds, "build")
-    return Table(
+    return Table.of(
         f"Latency ({latency.clock} clock, {builds} each, {latency.provenance}{mean})",
-        ("model", "median ms", "of reference", "95 % interval", "runs"),
-        tuple(rows),
-        frozenset({1, 2, 4}),
+        latency.lines(),
+        Column("model", lambda line: f"{role_text(line.role)} {plain(line.at, 60)}".rstrip()),
+        Column("median ms", lambda line: ms_text(line.median_ms), RIGHT),
+        Column("of reference", lambda line: median_text(line.ratio), RIGHT),
+        Column("95 % interval", lambda line: bounds_text(line.ratio)),
+        Column("runs", lambda line: str(len(line.samples.on(latency.clock))), RIGHT),
     )
 
 
-def ops_table(found: Evidence) -> Table | None:
+def role_text(role: str, width: int | None = None) -> str:
+    """The name of a role."""
+    return ROLES.get(role, plain(role, width))
+
+
+def ops_table(found: Evidence) -> Table:
     """Number of nodes of each operator type that read quantized tensors."""
     quantized = {end.node for pair in found.pairs for end in pair.site.consumers if not end.is_output}
-    if not quantized:
-        return None
     whole = Counter(found.node_ops.values())
     hit = Counter(found.node_ops.get(node, "unknown") for node in quantized)
-    rows = tuple((plain(op), str(hit[op]), str(whole.get(op, hit[op]))) for op in sorted(hit))
+    ops = sorted(hit)
     pairs = sum(not pair.site.weight for pair in found.pairs)
-    title = f"Quantized ({count_text(pairs, 'activation pair')}, {len(found.pairs) - pairs} of weights)"
-    return Table(title, ("op", "quantized", "of all"), rows, frozenset({1, 2}))
+    return Table.of(
+        f"Quantized ({count_text(pairs, 'activation pair')}, {len(found.pairs) - pairs} of weights)",
+        ops,
+        Column("op", lambda op: plain(op)),
+        Column("quantized", lambda op: str(hit[op]), RIGHT),
+        Column("of all", lambda op: str(whole.get(op, hit[op])), RIGHT),
+    )
 
 
-def pairs_table(found: Evidence) -> Table | None:
+def pairs_table(found: Evidence) -> Table:
     """Each Q/DQ pair with its scale and zero point."""
-    if not found.pairs:
-        return None
-    rows = tuple(_pair_row(pair) for pair in found.pairs)
-    return Table(
-        "Q/DQ pairs", ("tensor", "kind", "read by", "format", "scale", "zero point"), rows, frozenset({4, 5})
+
+    def readers(pair: PlacedPair) -> str:
+        ends = pair.site.consumers
+        return list_text(["graph output" if end.is_output else plain(end.node, 40) for end in ends], 3)
+
+    def format_(pair: PlacedPair) -> str:
+        axis = pair.site.axis
+        return plain(pair.site.format) + ("" if axis is None else f", axis {axis}")
+
+    def span(values: Sequence[float]) -> str:
+        """One value, or the smallest and the largest of the channels."""
+        low, high = min(values, default=0), max(values, default=0)
+        return f"{low:.4g} to {high:.4g}" if low < high else f"{low:.4g}" if values else ""
+
+    return Table.of(
+        "Q/DQ pairs",
+        found.pairs,
+        Column("tensor", lambda pair: plain(pair.site.tensor, 60)),
+        Column("kind", lambda pair: "weight" if pair.site.weight else "activation"),
+        Column("read by", readers),
+        Column("format", format_),
+        Column("scale", lambda pair: span(pair.scale), RIGHT),
+        Column("zero point", lambda pair: span(pair.zero_point), RIGHT),
     )
 
 
-def _pair_row(pair: PlacedPair) -> tuple[str, ...]:
-    site = pair.site
-    readers = ["graph output" if end.is_output else plain(end.node, 40) for end in site.consumers]
-    return (
-        plain(site.tensor, 60),
-        "weight" if site.weight else "activation",
-        list_text(readers, 3),
-        plain(site.format) + (f", axis {site.axis}" if site.axis is not None else ""),
-        _span(pair.scale),
-        _span(pair.zero_point),
-    )
-
-
-def _span(values: tuple[float, ...]) -> str:
-    """One value, or the smallest and the largest of the channels."""
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
-
-
-def parity_table(found: Evidence) -> Table | None:
+def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
     """Each output's parity, the worst first."""
-    parity = found.parity
-    if parity is None or not parity.outputs:
-        return None
-    outputs = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))
-    headers: tuple[str, ...] = ("output", "SQNR dB", "cosine", "max difference", "in 8-bit steps")
-    rows: tuple[tuple[str, ...], ...] = tuple(_parity_row(out) for out in outputs)
+    limit = f"; SQNR limit: {limit_text(search.limits).replace(' (', ', ').rstrip(')')}" if search else ""
+    steps: list[Column[TensorParity]] = []
     if parity.quantization and parity.runtime:
-        headers += ("by quantization dB", "by runtime dB")
-        steps = [
-            {out.name: db_text(out.sqnr_db) for out in step} for step in (parity.quantization, parity.runtime)
-        ]
-        rows = tuple(
-            (*row, *(step.get(out.name, "") for step in steps))
-            for row, out in zip(rows, outputs, strict=True)
-        )
-    limit = (
-        ""
-        if found.search is None
-        else f"; SQNR limit: {limit_text(found.search.limits).replace(' (', ', ').rstrip(')')}"
-    )
-    return Table(
+        for title, step in (("by quantization dB", parity.quantization), ("by runtime dB", parity.runtime)):
+            steps.append(Column(title, _step_text(step), RIGHT))
+
+    def figure(text: Callable[[TensorParity], str]) -> Callable[[TensorParity], str]:
+        return lambda out: text(out) if out.compared and out.matches else ""
+
+    def sqnr(out: TensorParity) -> str:
+        if not out.compared or not out.matches:
+            return plain(out.note or ("equal" if out.matches else "not equal"), 60)
+        return db_text(out.sqnr_db)
+
+    return Table.of(
         f"Parity with the reference ({count_text(parity.samples, 'input')} of {plain(parity.data)} data{limit})",
-        headers,
-        rows,
-        frozenset(range(1, len(headers))),
+        sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db)),
+        Column("output", lambda out: plain(out.name, 60)),
+        Column("SQNR dB", sqnr, RIGHT),
+        Column("cosine", figure(lambda out: f"{out.cosine:.5f}"), RIGHT),
+        Column("max difference", figure(lambda out: f"{out.max_abs:.3g}"), RIGHT),
+        Column("in 8-bit steps", figure(lambda out: f"{out.max_steps:.3g}"), RIGHT),
+        *steps,
     )
 
 
-def _parity_row(out: TensorParity) -> tuple[str, ...]:
-    name = plain(out.name, 60)
-    if not out.compared or not out.matches:
-        return (name, plain(out.note or ("equal" if out.matches else "not equal"), 60), "", "", "")
-    return (name, db_text(out.sqnr_db), f"{out.cosine:.5f}", f"{out.max_abs:.3g}", f"{out.max_steps:.3g}")
+def _step_text(outputs: Sequence[TensorParity]) -> Callable[[TensorParity], str]:
+    """The SQNR of the same output in a step between the float model and the tuned one."""
+    texts = {out.name: db_text(out.sqnr_db) for out in outputs}
+    return lambda out: texts.get(out.name, "")
 
 
-def corrections_table(found: Evidence) -> Table | None:
-    """The gain of each correction before the search, with everything quantized."""
-    return None if found.search is None else gains_table(found.search.corrections)
-
-
-def gains_table(gains: Sequence[CorrectionGain]) -> Table | None:
-    """The SQNR before and after each correction; ``None`` for no corrections."""
-    rows = tuple(
-        (
-            plain(gain.name, 30),
-            db_text(gain.before_db),
-            db_text(gain.after_db),
-            str(gain.changed),
-            "applied" if gain.taken else "not applied",
-        )
-        for gain in gains
+def gains_table(gains: Sequence[CorrectionGain]) -> Table:
+    """The SQNR before and after each correction, with everything quantized."""
+    return Table.of(
+        "Corrections (SQNR before the final operators, everything quantized, held-out calibration data)",
+        gains,
+        Column("correction", lambda gain: plain(gain.name, 30)),
+        Column("before dB", lambda gain: db_text(gain.before_db), RIGHT),
+        Column("after dB", lambda gain: db_text(gain.after_db), RIGHT),
+        Column("changed", lambda gain: str(gain.changed), RIGHT),
+        Column("", lambda gain: "applied" if gain.taken else "not applied"),
     )
-    title = "Corrections (SQNR before the final operators, everything quantized, held-out calibration data)"
-    headers = ("correction", "before dB", "after dB", "changed", "")
-    return Table(title, headers, rows, frozenset({1, 2, 3})) if rows else None
 
 
-def accuracy_table(found: Evidence) -> Table | None:
-    """Each task metric."""
-    rows = tuple(
-        (plain(name), f"{m.reference:.4g}", f"{m.tuned:.4g}", f"{m.tuned - m.reference:+.2g}", str(m.samples))
-        for name, m in found.accuracy.items()
+def _accuracy_table(found: Evidence) -> Table:
+    return Table.of(
+        "Accuracy",
+        found.accuracy.items(),
+        Column("metric", lambda row: plain(row[0])),
+        Column("reference", lambda row: f"{row[1].reference:.4g}", RIGHT),
+        Column("tuned", lambda row: f"{row[1].tuned:.4g}", RIGHT),
+        Column("change", lambda row: f"{row[1].tuned - row[1].reference:+.2g}", RIGHT),
+        Column("samples", lambda row: str(row[1].samples), RIGHT),
     )
-    headers = ("metric", "reference", "tuned", "change", "samples")
-    return Table("Accuracy", headers, rows, frozenset({1, 2, 3, 4})) if rows else None
 
 
-def figures_table(found: Evidence) -> Table | None:
+def _figures_table(found: Evidence) -> Table:
     """The figures that checks measured themselves."""
-    rows = tuple(
-        (plain(key), plain(name), f"{value:.6g}")
-        for key, figures in found.figures.items()
-        for name, value in figures.items()
+    return Table.of(
+        "Figures of checks",
+        [(key, *figure) for key, figures in found.figures.items() for figure in figures.items()],
+        Column("measured", lambda row: plain(row[0])),
+        Column("figure", lambda row: plain(row[1])),
+        Column("value", lambda row: f"{row[2]:.6g}", RIGHT),
     )
-    return Table("Figures of checks", ("measured", "figure", "value"), rows, frozenset({2})) if rows else None
 
 
-def front_table(found: Evidence) -> Table | None:
+def _front_table(search: SearchResult) -> Table:
     """The Pareto front of latency and accuracy, if the search had both objectives."""
-    points = found.search.front if found.search is not None else ()
-    if not points:
-        return None
-    assert found.search is not None
-    asked = found.search.accuracy
-    metric = any(point.accuracy is not None for point in points)
-    rows = tuple(
-        (
-            (plain(point.placement, 20) if point.pairs else "reference")
-            + (" (selected)" if point.placement == found.search.winner.digest else ""),
-            str(point.pairs),
-            ratio_text(point.ratio.median),
-            interval_text(point.ratio),
-            db_text(point.sqnr_db),
-            *(("" if point.accuracy is None else f"{point.accuracy:.4g}",) if metric else ()),
-        )
-        for point in points
+
+    def scheme(point: FrontPoint) -> str:
+        name = plain(point.placement, 20) if point.pairs else "reference"
+        return f"{name} (selected)" if point.placement == search.winner.digest else name
+
+    metric: list[Column[FrontPoint]] = []
+    if any(point.accuracy is not None for point in search.front):
+        title = plain(search.accuracy.metric, 24) if search.accuracy else "metric"
+        metric.append(Column(title, lambda point: known("{:.4g}".format, point.accuracy), RIGHT))
+    return Table.of(
+        "Latency against accuracy",
+        search.front,
+        Column("scheme", scheme),
+        Column("pairs", lambda point: str(point.pairs), RIGHT),
+        Column("of reference", lambda point: median_text(point.ratio), RIGHT),
+        Column("95 % interval", lambda point: interval_text(point.ratio)),
+        Column("SQNR dB", lambda point: db_text(point.sqnr_db), RIGHT),
+        *metric,
     )
-    headers = (
-        "scheme",
-        "pairs",
-        "of reference",
-        "95 % interval",
-        "SQNR dB",
-        *((plain(asked.metric, 24) if asked else "metric",) if metric else ()),
-    )
-    return Table("Latency against accuracy", headers, rows, frozenset({1, 2, 4, 5}))
 
 
 def block_errors(search: SearchResult) -> list[tuple[str, str, float, float]]:
@@ -320,93 +387,49 @@ def block_errors(search: SearchResult) -> list[tuple[str, str, float, float]]:
     ]
 
 
-def errors_table(found: Evidence) -> Table | None:
+def errors_table(search: SearchResult) -> Table:
     """The error of single blocks: the largest ones, or why it was not measured."""
-    if found.search is None:
-        return None
-    blocks = block_errors(found.search)
+    blocks = block_errors(search)
     if not blocks:
-        why = plain(found.search.errors_missing, LONG)
-        return Table("Error by block", ("not measured",), ((why,),)) if why else None
-    rows = tuple((block, labels, share_text(share)) for block, labels, _, share in blocks[:MOST_BLOCKS])
+        why = [plain(search.errors_missing, LONG)] if search.errors_missing else []
+        return Table.of("Error by block", why, Column("not measured", str))
     rest = f"; {len(blocks) - MOST_BLOCKS} with less are not listed" if len(blocks) > MOST_BLOCKS else ""
-    return Table(
+    return Table.of(
         f"Error by block (one block quantized, all others in floating point{rest})",
-        ("block", "SQNR dB by label", "share of the error"),
+        blocks[:MOST_BLOCKS],
+        Column("block", lambda row: row[0]),
+        Column("SQNR dB by label", lambda row: row[1]),
+        Column("share of the error", lambda row: share_text(row[3]), RIGHT),
+    )
+
+
+def _baseline_table(name: str, seen: RegressionEvidence) -> Table:
+    """The figures of a baseline entry on this device, the oldest first, this run, and other devices."""
+    rows: list[tuple[str, Interval, str, str]] = []  # name, ratio, change and differences
+    moves = [percent_text(new.ratio.median / old.ratio.median - 1) for old, new in pairwise(seen.history)]
+    for figure, moved in zip(seen.history, ("", *moves), strict=False):
+        rows.append((day_text(figure.recorded) or "undated", figure.ratio, moved, "; ".join(figure.changed)))
+    if seen.state != "written" and seen.ratio is not None:
+        moved = known(lambda change: percent_text(change.builds.median - 1), seen.change)
+        rows.append(("this run", seen.ratio, moved, "; ".join(seen.notes)))
+    for figure in seen.elsewhere:
+        device = f"{plain(figure.device, 60)} {day_text(figure.recorded)}".rstrip()
+        rows.append((device, figure.ratio, "", "another device"))
+
+    def bounds(ratio: Interval) -> str:
+        return "" if ratio.low == ratio.high else f"{ratio.low:.3f} to {ratio.high:.3f}"
+
+    return Table.of(
+        f"Baseline of {plain(name, 40)} ({plain(seen.file, 100)}{_BASELINE_STATES.get(seen.state, '')})",
         rows,
-        frozenset({2}),
+        Column("recorded", lambda row: row[0]),
+        Column("tuned / reference", lambda row: f"{row[1].median:.3f}", RIGHT),
+        Column("95 % interval", lambda row: bounds(row[1])),
+        Column("change", lambda row: row[2], RIGHT),
+        Column("differences from the baseline", lambda row: plain(row[3], LONG)),
     )
 
 
-def check_rows(case: CaseRecord) -> tuple[tuple[str, str, str], ...]:
-    """Verdict, id and headline of each check."""
-    return tuple((verdict_word(r), plain(r.id, 60), plain(r.verdict.headline, LONG)) for r in case.results)
-
-
-def advice_rows(case: CaseRecord) -> tuple[tuple[str, str], ...]:
-    """Id and advice of the checks that have any; of a check that was not judged, the whole error with its advice."""
-    said = ((plain(result.id, 60), plain(_advice(result), LONG)) for result in case.results)
-    return tuple((name, text) for name, text in said if text)
-
-
-def _advice(result: CheckResult) -> str:
-    errors = [section.text for section in result.verdict.sections if section.title == ERROR_TITLE]
-    return "; ".join(line.strip() for line in errors[0].splitlines()) if errors else result.verdict.advice
-
-
-def verdict_word(result: CheckResult) -> str:
-    """``pass``, ``FAIL``, ``WARN`` or ``inconclusive``."""
-    if result.verdict.outcome == "fail":
-        return "FAIL" if result.severity == "error" else "WARN"
-    return result.verdict.outcome
-
-
-def case_facts(case: CaseRecord) -> tuple[tuple[str, str], ...]:
-    """Facts of a case: device, model, search, size."""
-    found = case.evidence
-    model = plain(found.case.model.name)
-    if found.skipped:
-        return ("target", plain(found.target)), ("model", model)
-    facts = [
-        ("target", plain(found.target)),
-        ("device", plain(found.device.key)),
-        *((plain(name, 60), plain(value, 120)) for name, value in sorted(found.device.details.items())),
-        ("model", f"{model} (sha256 {plain(found.model_sha256[:12])})"),
-    ]
-    reference, tuned = found.size_bytes.get("reference"), found.size_bytes.get("tuned")
-    if reference and tuned:
-        change = percent_text(tuned / reference - 1)
-        facts.append(("size", f"{size_text(reference)} to {size_text(tuned)} ({change})"))
-    older = provenance_text(case)
-    return (*facts, *_search_facts(found), *((("of earlier runs", older),) if older else ()))
-
-
-def _search_facts(found: Evidence) -> list[tuple[str, str]]:
-    search = found.search
-    if search is None:
-        return []
-    spent = f"{seconds_text(search.seconds)} ({seconds_text(search.cpu_seconds)} of CPU)"
-    return [
-        ("strategy", plain(search.strategy)),
-        ("candidates", f"{search.built} built, {search.failed} failed, in {spent}"),
-        *((("search cost", f"{search.float_runs:,.0f} runs of the reference"),) if search.float_runs else ()),
-        (
-            "model structure",
-            f"{count_text(search.regions, 'region')} of {count_text(search.patterns, 'pattern')}",
-        ),
-        *_bound_facts(search.accuracy),
-        ("smallest difference that counts", f"{100 * search.eps:.1f} %"),
-        ("scheme", plain(search.winner.digest)),
-    ]
-
-
-def _bound_facts(bound: AccuracyBound | None) -> list[tuple[str, str]]:
-    """The limit of the task metric in the search, and the values reached."""
-    if bound is None:
-        return []
-    least, reference, shipped = (
-        metric_text(bound.metric, value) for value in (bound.least, bound.reference, bound.shipped)
-    )
-    scored = f"{count_text(bound.scored, 'candidate')} scored on {count_text(bound.samples, 'sample')}"
-    said = f"at least {least} (reference {reference}), selected {shipped}; {scored}"
-    return [(f"held to {plain(bound.metric, 40)}", said)]
+def day_text(recorded: str) -> str:
+    """The date of an ISO 8601 time."""
+    return plain(recorded, 40)[:10]

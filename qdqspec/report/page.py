@@ -1,53 +1,25 @@
-"""Common parts of pages: the blocks of a case, and the reduction of a page to a maximum size.
-
-The largest tables are omitted first, then the last cases.
-"""
+"""Pages within a maximum size: the largest tables are omitted first, then the last cases."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from qdqspec.report import facts
-from qdqspec.report.baselines import baseline_tables
-from qdqspec.types import Evidence
+from qdqspec.report.tables import Table
 from qdqspec.units import count_text
 
 
 @dataclass(frozen=True, slots=True)
 class PageBlock:
-    """A piece of a page. ``brief`` replaces it if the page is too long; without one it is kept."""
+    """A piece of a case. ``brief`` replaces it if the page is too long; without one it is kept."""
 
     text: str
     brief: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The head, one sequence of blocks per case, and the tail."""
-
-    head: Sequence[PageBlock]
-    cases: Sequence[Sequence[PageBlock]]
-    tail: Sequence[PageBlock] = ()
-
-
-def case_tables(found: Evidence) -> list[facts.Table]:
-    """The tables of a case that have content, in their order on a page."""
-    makers = (
-        facts.latency_table,
-        facts.parity_table,
-        facts.ops_table,
-        facts.accuracy_table,
-        facts.figures_table,
-        facts.corrections_table,
-        facts.front_table,
-        facts.errors_table,
-    )
-    return [*(table for make in makers if (table := make(found)) is not None), *baseline_tables(found)]
-
-
-def rows_left_out(table: facts.Table) -> str:
+def rows_left_out(table: Table) -> str:
     """The text in place of a table that makes a page too long."""
     rows = count_text(len(table.rows), "row")
     return f"{table.title}: {rows} left out, the page would be too long. The JSON report has them."
@@ -58,47 +30,29 @@ def cases_left_out(cases: int) -> str:
     return f"{count_text(cases, 'more case')} left out: the page would be too long. The JSON report has all."
 
 
-def fitted(page: Page, limit_bytes: int, note: Callable[[int], str]) -> list[str]:
-    """The texts of the blocks within the limit; ``note(n)`` reports ``n`` omitted cases."""
-    gains = [
-        (_size(block.text), _size(block.text) - _size(block.brief))
-        for case in page.cases
-        for block in case
-        if block.brief
-    ]
-    whole = _total(page.head) + _total(page.tail) + sum(_total(case) for case in page.cases)
-    threshold = _threshold(gains, whole - limit_bytes)
-    cases = [[_shorter(block, threshold) for block in case] for case in page.cases]
-    room = limit_bytes - _total(page.head) - _total(page.tail) - _size(note(len(cases)))
-    kept = 0
-    while kept < len(cases) and (room := room - sum(_size(text) for text in cases[kept])) >= 0:
-        kept += 1
-    left = [note(len(cases) - kept)] if kept < len(cases) else []
-    return [
-        *(block.text for block in page.head),
-        *(text for case in cases[:kept] for text in case),
-        *left,
-        *(block.text for block in page.tail),
-    ]
-
-
-def _threshold(gains: list[tuple[int, int]], excess: int) -> float:
-    """The size from which blocks are shortened, so that at least ``excess`` bytes are saved if possible."""
-    threshold = math.inf
-    for size, gain in sorted(gains, reverse=True):
+def fitted(
+    head: Sequence[str],
+    cases: Sequence[Sequence[PageBlock]],
+    tail: Sequence[str],
+    limit_bytes: int,
+    note: Callable[[int], str],
+) -> list[str]:
+    """The texts of a page within the limit; ``note(n)`` reports ``n`` omitted cases."""
+    blocks = [block for case in cases for block in case]
+    excess = sum(map(_size, [*head, *(block.text for block in blocks), *tail])) - limit_bytes
+    threshold = math.inf  # the size from which blocks are replaced
+    for block in sorted((b for b in blocks if b.brief), key=lambda b: _size(b.text), reverse=True):
         if excess <= 0:
             break
-        excess -= gain
-        threshold = size
-    return threshold
-
-
-def _shorter(block: PageBlock, threshold: float) -> str:
-    return block.brief if block.brief and _size(block.text) >= threshold else block.text
-
-
-def _total(blocks: Sequence[PageBlock]) -> int:
-    return sum(_size(block.text) for block in blocks)
+        threshold = _size(block.text)
+        excess -= threshold - _size(block.brief)
+    texts = [[b.brief if b.brief and _size(b.text) >= threshold else b.text for b in case] for case in cases]
+    room = limit_bytes - sum(map(_size, [*head, *tail, note(len(cases))]))
+    kept = 0
+    while kept < len(cases) and (room := room - sum(map(_size, texts[kept]))) >= 0:
+        kept += 1
+    left = [note(len(cases) - kept)] if kept < len(cases) else []
+    return [*head, *chain.from_iterable(texts[:kept]), *left, *tail]
 
 
 def _size(text: str) -> int:

@@ -1,90 +1,421 @@
-"""Converts records to JSON and back.
+"""The JSON of records: `result.json` and the run record.
+
+Each class of a part is one JSON object. It has the fields of the record that it is `written` for, so that a new field
+of a record is in it, and in those that are read again.
 
 ``record_from_json(record_to_json(record))`` keeps all that reports show, and a second round trip changes
 nothing. Trial placements, check parameters and layer times, which only the journal and the spec hold, are not
-in a record. A record and its part have most fields in common, which are copied by name.
+in a record.
+
+Reading ignores unknown keys, so that records of a newer minor version stay readable; ``schema_version``
+changes if an old reader would misinterpret a record. Numbers that JSON lacks are the strings ``"Infinity"``,
+``"-Infinity"`` and ``"NaN"``: an output with an SQNR of ``"Infinity"`` is equal to the reference.
+``parity.sqnr_db``, that of the whole model, is always a number: 200 if all outputs are equal. No absolute
+path, user or host name is written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
+from pydantic import Field as ModelField
 
 from qdqspec.codec import record_of
 from qdqspec.errors import StateError
 from qdqspec.files import RESULT
 from qdqspec.plain_json import read_json
-from qdqspec.report.layout import (
-    SCHEMA_VERSION,
-    CasePart,
-    CheckPart,
-    CountPart,
-    LatencyPart,
-    ModelPart,
-    OtherPart,
-    PairPart,
-    ParityPart,
-    RunPart,
-    SchemePart,
-    SearchPart,
-    SpeedupPart,
-    TimedPart,
-    TrialPart,
-    TrialsPart,
-)
-from qdqspec.report.names import Redactor, model_path, spec_path
+from qdqspec.report.tables import spec_path
 from qdqspec.types import (
+    AccuracyEvidence,
     Case,
     CaseRecord,
     CheckResult,
+    CommonPlacement,
+    DeviceKey,
     Evidence,
+    GraphPart,
     Interval,
     LatencyEvidence,
+    Outcome,
     ParityEvidence,
     PlacedPair,
     Placement,
     Provenance,
+    RegressionEvidence,
     RunRecord,
     RuntimeComparison,
+    Samples,
     SearchResult,
+    Section,
+    Severity,
+    ShapeProfile,
     Site,
+    Status,
     Trial,
     Verdict,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SCHEMA_VERSION: Final = 1
 _MOST_BYTES = 256 << 20  # a record of a thousand cases has a tenth of it
 _AGAIN = "name a file that `pytest --qdq-json` or `tune --report run.json` wrote, or run the specs again"
-_AnyPart = TypeVar("_AnyPart", RunPart, CasePart)
+# Keys of texts of a runtime or of this program, which may name folders. Names of nodes and tensors look like paths.
+_FREE_TEXTS = frozenset(
+    {
+        "advice",
+        "changed",
+        "command",
+        "details",
+        "error",
+        "errors_missing",
+        "failure",
+        "headline",
+        "notes",
+        "reason",
+    }
+) | {"text", "undivided", "warnings"}
+
+
+class RecordPart(BaseModel):
+    """One JSON object."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True, ser_json_inf_nan="strings")
+
+
+_Part = TypeVar("_Part", bound=type[RecordPart])
+
+
+def written(record: type[DataclassInstance], *without: str) -> Callable[[_Part], _Part]:
+    """A class decorator: the object has the fields of a record too, except those in ``without``."""
+    kinds = get_type_hints(record)
+    own: dict[str, Any] = {
+        each.name: (kinds[each.name], _default(each))
+        for each in fields(record)
+        if each.init and each.name not in without
+    }
+
+    def decorate(part: _Part) -> _Part:
+        return cast("_Part", create_model(part.__name__, __base__=part, __doc__=part.__doc__, **own))
+
+    return decorate
+
+
+def _default(each: Field[Any]) -> Any:
+    if each.default_factory is not MISSING:
+        return ModelField(default_factory=each.default_factory)
+    return ... if each.default is MISSING else each.default
+
+
+def _digest(placement: object) -> object:
+    return placement.digest if isinstance(placement, Placement) else placement
+
+
+class ModelPart(RecordPart):
+    """The model's SHA-256, and its path relative to the spec, or its name if it is outside that folder."""
+
+    sha256: str
+    path: str
+
+
+class SchemePart(RecordPart):
+    """The digest of the placement: equal digests have Q/DQ at the same places."""
+
+    digest: str
+
+
+class TimedPart(RecordPart):
+    """One role's samples, and their median on the gating clock."""
+
+    median_ms: float
+    samples: Samples
+
+
+class OtherPart(TimedPart):
+    """Another candidate of the final measurement: quantize-everything, or the runner-up."""
+
+    role: str
+
+
+class SpeedupPart(RecordPart):
+    """Reference time over tuned time, with the bounds of its 95 % interval."""
+
+    median: float
+    ci95: tuple[float, float]
+
+
+@written(LatencyEvidence, "samples", "speedup", "failures", "tested")
+class LatencyPart(RecordPart):
+    """Conditions of the times above. ``ratios`` are times over the reference's, by role.
+
+    With several shape ``profiles`` these and the times above are weighted geometric means; each profile's
+    samples are among the role's ``samples``, in this order.
+    """
+
+
+@written(
+    Trial,
+    *("placement", "samples", "rival", "graph_hash", "layers", "twin", "subgraph"),
+    *("all_data_db", "is_part", "eps"),
+)
+class TrialPart(RecordPart):
+    """One build of the search, with the digest of its placement; the journal keeps its sites and samples."""
+
+    placement: Annotated[str, BeforeValidator(_digest)] = ""
+
+
+class TrialsPart(RecordPart):
+    """The search's builds; ``list`` also has the rebuilds for noise and confirmation."""
+
+    total: int
+    built: int
+    failed: int
+    list: tuple[TrialPart, ...]
+
+
+@written(SearchResult, "winner", "trials", "regions", "patterns")
+class SearchPart(RecordPart):
+    """The search and its winner."""
+
+
+class CountPart(RecordPart):
+    """A count."""
+
+    count: int
+
+
+@written(Site)
+class PairPart(RecordPart):
+    """One Q/DQ pair, in names of the model without Q/DQ. ``consumers`` are (node, input) pairs."""
+
+    scale: tuple[float, ...]
+    zero_point: tuple[int, ...]
+
+
+@written(ParityEvidence)
+class ParityPart(RecordPart):
+    """Parity of the worst output, of each output, and of quantization and the runtime separately."""
+
+    sqnr_db: float
+    cosine: float
+    max_abs: float
+    max_steps: float
+
+
+class CheckPart(RecordPart):
+    """The result of one check."""
+
+    id: str
+    kind: str
+    severity: Severity
+    verdict: Outcome
+    headline: str
+    numbers: Mapping[str, float]
+    sections: tuple[Section, ...]
+    advice: str
+
+
+class CasePart(RecordPart):
+    """``result.json``. Parts that were not measured are null. ``ops`` lists all nodes by op type, ``graph`` the
+    model folded into a few parts with their times and errors.
+
+    ``regression`` is the result for each entry of the committed baseline. ``reason`` explains ``status``.
+    """
+
+    schema_version: Literal[1]
+    case: str
+    status: Status = "tuned"
+    reason: str = ""
+    id: str
+    spec: str | None
+    title: str
+    tags: tuple[str, ...]
+    matrix: Mapping[str, str | int | float]
+    backend: str
+    target: str
+    device: DeviceKey
+    model: ModelPart
+    scheme: SchemePart | None
+    reference: TimedPart | None
+    tuned: TimedPart | None
+    others: tuple[OtherPart, ...]
+    speedup: SpeedupPart | None
+    latency: LatencyPart | None
+    trials: TrialsPart | None
+    search: SearchPart | None
+    regions: CountPart | None
+    patterns: CountPart | None
+    placement: tuple[PairPart, ...]
+    parity: ParityPart | None
+    accuracy: Mapping[str, AccuracyEvidence]
+    regression: Mapping[str, RegressionEvidence] = {}
+    figures: Mapping[str, Mapping[str, float]] = {}
+    size_bytes: Mapping[str, int]
+    profiles: tuple[ShapeProfile, ...] = ()
+    ops: Mapping[str, tuple[str, ...]]
+    graph: tuple[GraphPart, ...] = ()
+    checks: tuple[CheckPart, ...]
+    warnings: tuple[str, ...]
+    provenance: Provenance
+
+
+class RunPart(RecordPart):
+    """The run record: all cases of a run, and ``runtimes``: comparisons of cases that differ in the runtime only.
+
+    ``common`` is one placement for all runtimes of such cases, if it was asked for.
+    """
+
+    schema_version: Literal[1]
+    qdqspec: str
+    started: str
+    seconds: float
+    cases: tuple[CasePart, ...]
+    runtimes: tuple[RuntimeComparison, ...] = ()
+    common: tuple[CommonPlacement, ...] = ()
+
+
+# ---- writing -------------------------------------------------------------------------------------
 
 
 def record_to_json(record: RunRecord) -> dict[str, Any]:
     """The run record as strict JSON data, without NaN or Infinity."""
-    part = RunPart(
-        schema_version=SCHEMA_VERSION,
-        qdqspec=record.version,
-        started=record.started,
-        seconds=record.seconds,
-        cases=tuple(_part_from_case(case) for case in record.cases),
-        runtimes=_redacted_runtimes(record),
-        common=record.common,
+    data = _data(
+        RunPart(
+            schema_version=SCHEMA_VERSION,
+            qdqspec=record.version,
+            started=record.started,
+            seconds=record.seconds,
+            cases=(),
+            runtimes=record.runtimes,
+            common=record.common,
+        )
     )
-    return _data(part)
+    folders = {case.evidence.case.name: case.evidence for case in record.cases}
+    for comparison in data["runtimes"]:
+        comparison["models"] = [
+            _redacted(model, folders.get(model["case"])) for model in comparison["models"]
+        ]
+    return {**data, "cases": [case_to_json(case) for case in record.cases]}
 
 
 def case_to_json(record: CaseRecord) -> dict[str, Any]:
     """One case as strict JSON data: the content of ``result.json``, and an entry of the run record."""
-    return _data(_part_from_case(record))
+    found, search, latency = record.evidence, record.evidence.search, record.evidence.latency
+    timed: dict[str, dict[str, Any]] = {}
+    if latency is not None:
+        for role, samples in latency.samples.items():
+            timed[role] = {"role": role, "median_ms": latency.median_ms(role), "samples": samples}
+    ops: dict[str, tuple[str, ...]] = {}
+    for node, op_type in found.node_ops.items():
+        ops[op_type] = (*ops.get(op_type, ()), node)
+    part = CasePart.model_validate(
+        {
+            **_fields(CasePart, found.case, found),
+            "schema_version": SCHEMA_VERSION,
+            "case": found.case.name,
+            "spec": spec_path(found.case),
+            "model": {"sha256": found.model_sha256, "path": _model_path(found.case)},
+            "scheme": search and {"digest": search.winner.digest},
+            "reference": timed.pop("reference", None),
+            "tuned": timed.pop("tuned", None),
+            "others": tuple(timed.values()),
+            "speedup": latency
+            and {"median": latency.speedup.median, "ci95": (latency.speedup.low, latency.speedup.high)},
+            "trials": search and {**_fields(TrialsPart, search), "list": search.trials},
+            "regions": search and {"count": search.regions},
+            "patterns": search and {"count": search.patterns},
+            "placement": tuple(_fields(PairPart, pair.site, pair) for pair in _pairs(found)),
+            "ops": ops,
+            "checks": tuple(
+                {**_fields(CheckPart, result.verdict, result), "verdict": result.verdict.outcome}
+                for result in record.results
+            ),
+            # of the times; if none were taken, of the search's result
+            "provenance": latency.provenance if latency else search.provenance if search else Provenance(),
+        }
+    )
+    return _redacted(_data(part), found)
 
 
 def parity_to_json(parity: ParityEvidence) -> dict[str, Any]:
     """A comparison of outputs as strict JSON data, as in ``result.json``."""
     return _data(ParityPart.model_validate(parity))
+
+
+def json_text(data: dict[str, Any]) -> str:
+    """The data as a file's text: two spaces, sorted keys, strict JSON, a newline at the end."""
+    return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _data(part: RecordPart) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(part.model_dump_json())
+    return data
+
+
+def _fields(part: type[RecordPart], *records: object) -> dict[str, Any]:
+    """The values of the fields that these records have by the same name, the last one's first."""
+    names = part.model_fields
+    return {name: getattr(each, name) for each in records for name in names if hasattr(each, name)}
+
+
+def _pairs(found: Evidence) -> tuple[PlacedPair, ...]:
+    """The pairs of the selected model; without their scales if those were not requested."""
+    if found.pairs or found.search is None:
+        return found.pairs
+    sites = sorted(found.search.winner.sites, key=lambda site: (site.tensor, site.consumers))
+    return tuple(PlacedPair(site=site, scale=(), zero_point=()) for site in sites)
+
+
+def _model_path(case: Case) -> str:
+    """The model's path relative to the spec's folder, or its name alone if it is outside."""
+    if case.spec is not None and case.model.is_relative_to(case.spec.parent):
+        return case.model.relative_to(case.spec.parent).as_posix()
+    return case.model.name
+
+
+def _redacted(data: dict[str, Any], evidence: Evidence | None) -> dict[str, Any]:
+    """The data without this machine's folders in free texts: error messages of a runtime name temporary files."""
+    if evidence is None:
+        return data
+    case = evidence.case
+    named = {
+        "<output>": evidence.output,
+        "<spec folder>": case.spec.parent if case.spec else None,
+        "<model folder>": case.model.parent,
+        "<here>": Path.cwd(),
+        "<temporary>": Path(tempfile.gettempdir()),
+        "<home>": Path.home(),
+    }
+    names = {
+        str(path): name
+        for name, path in named.items()
+        if path is not None and path.is_absolute() and path != path.parent
+    }
+    # The longest first: an output folder is often inside the spec's folder, and that inside the home folder.
+    either = "|".join(re.escape(folder) for folder in sorted(names, key=len, reverse=True))
+    # Whole folders only: longer names with the same start, and node names that contain one, do not change.
+    pattern = re.compile(rf"(?<![\w/.-])({either})(?![\w.-])")
+
+    def walk(value: Any, free: bool) -> Any:
+        if isinstance(value, dict):
+            return {key: walk(each, free or key in _FREE_TEXTS) for key, each in value.items()}
+        if isinstance(value, list):
+            return [walk(each, free) for each in value]
+        return pattern.sub(lambda hit: names[hit[1]], value) if free and isinstance(value, str) else value
+
+    return {key: walk(value, key in _FREE_TEXTS) for key, value in data.items()}
+
+
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def record_from_json(data: object) -> RunRecord:
@@ -137,14 +468,7 @@ def _named(path: Path, what: str, absent: str, damaged: str) -> Iterator[None]:
         raise StateError(error.what, where=path, cure=damaged) from None
 
 
-def json_text(data: dict[str, Any]) -> str:
-    """The data as a file's text: two spaces, sorted keys, strict JSON, a newline at the end."""
-    return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
-
-
-def _data(part: RunPart | CasePart | ParityPart) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(part.model_dump_json())
-    return data
+_AnyPart = TypeVar("_AnyPart", "RunPart", "CasePart")
 
 
 def _part(layout: type[_AnyPart], data: object, name: str) -> _AnyPart:
@@ -169,137 +493,6 @@ def _damage(name: str) -> Iterator[None]:
         raise StateError(f"the {name} is damaged: {where}: {problem['msg']}", cure=_AGAIN) from None
     except ValueError as error:
         raise StateError(f"the {name} is damaged: {error}", cure=_AGAIN) from None
-
-
-def _part_from_case(record: CaseRecord) -> CasePart:
-    """All fields of a case that are written, without data private to this machine."""
-    found = record.evidence
-    redact = Redactor(found)
-    search, latency, parity = found.search, found.latency, found.parity
-    timed = _timed(latency)
-    return CasePart(
-        schema_version=SCHEMA_VERSION,
-        case=found.case.name,
-        status=found.status,
-        reason=redact.text(found.reason),
-        id=found.case.id,
-        spec=spec_path(found.case),
-        title=found.case.title,
-        tags=found.case.tags,
-        matrix=found.case.matrix,
-        backend=found.backend,
-        target=found.target,
-        device=redact.device(found.device),
-        model=ModelPart(sha256=found.model_sha256, path=model_path(found.case)),
-        scheme=None if search is None else SchemePart(digest=search.winner.digest),
-        reference=timed.pop("reference", None),
-        tuned=timed.pop("tuned", None),
-        others=tuple(OtherPart(role=role, **dict(part)) for role, part in timed.items()),
-        speedup=None if latency is None else _speedup(latency.speedup),
-        latency=None if latency is None else LatencyPart.model_validate(latency),
-        trials=None if search is None else _trials(search, redact),
-        search=None if search is None else _search(search, redact),
-        regions=None if search is None else CountPart(count=search.regions),
-        patterns=None if search is None else CountPart(count=search.patterns),
-        placement=tuple(
-            PairPart.model_validate({**asdict(pair.site), "scale": pair.scale, "zero_point": pair.zero_point})
-            for pair in _pairs(found)
-        ),
-        parity=None
-        if parity is None
-        else ParityPart.model_validate(replace(parity, undivided=redact.text(parity.undivided))),
-        accuracy=found.accuracy,
-        regression={name: redact.regression(seen) for name, seen in found.regression.items()},
-        figures=found.figures,
-        size_bytes=found.size_bytes,
-        profiles=found.profiles,
-        ops=_ops(found),
-        graph=found.graph,
-        checks=tuple(_check(result, redact) for result in record.results),
-        warnings=tuple(redact.text(warning) for warning in found.warnings),
-        provenance=_provenance(found),
-    )
-
-
-def _redacted_runtimes(record: RunRecord) -> tuple[RuntimeComparison, ...]:
-    """The comparisons of runtimes, without data private to this machine in their failures."""
-    redactors = {case.evidence.case.name: Redactor(case.evidence) for case in record.cases}
-    return tuple(
-        replace(
-            found,
-            models=tuple(
-                replace(model, failure=redactors[model.case].text(model.failure))
-                if model.failure and model.case in redactors
-                else model
-                for model in found.models
-            ),
-        )
-        for found in record.runtimes
-    )
-
-
-def _timed(latency: LatencyEvidence | None) -> dict[str, TimedPart]:
-    """Median and samples by role."""
-    if latency is None:
-        return {}
-    return {
-        role: TimedPart(median_ms=latency.median_ms(role), samples=samples)
-        for role, samples in latency.samples.items()
-    }
-
-
-def _speedup(speedup: Interval) -> SpeedupPart:
-    return SpeedupPart(median=speedup.median, ci95=(speedup.low, speedup.high))
-
-
-def _trials(search: SearchResult, redact: Redactor) -> TrialsPart:
-    trials = (
-        trial if trial.error is None else replace(trial, error=redact.text(trial.error))
-        for trial in search.trials
-    )
-    parts = tuple(TrialPart.model_validate(trial) for trial in trials)
-    return TrialsPart(total=search.total, built=search.built, failed=search.failed, list=parts)
-
-
-def _search(search: SearchResult, redact: Redactor) -> SearchPart:
-    reason, missing = redact.text(search.reason), redact.text(search.errors_missing)
-    return SearchPart.model_validate(replace(search, reason=reason, errors_missing=missing))
-
-
-def _pairs(found: Evidence) -> tuple[PlacedPair, ...]:
-    """The pairs of the selected model; without their scales if those were not requested."""
-    if found.pairs or found.search is None:
-        return found.pairs
-    sites = sorted(found.search.winner.sites, key=lambda site: (site.tensor, site.consumers))
-    return tuple(PlacedPair(site=site, scale=(), zero_point=()) for site in sites)
-
-
-def _ops(found: Evidence) -> dict[str, tuple[str, ...]]:
-    ops: dict[str, tuple[str, ...]] = {}
-    for node, op_type in found.node_ops.items():
-        ops[op_type] = (*ops.get(op_type, ()), node)
-    return ops
-
-
-def _check(result: CheckResult, redact: Redactor) -> CheckPart:
-    verdict = redact.verdict(result.verdict)
-    return CheckPart(
-        id=result.id,
-        kind=result.kind,
-        severity=result.severity,
-        verdict=verdict.outcome,
-        headline=verdict.headline,
-        numbers=verdict.numbers,
-        sections=verdict.sections,
-        advice=verdict.advice,
-    )
-
-
-def _provenance(found: Evidence) -> Provenance:
-    """Provenance of the times; if none were taken, of the search's result."""
-    if found.latency is not None:
-        return found.latency.provenance
-    return found.search.provenance if found.search is not None else Provenance()
 
 
 def _case_from_part(part: CasePart) -> CaseRecord:

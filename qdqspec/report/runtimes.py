@@ -1,56 +1,104 @@
-"""The comparison of several runtimes, as a table and sentences."""
+"""Comparisons of several runtimes, and of two versions of one (upgrade check): tables, sentences and JSON."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from qdqspec.report.facts import LONG, Table, grid
-from qdqspec.types import CommonPlacement, RunRecord, RuntimeComparison, RuntimeModel
-from qdqspec.units import count_text, db_text, interval_text, ms_text, plain, ratio_text
+from qdqspec.codec import to_data
+from qdqspec.report.facts import LONG
+from qdqspec.report.tables import RIGHT, Column, Table, known, median_text
+from qdqspec.types import (
+    CommonPlacement,
+    LayerChange,
+    RunRecord,
+    RuntimeComparison,
+    RuntimeModel,
+    Upgrade,
+    UpgradeCheck,
+)
+from qdqspec.units import count_text, db_text, interval_text, list_text, ms_text, plain, ratio_text
 
 TUNE_SCHEMA_VERSION = 1
+UPGRADE_SCHEMA_VERSION = 1
 TUNE = "tune.json"  # beside the folders of the cases
+MOST_LAYERS = 12  # of a case in the text of an upgrade check
+_NAMED = 4  # nodes of a change
 
 
-def runtimes_table(found: RuntimeComparison) -> Table:
+def tables_of(record: RunRecord) -> list[tuple[Table, list[str]]]:
+    """The tables about several runtimes, each with its sentences."""
+    compared = [(_runtimes_table(found), conclusions(found)) for found in record.runtimes]
+    return compared + [(_common_table(found), _common_conclusions(found)) for found in record.common]
+
+
+def runtimes_text(record: RunRecord) -> str:
+    """The tables and sentences of all comparisons; empty if there are none."""
+    return "\n\n".join(_text_of(table, said) for table, said in tables_of(record))
+
+
+def comparison_text(found: RuntimeComparison) -> str:
+    """The table and sentences of one comparison."""
+    return _text_of(_runtimes_table(found), conclusions(found))
+
+
+def _text_of(table: Table, said: list[str]) -> str:
+    return "\n".join([table.title, *([table.text] if table.rows else []), *said])
+
+
+def tune_to_json(
+    version: str, found: list[dict[str, Any]], files: dict[str, str], common: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The content of ``tune.json``: comparisons as in the run record, and the file of each winner by name."""
+    return {
+        "schema_version": TUNE_SCHEMA_VERSION,
+        "qdqspec": version,
+        "runtimes": found,
+        "winners": files,
+        "common": common,
+    }
+
+
+# ---- the models of all runtimes ------------------------------------------------------------------
+
+
+def _runtimes_table(found: RuntimeComparison) -> Table:
     """Each model of each runtime, fastest first; those that were not timed last."""
-    ranked = sorted(found.models, key=lambda m: (m.ratio is None, m.ratio.median if m.ratio else 0.0))
+
+    def interval(model: RuntimeModel) -> str:
+        return "" if model.label == found.reference else known(interval_text, model.ratio)
+
+    def sqnr(model: RuntimeModel) -> str:
+        return "" if model.ratio is None else known(db_text, model.sqnr_db)
+
+    def pairs(model: RuntimeModel) -> str:
+        return str(model.pairs) if model.ratio is not None and model.model == "tuned" else ""
+
+    def remarks(model: RuntimeModel) -> str:
+        if model.ratio is None:
+            return f"not timed: {plain(model.failure, 80)}"
+        words = ["reference"] if model.label == found.reference else []
+        if model.label == found.winner:
+            words.append("fastest")
+        elif model in found.tied:
+            words.append("not proved slower")
+        if model.limit_db is not None:
+            words.append(f"below {model.limit_db:g} dB")
+        return ", ".join(words)
+
     builds = count_text(found.builds, "build")
-    return Table(
+    return Table.of(
         f"Runtimes of {plain(found.name)} ({found.clock} clock, {builds} each, interleaved; reference: "
         f"{plain(found.reference)})",
-        ("runtime", "model", "ms", "of reference", "95 % interval", "SQNR dB", "pairs", ""),
-        tuple(_row(found, model) for model in ranked),
-        frozenset({2, 3, 5, 6}),
+        sorted(found.models, key=lambda m: (m.ratio is None, m.ratio.median if m.ratio else 0.0)),
+        Column("runtime", lambda model: plain(model.target, 30)),
+        Column("model", lambda model: model.model),
+        Column("ms", lambda model: known(ms_text, model.median_ms), RIGHT),
+        Column("of reference", lambda model: median_text(model.ratio), RIGHT),
+        Column("95 % interval", interval),
+        Column("SQNR dB", sqnr, RIGHT),
+        Column("pairs", pairs, RIGHT),
+        Column("", remarks),
     )
-
-
-def _row(found: RuntimeComparison, model: RuntimeModel) -> tuple[str, ...]:
-    name = plain(model.target, 30), model.model
-    if model.ratio is None or model.median_ms is None:
-        return (*name, "", "", "", "", "", f"not timed: {plain(model.failure, 80)}")
-    is_reference = model.label == found.reference
-    tuned = model.model == "tuned"
-    return (
-        *name,
-        ms_text(model.median_ms),
-        ratio_text(model.ratio.median),
-        "" if is_reference else interval_text(model.ratio),
-        db_text(model.sqnr_db) if model.sqnr_db is not None else "",
-        str(model.pairs) if tuned else "",
-        ", ".join(_remarks(found, model)),
-    )
-
-
-def _remarks(found: RuntimeComparison, model: RuntimeModel) -> list[str]:
-    words = ["reference"] if model.label == found.reference else []
-    if model.label == found.winner:
-        words.append("fastest")
-    elif model in found.tied:
-        words.append("not proved slower")
-    if model.limit_db is not None:
-        words.append(f"below {model.limit_db:g} dB")
-    return words
 
 
 def conclusions(found: RuntimeComparison) -> list[str]:
@@ -66,59 +114,42 @@ def conclusions(found: RuntimeComparison) -> list[str]:
     lines = [f"{plain(found.name)}: {said}"]
     if found.tied:
         lines.append(f"not proved slower than it: {', '.join(_text(model) for model in found.tied)}")
-    lines += [
+    lines += [  # the intervals, over the same reference, exclude that the second is as fast
         f"{_text(fast)} is faster than {_text(slow)}"
         for fast in found.models
         for slow in found.models
-        if fast.model == "float" and slow.model == "tuned" and _is_faster(fast, slow)
+        if fast.model == "float" and slow.model == "tuned"
+        if fast.ratio and slow.ratio and fast.ratio.high < slow.ratio.low
     ]
     lines += [f"{_text(m)} was not timed: {plain(m.failure, LONG)}" for m in found.models if m.failure]
     return lines
-
-
-def _is_faster(one: RuntimeModel, other: RuntimeModel) -> bool:
-    """Whether the intervals of two models, over the same reference, exclude that the second is as fast."""
-    return one.ratio is not None and other.ratio is not None and one.ratio.high < other.ratio.low
 
 
 def _text(model: RuntimeModel) -> str:
     return f"{'the model tuned for' if model.model == 'tuned' else 'float on'} {plain(model.target)}"
 
 
-def common_table(found: CommonPlacement) -> Table:
+# ---- one placement for all runtimes --------------------------------------------------------------
+
+
+def _common_table(found: CommonPlacement) -> Table:
     """The common placement on each runtime, beside the best model of that runtime's own search."""
-    rows = tuple(
-        (
-            plain(each.target, 30),
-            f"{each.weight:.2f}",
-            ratio_text(each.ratio.median),
-            interval_text(each.ratio),
-            ratio_text(each.own.median) + (" (float)" if each.own_unchanged else ""),
-            ratio_text(each.loss.median),
-            interval_text(each.loss),
-            "" if each.sqnr_db is None else db_text(each.sqnr_db),
-        )
-        for each in found.targets
-    )
     builds = count_text(found.builds, "build")
-    return Table(
+    return Table.of(
         f"One placement for several runtimes of {plain(found.name)} ({found.clock} clock, {builds} each, interleaved)",
-        (
-            "runtime",
-            "weight",
-            "of float",
-            "95 % interval",
-            "own best",
-            "over own",
-            "95 % interval",
-            "SQNR dB",
-        ),
-        rows,
-        frozenset({1, 2, 5, 7}),
+        found.targets,
+        Column("runtime", lambda each: plain(each.target, 30)),
+        Column("weight", lambda each: f"{each.weight:.2f}", RIGHT),
+        Column("of float", lambda each: median_text(each.ratio), RIGHT),
+        Column("95 % interval", lambda each: interval_text(each.ratio)),
+        Column("own best", lambda each: median_text(each.own) + (" (float)" if each.own_unchanged else "")),
+        Column("over own", lambda each: median_text(each.loss), RIGHT),
+        Column("95 % interval", lambda each: interval_text(each.loss)),
+        Column("SQNR dB", lambda each: known(db_text, each.sqnr_db), RIGHT),
     )
 
 
-def common_conclusions(found: CommonPlacement) -> list[str]:
+def _common_conclusions(found: CommonPlacement) -> list[str]:
     """The placement and its mean, or why there is none; and how the best of each runtime were found."""
     timed = count_text(found.candidates, "candidate")
     if found.unchanged:
@@ -135,35 +166,66 @@ def common_conclusions(found: CommonPlacement) -> list[str]:
     return [said, f"own best: {', '.join(searches)}, timed again here; a longer search may find a better one"]
 
 
-def tables_of(record: RunRecord) -> list[tuple[Table, list[str]]]:
-    """The tables about several runtimes, each with its sentences."""
-    compared = [(runtimes_table(found), conclusions(found)) for found in record.runtimes]
-    return compared + [(common_table(found), common_conclusions(found)) for found in record.common]
+# ---- two versions of a runtime -------------------------------------------------------------------
 
 
-def runtimes_text(record: RunRecord) -> str:
-    """The tables and sentences of all comparisons; empty if there are none."""
-    return "\n\n".join(_text_of(table, said) for table, said in tables_of(record))
+def upgrade_to_json(check: UpgradeCheck) -> dict[str, Any]:
+    """The check as data; times are in milliseconds, ratios have their 95 % interval."""
+    return {"schema_version": UPGRADE_SCHEMA_VERSION, "passed": check.passed, **to_data(check)}
 
 
-def comparison_text(found: RuntimeComparison) -> str:
-    """The table and sentences of one comparison."""
-    return _text_of(runtimes_table(found), conclusions(found))
+def upgrade_text(check: UpgradeCheck) -> str:
+    """Versions, a row for each case, the layers that changed, and a summary."""
+    lines = [line for backend in check.here for line in _version_lines(check, backend)]
+    lines.append(_upgrade_table(check).text)
+    lines += [line for case in check.cases for line in _layer_lines(case)]
+    lines += [f"{plain(c.case)}: {c.state}: {plain(c.reason, 400)}" for c in check.cases if c.state != "ok"]
+    good = sum(case.state == "ok" for case in check.cases)
+    lines.append(f"{good} of {count_text(len(check.cases), 'tuned model')} fast and accurate enough there")
+    return "\n".join(lines)
 
 
-def _text_of(table: Table, said: list[str]) -> str:
-    rows = [grid(table.headers, table.rows, table.align)] if table.rows else []
-    return "\n".join([table.title, *rows, *said])
+def _version_lines(check: UpgradeCheck, backend: str) -> list[str]:
+    """The facts of a backend that differ between the environments, or one that states that none does."""
+    here, there = check.here[backend], check.there.get(backend, {})
+    return [
+        f"{backend}: {plain(key)} {plain(here.get(key, '-'))} here, {plain(there.get(key, '-'))} there"
+        for key in sorted({*here, *there})
+        if here.get(key) != there.get(key)
+    ] or [f"{backend}: both environments report the same versions"]
 
 
-def tune_to_json(
-    version: str, found: list[dict[str, Any]], files: dict[str, str], common: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """The content of ``tune.json``: comparisons as in the run record, and the file of each winner by name."""
-    return {
-        "schema_version": TUNE_SCHEMA_VERSION,
-        "qdqspec": version,
-        "runtimes": found,
-        "winners": files,
-        "common": common,
-    }
+def _upgrade_table(check: UpgradeCheck) -> Table:
+    return Table.of(
+        "",
+        check.cases,
+        Column("case", lambda case: plain(case.case, 44)),
+        Column("here ms", lambda case: known(ms_text, case.here_ms)),
+        Column("there ms", lambda case: known(ms_text, case.there_ms)),
+        Column("change", lambda case: median_text(case.change)),
+        Column("95 % interval", lambda case: known(interval_text, case.change)),
+        Column("of float here", lambda case: median_text(case.ratio_here)),
+        Column("there", lambda case: median_text(case.ratio_there)),
+        Column("SQNR dB", lambda case: known(db_text, case.sqnr_there_db)),
+        Column("", lambda case: case.state),
+    )
+
+
+def _layer_lines(case: Upgrade) -> list[str]:
+    if not case.layers:
+        return []
+    lines = [f"{plain(case.case)}: {count_text(len(case.layers), 'group')} of kernels changed"]
+    for change in case.layers[:MOST_LAYERS]:
+        moved = f"{ms_text(change.before_ms)} to {ms_text(change.after_ms)} ms"
+        lines.append(f"  {_names(change)}: {', '.join(change.kinds)}; {moved}")
+        if change.before != change.after:
+            lines += [f"    - {plain(text, 120)}" for text in change.before]
+            lines += [f"    + {plain(text, 120)}" for text in change.after]
+    if len(case.layers) > MOST_LAYERS:
+        lines.append(f"  and {len(case.layers) - MOST_LAYERS} more; --json lists all")
+    return lines
+
+
+def _names(change: LayerChange) -> str:
+    converted = [f"conversion of {tensor}" for tensor in change.tensors]
+    return plain(list_text(change.nodes or converted or ("unnamed kernel",), _NAMED))

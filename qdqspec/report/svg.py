@@ -1,137 +1,53 @@
-"""Small charts as inline SVG: latency distributions, the progress of a search, and shared drawing functions.
+"""Inline SVG: elements, and the model as a layered drawing: a box for each part, by format, with its time and error.
 
-Colours come from the page's style sheet by class, so that a chart follows light and dark. All text is escaped
-here.
+All text is escaped here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from html import escape
 
-WIDTH = 420  # so that text is readable on a page of 400 pixels, which has 350 for a chart
-_LEFT, _RIGHT = 8, 14
-_ROW = 50
-_MOST_POINTS = 150  # of one strip: more would overlap
+from qdqspec.types import GraphPart
+from qdqspec.units import count_text, db_text, ms_text, plain, share_text
+
+INSTALL = "pip install 'qdqspec[report]'"
+STYLES = 4  # of number formats: further ones look like the last
+_WIDTH, _HEIGHT, _ROW, _COLUMN, _MARGIN = 216, 42, 64, 236, 12  # pixels
+_LONGEST = 27  # characters of a first line
+_LEAST_ERROR = 0.01  # share of the error from which a box shows it
+_TO = " \u2192 "  # from the reference to the selected model
+_UNBOUNDED = 1e6  # the library would otherwise scale the drawing down
+
+Point = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """One row of a distribution chart: its name, its values, and the label at its end."""
-
-    name: str
-    values: tuple[float, ...]
-    label: str
-    style: str  # CSS class
+# ---- elements ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One candidate of a search: its number, its ratio to the reference (``None`` if it failed), its result."""
-
-    number: int
-    ratio: float | None
-    style: str  # CSS class: kept, dropped or failed
-    title: str
-
-
-def distributions(strips: Sequence[Strip], unit: str) -> str:
-    """A box over a strip of single runs for each row; the axis starts at zero, so that lengths compare."""
-    top = max(_quantile(strip.values, 0.97) for strip in strips) * 1.06 or 1.0
-    height = _ROW * len(strips) + 34
-    scale = (WIDTH - _LEFT - _RIGHT) / top
-    parts = [_axis(top, scale, height, unit)]
-    for row, strip in enumerate(strips):
-        parts.append(_strip(strip, _ROW * row + 31, scale, top))
-    names = ", ".join(f"{strip.name} {strip.label}" for strip in strips)
-    return frame(height, f"Latency by model: {names}", parts)
-
-
-def _strip(strip: Strip, middle: float, scale: float, top: float) -> str:
-    low, median, high = (_LEFT + scale * _quantile(strip.values, q) for q in (0.25, 0.5, 0.75))
-    dots = "".join(
-        f'<circle cx="{px(_LEFT + scale * min(value, top))}" cy="{px(middle + 9 + _jitter(index))}" r="1.7"/>'
-        for index, value in enumerate(_thinned(strip.values))
+def element(name: str, style: str = "", title: str = "", **attributes: float | str) -> str:
+    """An element with a CSS class, a title for the pointer, and coordinates to a tenth of a pixel."""
+    given = {"class": style, **attributes} if style else attributes
+    said = "".join(
+        f' {key}="{value if isinstance(value, str) else px(value)}"' for key, value in given.items()
     )
-    return (
-        f'<g class="{strip.style}">{words(_LEFT, middle - 18, strip.name, "name")}'
-        f'<rect class="bar" x="{_LEFT}" y="{px(middle - 11)}" width="{px(median - _LEFT)}" height="11"/>'
-        f'<g class="dots">{dots}</g>'
-        f'<rect class="box" x="{px(low)}" y="{px(middle - 13)}" width="{px(max(high - low, 2))}" height="15" rx="2"/>'
-        f'<line class="median" x1="{px(median)}" x2="{px(median)}" y1="{px(middle - 15)}" y2="{px(middle + 4)}"/>'
-        f"{words(WIDTH - _RIGHT, middle - 18, strip.label, 'value end')}</g>"
-    )
+    return f"<{name}{said}><title>{escape(title)}</title></{name}>" if title else f"<{name}{said}/>"
 
 
-def _axis(top: float, scale: float, height: int, unit: str) -> str:
-    parts = []
-    for tick in ticks(0, top):
-        x = _LEFT + scale * tick
-        parts.append(f'<line class="grid" x1="{px(x)}" x2="{px(x)}" y1="2" y2="{height - 26}"/>')
-        parts.append(words(x, height - 12, f"{tick:g}", "tick middle") if tick else "")
-    parts.append(words(_LEFT, height - 12, f"0 {unit}", "tick"))
-    return "".join(parts)
+def text(x: float, y: float, words: str, style: str) -> str:
+    """A text element at a position."""
+    return f'<text x="{px(x)}" y="{px(y)}" class="{style}">{escape(words)}</text>'
 
 
-def convergence(steps: Sequence[Step]) -> str:
-    """The ratio of each candidate over its number, the best so far as a line, and the reference at 1."""
-    ratios = [step.ratio for step in steps if step.ratio is not None]
-    top = min(max([1.1, *ratios]) * 1.05, 2.0)
-    bottom = max(0.0, min([0.9, *ratios]) - 0.08)
-    height, left, right = 214, 46, 16
-    last = max([1, *(step.number for step in steps)])
-
-    def place(step: Step) -> tuple[float, float]:
-        shown = top if step.ratio is None else min(step.ratio, top)
-        x = left + (WIDTH - left - right) * (step.number / last)
-        return x, _level(shown, bottom, top, height)
-
-    parts = [words(8, 12, "time over the reference's", "tick"), _levels(bottom, top, left, height)]
-    for number in whole_ticks(last):
-        x = left + (WIDTH - left - right) * (number / last)
-        parts.append(f'<line class="grid" x1="{px(x)}" x2="{px(x)}" y1="{height - 38}" y2="{height - 34}"/>')
-        parts.append(words(x, height - 20, str(number), "tick middle"))
-    parts.append(_best_line([(place(step), step.style == "kept") for step in steps], WIDTH - right))
-    parts += [_mark(step, *place(step)) for step in steps]
-    parts.append(words((left + WIDTH - right) / 2, height - 4, "candidate", "tick middle"))
-    return frame(height, "Search: time of each candidate over the reference's", parts)
+def frame(width: int, height: int, label: str, parts: Sequence[str], size: str = "") -> str:
+    """The parts as one picture; ``label`` is its text for screen readers."""
+    return f'<svg viewBox="0 0 {width} {height}"{size} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
-def _level(ratio: float, bottom: float, top: float, height: int) -> float:
-    return 24 + (height - 62) * (top - ratio) / (top - bottom)
-
-
-def _levels(bottom: float, top: float, left: int, height: int) -> str:
-    parts = []
-    for level in ticks(bottom, top):
-        y = _level(level, bottom, top, height)
-        style = "grid one" if math.isclose(level, 1) else "grid"
-        parts.append(f'<line class="{style}" x1="{left}" x2="{WIDTH - 16}" y1="{px(y)}" y2="{px(y)}"/>')
-        parts.append(words(left - 8, y + 4, f"{level:g}", "tick end"))
-    return "".join(parts)
-
-
-def _best_line(places: Sequence[tuple[tuple[float, float], bool]], right: float) -> str:
-    """A step at each candidate that was kept, then a line to the right edge."""
-    points: list[str] = []
-    y = None
-    for (x, at), kept in places:
-        if kept:
-            points += ([f"{px(x)},{px(y)}"] if y is not None else []) + [f"{px(x)},{px(at)}"]
-            y = at
-    if y is None:
-        return ""
-    return f'<polyline class="best" points="{" ".join([*points, f"{px(right)},{px(y)}"])}"/>'
-
-
-def _mark(step: Step, x: float, y: float) -> str:
-    title = f"<title>{escape(step.title)}</title>"
-    if step.ratio is None:
-        path = f"M{px(x - 4)} {px(y - 4)}l8 8m0 -8l-8 8"
-        return f'<path class="mark failed" d="{path}">{title}</path>'
-    return f'<circle class="mark {step.style}" cx="{px(x)}" cy="{px(y)}" r="4">{title}</circle>'
+def px(value: float) -> str:
+    """A coordinate to a tenth of a pixel."""
+    return f"{value:.1f}".removesuffix(".0")
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -145,38 +61,136 @@ def ticks(low: float, high: float) -> list[float]:
     return [round(step * index, 12) for index in range(first, last + 1)]
 
 
-def whole_ticks(last: int) -> list[int]:
-    """Round whole numbers from 0 to ``last``."""
-    return sorted({int(tick) for tick in ticks(0, last) if tick == int(tick)})
+# ---- the model ----------------------------------------------------------------------------------
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def _thinned(values: Sequence[float]) -> Sequence[float]:
-    stride = max(1, math.ceil(len(values) / _MOST_POINTS))
-    return values[::stride]
-
-
-def _jitter(index: int) -> float:
-    """Vertical offset of a dot of a strip, deterministic (golden-ratio sequence)."""
-    return 7 * ((index * 0.618034) % 1)
-
-
-def frame(height: int, label: str, parts: Sequence[str]) -> str:
-    """The parts as one picture; ``label`` is its text for screen readers."""
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+def model_graph(parts: Sequence[GraphPart]) -> str | None:
+    """The drawing, with a width and height of its own; ``None`` without the library of the extra ``report``."""
+    try:
+        from graph_layout import SugiyamaLayout
+    except ImportError:
+        return None
+    edges = [(maker, reader) for reader, part in enumerate(parts) for maker in part.inputs if maker != reader]
+    layout = SugiyamaLayout(
+        nodes=[{} for _ in parts],
+        links=[{"source": maker, "target": reader} for maker, reader in edges],
+        size=(_UNBOUNDED, _UNBOUNDED),
+        layer_separation=_ROW,
+        node_separation=_COLUMN,
+    )
+    layout.run(center_graph=False)  # it would move the boxes without the bends of edges
+    places = [(float(node.x), float(node.y)) for node in layout.nodes]
+    bends = {edge: [(float(x), float(y)) for x, y in points] for edge, points in layout.edge_bends.items()}
+    every = [*places, *(point for points in bends.values() for point in points)]
+    left, top = (min(point[axis] for point in every) for axis in (0, 1))
+    right, bottom = (max(point[axis] for point in every) for axis in (0, 1))
+    more = (_MARGIN + _WIDTH / 2 - left, _MARGIN + _HEIGHT / 2 - top)
+    width, height = (
+        math.ceil(2 * _MARGIN + span) for span in (right - left + _WIDTH, bottom - top + _HEIGHT)
     )
 
+    def moved(point: Point) -> Point:
+        return point[0] + more[0], point[1] + more[1]
 
-def words(x: float, y: float, text: str, style: str) -> str:
-    """A text element at a position."""
-    return f'<text x="{px(x)}" y="{px(y)}" class="{style}">{escape(text)}</text>'
+    styles, shares = style_of(parts), _error_shares(parts)
+    longest = max((part.reference_ms or 0.0 for part in parts), default=0.0)
+    drawn = [
+        _edge(moved(places[a]), [moved(p) for p in _between(bends, a, b)], moved(places[b])) for a, b in edges
+    ]
+    drawn += [
+        _box(part, moved(place), styles, share, longest)
+        for part, place, share in zip(parts, places, shares, strict=True)
+    ]
+    label = f"The model in {count_text(len(parts), 'part')}, from its inputs at the top to its outputs"
+    return frame(width, height, label, drawn, f' width="{width}" height="{height}"')
 
 
-def px(value: float) -> str:
-    """A coordinate to a tenth of a pixel."""
-    return f"{value:.1f}".removesuffix(".0")
+def style_of(parts: Sequence[GraphPart]) -> dict[str, str]:
+    """The CSS class of each number format of the model, the most frequent one first."""
+    found: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.formats.items():
+            found[name] = found.get(name, 0) + count
+    ordered = sorted(found, key=lambda name: (-found[name], name))
+    return {name: f"f{min(number, STYLES - 1)}" for number, name in enumerate(ordered)}
+
+
+def part_text(part: GraphPart) -> str:
+    """``Conv + Relu``, or ``9 nodes: 4 Conv, 4 Relu, Add``."""
+    nodes = sum(part.ops.values())
+    if nodes <= 3:
+        return " + ".join(plain(op) for op, times in part.ops.items() for _ in range(times))
+    often = sorted(part.ops.items(), key=lambda item: -item[1])
+    return f"{nodes} nodes: {', '.join(f'{times} {plain(op)}' if times > 1 else plain(op) for op, times in often)}"
+
+
+def _error_shares(parts: Sequence[GraphPart]) -> list[float | None]:
+    """The share of each part in the error of all."""
+    powers = [None if part.sqnr_db is None else 10 ** (-part.sqnr_db / 10) for part in parts]
+    whole = math.fsum(power for power in powers if power is not None) or 1.0
+    return [None if power is None else power / whole for power in powers]
+
+
+def _between(bends: Mapping[tuple[int, int], list[Point]], maker: int, reader: int) -> list[Point]:
+    """The bends of an edge; the library turns edges of a cycle around."""
+    return bends.get((maker, reader)) or bends.get((reader, maker), [])[::-1]
+
+
+def _edge(start: Point, between: Sequence[Point], end: Point) -> str:
+    down = 1 if end[1] >= start[1] else -1
+    points = [(start[0], start[1] + down * _HEIGHT / 2), *between, (end[0], end[1] - down * _HEIGHT / 2)]
+    x, y = points[0]
+    path = [f"M{px(x)} {px(y)}"]
+    for to_x, to_y in points[1:]:
+        middle = px((y + to_y) / 2)
+        path.append(f"C{px(x)} {middle} {px(to_x)} {middle} {px(to_x)} {px(to_y)}")
+        x, y = to_x, to_y
+    return f'<path class="edge" d="{"".join(path)}"/>'
+
+
+def _box(
+    part: GraphPart, place: Point, styles: Mapping[str, str], share: float | None, longest: float
+) -> str:
+    x, y = place[0] - _WIDTH / 2, place[1] - _HEIGHT / 2
+    nodes = sum(part.ops.values())
+    parts = [
+        f"<title>{escape(_title(part, share))}</title>",
+        element("rect", "node", x=x, y=y, width=_WIDTH, height=_HEIGHT),
+    ]
+    done = 0.0
+    for name, count in part.formats.items():  # as wide as its share of the nodes
+        width = _WIDTH * count / nodes
+        parts.append(element("rect", styles[name], x=x + done, y=y, width=width, height=_HEIGHT))
+        done += width
+    if longest and part.reference_ms:
+        width = _WIDTH * part.reference_ms / longest
+        parts.append(element("rect", "spent", x=x, y=y + _HEIGHT - 4, width=width, height=4))
+    parts.append(text(x + 8, y + 17, _cut(part_text(part)), "op"))
+    times = [ms for ms in (part.reference_ms, part.tuned_ms) if ms is not None]
+    if any(times):
+        parts.append(text(x + 8, y + 32, f"{_TO.join(map(ms_text, times))} ms", "tick"))
+    if share is not None and share >= _LEAST_ERROR:
+        parts.append(text(x + _WIDTH - 8, y + 32, f"error {share_text(share)}", "tick end"))
+    return f"<g>{''.join(parts)}</g>"
+
+
+def _cut(text: str) -> str:
+    """The text, if it is too long cut at a comma."""
+    if len(text) <= _LONGEST:
+        return text
+    start, comma, _ = text[: _LONGEST + 1].rpartition(",")
+    return f"{start if comma else text[: _LONGEST - 1]}\u2026"
+
+
+def _title(part: GraphPart, share: float | None) -> str:
+    lines = [f"{plain(part.name, 80)}: {part_text(part)}"]
+    if part.reference_ms is not None:
+        tuned = "" if part.tuned_ms is None else f", tuned {ms_text(part.tuned_ms)} ms"
+        lines.append(f"reference {ms_text(part.reference_ms)} ms{tuned}")
+    formats = [f"{count_text(count, 'node')} in {plain(name)}" for name, count in part.formats.items()]
+    lines += [", ".join(formats)] if formats else []
+    if share is not None and part.sqnr_db is not None:
+        lines.append(
+            f"quantized alone {db_text(part.sqnr_db)} dB, {share_text(share)} of the error of all blocks"
+        )
+    return "\n".join(lines)

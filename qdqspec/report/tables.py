@@ -1,40 +1,102 @@
-"""The summary table at the end of a run, and texts below it: limits, why cases are unchanged, warnings, sections."""
+"""Tables of plain text by their columns, the summary table at the end of a run, and the texts below that.
+
+A cell is one printable line; each report format escapes its own syntax.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Generic, TypeVar
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from qdqspec.report.names import distinct_names
 from qdqspec.types import (
     EXACT_DB,
+    Case,
     CaseRecord,
+    CheckResult,
     Evidence,
+    Interval,
     LatencyEvidence,
     Provenance,
     RunRecord,
     SearchLimits,
-    SearchResult,
     Section,
 )
 from qdqspec.units import db_text, interval_text, list_text, ms_text, plain, ratio_text, wrapped
 
+RIGHT = "right"
 _NAME_WIDTH = 44
+_NAMED_VERDICTS = 2
+_NAMED_CASES = 4  # with one limit
+
+_Row = TypeVar("_Row")
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column: its heading, its text for a case (empty if unknown), and its alignment.
+class Column(Generic[_Row]):
+    """A column: its heading, its text for a row (empty if unknown), and its alignment.
 
     Columns with the largest ``rank`` are dropped first if the table is too wide.
     """
 
     title: str
-    cell: Callable[[CaseRecord], str]
-    align: str = "right"
+    cell: Callable[[_Row], str]
+    align: str = "left"
     rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A titled table; ``align`` is ``left`` or ``right`` for each column."""
+
+    title: str
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    align: tuple[str, ...]
+
+    @classmethod
+    def of(cls, title: str, rows: Iterable[_Row], *columns: Column[_Row]) -> Table:
+        """A row of text for each of these rows."""
+        cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
+        heads = tuple(column.title for column in columns)
+        return cls(title, heads, cells, tuple(column.align for column in columns))
+
+    @property
+    def text(self) -> str:
+        """The table without its title, for a terminal."""
+        align = self.align if self.rows else None
+        return tabulate(self.rows, headers=self.headers, colalign=align, disable_numparse=True)
+
+
+def known(text: Callable[[_Value], str], value: _Value | None) -> str:
+    """The text of a value; empty if it is unknown."""
+    return "" if value is None else text(value)
+
+
+def median_text(ratio: Interval | None) -> str:
+    """The median of a factor; empty if it is unknown."""
+    return "" if ratio is None else ratio_text(ratio.median)
+
+
+def bounds_text(ratio: Interval | None) -> str:
+    """The bounds of a factor; empty if it is unknown or exact."""
+    return "" if ratio is None or ratio.low == ratio.high else interval_text(ratio)
+
+
+def section_text(section: Section) -> str:
+    """A titled table, or titled text."""
+    body = section.text
+    if section.rows:
+        table = str(tabulate(section.rows, headers=section.headers, disable_numparse=True))
+        body = f"{table}\n{body}" if body else table
+    return "\n".join((section.title, *(f"  {line}".rstrip() for line in body.splitlines())))
+
+
+# ---- the summary of a run ------------------------------------------------------------------------
 
 
 def summary_table(record: RunRecord, *, width: int | None = None) -> str:
@@ -45,62 +107,76 @@ def summary_table(record: RunRecord, *, width: int | None = None) -> str:
     if not record.cases:
         return "No case was run."
     columns = shown_columns(record.cases)
-    table = grid(record.cases, columns)
-    while width is not None and _wide(table) > width and any(column.rank for column in columns):
-        columns.remove(max(columns, key=lambda column: column.rank))
-        table = grid(record.cases, columns)
-    return f"{table}\n{wrapped(_footer(record), width)}"
+    while True:
+        # Heads are a row above a separating line: tabulate would pad each column by two for headers.
+        rows = [[column.cell(case) for column in columns] for case in record.cases]
+        text = tabulate(
+            [[column.title for column in columns], SEPARATING_LINE, *rows],
+            colalign=[column.align for column in columns],
+            tablefmt="simple",
+            disable_numparse=True,
+        )
+        lines = [line.rstrip() for line in text.splitlines()[1:-1]]
+        worst = max(columns, key=lambda column: column.rank)
+        if width is None or max(map(len, lines)) <= width or not worst.rank:
+            return "\n".join([*lines, wrapped(_footer(record), width)])
+        columns.remove(worst)
 
 
-def grid(cases: Sequence[CaseRecord], columns: Sequence[Column]) -> str:
-    """The columns of the cases as aligned text."""
-    rows = [[column.cell(case) for column in columns] for case in cases]
-    # As a row above a separating line: tabulate would pad each column by two for headers.
-    heads = [column.title for column in columns]
-    text = tabulate(
-        [heads, SEPARATING_LINE, *rows],
-        colalign=[column.align for column in columns],
-        tablefmt="simple",
-        disable_numparse=True,
-    )
-    return "\n".join(line.rstrip() for line in text.splitlines()[1:-1])
-
-
-def _footer(record: RunRecord) -> str:
-    devices = {
-        f"{plain(case.evidence.target)} on {plain(case.evidence.device.key)}": None
-        for case in record.cases
-        if not case.evidence.skipped
-    }
-    clocks = {case.evidence.latency.clock: None for case in record.cases if case.evidence.latency}
-    first = "; ".join(devices) or "No case ran"
-    if clocks:
-        first += f", medians on the {' and '.join(clocks)} clock with 95 % intervals"
-    if any(case.evidence.latency and case.evidence.latency.profiles for case in record.cases):
-        first += "; of several shape profiles the weighted geometric mean"
-    return "\n".join([first, *_older_lines(record), *status_lines(record)])
-
-
-def _wide(text: str) -> int:
-    return max(len(line) for line in text.splitlines())
-
-
-def shown_columns(cases: Sequence[CaseRecord]) -> list[Column]:
+def shown_columns(cases: Sequence[CaseRecord]) -> list[Column[CaseRecord]]:
     """The columns with a value in some case; that of the backend only if cases differ in it."""
-    columns = [column for column in columns_of(cases) if any(column.cell(case) for case in cases)]
+    names = {id(case): plain(name, _NAME_WIDTH) for case, name in named_cases(cases)}
     several = len({case.evidence.target for case in cases}) > 1
-    return [column for column in columns if several or column.cell is not backend_text]
+    columns: list[Column[CaseRecord]] = [
+        Column("case", lambda case: names[id(case)]),
+        Column("backend", lambda case: plain(case.evidence.target, 24) if several else "", rank=4),
+        Column("ref ms", lambda case: _median_ms(case, "reference"), RIGHT, rank=2),
+        Column("tuned ms", lambda case: _median_ms(case, "tuned"), RIGHT, rank=2),
+        Column("speed-up", _speedup_text),
+        Column("SQNR dB", _sqnr_text, RIGHT, rank=1),
+        Column("accuracy", _accuracy_text, RIGHT, rank=3),
+        Column("figures", _figures_text, RIGHT, rank=7),
+        Column("built", _built_text, RIGHT, rank=6),
+        Column(
+            "pairs", lambda case: known(lambda s: str(s.winner.pairs), case.evidence.search), RIGHT, rank=5
+        ),
+        Column("checks", _verdicts_text),
+    ]
+    return [column for column in columns if any(map(column.cell, cases))]
 
 
-def columns_of(cases: Sequence[CaseRecord]) -> tuple[Column, ...]:
-    """All columns of a table of these cases. Long names are cut in the middle."""
-    names = {id(case): name for case, name in zip(cases, distinct_names(cases), strict=True)}
-    return (Column("case", lambda case: plain(names[id(case)], _NAME_WIDTH), "left"), *_COLUMNS)
+def named_cases(cases: Sequence[CaseRecord]) -> list[tuple[CaseRecord, str]]:
+    """Each case with its name, distinct over all specs of a run.
+
+    ``net::default``; ``specs/door/net::default`` if specs in several folders have that name. The name of a private
+    folder, which may contain a user's name, is not written; specs in such folders are numbered.
+    """
+    specs: dict[str, list[Path | None]] = {}
+    for case in (record.evidence.case for record in cases):
+        known = specs.setdefault(case.name, [])
+        known += [case.spec] if case.spec not in known else []
+    return [
+        (record, _distinct_name(record.evidence.case, specs[record.evidence.case.name])) for record in cases
+    ]
 
 
-def backend_text(case: CaseRecord) -> str:
-    """The backend and its variant."""
-    return plain(case.evidence.target, 24)
+def _distinct_name(case: Case, specs: Sequence[Path | None]) -> str:
+    if len(specs) == 1:
+        return case.name
+    folder = PurePosixPath(spec_path(case) or "").parent
+    if folder != PurePosixPath():
+        return f"{folder}/{case.name}"
+    number = specs.index(case.spec) + 1
+    return f"{case.name} ({number})" if number > 1 else case.name
+
+
+def spec_path(case: Case) -> str | None:
+    """The spec's path relative to the working directory, or its name alone if it is outside."""
+    if case.spec is None:
+        return None
+    if case.spec.is_relative_to(Path.cwd()):
+        return case.spec.relative_to(Path.cwd()).as_posix()
+    return case.spec.name if case.spec.is_absolute() else case.spec.as_posix()
 
 
 def latency_of(found: Evidence) -> LatencyEvidence | None:
@@ -111,17 +187,12 @@ def latency_of(found: Evidence) -> LatencyEvidence | None:
     return replace(latency, samples={role: own for role, own in latency.samples.items() if role != "tuned"})
 
 
-def median_text(role: str) -> Callable[[CaseRecord], str]:
-    """A role's median in milliseconds; empty if it was not measured, or is that of the reference."""
-
-    def cell(case: CaseRecord) -> str:
-        latency = latency_of(case.evidence)
-        return ms_text(latency.median_ms(role)) if latency is not None and role in latency.samples else ""
-
-    return cell
+def _median_ms(case: CaseRecord, role: str) -> str:
+    latency = latency_of(case.evidence)
+    return ms_text(latency.median_ms(role)) if latency is not None and role in latency.samples else ""
 
 
-def speedup_text(case: CaseRecord) -> str:
+def _speedup_text(case: CaseRecord) -> str:
     """The factor with its interval, ``unchanged``, or ``skipped``."""
     if case.evidence.status in ("unchanged", "skipped"):
         return case.evidence.status
@@ -131,9 +202,9 @@ def speedup_text(case: CaseRecord) -> str:
     return f"{ratio_text(latency.speedup.median)}x ({interval_text(latency.speedup)})"
 
 
-def sqnr_text(case: CaseRecord) -> str:
+def _sqnr_text(case: CaseRecord) -> str:
     """The worst output's SQNR in dB; with the limit if it is below: ``7.9 < 20``."""
-    parity, limit = case.evidence.parity, below_limit(case)
+    parity, limit = case.evidence.parity, _missed_limit(case)
     if parity is None or not parity.outputs:
         return ""
     if parity.sqnr_db >= EXACT_DB and not all(output.matches for output in parity.outputs):
@@ -141,12 +212,12 @@ def sqnr_text(case: CaseRecord) -> str:
     return db_text(parity.sqnr_db) if limit is None else f"{db_text(parity.sqnr_db)} < {limit:g}"
 
 
-def accuracy_text(case: CaseRecord) -> str:
+def _accuracy_text(case: CaseRecord) -> str:
     """Each metric of the tuned model."""
     return ", ".join(f"{plain(name, 16)} {value:.4g}" for name, value in case.evidence.metrics.items())
 
 
-def figures_text(case: CaseRecord) -> str:
+def _figures_text(case: CaseRecord) -> str:
     """The figures that checks measured themselves: ``mean-shift.largest 0.12``."""
     return ", ".join(
         f"{plain(key, 16)}.{plain(name, 16)} {value:.4g}"
@@ -155,39 +226,47 @@ def figures_text(case: CaseRecord) -> str:
     )
 
 
-def trials_text(case: CaseRecord) -> str:
+def _built_text(case: CaseRecord) -> str:
     """Number of candidates built; out of how many, if some failed."""
-    search: SearchResult | None = case.evidence.search
+    search = case.evidence.search
     if search is None:
         return ""
     return f"{search.built} of {search.total}" if search.failed else str(search.built)
 
 
-def pairs_text(case: CaseRecord) -> str:
-    """Number of activation pairs placed."""
-    search = case.evidence.search
-    return "" if search is None else str(search.winner.pairs)
-
-
-def verdicts_text(case: CaseRecord) -> str:
+def _verdicts_text(case: CaseRecord) -> str:
     """Results of the checks: one or two that did not pass by id, more of them and the others by number."""
-    loud = [(r.id, _LOUD[r.severity, r.verdict.outcome]) for r in case.results if r.verdict.outcome != "pass"]
-    passed = len(case.results) - len(loud)
+    words = [verdict_word(result) for result in case.results]
+    loud = [word for word in ("FAIL", "WARN", "inconclusive") for found in words if found == word]
     if len(loud) <= _NAMED_VERDICTS:
-        said = [f"{plain(name, 16)} {word}" for name, word in loud]
+        named = zip(case.results, words, strict=True)
+        said = [f"{plain(result.id, 16)} {word}" for result, word in named if word != "pass"]
     else:
-        words = [word for _, word in loud]
-        said = [f"{words.count(word)} {word}" for word in dict.fromkeys(_LOUD.values()) if word in words]
+        said = [f"{loud.count(word)} {word}" for word in dict.fromkeys(loud)]
+    passed = words.count("pass")
     return ", ".join([*said, *([f"{passed} passed"] if passed else [])])
 
 
-_NAMED_VERDICTS = 2
-_LOUD = {
-    ("error", "fail"): "FAIL",
-    ("warn", "fail"): "WARN",
-    ("error", "inconclusive"): "inconclusive",
-    ("warn", "inconclusive"): "inconclusive",
-}
+def verdict_word(result: CheckResult) -> str:
+    """``pass``, ``FAIL``, ``WARN`` or ``inconclusive``."""
+    if result.verdict.outcome == "fail":
+        return "FAIL" if result.severity == "error" else "WARN"
+    return result.verdict.outcome
+
+
+# ---- below the summary ---------------------------------------------------------------------------
+
+
+def _footer(record: RunRecord) -> str:
+    found = [case.evidence for case in record.cases]
+    devices = dict.fromkeys(f"{plain(e.target)} on {plain(e.device.key)}" for e in found if not e.skipped)
+    clocks = dict.fromkeys(e.latency.clock for e in found if e.latency)
+    first = "; ".join(devices) or "No case ran"
+    if clocks:
+        first += f", medians on the {' and '.join(clocks)} clock with 95 % intervals"
+    if any(e.latency and e.latency.profiles for e in found):
+        first += "; of several shape profiles the weighted geometric mean"
+    return "\n".join([first, *_older_lines(record), *_status_lines(record)])
 
 
 def provenance_text(case: CaseRecord) -> str:
@@ -199,7 +278,7 @@ def provenance_text(case: CaseRecord) -> str:
 def _older_lines(record: RunRecord) -> list[str]:
     """A line for each kind of earlier results, with the cases and the age of each."""
     lines: dict[tuple[str, str], list[str]] = {}
-    for name, case in zip(distinct_names(record.cases), record.cases, strict=True):
+    for case, name in named_cases(record.cases):
         older, what, anew = _older(case)
         if what:
             named = lines.setdefault((f"{what} {older.source_text}", anew), [])
@@ -219,86 +298,43 @@ def _older(case: CaseRecord) -> tuple[Provenance, str, str]:
     return search.provenance, "the placement is", f"; {anew}"
 
 
-_COLUMNS = (
-    Column("backend", backend_text, "left", rank=4),
-    Column("ref ms", median_text("reference"), rank=2),
-    Column("tuned ms", median_text("tuned"), rank=2),
-    Column("speed-up", speedup_text, "left"),
-    Column("SQNR dB", sqnr_text, rank=1),
-    Column("accuracy", accuracy_text, rank=3),
-    Column("figures", figures_text, rank=7),
-    Column("built", trials_text, rank=6),
-    Column("pairs", pairs_text, rank=5),
-    Column("checks", verdicts_text, "left"),
-)
-
-
-def warning_lines(record: RunRecord) -> list[str]:
-    """``warning: squeezenet::default: ...``, each once; a warning of several cases names the first ones."""
-    cases: dict[str, list[str]] = {}
-    for name, case in zip(distinct_names(record.cases), record.cases, strict=True):
-        for text in case.evidence.warnings:
-            cases.setdefault(text, []).append(name)
-    return [f"warning: {list_text(names, 2)}: {text}" for text, names in cases.items()]
-
-
-def section_text(section: Section) -> str:
-    """A titled table, or titled text."""
-    body = section.text
-    if section.rows:
-        table = str(tabulate(section.rows, headers=section.headers, disable_numparse=True))
-        body = f"{table}\n{body}" if body else table
-    return "\n".join((section.title, *(f"  {line}".rstrip() for line in body.splitlines())))
-
-
-_SHOWN = 4  # names of cases listed under one limit
-_WIDTH = 44
-
-
-def status_lines(record: RunRecord) -> list[str]:
+def _status_lines(record: RunRecord) -> list[str]:
     """The SQNR limit, by case if cases differ in it; then lines on cases that are unchanged or
     skipped, on checks that are inconclusive, and fronts.
     """
-    names = [plain(name, _WIDTH) for name in distinct_names(record.cases)]
+    cases = [(case, plain(name, _NAME_WIDTH)) for case, name in named_cases(record.cases)]
     limits: dict[str, list[str]] = {}
-    for name, case in zip(names, record.cases, strict=True):
+    for case, name in cases:
         if case.evidence.search is not None:
             limits.setdefault(limit_text(case.evidence.search.limits), []).append(name)
-    lines = [f"SQNR limit: {_by_case(limits)}"] if limits else []
-    for name, case in zip(names, record.cases, strict=True):
+    by_case = [f"{limit}: {list_text(names, _NAMED_CASES)}" for limit, names in limits.items()]
+    lines = [f"SQNR limit: {'; '.join(by_case if len(limits) > 1 else limits)}"] if limits else []
+    for case, name in cases:
         found = case.evidence
         if found.status in ("unchanged", "skipped"):
             lines.append(f"{name} {found.status}: {plain(found.reason)}")
-        elif (mark := below_limit(case)) is not None:
-            sqnr_db = found.parity.sqnr_db if found.parity is not None else 0.0
-            lines.append(f"{name}: its SQNR of {db_text(sqnr_db)} dB is below {mark:g} dB")
+        elif found.parity is not None and (limit := _missed_limit(case)) is not None:
+            lines.append(f"{name}: its SQNR of {db_text(found.parity.sqnr_db)} dB is below {limit:g} dB")
         lines += [
             f"{name} {plain(result.id)} inconclusive: {plain(result.verdict.headline)}"
             for result in case.results
             if result.verdict.outcome == "inconclusive"
         ]
-        lines += front_lines(name, found.search)
+        front = [
+            f"{ratio_text(point.ratio.median)} at {db_text(point.sqnr_db)} dB"
+            + (" (selected)" if found.search and point.placement == found.search.winner.digest else "")
+            for point in (found.search.front if found.search else ())
+            if point.sqnr_db < EXACT_DB
+        ]
+        lines += [f"{name} front, time over the reference's: {', '.join(front)}"] if front else []
     return lines
 
 
-def front_lines(name: str, search: SearchResult | None) -> list[str]:
-    """The front of latency and accuracy of a search with both objectives: time over the reference's, and SQNR."""
-    if search is None:
-        return []
-    points = [
-        f"{ratio_text(point.ratio.median)} at {db_text(point.sqnr_db)} dB"
-        + (" (selected)" if point.placement == search.winner.digest else "")
-        for point in search.front
-        if point.sqnr_db < EXACT_DB
-    ]
-    return [f"{name} front, time over the reference's: {', '.join(points)}"] if points else []
-
-
-def below_limit(case: CaseRecord) -> float | None:
+def _missed_limit(case: CaseRecord) -> float | None:
     """The SQNR limit that a tuned model is below, also the default one if it was disabled; ``None`` for none."""
     parity, search = case.evidence.parity, case.evidence.search
-    marked = None if search is None else search.limits.marked_db
-    return marked if parity is not None and marked is not None and parity.sqnr_db < marked else None
+    limit = None if search is None else search.limits.marked_db
+    return limit if parity is not None and limit is not None and parity.sqnr_db < limit else None
 
 
 def limit_text(limits: SearchLimits) -> str:
@@ -311,7 +347,10 @@ def limit_text(limits: SearchLimits) -> str:
     )
 
 
-def _by_case(limits: dict[str, list[str]]) -> str:
-    if len(limits) == 1:
-        return next(iter(limits))
-    return "; ".join(f"{text}: {list_text(names, _SHOWN)}" for text, names in limits.items())
+def warning_lines(record: RunRecord) -> list[str]:
+    """``warning: squeezenet::default: ...``, each once; a warning of several cases names the first ones."""
+    cases: dict[str, list[str]] = {}
+    for case, name in named_cases(record.cases):
+        for text in case.evidence.warnings:
+            cases.setdefault(text, []).append(name)
+    return [f"warning: {list_text(names, 2)}: {text}" for text, names in cases.items()]

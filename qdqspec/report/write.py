@@ -14,7 +14,7 @@ from typing import Any
 from qdqspec.errors import ConfigError, OutputError
 from qdqspec.files import RESULT, write_whole
 from qdqspec.registry import names, resolve
-from qdqspec.report.formats.base import ReportFormat
+from qdqspec.report.formats import ReportFormat
 from qdqspec.report.record import case_to_json, json_text, record_from_json, record_to_json
 from qdqspec.report.runtimes import TUNE, tune_to_json
 from qdqspec.types import RunRecord

@@ -82,7 +82,7 @@ MAKES_TEMPORARY = {
     "temporary.py",
     "measurement/_processes.py",  # inside the launcher's folder
     "measurement/worker.py",  # tells a child where its folder is
-    "report/names.py",  # knows its name, to keep it out of reports
+    "report/record.py",  # knows its name, to keep it out of records
     "backends/tensorrt/gpu_day/archive.py",  # knows its name, to keep it out of the archive
     "backends/onnxruntime/engine.py",  # in a child: inside the child's folder
     "backends/onnxruntime_web/node.py",  # the log of its process, a file without a name

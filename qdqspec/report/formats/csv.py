@@ -5,85 +5,76 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from qdqspec.types import CaseRecord, LatencyEvidence, RunRecord, SearchResult
+from qdqspec.types import CaseRecord, RunRecord
 from qdqspec.units import plain
 
 
-def _latency(value: Callable[[LatencyEvidence], object]) -> Callable[[CaseRecord], object]:
-    return lambda case: None if case.evidence.latency is None else value(case.evidence.latency)
+def _part(path: str) -> Callable[[CaseRecord], object]:
+    """A part of the evidence by the names of its fields; unknown if one of these is."""
 
+    def value(case: CaseRecord) -> object:
+        found: object = case.evidence
+        for name in path.split("."):
+            found = None if found is None else getattr(found, name)
+        return found
 
-def _search(value: Callable[[SearchResult], object]) -> Callable[[CaseRecord], object]:
-    return lambda case: None if case.evidence.search is None else value(case.evidence.search)
+    return value
 
 
 def _median(role: str) -> Callable[[CaseRecord], object]:
-    return _latency(lambda latency: latency.median_ms(role) if role in latency.samples else None)
+    def value(case: CaseRecord) -> object:
+        latency = case.evidence.latency
+        return latency.median_ms(role) if latency is not None and role in latency.samples else None
+
+    return value
 
 
 def _parity(name: str) -> Callable[[CaseRecord], object]:
     def value(case: CaseRecord) -> object:
         parity = case.evidence.parity
-        return None if parity is None or not parity.outputs else getattr(parity, name)
+        return getattr(parity, name) if parity is not None and parity.outputs else None
 
     return value
-
-
-def _size(role: str) -> Callable[[CaseRecord], object]:
-    return lambda case: case.evidence.size_bytes.get(role)
 
 
 def _checks(outcome: str) -> Callable[[CaseRecord], object]:
     return lambda case: sum(result.verdict.outcome == outcome for result in case.results)
 
 
-def _accuracy(case: CaseRecord) -> str:
-    return " ".join(f"{name}={value!r}" for name, value in case.evidence.metrics.items())
-
-
-def _figures(case: CaseRecord) -> str:
-    return " ".join(
-        f"{key}.{name}={value!r}"
-        for key, figures in case.evidence.figures.items()
-        for name, value in figures.items()
-    )
-
-
-def _provenance(case: CaseRecord) -> str | None:
-    older = case.evidence.latency or case.evidence.search
-    return str(older.provenance) if older else None
+def _named(figures: Mapping[str, float], prefix: str = "") -> str:
+    return " ".join(f"{prefix}{name}={value!r}" for name, value in figures.items())
 
 
 _COLUMNS: dict[str, Callable[[CaseRecord], object]] = {
-    "spec": lambda case: case.evidence.case.spec_name,
-    "case": lambda case: case.evidence.case.id,
-    "backend": lambda case: case.evidence.target,
-    "device": lambda case: case.evidence.device.key,
-    "clock": _latency(lambda latency: latency.clock),
+    "spec": _part("case.spec_name"),
+    "case": _part("case.id"),
+    "backend": _part("target"),
+    "device": _part("device.key"),
+    "clock": _part("latency.clock"),
     "reference_ms": _median("reference"),
     "tuned_ms": _median("tuned"),
-    "speedup": _latency(lambda latency: latency.speedup.median),
-    "speedup_low": _latency(lambda latency: latency.speedup.low),
-    "speedup_high": _latency(lambda latency: latency.speedup.high),
-    "status": lambda case: case.evidence.status,
-    "reason": lambda case: case.evidence.reason,
+    "speedup": _part("latency.speedup.median"),
+    "speedup_low": _part("latency.speedup.low"),
+    "speedup_high": _part("latency.speedup.high"),
+    "status": _part("status"),
+    "reason": _part("reason"),
     "sqnr_db": _parity("sqnr_db"),
     "cosine": _parity("cosine"),
     "max_abs": _parity("max_abs"),
-    "accuracy": _accuracy,
-    "figures": _figures,
-    "trials_built": _search(lambda search: search.built),
-    "trials_failed": _search(lambda search: search.failed),
-    "search_seconds": _search(lambda search: search.seconds),
-    "pairs": _search(lambda search: search.winner.pairs),
-    "size_reference_bytes": _size("reference"),
-    "size_tuned_bytes": _size("tuned"),
+    "accuracy": lambda case: _named(case.evidence.metrics),
+    "figures": lambda case: " ".join(_named(f, f"{key}.") for key, f in case.evidence.figures.items() if f),
+    "trials_built": _part("search.built"),
+    "trials_failed": _part("search.failed"),
+    "search_seconds": _part("search.seconds"),
+    "pairs": _part("search.winner.pairs"),
+    "size_reference_bytes": lambda case: case.evidence.size_bytes.get("reference"),
+    "size_tuned_bytes": lambda case: case.evidence.size_bytes.get("tuned"),
     "checks_passed": _checks("pass"),
     "checks_failed": _checks("fail"),
     "checks_inconclusive": _checks("inconclusive"),
-    "provenance": _provenance,
+    "provenance": lambda case: _part("latency.provenance")(case) or _part("search.provenance")(case),
 }
 
 
@@ -109,7 +100,7 @@ def _cell(value: object) -> str:
     if isinstance(value, str):
         line = plain(value)
         return f"'{line}" if line[:1] in ("=", "+", "-", "@") else line
-    return "" if value is None else str(value)
+    return "" if value is None else plain(value)
 
 
 report_format = CsvFormat()

@@ -16,11 +16,10 @@ from qdqspec.report.charts import (
     layers_chart,
     search_chart,
 )
-from qdqspec.report.names import distinct_names
-from qdqspec.report.page import Page, PageBlock, case_tables, cases_left_out, fitted, rows_left_out
+from qdqspec.report.page import PageBlock, cases_left_out, fitted, rows_left_out
 from qdqspec.report.runtimes import tables_of
-from qdqspec.report.svg_graph import INSTALL, model_graph, style_of
-from qdqspec.report.tables import latency_of, provenance_text
+from qdqspec.report.svg import INSTALL, model_graph, style_of
+from qdqspec.report.tables import RIGHT, Table, latency_of, named_cases, verdict_word
 from qdqspec.types import CaseRecord, Evidence, RunRecord
 from qdqspec.units import count_text, plain, ratio_text
 
@@ -79,19 +78,17 @@ class HtmlFormat:
 
     def render(self, record: RunRecord) -> str:
         """The whole page, below 1 MB."""
-        named = zip(record.cases, distinct_names(record.cases), strict=True)
-        page = Page(
-            head=[
-                PageBlock(_HEAD),
-                PageBlock(f'<p class="lead">{_e(facts.run_line(record))}</p>'),
-                *_failures(record),
-                _summary(record),
-                *_runtimes(record),
-            ],
-            cases=[_case_blocks(case, name, index) for index, (case, name) in enumerate(named)],
-            tail=[PageBlock("</main>\n</body>\n</html>")],
-        )
-        return "\n".join(fitted(page, LIMIT_BYTES, lambda cases: _note(cases_left_out(cases)))) + "\n"
+        cases = named_cases(record.cases)
+        head = [
+            _HEAD,
+            f'<p class="lead">{_e(facts.run_line(record))}</p>',
+            *_failures(cases),
+            _summary(record),
+            *(_runtimes(table, lines) for table, lines in tables_of(record)),
+        ]
+        blocks = [_case_blocks(case, name, index) for index, (case, name) in enumerate(cases)]
+        tail = ["</main>\n</body>\n</html>"]
+        return "\n".join(fitted(head, blocks, tail, LIMIT_BYTES, lambda n: _note(cases_left_out(n)))) + "\n"
 
 
 def _e(text: str) -> str:
@@ -99,11 +96,169 @@ def _e(text: str) -> str:
     return escape(plain(text))
 
 
+# ---- the head ------------------------------------------------------------------------------------
+
+
+def _failures(cases: Sequence[tuple[CaseRecord, str]]) -> list[str]:
+    """All failed checks, before everything else."""
+    rows = [
+        f"<tr><td>{_badge(word)}</td>"
+        f'<td><a href="#case-{index}">{_e(name)}</a>: {_e(check)}</td><td>{_e(headline)}</td></tr>'
+        for index, (case, name) in enumerate(cases)
+        for word, check, headline in facts.checks_table(case).rows
+        if word == "FAIL"
+    ]
+    if not rows:
+        return []
+    more = len(rows) - _MOST_FAILURES
+    left = _note(f"and {count_text(more, 'more failed check')}") if more > 0 else ""
+    title = f"<h2>{count_text(len(rows), 'failed check')}</h2>"
+    return [f'<div class="card failures">{title}{_checks_table(rows[:_MOST_FAILURES])}{left}</div>']
+
+
+def _summary(record: RunRecord) -> str:
+    if not record.cases:
+        return '<p class="card">No case was run.</p>'
+    shown = record.cases[: facts.MAX_ROWS]
+    failed = [
+        index
+        for index, case in enumerate(shown)
+        if any(verdict_word(result) == "FAIL" for result in case.results)
+    ]
+    anchors = [f"case-{index}" for index in range(len(shown))]
+    table = _table(facts.summary(record), "summary", anchors=anchors, failed=failed)
+    return f'<div class="card">{table}</div>'
+
+
+def _runtimes(table: Table, lines: Sequence[str]) -> str:
+    """A comparison of runtimes as a card."""
+    said = "".join(f"<p>{_e(line)}</p>" for line in lines)
+    rows = _table(table) if table.rows else ""
+    return f'<div class="card"><h3>{_title(table)}</h3>\n{rows}{said}</div>'
+
+
+# ---- a case --------------------------------------------------------------------------------------
+
+
+def _case_blocks(case: CaseRecord, name: str, index: int) -> list[PageBlock]:
+    found = case.evidence
+    warnings = "".join(f'<p class="warning">{_e(plain(w, facts.LONG))}</p>' for w in found.warnings)
+    return [
+        PageBlock(f'<article class="card" id="case-{index}">\n{_heading(case, name)}{warnings}'),
+        PageBlock(_checks(case)),
+        PageBlock('<div class="charts">'),
+        *_charts(found),
+        PageBlock("</div>"),
+        *_graph(found),
+        PageBlock('<div class="tables">'),
+        *map(_section, facts.case_tables(found)),
+        PageBlock("</div>"),
+        *_details(case),
+        PageBlock("</article>"),
+    ]
+
+
+def _heading(case: CaseRecord, name: str) -> str:
+    status, latency = case.evidence.status, case.evidence.latency
+    gain = ""
+    if status in ("unchanged", "skipped"):
+        gain = f'<div class="gain alone">{status}</div>'
+    elif latency is not None and "tuned" in latency.samples:
+        gain = f'<div class="gain">{ratio_text(latency.speedup.median)}&times;</div>'
+    said = "".join(f"<p>{_e(line)}</p>" for line in facts.lead_lines(case))
+    return f'<div class="head"><div><h2>{_e(name)}</h2>{said}</div>{gain}</div>'
+
+
+def _checks(case: CaseRecord) -> str:
+    order = list(_SYMBOLS)
+    rows = sorted(facts.checks_table(case).rows, key=lambda row: order.index(row[0]))
+    notes = {name: f'<div class="advice">{_e(text)}</div>' for name, text in facts.advice_rows(case)}
+    body = [
+        f"<tr><td>{_badge(word)}</td><td>{_e(name)}</td><td>{_e(headline)}{notes.get(name, '')}</td></tr>"
+        for word, name, headline in rows
+    ]
+    return _checks_table(body) if body else ""
+
+
+def _checks_table(rows: Sequence[str]) -> str:
+    body = "\n".join(rows)
+    return f'<table class="checks"><tbody>\n{body}\n</tbody></table>'
+
+
+def _badge(word: str) -> str:
+    return f'<span class="badge {word}">{_SYMBOLS[word]} {word}</span>'
+
+
+def _charts(found: Evidence) -> list[PageBlock]:
+    latency, search = latency_of(found), found.search
+    made = []
+    if latency is not None:
+        made.append(("Latency", f"{latency.clock} clock", latency_chart(latency), _LATENCY_NOTE))
+    if search is not None:
+        models = count_text(sum(point.pairs > 0 for point in search.front), "placement")
+        made += [
+            ("Search", count_text(search.total, "candidate"), search_chart(search), _SEARCH_NOTE),
+            ("Latency against accuracy", models, front_chart(search), _FRONT_NOTE),
+            ("Error by block", "one quantized at a time", errors_chart(search), _ERRORS_NOTE),
+        ]
+    both = any(part.tuned_ms is not None for part in found.graph)
+    note = _LAYERS_NOTE + (_BOTH_NOTE if both else _REFERENCE_NOTE)
+    made.append(("Time by layer", "one profile", layers_chart(found.graph), note))
+    made += [
+        ("Baseline", name, baseline_chart(seen), _BASELINE_NOTE) for name, seen in found.regression.items()
+    ]
+    return [
+        PageBlock(
+            f"<figure><h3>{title} <small>{_e(small)}</small></h3>\n{chart}\n"
+            f"<figcaption>{caption}</figcaption></figure>",
+            brief=_note(f"The chart of the {title.lower()} is left out: the page would be too long."),
+        )
+        for title, small, chart, caption in made
+        if chart
+    ]
+
+
+def _graph(found: Evidence) -> list[PageBlock]:
+    """The drawing of the model with its legend; without the library that lays it out, how to get it."""
+    if not found.graph:
+        return []
+    drawing = model_graph(found.graph)
+    if drawing is None:
+        return [PageBlock(_note(f"The drawing of the model is left out. It needs: {INSTALL}"))]
+    nodes = sum(sum(part.ops.values()) for part in found.graph)
+    folded = f"{count_text(nodes, 'node')} in {count_text(len(found.graph), 'part')}"
+    styles = style_of(found.graph) | {"floating point": "float"}
+    legend = "".join(f'<span><i class="{style}"></i>{_e(name)}</span>' for name, style in styles.items())
+    drawn = (
+        f'<figure class="drawn"><h3>Model <small>{folded}</small></h3>\n<p class="legend">{legend}</p>\n'
+        f'<div class="graph" tabindex="0">{drawing}</div>\n<figcaption>{_GRAPH_NOTE}</figcaption></figure>'
+    )
+    return [PageBlock(drawn, _note("The drawing of the model is left out: the page would be too long."))]
+
+
+def _section(table: Table) -> PageBlock:
+    style = ' class="wide"' if _characters(table) > _WIDE else ""
+    section = f"<section{style}><h3>{_title(table)}</h3>\n{_table(table)}</section>"
+    return PageBlock(section, brief=_note(rows_left_out(table)))
+
+
+def _details(case: CaseRecord) -> list[PageBlock]:
+    listed = "\n".join(f"<dt>{_e(name)}</dt><dd>{_e(value)}</dd>" for name, value in facts.case_facts(case))
+    blocks = [_folded("Search and device", f"<dl>{listed}</dl>", "Search and device left out.")]
+    if case.evidence.pairs:
+        pairs = facts.pairs_table(case.evidence)
+        blocks.append(_folded(f"{pairs.title}: {len(pairs.rows)}", _table(pairs), rows_left_out(pairs)))
+    return blocks
+
+
+# ---- elements ------------------------------------------------------------------------------------
+
+
 def _table(
-    table: facts.Table, style: str = "", *, anchors: Sequence[str] = (), failed: Collection[int] = ()
+    table: Table, style: str = "", *, anchors: Sequence[str] = (), failed: Collection[int] = ()
 ) -> str:
     """The table; ``anchors`` are the link targets of the rows' first cells, ``failed`` the rows marked as such."""
-    kinds = [' class="number"' if i in table.numbers else "" for i in range(len(table.headers))]
+    kinds = [' class="number"' if side == RIGHT else "" for side in table.align]
     heads = "".join(f"<th{kind}>{_e(head)}</th>" for kind, head in zip(kinds, table.headers, strict=True))
     # On a narrow screen the cells of a wide table are stacked, each with its head; one of many rows scrolls.
     stacks = _characters(table) > _NARROW and len(table.rows) <= _STACKED
@@ -125,187 +280,20 @@ def _table(
     )
 
 
-def _characters(table: facts.Table) -> int:
+def _characters(table: Table) -> int:
     """The characters of its widest row."""
     columns = zip(table.headers, *table.rows, strict=True)
     return sum(max(map(len, cells)) for cells in columns)
 
 
-def _summary(record: RunRecord) -> PageBlock:
-    if not record.cases:
-        return PageBlock('<p class="card">No case was run.</p>')
-    anchors = [f"case-{index}" for index in range(min(len(record.cases), facts.MAX_ROWS))]
-    failed = [
-        index
-        for index, case in enumerate(record.cases[: facts.MAX_ROWS])
-        if any(word == "FAIL" for word, *_ in facts.check_rows(case))
-    ]
-    return PageBlock(
-        f'<div class="card">{_table(facts.summary(record), "summary", anchors=anchors, failed=failed)}</div>'
-    )
-
-
-def _failures(record: RunRecord) -> list[PageBlock]:
-    """All failed checks, before everything else."""
-    rows = []
-    for index, (case, name) in enumerate(zip(record.cases, distinct_names(record.cases), strict=True)):
-        for word, check, headline in facts.check_rows(case):
-            if word == "FAIL":
-                link = f'<a href="#case-{index}">{_e(name)}</a>'
-                rows.append(
-                    f"<tr><td>{_badge(word)}</td><td>{link}: {_e(check)}</td><td>{_e(headline)}</td></tr>"
-                )
-    if not rows:
-        return []
-    more = len(rows) - _MOST_FAILURES
-    left = _note(f"and {count_text(more, 'more failed check')}") if more > 0 else ""
-    body = "\n".join(rows[:_MOST_FAILURES])
-    title = f"<h2>{count_text(len(rows), 'failed check')}</h2>"
-    table = f'<table class="checks"><tbody>\n{body}\n</tbody></table>'
-    return [PageBlock(f'<div class="card failures">{title}{table}{left}</div>')]
-
-
-def _badge(word: str) -> str:
-    return f'<span class="badge {word}">{_SYMBOLS[word]} {word}</span>'
-
-
-def _runtimes(record: RunRecord) -> list[PageBlock]:
-    """The comparisons of runtimes, each as a card."""
-    blocks = []
-    for table, lines in tables_of(record):
-        said = "".join(f"<p>{_e(line)}</p>" for line in lines)
-        rows = _table(table) if table.rows else ""
-        body = f"<h3>{_title(table)}</h3>\n{rows}{said}"
-        blocks.append(PageBlock(f'<div class="card">{body}</div>', brief=_left_out(table)))
-    return blocks
-
-
-def _case_blocks(case: CaseRecord, name: str, index: int) -> list[PageBlock]:
-    found = case.evidence
-    warnings = "".join(f'<p class="warning">{_e(plain(w, facts.LONG))}</p>' for w in found.warnings)
-    return [
-        PageBlock(f'<article class="card" id="case-{index}">\n{_heading(case, name)}{warnings}'),
-        PageBlock(_checks(case)),
-        PageBlock('<div class="charts">'),
-        *_charts(found),
-        PageBlock("</div>"),
-        *_graph(found),
-        PageBlock('<div class="tables">'),
-        *map(_section, case_tables(found)),
-        PageBlock("</div>"),
-        *_details(case),
-        PageBlock("</article>"),
-    ]
-
-
-def _heading(case: CaseRecord, name: str) -> str:
-    title = plain(case.evidence.case.title, facts.LONG)
-    lines = [
-        title,
-        facts.gain_line(case),
-        *([f"{older.capitalize()}."] if (older := provenance_text(case)) else []),
-    ]
-    said = "".join(f"<p>{_e(line)}</p>" for line in lines if line)
-    return f'<div class="head"><div><h2>{_e(name)}</h2>{said}</div>{_gain(case)}</div>'
-
-
-def _gain(case: CaseRecord) -> str:
-    if case.evidence.status in ("unchanged", "skipped"):
-        return f'<div class="gain alone">{case.evidence.status}</div>'
-    latency = case.evidence.latency
-    if latency is None or "tuned" not in latency.samples:
-        return ""
-    return f'<div class="gain">{ratio_text(latency.speedup.median)}&times;</div>'
-
-
-def _checks(case: CaseRecord) -> str:
-    order = list(_SYMBOLS)
-    rows = sorted(facts.check_rows(case), key=lambda row: order.index(row[0]))
-    if not rows:
-        return ""
-    advice = dict(facts.advice_rows(case))
-    body = "\n".join(
-        f"<tr><td>{_badge(word)}</td><td>{_e(name)}</td><td>{_e(headline)}"
-        + (f'<div class="advice">{_e(advice[name])}</div>' if name in advice else "")
-        + "</td></tr>"
-        for word, name, headline in rows
-    )
-    return f'<table class="checks"><tbody>\n{body}\n</tbody></table>'
-
-
-def _charts(found: Evidence) -> list[PageBlock]:
-    latency, search = latency_of(found), found.search
-    made = []
-    if latency is not None:
-        made.append(("Latency", f"{latency.clock} clock", latency_chart(latency), _LATENCY_NOTE))
-    if search is not None:
-        models = count_text(sum(point.pairs > 0 for point in search.front), "placement")
-        made += [
-            ("Search", count_text(search.total, "candidate"), search_chart(search), _SEARCH_NOTE),
-            ("Latency against accuracy", models, front_chart(search), _FRONT_NOTE),
-            ("Error by block", "one quantized at a time", errors_chart(search), _ERRORS_NOTE),
-        ]
-    both = any(part.tuned_ms is not None for part in found.graph)
-    note = _LAYERS_NOTE + (_BOTH_NOTE if both else _REFERENCE_NOTE)
-    made.append(("Time by layer", "one profile", layers_chart(found.graph), note))
-    made += [
-        ("Baseline", name, baseline_chart(seen), _BASELINE_NOTE) for name, seen in found.regression.items()
-    ]
-    return [_figure(*each) for each in made if each[2]]
-
-
-def _graph(found: Evidence) -> list[PageBlock]:
-    """The drawing of the model with its legend; without the library that lays it out, how to get it."""
-    if not found.graph:
-        return []
-    drawing = model_graph(found.graph)
-    if drawing is None:
-        return [PageBlock(_note(f"The drawing of the model is left out. It needs: {INSTALL}"))]
-    nodes = sum(sum(part.ops.values()) for part in found.graph)
-    folded = f"{count_text(nodes, 'node')} in {count_text(len(found.graph), 'part')}"
-    styles = style_of(found.graph) | {"floating point": "float"}
-    legend = "".join(f'<span><i class="{style}"></i>{_e(name)}</span>' for name, style in styles.items())
-    body = f'<p class="legend">{legend}</p>\n<div class="graph" tabindex="0">{drawing}</div>'
-    caption = f"<figcaption>{_GRAPH_NOTE}</figcaption>"
-    drawn = f'<figure class="drawn"><h3>Model <small>{folded}</small></h3>\n{body}\n{caption}</figure>'
-    return [PageBlock(drawn, _note("The drawing of the model is left out: the page would be too long."))]
-
-
-def _figure(title: str, small: str, chart: str, caption: str) -> PageBlock:
-    return PageBlock(
-        f"<figure><h3>{title} <small>{_e(small)}</small></h3>\n{chart}\n<figcaption>{caption}</figcaption></figure>",
-        brief=_note(f"The chart of the {title.lower()} is left out: the page would be too long."),
-    )
-
-
-def _section(table: facts.Table) -> PageBlock:
-    style = ' class="wide"' if _characters(table) > _WIDE else ""
-    return PageBlock(
-        f"<section{style}><h3>{_title(table)}</h3>\n{_table(table)}</section>", brief=_left_out(table)
-    )
-
-
-def _title(table: facts.Table) -> str:
+def _title(table: Table) -> str:
     """The title, with its last parentheses in small type."""
     name, _, small = table.title.partition(" (")
     return f"{_e(name)} <small>{_e(small.removesuffix(')'))}</small>" if small else _e(name)
 
 
-def _details(case: CaseRecord) -> list[PageBlock]:
-    listed = "\n".join(f"<dt>{_e(name)}</dt><dd>{_e(value)}</dd>" for name, value in facts.case_facts(case))
-    blocks = [_folded("Search and device", f"<dl>{listed}</dl>", _note("Search and device left out."))]
-    pairs = facts.pairs_table(case.evidence)
-    if pairs is not None:
-        blocks.append(_folded(f"{pairs.title}: {len(pairs.rows)}", _table(pairs), _left_out(pairs)))
-    return blocks
-
-
 def _folded(title: str, body: str, brief: str) -> PageBlock:
-    return PageBlock(f"<details><summary>{_e(title)}</summary>\n{body}\n</details>", brief)
-
-
-def _left_out(table: facts.Table) -> str:
-    return _note(rows_left_out(table))
+    return PageBlock(f"<details><summary>{_e(title)}</summary>\n{body}\n</details>", _note(brief))
 
 
 def _note(text: str) -> str:

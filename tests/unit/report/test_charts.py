@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qdqspec.report.baselines import baseline_tables
 from qdqspec.report.charts import baseline_chart, errors_chart, front_chart
-from qdqspec.report.facts import MOST_BLOCKS, block_errors
+from qdqspec.report.facts import MOST_BLOCKS, block_errors, case_tables
 from qdqspec.report.formats import html
 from qdqspec.report.record import record_from_json, record_to_json
+from qdqspec.report.tables import Table
 from qdqspec.testing.records import (
     cached_case,
     faster_case,
@@ -22,9 +22,21 @@ from qdqspec.testing.records import (
     sample_run,
     sample_search,
 )
-from qdqspec.types import BaselineFigure, BlockError, FrontPoint, Interval, Placement, RegressionEvidence
+from qdqspec.types import (
+    BaselineFigure,
+    BlockError,
+    Evidence,
+    FrontPoint,
+    Interval,
+    Placement,
+    RegressionEvidence,
+)
 
 SEEN = faster_case().evidence.regression["regression"]
+
+
+def baseline_tables(found: Evidence) -> list[Table]:
+    return [table for table in case_tables(found) if table.title.startswith("Baseline of")]
 
 
 def drawn(text: str, label: str) -> str:

@@ -15,7 +15,7 @@ from qdqspec.errors import DataError
 from qdqspec.report.facts import ops_table, pairs_table
 from qdqspec.report.formats import html, markdown
 from qdqspec.report.formats.csv import report_format as csv_format
-from qdqspec.report.page import Page, PageBlock, fitted
+from qdqspec.report.page import PageBlock, fitted
 from qdqspec.report.svg import ticks
 from qdqspec.report.tables import summary_table
 from qdqspec.testing.records import (
@@ -200,7 +200,6 @@ def test_a_pair_that_makes_an_output_is_read_by_the_graph_output() -> None:
     pair = replace(first, site=replace(first.site, consumers=ends))
     evidence = replace(case.evidence, pairs=(pair, *others))
     table = pairs_table(evidence)
-    assert table is not None
     assert table.rows[0][2].startswith("graph output, fire0/conv")
     assert ops_table(evidence) == ops_table(case.evidence)
 
@@ -266,8 +265,7 @@ def test_a_fitted_page_fits_and_keeps_its_order(sizes: list, limit: int) -> None
         [PageBlock(f"{number}:".ljust(size, "x"), f"{number}:brief" if short else "") for size, short in case]
         for number, case in enumerate(sizes)
     ]
-    page = Page(head=[PageBlock("head")], cases=cases, tail=[PageBlock("tail")])
-    texts = fitted(page, limit, lambda left: f"{left} left")
+    texts = fitted(["head"], cases, ["tail"], limit, lambda left: f"{left} left")
     assert sum(len(text) + 2 for text in texts) <= limit
     assert (texts[0], texts[-1]) == ("head", "tail")
     whole = sum(len(block.text) + 2 for case in cases for block in case)

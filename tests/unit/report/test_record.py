@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.errors import StateError
-from qdqspec.report.layout import RunPart
 from qdqspec.report.record import (
+    RunPart,
     case_from_json,
     case_to_json,
     json_text,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qdqspec.report.charts import layers_chart
 from qdqspec.report.formats import html
-from qdqspec.report.svg_graph import model_graph, style_of
+from qdqspec.report.svg import model_graph, style_of
 from qdqspec.testing.records import faster_case, sample_run
 from qdqspec.types import GraphPart, RunRecord
 

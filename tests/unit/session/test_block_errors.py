@@ -50,9 +50,8 @@ def test_a_search_without_time_states_it(
     assert not result.search.errors
     assert result.search.errors_missing == "the search's time was over"
     found = case_from_json(case_to_json(CaseRecord(evidence=result.evidence))).evidence
-    table = errors_table(found)
-    assert table is not None
-    assert table.rows == (("the search's time was over",),)
+    assert found.search is not None
+    assert errors_table(found.search).rows == (("the search's time was over",),)
 
 
 @pytest.mark.parametrize(
