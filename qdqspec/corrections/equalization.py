@@ -31,6 +31,7 @@ MOST = 10  # the largest exponent
 # where a weight has one scale, so that its channels depend on those of the chains before and behind
 ROUNDS = 4
 LEAST_GAIN = 0.1  # of the estimated noise; below it a chain stays as it is
+LARGE_GAIN = 0.5  # of it, 3 dB, that is worth half of the time
 _STEPS = 255  # of an activation
 _TINY = 1e-30
 
@@ -49,8 +50,9 @@ def chosen_equalizations(
     quantized: Collection[str],
     weights: WeightSteps,
     observed: Callable[[Sequence[str]], Iterable[Mapping[str, Array]]],
+    least_gain: float = LEAST_GAIN,
 ) -> list[tuple[Chain, Equalization]]:
-    """The chains whose estimated noise some factors reduce, with these.
+    """The chains whose estimated noise some factors reduce by the share ``least_gain`` and more, with these.
 
     Chains of which no reader's input is in ``quantized`` are omitted. ``observed`` gives the values of tensors.
     """
@@ -68,7 +70,7 @@ def chosen_equalizations(
     are_tied = any(a.weight.tensor not in weights.per_channel for chain in chains for a in chain.absorbers)
     for _ in range(ROUNDS if are_tied else 1):
         for chain, own in zip(chains, exponents, strict=True):
-            more = _chosen(chain, own, statistics, weights, scaling)
+            more = _chosen(chain, own, statistics, weights, scaling, least_gain)
             if more is not None and np.abs(own + more).max() <= MOST and scaling.add(chain.by(more)):
                 own += more
     together = ScaledValues(model)
@@ -122,6 +124,7 @@ def _chosen(
     statistics: Mapping[str, _Channels],
     weights: WeightSteps,
     scaling: ScaledValues,
+    least_gain: float,
 ) -> npt.NDArray[np.int64] | None:
     """The best exponents of a chain's channels on top of those ``before``.
 
@@ -136,7 +139,7 @@ def _chosen(
     is_used = (ranges > 0) & (columns > 0)
     if not is_used.any():
         return None
-    best, least = None, sum(layer.noise(np.zeros(chain.channels)) for layer in layers) * (1 - LEAST_GAIN)
+    best, least = None, sum(layer.noise(np.zeros(chain.channels)) for layer in layers) * (1 - least_gain)
     for wanted in _options(np.log2(ranges + _TINY), np.log2(columns + _TINY), is_used):
         exponents = np.clip(np.rint(np.where(is_used, wanted, 0.0)), -MOST, MOST)
         noise = sum(layer.noise(exponents) for layer in layers)

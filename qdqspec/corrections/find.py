@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec.corrections.bits import overflow_free_scale, without_overflow
-from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
+from qdqspec.corrections.equalization import LARGE_GAIN, LEAST_GAIN, WeightSteps, chosen_equalizations
 from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, TensorKind, sure_db
 from qdqspec.corrections.layers import LinearLayer, find_layers
 from qdqspec.corrections.ranges import FACTORS, Ranges, chosen_ranges, widened
@@ -37,6 +37,9 @@ MARGIN_SAMPLES = 4  # held out, at least, to judge margins
 OF_ACTIVATIONS = ("ranges",)  # corrections of ranges; the other steps change weights or biases
 NEEDS_INPUTS = ("equalization", "bias")  # corrections for layers whose inputs are quantized too
 JUDGEMENTS = 25  # time limit, in times of the first judgement: a small model needs less than a large one
+EQUALIZING = (
+    3  # times of the first judgement that equalization takes: statistics, calibration, another rehearsal
+)
 EXACT_SAMPLES = 2  # on which an equalized model has to compute the same bits
 STATISTICS_SHARE = 0.5  # of the time that is left, for the statistics of biases or of rounding
 STATISTICS = 64  # samples for the statistics of layer inputs, every second one held out
@@ -50,9 +53,9 @@ class Question:
 
     ``ranges`` gives those of every calibration method, including the case's own ``method``; ``fit_ranges`` those of
     that method by the even samples alone. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate
-    on the processor. Numbers of tensors in ``fixed`` are not changed. ``units`` are those that everything quantizes;
-    ``place`` gives the placement of some of them, ``without`` the placements to judge with some in floating point.
-    The ``first`` placement meets the limits as it is, and is among those judged.
+    on the processor. Numbers of tensors in ``fixed`` are not changed. ``units`` are those that the first placement
+    judged quantizes; ``place`` gives the placement of some of them, ``without`` the placements to judge with some in
+    floating point. The ``first`` placement meets the limits as it is, and is among those judged.
     ``equalized`` is the same question about a model whose constants are scaled, with the ranges of these tensors
     calibrated again.
     """
@@ -122,7 +125,8 @@ class _Search:
         self.errors = question.judge.errors(question.numbers, is_late=lambda: question.clock() > late)
         self.judged = len(self.errors[0].powers) if self.errors else question.judge.samples
         self.question = self._on_judged(question)
-        self.until = started + min(question.seconds, JUDGEMENTS * (question.clock() - started))
+        self._judging = question.clock() - started
+        self.until = started + min(question.seconds, JUDGEMENTS * self._judging)
         is_usable = any(
             one.total_db >= USABLE_DB
             for one, placement in zip(self.errors, question.judge.placements, strict=True)
@@ -185,8 +189,12 @@ class _Search:
         self.gains = [*(known for known in self.gains if known.name != name), gain]
 
     def attempt_equalization(self) -> None:
-        """Scale channels by powers of two where that helps. Other corrections are then found for the scaled model."""
+        """Scale channels by powers of two where that helps. Other corrections are then found for the scaled model.
+
+        If it takes more than half of the time that is left, only a large gain is worth it.
+        """
         question = self.question
+        takes_long = EQUALIZING * self._judging > (self.until - question.clock()) / 2
         sites = question.sites
         quantized = {site.tensor for site in sites if not site.weight}
         chosen = chosen_equalizations(
@@ -198,6 +206,7 @@ class _Search:
                 per_channel=frozenset(site.tensor for site in sites if site.weight and site.axis is not None),
             ),
             lambda sources: question.observe(sources, question.judge.part("fit")),
+            LARGE_GAIN if takes_long else LEAST_GAIN,
         )
         if not chosen:
             return
@@ -301,6 +310,13 @@ class _Search:
             self.margin = margin
             self.taken = replace(self.taken, ranges={tensor: tried[tensor] for tensor in changed})
             self.errors = self._whole_errors(self.taken)
+
+    @property
+    def fitted(self) -> Placement:
+        """The first placement with usable outputs, or the first of all."""
+        placements = self.question.judge.placements
+        pairs = zip(placements, self.errors, strict=True)
+        return next((placement for placement, one in pairs if one.total_db >= USABLE_DB), placements[0])
 
     @cached_property
     def linear_inputs(self) -> frozenset[str]:
@@ -418,6 +434,7 @@ def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]
 
     found = chosen_ranges(
         question.judge,
+        search.fitted,
         lambda ranges: search.numbers(corrected(ranges)),
         tied_groups(question.model, search.activations),
         list(tied.values()),

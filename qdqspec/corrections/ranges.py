@@ -23,6 +23,7 @@ from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges, tied_groups
 from qdqspec.rehearsal.rehearsal import Values
+from qdqspec.types import Placement
 
 Ranges = Mapping[str, TensorRange]
 
@@ -31,11 +32,13 @@ FIT_SAMPLES = 6  # samples on which single choices are tried
 LOST_SAMPLES = 2  # of these, on which a choice that loses on each is given up
 PATIENCE = 16  # groups of tensors in a row without a better choice, after which the rest is not tried
 FACTORS = (1.1, 1.25)  # by which ranges are widened
+PARTS = (0.9, 0.8, 0.7)  # of a range, in place of all of it
 _BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
 
 
 def chosen_ranges(
     judge: Judge,
+    placement: Placement,
     numbers: Callable[[Ranges], Quantizer],
     groups: Sequence[tuple[str, ...]],
     options: Sequence[Ranges],
@@ -44,15 +47,20 @@ def chosen_ranges(
     """The best of the ``options`` on the fit samples, and a combination in which each choice gained there.
 
     ``groups`` are the tensors that share a range. Those whose options differ most come first, until the time is up.
+    Only tensors that the ``placement`` quantizes are chosen for. Each group may also get a part of its range (`PARTS`):
+    values beyond it are clipped, and all others have smaller steps.
     """
     until = time.monotonic() + seconds
-    fit = _Fit(judge, list(islice(judge.rehearsal(numbers(options[0]), "fit")[0].references(), FIT_SAMPLES)))
+    feeds = islice(judge.rehearsal(numbers(options[0]), "fit")[0].references(), FIT_SAMPLES)
+    fit = _Fit(judge, placement, list(feeds))
+    quantized = {site.tensor for site in placement.sites}
     found = [(fit.errors(numbers(option)), option) for option in options]
     best, first = max(found, key=lambda pair: pair[0].total_db)
     current, winless = dict(first), 0
-    for group in sorted(groups, key=lambda group: -_spread(group, options)):
+    able = [group for group in groups if not quantized.isdisjoint(group)]
+    for group in sorted(able, key=lambda group: -_spread(group, options)):
         winless += 1
-        for option in _distinct(group, current, options):
+        for option in (*_distinct(group, current, options), *_parts(judge.model, group, current)):
             if time.monotonic() > until:
                 return first, current
             tried = current | {tensor: option[tensor] for tensor in group if tensor in option}
@@ -79,6 +87,14 @@ def _distinct(group: Sequence[str], current: Ranges, options: Sequence[Ranges]) 
             yield option
 
 
+def _parts(model: Model, group: Sequence[str], ranges: Ranges) -> Iterator[Ranges]:
+    """Parts of the range of a group; none of bounded tensors."""
+    if not any(_is_bounded(model, tensor) for tensor in group):
+        for part in PARTS:
+            known = ((tensor, ranges[tensor]) for tensor in group if tensor in ranges)
+            yield {tensor: TensorRange(part * span.low, part * span.high) for tensor, span in known}
+
+
 def _alike(one: Sequence[TensorRange | None], other: Sequence[TensorRange | None]) -> bool:
     """Whether ranges are equal within two hundredths of their size."""
     return all(
@@ -89,15 +105,16 @@ def _alike(one: Sequence[TensorRange | None], other: Sequence[TensorRange | None
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """The first of the placements that are judged, with everything quantized, on the samples of the fit."""
+    """A placement on the samples of the fit."""
 
     judge: Judge
+    placement: Placement
     feeds: Sequence[tuple[Feed, Values]]
 
     def errors(self, numbers: Quantizer, best: Errors | None = None) -> Errors:
         """The error with these numbers; of the first samples only if each of these has a larger error than ``best``."""
         rehearsal, adjusted = self.judge.rehearsal(numbers, "fit")
-        setting = rehearsal.switches.setting(self.judge.placements[0])
+        setting = rehearsal.switches.setting(self.placement)
         rows = []
         for feed, reference in self.feeds:
             found = rehearsal.values(setting, feed, adjusted)

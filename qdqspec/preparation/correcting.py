@@ -41,7 +41,8 @@ class CorrectionSource:
     """Read a case's corrections from a ``file`` of the same ``run``, else find and write them.
 
     ``run`` describes model, data and rules. Without ``writes`` the file is only read; without ``finds`` there are no
-    corrections but those in it. They are judged at ``first`` too, a placement that meets the limits without them.
+    corrections but those in it. They are judged at ``first`` too, a placement that meets the limits without them, and
+    without the units in ``excluded``, which no placement within the limits quantizes.
     """
 
     file: Path | None = None
@@ -49,13 +50,13 @@ class CorrectionSource:
     writes: bool = True
     finds: bool = True
     first: Placement | None = None
+    excluded: frozenset[str] = frozenset()
 
 
 class Correcting:
     """Reads or finds the corrections of a prepared case."""
 
     def __init__(self, prepared: Prepared, source: CorrectionSource) -> None:
-        self.first = source.first
         self._prepared, self._source = prepared, source
         self._case, self._space = prepared.case, prepared.space
 
@@ -116,17 +117,19 @@ class Correcting:
 
     def _question(self, model: Model, numbers: Quantizer, judge: Judge) -> Question:
         """The question about this model, which is the case's or an equalized one."""
-        prepared, rules, labels = self._prepared, self._case.quantize, self._space.everything()
+        prepared, rules, everything = self._prepared, self._case.quantize, self._space.everything()
+        labels = {unit: label for unit, label in everything.items() if unit not in self._source.excluded}
+        placements = (self._space.resolve(everything), *judge.placements)
         given = () if self._case.inputs.scales is None else NEED_RANGES
         return Question(
             model=model,
             judge=replace(judge, model=model),
             numbers=numbers,
-            sites=tuple(dict.fromkeys(s for p in judge.placements for s in p.ordered)),
+            sites=tuple(dict.fromkeys(s for p in placements for s in p.ordered)),
             units=tuple(labels),
             place=lambda units: self._space.resolve({unit: labels[unit] for unit in units}),
             without=self._judged,
-            first=self.first,
+            first=self._source.first,
             ranges=partial(self._ranges, model),
             fit_ranges=partial(prepared.tensor_ranges, model, self._space.tensors, self._every_second),
             method=rules.calibration,
@@ -155,8 +158,9 @@ class Correcting:
 
     def _judged(self, without: Collection[str] = ()) -> tuple[Placement, ...]:
         """The placements that corrections are judged on; the ``first`` one is the last, whatever is left out."""
-        usual = _with_halves(judged_placements(self._space, without))
-        return usual if self.first is None else tuple(dict.fromkeys((*usual, self.first)))
+        usual = _with_halves(judged_placements(self._space, {*without, *self._source.excluded}))
+        first = self._source.first
+        return usual if first is None else tuple(dict.fromkeys((*usual, first)))
 
     @property
     def _seconds(self) -> float:

@@ -292,9 +292,12 @@ class Prepared:
         path = self._source.file
         return path if self.corrections.gains and path is not None and path.exists() else None
 
-    def judge_corrections_at(self, first: Placement | None) -> None:
-        """Judge corrections also at a placement that meets the limits without them; those already found stay."""
-        self._source = replace(self._source, first=first)
+    def judge_corrections_at(self, first: Placement | None, excluded: frozenset[str] = frozenset()) -> None:
+        """Judge corrections also at a placement that meets the limits without them; those already found stay.
+
+        The units in ``excluded`` are too noisy for the limits, and stay in floating point.
+        """
+        self._source = replace(self._source, first=first, excluded=excluded)
 
     @property
     def may_correct(self) -> bool:

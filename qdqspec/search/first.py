@@ -20,6 +20,7 @@ from qdqspec.search.crossings import Codes
 from qdqspec.types import FIRST, Placement, Trial
 
 FIRSTS = 2  # labellings thinned by rough noise, at most
+GAIN_DB = 4.0  # of corrections, about their median
 ATTEMPTS = 2  # at each: the build's effect of the backend and of all data corrects the next prediction
 
 Phase: TypeAlias = Generator[list[Proposal], list[Trial], list[Trial]]
@@ -126,11 +127,15 @@ class FirstPlacements(Stepwise):
 
 
 class FirstPlacement(FirstPlacements):
-    """Ends at the first placement that meets the limits and wins its race; those given are tried first."""
+    """Ends at the first placement that meets the limits and wins its race; those given are tried first.
+
+    Then ``excluded`` has the units that are too noisy for the limits even if corrections gain `GAIN_DB`.
+    """
 
     phase = FIRST
 
     def __init__(self, setup: SearchSetup) -> None:
+        self.excluded = frozenset[str]()
         super().__init__(self._phases(setup.space), setup)
 
     def _phases(self, space: SchemeSpace) -> Steps:
@@ -141,6 +146,15 @@ class FirstPlacement(FirstPlacements):
         if not _wins(trials):
             trials += yield from self.simple(space, trials, most_wins=1)
         yield from self.roughly_thinned(space, trials)
+        self.excluded = self._too_noisy(space, trials)
+
+    def _too_noisy(self, space: SchemeSpace, told: Sequence[Trial]) -> frozenset[str]:
+        least, everything = self.least_db, space.everything()
+        if least is None or not self.is_limited:
+            return frozenset()
+        spent = spent_by_unit(space, told[0].layers if told else ())
+        kept = self.guide.thinned(space, everything, least - GAIN_DB, spent, rough=True)
+        return frozenset(everything).difference(kept) if kept else frozenset()
 
 
 def profiled(placement: Placement, phase: str) -> Proposal:

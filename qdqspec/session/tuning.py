@@ -120,12 +120,12 @@ class Tuning(Closing):
             folder = self._folder = opened.enter_context(TemporaryFolder())
             starts = _starts(prepared, work)
             self._began = began = time.monotonic() - work.waited()
-            first = _first_trials(
+            first, excluded = _first_trials(
                 prepared, work, journal, self._constraint, early, starts, trials, self._step
             )
             found = [trial.placement for trial in first if trial.incumbent]
             near = promising(first, self._constraint)
-            prepared.judge_corrections_at(near)
+            prepared.judge_corrections_at(near, excluded)
             share = "" if rules.minutes is None else f", up to {SHARE:.0%} of the search's time"
             self._step(f"looking for corrections{share}")
             self._bench = _bench(prepared, work, folder, order, self._constraint, self._bench_step)
@@ -417,16 +417,16 @@ def _first_trials(
     starts: Sequence[WarmStart],
     trials: int,
     report_step: Callable[[str], None],
-) -> list[Trial]:
+) -> tuple[list[Trial], frozenset[str]]:
     """Trials of the first placements that are expected to meet the limits, before corrections take their time.
 
     They have no corrections, which are judged on the last of them. The search begins with the one that won, built again
-    with corrections. A resumed search has those of its journal.
+    with corrections. A resumed search has those of its journal. The units are those that the limits exclude.
     """
     rules = prepared.case.tune
     known = journal.trials()
     if _has_begun(known) or rules.objective == "pareto" or not prepared.may_correct:
-        return [trial for trial in known if trial.phase == FIRST]
+        return [trial for trial in known if trial.phase == FIRST], frozenset()
     plain, own = prepared.uncorrected(), constraint.for_other_numbers()
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
@@ -440,10 +440,11 @@ def _first_trials(
         )
         oracle = _oracle(plain, work, own, opened, lambda: budget.left)
         if oracle is None:
-            return []
+            return [], frozenset()
         setup = _setup(plain, bench.clock, trials, own, oracle, starts)
+        strategy = FirstPlacement(setup)
         search = Search(
-            FirstPlacement(setup),
+            strategy,
             bench,
             budget,
             journal,
@@ -453,7 +454,7 @@ def _first_trials(
                 report_step(f"{progress.doing} for a first placement") if progress.doing else None
             ),
         )
-        return [trial for trial in search.run() if trial.phase == FIRST]
+        return [trial for trial in search.run() if trial.phase == FIRST], strategy.excluded
 
 
 def near_miss_of(constraint: AccuracyConstraint) -> NearMiss | None:

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.corrections import find
 from qdqspec.corrections.judge import Errors, Judge
-from qdqspec.corrections.ranges import _Fit, widened
+from qdqspec.corrections.ranges import PARTS, _Fit, chosen_ranges, widened
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
@@ -161,6 +161,70 @@ def test_a_correction_that_loses_at_the_first_placement_is_not_taken(
     monkeypatch.setattr(find, "JUDGEMENTS", 1e9)
     work.judge_corrections_at(first)
     assert [(gain.name, gain.taken) for gain in work.corrections.gains] == [("rounding", not loses)]
+
+
+def test_units_that_the_limits_exclude_are_not_judged(
+    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = prepared(session, models, tmp_path, ("rounding",))
+    everything = work.space.everything()
+    excluded = frozenset(list(everything)[2:])
+    kept = work.space.resolve({unit: everything[unit] for unit in everything if unit not in excluded})
+    judged: list[Judge] = []
+    monkeypatch.setattr(
+        Judge, "errors", lambda judge, *_, **__: judged.append(judge) or (errors_of(20.0),) * 9
+    )
+    monkeypatch.setattr(find._Search, "attempt", lambda *_: None)
+    work.judge_corrections_at(None, excluded)
+    assert not work.corrections.gains
+    everywhere, *_ = judged[0].placements
+    assert everywhere == kept
+    weights = {site.tensor for site in kept.sites if site.weight}
+    for placement in judged[0].placements:
+        assert {site.tensor for site in placement.sites if site.weight} <= weights
+
+
+def test_ranges_are_chosen_for_the_first_placement_with_usable_outputs() -> None:
+    search = object.__new__(find._Search)
+    search.question = SimpleNamespace(judge=SimpleNamespace(placements=("noisy", "usable", "better")))  # type: ignore[assignment]
+    search.errors = (errors_of(2.0), errors_of(20.0), errors_of(30.0))
+    assert search.fitted == "usable"
+    search.errors = (errors_of(2.0), errors_of(3.0), errors_of(4.0))
+    assert search.fitted == "noisy"
+
+
+@pytest.mark.parametrize(("tails", "bounded"), [(True, False), (False, False), (True, True)])
+def test_a_range_with_few_large_values_gets_a_part_of_it(*, tails: bool, bounded: bool) -> None:
+    """A part clips large values, and the smaller steps of many small ones outweigh that."""
+    model = pooled("Sigmoid" if bounded else "Relu")
+    edge = ("z", Consumer("", 0))
+    small = np.linspace(0.0, 0.5, 200_000)
+    value = np.append(small, 1.0 if tails else np.full(400, 1.0))
+    site = Site(tensor="y", consumers=(Consumer("", 0),), format="uint8")
+
+    def values(_: object, feed: object, spans: dict[str, TensorRange]) -> dict[object, np.ndarray]:
+        step = spans["y"].high / 255
+        return {edge: np.minimum(np.round(value / step), 255) * step}
+
+    rehearsal = SimpleNamespace(
+        guiding_edges=[edge],
+        values=values,
+        references=lambda: iter([({}, {edge: value})] * 6),
+        switches=SimpleNamespace(setting=lambda placement: placement),
+    )
+    judge = SimpleNamespace(model=model, rehearsal=lambda numbers, part: (rehearsal, numbers))
+    whole = {"y": TensorRange(0.0, 1.0), "z": TensorRange(0.0, 1.0)}
+    _, chosen = chosen_ranges(
+        judge,  # type: ignore[arg-type]
+        Placement(sites=frozenset({site})),
+        lambda ranges: ranges,  # type: ignore[arg-type,return-value]
+        [("y", "z")],
+        [whole],
+        seconds=60.0,
+    )
+    part = chosen["y"].high
+    assert chosen["z"].high == part
+    assert part in (PARTS if tails and not bounded else (1.0,))
 
 
 def pooled(op: str) -> Model:
@@ -316,7 +380,7 @@ def test_a_range_that_loses_on_the_first_samples_is_given_up(error: float, runs:
         guiding_edges=[edge], values=values, switches=SimpleNamespace(setting=lambda placement: placement)
     )
     judge = SimpleNamespace(placements=["everything"], rehearsal=lambda *_: (rehearsal, {"scales": 1.0}))
-    fit = _Fit(judge, [({}, {edge: np.ones(4)})] * 6)  # type: ignore[arg-type]
+    fit = _Fit(judge, "everything", [({}, {edge: np.ones(4)})] * 6)  # type: ignore[arg-type]
     found = fit.errors(None, errors_of(*[20.0] * 6))  # type: ignore[arg-type]
     assert len(ran) == len(found.powers) == runs
 

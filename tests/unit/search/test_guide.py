@@ -16,7 +16,7 @@ from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.blocks import fuse
 from qdqspec.search.exhaustive import Exhaustive
-from qdqspec.search.first import FirstPlacement, profiled
+from qdqspec.search.first import GAIN_DB, FirstPlacement, profiled
 from qdqspec.search.optuna import OptunaSearch
 from qdqspec.search.region import RegionSearch
 from qdqspec.search.repair import NearMiss, repaired
@@ -395,6 +395,24 @@ def test_where_no_rule_meets_the_limit_the_noisiest_units_are_left_out() -> None
     assert built
     assert all(0 < len(trial.placement.labels) < len(space.everything()) for trial in built)
     assert all(trial.sqnr_db is not None and trial.sqnr_db >= 36.0 for trial in built)
+
+
+@pytest.mark.parametrize(("least", "excludes"), [(20.0, False), (33.0, False), (36.0, True), (39.0, True)])
+def test_units_too_noisy_for_the_limit_even_after_corrections_are_excluded(
+    least: float, *, excludes: bool
+) -> None:
+    space = small_space()
+    oracle = Additive(space)
+    setup = SearchSetup(space=space, clock="cpu", min_sqnr_db=least, accuracy=oracle)
+    strategy = FirstPlacement(setup)
+    drive(strategy, Device(space, 0, oracle, least), trials=20)
+    assert bool(strategy.excluded) is excludes
+    everything = space.everything()
+    kept = {unit: label for unit, label in everything.items() if unit not in strategy.excluded}
+    assert kept
+    assert oracle.truth(space.resolve(kept)) >= least - GAIN_DB
+    if excludes:
+        assert space.units[1].id in strategy.excluded  # the noisiest
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -44,7 +44,7 @@ def test_the_search_begins_with_it_and_corrections_are_judged_on_it(
     find = Correcting.find
 
     def noted(self: Correcting) -> FoundCorrections:
-        judged.append(self.first)
+        judged.append(self._source.first)
         return find(self)
 
     monkeypatch.setattr(Correcting, "find", noted)
