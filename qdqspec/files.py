@@ -99,7 +99,7 @@ def remove_partial(folder: Path) -> None:
     """
     with suppress(OSError):
         for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-            alive = _is_alive(left.name)
+            alive = _process_runs(left.name)
             if alive is False or (alive is None and time.time() - left.stat().st_mtime > _ABANDONED):
                 shutil.rmtree(left, ignore_errors=True)
 
@@ -109,7 +109,7 @@ def _machine() -> str:
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
-def _is_alive(name: str) -> bool | None:
+def _process_runs(name: str) -> bool | None:
     """Whether the process in a file name still runs; ``None`` if that is unknown."""
     machine, _, rest = name.removeprefix(_PREFIX).partition("-")
     pid = rest.partition("-")[0]

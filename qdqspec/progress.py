@@ -72,10 +72,10 @@ _WIDE = 90  # characters without the bar
 
 def heartbeat_line(progress: Progress) -> str:
     """The line that a run without a terminal prints every minute, and the line of a wait or a step."""
-    said = progress.waiting or progress.doing or progress.phase
+    doing = progress.waiting or progress.doing or progress.phase
     if progress.waiting or not progress.total:
-        return f"[qdqspec] {progress.case}: {', '.join([said, *_left(progress)])}"
-    return f"[qdqspec] {progress.case}: {said}, trial {progress.done} of {progress.total}, {tally(progress)}"
+        return f"[qdqspec] {progress.case}: {', '.join([doing, *_left(progress)])}"
+    return f"[qdqspec] {progress.case}: {doing}, trial {progress.done} of {progress.total}, {tally(progress)}"
 
 
 def duration(seconds: float) -> str:

@@ -177,10 +177,10 @@ def plain(text: object, width: int | None = None) -> str:
 
 def without_passwords(text: str) -> str:
     """The text with passwords in URLs masked: ``ssh://user:***@host``."""
-    return "".join(_blotted(word) if "://" in word else word for word in _SPACES.split(text))
+    return "".join(_masked(word) if "://" in word else word for word in _SPACES.split(text))
 
 
-def _blotted(word: str) -> str:
+def _masked(word: str) -> str:
     """Mask all between the colon after the user's name and the last at sign: a password may contain others."""
     user, at = word.index("://") + 3, word.rfind("@")
     colon = word.find(":", user)

@@ -112,7 +112,7 @@ def _joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]
     yield b"".join(small)
 
 
-def travels(value: object) -> bool:
+def is_transferable(value: object) -> bool:
     """Whether a value is a tensor of numbers. Text, sequences and maps are not transferred."""
     if not isinstance(value, np.ndarray | np.generic):
         return False
@@ -123,7 +123,7 @@ def travels(value: object) -> bool:
 def _dtype_name(name: str, array: Array) -> str:
     """The name of the dtype in a frame: ``float32``, ``bfloat16``."""
     dtype = array.dtype
-    if travels(array):
+    if is_transferable(array):
         return _name(dtype)
     raise BackendError(
         f"tensor '{name}' holds {dtype.name} values, and only numbers and booleans can be sent to an engine",

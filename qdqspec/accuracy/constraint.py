@@ -158,11 +158,11 @@ def constraint_of(prepared: Prepared, backend: Backend, options: BuildOptions) -
         seconds = math.inf if asked.minutes is None else ALL_DATA_SHARE * 60 * asked.minutes
         admission.all_data = AllData(feeds, build, gate.known, samples=len(feeds), seconds=seconds)
     if asked.accuracy is not None:
-        _hold(admission, prepared, asked.accuracy)
+        _add_metric(admission, prepared, asked.accuracy)
     return AccuracyConstraint(limits, asked.accuracy, prepared.scores.samples, admission, data)
 
 
-def _hold(admission: Admission, prepared: Prepared, rules: AccuracyRules) -> None:
+def _add_metric(admission: Admission, prepared: Prepared, rules: AccuracyRules) -> None:
     """Add a task metric to the admission: its function, and the limit derived from the reference's score."""
     scores = prepared.scores
     reference = scores.of_reference(rules.metric, rules.output)

@@ -224,13 +224,13 @@ def _noisiest(measure: _Measure, most: int | None, seconds: float | None) -> tup
 
 def _with_removals(measure: _Measure, found: Sequence[Culprit]) -> Iterator[Culprit]:
     """The pairs; the first few with the SQNR that remains when their readers and those of all before read floats."""
-    gone: set[str] = set()  # nodes; the empty name represents graph outputs
+    without: set[str] = set()  # nodes; the empty name represents graph outputs
     for number, culprit in enumerate(found):
         if number >= REMOVED:
             yield culprit
             continue
-        gone.update(end.node for end in culprit.site.consumers)
-        yield replace(culprit, without_db=measure.sqnr_db(_without(measure.sites, gone)))
+        without.update(end.node for end in culprit.site.consumers)
+        yield replace(culprit, without_db=measure.sqnr_db(_without(measure.sites, without)))
 
 
 def _without(sites: frozenset[Site], nodes: set[str]) -> Iterator[Site]:

@@ -23,7 +23,7 @@ from qdqspec.errors import BackendError, ConfigError, DataError
 from qdqspec.files import write_whole
 from qdqspec.graph.model import require_path
 from qdqspec.parity.compare import OutputComparison, Typical, compare_outputs, typical_of
-from qdqspec.parity.domain import Span, Tried, input_domains, make, spans_of, words
+from qdqspec.parity.domain import InputResult, Span, input_domains, make, spans_of, words
 from qdqspec.parity.npz import npz_bytes, read_beside, read_members
 from qdqspec.preparation.cached import MODEL
 from qdqspec.preparation.case import CaseSetup
@@ -32,7 +32,7 @@ from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, Tri
 from qdqspec.types.requests import InputLimits, InputRequest
 
 if TYPE_CHECKING:
-    from qdqspec.parity.hunt import Drawn
+    from qdqspec.parity.input_search import Drawn
 
 
 _CHECK = "check.json"  # the metadata beside the arrays
@@ -57,7 +57,7 @@ class Prober:
         self._params = params
         self._typical = typical or {}
 
-    def attempt(self, feeds: Feed) -> Tried | None:
+    def attempt(self, feeds: Feed) -> InputResult | None:
         """The limits that an input breaks; ``None`` if the float model has no comparable output for it."""
         try:
             expected = self._models.reference(feeds)
@@ -68,7 +68,7 @@ class Prober:
         try:
             seen = self._models.tuned(feeds)
         except BackendError as error:
-            return Tried((_stopped(error),), _STOPPED)
+            return InputResult((_stopped(error),), _STOPPED)
         comparison = OutputComparison(typical=self._typical)
         comparison.add(expected, seen)
         outputs = comparison.results()
@@ -76,7 +76,7 @@ class Prober:
         if not broken:
             compared = (output.sqnr_db for output in outputs if output.compared)
             self.closest_db = min(self.closest_db, *compared, math.inf)
-        return Tried(broken, 0.0 if self._params is None else self._params.badness(outputs))
+        return InputResult(broken, 0.0 if self._params is None else self._params.error_excess(outputs))
 
     def probe(
         self, feeds: Feed, inputs: tuple[TriedInput, ...], *, file: str = "", command: str = ""
@@ -187,10 +187,10 @@ def search_input(setup: CaseSetup, tuned: Path, request: InputRequest, check_id:
     file.unlink(missing_ok=True)
     if tuned == require_path(setup.given):
         return ParitySearch(missing="the model is unchanged")
-    hunter = _Hunter(setup, request)
+    searcher = _InputSearcher(setup, request)
     with SideBySide(setup.resources, require_path(setup.given), tuned) as models:
         try:
-            return hunter.search(models, tuned, file)
+            return searcher.search(models, tuned, file)
         except BackendError as error:
             return ParitySearch(missing=error.what)
 
@@ -208,7 +208,7 @@ def _limits(check: Mapping[str, Any]) -> InputLimits:
     return limits
 
 
-class _Hunter:
+class _InputSearcher:
     """Draws inputs for one case, and converts them to arrays and descriptions."""
 
     def __init__(self, setup: CaseSetup, asked: InputRequest) -> None:
@@ -228,12 +228,16 @@ class _Hunter:
 
     def search(self, models: SideBySide, tuned: Path, file: Path) -> ParitySearch:
         """Run the search, save the input found, and return the evidence."""
-        from qdqspec.parity.hunt import drawn_inputs, hunt, simpler  # loads Hypothesis, which few cases need
+        from qdqspec.parity.input_search import (  # loads Hypothesis, which few cases need
+            drawn_inputs,
+            search_inputs,
+            simpler,
+        )
 
         typical = typical_of(models.reference(sample) for sample in self._samples)
         prober = Prober(models, self._asked.limits, typical)
         limits = self._asked.seconds, self._setup.resources.seconds_left()
-        found = hunt(
+        found = search_inputs(
             drawn_inputs(self._domains, len(self._samples)),
             lambda drawn: prober.attempt(self._feeds(drawn)),
             examples=self._asked.examples,
@@ -243,7 +247,7 @@ class _Hunter:
         )
         probe = None
         if found.smallest is not None:
-            feeds, inputs = self._feeds(found.smallest), tuple(self._told(found.smallest))
+            feeds, inputs = self._feeds(found.smallest), tuple(self._described(found.smallest))
             kept = SavedProbe(feeds=feeds, params=self._asked.limits, typical=typical, inputs=inputs)
             write_probe(file, kept)
             command = _command(self._setup, tuned, file)
@@ -263,7 +267,7 @@ class _Hunter:
             for domain in self._domains
         }
 
-    def _told(self, drawn: Drawn) -> Iterator[TriedInput]:
+    def _described(self, drawn: Drawn) -> Iterator[TriedInput]:
         """Descriptions of the inputs for reports."""
         for name, array in self._feeds(drawn).items():
             domain = next(one for one in self._domains if one.name == name)

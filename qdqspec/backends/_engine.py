@@ -159,7 +159,7 @@ def start_program(
                 stderr=subprocess.STDOUT,
                 pass_fds=pass_fds,
                 start_new_session=True,
-                preexec_fn=_dying_with_parent(),
+                preexec_fn=_ending_with_parent(),
                 env=env,
             )
         except OSError as error:
@@ -176,7 +176,7 @@ def end_program(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _dying_with_parent() -> Callable[[], None] | None:
+def _ending_with_parent() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

@@ -58,7 +58,7 @@ def rules_of(case: Case) -> dict[str, Any]:
     }
 
 
-def unlikeness(entry: Entry, now: Conditions) -> str:
+def why_incomparable(entry: Entry, now: Conditions) -> str:
     """The reason why the entry and the run are not comparable; empty if they are."""
     return next(_unlike(entry, now), "")
 
@@ -68,7 +68,7 @@ def _unlike(entry: Entry, now: Conditions) -> Iterator[str]:
     found = {"model": now.model_sha256[:12], "clock": now.clock, **now.rules}
     for name in ("model", "clock", *sorted(entry.rules.keys() & now.rules.keys())):
         if known[name] != found[name]:
-            yield f"{name} was {_shown(known[name])}, is {_shown(found[name])}"
+            yield f"{name} was {_value_text(known[name])}, is {_value_text(found[name])}"
 
 
 def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def changes(entry: Entry, now: Conditions) -> tuple[str, ...]:
     return (*_unlike(entry, now), *differences(entry, now))
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "empty"
     return "unset" if value is None else str(value)

@@ -191,7 +191,7 @@ class ParityParams(CheckParams, ParityLimits):
         chosen = self.chosen(outputs)
         return tuple(words for out in chosen for words in broken(self, out, self.top.key, whole=whole))
 
-    def badness(self, outputs: tuple[TensorParity, ...]) -> float:
+    def error_excess(self, outputs: tuple[TensorParity, ...]) -> float:
         """The distance of an input's error from the first limit: larger is worse."""
         assert self._leading is not None
         signed = [_signed(self._leading, out) for out in self.chosen(outputs) if out.compared]
@@ -209,7 +209,7 @@ class ParityParams(CheckParams, ParityLimits):
     def chosen(self, outputs: tuple[TensorParity, ...]) -> list[TensorParity]:
         """The outputs that the check applies to, the worst first."""
         named = (out for out in outputs if not self.outputs or self._names(out))
-        return sorted(named, key=_badness)
+        return sorted(named, key=_error_order)
 
     def _names(self, out: TensorParity) -> bool:
         return any(fnmatchcase(out.name, glob) for glob in self.outputs)
@@ -230,7 +230,7 @@ def _signed(limit: Limit, out: TensorParity) -> float:
     return max(-_WORST, min(-value if limit.floor else value, _WORST))
 
 
-def _badness(out: TensorParity) -> tuple[bool, float]:
+def _error_order(out: TensorParity) -> tuple[bool, float]:
     """Sort key, the worst output first: unequal ones and those with NaN, then by SQNR."""
     lost = math.isnan(out.sqnr_db) or not out.matches
     return not lost, 0.0 if lost else out.sqnr_db

@@ -86,11 +86,11 @@ def _advice(params: AccuracyParams, measured: AccuracyEvidence, evidence: Eviden
         return f"The reference itself has {own}: lower the minimum, or give a max_drop against it."
     is_held = evidence.search is not None and evidence.search.accuracy is not None
     hold = "" if is_held else "Give the search the same limit (tune.accuracy), "
-    said = (
+    sentence = (
         "exclude the most sensitive nodes (patterns.nodes.exclude), try another quantize.calibration, or accept a "
         "lower limit."
     )
-    return f"{hold}{said}" if hold else f"{said[0].upper()}{said[1:]}"
+    return f"{hold}{sentence}" if hold else f"{sentence[0].upper()}{sentence[1:]}"
 
 
 def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[LimitResult]:
@@ -151,10 +151,10 @@ def _resolution(params: AccuracyParams, measured: AccuracyEvidence) -> str:
     if measured.lost is None:
         return ""
     step = 1 / measured.samples
-    said = f"One sample of {measured.samples} is {100 * step:.2g} %"
+    sentence = f"One sample of {measured.samples} is {100 * step:.2g} %"
     if params.max_drop is not None and params.max_drop < step - SLACK:
-        return f"{said}: within {share_text(params.max_drop)} no sample may be lost."
-    return f"{said}."
+        return f"{sentence}: within {share_text(params.max_drop)} no sample may be lost."
+    return f"{sentence}."
 
 
 check = AccuracyCheck()

@@ -85,10 +85,10 @@ def _headline(params: LintParams, wrong: list[tuple[LintTarget, Finding]]) -> st
         return f"nothing {'refused or slow' if params.strict else 'refused'}: {', '.join(params.target)}"
     target, first = wrong[0]
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    says = f"{target} {'refuses' if first.severity == 'refused' else 'is slow with'}"
+    effect = f"{target} {'refuses' if first.severity == 'refused' else 'is slow with'}"
     tail = f" ({first.id}){more}"
-    said = f"{says} {plain(first.node, 30) or 'the model'}: {plain(first.message)}"
-    return f"{plain(said, WIDTH - len(tail))}{tail}"
+    sentence = f"{effect} {plain(first.node, 30) or 'the model'}: {plain(first.message)}"
+    return f"{plain(sentence, WIDTH - len(tail))}{tail}"
 
 
 def _sections(found: list[tuple[LintTarget, Finding]]) -> tuple[Section, ...]:

@@ -105,7 +105,7 @@ def _conclusion(
     if searched is not None and searched.found is not None:
         return "fail", f"for an input found: {searched.found.broken[0]}", search_advice(searched.found)
     tried = f"; {searched.tried} inputs tried" if searched is not None and searched.tried else ""
-    return "pass", _kept(params, judged) + tried, ""
+    return "pass", _pass_headline(params, judged) + tried, ""
 
 
 def _unsearched(params: ParityParams, evidence: Evidence) -> Verdict | None:
@@ -139,19 +139,21 @@ def _failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
     """Each exceeded limit: those of the whole first, then those of the two steps."""
     top, found = params.top.key, []
     for out in params.chosen(parity.outputs):
-        found += [_blamed(out.name, words, blame(parity, out.name)) for words in broken(params, out, top)]
+        found += [
+            _with_step(out.name, words, error_source(parity, out.name)) for words in broken(params, out, top)
+        ]
     for limits, outputs, step in (
         (params.quantization, parity.quantization, QUANTIZATION),
         (params.runtime, parity.runtime, RUNTIME),
     ):
         if limits is not None:
             for out in params.chosen(outputs):
-                said = broken(limits, out, top)
-                found += [_Failure(out.name, f"{step} alone, {words}", step) for words in said]
+                result = broken(limits, out, top)
+                found += [_Failure(out.name, f"{step} alone, {words}", step) for words in result]
     return found
 
 
-def _blamed(output: str, words: str, step: str) -> _Failure:
+def _with_step(output: str, words: str, step: str) -> _Failure:
     """A failure, with the step that causes it if the line is short enough."""
     longer = f"{words}, by {step}" if step else words
     return _Failure(output, longer if len(longer) <= WIDTH else words, step)
@@ -172,7 +174,7 @@ def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorPa
     return None
 
 
-def _shown(params: ParityParams) -> tuple[Limit, ...]:
+def _columns(params: ParityParams) -> tuple[Limit, ...]:
     """The columns: the facts of each comparison, and agreement if requested."""
     return (*LIMITS, AGREEMENT) if params.asks_agreement else LIMITS
 
@@ -188,14 +190,14 @@ def _worst(limit: Limit, judged: list[TensorParity], top: str) -> float:
 def _numbers(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> dict[str, float]:
     """The worst value of each fact; also the SQNR of the two steps."""
     top = params.top.key
-    found = {limit.fact: _worst(limit, judged, top) for limit in _shown(params)}
+    found = {limit.fact: _worst(limit, judged, top) for limit in _columns(params)}
     for step, outputs in (("quantization", parity.quantization), ("runtime", parity.runtime)):
         if outputs:
             found[f"{step}_sqnr_db"] = _worst(LIMITS[0], params.chosen(outputs), top)
     return {**found, "samples": parity.samples}
 
 
-def _kept(params: ParityParams, judged: list[TensorParity]) -> str:
+def _pass_headline(params: ParityParams, judged: list[TensorParity]) -> str:
     """The headline of a pass: each limit with the worst value that kept it."""
     if judged[0].sqnr_db == math.inf:  # the worst output
         return "every output equals the reference's"
@@ -209,7 +211,7 @@ def _kept(params: ParityParams, judged: list[TensorParity]) -> str:
 
 
 def _table(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Section:
-    shown = _shown(params)
+    shown = _columns(params)
     limits = ("limit", *(_bound(params, limit) for limit in shown), "")
     rows = [_row(params, out, shown) for out in judged]
     return Section(
@@ -232,8 +234,8 @@ def _row(params: ParityParams, out: TensorParity, shown: tuple[Limit, ...]) -> t
     top = params.top.key
     outcome = "fail" if any(broken(params, out, top)) else "pass"
     if not out.compared or not out.matches:
-        said = plain(out.note or ("equal" if out.matches else "not equal"), 40)
-        return (plain(out.name), said, *("" for _ in shown[1:]), outcome)
+        result = plain(out.note or ("equal" if out.matches else "not equal"), 40)
+        return (plain(out.name), result, *("" for _ in shown[1:]), outcome)
     values = ((limit, value_of(limit, out, top)) for limit in shown)
     return (
         plain(out.name),
@@ -242,7 +244,7 @@ def _row(params: ParityParams, out: TensorParity, shown: tuple[Limit, ...]) -> t
     )
 
 
-def blame(parity: ParityEvidence, output: str) -> str:
+def error_source(parity: ParityEvidence, output: str) -> str:
     """``quantization``, ``the runtime``, or both; empty if they were not measured separately."""
     noise = _noise(parity, output)
     if noise is None:
@@ -446,8 +448,8 @@ def comparison_sections(parity: ParityEvidence, title: str) -> tuple[Section, ..
     rows = []
     for out in ordered:
         if not out.compared or not out.matches:
-            said = plain(out.note or ("equal" if out.matches else "not equal"), _WORDS_WIDTH)
-            rows.append((plain(out.name), said, *("" for _ in LIMITS[1:])))
+            result = plain(out.note or ("equal" if out.matches else "not equal"), _WORDS_WIDTH)
+            rows.append((plain(out.name), result, *("" for _ in LIMITS[1:])))
         else:
             rows.append((plain(out.name), *(limit.text(getattr(out, limit.fact)) for limit in LIMITS)))
     outputs = Section(title=title, headers=("output", *(limit.title for limit in LIMITS)), rows=tuple(rows))

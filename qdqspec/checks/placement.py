@@ -91,7 +91,7 @@ class PlacementCheck:
         broken = [rule for rule in rules if not rule.holds]
         return verdict(
             "fail" if broken else "pass",
-            _failed(broken) if broken else _held(evidence, rules),
+            _failed(broken) if broken else _pass_headline(evidence, rules),
             Section(
                 title="Placement",
                 headers=("rule", "found", "verdict"),
@@ -165,7 +165,7 @@ def _failed(broken: list[_Rule]) -> str:
     return f"{broken[0].words}{more}"
 
 
-def _held(evidence: Evidence, rules: list[_Rule]) -> str:
+def _pass_headline(evidence: Evidence, rules: list[_Rule]) -> str:
     alone = ", unchanged" if is_unchanged(evidence) else ""
     return f"{count_text(_pairs(evidence), 'activation pair')}{alone}: {count_text(len(rules), 'rule')} held"
 

@@ -193,7 +193,7 @@ def _written(found: RegressionEvidence) -> Verdict:
 def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     """The verdict without a baseline, or with one that is not comparable."""
     file = plain(found.file.rpartition("/")[2])  # named after the device: a long one is in the table only
-    said = {
+    comparison = {
         "missing": "no baseline of this check on this device",
         "unlike": f"the baseline is not comparable: {_unlikeness(found.reason)}",
         "damaged": f"damaged baseline{f' {file}' if len(file) < _LONG else ''}: {plain(found.reason)}",
@@ -215,7 +215,7 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     )
     judged = verdict(
         "fail" if found.required else "inconclusive",
-        said,
+        comparison,
         Section(title="Baseline", headers=("what", "value"), rows=tuple(row for row in rows if row[1])),
         advice=advice,
     )

@@ -50,7 +50,7 @@ def _compare(params: SpeedupParams, evidence: Evidence, latency: LatencyEvidence
     speedup = latency.tested_speedup
     outcome = judge_interval(speedup, params.min)
     bounds = interval_text(speedup)
-    said = {
+    comparison = {
         "pass": f"{ratio_text(speedup.median)}x as fast (95 % in this run: {bounds}), asked",
         "fail": f"only {ratio_text(speedup.median)}x as fast (95 % in this run: {bounds}), asked",
         "inconclusive": f"{ratio_text(speedup.median)}x as fast (95 % in this run: {bounds}): too noisy to tell from",
@@ -60,7 +60,7 @@ def _compare(params: SpeedupParams, evidence: Evidence, latency: LatencyEvidence
         advice = "Measure again on a quieter machine: the interval contains the minimum. " + advice
     return verdict(
         outcome,
-        f"{said} {ratio_text(params.min)}x",
+        f"{comparison} {ratio_text(params.min)}x",
         _budget(ratio_text(speedup.median), bounds, params, outcome),
         measured_section(latency, latency.clock),
         numbers={"speedup": speedup.median, "low": speedup.low, "high": speedup.high, "min": params.min},

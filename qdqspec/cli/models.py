@@ -316,7 +316,7 @@ def fold(arguments: argparse.Namespace) -> int:
     inputs = [arguments.model, *model.external_files()]
     save_model(result.model.proto, arguments.output, inputs=inputs, base=base)
     left = sum(not node.is_marker for node in result.model.nodes)
-    counts = {"folded": len(result.folded), "dead": len(result.dead), "nodes": left}
+    counts = {"folded": len(result.folded), "dead": len(result.unused), "nodes": left}
     summary = (
         f"{counts['folded']} nodes folded and {counts['dead']} unread ones dropped, {counts['nodes']} left"
     )

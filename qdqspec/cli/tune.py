@@ -121,7 +121,7 @@ def tune(arguments: argparse.Namespace) -> int:
     _report(record, settings, as_json=arguments.json)
     if not is_whole:
         return IMPOSSIBLE
-    failed = [r for case in record.cases for r in case.results if _is_wanting(r, settings)]
+    failed = [r for case in record.cases for r in case.results if _is_failed(r, settings)]
     return WANTING if failed else FINE
 
 
@@ -310,7 +310,7 @@ def _verdict_lines(record: RunRecord) -> list[str]:
     ]
 
 
-def _is_wanting(result: CheckResult, settings: Settings) -> bool:
+def _is_failed(result: CheckResult, settings: Settings) -> bool:
     undecided = result.verdict.outcome == "inconclusive" and "conclusive" in settings.require
     return result.severity == "error" and (result.verdict.outcome == "fail" or undecided)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from qdqspec.corrections.bits import overflow_free_scale, without_overflow
 from qdqspec.corrections.equalization import LARGE_GAIN, LEAST_GAIN, WeightSteps, chosen_equalizations
-from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, TensorKind, sure_db
+from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, TensorKind, lower_bound_db
 from qdqspec.corrections.layers import LinearLayer, find_layers
 from qdqspec.corrections.ranges import FACTORS, Ranges, chosen_ranges, widened
 from qdqspec.corrections.statistics import Observe, observed_statistics
@@ -133,12 +133,12 @@ class _Search:
             if placement != question.first
         )
         if self.errors and not is_usable and question.clock() < late:
-            self._leave_dominating_units()
+            self._exclude_dominating_units()
         self.layers = find_layers(question.model, question.sites)
         self.margin: tuple[float, frozenset[str]] = 1.0, frozenset()  # of ranges, and tensors without it
         self._judged: list[tuple[Corrections, tuple[Errors, ...]]] = []  # the last ones
 
-    def _leave_dominating_units(self) -> None:
+    def _exclude_dominating_units(self) -> None:
         """Judge the other units alone, if a few make the outputs of all placements meaningless."""
         question, judge = self.question, self.question.judge
         left = judge.dominating(question.numbers, question.units, question.place)
@@ -216,7 +216,7 @@ class _Search:
         other = replace(other, judge=replace(question.judge, model=other.model))
         before = after = self.errors
         if _computes_the_same(question, other):
-            is_lost = self._is_lost(before, needs_inputs=True)
+            is_lost = self._stop_rule(before, needs_inputs=True)
             after = other.judge.compared(other.numbers, before, None, is_lost)
         taken = self.accepts(after, needs_inputs=True)
         self._record("equalization", before, after, len(changes), taken=taken)
@@ -244,7 +244,7 @@ class _Search:
         changed = [(new, old) for new, old in pairs if new.gain_db(old)]
         if not changed or not _is_gain(gains):
             return False
-        return sure_db(np.mean([new.gains_db(old) for new, old in changed], axis=0)) >= -MOST_LOSS_DB
+        return lower_bound_db(np.mean([new.gains_db(old) for new, old in changed], axis=0)) >= -MOST_LOSS_DB
 
     def judged_errors(
         self,
@@ -258,19 +258,19 @@ class _Search:
         known = self.errors if before is None else before
         if found := [errors for tried, errors in self._judged if tried is corrections]:
             return found[0]
-        is_lost = self._is_lost(known, needs_inputs=needs_inputs)
+        is_lost = self._stop_rule(known, needs_inputs=needs_inputs)
         after = self.question.judge.compared(self.numbers(corrections), known, numbers, is_lost)
         self._judged = [(corrections, after), *self._judged[:MOST_JUDGED]]
         return after
 
-    def _is_lost(
+    def _stop_rule(
         self, before: tuple[Errors, ...], *, needs_inputs: bool
     ) -> Callable[[tuple[Errors, ...]], bool]:
         """Whether a placement has lost for sure, by errors on the first samples."""
 
         def is_lost(after: tuple[Errors, ...]) -> bool:
             pairs = self._decisive(after, before, needs_inputs=needs_inputs)
-            return any(sure_db(new.gains_db(old), -SURE) < -MOST_LOSS_DB for new, old in pairs)
+            return any(lower_bound_db(new.gains_db(old), -SURE) < -MOST_LOSS_DB for new, old in pairs)
 
         return is_lost
 

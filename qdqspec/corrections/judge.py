@@ -233,7 +233,7 @@ class Errors:
         return self.by_sample_db - before.first(len(self.powers)).by_sample_db
 
 
-def sure_db(gains: Floats, errors: float = 1.0) -> float:
+def lower_bound_db(gains: Floats, errors: float = 1.0) -> float:
     """The mean of gains by sample, less so many standard errors."""
     deviation = float(gains.std(ddof=1)) if len(gains) > 1 else 0.0
     return float(gains.mean() - errors * deviation / max(len(gains), 1) ** 0.5)

@@ -17,7 +17,7 @@ from itertools import islice
 import numpy as np
 
 from qdqspec.arrays import Feed
-from qdqspec.corrections.judge import Errors, Judge, powers, sure_db
+from qdqspec.corrections.judge import Errors, Judge, lower_bound_db, powers
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.quantize.quantizer import Quantizer
@@ -65,7 +65,7 @@ def chosen_ranges(
                 return first, current
             tried = current | {tensor: option[tensor] for tensor in group if tensor in option}
             errors = fit.errors(numbers(tried), best)
-            if errors.gain_db(best) >= LEAST_DB and sure_db(errors.gains_db(best)) >= 0:
+            if errors.gain_db(best) >= LEAST_DB and lower_bound_db(errors.gains_db(best)) >= 0:
                 current, best, winless = tried, errors, 0
         if winless == PATIENCE:
             break
@@ -82,7 +82,7 @@ def _distinct(group: Sequence[str], current: Ranges, options: Sequence[Ranges]) 
     seen = [tuple(current.get(tensor) for tensor in group)]
     for option in options:
         own = tuple(option.get(tensor) for tensor in group)
-        if not any(_alike(own, other) for other in seen):
+        if not any(_nearly_equal(own, other) for other in seen):
             seen.append(own)
             yield option
 
@@ -95,7 +95,7 @@ def _parts(model: Model, group: Sequence[str], ranges: Ranges) -> Iterator[Range
             yield {tensor: TensorRange(part * span.low, part * span.high) for tensor, span in known}
 
 
-def _alike(one: Sequence[TensorRange | None], other: Sequence[TensorRange | None]) -> bool:
+def _nearly_equal(one: Sequence[TensorRange | None], other: Sequence[TensorRange | None]) -> bool:
     """Whether ranges are equal within two hundredths of their size."""
     return all(
         a is None or b is None or abs(a.high - b.high) + abs(a.low - b.low) <= 0.02 * (b.high - b.low)

@@ -62,15 +62,15 @@ def _is_dynamic(node: Node) -> bool:
 def _is_random(model: Model, node: Node) -> bool:
     if not is_default(node):
         return False
-    return node.op_type in _RANDOM or (node.op_type == "Dropout" and _trains(model, node))
+    return node.op_type in _RANDOM or (node.op_type == "Dropout" and _drops_values(model, node))
 
 
-def _trains(model: Model, dropout: Node) -> bool:
+def _drops_values(model: Model, dropout: Node) -> bool:
     """Whether a Dropout drops values: since opset 12 an input decides, and a computed one may."""
-    told = dropout.inputs[_TRAINS] if len(dropout.inputs) > _TRAINS else ""
-    if not told:
+    mode = dropout.inputs[_TRAINS] if len(dropout.inputs) > _TRAINS else ""
+    if not mode:
         return False
-    return told not in model.constants or bool(model.array(told).any())
+    return mode not in model.constants or bool(model.array(mode).any())
 
 
 def _is_numeric(kind: TypeProto) -> bool:

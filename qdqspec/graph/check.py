@@ -210,8 +210,8 @@ def _is_text(tensor: TensorProto) -> bool:
 
 def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
     """The file with a tensor's bytes, which is beside the model, and the other entries of its location."""
-    said = {entry.key: entry.value for entry in tensor.external_data}
-    name = said.get("location", "")
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    name = entries.get("location", "")
     file = path.parent / name
     try:
         # Large tensors of the model's own file are read from there too, and it may be a link to another folder.
@@ -231,13 +231,13 @@ def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
         )
     if not is_file:
         raise ModelError(f"its external data '{name}' is missing", where=path, cure=f"put the file at {file}")
-    return file, said
+    return file, entries
 
 
 def _check_place(tensor: TensorProto, path: Path) -> Path:
     """Verify that a tensor's file has the bytes that its shape needs; return the file."""
-    file, said = _place(tensor, path)
-    offset, length = (_whole_number(said, key, tensor, path) for key in ("offset", "length"))
+    file, entries = _place(tensor, path)
+    offset, length = (_whole_number(entries, key, tensor, path) for key in ("offset", "length"))
     needed = _needed(tensor)
     if length is not None:
         _check_length(length, tensor, path)
@@ -259,8 +259,8 @@ def _check_length(length: int, tensor: TensorProto, path: Path) -> None:
         )
 
 
-def _whole_number(said: dict[str, str], key: str, tensor: TensorProto, path: Path) -> int | None:
-    text = said.get(key)
+def _whole_number(entries: dict[str, str], key: str, tensor: TensorProto, path: Path) -> int | None:
+    text = entries.get(key)
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):

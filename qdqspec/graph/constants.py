@@ -41,7 +41,7 @@ class FoldedConstants:
 
     model: Model
     folded: tuple[str, ...] = ()
-    dead: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -57,19 +57,19 @@ def fold_constants(
     idempotent. With ``only`` these tensors are computed, and nodes and initializers that nothing else reads are
     removed; the rest of the model is unchanged.
     """
-    now, folded, dead = model, list[str](), list[str]()
+    now, folded, unused = model, list[str](), list[str]()
     while True:  # new constants may determine further shapes
         work = _Folding(now, limit_bytes, within=None if only is None else _ancestors(now, only))
         work.fold()
-        gone = work.sweep()
-        if not gone and not work.unread():
+        removed = work.unused()
+        if not removed and not work.unread():
             return FoldedConstants(
-                model=now, folded=tuple(folded), dead=tuple(dead), notes=tuple(work.notes())
+                model=now, folded=tuple(folded), unused=tuple(unused), notes=tuple(work.notes())
             )
         computed = {node.index for node in work.folded}
         folded += [_name_in(model, node) for node in work.folded]
-        dead += [_name_in(model, node) for node in now.nodes if node.index in gone - computed]
-        now = Model(work.build(gone), path=model.path)
+        unused += [_name_in(model, node) for node in now.nodes if node.index in removed - computed]
+        now = Model(work.build(removed), path=model.path)
 
 
 def _ancestors(model: Model, tensors: Collection[str]) -> frozenset[int]:
@@ -98,7 +98,7 @@ class _Folding:
     values: dict[str, Array] = field(default_factory=dict)  # computed values, by tensor
     folded: list[Node] = field(default_factory=list)
     too_large: list[str] = field(default_factory=list)
-    gone: set[int] = field(default_factory=set)
+    removed: set[int] = field(default_factory=set)
     within: frozenset[int] | None = (
         None  # indexes of the nodes that may be computed or removed; all for ``None``
     )
@@ -115,7 +115,7 @@ class _Folding:
             if made is not None:
                 self.values.update(made)
                 self.folded.append(node)
-                self.gone.add(node.index)
+                self.removed.add(node.index)
 
     def _may(self, node: Node) -> bool:
         """Whether a node may become a constant: plain ONNX, deterministic, inside the graph, on constants."""
@@ -163,23 +163,23 @@ class _Folding:
     def _value(self, tensor: str) -> Array:
         return self.values[tensor] if tensor in self.values else self.model.array(tensor)
 
-    def sweep(self) -> set[int]:
+    def unused(self) -> set[int]:
         """The nodes to remove: folded ones, and those read only by removed nodes. Q/DQ is never removed."""
         readers = {name: len(ends) for name, ends in self.model.consumers.items()}
         seen = {*self.model.outputs, *self.model.subgraph_reads}
-        work = list(self.gone)
+        work = list(self.removed)
         for index in work:
             self._release(self.model.nodes[index], readers)
         for node in reversed(self.model.nodes):  # consumers come after their producers
-            alive = any(readers.get(name) or name in seen for name in node.outputs if name)
-            if node.index not in self.gone and not alive and self._may_die(node):
+            is_read = any(readers.get(name) or name in seen for name in node.outputs if name)
+            if node.index not in self.removed and not is_read and self._is_removable(node):
                 for each in (node, *self.model.nodes_inside.get(node.name, ())):
-                    if each.index not in self.gone:
-                        self.gone.add(each.index)
+                    if each.index not in self.removed:
+                        self.removed.add(each.index)
                         self._release(each, readers)
-        return self.gone
+        return self.removed
 
-    def _may_die(self, node: Node) -> bool:
+    def _is_removable(self, node: Node) -> bool:
         inside = self.within is None or node.index in self.within
         return inside and node.domain in DEFAULT_DOMAINS and node.op_type not in QUANTIZING
 
@@ -190,30 +190,30 @@ class _Folding:
 
     def unread(self) -> set[str]:
         """Initializers that become unused when these nodes are removed; those that a caller may feed stay."""
-        if self.within is not None and not self.gone:
+        if self.within is not None and not self.removed:
             return set()
-        read = {name for node in self.model.nodes if node.index not in self.gone for name in node.inputs}
+        read = {name for node in self.model.nodes if node.index not in self.removed for name in node.inputs}
         read |= {*self.model.outputs, *self.model.subgraph_reads}
         return {name for name in self._fixed & self.model.initializers.keys() if name not in read}
 
-    def build(self, gone: set[int]) -> onnx.ModelProto:
+    def build(self, removed: set[int]) -> onnx.ModelProto:
         """The model with constants in place of the folded nodes."""
         unread = self.unread()
         proto = copy_model(self.model.flat, but={"node", "initializer", "value_info", "input"})
         graph = proto.graph
-        graph.node.extend(node.proto for node in self.model.nodes if node.index not in gone)
+        graph.node.extend(node.proto for node in self.model.nodes if node.index not in removed)
         graph.initializer.extend(t for t in self.model.flat.graph.initializer if t.name not in unread)
         graph.input.extend(i for i in self.model.flat.graph.input if i.name not in unread)
-        made = [numpy_helper.from_array(self.values[name], name) for name in self._needed(gone)]
+        made = [numpy_helper.from_array(self.values[name], name) for name in self._needed(removed)]
         graph.initializer.extend(made)
         if proto.ir_version < 4:  # until then each initializer is a graph input as well
             graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in made)
-        lost = {name for index in gone for name in self.model.nodes[index].outputs}
+        lost = {name for index in removed for name in self.model.nodes[index].outputs}
         graph.value_info.extend(v for v in self.model.flat.graph.value_info if v.name not in lost)
         return proto
 
-    def _needed(self, gone: set[int]) -> Iterator[str]:
-        read = {name for node in self.model.nodes if node.index not in gone for name in node.inputs}
+    def _needed(self, removed: set[int]) -> Iterator[str]:
+        read = {name for node in self.model.nodes if node.index not in removed for name in node.inputs}
         read |= self.model.subgraph_reads
         yield from (name for name in self.values if name in read)
 

@@ -66,7 +66,7 @@ def _add_of(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 class _Raising:
-    """Examines every node; replacements are recorded in ``_instead`` and ``_gone``, by the index of the node."""
+    """Examines every node; replacements are recorded in ``_instead`` and ``_removed``, by the index of the node."""
 
     def __init__(self, flat: onnx.ModelProto, reference: Model | None) -> None:
         self._flat = flat
@@ -81,7 +81,7 @@ class _Raising:
         self._outputs = {output.name for output in flat.graph.output}
         self._constants = constants_of(flat.graph)
         self._instead: dict[int, list[onnx.NodeProto]] = {}
-        self._gone: set[int] = set()
+        self._removed: set[int] = set()
         self._changed: dict[str, TensorProto] = {}  # initializers
         self._scopes = list(scopes_of(self._nodes))
         self._made: list[onnx.NodeProto] = []
@@ -101,12 +101,12 @@ class _Raising:
         nodes = [
             new
             for i, node in enumerate(self._nodes)
-            for new in self._instead.get(i, () if i in self._gone else (node,))
+            for new in self._instead.get(i, () if i in self._removed else (node,))
         ]
         read = {name for node in nodes for name in (*node.input, *names_read_inside(node))} | self._outputs
-        touched = {name for i in (*self._gone, *self._instead) for name in self._nodes[i].input}
+        touched = {name for i in (*self._removed, *self._instead) for name in self._nodes[i].input}
         proto = copy_model(self._flat, but={"node", "initializer"})
-        proto.graph.node.extend(self._live(nodes, touched))
+        proto.graph.node.extend(self._without_unused(nodes, touched))
         proto.graph.initializer.extend(
             self._changed.get(t.name, t)
             for t in self._flat.graph.initializer
@@ -124,7 +124,7 @@ class _Raising:
         others = any(node.domain == DOMAIN for node in nodes)
         return DOMAIN if kernels and (foreign or ours) and not others else None
 
-    def _live(self, nodes: list[onnx.NodeProto], touched: set[str]) -> Iterator[onnx.NodeProto]:
+    def _without_unused(self, nodes: list[onnx.NodeProto], touched: set[str]) -> Iterator[onnx.NodeProto]:
         """The nodes without those that only the kernels read: products of scales, and transposed weights."""
         read = {name for node in nodes for name in (*node.input, *names_read_inside(node))} | self._outputs
         for node in nodes:
@@ -163,7 +163,7 @@ class _Raising:
             self._transpose(stored, [1, 0])
         elif is_transposed and not attribute_of(before, "transB", 0):
             return []
-        self._gone.update(self._producer[step.output[0]] for step in steps[:count])
+        self._removed.update(self._producer[step.output[0]] for step in steps[:count])
         is_single = list(self._constants[scale].dims) in ([], [1])
         axis = None if is_single else int(not attribute_of(before, "transB", 0))
         weight = self._dequantize([stored, scale, *node.input[3:4]], axis, before.input[1])
@@ -287,12 +287,12 @@ class _Raising:
         )
         if after.op_type != "DequantizeLinear" or after.input[0] != node.output[0] or not scalar:
             return []
-        self._gone.add(readers[0])
+        self._removed.add(readers[0])
         weight = self._dequantize([node.input[0], *numbers], None, "")
         gather = copied(node)
         gather.name = node.name.removesuffix("_quant")
         gather.input[0], gather.output[0] = weight.output[0], after.output[0]
-        return [*self._take_made(), gather]
+        return [*self._pop_made(), gather]
 
     # ---- pairs ------------------------------------------------------------------------------------
 
@@ -312,9 +312,9 @@ class _Raising:
         node.input[0] = dequantize.output[0]
         for index, weight in enumerate(weights, start=1):
             node.input[index] = weight.output[0]
-        return [*self._take_made(), node]
+        return [*self._pop_made(), node]
 
-    def _take_made(self) -> list[onnx.NodeProto]:
+    def _pop_made(self) -> list[onnx.NodeProto]:
         """The nodes of pairs that were made for the current operator."""
         made, self._made = self._made, []
         return made

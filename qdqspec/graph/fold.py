@@ -33,7 +33,7 @@ class Folded:
     computed: tuple[str, ...] = ()
 
     @property
-    def gone(self) -> tuple[str, ...]:
+    def missing(self) -> tuple[str, ...]:
         """The names of all nodes that the prepared model lacks."""
         return (*self.removed, *self.computed)
 
@@ -67,7 +67,7 @@ def fold_weights(model: Model) -> Folded:
         return folded
     nodes = weights.model.by_name
     removed = tuple(model.producer[nodes[name].outputs[0]].name for name in folded.removed)
-    return Folded(folded.model, removed, (*weights.folded, *weights.dead))
+    return Folded(folded.model, removed, (*weights.folded, *weights.unused))
 
 
 def fold_batchnorm(model: Model) -> Folded:
@@ -81,9 +81,9 @@ def fold_batchnorm(model: Model) -> Folded:
     folds = list(_find(model))
     if not folds:
         return Folded(model, ())
-    gone = {norm.index for _, norm in folds}
+    removed = {norm.index for _, norm in folds}
     unread = _unread(model, folds)
-    gone |= {model.producer[name].index for name in unread & model.producer.keys()}  # Constant nodes
+    removed |= {model.producer[name].index for name in unread & model.producer.keys()}  # Constant nodes
     taken = {*model.types, *model.consumers, *model.subgraph_reads}
     proto = copy_model(model.flat, but={"node", "initializer", "input"})
     proto.graph.initializer.extend(t for t in model.flat.graph.initializer if t.name not in unread)
@@ -95,7 +95,7 @@ def fold_batchnorm(model: Model) -> Folded:
             proto.graph.initializer.append(numpy_helper.from_array(values, name))
         rewritten[conv.index] = _rewritten(conv, norm, names)
     proto.graph.node.extend(
-        _named(rewritten.get(n.index, n.proto), n.name) for n in model.nodes if n.index not in gone
+        _named(rewritten.get(n.index, n.proto), n.name) for n in model.nodes if n.index not in removed
     )
     return Folded(Model(proto, path=model.path), tuple(norm.name for _, norm in folds))
 
@@ -177,9 +177,9 @@ def _unread(model: Model, folds: Sequence[tuple[Node, Node]]) -> set[str]:
     """The old parameters that have no reader any more."""
     old = {name for conv, norm in folds for name in (*conv.inputs[1:], *norm.inputs[1:])}
     convs = {conv.index for conv, _ in folds}
-    gone = {norm.index for _, norm in folds}
+    removed = {norm.index for _, norm in folds}
     read = {*model.outputs, *model.subgraph_reads}
     for node in model.nodes:
-        if node.index not in gone:
+        if node.index not in removed:
             read.update(node.inputs[:1] if node.index in convs else node.inputs)
     return old - read

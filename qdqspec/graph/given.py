@@ -92,8 +92,8 @@ def _without_calls(model: Model) -> Model:
     proto = inlined(model.proto)
     if proto is model.proto:
         return model
-    gone = len(model.proto.functions) - len(proto.functions)
-    notes = [f"{gone} local functions are inlined in a copy of the model"]
+    count = len(model.proto.functions) - len(proto.functions)
+    notes = [f"{count} local functions are inlined in a copy of the model"]
     return OwnCopy(model, proto, sha256=model.sha256, notes=notes)
 
 
@@ -225,7 +225,7 @@ def fix_inputs(model: Model, values: Mapping[str, Array]) -> onnx.ModelProto:
     proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
     while True:
         proto = copy_model(fold_constants(Model(proto, path=model.path)).model.proto)
-        if not _inline_taken(proto.graph, {}):
+        if not _inline_constant_ifs(proto.graph, {}):
             return proto
 
 
@@ -268,11 +268,11 @@ def is_faithful(given: Array, cast: Array) -> bool:
 # ---- branches ------------------------------------------------------------------------------------
 
 
-def _inline_taken(graph: onnx.GraphProto, around: Mapping[str, TensorProto]) -> bool:
+def _inline_constant_ifs(graph: onnx.GraphProto, around: Mapping[str, TensorProto]) -> bool:
     """Replace each If of a graph and its bodies whose condition is constant; return whether there was one."""
     constants = {**around, **_constants(graph)}
     found = False
-    while (taken := _first_taken(graph, constants)) is not None:
+    while (taken := _first_constant_if(graph, constants)) is not None:
         number, attribute = taken
         owner = graph.node[number]
         path = f"{list(unique_node_names(graph.node))[number]}/{attribute}"
@@ -284,7 +284,7 @@ def _inline_taken(graph: onnx.GraphProto, around: Mapping[str, TensorProto]) -> 
     for node in graph.node:
         for _, body in bodies_of(node):
             found |= _read_constants(node, body, constants)
-            found |= _inline_taken(body, constants)
+            found |= _inline_constant_ifs(body, constants)
     return found
 
 
@@ -325,7 +325,9 @@ def _states(owner: onnx.NodeProto, body: onnx.GraphProto) -> Iterator[tuple[str,
         yield from zip(owner.input[:states], inside[:states], made, strict=False)
 
 
-def _first_taken(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> tuple[int, str] | None:
+def _first_constant_if(
+    graph: onnx.GraphProto, constants: Mapping[str, TensorProto]
+) -> tuple[int, str] | None:
     """The index of the first If on a constant, and the branch that it takes."""
     for number, node in enumerate(graph.node):
         condition = _condition(node, constants)

@@ -253,9 +253,9 @@ class Model:
             found.setdefault(name, one(tensor.data_type, tuple(tensor.dims)))
         known = {name: type_.elem_type for name, type_ in found.items() if type_.elem_type}
         if any(out not in known for node in self.nodes for out in node.outputs if out):
-            told = unified([node.proto for node in self.nodes], self.opset, known)
-            shapes = {name: found[name].shape if name in found else None for name in told}
-            found |= {name: one(elem_type, shapes[name]) for name, elem_type in told.items()}
+            elem_types = unified([node.proto for node in self.nodes], self.opset, known)
+            shapes = {name: found[name].shape if name in found else None for name in elem_types}
+            found |= {name: one(elem_type, shapes[name]) for name, elem_type in elem_types.items()}
         return found
 
     def elem_type(self, tensor: str) -> int | None:

@@ -45,7 +45,7 @@ def save_model(
     own = sum(size_of(t) for t in held if base is not None or not is_external(t))
     if own >= limit_bytes:
         refuse_overwriting(data, (*inputs, *_external_files(_whole(model), base)))
-    with _workshop(path) as folder:
+    with _hidden_folder(path) as folder:
         if own >= limit_bytes:
             store = WeightStore(folder, base=base, file_name=data.name)
             moved = map_tensors(
@@ -84,7 +84,7 @@ def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:
     """Write a text file atomically. Raises `OutputError` as `save_model` does."""
     path = Path(path).absolute()
     refuse_overwriting(path, inputs)
-    _require_room(path)
+    _require_space(path)
     write_whole(path, text)
 
 
@@ -116,14 +116,14 @@ def _move_out(folder: Path, path: Path, data: Path) -> None:
 
 
 @contextmanager
-def _workshop(path: Path) -> Iterator[Path]:
+def _hidden_folder(path: Path) -> Iterator[Path]:
     """A hidden folder on the same disk as ``path``, removed afterwards; disk errors are explained."""
-    _require_room(path)
+    _require_space(path)
     with explained("the file", path), partial_folder(path.parent) as folder:
         yield folder
 
 
-def _require_room(path: Path) -> None:
+def _require_space(path: Path) -> None:
     if not path.parent.is_dir():
         raise OutputError("there is no such folder to write to", where=path.parent, cure="make it first")
     if path.is_dir():

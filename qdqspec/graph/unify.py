@@ -29,9 +29,9 @@ def unified(nodes: Sequence[onnx.NodeProto], opset: int, known: Mapping[str, int
         types.setdefault(leaders[name], set()).add(known[name])
     found: dict[str, int] = {}
     for name, leader in leaders.items():
-        told = types.get(leader, set())
-        if name not in known and len(told) == 1:
-            (found[name],) = told
+        members = types.get(leader, set())
+        if name not in known and len(members) == 1:
+            (found[name],) = members
     return found
 
 

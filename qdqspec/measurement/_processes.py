@@ -54,11 +54,11 @@ class Child:
         """The whole log: standard output and standard error."""
         return _text_of(self.folder / LOG)
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """The last lines of the log."""
-        return last_words(self.folder)
+        return last_lines(self.folder)
 
-    def bury(self) -> int:
+    def remove_process(self) -> int:
         """Kill the process and remove its folder; returns its exit code."""
         self.stream.close()
         code = self.end()
@@ -121,7 +121,7 @@ def kill(process: subprocess.Popen[bytes]) -> int:
     return code
 
 
-def last_words(folder: Path) -> str:
+def last_lines(folder: Path) -> str:
     """The last log lines of the process with this folder."""
     lines = [line.rstrip() for line in _text_of(folder / LOG)[-_TAIL_BYTES:].splitlines() if line.strip()]
     return "\n".join(lines[-_TAIL_LINES:])
@@ -214,7 +214,7 @@ class Zygote:
             try:
                 socket.send_fds(self._control, [message], fds or [])
             except ConnectionError:
-                raise self._gone() from None
+                raise self._ended_error() from None
             return self._answer_to(number)
 
     def _answer_to(self, number: int) -> dict[str, Any]:
@@ -236,12 +236,12 @@ class Zygote:
                 cure=_CURE,
             ) from None
         if not message:
-            raise self._gone()
+            raise self._ended_error()
         answer: dict[str, Any] = json.loads(message)
         return answer
 
-    def _gone(self) -> BackendError:
-        words = last_words(self._scratch)
+    def _ended_error(self) -> BackendError:
+        words = last_lines(self._scratch)
         return BackendError(
             f"the process that loads the backend's library ended early\n{words}".rstrip(), cure=_CURE
         )
@@ -278,7 +278,7 @@ class Interpreters:
             connection = _accepted(server, process, token)
         if connection is None:
             code = kill(process)
-            words = last_words(folder)
+            words = last_lines(folder)
             raise BackendError(
                 f"the process for an engine did not start (exit code {code})\n{words}".rstrip(), cure=_CURE
             )
@@ -302,7 +302,7 @@ def open_launcher(
     """The fast launcher if requested and safe, else the plain one. It belongs to the caller until `give_back`."""
     if fork:
         with contextlib.suppress(NotForkableError):
-            idle = _taken(_circumstances(backend)) if interpreter is None else None
+            idle = _idle_zygote(_circumstances(backend)) if interpreter is None else None
             return idle or Zygote(backend, interpreter)
     return Interpreters(backend, interpreter)
 
@@ -335,7 +335,7 @@ _IDLE: list[Zygote] = []  # the one that was given back last is the last
 _IDLE_LOCK = threading.Lock()
 
 
-def _taken(circumstances: tuple[object, ...]) -> Zygote | None:
+def _idle_zygote(circumstances: tuple[object, ...]) -> Zygote | None:
     """An idle zygote that was started under these circumstances."""
     with _IDLE_LOCK:
         for place in reversed(range(len(_IDLE))):
@@ -365,14 +365,14 @@ def _accepted(server: socket.socket, process: subprocess.Popen[bytes], token: by
             connection, _ = server.accept()
         except TimeoutError:
             continue
-        if _knows(connection, token):
+        if _has_token(connection, token):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
         connection.close()
     return None
 
 
-def _knows(connection: socket.socket, token: bytes) -> bool:
+def _has_token(connection: socket.socket, token: bytes) -> bool:
     connection.settimeout(1.0)
     try:
         return hmac.compare_digest(connection.recv(len(token), socket.MSG_WAITALL), token)

@@ -74,7 +74,7 @@ class Admission:
         if found is None:
             found = trial.sqnr_db + self.difference.at(trial.sqnr_db)
         below = self.min_sqnr_db is not None and found < self.min_sqnr_db
-        return below or self.bar.is_hopeless(trial.sqnr_db)
+        return below or self.bar.is_far_below(trial.sqnr_db)
 
     def scored(self, trial: Trial, engine: Engine) -> Trial:
         """A race winner with its SQNR on all data and its score; it does not win if one is too low."""

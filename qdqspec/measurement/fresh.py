@@ -157,7 +157,7 @@ class FreshBuilds:
         for number in range(rounds + 1):
             if number > FEWEST and time.monotonic() - started > MOST_SECONDS:
                 return
-            if number > max(FEWEST, rounds // 2) and _are_known(result, self.clock):
+            if number > max(FEWEST, rounds // 2) and _are_precise(result, self.clock):
                 return
             if number - 1 in (rounds // 2, 3 * rounds // 4) and number > FEWEST and is_settled(result):
                 return
@@ -264,7 +264,7 @@ def _fail(result: Together, name: str, error: QdqspecError) -> None:
     result.failures[name] = error
 
 
-def _are_known(result: Together, clock: Clock) -> bool:
+def _are_precise(result: Together, clock: Clock) -> bool:
     """Whether each build's level, relative to the others' in the same rounds, is known precisely enough."""
     logs = np.log([build.on(clock) for group in result.samples.values() for build in group])
     if len(logs) < 2:

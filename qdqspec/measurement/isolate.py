@@ -40,7 +40,7 @@ from qdqspec.units import signal_text
 from qdqspec.wire import Header, WireClosedError
 
 CALL_TIMEOUT = 120.0
-_PROFILE_ROOM = 16 << 20
+_PROFILE_BYTES = 16 << 20
 _ACCOUNT = threading.Lock()  # several builds may end at once
 _SLOWER_THAN_SEEN = 10  # factor over the slowest run so far from which a run counts as hung
 
@@ -155,7 +155,7 @@ class IsolatedEngine:
         self._model = model
         self._call_timeout = call_timeout
         self._slowest_run = 0.0  # seconds
-        self._bury = weakref.finalize(self, child.bury)
+        self._remove_process = weakref.finalize(self, child.remove_process)
 
     @property
     def pid(self) -> int:
@@ -210,7 +210,7 @@ class IsolatedEngine:
 
     def close(self) -> None:
         """Kill the child and free its resources; closing twice is harmless."""
-        self._bury()
+        self._remove_process()
 
     def ask(
         self, request: Header, arrays: Mapping[str, Array] | None = None, timeout: float | None = None
@@ -220,22 +220,22 @@ class IsolatedEngine:
         If the disk lacks space for an engine's files, it is an `OutputError`, which does not count against the
         candidate.
         """
-        if not self._bury.alive:
+        if not self._remove_process.alive:
             raise BackendError("the engine is closed", where=self._model, cure="build the model again")
         seconds = self._call_timeout if timeout is None else timeout
         try:
             self._child.stream.send(request, arrays, seconds)
             answer, outputs = self._child.stream.receive(seconds)
         except TimeoutError:
-            raise self._blamed(self._hung(request["do"], seconds)) from None
+            raise self._explained(self._timeout_error(request["do"], seconds)) from None
         except WireClosedError:
-            raise self._blamed(self._crashed(request["do"])) from None
+            raise self._explained(self._crashed(request["do"])) from None
         except BaseException:  # an interrupt leaves an unread answer in the connection
             self.close()
             raise
         if "error" in answer:
             self.close()
-            raise self._blamed(_error_from_json(answer["error"], self._model))
+            raise self._explained(_error_from_json(answer["error"], self._model))
         with _ACCOUNT:
             self._spent[request["do"]] += answer["cpu_seconds"] - self._cpu_seconds
         self._cpu_seconds = answer["cpu_seconds"]
@@ -244,11 +244,11 @@ class IsolatedEngine:
     def _patience(self, runs: int) -> float:
         return self._call_timeout + _SLOWER_THAN_SEEN * self._slowest_run * runs
 
-    def _hung(self, what: str, seconds: float) -> BackendError:
-        words = self._child.last_words()
+    def _timeout_error(self, what: str, seconds: float) -> BackendError:
+        words = self._child.last_lines()
         self.close()
         return BackendError(
-            _with_words(f"the engine gave no answer to '{what}' for {seconds:g} s and was ended", words),
+            _with_log(f"the engine gave no answer to '{what}' for {seconds:g} s and was ended", words),
             where=self._model,
             cure="give it more time with --qdq-build-limit"
             if what == "build"
@@ -256,13 +256,13 @@ class IsolatedEngine:
         )
 
     def _crashed(self, what: str) -> BackendError:
-        words = self._child.last_words()
-        fate = _fate(self._bury() or 0)
+        words = self._child.last_lines()
+        ended = _exit_text(self._remove_process() or 0)
         return BackendError(
-            _with_words(f"the engine's process {fate} during '{what}'", words), where=self._model
+            _with_log(f"the engine's process {ended} during '{what}'", words), where=self._model
         )
 
-    def _blamed(self, error: BackendError) -> BackendError | OutputError:
+    def _explained(self, error: BackendError) -> BackendError | OutputError:
         """The error itself, or an `OutputError` if the disk lacked space for an engine's temporary files.
 
         Runtimes report a full disk with various messages, as a truncated profile, or not at all.
@@ -272,7 +272,7 @@ class IsolatedEngine:
             left = shutil.disk_usage(folder).free
         except OSError:
             return error
-        if left >= _room_for(self._model):
+        if left >= _disk_limit(self._model):
             return error
         return OutputError(
             f"{left / 2**20:.1f} MiB are left in the temporary folder, and an engine failed: {error.what}",
@@ -281,13 +281,13 @@ class IsolatedEngine:
         )
 
 
-def _room_for(model: Path) -> int:
+def _disk_limit(model: Path) -> int:
     """Bytes that an engine may write while it is built and profiled: the optimized model, a profile, a log."""
     files = (model, model.with_name(WEIGHTS))
-    return _PROFILE_ROOM + sum(file.stat().st_size for file in files if file.exists())
+    return _PROFILE_BYTES + sum(file.stat().st_size for file in files if file.exists())
 
 
-def _fate(code: int) -> str:
+def _exit_text(code: int) -> str:
     """The meaning of an exit code, as text."""
     if code >= 0:
         return f"ended with exit code {code}"
@@ -296,7 +296,7 @@ def _fate(code: int) -> str:
     return f"was killed by {name}{hint}"
 
 
-def _with_words(what: str, words: str) -> str:
+def _with_log(what: str, words: str) -> str:
     return f"{what}; the end of its log:\n{words}" if words else what
 
 

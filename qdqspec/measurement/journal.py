@@ -84,13 +84,13 @@ class Journal(Closing):
             entries = [_entry(path, number, line, run) for number, line in enumerate(lines, 1)]
             text = json.dumps(header, indent=2, sort_keys=True) + "\n"
             write_whole(_header_path(path), text, what="the journal", make_folder=True)
-            _mend(path, raw, b"".join(lines))
+            _repair(path, raw, b"".join(lines))
             return cls(path, run, entries, notes)
         except OSError as error:
             raise _unwritable(path, error) from None
 
     @classmethod
-    def salvage(cls, source: Path, target: Path, header: Mapping[str, object]) -> int:
+    def recover(cls, source: Path, target: Path, header: Mapping[str, object]) -> int:
         """Create a journal in ``target`` from the lines of this run before any damage in ``source``.
 
         They are copied byte for byte; returns their number.
@@ -257,7 +257,7 @@ def _sum(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=8).hexdigest().encode()
 
 
-def _mend(path: Path, raw: bytes, whole: bytes) -> None:
+def _repair(path: Path, raw: bytes, whole: bytes) -> None:
     """Create the file, or cut or complete its end. Whole lines are never rewritten."""
     with path.open("ab") as file:
         file.truncate(min(len(raw), len(whole)))

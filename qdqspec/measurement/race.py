@@ -27,9 +27,9 @@ from qdqspec.types import Clock, Interval, LayerTime, Placement, Race, Samples, 
 
 LOOKS = (6, 12, 24, 48)  # numbers of pairs after which the test is evaluated
 ALPHA = 0.02  # for each evaluation, one-sided: six pairs of one sign are the first that can decide
-VAIN = 0.85  # confidence of the interval that excludes a significant gain, which ends a race
-HOPELESS = 1.15  # a ratio above this after the first pairs ends the race
-HOPELESS_AFTER = 3
+FUTILE = 0.85  # confidence of the interval that excludes a significant gain, which ends a race
+FAR_SLOWER = 1.15  # a ratio above this after the first pairs ends the race
+FAR_SLOWER_AFTER = 3
 # largest number of runs before a fresh engine is timed; integer kernels are warm after five or six
 WARMUP = 5
 SCREEN = 3  # timed runs of a fresh engine
@@ -75,9 +75,9 @@ def race(
                 turn, challenger.engine, incumbent.engine, bool(random.integers(2))
             )
             ours, theirs = ours + first_ours, theirs + first_theirs
-            if len(theirs.wall_ms) == HOPELESS_AFTER and _ratio(ours, theirs, clock) > HOPELESS:
+            if len(theirs.wall_ms) == FAR_SLOWER_AFTER and _ratio(ours, theirs, clock) > FAR_SLOWER:
                 return _verdict(incumbent.digest, ours, theirs, clock, eps), *_noted(ours, theirs)
-            if _is_vain(ours, theirs, clock, eps):
+            if _is_futile(ours, theirs, clock, eps):
                 break
         outcome = _verdict(incumbent.digest, ours, theirs, clock, eps)
         if outcome.verdict != "no difference" or len(theirs.wall_ms) < look:
@@ -235,8 +235,8 @@ def _verdict(opponent: str, ours: Samples, theirs: Samples, clock: Clock, eps: f
     differences = log_ratios(ours.on(clock), theirs.on(clock))
     ratio, p_value = _ratio(ours, theirs, clock), wilcoxon_p(differences)
     proved = p_value / 2 < ALPHA  # one-sided: the ratio gives the direction
-    hopeless = len(differences) == HOPELESS_AFTER and ratio > HOPELESS
-    faster, slower = proved and ratio < 1 - eps, (proved and ratio > 1 + eps) or hopeless
+    far_slower = len(differences) == FAR_SLOWER_AFTER and ratio > FAR_SLOWER
+    faster, slower = proved and ratio < 1 - eps, (proved and ratio > 1 + eps) or far_slower
     return Race(
         opponent=opponent,
         ratio=ratio,
@@ -252,14 +252,14 @@ def _interval(differences: Floats) -> Interval | None:
     return None if bounds is None else bounds.exponential
 
 
-def _is_vain(ours: Samples, theirs: Samples, clock: Clock, eps: float) -> bool:
+def _is_futile(ours: Samples, theirs: Samples, clock: Clock, eps: float) -> bool:
     """Whether more pairs are unlikely to help: the rank test has excluded a significant gain.
 
     The confidence is below that of a verdict: at 95 % half of the pairs are spent on challengers that are as fast as
     the incumbent, and wins are as frequent (docs/decisions/0038).
     """
     differences = log_ratios(ours.on(clock), theirs.on(clock))
-    bounds = signed_rank_bounds(differences, VAIN) if len(differences) >= LOOKS[0] else None
+    bounds = signed_rank_bounds(differences, FUTILE) if len(differences) >= LOOKS[0] else None
     return bounds is not None and bounds.low > math.log1p(-eps)
 
 

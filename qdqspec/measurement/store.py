@@ -292,8 +292,8 @@ def _is_copied(entry: Path, copy: Path) -> bool:
 
 def _write_manifest(folder: Path, created: float) -> None:
     files = {path.relative_to(folder).as_posix(): file_digest(path) for path in _files(folder)}
-    said: dict[str, object] = {"created": created, "files": files}
-    data = json.dumps({**said, "sum": content_sum(said)}, indent=1).encode()
+    manifest: dict[str, object] = {"created": created, "files": files}
+    data = json.dumps({**manifest, "sum": content_sum(manifest)}, indent=1).encode()
     with (folder / MANIFEST).open("wb") as file:
         file.write(data)
         file.flush()
@@ -316,11 +316,11 @@ def _damage(entry: Path) -> str | None:
 
 def _manifest(entry: Path) -> dict[str, Any]:
     """The manifest of an entry. Raises ``ValueError`` if it was changed."""
-    said: dict[str, Any] = parse_json((entry / MANIFEST).read_bytes())
-    total = said.pop("sum", None)  # entries of an earlier version have none
-    if said.keys() != {"created", "files"} or (total is not None and total != content_sum(said)):
+    manifest: dict[str, Any] = parse_json((entry / MANIFEST).read_bytes())
+    total = manifest.pop("sum", None)  # entries of an earlier version have none
+    if manifest.keys() != {"created", "files"} or (total is not None and total != content_sum(manifest)):
         raise ValueError("its sum does not fit")
-    return said
+    return manifest
 
 
 def _created(entry: Path) -> float:

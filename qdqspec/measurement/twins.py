@@ -121,8 +121,8 @@ class Twins:
         """Send a request to an idle twin, with the trials that it does not know yet."""
         news = [t for t in self._trials[member.learnt :] if t.placement.digest not in member.measured]
         member.learnt = len(self._trials)
-        told = {"recall": [trial_to_json(trial) for trial in news], "eps": self._eps}
-        member.pending = member.twin.ask({**request, **told})
+        state = {"recall": [trial_to_json(trial) for trial in news], "eps": self._eps}
+        member.pending = member.twin.ask({**request, **state})
         return member.pending
 
     def answer(self, member: Member, future: Future[Any], spent: float) -> Any:

@@ -41,7 +41,7 @@ from qdqspec.backends.base import Backend, BuildOptions, Engine, backend_named
 from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.types import InputShape, ShapeProfile
-from qdqspec.wire import FrameStream, Header, WireClosedError, travels
+from qdqspec.wire import FrameStream, Header, WireClosedError, is_transferable
 
 CONTROL_LIMIT = 1 << 16  # bytes of one control message
 _DEATH_SIGNAL_OPTION = 1  # PR_SET_PDEATHSIG of Linux' prctl
@@ -103,7 +103,7 @@ class Service:
 
     def _do_run(self, _: Header, arrays: Mapping[str, Array]) -> Reply:
         outputs = self._built().run(arrays)
-        numeric = {name: value for name, value in outputs.items() if travels(value)}
+        numeric = {name: value for name, value in outputs.items() if is_transferable(value)}
         if outputs and not numeric:
             raise BackendError(
                 f"no output is a tensor of numbers ({', '.join(outputs)}), so there is nothing to compare",
@@ -200,7 +200,7 @@ def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
         gc.freeze()  # objects loaded so far stay shared between the children
         _reply(control, {"number": 0, "threads": _thread_count()})
         while (request := _request(control)) is not None:
-            answer = _obey(request, control, backend, children)
+            answer = _execute(request, control, backend, children)
             _reply(control, {"number": request["number"], **answer})
     except (ConnectionError, BrokenPipeError):
         pass  # the parent has ended: no answer is needed
@@ -220,7 +220,7 @@ def _reply(control: socket.socket, answer: Header) -> None:
     control.send(json.dumps(answer).encode())
 
 
-def _obey(request: Header, control: socket.socket, backend: Backend, children: set[int]) -> Header:
+def _execute(request: Header, control: socket.socket, backend: Backend, children: set[int]) -> Header:
     if request["do"] == "fork":
         connection = socket.socket(fileno=request["fds"][0])
         try:
@@ -243,7 +243,7 @@ def _fork(connection: socket.socket, control: socket.socket, backend: Backend, f
     code = 1
     try:
         control.close()
-        _die_with_parent(parent)
+        _end_with_parent(parent)
         _enter(folder)
         Service(FrameStream(connection), backend).serve()
         code = 0
@@ -263,7 +263,7 @@ def _end(pid: int) -> int:
         return 0
 
 
-def _die_with_parent(parent: int) -> None:
+def _end_with_parent(parent: int) -> None:
     """Ask Linux to kill this process when the zygote ends for any reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL_OPTION, signal.SIGKILL, 0, 0, 0)
@@ -323,7 +323,7 @@ def _enter(folder: Path) -> None:
     os.close(null)
 
 
-def _become_expendable() -> None:
+def _prefer_for_oom_kill() -> None:
     """Disable core files, and raise the OOM score, so that the kernel kills this process before the run."""
     if sys.platform == "win32":
         return
@@ -337,7 +337,7 @@ def _become_expendable() -> None:
 def main(arguments: list[str]) -> None:
     """``zygote BACKEND FD FOLDER`` or ``single BACKEND PORT FOLDER``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _become_expendable()
+    _prefer_for_oom_kill()
     role, name, number, folder = arguments
     if role == "zygote":
         run_zygote(socket.socket(fileno=int(number)), name, Path(folder))

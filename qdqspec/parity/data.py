@@ -169,7 +169,7 @@ def open_data(
     )
 
 
-def doubts(data: Dataset) -> Iterator[str]:
+def data_warnings(data: Dataset) -> Iterator[str]:
     """Reasons why ranges from this data may not be those of real inputs. Reads an input up to its first other value."""
     if data.samples == 1:
         yield "it is a single sample, and ranges taken from one sample clip others"

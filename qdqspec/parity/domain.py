@@ -105,7 +105,7 @@ def input_domains(
             dtype=spec.dtype,
             shapes=tuple(_axes(profile, name, spec.shape, names.get(name, {})) for profile in shaped),
             known=known[name],
-            tried=values.get(name) or _tried(spec.dtype, known[name], beyond),
+            tried=values.get(name) or _stretched_span(spec.dtype, known[name], beyond),
         )
         for name, spec in specs.items()
     )
@@ -124,7 +124,7 @@ def spans_of(feeds: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
     return {name: span if span.low <= span.high else Span(0.0, 0.0) for name, span in found.items()}
 
 
-def _tried(dtype: np.dtype[np.generic], known: Span, beyond: float) -> Span:
+def _stretched_span(dtype: np.dtype[np.generic], known: Span, beyond: float) -> Span:
     if not np.issubdtype(dtype, np.floating):
         return known
     largest = float(np.finfo(dtype).max)  # type: ignore[type-var]  # it is one of floats
@@ -220,7 +220,7 @@ def _number(value: float, domain: InputDomain) -> str:
     return f"{value:.5g}" if domain.is_float else f"{round(value)}"
 
 
-class Tried(NamedTuple):
+class InputResult(NamedTuple):
     """Messages of the limits that an input breaks, and its noise, which the search maximizes."""
 
     broken: tuple[str, ...]

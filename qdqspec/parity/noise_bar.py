@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from qdqspec.types import Trial
 
 # this far below a rejected candidate's SQNR, which is twice its noise, no candidate is raced
-HOPELESS_DB = 3.0
+FAR_BELOW_DB = 3.0
 STEP_DB = 5.0  # target above a rejected candidate's SQNR while no accepted one is known
 
 
@@ -32,21 +32,21 @@ class NoiseBar:
         (self.kept if kept else self.lost).append(sqnr_db)
 
     @property
-    def lost_db(self) -> float:
+    def rejected_db(self) -> float:
         """The highest SQNR of rejected candidates that is below that of all accepted ones; minus infinity for none."""
         noisiest_kept = min(self.kept, default=float("inf"))
         return max((db for db in self.lost if db < noisiest_kept), default=-float("inf"))
 
-    def is_hopeless(self, sqnr_db: float) -> bool:
+    def is_far_below(self, sqnr_db: float) -> bool:
         """Whether a candidate's SQNR is so far below a rejected one's that it is not worth a race."""
-        return sqnr_db <= self.lost_db - HOPELESS_DB
+        return sqnr_db <= self.rejected_db - FAR_BELOW_DB
 
     @property
-    def aim_db(self) -> float | None:
+    def next_db(self) -> float | None:
         """The SQNR to try next: between that of rejected and accepted candidates; ``None`` while none was rejected."""
         if not self.lost:
             return None
-        if self.lost_db == -float("inf"):
+        if self.rejected_db == -float("inf"):
             return min(self.kept)
-        quietest = self.lost_db + STEP_DB
-        return min(quietest, (self.lost_db + min(self.kept)) / 2) if self.kept else quietest
+        quietest = self.rejected_db + STEP_DB
+        return min(quietest, (self.rejected_db + min(self.kept)) / 2) if self.kept else quietest

@@ -108,10 +108,10 @@ def bias_record(node: Node) -> Mapping[str, object] | None:
     return record if isinstance(record, dict) and isinstance(record.get("name"), str) else None
 
 
-def biases_before(model: Model, gone: Collection[int]) -> dict[str, TensorProto | None]:
+def biases_before(model: Model, removed: Collection[int]) -> dict[str, TensorProto | None]:
     """The biases that these removed nodes corrected, as they were; ``None`` for those that were added."""
     found: dict[str, TensorProto | None] = {}
-    for node in (model.nodes[index] for index in gone):
+    for node in (model.nodes[index] for index in removed):
         record = bias_record(node)
         name = "" if record is None else str(record["name"])
         if record is None or name not in model.constants:

@@ -105,13 +105,15 @@ def gather(
     for granularity in GRANULARITIES:
         frames = Frames(space.model, space.regions, granularity)
         for trial in good[:_BEST_TRIALS]:
-            for pattern, scheme, text in _told(frames, space, trial.placement):
+            for pattern, scheme, text in _frequent_schemes(frames, space, trial.placement):
                 texts[pattern] = text
                 found.setdefault(Key(backend, device, pattern), []).append(_entry(scheme, trial, proved))
     return PatternCache(entries={key: pruned(entries) for key, entries in found.items()}, texts=texts)
 
 
-def _told(frames: Frames, space: SchemeSpace, placement: Placement) -> Iterator[tuple[str, Scheme, str]]:
+def _frequent_schemes(
+    frames: Frames, space: SchemeSpace, placement: Placement
+) -> Iterator[tuple[str, Scheme, str]]:
     """The most frequent scheme of each pattern with units, and the pattern's text."""
     schemes = schemes_of(frames, placement)
     counts: dict[str, Counter[Scheme]] = {}
@@ -305,7 +307,7 @@ def read_cache(path: Path) -> PatternCache:
 
 def _plain(text: str, where: Path) -> object:
     try:
-        _refuse_tricks(text, where)
+        _refuse_costly_yaml(text, where)
         return YAML(typ="safe", pure=True).load(text)
     except StateError:
         raise
@@ -314,7 +316,7 @@ def _plain(text: str, where: Path) -> object:
         raise StateError(f"the pattern cache is not YAML: {reason}", where=where, cure=_CURE) from None
 
 
-def _refuse_tricks(text: str, where: Path) -> None:
+def _refuse_costly_yaml(text: str, where: Path) -> None:
     """Reject constructs that take the parser time or memory out of proportion to the file."""
     depth = 0
     for event in YAML(typ="safe", pure=True).parse(text):

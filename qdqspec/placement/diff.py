@@ -19,7 +19,7 @@ from qdqspec.placement.equalize import Equalization, ScaledConstant, equalizatio
 from qdqspec.placement.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.restore import along
 from qdqspec.placement.skeleton import SkeletonDiff, compare_skeletons
-from qdqspec.placement.strip import TakenApart, take_apart
+from qdqspec.placement.strip import StrippedModel, strip_with_parts
 from qdqspec.types import Consumer
 from qdqspec.units import count_text, list_text, plain
 
@@ -82,7 +82,7 @@ class QdqDiff:
 
 def diff_models(a: Model, b: Model) -> QdqDiff:
     """Compare two models, either or both with Q/DQ, made by any tool."""
-    parts = take_apart(a, activations=b), take_apart(b, activations=a)
+    parts = strip_with_parts(a, activations=b), strip_with_parts(b, activations=a)
     sides = tuple(_Side.of(part) for part in parts)
     groups: dict[tuple[int, int], list[Consumer]] = {}
     for end in dict.fromkeys((*sides[0].at, *sides[1].at)):
@@ -110,7 +110,7 @@ class _Side:
     equalized: tuple[Equalization, ...]
 
     @classmethod
-    def of(cls, part: TakenApart) -> _Side:
+    def of(cls, part: StrippedModel) -> _Side:
         at: dict[Consumer, FoundPair] = {}
         void: dict[str, int] = {}
         for pair in find_pairs(part):

@@ -94,7 +94,9 @@ class Excerpts:
         known = tuple({t: span for t, span in own.items() if span is not None} for own in found)
         if any(len(own) < len(tensors) for own in known):
             return ()
-        varies = any(len({s for own in known for s in _corners(own[tensor])}) > 1 for tensor in tensors)
+        varies = any(
+            len({s for own in known for s in _extreme_shapes(own[tensor])}) > 1 for tensor in tensors
+        )
         return known if varies else ()
 
     def cut(
@@ -190,13 +192,13 @@ def looks_like_shape(value: Array) -> bool:
     return value.ndim < 2 and value.dtype.kind in "iub"
 
 
-def _corners(span: InputShape) -> tuple[Shape, ...]:
+def _extreme_shapes(span: InputShape) -> tuple[Shape, ...]:
     return span.min, span.opt, span.max
 
 
 def _open_dims(tensor: str, spans: Sequence[Spans]) -> list[int | str]:
     """The dimensions of a tensor; those that vary are named."""
-    columns = zip(*(shape for own in spans for shape in _corners(own[tensor])), strict=True)
+    columns = zip(*(shape for own in spans for shape in _extreme_shapes(own[tensor])), strict=True)
     return [sizes[0] if len(set(sizes)) == 1 else f"{tensor}:{axis}" for axis, sizes in enumerate(columns)]
 
 

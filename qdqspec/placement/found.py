@@ -19,7 +19,7 @@ from qdqspec.graph.trt import FP4_DYNAMIC, is_pair_op
 from qdqspec.placement.biases import bias_record
 from qdqspec.placement.recognize import is_op
 from qdqspec.placement.restore import blocks_of, found_scales, is_constant, is_dynamic, makes_scale, scale_of
-from qdqspec.placement.strip import TakenApart
+from qdqspec.placement.strip import StrippedModel
 from qdqspec.types import Consumer
 
 COMPUTED = "its scale or zero point is computed"
@@ -94,12 +94,12 @@ class FoundPair:
         return self.numbers.same(other.numbers)
 
 
-def find_pairs(apart: TakenApart) -> tuple[FoundPair, ...]:
+def find_pairs(apart: StrippedModel) -> tuple[FoundPair, ...]:
     """The pairs that were removed, in graph order; several readers of the same integers are one pair."""
     found: dict[tuple[str, str], list[FoundPair]] = {}
     for node in apart.found.model.nodes:
         scale = makes_scale(apart.found.model, node.outputs[0])
-        if is_op(node, "DequantizeLinear") and node.index in apart.found.gone and not scale:
+        if is_op(node, "DequantizeLinear") and node.index in apart.found.removed and not scale:
             pair = _pair(apart, node)
             alike = found.setdefault((pair.quantized, pair.tensor), [])
             for index, known in enumerate(alike):
@@ -116,11 +116,11 @@ def find_pairs(apart: TakenApart) -> tuple[FoundPair, ...]:
     return tuple(pair for alike in found.values() for pair in alike)
 
 
-def _pair(apart: TakenApart, node: Node) -> FoundPair:
+def _pair(apart: StrippedModel, node: Node) -> FoundPair:
     model, after = apart.found.model, node.outputs[0]
     quantize = model.producer.get(node.inputs[0])
     stored = quantize is None or not is_op(quantize, "QuantizeLinear")
-    tensor = after if node.index in apart.found.revival.relus else apart.found.now(after)
+    tensor = after if node.index in apart.found.restorer.relus else apart.found.now(after)
     numbers, problem = _numbers_of(model, node, None if stored else quantize)
     # the readers that remain in the model without Q/DQ
     ends = [

@@ -19,7 +19,7 @@ from qdqspec.placement.equalize import Equalization, ScaledValues, equalizations
 from qdqspec.placement.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.match import Matcher, positions
 from qdqspec.placement.scheme import params_of
-from qdqspec.placement.strip import NOT_REMOVED, RELU_INSERTED, TakenApart, listed, take_apart
+from qdqspec.placement.strip import NOT_REMOVED, RELU_INSERTED, StrippedModel, listed, strip_with_parts
 from qdqspec.quantize.corrections import rounding_text
 from qdqspec.quantize.formats import NumberFormat, format_stored_as, number_format
 from qdqspec.quantize.scales import quantize
@@ -69,13 +69,13 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed.
     Pairs that a placement cannot express (unknown blocks and formats, computed scales) are noted and omitted.
     """
-    apart = take_apart(model, reference)
+    apart = strip_with_parts(model, reference)
     found = find_pairs(apart)
-    reasons = {id(pair): why for pair in found if (why := _unsayable(pair))}
+    reasons = {id(pair): why for pair in found if (why := _inexpressible(pair))}
     placed = [_placed(pair) for pair in found if id(pair) not in reasons and not pair.unread]
     kept = list(_kept(apart, found, placed))
     notes = [*_grouped((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
-    notes += [*_grouped(_half_said(found)), *_losses(apart, kept), *_left(apart)]
+    notes += [*_grouped(_partly_expressed(found)), *_losses(apart, kept), *_left(apart)]
     return Imported(
         model=apart.stripped,
         placement=Placement(sites=frozenset(pair.site for pair in placed)),
@@ -106,7 +106,7 @@ def placement_for(model: Model, quantized: Model) -> Fitted:
     return Fitted(placement=Placement(sites=frozenset(_disjoint(sites))), notes=notes)
 
 
-def _unsayable(pair: FoundPair) -> str:
+def _inexpressible(pair: FoundPair) -> str:
     """The reason why a placement cannot express the pair; empty if it can."""
     if pair.numbers is None:
         return pair.problem
@@ -142,7 +142,7 @@ def _unknown_numbers(numbers: Numbers) -> str:
     return ""
 
 
-def _half_said(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
+def _partly_expressed(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
     """Pairs that a site expresses only in part, or that another pair overrides."""
     by_tensor: dict[str, list[FoundPair]] = {}
     for pair in found:
@@ -187,7 +187,7 @@ def _placed(pair: FoundPair) -> PlacedPair:
     )
 
 
-def _kept(apart: TakenApart, found: Iterable[FoundPair], placed: Iterable[PlacedPair]) -> Iterator[_Kept]:
+def _kept(apart: StrippedModel, found: Iterable[FoundPair], placed: Iterable[PlacedPair]) -> Iterator[_Kept]:
     """Each pair with the rounding of its stored integers, which may differ from the nearest of the float weight.
 
     The steps are the largest difference that a scheme does not hold.
@@ -212,7 +212,7 @@ def _kept(apart: TakenApart, found: Iterable[FoundPair], placed: Iterable[Placed
             yield _Kept(pair, steps)
 
 
-def _losses(apart: TakenApart, kept: Iterable[_Kept]) -> Iterator[str]:
+def _losses(apart: StrippedModel, kept: Iterable[_Kept]) -> Iterator[str]:
     """Stored integers that quantizing the restored float weight does not reproduce."""
     for pair, steps in kept:
         if steps:
@@ -221,9 +221,9 @@ def _losses(apart: TakenApart, kept: Iterable[_Kept]) -> Iterator[str]:
             yield f"'{pair.site.tensor}' comes back up to {steps} steps away from its integers: {why}"
 
 
-def _left(apart: TakenApart) -> Iterator[str]:
+def _left(apart: StrippedModel) -> Iterator[str]:
     yield from (note for note in apart.notes if note.startswith(NOT_REMOVED))
-    if apart.found.revival.relus:
+    if apart.found.restorer.relus:
         yield from (note for note in apart.notes if note.startswith(RELU_INSERTED))
     other = [node.name for node in apart.stripped.nodes if _is_integer_kernel(node.op_type)]
     if other:

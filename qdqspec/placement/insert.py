@@ -233,12 +233,12 @@ class _Base:
         """The nodes that make or read graph outputs whose float tensors get these names."""
         key = frozenset(names)
         if key not in self._renamed:
-            nodes = sorted({node for name in names for node in self._seen_by[name]})
+            nodes = sorted({node for name in names for node in self._ends_of_outputs[name]})
             self._renamed[key] = {node: self.template.renamed(node, names) for node in nodes}
         return self._renamed[key]
 
     @cached_property
-    def _seen_by(self) -> Mapping[str, list[int]]:
+    def _ends_of_outputs(self) -> Mapping[str, list[int]]:
         """The nodes that make or read each graph output, in their bodies too."""
         found: dict[str, list[int]] = {name: [] for name in self._model.outputs}
         for index, node in enumerate(self._nodes):
@@ -267,12 +267,12 @@ class RaisedInputs:
         If its node was replaced, they are those of the added nodes. The origin of these is unknown, so all possible
         origins must be among the ``consumers``; else `PlacementError` states ``what`` the tensor cannot be.
         """
-        kept = self._kept(tensor, end)
+        kept = self._unchanged_reader(tensor, end)
         if kept is not None:
             return [(kept, end.input)]
         others = set(self._model.consumers[tensor]) - {*consumers}
         found = self._added.get(tensor)
-        if found and not any(self._kept(tensor, o) is None for o in others if not o.is_output):
+        if found and not any(self._unchanged_reader(tensor, o) is None for o in others if not o.is_output):
             return found
         raise PlacementError(
             f"tensor '{tensor}' cannot be {what}: raising the opset changed node '{end.node}'",
@@ -280,7 +280,7 @@ class RaisedInputs:
             cure=cure,
         )
 
-    def _kept(self, tensor: str, end: Consumer) -> int | None:
+    def _unchanged_reader(self, tensor: str, end: Consumer) -> int | None:
         """The index of the consumer's node, if it reads the tensor there as before."""
         node = self._model.by_name[end.node]
         index = node.index

@@ -56,12 +56,12 @@ def judge(
     """
     rules = rules or QuantizeRules()
     folded = fold_weights(model)
-    gone = frozenset(folded.gone)
+    missing = frozenset(folded.missing)
     carried = carried_of(folded.model)
-    words = _Words(folded.model, capabilities, rules, carried)
-    asked = _Words(folded.model, capabilities, replace(rules, outputs=True), carried, like=words)
+    words = _Reasons(folded.model, capabilities, rules, carried)
+    asked = _Reasons(folded.model, capabilities, replace(rules, outputs=True), carried, like=words)
     # Folding renumbers nodes without a name: they are matched by their order.
-    left = zip((node for node in model.nodes if node.name not in gone), folded.model.nodes, strict=True)
+    left = zip((node for node in model.nodes if node.name not in missing), folded.model.nodes, strict=True)
     reasons = {ours.name: words.reason(theirs) for ours, theirs in left if not ours.is_marker}
     reasons |= {
         name: f"{model.by_name[name].op_type}: folded into the operator before it" for name in folded.removed
@@ -72,7 +72,7 @@ def judge(
     return Judged(backend=backend, note=note, reasons=reasons, outputs=outputs)
 
 
-class _Words:
+class _Reasons:
     """The reasons of one model, for one backend."""
 
     def __init__(
@@ -81,7 +81,7 @@ class _Words:
         capabilities: Capabilities,
         rules: QuantizeRules,
         carried: frozenset[int],
-        like: _Words | None = None,
+        like: _Reasons | None = None,
     ) -> None:
         self._model = model
         self._can = capabilities
@@ -113,7 +113,10 @@ class _Words:
         if maker.name not in self.space.unit_of:
             return next(self._reasons(maker))
         head = self._model.by_name[self.space.unit_of[maker.name]]
-        return self._unseen(tensor, head) or f"{maker.op_type}: the backend runs it with a float output only"
+        return (
+            self._float_reason(tensor, head)
+            or f"{maker.op_type}: the backend runs it with a float output only"
+        )
 
     def _reasons(self, node: Node) -> Iterator[str]:
         op_type = node.op_type
@@ -140,7 +143,9 @@ class _Words:
             yield f"{op_type}: the backend runs it in floating point only"
         yield from (f"{op_type}: {why}" for why in self._operands(node))
         made = self._finder.chain(node)[-1].outputs
-        yield from (f"{op_type}: {why}" for tensor in made if tensor and (why := self._unseen(tensor, node)))
+        yield from (
+            f"{op_type}: {why}" for tensor in made if tensor and (why := self._float_reason(tensor, node))
+        )
         if op_type in self._can.integer_bias:
             yield f"{op_type}: its bias is not one constant a channel, which integer kernels need"
         yield f"{op_type}: the compiler needs other pairs around it"
@@ -178,7 +183,7 @@ class _Words:
         elif not is_dynamic_linear(self._model, node):
             yield "DynamicQuantizeLSTM takes float32 only"
 
-    def _unseen(self, tensor: str, head: Node) -> str:
+    def _float_reason(self, tensor: str, head: Node) -> str:
         """The reason why a tensor cannot be integer for all its readers; empty if it can."""
         ends = self._model.ends(tensor)
         if not is_float(self._model, tensor):

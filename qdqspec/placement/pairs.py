@@ -97,11 +97,11 @@ def misfit(model: Model, site: Site) -> str | None:
         return why
     if not site.consumers:
         return "the site names no consumer"
-    strangers = sorted(set(site.consumers) - set(model.ends(site.tensor)))
-    if strangers and strangers[0].is_output:
-        return f"it is not graph output {strangers[0].input} of the model"
-    if strangers:
-        return f"node '{strangers[0].node}' does not read it at input {strangers[0].input}"
+    unknown = sorted(set(site.consumers) - set(model.ends(site.tensor)))
+    if unknown and unknown[0].is_output:
+        return f"it is not graph output {unknown[0].input} of the model"
+    if unknown:
+        return f"node '{unknown[0].node}' does not read it at input {unknown[0].input}"
     if makes_output(site) and (site.tensor in model.constants or site.tensor not in model.producer):
         return "it is a graph output that no node computes, so its name cannot pass to a pair"
     return None
@@ -227,16 +227,16 @@ class PairMaker:
         )
         along = {"axis": -1, "block_size": fmt.block}
         if params.outer is None:
-            told = along | {"output_dtype": fmt.elem_type}
-            nodes = [self._node(MXFP8_DYNAMIC, site, told, [source], quantized, scale)]
-            told = along | {"output_dtype": elem_type}
-            nodes.append(self._node(MXFP8_DEQUANTIZE, site, told, [quantized, scale], output))
+            attributes = along | {"output_dtype": fmt.elem_type}
+            nodes = [self._node(MXFP8_DYNAMIC, site, attributes, [source], quantized, scale)]
+            attributes = along | {"output_dtype": elem_type}
+            nodes.append(self._node(MXFP8_DEQUANTIZE, site, attributes, [quantized, scale], output))
             constants: tuple[onnx.TensorProto, ...] = ()
         else:
-            told = along | {"scale_type": fmt.scale_type or 0}
+            attributes = along | {"scale_type": fmt.scale_type or 0}
             undo = self._node("DequantizeLinear", site, {}, [stored, outer], scale, part="_scale")
             nodes = [
-                self._node(FP4_DYNAMIC, site, told, [source, outer], quantized, stored),
+                self._node(FP4_DYNAMIC, site, attributes, [source, outer], quantized, stored),
                 undo,
                 self._node("DequantizeLinear", site, along, [quantized, scale], output),
             ]

@@ -33,7 +33,9 @@ def recognize(
     ``activations`` replaces it if only a removed Relu or Clip has to be restored.
     """
     model = with_pairs(model, reference)
-    found = Recognition(model, FloatWeights(model, reference), Revival(model, activations or reference))
+    found = Recognition(
+        model, FloatWeights(model, reference), ActivationRestorer(model, activations or reference)
+    )
     found.find()
     return found
 
@@ -42,16 +44,16 @@ def recognize(
 class Recognition:
     """The Q/DQ of a model, and its replacement in the model without.
 
-    ``gone`` are the nodes to remove, by index; ``floats`` the DequantizeLinear nodes whose weights are
+    ``removed`` are the nodes to remove, by index; ``floats`` the DequantizeLinear nodes whose weights are
     restored, by name; ``place`` the name of such a weight by the integers it replaces; ``left`` the nodes
     that cannot be removed, by reason.
     """
 
     model: Model
     weights: FloatWeights
-    revival: Revival
+    restorer: ActivationRestorer
     alias: dict[str, str] = field(default_factory=dict)  # tensor: its replacement
-    gone: set[int] = field(default_factory=set)
+    removed: set[int] = field(default_factory=set)
     floats: dict[str, Node] = field(default_factory=dict)
     place: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)  # initializers
@@ -71,7 +73,7 @@ class Recognition:
         order = {name: index for index, name in enumerate(self.model.initializers)}
         for name, forms in self._stored.items():
             self.place.setdefault(min(forms, key=lambda form: order.get(form, -1)), name)
-        self._sweep()
+        self._remove_unused()
 
     def _find_dequantize(self, node: Node) -> None:
         source = node.inputs[0]
@@ -88,7 +90,7 @@ class Recognition:
         if reason:
             self.left.setdefault(reason, []).append(node.name)
         else:
-            self.gone.add(node.index)
+            self.removed.add(node.index)
 
     def _take_pair(self, quantize: Node, dequantize: Node) -> str:
         """Replace the tensor after the pair by that before it; return the reason if that is impossible."""
@@ -96,7 +98,7 @@ class Recognition:
         types = {self.model.elem_type(before), self.model.elem_type(after)} - {None}
         if len(types) > 1:
             return "changes the element type"
-        if self.revival.take(quantize, dequantize):
+        if self.restorer.take(quantize, dequantize):
             return ""
         before = self.now(before)
         if self._leaves_body(before, after):
@@ -132,40 +134,41 @@ class Recognition:
 
     def _find_quantize(self, node: Node) -> None:
         ends = [end for output in node.outputs for end in self.model.consumers.get(output, ())]
-        if all(self._is_gone(self.model.by_name[end.node]) for end in ends) and not any(
-            map(self._is_seen, node.outputs)
+        if all(self._is_removed(self.model.by_name[end.node]) for end in ends) and not any(
+            map(self._is_read_outside, node.outputs)
         ):
-            self.gone.add(node.index)
+            self.removed.add(node.index)
         else:
             self.left.setdefault("has an integer output that others read", []).append(node.name)
 
-    def _is_gone(self, node: Node) -> bool:
+    def _is_removed(self, node: Node) -> bool:
         """Whether a node is removed, or makes only scales of removed nodes."""
-        if node.index in self.gone or not makes_scale(self.model, node.outputs[0]):
-            return node.index in self.gone
+        if node.index in self.removed or not makes_scale(self.model, node.outputs[0]):
+            return node.index in self.removed
         return all(
-            self.model.by_name[end.node].index in self.gone for end in self.model.consumers[node.outputs[0]]
+            self.model.by_name[end.node].index in self.removed
+            for end in self.model.consumers[node.outputs[0]]
         )
 
-    def _is_seen(self, tensor: str) -> bool:
+    def _is_read_outside(self, tensor: str) -> bool:
         return tensor in self.model.outputs or tensor in self.model.subgraph_reads
 
-    def _sweep(self) -> None:
+    def _remove_unused(self) -> None:
         """Remove the constants, and the nodes that computed them, that only removed nodes had read."""
-        work = [name for index in sorted(self.gone) for name in self._own_inputs(self.model.nodes[index])]
+        work = [name for index in sorted(self.removed) for name in self._own_inputs(self.model.nodes[index])]
         while work:
             name = work.pop()
-            if not name or name in self.dropped or not self._is_dead(name):
+            if not name or name in self.dropped or not self._is_unread(name):
                 continue
             producer = self.model.producer.get(name)
-            if producer is not None and producer.index in self.gone:
+            if producer is not None and producer.index in self.removed:
                 continue  # a pair's own constants are always removed
             if producer is None:
                 self.dropped.update({name} & self.model.initializers.keys())
             elif name in self.place:
                 self.dropped.add(name)
-            elif all(self._is_dead(output) for output in producer.outputs if output):
-                self.gone.add(producer.index)
+            elif all(self._is_unread(output) for output in producer.outputs if output):
+                self.removed.add(producer.index)
                 work.extend(producer.inputs)
 
     def _own_inputs(self, node: Node) -> tuple[str, ...]:
@@ -173,9 +176,11 @@ class Recognition:
         stored = is_op(node, "DequantizeLinear") and node.inputs[0] in self.model.constants
         return node.inputs if stored else node.inputs[1:]
 
-    def _is_dead(self, tensor: str) -> bool:
+    def _is_unread(self, tensor: str) -> bool:
         ends = self.model.consumers.get(tensor, ())
-        return not self._is_seen(tensor) and all(self.model.by_name[e.node].index in self.gone for e in ends)
+        return not self._is_read_outside(tensor) and all(
+            self.model.by_name[e.node].index in self.removed for e in ends
+        )
 
     def float_weight(self, name: str) -> TensorProto:
         """One of ``floats``, computed on demand: all of them are as large as the model before quantization."""
@@ -209,7 +214,7 @@ _SIGNED_OUTPUT = frozenset(
 
 
 @dataclass(slots=True)
-class Revival:
+class ActivationRestorer:
     """Finds the pairs that replace an activation function, and the nodes to restore.
 
     ``exact`` are the reference's own nodes, by the index of the node they follow; ``relus`` are
@@ -328,9 +333,9 @@ class Signs:
             return starts_at_zero(self.model, node)
         if node.op_type == "Mul" and len(set(node.inputs)) == 1:  # a square
             return True
-        return node.op_type in _KEEPS_SIGN and self._operands_keep(node, depth)
+        return node.op_type in _KEEPS_SIGN and self._operands_are_nonnegative(node, depth)
 
-    def _operands_keep(self, node: Node, depth: int) -> bool:
+    def _operands_are_nonnegative(self, node: Node, depth: int) -> bool:
         """Whether no operand of a node is ever negative; constants are checked first."""
         if any(float(str(node.attributes.get(factor, 1.0))) < 0 for factor in ("alpha", "beta")):
             return False

@@ -107,8 +107,8 @@ def dequantized(model: Model, node: Node) -> Array:
     """
     integers = model.array(node.inputs[0]).astype(np.float64)  # exact for 32-bit integers and 8-bit floats
     scale = scale_of(model, node)
-    told = int(str(node.attributes.get("output_dtype", 0)))
-    if told:
+    dtype = int(str(node.attributes.get("output_dtype", 0)))
+    if dtype:
         scale = scale.astype(np.float32)  # a power of two may underflow in the type of the result
     axis, block = blocks_of(node)
     zero_point = np.zeros(())
@@ -116,7 +116,7 @@ def dequantized(model: Model, node: Node) -> Array:
         zero_point = model.array(node.inputs[2]).astype(np.float64)
     steps = integers - along(zero_point, integers.shape, axis, block)
     real: Array = steps.astype(scale.dtype) * along(scale, integers.shape, axis, block)
-    return real.astype(tensor_dtype_to_np_dtype(told)) if told else real
+    return real.astype(tensor_dtype_to_np_dtype(dtype)) if dtype else real
 
 
 def blocks_of(node: Node) -> tuple[int, int]:

@@ -201,7 +201,11 @@ def prepared_for(
     Folding replaces two tensors by one. Raises `PlacementError` if it cannot have the factors.
     """
     folded = fold_weights(model)
-    if not pairs or not folded.gone or _fit(model, pairs, positions) > _fit(folded.model, pairs, positions):
+    if (
+        not pairs
+        or not folded.missing
+        or _fit(model, pairs, positions) > _fit(folded.model, pairs, positions)
+    ):
         found, notes = model, []
     else:
         found, notes = folded.model, [folded.note]

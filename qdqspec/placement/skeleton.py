@@ -69,8 +69,10 @@ def _folded_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
     """The models, with BatchNormalization and computed weights folded in one if they are in the other."""
     for one, other in ((a, b), (b, a)):
         folded = fold_weights(one)
-        if folded.gone and not any(name in other.by_name for name in folded.gone):
-            return (folded.model, other, folded.gone) if one is a else (other, folded.model, folded.gone)
+        if folded.missing and not any(name in other.by_name for name in folded.missing):
+            return (
+                (folded.model, other, folded.missing) if one is a else (other, folded.model, folded.missing)
+            )
     return a, b, ()
 
 

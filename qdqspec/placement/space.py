@@ -393,7 +393,7 @@ def _form(unit: Unit, covered: Mapping[Consumer, str]) -> Form | None:
         for form in unit.forms
         if covered.keys() >= {end for end, _ in (*_constants(form), *_activations(unit, form))}
     ]
-    return max(fitting, key=lambda form: _likeness(unit, form, covered), default=None)
+    return max(fitting, key=lambda form: _similarity(unit, form, covered), default=None)
 
 
 def _label(
@@ -422,7 +422,7 @@ def _activations(unit: Unit, form: Form) -> list[tuple[Consumer, str]]:
     return [] if fmt is None else [(end, fmt) for _, end in unit.edges]
 
 
-def _likeness(unit: Unit, form: Form, covered: Mapping[Consumer, str]) -> tuple[int, int, int]:
+def _similarity(unit: Unit, form: Form, covered: Mapping[Consumer, str]) -> tuple[int, int, int]:
     """Sort key: number of constants stored as in this format, then of activations, then their total number."""
     ends = _constants(form), _activations(unit, form)
     constants, activations = (sum(covered[end] == stored for end, stored in group) for group in ends)

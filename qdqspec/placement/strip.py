@@ -62,10 +62,10 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
     if reference is None or is_equal:
         return stripped
     folded = fold_weights(reference)
-    if folded.gone and model.by_name.keys().isdisjoint(folded.gone):
+    if folded.missing and model.by_name.keys().isdisjoint(folded.missing):
         other, is_equal = _stripped(model, folded.model)
         if is_equal:
-            restored_nodes = f"with the nodes that quantizing folded into weights, {listed(folded.gone)}"
+            restored_nodes = f"with the nodes that quantizing folded into weights, {listed(folded.missing)}"
             return Stripped(_reachable(reference, model), (*other.notes, restored_nodes))
     return stripped
 
@@ -86,7 +86,7 @@ def _stripped(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenApart:
+class StrippedModel:
     """A model, its version without Q/DQ, and the names there of the nodes that both have."""
 
     found: Recognition
@@ -95,9 +95,9 @@ class TakenApart:
     notes: tuple[str, ...] = ()
 
 
-def take_apart(
+def strip_with_parts(
     model: Model, reference: Model | None = None, *, activations: Model | None = None
-) -> TakenApart:
+) -> StrippedModel:
     """Strip a model as `strip_qdq` does, and return the removed parts with their places.
 
     ``activations`` replaces the reference if only a removed Relu or Clip has to be restored.
@@ -110,7 +110,7 @@ def take_apart(
     origins = (origin for origin, _ in work.nodes())
     pairs = zip(origins, stripped.nodes, strict=True)
     names = {origin.name: _name_in(reference, node) for origin, node in pairs if origin is not None}
-    return TakenApart(found, stripped, names, tuple(work.notes()))
+    return StrippedModel(found, stripped, names, tuple(work.notes()))
 
 
 def _name_in(reference: Model | None, node: Node) -> str:
@@ -130,7 +130,7 @@ class _Stripping:
     @classmethod
     def of(cls, found: Recognition) -> _Stripping:
         """With the biases that the removed pairs corrected."""
-        return cls(found, biases_before(found.model, found.gone))
+        return cls(found, biases_before(found.model, found.removed))
 
     def proto(self) -> onnx.ModelProto:
         """The model without the pairs. Weights in bodies are where their integers were."""
@@ -145,10 +145,10 @@ class _Stripping:
         graph.node.extend(proto for _, proto in self.nodes())
         graph.initializer.extend(self._initializers())
         graph.input.extend(self._inputs())
-        vanished = {out for index in self.found.gone for out in self.found.model.nodes[index].outputs}
+        vanished = {out for index in self.found.removed for out in self.found.model.nodes[index].outputs}
         vanished |= self.found.dropped | self.found.alias.keys()
         vanished -= self.found.floats.keys() | {
-            self.found.model.nodes[i].outputs[0] for i in self.found.revival.relus
+            self.found.model.nodes[i].outputs[0] for i in self.found.restorer.relus
         }
         # the pair that made an output is removed, the output is not
         vanished -= set(self.found.model.outputs)
@@ -161,7 +161,7 @@ class _Stripping:
         """Whether only removed pairs use domain ``trt``."""
         ours = {node.index for node in self.found.model.nodes if is_pair_op(node.proto)}
         others = any(
-            node.domain == DOMAIN and node.index not in self.found.gone for node in self.found.model.nodes
+            node.domain == DOMAIN and node.index not in self.found.removed for node in self.found.model.nodes
         )
         return (
             bool(ours)
@@ -171,18 +171,18 @@ class _Stripping:
 
     def nodes(self) -> Iterator[tuple[Node | None, onnx.NodeProto]]:
         """The nodes of the result, each with the node of the model that it was; restored ones are new."""
-        revival = self.found.revival
+        restorer = self.found.restorer
         for node in self.found.model.nodes:
-            if node.index in revival.relus:
-                yield None, revival.relu(node, self.found.now(revival.relus[node.index]))
-            elif node.index in revival.exact:
-                revived = revival.exact[node.index]
+            if node.index in restorer.relus:
+                yield None, restorer.relu(node, self.found.now(restorer.relus[node.index]))
+            elif node.index in restorer.exact:
+                revived = restorer.exact[node.index]
                 before = copied(self._node(node))
                 names = [revived.inputs[0] if o == revived.outputs[0] else o for o in before.output]
                 refill(before.output, names)
                 yield node, before
                 yield None, revived.proto
-            elif node.index not in self.found.gone:
+            elif node.index not in self.found.removed:
                 yield node, self._node(node)
 
     def _node(self, node: Node) -> onnx.NodeProto:
@@ -227,9 +227,9 @@ class _Stripping:
             elif tensor.name in self.found.place:
                 yield self._float(self.found.place[tensor.name])
         yield from (self._float(name) for name in self.found.floats if name not in placed)
-        if self.found.revival.reference is not None:
-            constants = self.found.revival.reference.constants
-            yield from (constants[name] for name in sorted(self.found.revival.constants()))
+        if self.found.restorer.reference is not None:
+            constants = self.found.restorer.reference.constants
+            yield from (constants[name] for name in sorted(self.found.restorer.constants()))
 
     def _float(self, name: str) -> TensorProto:
         """The restored weight as an initializer; the value of a Constant node may have any name inside."""
@@ -266,13 +266,13 @@ class _Stripping:
             )
             weights = listed(self.found.weights.dequantized)
             yield f"dequantized, not equal to the original weights, {weights}: {cure}"
-        if self.found.revival.exact:
-            nodes = [node.name for node in self.found.revival.exact.values()]
+        if self.found.restorer.exact:
+            nodes = [node.name for node in self.found.restorer.exact.values()]
             yield f"removed by the quantizing tool and taken from the reference, {listed(nodes)}"
-        if self.found.revival.relus:
+        if self.found.restorer.relus:
             yield (
                 f"{RELU_INSERTED} where a zero point cuts off negative values, "
-                f"{listed(self.found.revival.relus.values())}: the quantizing tool may have removed one, or a Clip; "
+                f"{listed(self.found.restorer.relus.values())}: the quantizing tool may have removed one, or a Clip; "
                 "the original with `--reference` restores the removed node"
             )
 

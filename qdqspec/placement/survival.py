@@ -32,7 +32,7 @@ from qdqspec.graph.save import save_model
 from qdqspec.placement.found import FoundPair, find_pairs
 from qdqspec.placement.recognize import is_op, is_qdq
 from qdqspec.placement.restore import scale_of
-from qdqspec.placement.strip import take_apart
+from qdqspec.placement.strip import strip_with_parts
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Consumer, Optimizer, SurvivalEvidence
 
@@ -61,7 +61,7 @@ def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalE
     An optimizer that is not installed, or fails, gives evidence with an ``error``. Raises `ModelError` if the
     model itself cannot be read.
     """
-    apart = take_apart(load_model(model))
+    apart = strip_with_parts(load_model(model))
     source = apart.found.model
     here = {there: name for name, there in apart.names.items()}  # node names of the model with Q/DQ
     pairs = [(pair, here) for pair in find_pairs(apart) if not pair.unread]
@@ -80,12 +80,14 @@ def _through(
         mapping = owner and hooks.declaration_of(owner).kernel_origins
         optimized = Model(onnx.load(str(out), load_external_data=False), path=out)
         after = _After(source, optimized, mapping or hooks.default().kernel_origins)
-        fates = [(pair, *after.fate(pair, here)) for pair, here in pairs]
+        results = [(pair, *after.result(pair, here)) for pair, here in pairs]
     return SurvivalEvidence(
         optimizer=name,
-        kept=sum(fate == "kept" for _, fate, _ in fates),
-        integer=sum(fate == "integer" for _, fate, _ in fates),
-        lost=tuple(f"{pair.tensor} > {', '.join(ends)}" for pair, fate, ends in fates if fate == "lost"),
+        kept=sum(result == "kept" for _, result, _ in results),
+        integer=sum(result == "integer" for _, result, _ in results),
+        lost=tuple(
+            f"{pair.tensor} > {', '.join(ends)}" for pair, result, ends in results if result == "lost"
+        ),
     )
 
 
@@ -141,22 +143,22 @@ class _After:
                 todo += [*maker.inputs, *ends.get(maker.name, ())]
         return found
 
-    def fate(self, pair: FoundPair, here: dict[str, str]) -> tuple[str, list[str]]:
+    def result(self, pair: FoundPair, here: dict[str, str]) -> tuple[str, list[str]]:
         """The result of a pair (``kept``, ``integer`` or ``lost``), and the readers that lost it."""
-        fates: dict[str, str] = {}
+        results: dict[str, str] = {}
         for end in pair.ends:
             if end.is_output:
-                fates[f"graph output '{pair.tensor}'"] = self._made(pair.tensor)
+                results[f"graph output '{pair.tensor}'"] = self._made(pair.tensor)
             elif here[end.node] in self.needed:
-                fates[f"{end.node}:{end.input}"] = self._at(pair, end, here)
+                results[f"{end.node}:{end.input}"] = self._at(pair, end, here)
         if pair.hidden:
             made = {self.source.by_name[name].outputs[0] for name in pair.nodes}
             is_made = any(made.intersection(node.outputs) for node in self._all_dequantizers)
-            fates["bodies of If, Loop or Scan"] = "kept" if is_made else "lost"
-        lost = [reader for reader, fate in fates.items() if fate == "lost"]
+            results["bodies of If, Loop or Scan"] = "kept" if is_made else "lost"
+        lost = [reader for reader, result in results.items() if result == "lost"]
         if lost:
             return "lost", lost
-        return ("integer" if "integer" in fates.values() else "kept"), []
+        return ("integer" if "integer" in results.values() else "kept"), []
 
     def _at(self, pair: FoundPair, end: Consumer, here: dict[str, str]) -> str:
         name = here[end.node]

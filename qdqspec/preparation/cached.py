@@ -120,11 +120,11 @@ def recall(store: Store, key: str) -> CachedSearch | None:
     try:
         lines = (folder / "trials.jsonl").read_text(encoding="utf-8").splitlines()
         trials = tuple(trial_from_json(json.loads(line)) for line in lines)
-        said = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
+        data = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
         placements = {trial.placement.digest: trial.placement for trial in trials}
         cached = Provenance(source="cached", age_seconds=store.age_seconds(folder))
-        result = replace(from_data(SearchResult, said), trials=trials, provenance=cached)
-        return CachedSearch(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])
+        result = replace(from_data(SearchResult, data), trials=trials, provenance=cached)
+        return CachedSearch(result=result, folder=folder, raw_winner=placements[data["raw_winner"]])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         # The entry is intact but not of this version's format; or another process has just removed it.
         store.warn(f"{folder}: a cache entry cannot be read and was ignored ({error!r:.100})")
@@ -135,7 +135,7 @@ def recall(store: Store, key: str) -> CachedSearch | None:
 def about(entry: Path) -> dict[str, str]:
     """The description stored in an entry; empty for an entry of an earlier version or an unreadable one."""
     try:
-        said = json.loads((entry / _CONCLUDED).read_text(encoding="utf-8")).get("about", {})
-        return {str(name): str(value) for name, value in said.items()}
+        data = json.loads((entry / _CONCLUDED).read_text(encoding="utf-8")).get("about", {})
+        return {str(name): str(value) for name, value in data.items()}
     except (OSError, ValueError, AttributeError):
         return {}

@@ -121,7 +121,7 @@ class CaseSetup:
         return key_of(
             self.case,
             self.given.sha256,
-            " ".join([*self._data, *self._held_to]),
+            " ".join([*self._data, *self._constraint_digests]),
             " ".join([self.device.key, *(f"{word}={text}" for word, text in words)]),
             self.settings.seed,
         )
@@ -146,11 +146,11 @@ class CaseSetup:
             "device": self.device.key,
             "seed": self.settings.seed,
             "qdqspec": __version__,
-            **({"accuracy": self._held_to[0]} if self._held_to else {}),
+            **({"accuracy": self._constraint_digests[0]} if self._constraint_digests else {}),
         }
 
     @cached_property
-    def _held_to(self) -> tuple[str, ...]:
+    def _constraint_digests(self) -> tuple[str, ...]:
         """The parts of the cache key that belong to an accuracy constraint: the reference's score and the data.
 
         The code of a metric has no digest; another metric is unlikely to give the same score to the same model.
@@ -159,8 +159,8 @@ class CaseSetup:
         if rules is None:
             return ()
         reference = self.prepared.scores.of_reference(rules.metric, rules.output).value
-        said = f"{rules.key} {reference:.9g} of the reference"
-        return said, data_digest(self.case.inputs.evaluation)
+        score = f"{rules.key} {reference:.9g} of the reference"
+        return score, data_digest(self.case.inputs.evaluation)
 
     def alone(self) -> AbstractContextManager[object]:
         """A lock on the output folder; a second run waits, then uses the results."""

@@ -59,7 +59,7 @@ def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -
         journal = Journal.open(path, header)
     except StateError as error:
         aside = _set_aside(path)
-        sound = Journal.salvage(aside, path, header)
+        sound = Journal.recover(aside, path, header)
         kept = f", and its first {sound} lines are kept" if sound else ""
         notes.append(
             f"{Path(error.where or path).name}: {error.what}; it was set aside as {aside.name}{kept}"
@@ -304,7 +304,7 @@ def staged(folder: Path, given: Model) -> Iterator[Path]:
 
     Raises `OutputError` if they cannot be written, or would overwrite the model ``given``.
     """
-    with _named_as_meant(folder), explained("the results", folder, _CURE), partial_folder(folder) as stage:
+    with _final_names(folder), explained("the results", folder, _CURE), partial_folder(folder) as stage:
         yield stage
         _move_out(stage, folder, given)
 
@@ -322,15 +322,15 @@ def _move_out(stage: Path, folder: Path, given: Model) -> None:
     refuse_own(folder, files, given)
     (folder / RESULT).unlink(missing_ok=True)
     for table in (FRONT, REGIONS):
-        _forget_models(folder / table, given)
+        _remove_models(folder / table, given)
     for name in files:
-        _forget_weights(folder / name)
+        _remove_with_weights(folder / name)
     for name in sorted(files, key=lambda name: name.suffix != _DATA):
         (folder / name.parent).mkdir(exist_ok=True)
         (stage / name).replace(folder / name)
 
 
-def _forget_models(folder: Path, given: Model) -> None:
+def _remove_models(folder: Path, given: Model) -> None:
     """Remove the models of an earlier search, which may be more than those of the new one. The table lists them."""
     table = table_of(folder)
     if not table.is_file():
@@ -346,7 +346,7 @@ def _forget_models(folder: Path, given: Model) -> None:
         table.parent.rmdir()
 
 
-def _forget_weights(model: Path) -> None:
+def _remove_with_weights(model: Path) -> None:
     """Remove a model with its old weights, so that a model is never read with the weights of another one."""
     if _weights_of(model).exists():
         model.unlink(missing_ok=True)
@@ -358,7 +358,7 @@ def _weights_of(model: Path) -> Path:
 
 
 @contextmanager
-def _named_as_meant(folder: Path) -> Iterator[None]:
+def _final_names(folder: Path) -> Iterator[None]:
     """Errors name the final file, not the hidden one that was written first."""
     try:
         yield

@@ -23,7 +23,7 @@ from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.profiles import Load
-from qdqspec.parity.data import Dataset, doubts, open_data, random_feeds
+from qdqspec.parity.data import Dataset, data_warnings, open_data, random_feeds
 from qdqspec.parity.scores import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.equalize import Equalization, touched
@@ -129,7 +129,7 @@ class Prepared:
         if source is None:
             return None
         data = self._opened(source, labelled=False)
-        for doubt in doubts(data):
+        for doubt in data_warnings(data):
             self.note_once(f"calibration data {source.name}: {doubt}")
         return data
 

@@ -229,7 +229,7 @@ def calibrate_with(
     for line in _without_values(model, watch.wanted - seen, seen):
         note(line)
     found: dict[Method, dict[str, TensorRange]] = {"max": spans}
-    clipped = spans.keys() - _answers(model)
+    clipped = spans.keys() - _deciding_tensors(model)
     found["mean"] = spans | {tensor: means[tensor] for tensor in clipped}
     if _FROM_HISTOGRAM.keys() & set(methods):
         histograms = {
@@ -274,7 +274,7 @@ class _Watch:
         return {n: v for n, v in real.items() if v.size > 0 and np.issubdtype(v.dtype, np.floating)}
 
 
-def _answers(model: Model) -> set[str]:
+def _deciding_tensors(model: Model) -> set[str]:
     """Tensors whose largest values decide the result.
 
     If they were clipped by entropy, SqueezeNet's probabilities had an SQNR of 2 dB; if all others were, 19 dB.
@@ -348,8 +348,8 @@ def given_ranges(
 
     Raises `DataError` if it cannot be read, or has none of them: it belongs to another model than ``where`` then.
     """
-    told = read_ranges(path)
-    found = {tensor: told[tensor] for tensor in wanted if tensor in told}
+    given = read_ranges(path)
+    found = {tensor: given[tensor] for tensor in wanted if tensor in given}
     if wanted and not found:
         raise DataError(
             f"it has a scale for no tensor of {where}", where=path, cure="give that of this model"
@@ -380,10 +380,10 @@ def read_ranges(path: Path) -> dict[str, TensorRange]:
 
 
 def _of_json(data: bytes) -> dict[str, TensorRange]:
-    told = parse_json(data)
-    if not isinstance(told, dict):
+    given = parse_json(data)
+    if not isinstance(given, dict):
         raise ValueError("it is no table of tensors")
-    return {name: _range(value, f"'{name:.60}'") for name, value in told.items()}
+    return {name: _range(value, f"'{name:.60}'") for name, value in given.items()}
 
 
 def _range(value: object, where: str) -> TensorRange:

@@ -234,8 +234,8 @@ def _canonical_order(
     above = [b""] * len(own)
     live = [n for n in model.nodes if own[n.index]]
     for node in live:
-        told = [source.get(t, b"w") for t in node.inputs]
-        digest = above[node.index] = short_hash(b"\0".join([own[node.index], *told]))
+        digests = [source.get(t, b"w") for t in node.inputs]
+        digest = above[node.index] = short_hash(b"\0".join([own[node.index], *digests]))
         for position, tensor in enumerate(node.outputs):
             source[tensor] = (b"%d." % position if position else b"0.") + digest
     below = list(above)
@@ -243,8 +243,8 @@ def _canonical_order(
         after = [below[c] for c in consumers[node.index]]
         if len(after) > 1:
             after.sort()
-        told = [result.get(t, b"-") for t in node.outputs]
-        below[node.index] = short_hash(b"\0".join([above[node.index], *after, *told]))
+        digests = [result.get(t, b"-") for t in node.outputs]
+        below[node.index] = short_hash(b"\0".join([above[node.index], *after, *digests]))
     rows = sorted([(depth[n.index], above[n.index], below[n.index], n.index) for n in live])
     return tuple([row[-1] for row in rows])
 

@@ -333,8 +333,8 @@ def _many(count: int, noun: str) -> str:
 def _tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -> str:
     shown = [r for r in inspection.regions if include_all or _is_worth(r, inspection)]
     lines = ["Regions (direct/all nodes, inputs > outputs, pattern)"]
-    runs = runs_of([region.id if verbose else _likeness(region, inspection) for region in shown])
-    told = written = 0
+    runs = runs_of([region.id if verbose else _rendered_key(region, inspection) for region in shown])
+    covered = written = 0
     for run in runs:
         written += run.width
         if written > most:
@@ -342,9 +342,9 @@ def _tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -
         for region in shown[run.start : run.start + run.width]:
             lines += _region_lines(region, inspection, verbose, most)
         lines += _again(run, shown)
-        told = run.end
-    if told < len(shown):
-        lines.append(f"... and {len(shown) - told} more")
+        covered = run.end
+    if covered < len(shown):
+        lines.append(f"... and {len(shown) - covered} more")
     if hidden := len(inspection.regions) - len(shown):
         lines.append(
             f"({_many(hidden, 'region')} with nothing to quantize not shown; --include-all shows them)"
@@ -361,7 +361,7 @@ def _again(run: Run, shown: Sequence[Region]) -> list[str]:
     return [f"{_indent(first)}{first.id} to {last.id}: {turns}"]
 
 
-def _likeness(region: Region, inspection: Inspection) -> tuple[str, ...]:
+def _rendered_key(region: Region, inspection: Inspection) -> tuple[str, ...]:
     """The text of a region without its id, equal for regions that are rendered alike."""
     return _indent(region), region.pattern, _after_id(region, inspection)
 

@@ -116,31 +116,31 @@ class PatternMaker:
         return self._solved[key]
 
     def _solve(self, view: NodeView) -> Solution:
-        order, certificate = canonical_order(_puzzle(view))
+        order, certificate = canonical_order(_labelled_graph(view))
         digest = hashlib.sha256(certificate.encode()).hexdigest()[:16]
         return Solution(order, f"{VERSION}-{digest}", self._text(view.members))
 
     def _text(self, members: Sequence[int]) -> str:
         """The text without carried nodes, which would hide the operators that matter."""
         carried, nodes = self._flow.carried, self._flow.model.nodes
-        told = [i for i in members if i not in carried] or members
-        op_types = [nodes[i].op_type for i in told]
-        if len(told) > LONGEST:
+        chosen = [i for i in members if i not in carried] or members
+        op_types = [nodes[i].op_type for i in chosen]
+        if len(chosen) > LONGEST:
             return counted_text(op_types)
-        local = {index: i for i, index in enumerate(told)}
-        feeds = [[local[p] for p in self._flow.producers[i] if p in local] for i in told]
+        local = {index: i for i, index in enumerate(chosen)}
+        feeds = [[local[p] for p in self._flow.producers[i] if p in local] for i in chosen]
         return pattern_text(op_types, feeds)
 
 
 class Solution(NamedTuple):
-    """A pattern by vertices of a `_puzzle`, in canonical order."""
+    """A pattern by vertices of a `_labelled_graph`, in canonical order."""
 
     order: list[int]
     digest: str
     text: str
 
 
-def _puzzle(view: NodeView) -> Puzzle:
+def _labelled_graph(view: NodeView) -> LabelledGraph:
     """The labelled graph of a view: first the outside tensors that several ends share, then the nodes."""
     shared = _shared_outside(view.feeds)
     labels = [""] * len(shared)
@@ -166,7 +166,7 @@ def _puzzle(view: NodeView) -> Puzzle:
             text = texts[key] = kind.text(fed, seen)
         labels.append(text)
         edges.append(row)
-    return Puzzle(labels, edges)
+    return LabelledGraph(labels, edges)
 
 
 def _shared_outside(feeds: Sequence[int]) -> dict[int, int]:
@@ -323,11 +323,11 @@ def _kind(
     loose = node.op_type in COMMUTATIVE and is_commutative(node, opset)
     ends, constants = [], []
     for slot, known in enumerate(read):
-        told = _BODY_SLOT if slot >= len(node.inputs) else 0 if loose else slot
+        place = _BODY_SLOT if slot >= len(node.inputs) else 0 if loose else slot
         if flows is None or flows[slot]:
-            ends.append((told, known))
+            ends.append((place, known))
         elif known != _ABSENT:
-            constants.append(f"c{told}:{known}")
+            constants.append(f"c{place}:{known}")
     return NodeKind(own.decode() + ",".join(made), tuple(ends), tuple(constants), len(made))
 
 
@@ -367,14 +367,14 @@ InEdge: TypeAlias = tuple[int, int, int]
 Tagged: TypeAlias = list[list[tuple[bytes, int]]]
 
 
-class Puzzle:
+class LabelledGraph:
     """A labelled acyclic graph: vertices in topological order, their labels, and the edges into each."""
 
     def __init__(self, labels: Sequence[str], edges: Sequence[Sequence[InEdge]]) -> None:
         self.labels = labels
         self.edges = edges
         ways = {(slot, output) for row in edges for slot, _, output in row}
-        tags = {way: b"%d.%d." % way for way in ways}
+        tags = {axis: b"%d.%d." % axis for axis in ways}
         self.up: Tagged = [[(tags[slot, output], feeding) for slot, feeding, output in row] for row in edges]
         self.depth: list[int] = []
         for row in edges:
@@ -394,37 +394,37 @@ class Puzzle:
         return down
 
 
-def canonical_order(puzzle: Puzzle) -> tuple[list[int], str]:
+def canonical_order(graph: LabelledGraph) -> tuple[list[int], str]:
     """Vertices in canonical order, and the certificate: the whole graph written in that order.
 
     Graphs with equal certificates are isomorphic.
     """
-    told = {label: short_hash(label.encode()) for label in set(puzzle.labels)}
-    colors = _refined(puzzle, [told[label] for label in puzzle.labels])
+    hashes = {label: short_hash(label.encode()) for label in set(graph.labels)}
+    colors = _refined(graph, [hashes[label] for label in graph.labels])
     ties = len(colors) - len(set(colors))
     if not ties:
-        return _written(puzzle, colors)
+        return _written(graph, colors)
     if ties * len(colors) > EFFORT:
-        return _written_in(puzzle, _greedy_order(puzzle, colors))
-    return _Search(puzzle).best(colors)[0]
+        return _written_in(graph, _greedy_order(graph, colors))
+    return _Search(graph).best(colors)[0]
 
 
 class _Search:
-    def __init__(self, puzzle: Puzzle) -> None:
-        self._puzzle = puzzle
+    def __init__(self, graph: LabelledGraph) -> None:
+        self._graph = graph
         self._left = EFFORT
 
     def best(self, colors: Colors) -> tuple[tuple[list[int], str], set[str]]:
         """The smallest certificate in this subtree of the search, and all certificates found."""
-        tied = _smallest_tie(colors)
+        tied = _smallest_cell(colors)
         if not tied:
-            written = _written(self._puzzle, colors)
+            written = _written(self._graph, colors)
             return written, {written[1]}
-        found, seen = self.best(self._told_apart(colors, tied[0]))
+        found, seen = self.best(self._individualized(colors, tied[0]))
         for vertex in tied[1:]:
             if self._left < 0:
                 break
-            branch = self._told_apart(colors, vertex)
+            branch = self._individualized(colors, vertex)
             if self._first_leaf(branch) in seen:
                 continue
             other, more = self.best(branch)
@@ -432,19 +432,19 @@ class _Search:
             found = min(found, other, key=lambda written: written[1])
         return found, seen
 
-    def _told_apart(self, colors: Colors, vertex: int) -> Colors:
+    def _individualized(self, colors: Colors, vertex: int) -> Colors:
         self._left -= len(colors)
         changed = list(colors)
         changed[vertex] = short_hash(colors[vertex] + b"\0chosen")
-        return _refined(self._puzzle, changed)
+        return _refined(self._graph, changed)
 
     def _first_leaf(self, colors: Colors) -> str:
-        while tied := _smallest_tie(colors):
-            colors = self._told_apart(colors, tied[0])
-        return _written(self._puzzle, colors)[1]
+        while tied := _smallest_cell(colors):
+            colors = self._individualized(colors, tied[0])
+        return _written(self._graph, colors)[1]
 
 
-def _smallest_tie(colors: Colors) -> list[int]:
+def _smallest_cell(colors: Colors) -> list[int]:
     classes: dict[bytes, list[int]] = {}
     for vertex, color in enumerate(colors):
         classes.setdefault(color, []).append(vertex)
@@ -452,7 +452,7 @@ def _smallest_tie(colors: Colors) -> list[int]:
     return classes[min(ties)[1]] if ties else []
 
 
-def _refined(puzzle: Puzzle, colors: Colors) -> Colors:
+def _refined(graph: LabelledGraph, colors: Colors) -> Colors:
     """Refine colours by the producers and the consumers of each vertex until the colouring is stable.
 
     Each sweep propagates a difference through the whole depth, down and up, so that few sweeps are needed
@@ -461,10 +461,10 @@ def _refined(puzzle: Puzzle, colors: Colors) -> Colors:
     count = len(set(colors))
     while count < len(colors):
         before = count
-        colors = _swept(puzzle.up, range(len(colors)), colors)
+        colors = _swept(graph.up, range(len(colors)), colors)
         if (count := len(set(colors))) == len(colors):
             break
-        colors = _swept(puzzle.down, range(len(colors) - 1, -1, -1), colors)
+        colors = _swept(graph.down, range(len(colors) - 1, -1, -1), colors)
         if (count := len(set(colors))) == before:
             break
     return colors
@@ -473,51 +473,51 @@ def _refined(puzzle: Puzzle, colors: Colors) -> Colors:
 def _swept(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
     fresh = list(colors)
     for vertex in order:
-        told, row = colors[vertex], edges[vertex]
+        parts, row = colors[vertex], edges[vertex]
         if len(row) == 1:
             tag, end = row[0]
-            told += b"\0" + tag + fresh[end]
+            parts += b"\0" + tag + fresh[end]
         elif row:
-            told = b"\0".join([told, *sorted([tag + fresh[end] for tag, end in row])])
-        fresh[vertex] = short_hash(told)
+            parts = b"\0".join([parts, *sorted([tag + fresh[end] for tag, end in row])])
+        fresh[vertex] = short_hash(parts)
     return fresh
 
 
-def _written(puzzle: Puzzle, colors: Colors) -> tuple[list[int], str]:
-    return _written_in(puzzle, sorted(range(len(colors)), key=lambda v: (puzzle.depth[v], colors[v])))
+def _written(graph: LabelledGraph, colors: Colors) -> tuple[list[int], str]:
+    return _written_in(graph, sorted(range(len(colors)), key=lambda v: (graph.depth[v], colors[v])))
 
 
-def _written_in(puzzle: Puzzle, order: list[int]) -> tuple[list[int], str]:
+def _written_in(graph: LabelledGraph, order: list[int]) -> tuple[list[int], str]:
     place = [0] * len(order)
     for i, vertex in enumerate(order):
         place[vertex] = i
     rows = []
     for vertex in order:
-        row = puzzle.edges[vertex]
+        row = graph.edges[vertex]
         if len(row) == 1:  # same text as that of the list below, which takes three times as long to write
             slot, feeding, output = row[0]
-            rows.append(f"{puzzle.labels[vertex]}<[({slot}, {place[feeding]}, {output})]")
+            rows.append(f"{graph.labels[vertex]}<[({slot}, {place[feeding]}, {output})]")
         else:
             ends = sorted([(slot, place[feeding], output) for slot, feeding, output in row])
-            rows.append(f"{puzzle.labels[vertex]}<{ends}")
+            rows.append(f"{graph.labels[vertex]}<{ends}")
     return order, "\n".join(rows)
 
 
-def _greedy_order(puzzle: Puzzle, colors: Colors) -> list[int]:
+def _greedy_order(graph: LabelledGraph, colors: Colors) -> list[int]:
     """A topological order by colour that keeps the vertices of one symmetric branch together."""
-    missing = [len(row) for row in puzzle.edges]
+    missing = [len(row) for row in graph.edges]
     place: dict[int, int] = {}
 
     def entry(vertex: int) -> tuple[int, bytes, list[int], int]:
-        fed_by = sorted(place[feeding] for _, feeding, _ in puzzle.edges[vertex])
-        return puzzle.depth[vertex], colors[vertex], fed_by, vertex
+        fed_by = sorted(place[feeding] for _, feeding, _ in graph.edges[vertex])
+        return graph.depth[vertex], colors[vertex], fed_by, vertex
 
     ready = [entry(v) for v, count in enumerate(missing) if not count]
     heapq.heapify(ready)
     while ready:
         vertex = heapq.heappop(ready)[-1]
         place[vertex] = len(place)
-        for _, fed in puzzle.down[vertex]:
+        for _, fed in graph.down[vertex]:
             missing[fed] -= 1
             if not missing[fed]:
                 heapq.heappush(ready, entry(fed))

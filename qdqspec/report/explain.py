@@ -69,7 +69,7 @@ class ExplainedEngine:
         return [layer for layer in self.integer if ">" in layer.precision]
 
     @property
-    def lonely_pairs(self) -> list[LayerTime]:
+    def unfused_pairs(self) -> list[LayerTime]:
         """Q and DQ that were not fused into a kernel."""
         return [layer for layer in self.layers if is_pair(layer)]
 
@@ -190,7 +190,7 @@ def compare(reference: ExplainedEngine, tuned: ExplainedEngine) -> EngineCompari
 
 def find_reference(engines: Sequence[ExplainedEngine]) -> ExplainedEngine:
     """The engine to compare with: the only one without quantized layers, else the first."""
-    plain = [engine for engine in engines if not engine.integer and not engine.lonely_pairs]
+    plain = [engine for engine in engines if not engine.integer and not engine.unfused_pairs]
     return plain[0] if len(plain) == 1 else engines[0]
 
 

@@ -92,7 +92,7 @@ _FACTS: tuple[tuple[str, str, Callable[[ExplainedEngine], str]], ...] = (
     ("kernels", "kernels", _counted(lambda engine: engine.kernels)),
     ("integer kernels", "integer", _counted(lambda engine: engine.integer)),
     ("integer kernels that write floats", "> float", _counted(lambda engine: engine.float_writers)),
-    ("Q/DQ not fused", "Q/DQ alone", _counted(lambda engine: engine.lonely_pairs)),
+    ("Q/DQ not fused", "Q/DQ alone", _counted(lambda engine: engine.unfused_pairs)),
     ("changes of type or layout", "conversions", _counted(lambda engine: engine.conversions)),
 )
 
@@ -172,7 +172,7 @@ def _steps(engines: Sequence[ExplainedEngine]) -> str:
 
 
 def _unfused(engine: ExplainedEngine) -> str:
-    pairs = engine.lonely_pairs
+    pairs = engine.unfused_pairs
     if not pairs:
         return ""
     lines = [f"Q and DQ that were not fused in {engine.name}:"]
@@ -232,7 +232,7 @@ def _engine_json(engine: ExplainedEngine) -> dict[str, Any]:
         "integer_kernels": len(engine.integer),
         "float_writers": len(engine.float_writers),
         "left_in_float": [_layer_json(layer) for layer in engine.left_in_float],
-        "unfused_pairs": [_layer_json(layer) for layer in engine.lonely_pairs],
+        "unfused_pairs": [_layer_json(layer) for layer in engine.unfused_pairs],
         "conversions": [_layer_json(layer) for layer in engine.conversions],
         "layers": [asdict(layer) | {"precision": _precision_text(layer)} for layer in engine.layers],
         "corrections": [asdict(gain) for gain in engine.corrections],

@@ -76,7 +76,7 @@ def reasons(comparison: EngineComparison) -> list[str]:
             f"{count_text(len(left), 'kernel')} with quantized inputs {'does' if len(left) == 1 else 'do'} not "
             f"compute in integers{_cost(left, theirs)}: {_names(left)}."
         )
-    before, after = ours.lonely_pairs, theirs.lonely_pairs
+    before, after = ours.unfused_pairs, theirs.unfused_pairs
     if before or after:
         where = f", where {ours.name} has {len(before)}{_cost(before, ours)}" if before else ""
         verb = "is" if len(after) == 1 else "are"
@@ -113,7 +113,7 @@ def short_reason(comparison: EngineComparison) -> str:
     """The changes of counts in one line, for tables."""
     ours, theirs = comparison.reference, comparison.tuned
     counts = (
-        ("Q/DQ alone", ours.lonely_pairs, theirs.lonely_pairs),
+        ("Q/DQ alone", ours.unfused_pairs, theirs.unfused_pairs),
         ("conversions", ours.conversions, theirs.conversions),
         ("integer kernels", ours.integer, theirs.integer),
         ("of these write floats", ours.float_writers, theirs.float_writers),
@@ -125,7 +125,7 @@ def short_reason(comparison: EngineComparison) -> str:
 
 def advice(engine: ExplainedEngine) -> list[str]:
     """Possible improvements, where Q or DQ were not fused and the reason is visible."""
-    quantizing = (layer for layer in engine.lonely_pairs if layer.op_type == "QuantizeLinear")
+    quantizing = (layer for layer in engine.unfused_pairs if layer.op_type == "QuantizeLinear")
     makers = [maker for layer in quantizing if (maker := engine.behind(layer)) is not None]
     adds = [m for m in makers if m in engine.float_writers and "Add" in ops_in(m.nodes, engine)]
     floats = [m for m in makers if not m.integer]

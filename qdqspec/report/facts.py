@@ -181,7 +181,7 @@ def _search_facts(search: SearchResult) -> list[tuple[str, str]]:
         facts.append(("search cost", f"{search.float_runs:,.0f} runs of the reference"))
     facts.append(("model structure", structure))
     if bound := search.accuracy:
-        values = (bound.least, bound.reference, bound.shipped)
+        values = (bound.least, bound.reference, bound.selected)
         least, reference, selected = (metric_text(bound.metric, value) for value in values)
         scored = f"{count_text(bound.scored, 'candidate')} scored on {count_text(bound.samples, 'sample')}"
         said = f"at least {least} (reference {reference}), selected {selected}; {scored}"

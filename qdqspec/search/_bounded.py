@@ -108,12 +108,12 @@ class Bounded:
         may_be = noise_of(self.noise.powers, codes) <= SLACK * self._allowed(least_db)
         return may_be and self._guide.admits(self._costs.placed(codes), least_db)
 
-    def _allowed(self, aim_db: float) -> float:
+    def _allowed(self, next_db: float) -> float:
         """The noise of blocks allowed for an SQNR, by the last composition that met a target."""
         if self._found is None:
-            return power_of(aim_db)
+            return power_of(next_db)
         known_db, most = self._found
-        return most * power_of(aim_db - known_db)
+        return most * power_of(next_db - known_db)
 
 
 # Lagrangian relaxation of a knapsack problem: the labelling of least predicted time under a noise limit.

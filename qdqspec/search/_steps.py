@@ -94,14 +94,14 @@ class Stepwise:
         That is a binding limit, or the highest SQNR at which a placement missed the task metric's limit. Once one that
         meets it is known too, it is the estimate between them.
         """
-        bar = self.bar.aim_db if self.bar.kept else self.bar.lost_db
+        bar = self.bar.next_db if self.bar.kept else self.bar.rejected_db
         limit = self._setup.min_sqnr_db if self.is_bound else None
         return max((db for db in (limit, bar) if db is not None and np.isfinite(db)), default=None)
 
     @property
     def least_db(self) -> float | None:
         """The smallest SQNR worth aiming at: the limit, or the estimate from placements with too low a score."""
-        return max((db for db in (self._setup.min_sqnr_db, self.bar.aim_db) if db is not None), default=None)
+        return max((db for db in (self._setup.min_sqnr_db, self.bar.next_db) if db is not None), default=None)
 
     @property
     def is_missed(self) -> bool:
@@ -181,7 +181,7 @@ class Stepwise:
         spent = self._spent(told)
         for _ in range(APPROACHES):
             aim = self.least_db
-            if aim is None or min(self.bar.kept, default=np.inf) - self.bar.lost_db < BRACKET_DB:
+            if aim is None or min(self.bar.kept, default=np.inf) - self.bar.rejected_db < BRACKET_DB:
                 return
             placement = space.resolve(self.guide.thinned(space, everything, aim, spent))
             if not placement.sites or placement.digest in self._rehearsed:

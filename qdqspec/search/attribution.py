@@ -40,7 +40,7 @@ HEATING = 10  # draws after which the spread of the drawn cost models has double
 FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it
 PROVED_LOSSES = 3  # in P4 if a search of a similar model ended at the incumbent, ...
 SURPRISE = 0.97  # ... unless a candidate is faster than that by more
-UNHEARD_DB = 20.0  # assumed for a block that could not be measured alone
+UNMEASURED_DB = 20.0  # assumed for a block that could not be measured alone
 ROUNDS = 5
 PROVED_SHARES = (1.0,)
 PATIENCE = 2  # rounds without a won race before P2 ends: each improves the cost model
@@ -184,7 +184,7 @@ class Attribution(FirstPlacements):
             }
             for block in costs.blocks
         ]
-        heard: dict[str, float] = {
+        measured_db: dict[str, float] = {
             t.placement.digest: t.sqnr_db for t in self._measured if t.sqnr_db is not None
         }
         trials = yield [
@@ -192,11 +192,16 @@ class Attribution(FirstPlacements):
             for placements in alone
             for placement in placements.values()
         ]
-        heard |= {t.placement.digest: t.sqnr_db for t in trials if t.sqnr_db is not None}
-        together = {c.name: heard.get(space.resolve(space.everything(c.name)).digest) for c in space.choices}
+        measured_db |= {t.placement.digest: t.sqnr_db for t in trials if t.sqnr_db is not None}
+        together = {
+            c.name: measured_db.get(space.resolve(space.everything(c.name)).digest) for c in space.choices
+        }
         noise = NoiseModel.measured(
             space.labels,
-            [{name: heard.get(p.digest, UNHEARD_DB) for name, p in placed.items()} for placed in alone],
+            [
+                {name: measured_db.get(p.digest, UNMEASURED_DB) for name, p in placed.items()}
+                for placed in alone
+            ],
             {name: known for name, known in together.items() if known is not None},
         )
         self._bounded = Bounded(costs, noise, self.guide)

@@ -357,7 +357,7 @@ def _check_reference(trial: Trial) -> None:
         raise BackendError(f"the model does not run without any Q/DQ: {trial.error}")
 
 
-def _fate(trial: Trial, race: Race) -> str:
+def _race_verdict(trial: Trial, race: Race) -> str:
     """The verdict of a trial's race; a winner that was not accurate enough counts as slower."""
     return "slower" if race.verdict == "faster" and not trial.incumbent else race.verdict
 
@@ -372,7 +372,7 @@ def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) 
     if done >= _TELLING:
         limits.append(spent / len(trials) * (budget.trials - done))
     left = [max(0.0, seconds) for seconds in limits if seconds is not None]
-    verdicts = [_fate(t, t.race) for t in trials if t.race and not t.subgraph]
+    verdicts = [_race_verdict(t, t.race) for t in trials if t.race and not t.subgraph]
     return Progress(
         case=case,
         phase=trials[-1].phase if trials else "",

@@ -41,14 +41,14 @@ class OptunaSearch(Stepwise):
     def _search(self, study: _Study) -> Steps:
         space, seeds = self._setup.space, self._setup.seeds
         trials = yield self._first_proposals()
-        self._remember(trials)
+        self._add_trials(trials)
         self.rehearse_metric(trials)
         if self.is_bound or self.is_missed:
             thinned = [
                 space.resolve(self.thinned(space.everything(choice.name), trials)) for choice in space.choices
             ]
             pure = [Proposal(placement=p, phase="pure") for p in thinned if self.is_worth_building(p)]
-            self._remember((yield pure))
+            self._add_trials((yield pure))
         if not self._classes:
             return
         starts = (gathered(self._classes, dict(seed.labels)) for seed in seeds)
@@ -60,10 +60,10 @@ class OptunaSearch(Stepwise):
                 study.refuse(self.guide.predicted_db(placement))
                 continue
             if is_new:
-                self._remember((yield [Proposal(placement=placement, phase="optuna")]))
+                self._add_trials((yield [Proposal(placement=placement, phase="optuna")]))
             study.tell(self._known[placement.digest], is_new=is_new)
 
-    def _remember(self, trials: Sequence[Trial]) -> None:
+    def _add_trials(self, trials: Sequence[Trial]) -> None:
         self._known.update((trial.placement.digest, trial) for trial in trials)
 
 

@@ -24,7 +24,7 @@ from qdqspec.baseline.compare import (
     is_stale,
     judge_change,
     rules_of,
-    unlikeness,
+    why_incomparable,
 )
 from qdqspec.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
 from qdqspec.checks.base import requested
@@ -86,10 +86,10 @@ class Gatekeeper:
         allowances: dict[str, list[float]] = {}
         for _, request in requested(self.case.checks, BaselineRequest):
             allowances.setdefault(request.key, []).append(request.allowed)
-        evidence = {name: self._told(name, min(allowed)) for name, allowed in allowances.items()}
+        evidence = {name: self._evidence_of(name, min(allowed)) for name, allowed in allowances.items()}
         return Gate(evidence=evidence, renewals=tuple(self._renewals))
 
-    def _told(self, name: str, allowed: float) -> RegressionEvidence:
+    def _evidence_of(self, name: str, allowed: float) -> RegressionEvidence:
         """The evidence of an entry, with the figures of other devices."""
         found, file = self._entry(name, allowed), baseline_file(self.case, self.device)
         if file is None or found.state == "off":
@@ -133,7 +133,7 @@ class Gatekeeper:
         if baseline.device != self.device.key:
             return None, f"the file is of device {baseline.device}"
         entry = baseline.entry(name)
-        return entry, "" if entry is None else unlikeness(entry, self.conditions)
+        return entry, "" if entry is None else why_incomparable(entry, self.conditions)
 
     def _look(self, known: Entry, allowed: float) -> Look:
         first = self.first

@@ -281,8 +281,8 @@ def _read(folder: Path) -> tuple[Case, dict[str, Any], str]:
     """Case, settings and strategy name of a saved study; raises `StateError` naming the file."""
     path = folder / STUDY
     try:
-        said = _Saved.model_validate(read_json(path, most_bytes=_MOST_BYTES))
-        return said.case, said.settings.model_dump(exclude_unset=True), said.strategy
+        saved = _Saved.model_validate(read_json(path, most_bytes=_MOST_BYTES))
+        return saved.case, saved.settings.model_dump(exclude_unset=True), saved.strategy
     except OSError as error:
         raise StateError(
             f"there is no study here: {error.strerror}",

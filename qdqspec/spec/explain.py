@@ -108,8 +108,8 @@ def _message(details: ErrorDetails, data: object) -> str:
         return text
     for pydantic_word, our_word in _WORDS:
         rest = re.sub(pydantic_word, our_word, rest)
-    said = f"'{_key(details['loc'], data)}' should {rest}"
-    return said if ", not " in rest else f"{said}, not {_shown(details['input'])}"
+    sentence = f"'{_key(details['loc'], data)}' should {rest}"
+    return sentence if ", not " in rest else f"{sentence}, not {_shown(details['input'])}"
 
 
 def _keys_at(loc: Loc, model: type[BaseModel], data: object) -> list[str]:

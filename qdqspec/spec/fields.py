@@ -62,7 +62,7 @@ _T = TypeVar("_T")
 Listed: TypeAlias = Annotated[tuple[_T, ...], Field(strict=False)]
 
 
-def _said(text: str) -> str:
+def _not_empty(text: str) -> str:
     if not text.strip():
         raise PydanticCustomError("empty", "empty text where a text is required")
     return text
@@ -77,7 +77,7 @@ def _explained(text: str) -> str:
     return text
 
 
-Words: TypeAlias = Annotated[str, AfterValidator(_said), Field(json_schema_extra={"minLength": 1})]
+Words: TypeAlias = Annotated[str, AfterValidator(_not_empty), Field(json_schema_extra={"minLength": 1})]
 Reason: TypeAlias = Annotated[Words, AfterValidator(_explained)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -193,7 +193,7 @@ def _chosen(plain: Case, name: str, choice: Choice) -> Case:
 
 def spec_schema() -> dict[str, Any]:
     """The schema (draft 2020-12) of a spec file, with the parameters of every registered check."""
-    schema = _tidy(Spec.model_json_schema(mode="validation"))
+    schema = _simplified(Spec.model_json_schema(mode="validation"))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "qdqspec spec file (*.qdq.yaml)",
@@ -203,19 +203,19 @@ def spec_schema() -> dict[str, Any]:
     }
 
 
-def _tidy(node: Any) -> Any:
+def _simplified(node: Any) -> Any:
     """The schema without generated titles and empty defaults.
 
     No alternative is ``null``: a key of a file either has a value or is omitted.
     """
     if isinstance(node, list):
-        return [_tidy(item) for item in node]
+        return [_simplified(item) for item in node]
     if not isinstance(node, dict):
         return node
     kept = {
-        key: {name: _tidy(part) for name, part in value.items()}  # names here are user-defined keys
+        key: {name: _simplified(part) for name, part in value.items()}  # names here are user-defined keys
         if key in ("properties", "$defs")
-        else _tidy(value)
+        else _simplified(value)
         for key, value in node.items()
         if not (
             (key == "title" and isinstance(value, str))

@@ -227,7 +227,7 @@ class AccuracySection(SpecSection):
     output: Words | None = Field(default=None, description="The output that is scored (default: the first).")
 
     @model_validator(mode="after")
-    def _holds_something(self) -> Self:
+    def _is_not_empty(self) -> Self:
         if self.min is None and self.max_drop is None:
             raise PydanticCustomError(
                 "accuracy", "no limit of the metric is given: add min, max_drop or both"

@@ -163,7 +163,7 @@ class BackendContract:
         assert re.fullmatch(r"[a-z0-9][a-z0-9_-]*", backend.name)
         assert backend.target == backend.name or backend.target.startswith(f"{backend.name}-")
 
-    def test_says_what_is_missing(self, backend: Backend, options: BuildOptions) -> None:
+    def test_reports_what_is_missing(self, backend: Backend, options: BuildOptions) -> None:
         """An unusable backend reports why, and how to install it."""
         availability = backend.probe(options)
         assert availability.usable or (availability.why and availability.install)
@@ -202,7 +202,7 @@ class BackendContract:
             assert set(labels) <= set(LABELS) - {"fp"}
 
     @pytest.mark.parametrize("quantized", [False, True])
-    def test_computes_what_onnx_says(
+    def test_computes_as_onnx_defines(
         self,
         build: Callable[[onnx.ModelProto], Engine],
         model: Callable[[bool], onnx.ModelProto],
@@ -219,7 +219,7 @@ class BackendContract:
         difference = np.abs(np.asarray(outputs["y"], np.float32) - expected).max()
         assert difference <= (8 / 255 if quantized else FLOAT_TOLERANCE)
 
-    def test_times_as_often_as_asked(
+    def test_times_as_often_as_requested(
         self, build: Callable[[onnx.ModelProto], Engine], feeds: dict[str, Array]
     ) -> None:
         """One positive sample per run; warm-up runs are not included."""
@@ -244,7 +244,7 @@ class BackendContract:
             build(small_model()).run({})
 
     @pytest.mark.parametrize("quantized", [False, True])
-    def test_layers_speak_of_the_model_without_pairs(
+    def test_layers_name_nodes_of_the_model_without_pairs(
         self,
         backend: Backend,
         options: BuildOptions,

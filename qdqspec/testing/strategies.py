@@ -218,7 +218,7 @@ class StrategyContract:
         first, second = (_questions(self.make(space, seed=7), Oracle(space)) for _ in range(2))
         assert first == second
 
-    def test_it_leaves_chance_that_is_not_its_own_alone(self, space: SchemeSpace) -> None:
+    def test_it_does_not_change_the_global_random_state(self, space: SchemeSpace) -> None:
         """The strategy draws only from its own generator, not from that of the interpreter or of numpy."""
         asked = []
         for seed in (1, 2):
@@ -247,7 +247,7 @@ class StrategyContract:
         assert strategy.done()
 
     @pytest.mark.parametrize("batch", [1, 3])
-    def test_it_gives_no_more_than_was_asked_for(self, space: SchemeSpace, batch: int) -> None:
+    def test_it_gives_no_more_than_was_requested(self, space: SchemeSpace, batch: int) -> None:
         """At most as many proposals are returned as requested."""
         strategy = self.make(space)
         oracle = Oracle(space)

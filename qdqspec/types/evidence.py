@@ -308,7 +308,7 @@ class Evidence:
     def metrics(self) -> dict[str, float]:
         """All known task metrics of the selected model: from its checks, else from the search."""
         bound = self.search.accuracy if self.search is not None else None
-        held = {} if bound is None else {bound.metric: bound.shipped}
+        held = {} if bound is None else {bound.metric: bound.selected}
         return held | {name: found.tuned for name, found in self.accuracy.items()}
 
 

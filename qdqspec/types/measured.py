@@ -215,8 +215,8 @@ class FrontPoint:
 class AccuracyBound:
     """The accuracy constraint of a search on a task metric: the selected model was scored and reached ``least``.
 
-    ``shipped`` is the value of the selected model, ``best`` the best of all quantized candidates that were
-    scored; ``scored`` is their number, each on all ``samples``.
+    ``selected`` is the value of the selected model, and ``shipped`` the same, by its earlier name; ``best``
+    is the best of all quantized candidates that were scored; ``scored`` is their number, each on all ``samples``.
     """
 
     metric: str
@@ -226,6 +226,10 @@ class AccuracyBound:
     best: float | None
     scored: int
     samples: int
+    selected: float = math.nan
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "selected", self.shipped)
 
 
 FIRST = "first"  # phase of placements that are built before there are corrections, and again with them

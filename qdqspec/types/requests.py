@@ -79,7 +79,7 @@ class InputLimits(Protocol):
         """A message for each limit that the outputs exceed, for one input or for the ``whole`` data."""
         ...
 
-    def badness(self, outputs: tuple[TensorParity, ...]) -> float:
+    def error_excess(self, outputs: tuple[TensorParity, ...]) -> float:
         """The distance of an input's error from a limit: larger is worse."""
         ...
 

@@ -75,8 +75,8 @@ def test_lines_before_the_damage_are_salvaged_byte_for_byte(path: Path, damaged:
     spoilt[damaged] = lines[damaged].replace(b"1.25", b"1.35")
     path.write_bytes(b"".join(spoilt))
     target = path.with_name("other.jsonl")
-    assert Journal.salvage(path, target, HEADER) == damaged
+    assert Journal.recover(path, target, HEADER) == damaged
     assert target.read_bytes() == b"".join(lines[:damaged])
     with Journal.open(target, HEADER) as journal:
         assert journal.trials() == tuple(trial(number) for number in range(damaged))
-    assert Journal.salvage(path, target, {**HEADER, "seed": 1}) == 0
+    assert Journal.recover(path, target, {**HEADER, "seed": 1}) == 0

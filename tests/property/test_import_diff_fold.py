@@ -170,7 +170,7 @@ def test_folding_twice_is_folding_once(proto: onnx.ModelProto) -> None:
     once = fold_constants(Model(proto)).model
     again = fold_constants(once)
     assert again.model is once
-    assert (again.folded, again.dead) == ((), ())
+    assert (again.folded, again.unused) == ((), ())
 
 
 @given(placed_models(odd=False), MODES)

@@ -21,7 +21,7 @@ import onnx
 
 from qdqspec.backends.tensorrt.layers import parse_layers, read_profile, read_times
 from qdqspec.backends.trtexec.log import find_all, read_log
-from qdqspec.baseline.compare import Conditions, differences, judge_change, unlikeness
+from qdqspec.baseline.compare import Conditions, differences, judge_change, why_incomparable
 from qdqspec.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
 from qdqspec.config import load_settings
 from qdqspec.graph.model import Model, load_model
@@ -223,7 +223,7 @@ def _compare_baseline(path: Path) -> object:
     now = Conditions(clock="cpu", model_sha256="ab", rules={}, scheme="cd", environment={})
     for entry in (known.entry(name) for name in known.names()) if known else ():
         assert entry is not None
-        unlikeness(entry, now)
+        why_incomparable(entry, now)
         differences(entry, now)
         before = BuildTimes(
             tuned=entry.samples["tuned"].on(entry.clock), reference=entry.samples["reference"].on(entry.clock)

@@ -155,7 +155,7 @@ class _Simulation:
 
     def _conversion(self, node: Node) -> LayerTime | None:
         """The time of a Q or DQ: zero if a kernel of its format absorbs it or its value is constant."""
-        if self._is_taken_in(node):
+        if self._is_absorbed(node):
             return None
         if not _dequantizes(node):
             tensor = node.inputs[0]
@@ -170,7 +170,7 @@ class _Simulation:
             boundary=True,
         )
 
-    def _is_taken_in(self, node: Node) -> bool:
+    def _is_absorbed(self, node: Node) -> bool:
         if _dequantizes(node):
             readers = self._model.consumers.get(node.outputs[0], ())
             if all(self._model.by_name[reader.node].op_type in QDQ_OPS for reader in readers):

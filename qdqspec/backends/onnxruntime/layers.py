@@ -284,7 +284,7 @@ def layer_times(
     found = runs_of(find_scopes(optimized.proto), events)
     if found is None or len(found) < runs:
         return ()
-    spent = [_spent(run) for run in found[-runs:]]
+    spent = [_microseconds_of(run) for run in found[-runs:]]
     sample = {name: event for run in found[-runs:] for name, event, _ in reversed(run)}
     ran = [(n, o) for n, o in zip(optimized.nodes, origins, strict=True) if n.name in sample]
     times = [_trimmed_mean([run.get(node.name, 0) for run in spent]) for node, _ in ran]
@@ -303,7 +303,7 @@ def layer_times(
     )
 
 
-def _spent(run: Sequence[TimedEvent]) -> dict[str, int]:
+def _microseconds_of(run: Sequence[TimedEvent]) -> dict[str, int]:
     """Microseconds of each kernel in one run."""
     spent: dict[str, int] = {}
     for name, _, microseconds in run:

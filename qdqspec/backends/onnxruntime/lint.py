@@ -364,7 +364,7 @@ def float_convolutions(view: View) -> Iterator[Hit]:
     for node in view.operators:
         made = view.inputs(node) if node.op_type == "Conv" else {}
         if len(made) == 2 and all(made.values()):
-            why = _seen_in_float(view, node)
+            why = _float_reader(view, node)
             if why:
                 yield Hit(node.name, why)
 
@@ -385,7 +385,7 @@ def float_results(view: View) -> Iterator[Hit]:
         own = any(
             len(view.readers(dq.outputs[0])) == 1 for dq in view.inputs(node).values() if dq is not None
         )
-        why = _seen_in_float(view, node)
+        why = _float_reader(view, node)
         if own and why and not _dequantizes_for_free(view, node):
             yield Hit(node.name, why)
 
@@ -442,7 +442,7 @@ def float_biases(view: View) -> Iterator[Hit]:
         if node.op_type not in ("Gemm", "MatMul") or owner is None or not _reads_integers(view, node):
             continue
         constants = [t for t in owner.inputs if t in view.model.constants and _is_flat(view, t)]
-        if constants and _seen_in_float(view, owner):
+        if constants and _float_reader(view, owner):
             yield Hit(node.name, f"adds '{constants[0]}'")
 
 
@@ -513,17 +513,17 @@ def staying_relu(view: View) -> Iterator[Hit]:
     """A Relu that reads a dequantized tensor and is followed by a Q with a zero point above the lowest value."""
     for node in view.operators:
         behind = view.quantizers(node.outputs[0]) if node.op_type == "Relu" else ()
-        if behind and view.dequantizer(node.inputs[0]) and not _vanishes(view, node, behind[0]):
+        if behind and view.dequantizer(node.inputs[0]) and not _folds_into_quantizer(view, node, behind[0]):
             yield Hit(node.name, f"is before '{behind[0].name}'")
 
 
-def _seen_in_float(view: View, node: Node) -> str:
+def _float_reader(view: View, node: Node) -> str:
     """The float reader of the result of an operator and of the nodes fused into it; empty if there is none."""
     chain = view.fused(node, ABSORBED | _passed(view))
     result = chain[-1].outputs[0]
     readers = view.readers(result)
     quantizers = view.quantizers(result)
-    stays = [each for each in chain if quantizers and not _vanishes(view, each, quantizers[0])]
+    stays = [each for each in chain if quantizers and not _folds_into_quantizer(view, each, quantizers[0])]
     if stays:
         return f"'{stays[0].name}' stays: the zero point behind it is not the lowest value"
     if result in view.model.outputs:
@@ -543,7 +543,7 @@ def _passed(view: View) -> frozenset[str]:
     return _PASSED if view.model.opset >= _MAX_POOL_SINCE else _PASSED - {"MaxPool"}
 
 
-def _vanishes(view: View, node: Node, quantizer: Node) -> bool:
+def _folds_into_quantizer(view: View, node: Node, quantizer: Node) -> bool:
     """Whether an operator, if it is a Relu, is folded into the Q after it. A Clip's bounds are not judged."""
     numbers = view.numbers(quantizer)
     if node.op_type != "Relu" or numbers.zero_point is None or numbers.elem_type not in _LOWEST:

@@ -85,8 +85,8 @@ def _look(index: int, visible: str | None, paths: tuple[str, ...]) -> DeviceStat
 def _found_from(done: subprocess.CompletedProcess[str]) -> DeviceState:
     lines = done.stdout.strip().splitlines()
     try:
-        told = json.loads(lines[-1])
-        return DeviceState(**{**told, "capability": tuple(told["capability"])})
+        state = json.loads(lines[-1])
+        return DeviceState(**{**state, "capability": tuple(state["capability"])})
     except (IndexError, ValueError, TypeError, KeyError):
         words = " ".join(done.stderr.split())[-300:]
         return DeviceState(

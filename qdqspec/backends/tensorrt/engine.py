@@ -269,10 +269,10 @@ def graph_hash(information: str, model: Path) -> str:
     first and last node, may contain anything: then the model itself is hashed too.
     """
     try:
-        told: Any = json.loads(information, strict=False)
+        found: Any = json.loads(information, strict=False)
     except ValueError:
-        told = information
-    text = _NUMBERED.sub("", json.dumps(told, sort_keys=True))
+        found = information
+    text = _NUMBERED.sub("", json.dumps(found, sort_keys=True))
     digest = hashlib.sha256(text.encode())
     if _OPAQUE in text:
         with model.open("rb") as file:

@@ -205,12 +205,12 @@ def _times(
 def _layer_time(layer: Layer, milliseconds: float, names: EngineNames, ends: tuple[str, ...]) -> LayerTime:
     named = names.of_layer(layer.name, layer.metadata)
     nodes = tuple(node for node in named if not names.is_pair(node))
-    lonely = layer.origin == "QDQ" or bool(named and not nodes)
-    boundary = layer.converts or lonely or not nodes
+    unfused = layer.origin == "QDQ" or bool(named and not nodes)
+    boundary = layer.converts or unfused or not nodes
     tensors = names.tensors(tensor.name for tensor in (*layer.inputs, *layer.outputs))
     return LayerTime(
         name=layer.name,
-        op_type=_pair_type(layer, named) if lonely else layer.layer_type,
+        op_type=_pair_type(layer, named) if unfused else layer.layer_type,
         milliseconds=milliseconds,
         nodes=() if boundary else nodes,
         tensors=(tensors or ends) if boundary else (),
@@ -282,10 +282,10 @@ class EngineNames:
 
     def of_layer(self, name: str, metadata: str) -> tuple[str, ...]:
         """Every node of a layer, pairs included: from its metadata, else from its own name."""
-        told = metadata_names(metadata)
-        if told:
-            known = (self._called.get(entry) for entry in told)
-            return tuple(node for node in known if node) if self._model else told
+        in_metadata = metadata_names(metadata)
+        if in_metadata:
+            known = (self._called.get(entry) for entry in in_metadata)
+            return tuple(node for node in known if node) if self._model else in_metadata
         return tuple(dict.fromkeys(self._from_name(_CLONE.sub("", plain_name(name)))))
 
     def is_pair(self, node: str) -> bool:

@@ -197,12 +197,12 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         words = [f"--iterations={max(runs, _PROFILED_RUNS)}", "--duration=0", "--warmUp=200"]
         wanted = ["--dumpProfile", f"--exportProfile={times}", *MEASURING]
         report = self._call([*words, *bound], wanted)
-        told = (
+        with_times = (
             self._text(times)
             if times.is_file()
             else [{"name": name, "averageMs": ms} for name, ms in report.profile]
         )
-        return parse_layers(self._text(graph), told, model=self._model) if told else ()
+        return parse_layers(self._text(graph), with_times, model=self._model) if with_times else ()
 
     def close(self) -> None:
         """Remove the engine; closing twice has no effect."""

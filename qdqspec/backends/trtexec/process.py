@@ -121,12 +121,16 @@ class _Outcome:
             return self.report
         cause = cause_of(self.report.findings)
         if cause is not None:
-            raise BackendError(f"trtexec {self._fate}: {cause.text}", where=model, cure=cause.cure or None)
-        said = " | ".join(self.report.errors[-_LAST_LINES:]) or _last_lines(self.log) or "it printed nothing"
-        raise BackendError(f"trtexec {self._fate}: {said}", where=model)
+            raise BackendError(
+                f"trtexec {self._result_text}: {cause.text}", where=model, cure=cause.cure or None
+            )
+        message = (
+            " | ".join(self.report.errors[-_LAST_LINES:]) or _last_lines(self.log) or "it printed nothing"
+        )
+        raise BackendError(f"trtexec {self._result_text}: {message}", where=model)
 
     @property
-    def _fate(self) -> str:
+    def _result_text(self) -> str:
         if self.code < 0:
             return f"was killed by {signal_text(-self.code)}"
         if self.report.verdict == "FAILED" or self.code:

@@ -134,7 +134,7 @@ def test_the_same_calls_give_the_same_times(tmp_path: Path) -> None:
     assert session() == session()
 
 
-def test_noise_is_as_large_as_asked(tmp_path: Path) -> None:
+def test_noise_has_the_configured_size(tmp_path: Path) -> None:
     path, device = chain(tmp_path, PLAIN), FakeDevice()
     runs = build(path, device, run_noise="0.05", wall_noise="0.2").time(800)
     assert statistics.stdev(map(math.log, runs.cpu_ms)) == pytest.approx(0.05, rel=0.15)
@@ -167,7 +167,7 @@ def test_a_model_without_pairs_is_never_refused(tmp_path: Path) -> None:
         build(chain(tmp_path, FIRST_IN_INTEGERS), fail_rate="1")
 
 
-def test_refusals_hit_the_share_asked_for_and_always_the_same(tmp_path: Path) -> None:
+def test_the_configured_share_of_builds_fails_and_always_the_same(tmp_path: Path) -> None:
     path = chain(tmp_path, FIRST_IN_INTEGERS)
 
     def refused(seed: int) -> bool:

@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "stand-in.md"
 
 
 @pytest.mark.parametrize("standin", standins.FILES)
-def test_every_property_of_a_stand_in_is_listed(standin: str) -> None:
+def test_every_property_of_a_substitute_is_listed(standin: str) -> None:
     listed = [name for each in standins.BEHAVIOURS if each.standin == standin for name in each.names]
     assert len(set(listed)) == len(listed), "listed twice"
     public = {name for name in listed if not name.startswith("_")}

@@ -120,7 +120,7 @@ def test_a_gpu_with_a_wrong_number(install_tensorrt: Install):
         TensorRt().device(BuildOptions(device=2))
 
 
-def test_the_gpu_that_is_chosen_is_asked_and_worked_on(
+def test_the_chosen_gpu_is_queried_and_used(
     install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("FAKE_TRT", "two-gpus")

@@ -58,7 +58,7 @@ def test_a_keyword_or_a_name_at_the_end_of_a_chain_is_noticed(tmp_path: Path, ca
     assert any('"get_engine_information"' in line for line in said)
 
 
-def test_what_is_asked_for_by_name_exists_somewhere():
+def test_each_name_that_is_used_exists_in_some_version():
     everywhere = {name for version in VERSIONS for name in members(trt_surface.load(version))}
     asked = trt_surface.optional_names()
     assert "STRONGLY_TYPED" in asked

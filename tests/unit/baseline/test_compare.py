@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.baseline.compare import Conditions, differences, rules_of, unlikeness
+from qdqspec.baseline.compare import Conditions, differences, rules_of, why_incomparable
 from qdqspec.baseline.store import Entry, Ratio, RoleTimes
 from qdqspec.types import Case, Inputs, InputShape, PatternRules, QuantizeRules, ShapeProfile, TuneRules
 
@@ -32,7 +32,7 @@ ENTRY = Entry(
 
 
 def test_the_same_is_compared() -> None:
-    assert unlikeness(ENTRY, NOW) == ""
+    assert why_incomparable(ENTRY, NOW) == ""
     assert differences(ENTRY, NOW) == ()
 
 
@@ -60,7 +60,7 @@ SHAPE = InputShape(min=(1, 3), opt=(8, 3), max=(8, 3))
     ],
 )
 def test_unlike_conditions_are_refused_with_the_reason(now: Conditions, words: str) -> None:
-    assert words in unlikeness(ENTRY, now)
+    assert words in why_incomparable(ENTRY, now)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_unlike_conditions_are_refused_with_the_reason(now: Conditions, words: s
     ],
 )
 def test_what_a_ratio_does_not_depend_on_refuses_nothing(fields: dict) -> None:
-    assert unlikeness(ENTRY, with_case(**fields)) == ""
+    assert why_incomparable(ENTRY, with_case(**fields)) == ""
 
 
 def test_the_order_of_patterns_means_nothing() -> None:
@@ -82,14 +82,14 @@ def test_the_order_of_patterns_means_nothing() -> None:
 
 
 def test_a_rule_that_an_older_version_did_not_know_refuses_nothing() -> None:
-    assert unlikeness(ENTRY, replace(NOW, rules={**NOW.rules, "quantize.rounding": "even"})) == ""
+    assert why_incomparable(ENTRY, replace(NOW, rules={**NOW.rules, "quantize.rounding": "even"})) == ""
 
 
 def test_the_environment_is_reported_and_not_judged() -> None:
     now = replace(
         NOW, scheme="4567", environment={"onnxruntime": "1.31.2", "cpu": "Sample", "python": "3.12"}
     )
-    assert unlikeness(ENTRY, now) == ""
+    assert why_incomparable(ENTRY, now) == ""
     assert differences(ENTRY, now) == (
         "placement: was 0123, is 4567",
         "onnxruntime: was 1.31.1, is 1.31.2",

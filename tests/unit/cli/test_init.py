@@ -342,7 +342,7 @@ def test_what_is_there_is_never_overwritten(verb, project):
     assert (project / "digits_resnet.qdq.yaml").read_text() == "mine"
 
 
-def test_it_may_stand_elsewhere_and_still_finds_the_model(verb, project):
+def test_it_may_be_in_another_folder_and_still_finds_the_model(verb, project):
     (project / "specs").mkdir()
     assert verb("init", "digits_resnet.onnx", *FAKE, "-o", "specs/d.qdq.yaml").code == 0
     (case,) = load_cases(project / "specs" / "d.qdq.yaml", Settings(root=project))

@@ -50,7 +50,7 @@ def test_other_unknown_options_are_errors_of_usage(verb) -> None:
     assert "unrecognized arguments: --no-such-option" in result.err
 
 
-def test_our_own_modes_are_taken(verb) -> None:
+def test_modes_of_this_project_are_accepted(verb) -> None:
     assert "ModelOpt" not in verb("tune", "no-such.onnx", "--mode", "plan").err
 
 

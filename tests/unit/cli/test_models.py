@@ -58,7 +58,7 @@ def test_inspect_takes_the_size_of_regions(verb, model):
     assert verb("inspect", model, "--max-nodes", "0").code == 2
 
 
-def test_inspect_prints_only_what_is_asked_for(verb, model):
+def test_inspect_prints_only_what_is_requested(verb, model):
     regions, patterns = (verb("inspect", model, word).out for word in ("--regions", "--patterns"))
     assert "r0 ROOT" in regions
     assert "r0 ROOT" not in patterns

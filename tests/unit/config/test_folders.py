@@ -68,7 +68,7 @@ def test_a_model_and_its_spec_share_a_folder(case, tmp_path: Path) -> None:
     assert names(settings, other, far) == ["net.more/default", "net.far/default"]
 
 
-def test_a_spec_that_is_gone_leaves_its_folder_to_the_next(case, tmp_path: Path) -> None:
+def test_the_folder_of_a_deleted_spec_is_free_for_another_one(case, tmp_path: Path) -> None:
     settings = Settings(root=tmp_path)
     first, second = case("a/net.qdq.yaml"), case("b/net.qdq.yaml")
     assert names(settings, first) == ["net/default"]

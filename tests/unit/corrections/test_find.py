@@ -400,7 +400,7 @@ def test_ranges_of_activations_come_from_several_methods(
 
 @pytest.mark.usefixtures("seven_bits")
 @pytest.mark.parametrize(("together", "taken"), [(33.0, True), (30.5, False)])
-def test_finer_steps_that_are_no_gain_alone_are_tried_with_rounding(
+def test_finer_steps_without_a_gain_of_their_own_are_combined_with_rounding(
     session: Session,
     models: Path,
     tmp_path: Path,

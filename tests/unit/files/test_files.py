@@ -93,7 +93,7 @@ def test_a_failed_write_keeps_the_old_file_and_states_the_cure(
     assert names(tmp_path) == ["a"]
 
 
-def test_what_a_kill_left_is_removed_when_its_process_is_gone(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed_after_it_has_ended(tmp_path: Path) -> None:
     kill_while_writing(tmp_path)
     with partial_folder(tmp_path) as mine:
         remove_partial(tmp_path)

@@ -36,7 +36,7 @@ def left() -> list[str]:
     return sorted(path.name for path in shared_folder("runs").iterdir())
 
 
-def test_a_folder_is_gone_when_closed_or_forgotten() -> None:
+def test_a_folder_is_removed_when_closed_or_collected() -> None:
     with TemporaryFolder() as folder:
         assert folder.is_dir()
         assert folder.stat().st_mode & 0o777 == 0o700

@@ -173,14 +173,14 @@ def test_a_large_weight_may_be_turned_but_not_multiplied() -> None:
     assert fold_constants(tiled).model is tiled
 
 
-def test_dead_nodes_and_initializers_go() -> None:
+def test_unused_nodes_and_initializers_are_removed() -> None:
     folded = fold_constants(
         parsed(
             "g (float[4] x) => (float[4] y) { a = Neg(x)  b = Abs(a)  c = trt.Own(x)  y = Relu(x) }", s=S, w=W
         )
     )
     assert ops(folded) == ["Own", "Relu"]
-    assert folded.dead == ("Neg#0", "Abs#1")
+    assert folded.unused == ("Neg#0", "Abs#1")
     assert folded.model.initializers == {}
 
 

@@ -408,7 +408,7 @@ def test_every_rule_is_tried() -> None:
     assert {rule.id for rule in rules_for() if rule.targets == TARGETS} == CASES.keys() | elsewhere
 
 
-def test_operators_of_tensorrts_own_domain_are_taken(parsed: Callable[..., Model]) -> None:
+def test_operators_of_tensorrts_domain_are_accepted(parsed: Callable[..., Model]) -> None:
     text = "q = trt.TRT_FP8QuantizeLinear(x, s)  a = trt.TRT_FP8DequantizeLinear(q, s)  y = Tanh(a)"
     assert ids(parsed(ROWS, "y", text)) == set()
 
@@ -442,7 +442,7 @@ def test_activations_that_cannot_come_in_blocks_are_reported_with_the_reason(
 
 
 @pytest.mark.parametrize(("capability", "said"), [((10, 0), False), ((9, 0), True), ((12, 0), True)])
-def test_the_gpu_is_asked_for_activations_in_blocks(
+def test_activations_in_blocks_need_the_gpu(
     parsed: Callable[..., Model], capability: tuple[int, int], said: bool
 ) -> None:
     model = parsed("float[2,64] x", "y", COMES + "y = Neg(a)")

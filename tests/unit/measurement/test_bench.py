@@ -198,7 +198,7 @@ def test_a_slower_one_is_closed_and_changes_nothing(make_lab: MakeLab) -> None:
     assert [engine.name for engine in lab.open] == ["reference"]
 
 
-def test_profiles_only_where_asked(make_lab: MakeLab) -> None:
+def test_profiles_only_where_requested(make_lab: MakeLab) -> None:
     lab = make_lab(a=Candidate(), b=Candidate())
     bench = started(lab)
     assert not bench.trial(1, placement("a"), "p").layers

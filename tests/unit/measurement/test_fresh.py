@@ -87,7 +87,7 @@ def test_an_expected_failure_is_not_built(make_lab: MakeLab) -> None:
     assert len(lab.built) == 1 + NOISE_BUILDS
 
 
-def test_it_is_asked_before_and_after_every_build(make_lab: MakeLab) -> None:
+def test_it_is_queried_before_and_after_every_build(make_lab: MakeLab) -> None:
     asked: list[tuple[int, int]] = []
 
     def memory(engines, more: int) -> bool:
@@ -100,7 +100,7 @@ def test_it_is_asked_before_and_after_every_build(make_lab: MakeLab) -> None:
     assert len(lab.built) == 1 + 3 + NOISE_BUILDS
 
 
-def test_what_once_had_no_room_is_not_tried_again(make_lab: MakeLab) -> None:
+def test_what_once_did_not_fit_is_not_tried_again(make_lab: MakeLab) -> None:
     lab = crowded(make_lab(fast=Candidate(scale=0.5)), fit=3)
     bench = bench_of(lab)
     bench.measure_noise(REFERENCE)
@@ -109,7 +109,7 @@ def test_what_once_had_no_room_is_not_tried_again(make_lab: MakeLab) -> None:
     assert len(lab.built) == before + 6
 
 
-def test_where_there_is_room_nothing_differs(make_lab: MakeLab) -> None:
+def test_with_enough_memory_nothing_differs(make_lab: MakeLab) -> None:
     found = []
     for memory in (lambda *_: True, None):
         lab = make_lab(fast=Candidate(scale=0.5))
@@ -126,7 +126,7 @@ def test_several_at_a_time_are_built_one_by_one(make_lab: MakeLab) -> None:
     assert (lab.most, lab.open) == (2, [])
 
 
-def test_the_float_part_gives_way_too(make_lab: MakeLab) -> None:
+def test_the_float_part_is_closed_too(make_lab: MakeLab) -> None:
     lab = make_lab(QUIET)
     bench = started(lab, memory=no_memory)
     bench._parts._hold(("n",), lab.build(lab.write(REFERENCE), BuildOptions()))

@@ -308,7 +308,7 @@ hanging.bind({})
 
 @needs_proc
 @pytest.mark.parametrize("fork", [True, False])
-def test_children_die_with_a_killed_parent(model: Path, fork: bool) -> None:
+def test_children_end_with_a_killed_parent(model: Path, fork: bool) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(model), str(fork)], stdout=subprocess.PIPE, text=True
     )
@@ -323,7 +323,7 @@ def test_children_die_with_a_killed_parent(model: Path, fork: bool) -> None:
 
 
 @needs_proc
-def test_children_die_with_a_killed_zygote(model: Path) -> None:
+def test_children_end_with_a_killed_zygote(model: Path) -> None:
     with Isolated("fake") as backend:
         engine = build(backend, model)
         launcher = backend._launcher

@@ -140,7 +140,7 @@ def test_an_isolated_engine_shows_what_it_holds(tmp_path: Path) -> None:
         ("Could not find any implementation for node conv1", False),
     ],
 )
-def test_words_of_runtimes_that_have_no_room(words: str, yes: bool) -> None:
+def test_messages_of_runtimes_without_memory(words: str, yes: bool) -> None:
     assert is_memory_error(BackendError(words)) is yes
 
 

@@ -14,7 +14,7 @@ import pytest
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.measurement.race import (
-    HOPELESS_AFTER,
+    FAR_SLOWER_AFTER,
     LOOKS,
     MIXED_LAUNCHES,
     MOST_RUNS,
@@ -129,9 +129,9 @@ def test_the_ratio_is_challenger_over_incumbent(model: Path) -> None:
     assert {race.opponent for race in found} == {"incumbent"}
 
 
-def test_a_hopeless_challenger_is_dropped_after_three_pairs(model: Path) -> None:
+def test_a_far_slower_candidate_is_rejected_after_three_pairs(model: Path) -> None:
     found = verdicts(model, 1.6, seeds=40)
-    assert {(race.verdict, race.pairs) for race in found} == {("slower", HOPELESS_AFTER)}
+    assert {(race.verdict, race.pairs) for race in found} == {("slower", FAR_SLOWER_AFTER)}
 
 
 def test_a_race_is_won_at_a_look_and_at_the_first_where_it_is_clear(model: Path) -> None:
@@ -171,7 +171,7 @@ def test_the_interval_is_that_of_the_pairs_and_needs_six(model: Path) -> None:
     assert bounds is not None
     assert outcome.interval.high == pytest.approx(math.exp(bounds.high))
     hopeless, _, _ = raced(model, 0, 1.6)
-    assert hopeless.pairs == HOPELESS_AFTER
+    assert hopeless.pairs == FAR_SLOWER_AFTER
     assert hopeless.interval is None
 
 

@@ -99,7 +99,7 @@ def _change(entry: Path, what: bytes, by: bytes) -> None:
 
 
 @pytest.mark.parametrize("damage", [_cut, _lose, _add, _garble, _forget, _backdate, _misname])
-def test_a_damaged_entry_is_ignored_said_and_made_anew(store: Store, damage: object) -> None:
+def test_a_damaged_entry_is_ignored_reported_and_made_again(store: Store, damage: object) -> None:
     damage(store.put(KEY, fill))  # type: ignore[operator]
     assert store.get(KEY) is None
     assert store.get(KEY) is None

@@ -148,7 +148,7 @@ def test_builds_that_time_kernels_are_made_one_by_one() -> None:
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.0, fresh.FEWEST), (1e9, 24)])
 def test_slow_models_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
     monkeypatch.setattr(fresh, "MOST_SECONDS", seconds)
-    monkeypatch.setattr(fresh, "_are_known", lambda *_: False)
+    monkeypatch.setattr(fresh, "_are_precise", lambda *_: False)
     site = Site(wanted=2)
     builds = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext)
     found = builds.all_at_once({"a": [site.build] * 2}, 24)
@@ -158,7 +158,7 @@ def test_slow_models_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: 
 def test_it_ends_after_half_or_three_quarters_of_the_rounds_where_it_is_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fresh, "_are_known", lambda *_: False)
+    monkeypatch.setattr(fresh, "_are_precise", lambda *_: False)
     seen: list[int] = []
 
     def is_settled(found: Together) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqspec.errors import DataError
-from qdqspec.parity.data import Dataset, doubts, open_data
+from qdqspec.parity.data import Dataset, data_warnings, open_data
 from qdqspec.parity.npz import read_members
 from qdqspec.parity.shapes import InputSpec
 
@@ -83,7 +83,7 @@ def test_too_few_samples_for_a_batch_are_repeated(saved: Callable[..., Path]) ->
 def test_doubtful_calibration_data_is_reported(
     saved: Callable[..., Path], arrays: dict[str, np.ndarray], said: list[str]
 ) -> None:
-    found = list(doubts(open_data(saved(**arrays), IMAGE)))
+    found = list(data_warnings(open_data(saved(**arrays), IMAGE)))
     assert len(found) == len(said)
     assert all(text.startswith(part) for text, part in zip(found, said, strict=True))
 
@@ -91,7 +91,7 @@ def test_doubtful_calibration_data_is_reported(
 def test_an_input_of_integers_may_be_all_zeros(saved: Callable[..., Path]) -> None:
     """Token types and masks often are."""
     inputs = {"ids": InputSpec(dtype=np.dtype(np.int64), shape=(1, 4))}
-    assert list(doubts(open_data(saved(ids=np.zeros((2, 4), np.int64)), inputs))) == []
+    assert list(data_warnings(open_data(saved(ids=np.zeros((2, 4), np.int64)), inputs))) == []
 
 
 def test_a_folder_is_read_in_order_of_name_and_batches_span_files(tmp_path: Path) -> None:
@@ -111,7 +111,9 @@ def test_a_scalar_input_has_one_number_a_sample(saved: Callable[..., Path]) -> N
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float64, np.float16, ">f4"])
-def test_casts_are_done_and_those_of_unscaled_integers_said(saved: Callable[..., Path], dtype: str) -> None:
+def test_casts_are_done_and_those_of_unscaled_integers_reported(
+    saved: Callable[..., Path], dtype: str
+) -> None:
     data = open_data(saved(x=images(2).astype(dtype)), IMAGE)
     assert next(iter(data))["x"].dtype == np.float32
     np.testing.assert_array_equal(together(data), images(2))

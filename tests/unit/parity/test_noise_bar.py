@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.parity.noise_bar import HOPELESS_DB, STEP_DB, NoiseBar
+from qdqspec.parity.noise_bar import FAR_BELOW_DB, STEP_DB, NoiseBar
 from qdqspec.types import Consumer, Placement, Site, Trial
 
 SOMETHING = Placement(sites=frozenset({Site(tensor="t", consumers=(Consumer("n", 0),), format="uint8")}))
@@ -25,31 +25,31 @@ def _trial(sqnr_db: float | None, score: float | None, placement: Placement = SO
 
 
 def test_nothing_is_aimed_at_until_one_was_refused() -> None:
-    assert bar().aim_db is None
-    assert bar(db20=0.9).aim_db is None
-    assert not bar(db20=0.9).is_hopeless(-200.0)
+    assert bar().next_db is None
+    assert bar(db20=0.9).next_db is None
+    assert not bar(db20=0.9).is_far_below(-200.0)
 
 
 def test_less_noise_is_aimed_at_after_a_refusal() -> None:
-    assert bar(db10=0.1).aim_db == 10 + STEP_DB
-    assert bar(db10=0.1, db15=0.2).aim_db == 15 + STEP_DB
+    assert bar(db10=0.1).next_db == 10 + STEP_DB
+    assert bar(db10=0.1, db15=0.2).next_db == 15 + STEP_DB
 
 
 def test_between_a_refusal_and_a_win_the_middle_is_tried() -> None:
-    assert bar(db10=0.1, db16=0.9).aim_db == 13
-    assert bar(db10=0.1, db40=0.9).aim_db == 10 + STEP_DB  # far apart: not further than a step
+    assert bar(db10=0.1, db16=0.9).next_db == 13
+    assert bar(db10=0.1, db40=0.9).next_db == 10 + STEP_DB  # far apart: not further than a step
 
 
 def test_twice_the_noise_of_one_refused_is_not_raced() -> None:
     found = bar(db20=0.1, db30=0.9)
-    assert found.is_hopeless(20 - HOPELESS_DB)
-    assert not found.is_hopeless(20 - HOPELESS_DB + 0.1)
+    assert found.is_far_below(20 - FAR_BELOW_DB)
+    assert not found.is_far_below(20 - FAR_BELOW_DB + 0.1)
 
 
-def test_a_cleaner_one_that_was_refused_makes_no_noisier_one_hopeless_that_was_not() -> None:
+def test_a_rejected_candidate_excludes_no_accepted_one_of_lower_sqnr() -> None:
     found = bar(db30=0.1, db20=0.9)
-    assert not found.is_hopeless(15.0)
-    assert found.aim_db == 20
+    assert not found.is_far_below(15.0)
+    assert found.next_db == 20
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_trials_without_score_or_sqnr_and_the_reference_are_not_used(trial: Tria
 
 
 @given(st.lists(st.tuples(st.floats(-50, 100, allow_subnormal=False), st.booleans()), max_size=8))
-def test_nothing_that_was_kept_is_hopeless_and_the_aim_is_above_what_was_refused(told) -> None:
+def test_no_accepted_candidate_is_far_below_and_the_next_sqnr_is_above_the_rejected(told) -> None:
     found = NoiseBar()
     for sqnr_db, good in told:
         found.learn(_trial(sqnr_db, 1.0 if good else 0.0), 0.5)
-    assert not any(found.is_hopeless(sqnr_db) for sqnr_db in found.kept)
-    if found.aim_db is not None:
-        assert math.isfinite(found.aim_db)
-        assert found.aim_db > found.lost_db
+    assert not any(found.is_far_below(sqnr_db) for sqnr_db in found.kept)
+    if found.next_db is not None:
+        assert math.isfinite(found.next_db)
+        assert found.next_db > found.rejected_db

@@ -50,7 +50,7 @@ def test_a_few_of_many_are_found_with_few_hearings() -> None:
     assert hearing.count <= 2 * 3 * math.ceil(math.log2(1000))
 
 
-def test_to_rank_all_takes_one_hearing_each() -> None:
+def test_ranking_all_takes_one_measurement_each() -> None:
     hearing = Hearing([float(i) for i in range(50)])
     list(Noisiest(range(50), hearing))
     assert hearing.count == 50

@@ -229,7 +229,7 @@ def space_of(model: Model, *, outputs: bool) -> SchemeSpace:
     return SchemeSpace(model, backend().capabilities(), rules=rules, regions=find_regions(model))
 
 
-def test_graph_outputs_are_offered_only_where_they_are_asked_for() -> None:
+def test_graph_outputs_are_offered_only_on_request() -> None:
     model = model_of(CONVS)
     assert set(space_of(model, outputs=False).by_id) == {"a"}
     asked = space_of(model, outputs=True)

@@ -67,7 +67,7 @@ def test_a_format_of_weights_alone_has_no_halves() -> None:
     assert {half for unit in space.units for half in unit.halves} == set(HALVES)
 
 
-def test_weights_alone_read_floats_where_the_maker_can_give_them() -> None:
+def test_weights_alone_read_floats_where_the_producer_outputs_them() -> None:
     space = products("int8")
     both = space.resolve({"maker": "in+out", "reader": "weight-only"})
     assert both.sites == space.resolve({"maker": "in-only", "reader": "weight-only"}).sites

@@ -44,7 +44,7 @@ def test_a_tensor_may_have_many_readers(readers: int) -> None:
     assert {end.node for end in read.consumers} == some.keys()
 
 
-def test_a_smaller_space_does_not_remember_the_larger_one(models: Path) -> None:
+def test_a_smaller_space_is_independent_of_the_larger_one(models: Path) -> None:
     space = SchemeSpace(load_model(models / "digits_resnet.onnx"), OnnxRuntime().capabilities())
     everything = space.resolve(space.everything())
     smaller = space.known([t for t in space.tensors if t != sorted(space.tensors)[0]])

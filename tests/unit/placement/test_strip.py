@@ -373,7 +373,7 @@ def test_inserted_pairs_never_replace_a_relu() -> None:
     )
 
 
-def test_nodes_that_are_gone_for_good_are_reported() -> None:
+def test_nodes_that_cannot_be_restored_are_reported() -> None:
     model = parsed("g (float[4] x) => (float[4] y) { [n] y = Neg(x) }")
     reference = parsed("g (float[4] x) => (float[4] y) { [i] t = Identity(x)  [n] y = Neg(t) }")
     assert strip_qdq(model, reference).notes == (

@@ -62,7 +62,7 @@ def worst_error(model: Model, label: Label) -> float:
 # ---- what is taken in ---------------------------------------------------------------------------
 
 
-def test_an_activation_that_alone_reads_a_convolution_is_taken_in() -> None:
+def test_an_activation_that_alone_reads_a_convolution_is_absorbed() -> None:
     text = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { c = Conv(x, w)\n r = Relu(c)\n y = Conv(r, v) }"
     space = space_of(model_of(text, w=(4, 4, 1, 1), v=(4, 4, 1, 1)))
     assert space.by_id["c"].nodes == ("c", "r")

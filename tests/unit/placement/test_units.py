@@ -69,7 +69,7 @@ OTHERS_LAST = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { a = Conv(x, w)  y = 
         (OTHERS_LAST, True, True),
     ],
 )
-def test_a_graph_output_is_offered_where_a_convolution_makes_it_or_where_asked_for(
+def test_a_graph_output_is_offered_where_a_convolution_makes_it_or_on_request(
     text: str, outputs: bool | Literal["auto"], is_offered: bool
 ) -> None:
     space = space_of(model_of(text), rules=QuantizeRules(outputs=outputs))

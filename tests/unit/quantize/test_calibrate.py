@@ -192,7 +192,7 @@ def test_integer_tensors_are_left_out_silently() -> None:
     assert not notes
 
 
-def test_samples_are_asked_for_one_at_a_time(absolute: Model) -> None:
+def test_samples_are_read_one_at_a_time(absolute: Model) -> None:
     alive = most = 0
 
     class Sample(dict[str, np.ndarray]):

@@ -139,7 +139,7 @@ def test_a_half_precision_weight_gets_float32_scales() -> None:
 
 
 @pytest.mark.parametrize("weak", [0, 1e-20, 1e-9])
-def test_a_bias_fits_in_32_bits_beside_a_dead_channel(weak: float) -> None:
+def test_a_bias_fits_in_32_bits_beside_a_channel_of_zeros(weak: float) -> None:
     weight = np.array([[weak, 0], [1, -2]], np.float32)
     params = weight_params(weight, FORMATS["int8"], 0)
     input_scale, bias = 0.01, 3
@@ -148,7 +148,7 @@ def test_a_bias_fits_in_32_bits_beside_a_dead_channel(weak: float) -> None:
     np.testing.assert_array_equal(quantize(weight, params), [[0, 0], [64, -127]])
 
 
-def test_a_weak_but_living_channel_keeps_its_own_scale() -> None:
+def test_a_weak_channel_that_is_not_zero_keeps_its_own_scale() -> None:
     weight = np.array([[1e-4, 0], [1, -2]], np.float32)
     params = weight_params(weight, FORMATS["int8"], 0)
     np.testing.assert_array_equal(quantize(weight, params), [[127, 0], [64, -127]])

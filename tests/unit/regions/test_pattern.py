@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from qdqspec.graph.model import Model
-from qdqspec.regions.pattern import Puzzle, canonical_order
+from qdqspec.regions.pattern import LabelledGraph, canonical_order
 from tests.support.patterns import canonical
 
 
@@ -60,7 +60,7 @@ def test_a_body_that_reads_its_own_condition_reads_nothing_more():
     assert found("c") == found("d")
 
 
-def test_shapes_count_only_when_asked_for():
+def test_shapes_count_only_when_requested():
     body = "a = Relu(x) y = Add(a, z)"
     assert digest(body, "4,4") != digest(body, "8,8")
     assert digest(body, "4,4", "structure") == digest(body, "8,8", "structure")
@@ -108,7 +108,7 @@ def test_equal_patterns_have_equal_text_at_any_place():
     assert len({pattern.text for pattern in found}) == 1
 
 
-def ring(sizes: list[int], start: int = 0) -> Puzzle:
+def ring(sizes: list[int], start: int = 0) -> LabelledGraph:
     """Rings of sources, joined in neighbouring pairs: refinement alone cannot tell their sizes."""
     count = sum(sizes)
     labels, edges = ["source"] * count, [[] for _ in range(count)]
@@ -119,7 +119,7 @@ def ring(sizes: list[int], start: int = 0) -> Puzzle:
             labels.append("join")
             edges.append([(0, pair[0], 0), (0, pair[1], 0)])
         first += size
-    return Puzzle(labels, edges)
+    return LabelledGraph(labels, edges)
 
 
 def test_rings_that_refinement_cannot_distinguish_are_distinguished():
@@ -133,6 +133,6 @@ def test_rings_in_any_order_are_the_same():
 def test_many_equal_branches_do_not_take_forever():
     count = 300
     edges = [[], *([(0, 0, 0)] for _ in range(count)), [(0, i + 1, 0) for i in range(count)]]
-    order, certificate = canonical_order(Puzzle(["root", *["branch"] * count, "join"], edges))
+    order, certificate = canonical_order(LabelledGraph(["root", *["branch"] * count, "join"], edges))
     assert sorted(order) == list(range(count + 2))
     assert certificate.count("branch") == count

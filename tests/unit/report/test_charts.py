@@ -85,7 +85,7 @@ def test_candidates_slower_than_the_reference_are_not_beside_the_front() -> None
     assert "mark dropped" not in front_chart(replace(found, accuracy=None, trials=tuple(slow)))
 
 
-def test_the_front_shows_the_metric_that_was_asked_for() -> None:
+def test_the_front_shows_the_requested_metric() -> None:
     svg = drawn(html.report_format.render(sample_run()), "Time over the reference&#x27;s against top1")
     assert svg.count('class="mark front"') == 3, "the reference has a metric"
     assert ">top1</text>" in svg

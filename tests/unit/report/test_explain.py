@@ -97,7 +97,7 @@ def test_conversions_are_listed_before_the_next_layer():
     rows = {row.place: row for row in both.rows if row.kind == "conversion"}
     assert rows["a",].difference_ms == 0.25
     assert rows["the outputs",].tuned_ms == 0.5
-    assert len(both.tuned.lonely_pairs) == 2
+    assert len(both.tuned.unfused_pairs) == 2
 
 
 def test_conversions_that_cost_nothing_are_not_counted():

@@ -32,7 +32,7 @@ def test_an_unknown_suffix_lists_the_known_ones(tmp_path: Path, name: str, words
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_in_the_way_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_folder_with_the_name_of_an_output_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.md").mkdir()
     with pytest.raises(OutputError, match=r"a\.md: the report cannot be written"):
         write_report(sample_run(), tmp_path / "a.md")

@@ -100,7 +100,7 @@ def test_a_price_on_a_block_takes_it_out(learnt) -> None:
     assert np.array_equal(costs.compose(1.0), free)  # and the price is gone afterwards
 
 
-def test_draws_differ_and_leave_the_model_alone(learnt) -> None:
+def test_draws_differ_and_do_not_change_the_model(learnt) -> None:
     costs, _ = learnt(3)
     times = costs.times.copy()
     random = np.random.default_rng(0)

@@ -18,7 +18,7 @@ def flat(placement: Placement) -> float:
 
 
 @pytest.mark.parametrize("batch", [1, 7])
-def test_every_labelling_is_asked_for_once(space_of, drive, batch: int) -> None:
+def test_every_labelling_is_proposed_once(space_of, drive, batch: int) -> None:
     space = space_of("digits_resnet", "Gemm", "GlobalAveragePool", "Flatten", "Add")
     classes = tied_classes(space)
     labellings = itertools.product(*(tied.labels for tied in classes))

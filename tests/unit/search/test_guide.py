@@ -328,7 +328,7 @@ def test_where_no_rule_keeps_the_limit_rough_noise_gives_a_first_placement() -> 
     assert oracle.truth(trials[1].placement) >= 38.0
 
 
-def test_what_one_rule_makes_is_judged_and_built_before_the_noise_of_labels_is_asked_for() -> None:
+def test_placements_by_one_rule_are_judged_and_built_before_the_noise_of_labels_is_measured() -> None:
     class Noted(Additive):
         """A quantized sum misses the metric, with hardly any signal left; anything else keeps it."""
 

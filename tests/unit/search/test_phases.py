@@ -172,7 +172,7 @@ class Scoring(Oracle):
         best = self._best
         sqnr_db = self._sqnr(proposal.placement)
         trial = replace(super().answer(proposal), sqnr_db=sqnr_db)
-        if not proposal.timed or self._bar.is_hopeless(sqnr_db):
+        if not proposal.timed or self._bar.is_far_below(sqnr_db):
             self._best = best
             return replace(trial, incumbent=False, race=None)
         if trial.incumbent and proposal.placement.sites:

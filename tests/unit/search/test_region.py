@@ -33,7 +33,7 @@ def test_it_begins_with_the_reference_and_with_everything(space_of, drive) -> No
     assert second.placement == space.resolve(space.everything())
 
 
-def test_no_placement_is_asked_for_twice(space_of, drive) -> None:
+def test_no_placement_is_proposed_twice(space_of, drive) -> None:
     trials = drive(RegionSearch, space_of(), by_pairs, trials=400)
     assert len({trial.placement.digest for trial in trials}) == len(trials) > 30
 

@@ -103,7 +103,7 @@ def test_a_cheap_operator_joins_what_it_reads_last(space_of) -> None:
     assert set(added.nodes) < set(nodes_of(space, group))
 
 
-def test_the_nodes_of_a_group_stand_in_graph_order_without_gaps_of_copies(space_of) -> None:
+def test_the_nodes_of_a_group_are_in_graph_order_without_gaps_of_copies(space_of) -> None:
     space = space_of("digits_resnet")
     for group in groups_of(space, ()):
         places = [space.model.by_name[name].index for name in nodes_of(space, group)]

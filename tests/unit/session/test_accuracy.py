@@ -143,7 +143,7 @@ def test_a_check_that_cannot_be_evaluated_is_reported_before_any_build(
     assert built == []
 
 
-def test_labels_are_wanted_before_anything_is_built(open_session: Open, case: Case, project: Path) -> None:
+def test_labels_are_requested_before_anything_is_built(open_session: Open, case: Case, project: Path) -> None:
     np.savez(project / "data.npz", x=np.zeros((2, 8, 12, 12), np.float32))
     case, check = with_check(case, min=0.5)
     session = open_session()
@@ -229,7 +229,7 @@ def test_the_selected_model_keeps_the_metric(open_session: Open, case: Case, clo
     assert search.accuracy is not None
     assert search.accuracy.reference == pytest.approx(1.0)
     assert search.accuracy.least == pytest.approx(least)
-    assert search.accuracy.shipped >= least - 1e-6
+    assert search.accuracy.selected >= least - 1e-6
     assert search.accuracy.samples == SAMPLES
     refused = [t for t in search.trials if t.accuracy is not None and t.accuracy < search.accuracy.least]
     assert refused
@@ -248,7 +248,7 @@ def test_a_constraint_that_nothing_meets_keeps_the_model_unchanged_and_states_wh
     assert search is not None
     assert search.unchanged
     assert search.accuracy is not None
-    assert search.accuracy.shipped == search.accuracy.reference
+    assert search.accuracy.selected == search.accuracy.reference
     assert search.accuracy.best == max(v for v in close.values[1:])
     best = f"{search.accuracy.best:.4g}"
     assert f"did not meet close 1; the best of them reached close {best}, in 0." in search.reason
@@ -378,4 +378,4 @@ def test_the_record_carries_the_constraint(open_session: Open, case: Case, close
     ]
     assert "held to close" in MarkdownFormat().render(record)
     evidence = replace(record.cases[0].evidence, accuracy={})
-    assert evidence.metrics == {"close": evidence.search.accuracy.shipped}
+    assert evidence.metrics == {"close": evidence.search.accuracy.selected}

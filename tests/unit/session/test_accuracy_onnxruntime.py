@@ -91,5 +91,5 @@ def test_the_selected_model_keeps_the_metric_that_candidates_lost(
     assert result.accuracy is not None
     assert result.accuracy.least == pytest.approx(least)
     shipped = top1(tmp_path / "out" / "tuned.onnx", evaluation)
-    assert shipped == pytest.approx(result.accuracy.shipped)
+    assert shipped == pytest.approx(result.accuracy.selected)
     assert shipped >= least

@@ -48,7 +48,7 @@ def case_of(model: Path, **rules: bool) -> Case:
     return Case(id="default", model=model, tune=TuneRules(trials=4, **rules))
 
 
-def test_it_is_timed_where_it_is_asked_for(session: Session, model: Path) -> None:
+def test_it_is_timed_on_request(session: Session, model: Path) -> None:
     evidence = session.evidence(case_of(model, float16=True), EVIDENCE)
     assert evidence.latency is not None
     assert {"reference", "tuned", "float16"} <= evidence.latency.samples.keys()
@@ -72,7 +72,7 @@ def test_it_is_left_out_where_the_backend_has_no_such_kernels(session: Session, 
 
 
 @pytest.mark.parametrize(("asked", "timed"), [(None, True), (False, False)])
-def test_it_is_timed_unasked_where_the_backend_computes_in_float16(
+def test_it_is_timed_without_request_where_the_backend_computes_in_float16(
     session: Session, model: Path, monkeypatch: pytest.MonkeyPatch, asked: bool | None, timed: bool
 ) -> None:
     able = replace(session.backend.capabilities(session.backends.default.options), computes_in_half=True)

@@ -108,7 +108,7 @@ def test_other_evaluation_data_is_another_search(case: Case) -> None:
     assert tuned(on_small_data(case)).cases[0].evidence.status == "unchanged"
 
 
-def test_a_gain_below_the_one_asked_for_is_unchanged_with_the_gain(case: Case) -> None:
+def test_a_gain_below_the_requested_one_is_unchanged_with_the_gain(case: Case) -> None:
     (found,) = (one.evidence for one in tuned(replace(case, tune=replace(case.tune, min_gain=0.9))).cases)
     assert found.status == "unchanged"
     assert "does not prove the 90 % of tune.min_gain" in found.reason

@@ -413,7 +413,7 @@ def test_a_cached_winner_that_is_slower_twice_is_tuned_again(open_session: Open,
     assert "it was tuned again" in warnings
 
 
-def test_in_ci_no_search_replaces_a_cached_winner_unasked(open_session: Open, case: Case) -> None:
+def test_in_ci_no_search_replaces_a_cached_winner_without_request(open_session: Open, case: Case) -> None:
     winner = open_session().search(case).winner
     session = with_tuned_scaled(open_session(in_ci=True), 3)
     source, warnings = found_again(session, case)

@@ -101,7 +101,7 @@ def test_the_steps_make_the_same_loop(open_study: Open) -> None:
     assert [t.number for t in study.trials] == list(range(6))
 
 
-def test_several_may_be_asked_for_at_once(open_study: Open) -> None:
+def test_several_may_be_requested_at_once(open_study: Open) -> None:
     study = open_study()
     study.tell([study.evaluate(proposal) for proposal in study.ask(3)])
     before = len(study.trials)

@@ -487,7 +487,7 @@ def test_the_facts_are_attributes_too(write: Write) -> None:
     assert error.where == "specs/a.qdq.yaml:3:8"
 
 
-def test_accuracy_without_evaluation_data_is_refused_where_it_is_asked_for(write: Write) -> None:
+def test_accuracy_without_evaluation_data_is_refused_where_it_is_requested(write: Write) -> None:
     text = HEAD + "checks:\n  - {kind: speedup, min: 1}\n  - {kind: accuracy, min: 97%}\n"
     with pytest.raises(SpecError) as caught:
         load_spec(write(text))

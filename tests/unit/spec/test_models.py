@@ -52,7 +52,7 @@ def test_paths_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch
     assert Spec(model=Path("../m.onnx"), checks=[SPEEDUP]).cases()[0].model == tmp_path.parent / "m.onnx"
 
 
-def test_all_problems_at_once_in_our_own_words() -> None:
+def test_all_problems_at_once_in_the_words_of_this_project() -> None:
     with pytest.raises(SpecError) as caught:
         Spec(modle="m.onnx", checks=[SPEEDUP, {"kind": "speedup", "mni": 1}], tune={"trials": 0.5})  # type: ignore[call-arg]  # the point
     assert str(caught.value).splitlines() == [

@@ -252,8 +252,8 @@ def _write_times(stem: Path, samples: Samples) -> None:
     times = sorted(samples.wall_ms)
     late = times[int(0.99 * (len(times) - 1))]
     summary = [times[0], times[-1], statistics.fmean(times), statistics.median(times), late]
-    told = {"performance_summary": {"GPU Compute Time": summary}}
-    Path(f"{stem}.profile.metadata.json").write_text(json.dumps(told), encoding="utf-8")
+    summaries = {"performance_summary": {"GPU Compute Time": summary}}
+    Path(f"{stem}.profile.metadata.json").write_text(json.dumps(summaries), encoding="utf-8")
 
 
 def _error(engine: TensorRtEngine, model: Model, feeds: Mapping[str, Array]) -> Facts:
@@ -359,20 +359,20 @@ def _rejected(day: Day, rule: str) -> Facts:
     cuda.select(day.device)
     model = REFUSED[rule].model()
     log, logger = open_log()
-    said = parse_model(_saved(model, day.folder / f"{rule}.onnx"), log, logger)
+    rejections = parse_model(_saved(model, day.folder / f"{rule}.onnx"), log, logger)
     target = "tensorrt-{}.{}".format(*parts(trt.__version__))
     (day.folder / f"{rule}.json").write_text(
-        json.dumps({"rule": rule, "parser": said}, indent=1), encoding="utf-8"
+        json.dumps({"rule": rule, "parser": rejections}, indent=1), encoding="utf-8"
     )
     try:
         titles = [found.title for found in lint_model(model, target) if found.id == rule]
     except ConfigError:  # lint has no target for this version
-        return {"parser_rejects": bool(said), "lint_reports": None}
+        return {"parser_rejects": bool(rejections), "lint_reports": None}
     return {
-        "parser_rejects": bool(said),
+        "parser_rejects": bool(rejections),
         "lint_reports": bool(titles),
         "lint": titles,
-        "agrees": bool(said) == bool(titles),
+        "agrees": bool(rejections) == bool(titles),
     }
 
 

@@ -106,7 +106,7 @@ def foreign_operators(view: View) -> Iterator[Hit]:
     source="onnx-tensorrt 10.1, ModelImporter.cpp: importers are found by the operator's type, whatever its domain",
     unknown=("10.2", ""),
 )
-def taken_for_onnx(view: View) -> Iterator[Hit]:
+def read_as_onnx(view: View) -> Iterator[Hit]:
     """Operators of other domains that are read as ONNX's, such as Gelu of com.microsoft."""
     for node in _foreign(view):
         if onnx.defs.has(node.op_type) and node.op_type not in NEVER:

@@ -21,7 +21,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from qdqspec.arrays import Array
-from qdqspec.parity.domain import AxisRange, InputDomain, Recipe, RecipeKind, Span, Tried
+from qdqspec.parity.domain import AxisRange, InputDomain, InputResult, Recipe, RecipeKind, Span
 
 Drawn: TypeAlias = dict[str, Recipe]  # by input
 T = TypeVar("T")
@@ -179,7 +179,7 @@ def _bits(draw: DrawFn, count: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hunt:
+class InputSearch:
     """The number of inputs tried, and the smallest that broke something, if any.
 
     ``late`` is whether the time ended before all were tried.
@@ -199,51 +199,51 @@ class _Late(BaseException):
     """The time is over and nothing was found. A BaseException, so that Hypothesis does not shrink it."""
 
 
-def hunt(
+def search_inputs(
     strategy: SearchStrategy[Drawn],
-    attempt: Callable[[Drawn], Tried | None],
+    attempt: Callable[[Drawn], InputResult | None],
     *,
     examples: int,
     seconds: float,
     seed_number: int,
     simpler: Callable[[Drawn], Iterable[Drawn]] = lambda _: (),
     clock: Callable[[], float] = time.monotonic,
-) -> Hunt:
+) -> InputSearch:
     """Try up to ``examples`` drawn inputs for up to ``seconds``, and shrink the first that breaks something.
 
     ``attempt`` returns ``None`` for an invalid input. Its answers are cached: once the time is over no new
     input is tried, and the smallest found by then is returned. One seed gives the same inputs. ``simpler``
     offers simpler inputs in place of one that Hypothesis cannot shrink further.
     """
-    hunter = _Hunter(attempt, seconds, clock)
+    searcher = _InputSearcher(attempt, seconds, clock)
 
     @seed(seed_number)
     @_settings(examples)
     @given(strategy)
-    def look(drawn: Drawn) -> None:
-        hunter.look(drawn)
+    def try_input(drawn: Drawn) -> None:
+        searcher.try_input(drawn)
 
     with suppress(_BrokenError, _Late, Unsatisfiable):
-        look()
-    hunter.simplify(simpler)
-    return hunter.result()
+        try_input()
+    searcher.simplify(simpler)
+    return searcher.result()
 
 
-class _Hunter:
+class _InputSearcher:
     """Answers Hypothesis, and caches the answers."""
 
     def __init__(
-        self, attempt: Callable[[Drawn], Tried | None], seconds: float, clock: Callable[[], float]
+        self, attempt: Callable[[Drawn], InputResult | None], seconds: float, clock: Callable[[], float]
     ) -> None:
         self._attempt = attempt
         self._clock = clock
         self._started = clock()
         self._stop = self._started + seconds
-        self._answers: dict[str, Tried | None] = {}
+        self._answers: dict[str, InputResult | None] = {}
         self._smallest: Drawn | None = None
         self._late = False
 
-    def look(self, drawn: Drawn) -> None:
+    def try_input(self, drawn: Drawn) -> None:
         if not self._is_known(drawn):
             if self._smallest is None:
                 raise _Late
@@ -278,8 +278,8 @@ class _Hunter:
             self._answers[key] = self._attempt(drawn)
         return True
 
-    def result(self) -> Hunt:
-        return Hunt(
+    def result(self) -> InputSearch:
+        return InputSearch(
             tried=sum(answer is not None for answer in self._answers.values()),
             seconds=self._clock() - self._started,
             smallest=self._smallest,

@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model
-from qdqspec.parity.domain import AxisRange, InputDomain, Span, Tried, input_domains, make, spans_of, words
-from qdqspec.parity.hunt import Drawn, Hunt, drawn_inputs, hunt, simpler
+from qdqspec.parity.domain import (
+    AxisRange,
+    InputDomain,
+    InputResult,
+    Span,
+    input_domains,
+    make,
+    spans_of,
+    words,
+)
+from qdqspec.parity.input_search import Drawn, InputSearch, drawn_inputs, search_inputs, simpler
 from qdqspec.parity.shapes import InputSpec
 from qdqspec.types import InputShape, ShapeProfile
 
@@ -45,8 +54,8 @@ def arrays(drawn: Drawn, *domains: InputDomain) -> dict[str, np.ndarray]:
     return {one.name: make(drawn[one.name], one, samples[one.name]) for one in domains}
 
 
-def hunted(attempt, *domains: InputDomain, examples: int = 200, seed: int = 0, **bounds) -> Hunt:
-    return hunt(
+def searched(attempt, *domains: InputDomain, examples: int = 200, seed: int = 0, **bounds) -> InputSearch:
+    return search_inputs(
         drawn_inputs(domains or (floats(),), 1),
         attempt,
         examples=examples,
@@ -61,9 +70,9 @@ def hunted(attempt, *domains: InputDomain, examples: int = 200, seed: int = 0, *
 def breaks(condition) -> callable:
     """An attempt that breaks where a condition on the array holds; its noise is how near it comes."""
 
-    def attempt(drawn: Drawn) -> Tried:
+    def attempt(drawn: Drawn) -> InputResult:
         array = arrays(drawn, floats())["x"]
-        return Tried(("it breaks",) if condition(array) else (), float(np.abs(array).max(initial=0)))
+        return InputResult(("it breaks",) if condition(array) else (), float(np.abs(array).max(initial=0)))
 
     return attempt
 
@@ -89,11 +98,11 @@ def test_all_that_is_drawn_may_be_tried(drawn: Drawn) -> None:
 def test_every_kind_of_input_is_tried() -> None:
     seen: dict[str, int] = {}
 
-    def attempt(drawn: Drawn) -> Tried:
+    def attempt(drawn: Drawn) -> InputResult:
         seen[drawn["x"].kind] = seen.get(drawn["x"].kind, 0) + 1
-        return Tried((), 0.0)
+        return InputResult((), 0.0)
 
-    hunted(attempt)
+    searched(attempt)
     kinds = {"zeros", "constant", "denormal", "spike", "alternating", "uniform", "normal", "sample"}
     assert set(seen) == kinds
 
@@ -102,13 +111,13 @@ def test_edges_are_tried() -> None:
     values: set[float] = set()
     shapes: set[int] = set()
 
-    def attempt(drawn: Drawn) -> Tried:
+    def attempt(drawn: Drawn) -> InputResult:
         array = arrays(drawn, floats())["x"]
         values.update((float(array.min()), float(array.max())))
         shapes.add(array.shape[0])
-        return Tried((), 0.0)
+        return InputResult((), 0.0)
 
-    hunted(attempt)
+    searched(attempt)
     assert {-3.0, -1.0, 0.0, 3.0, 5.0} <= values
     assert any(0 < value < 1e-38 for value in values), "the smallest numbers above zero"
     assert shapes == {1, 2, 3, 4}
@@ -124,9 +133,9 @@ def test_one_of_several_shape_profiles_is_taken_as_a_whole() -> None:
         name="x", dtype=np.dtype(np.float32), shapes=shapes, known=Span(0, 1), tried=Span(0, 1)
     )
     seen = set()
-    hunt(
+    search_inputs(
         drawn_inputs((domain,), 0),
-        lambda drawn: seen.add(drawn["x"].shape) or Tried((), 0.0),
+        lambda drawn: seen.add(drawn["x"].shape) or InputResult((), 0.0),
         examples=200,
         seconds=math.inf,
         seed_number=1,
@@ -138,7 +147,7 @@ def test_one_of_several_shape_profiles_is_taken_as_a_whole() -> None:
 
 
 def test_the_smallest_shape_and_the_simplest_values_are_found() -> None:
-    found = hunted(breaks(lambda array: array.max() > 3.5)).smallest
+    found = searched(breaks(lambda array: array.max() > 3.5)).smallest
     assert found is not None
     recipe = found["x"]
     assert recipe.shape == (1, 3, 4)
@@ -147,13 +156,13 @@ def test_the_smallest_shape_and_the_simplest_values_are_found() -> None:
 
 
 def test_values_within_the_data_are_preferred_to_values_outside() -> None:
-    found = hunted(breaks(lambda array: array.max() > 2)).smallest
+    found = searched(breaks(lambda array: array.max() > 2)).smallest
     assert found is not None
     assert found["x"].first == 3.0
 
 
 def test_zeros_are_the_smallest_of_all() -> None:
-    found = hunted(breaks(lambda array: True))
+    found = searched(breaks(lambda array: True))
     assert found.smallest is not None
     assert found.smallest["x"].kind == "zeros"
 
@@ -161,12 +170,12 @@ def test_zeros_are_the_smallest_of_all() -> None:
 def test_noise_is_climbed_towards() -> None:
     """One input in some 2,700 breaks it: 200 have it by chance once in fourteen times, and climbing mostly."""
 
-    def attempt(drawn: Drawn) -> Tried:
+    def attempt(drawn: Drawn) -> InputResult:
         recipe = drawn["x"]
         near = -abs(recipe.number - 201) if recipe.kind == "uniform" else -1000.0
-        return Tried(("it breaks",) if near == 0 else (), near)
+        return InputResult(("it breaks",) if near == 0 else (), near)
 
-    found = [hunted(attempt, seed=seed).smallest for seed in range(6)]
+    found = [searched(attempt, seed=seed).smallest for seed in range(6)]
     assert sum(one is not None for one in found) >= 2
 
 
@@ -177,20 +186,20 @@ def test_one_seed_is_one_search_and_another_is_another() -> None:
     tried: dict[int, list[str]] = {}
     for run, seed in enumerate((7, 7, 8)):
         seen = tried.setdefault(run, [])
-        hunted(lambda drawn, seen=seen: seen.append(repr(drawn)) or Tried((), 0.0), seed=seed)
+        searched(lambda drawn, seen=seen: seen.append(repr(drawn)) or InputResult((), 0.0), seed=seed)
     assert tried[0] == tried[1] != tried[2]
 
 
 def test_an_input_is_tried_once() -> None:
     seen: list[str] = []
-    found = hunted(lambda drawn: seen.append(repr(drawn)) or Tried((), 0.0))
+    found = searched(lambda drawn: seen.append(repr(drawn)) or InputResult((), 0.0))
     assert len(seen) == len(set(seen)) == found.tried
     assert 100 < found.tried <= 200
 
 
 def test_time_ends_the_search() -> None:
     clock = iter(range(10_000))
-    found = hunted(lambda drawn: Tried((), 0.0), seconds=20, clock=lambda: next(clock))
+    found = searched(lambda drawn: InputResult((), 0.0), seconds=20, clock=lambda: next(clock))
     assert found.late
     assert found.tried == 20 - 1
     assert found.smallest is None
@@ -200,39 +209,40 @@ def test_time_ends_the_shrinking_and_what_was_found_by_then_is_kept() -> None:
     """The clock runs from the first find on."""
     finds: list[Drawn] = []
 
-    def attempt(drawn: Drawn) -> Tried:
+    def attempt(drawn: Drawn) -> InputResult:
         if arrays(drawn, floats())["x"].max() <= 3.5:
-            return Tried((), 0.0)
+            return InputResult((), 0.0)
         finds.append(drawn)
-        return Tried(("it breaks",), 1.0)
+        return InputResult(("it breaks",), 1.0)
 
-    found = hunted(attempt, seconds=1, clock=lambda: float(len(finds) >= 2))
+    found = searched(attempt, seconds=1, clock=lambda: float(len(finds) >= 2))
     assert found.late
     assert len(finds) == 2
     assert found.smallest in finds
 
 
 def test_inputs_that_are_none_are_left_out() -> None:
-    found = hunted(lambda drawn: None if drawn["x"].kind != "zeros" else Tried((), 0.0), examples=20)
+    found = searched(lambda drawn: None if drawn["x"].kind != "zeros" else InputResult((), 0.0), examples=20)
     assert 1 <= found.tried < 10
-    assert hunted(lambda drawn: None, examples=20).tried == 0
+    assert searched(lambda drawn: None, examples=20).tried == 0
 
 
 def test_a_bug_is_not_taken_for_a_find() -> None:
     with pytest.raises(ZeroDivisionError):
-        hunted(lambda drawn: 1 / 0)
+        searched(lambda drawn: 1 / 0)
 
 
 def test_nothing_is_printed_or_left_behind(tmp_path: Path) -> None:
     code = """
 import numpy as np, local_module
 from qdqspec.parity.domain import AxisRange, InputDomain, Span
-from qdqspec.parity.hunt import drawn_inputs
-from qdqspec.parity.hunt import hunt
-from qdqspec.parity.domain import Tried
+from qdqspec.parity.input_search import drawn_inputs
+from qdqspec.parity.input_search import search_inputs
+from qdqspec.parity.domain import InputResult
 axes = (AxisRange(least=1, most=4, name='n'),)
 x = InputDomain(name='x', dtype=np.dtype(np.float32), shapes=(axes,), known=Span(0, 1), tried=Span(-1, 2))
-found = hunt(drawn_inputs((x,), 0), lambda drawn: Tried(('broken',) if drawn['x'].first == 2 else (), 0.0),
+found = search_inputs(drawn_inputs((x,), 0),
+             lambda drawn: InputResult(('broken',) if drawn['x'].first == 2 else (), 0.0),
              examples=100, seconds=60, seed_number=3)
 assert found.smallest is not None
 """
