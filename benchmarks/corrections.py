@@ -23,8 +23,8 @@ import numpy as np
 from real_data import RealModel, find_models
 from tabulate import tabulate
 
+from qdqspec.preparation.auxiliary_runs import reference_runtime
 from qdqspec.preparation.correcting import judged_placements
-from qdqspec.preparation.runtimes import reference_runtime
 from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, Subject
 from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, QuantizeRules

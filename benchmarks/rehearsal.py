@@ -26,8 +26,8 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.parity.gate import SAMPLES, OutputGate
 from qdqspec.placement.insert import Inserter
+from qdqspec.preparation.auxiliary_runs import unfused
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.preparation.runtimes import unfused
 from qdqspec.rehearsal import Rehearsal, Runtime, Sensitivities, Subject, find_sensitivities, sites_of
 from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, Placement

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -186,8 +186,6 @@ def search(ready: Prepared, words: Mapping[str, str], seed: int) -> Outcome:
         backend=device,
         options=BuildOptions(extra=words),
         settings=Settings(backend="fake", seed=seed),
-        exclusive=nullcontext,
-        watch=None,
     )
     started = time.process_time()
     with (

@@ -28,9 +28,9 @@ from qdqspec.parity.gate import MOST_DB, OutputGate, Runs
 from qdqspec.placement.equalize import Equalization
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import SchemeNumbers, fit_pairs, prepared_for
+from qdqspec.preparation.auxiliary_runs import ARITHMETIC, reference_runtime, unfused
 from qdqspec.preparation.candidates import CandidateFiles
 from qdqspec.preparation.case import CaseSetup
-from qdqspec.preparation.runtimes import ARITHMETIC, reference_runtime, unfused
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, Runtime, Subject
 from qdqspec.temporary import TemporaryFolder

@@ -24,9 +24,9 @@ from qdqspec.parity.gate import MOST_DB, AllData, AllDataDifference, OutputGate
 from qdqspec.parity.metrics import Score
 from qdqspec.parity.scores import Scores
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.preparation.auxiliary_runs import reference_runtime
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
-from qdqspec.preparation.runtimes import reference_runtime
 from qdqspec.rehearsal import (
     KnownOutputs,
     Rehearsal,
@@ -68,10 +68,10 @@ class Rehearser(Closing):
     """
 
     def __init__(
-        self, prepared: Prepared, work: Resources, given: tuple[Iterable[Feed], str] | None = None
+        self, prepared: Prepared, resources: Resources, given: tuple[Iterable[Feed], str] | None = None
     ) -> None:
         self._prepared = prepared
-        self._work = work
+        self._resources = resources
         self._given = given
         self._sites: tuple[Site, ...] = ()
         self._rehearsal: Rehearsal | None = None
@@ -106,7 +106,7 @@ class Rehearser(Closing):
         self._rehearsal = None
 
     def _open(self, sites: Iterable[Site]) -> Rehearsal:
-        prepared, work = self._prepared, self._work
+        prepared, resources = self._prepared, self._resources
         data = "random" if prepared.calibration is None else "calibration"
         feeds, data = (lambda: given[0], given[1]) if (given := self._given) else (prepared.feeds, data)
         subject = Subject(
@@ -116,7 +116,7 @@ class Rehearser(Closing):
             feeds=feeds,
             data=data,
         )
-        runtime = reference_runtime(self._opened, work.options, work.backend)
+        runtime = reference_runtime(self._opened, resources.options, resources.backend)
         return self._opened.enter_context(Rehearsal(subject, runtime))
 
 

@@ -16,9 +16,9 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import SampleOutputs, compare_outputs
+from qdqspec.preparation.auxiliary_runs import ARITHMETIC, unfused
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.resources import Resources
-from qdqspec.preparation.runtimes import ARITHMETIC, unfused
 from qdqspec.types import Case, ParityEvidence, TopK
 from qdqspec.types.requests import ParityRequest
 
@@ -36,7 +36,7 @@ class SideBySide(Closing):
 
     def __init__(
         self,
-        work: Resources,
+        resources: Resources,
         reference: Path,
         tuned: Path,
         fixed: Mapping[str, Array] | None = None,
@@ -46,11 +46,11 @@ class SideBySide(Closing):
         self.undivided = "" if divided else "no check of parity asks for it"
         self._fixed = dict(fixed or {})
         self._opened = ExitStack()
-        options = replace(work.options, hashed=False)
-        self._reference = self._engine(lambda: work.backend.build(reference, options))
-        self._tuned = self._engine(lambda: work.backend.build(tuned, options))
+        options = replace(resources.options, hashed=False)
+        self._reference = self._engine(lambda: resources.backend.build(reference, options))
+        self._tuned = self._engine(lambda: resources.backend.build(tuned, options))
         self._is_same = tuned == reference and not self._fixed
-        self._arithmetic = self._unfused(work, tuned) if divided and tuned != reference else None
+        self._arithmetic = self._unfused(resources, tuned) if divided and tuned != reference else None
 
     def run(self, feeds: Mapping[str, Array]) -> SampleOutputs:
         """The outputs for one input; raises `BackendError` if a model does not run on it."""
@@ -109,11 +109,11 @@ class SideBySide(Closing):
         self._opened.callback(engine.close)
         return engine
 
-    def _unfused(self, work: Resources, model: Path) -> _Rebuilt:
-        backend = work.backend
+    def _unfused(self, resources: Resources, model: Path) -> _Rebuilt:
+        backend = resources.backend
         if backend.name != ARITHMETIC:
             backend = self._opened.enter_context(Isolated(ARITHMETIC))
-        return self._engine(lambda: backend.build(model, unfused(work.options)))
+        return self._engine(lambda: backend.build(model, unfused(resources.options)))
 
     def _computed(self, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
         if self._arithmetic is None:

@@ -183,7 +183,7 @@ class ClusterSession(Session):
 
     def _note(self, text: str) -> None:
         """Show a remark at once: on the progress display if there is one, else in the log."""
-        self._report_wait("cluster", text)
+        self._tell(Progress(case="cluster", phase="waiting", done=0, total=0, waiting=text))
 
     def tell(self, progress: Progress) -> None:
         """Show progress; cases run in several threads."""

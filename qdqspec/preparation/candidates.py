@@ -21,8 +21,8 @@ from qdqspec.graph.wire import Parts
 from qdqspec.measurement.profiles import Load, Part
 from qdqspec.placement.excerpt import Excerpt, Excerpts, Spans, looks_like_shape
 from qdqspec.placement.insert import Inserter
+from qdqspec.preparation.auxiliary_runs import half_model
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.preparation.runtimes import half_model
 from qdqspec.types import LatencyEvidence, Placement, ShapeProfile
 
 Nodes = tuple[str, ...]

@@ -20,7 +20,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
 from qdqspec.placement.equalize import equalized, find_chains
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.preparation.runtimes import reference_runtime
+from qdqspec.preparation.auxiliary_runs import reference_runtime
 from qdqspec.quantize.calibrate import calibrate_with
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer

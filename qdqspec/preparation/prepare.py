@@ -29,8 +29,8 @@ from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shape
 from qdqspec.placement.equalize import Equalization, touched
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import format_choices
+from qdqspec.preparation.auxiliary_runs import FusionBuild, Groups, Observing, groups_of_file
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
-from qdqspec.preparation.runtimes import FusionBuild, Groups, Observing, groups_of_file
 from qdqspec.preparation.start import KeptScales, kept_scales
 from qdqspec.quantize.calibrate import calibrate, given_ranges
 from qdqspec.quantize.corrections import Corrections

@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from qdqspec.backends.base import Backend, BuildOptions, backend_named
 from qdqspec.config import Settings
 from qdqspec.measurement.isolate import Isolated
-from qdqspec.measurement.lock import log_wait
+from qdqspec.measurement.lock import DeviceLock, log_wait
 from qdqspec.measurement.twins import Twins
 from qdqspec.search.loop import Watch
-from qdqspec.types import Case, DeviceKey
+from qdqspec.types import Case, DeviceKey, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """The shared resources of a search."""
+    """The shared resources of a search, in which progress is reported under the name of its case."""
 
     backend: Backend
     options: BuildOptions
     settings: Settings
-    exclusive: Callable[[], AbstractContextManager[object]]
-    watch: Watch | None
-    lock: str = ""  # the name of that lock
+    watch: Watch | None = None
+    case: str = ""
+    lock: str = ""  # the name of the device's lock; none if it is empty
+    waits: list[float] = field(default_factory=list)  # seconds of each wait for other runs on the device
     seconds_left: Callable[[], float | None] = lambda: None  # of the run's time limit
-    waited: Callable[[], float] = lambda: 0.0  # seconds spent waiting for other runs on the device
-    report_step: Callable[[str], None] = lambda _: None  # the beginning of a step outside a search
-    report_wait: Callable[[str], None] = log_wait
     twins: Twins | None = None  # devices of the same key that share the work of a search
 
     @property
     def jobs(self) -> int:
         """The number of parallel builds: 1 if the backend times kernels while building, whatever was requested."""
         return self.settings.jobs if self.backend.capabilities(self.options).builds_side_by_side else 1
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """The lock of the device, for a measurement."""
+        if not self.lock:
+            return nullcontext()
+        return DeviceLock(self.lock, report=self.report_wait, waited=self.waits.append)
+
+    def waited(self) -> float:
+        """Seconds spent waiting for other runs on the device."""
+        return sum(self.waits)
+
+    def report_step(self, text: str) -> None:
+        """Report the beginning of a step outside a search."""
+        if self.watch is not None:
+            self.watch(Progress(case=self.case, phase="", done=0, total=0, doing=text))
+
+    def report_wait(self, text: str) -> None:
+        """Report that this run waits for another one."""
+        if self.watch is None:
+            log_wait(f"{self.case}: {text}")
+        else:
+            self.watch(Progress(case=self.case, phase="waiting", done=0, total=0, waiting=text))
 
 
 @dataclass

@@ -41,7 +41,7 @@ def clock_for(rules: TuneRules, threads: int) -> Clock:
 
 
 def time_files(
-    work: Resources,
+    resources: Resources,
     files: Mapping[str, Path],
     feeds: GivenFeeds,
     rules: TuneRules,
@@ -54,15 +54,15 @@ def time_files(
     Raises `BackendError` if the reference does not run; another role that fails is omitted, with its reason recorded.
     """
     bench = Bench(
-        work.backend,
+        resources.backend,
         None,
         feeds,
-        clock=clock_for(rules, work.settings.threads),
-        random=np.random.default_rng(work.settings.seed),
-        options=work.options,
-        exclusive=work.exclusive,
-        jobs=work.jobs,
-        report=work.report_step,
+        clock=clock_for(rules, resources.settings.threads),
+        random=np.random.default_rng(resources.settings.seed),
+        options=resources.options,
+        exclusive=resources.exclusive,
+        jobs=resources.jobs,
+        report=resources.report_step,
     )
     return bench.compare(files, builds=builds, rounds=rounds)
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -24,7 +23,7 @@ from qdqspec.config.declared import check_option
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.isolate import Isolated
-from qdqspec.measurement.lock import DeviceLock, log_wait
+from qdqspec.measurement.lock import log_wait
 from qdqspec.measurement.store import Store
 from qdqspec.measurement.twins import Twins
 from qdqspec.parity.scores import joined_metrics
@@ -380,17 +379,15 @@ class Session(Closing):
         return CaseWork(case, self._resources(case), self._store, self.backends.of(case).device)
 
     def _resources(self, case: Case) -> Resources:
-        report, runtime = partial(self._report_wait, case.name), self.backends.of(case)
+        runtime = self.backends.of(case)
         return Resources(
             backend=runtime.backend,
             options=runtime.options,
             settings=runtime.settings,
-            exclusive=lambda: DeviceLock(runtime.lock, report=report, waited=self._waits.append),
-            lock=runtime.lock,
-            waited=lambda: sum(self._waits),
-            report_wait=report,
-            report_step=partial(self._watched, case.name),
             watch=self._tell,
+            case=case.name,
+            lock=runtime.lock,
+            waits=self._waits,
             seconds_left=self._seconds_left,
             twins=self._twins,
         )
@@ -407,12 +404,8 @@ class Session(Closing):
     def _tell(self, progress: Progress) -> None:
         if self.watch is not None:
             self.watch(progress)
-
-    def _report_wait(self, name: str, text: str) -> None:
-        if self.watch is None:
-            log_wait(f"{name}: {text}")
-        else:
-            self.watch(Progress(case=name, phase="waiting", done=0, total=0, waiting=text))
+        elif progress.waiting:
+            log_wait(f"{progress.case}: {progress.waiting}")
 
 
 def case_key(case: Case) -> _Key:

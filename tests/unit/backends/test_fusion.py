@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from qdqspec.errors import StateError
-from qdqspec.preparation.runtimes import FILE
+from qdqspec.preparation.auxiliary_runs import FILE
 from qdqspec.session import Session
 from qdqspec.types import Case, RegionRules, TuneRules
 

@@ -106,7 +106,7 @@ def test_without_its_library_the_error_states_both_cures(
 def test_a_calibration_cache_needs_no_run(
     case: Case, library: Path, tmp_path: Path, install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch
 ):
-    from qdqspec.preparation.runtimes import Observing
+    from qdqspec.preparation.auxiliary_runs import Observing
 
     install_tensorrt("10.16.1.11")
     monkeypatch.setattr(Observing, "runner", lambda *_, **__: pytest.fail("nothing has to be run"))

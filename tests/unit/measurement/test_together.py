@@ -139,8 +139,6 @@ def test_builds_that_time_kernels_are_made_one_by_one() -> None:
             backend=backend,
             options=BuildOptions(),
             settings=Settings(jobs=4),
-            exclusive=nullcontext,
-            watch=None,
         )
         assert work.jobs == jobs, backend.name
 

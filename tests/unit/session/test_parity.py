@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,10 +21,9 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.config import Settings
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, load_model
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import compare_outputs
+from qdqspec.preparation.auxiliary_runs import ARITHMETIC
 from qdqspec.preparation.resources import Resources
-from qdqspec.preparation.runtimes import ARITHMETIC
 from qdqspec.types import ParityEvidence
 
 DATA = Path(__file__).parents[2] / "data"
@@ -78,8 +76,6 @@ def bench(backend: object) -> Resources:
         backend=backend,  # type: ignore[arg-type]  # stand-ins have what is used
         options=BuildOptions(),
         settings=Settings(),
-        exclusive=lambda: closing(Isolated("fake")),
-        watch=None,
     )
 
 
