@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from qdqspec.checks._parity_params import AGREEMENT, LIMITS, NAME_WIDTH, Limit, broken, value_of
 from qdqspec.checks._parity_params import ParityParams as ParityParams
@@ -357,6 +357,16 @@ def _share(own: float | None, noise: tuple[float, float]) -> str:
     if own is None or not 0 < whole < math.inf:
         return ""
     return share_text(own / whole)
+
+
+def noise_shares(parity: ParityEvidence) -> dict[str, Any] | None:
+    """The shares of quantization and runtime in the noise of the worst output; ``None`` if they are not known."""
+    worst = min(parity.outputs, key=lambda out: (out.matches, out.sqnr_db), default=None)
+    noise = None if worst is None else _noise(parity, worst.name)
+    if worst is None or noise is None or not 0 < sum(noise) < math.inf:
+        return None
+    quantization, runtime = (own / sum(noise) for own in noise)
+    return {"output": worst.name, "quantization": quantization, "runtime": runtime}
 
 
 def _undivided(parity: ParityEvidence) -> tuple[Section, ...]:

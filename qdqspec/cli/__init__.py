@@ -30,14 +30,18 @@ from qdqspec.cli import (
     verify,
 )
 from qdqspec.cli.asked import refuse_mode, refuse_words
-from qdqspec.cli.words import COLOR, FINE, IMPOSSIBLE, complain
+from qdqspec.cli.words import AS_JSON, COLOR, FINE, IMPOSSIBLE, NOTED, complain, say_error
 from qdqspec.errors import QdqspecError
 from qdqspec.registry import did_you_mean, names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code. Errors of input and environment are one message on stderr."""
+    """Run one command and return the exit code. Errors of input and environment are one message on stderr.
+
+    With ``--json`` they are also an object on standard output.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
+    AS_JSON.set("--json" in words)
     if "_ARGCOMPLETE" in os.environ:
         _complete(*_parser())
     if not words:
@@ -45,10 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FINE
     try:
         arguments = _parsed(words)
+        NOTED.set([])
         COLOR.set(getattr(arguments, "color", "auto"))
         code: int = arguments.run(arguments)
     except QdqspecError as error:
         complain(f"qdqspec: {error}")
+        say_error(str(error), what=error.what, where=error.where, cure=error.cure)
         return IMPOSSIBLE
     except BrokenPipeError:  # the reading process, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -126,7 +132,9 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"'{value}' is not one of {', '.join(known)}{near}")
 
     def error(self, message: str) -> NoReturn:
-        complain(f"{self.prog}: error: {message}\n  help: {self.prog} --help")
+        cure = f"{self.prog} --help"
+        complain(f"{self.prog}: error: {message}\n  help: {cure}")
+        say_error(f"{self.prog}: error: {message}", what=message, where=None, cure=cure)
         self.exit(IMPOSSIBLE)
 
 

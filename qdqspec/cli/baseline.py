@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from qdqspec.cases import SPEC_SUFFIXES, is_spec, load_cases
-from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, complain, say, say_json, settings_from
+from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, answer, complain, settings_from
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.units import plain
@@ -130,23 +130,21 @@ def _prune(obsolete: list[Kept]) -> None:
 
 
 def _print(arguments: argparse.Namespace, found: list[Kept], damaged: list[str]) -> None:
-    if arguments.json:
-        rows = [_row(kept, whole=arguments.action == "show") for kept in found]
-        say_json({"schema_version": 1, "entries": rows, "errors": damaged})
-        return
+    lines = []
     for file in dict.fromkeys(kept.file for kept in found):
         own = [kept for kept in found if kept.file == file]
-        say(f"{file.as_posix()}\n  device {own[0].device}")
-        for kept in own:
-            say("\n".join(_lines(kept, arguments.action)))
-    for message in damaged:
-        complain(message)
+        lines += [file.as_posix(), f"  device {own[0].device}"]
+        lines += [line for kept in own for line in _lines(kept, arguments.action)]
     if not found and not damaged:
-        say(
+        lines.append(
             "nothing is obsolete"
             if arguments.action == "prune"
             else "no baseline found; pytest --qdq-update=new writes them"
         )
+    rows = [_row(kept, whole=arguments.action == "show") for kept in found]
+    answer(arguments, {"entries": rows, "errors": damaged}, "\n".join(lines))
+    for message in damaged:
+        complain(message)
 
 
 def _lines(kept: Kept, action: str) -> list[str]:
@@ -180,6 +178,7 @@ def _past(figure: Figure, now: Entry) -> list[str]:
 def _row(kept: Kept, *, whole: bool) -> dict[str, Any]:
     entry = kept.entry
     row = {
+        "name": "::".join(kept.name),
         "file": kept.file.as_posix(),
         "device": kept.device,
         "case": kept.name[0],

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, answer, complain, say, say_json, settings_from
+from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, answer, complain, settings_from
 from qdqspec.config import declared
 from qdqspec.errors import ConfigError
 from qdqspec.units import seconds_text, size_text
@@ -75,12 +75,14 @@ def cache(arguments: argparse.Namespace) -> int:
 def _one_line(arguments: argparse.Namespace, store: Store) -> int:
     """Describe the cache, or write or read an archive."""
     found: dict[str, Any] = {"folder": str(store.folder)}
+    if arguments.file is not None:
+        found["file"] = str(arguments.file)
     if arguments.action == "info":
         info = store.info()
         found |= {
             "entries": info.entries,
             "bytes": info.size_bytes,
-            "oldest_seconds": round(info.oldest_seconds),
+            "oldest_seconds": round(info.oldest_seconds, 1),
         }
         size, age = size_text(info.size_bytes), seconds_text(info.oldest_seconds)
         text = f"{info.entries} finished searches, {size}, the oldest {age}"
@@ -97,13 +99,9 @@ def _one_line(arguments: argparse.Namespace, store: Store) -> int:
 def _list(arguments: argparse.Namespace, store: Any) -> int:
     entries = store.entries()
     size = sum(entry.size_bytes for entry in entries)
-    if arguments.json:
-        rows = [_row(entry) for entry in entries]
-        say_json({"schema_version": 1, "folder": str(store.folder), "size_bytes": size, "entries": rows})
-    else:
-        say(f"{store.folder}: {len(entries)} finished searches, {size_text(size)}")
-        for entry in entries:
-            say(_line(entry))
+    head = f"{store.folder}: {len(entries)} finished searches, {size_text(size)}"
+    found = {"folder": str(store.folder), "size_bytes": size, "entries": list(map(_row, entries))}
+    answer(arguments, found, "\n".join([head, *map(_line, entries)]))
     damaged = [entry for entry in entries if entry.damage]
     for entry in damaged:
         complain(
@@ -125,8 +123,9 @@ def _row(entry: StoreEntry) -> dict[str, Any]:
 
     return {
         "key": entry.folder.name,
+        "folder": str(entry.folder),
         "bytes": entry.size_bytes,
-        "age_seconds": round(entry.age_seconds),
+        "age_seconds": round(entry.age_seconds, 1),
         "damage": entry.damage,
         **about(entry.folder),
     }

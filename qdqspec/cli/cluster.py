@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec import registry
-from qdqspec.cli.words import FINE, Verbs, add_verb, complain, end_on_sigterm, say, say_json, settings_from
+from qdqspec.cli.words import FINE, Verbs, add_verb, answer, complain, end_on_sigterm, note, settings_from
 from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
-from qdqspec.units import size_text
+from qdqspec.units import count_text, size_text
 
 if TYPE_CHECKING:
     from qdqspec.cluster.inventory import Announcement, WorkerInfo
@@ -98,11 +97,10 @@ def cluster(arguments: argparse.Namespace) -> int:
 
 
 def _started(arguments: argparse.Namespace, address: str) -> None:
-    if arguments.json:
-        say_json({"schema_version": 1, "address": address})
-    else:
-        say(address)
-        complain(f"The scheduler runs. Add devices with: qdqspec worker {address}")
+    add = f"qdqspec worker {address}"
+    answer(arguments, {"address": address, "add_devices_with": add}, address)
+    if not arguments.json:
+        complain(f"The scheduler runs. Add devices with: {add}")
     sys.stdout.flush()
 
 
@@ -117,13 +115,11 @@ def _certificates(arguments: argparse.Namespace, folder: Path) -> int:
     from qdqspec.cluster.address import make_certificates
 
     paths = make_certificates(folder, arguments.days)
-    if arguments.json:
-        say_json({"schema_version": 1, "files": [str(path) for path in paths], "days": arguments.days})
-    else:
-        say("\n".join(map(str, paths)))
-        complain(
-            "Copy these files to each machine of the cluster. The key gives the right to run code on all of them."
-        )
+    note(
+        "copy these files to each machine of the cluster; the key gives the right to run code on all of them"
+    )
+    files = [str(path) for path in paths]
+    answer(arguments, {"files": files, "days": arguments.days}, "\n".join(files))
     return FINE
 
 
@@ -134,17 +130,14 @@ def _list(arguments: argparse.Namespace, certificates: Path) -> int:
     address = Address.parse(arguments.address)
     with closing(Cluster(address, certificates)) as connection:
         workers = connection.workers()
-    if arguments.json:
-        rows = [_row(worker) for worker in workers]
-        say_json({"schema_version": 1, "address": str(address), "workers": rows})
-        return FINE
-    say(f"{address}: {len(workers)} {'worker' if len(workers) == 1 else 'workers'}")
+    lines = [f"{address}: {count_text(len(workers), 'worker')}"]
     for each in workers:
         own = each.announcement
         silent = f", silent for {each.silent_seconds:.0f} s" if each.silent_seconds > 10 else ""
-        say(f"{own.host} ({own.system}, qdqspec {own.version}, {size_text(each.free_bytes)} free{silent})")
-        for device in own.devices:
-            say(f"  {device.backend}: {device.key}")
+        free = f"{size_text(each.free_bytes)} free{silent}"
+        lines.append(f"{own.host} ({own.system}, qdqspec {own.version}, {free})")
+        lines += [f"  {device.backend}: {device.key}" for device in own.devices]
+    answer(arguments, {"address": str(address), "workers": list(map(_row, workers))}, "\n".join(lines))
     return FINE
 
 
@@ -168,12 +161,8 @@ def worker(arguments: argparse.Namespace) -> int:
     folder = (arguments.folder or settings.root / ".qdqspec" / "worker").absolute()
 
     def ready(found: Announcement) -> None:
-        if arguments.json:
-            say_json({"schema_version": 1, **found.to_data()})
-        else:
-            say(f"{platform.node()} offers:")
-            for device in found.devices:
-                say(f"  {device.backend}: {device.key}")
+        lines = [f"{found.host} offers:", *(f"  {device.backend}: {device.key}" for device in found.devices)]
+        answer(arguments, found.to_data(), "\n".join(lines))
         sys.stdout.flush()
 
     end_on_sigterm()

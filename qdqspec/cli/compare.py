@@ -23,8 +23,8 @@ from qdqspec.cli.words import (
     add_inputs,
     add_verb,
     answer,
-    complain,
     inputs_given,
+    note,
     settings_from,
 )
 from qdqspec.config import Settings, find_folder
@@ -118,7 +118,7 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
                 sqnr_db = None if parity is None else parity.sqnr_db
                 sides.append(Side(setup=setup, tuned=each.tuned, placement=search.winner, sqnr_db=sqnr_db))
         name = known[0].found.case.name
-        found = compare_runtimes(name, sides, lambda name, text: complain(f"{name}: {text}"))
+        found = compare_runtimes(name, sides, lambda name, text: note(f"{name}: {text}"))
     answer(arguments, {"runtimes": [to_data(found)]}, comparison_text(found))
     return FINE
 
@@ -151,8 +151,8 @@ def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
     used = None if found.parity is None else found.parity.data
     if arguments.data is None and used in ("calibration", "evaluation"):
         given = os.path.relpath(folder)
-        complain(
-            f"note: {found.case.name}: inputs are random here; {given} was tuned with {used} data: give it with --data"
+        note(
+            f"{found.case.name}: inputs are random here; {given} was tuned with {used} data: give it with --data"
         )
     profiles = Inputs(profiles=found.profiles or (ShapeProfile(),))
     words = {"shapes": arguments.shapes, "data": arguments.data, "values": arguments.values}

@@ -67,14 +67,15 @@ def init(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     output = _output(arguments.model, arguments.output)
     model = load_model(arguments.model)
-    data, inputs, found = _data(arguments.data, model, output)
+    data, inputs, remarks = _data(arguments.data, model, output)
     draft = _draft(model, output, settings, data, inputs)
     _write_new(output, draft.text())
-    notes = [*draft.cautions, *found, *_outside([model.path, arguments.data], settings)]
+    notes = [*draft.cautions, *remarks, *_outside([model.path, arguments.data], settings)]
     shapes = {one.name: one.shape for one in draft.inputs}
     known = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
-    summary = f"run it with: pytest {shlex.quote(str(output))}"
-    return conclude(arguments, summary, notes, {"inputs": shapes, "data": known}, output)
+    command = f"pytest {shlex.quote(str(output))}"
+    found = {"inputs": shapes, "data": known, "command": command}
+    return conclude(arguments, f"run it with: {command}", notes, found, output)
 
 
 def _output(model: Path, asked: Path | None) -> Path:

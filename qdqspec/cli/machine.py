@@ -16,8 +16,6 @@ from qdqspec.cli.words import (
     answer,
     complain,
     end_on_sigterm,
-    say,
-    say_json,
     settings_from,
 )
 from qdqspec.config import OPTIONS, list_settings, options_of
@@ -66,13 +64,10 @@ def doctor(arguments: argparse.Namespace) -> int:
     if arguments.bundle is not None:
         return _bundle(chosen, options, arguments)
     found = {name: backend_named(name).probe(options) for name in registry.names("backend")}
-    if arguments.json:
-        backends = {name: _facts(name, availability) for name, availability in found.items()}
-        say_json({"schema_version": 1, "chosen": chosen, "backends": backends})
-    else:
-        for name in sorted(found, key=lambda name: (name != chosen, not found[name].usable)):
-            say(_diagnosis(name, found[name], chosen=name == chosen))
-        say("\n".join(_option_lines(chosen)))
+    order = sorted(found, key=lambda name: (name != chosen, not found[name].usable))
+    lines = [_diagnosis(name, found[name], chosen=name == chosen) for name in order] + _option_lines(chosen)
+    backends = {name: _facts(name, availability) for name, availability in found.items()}
+    answer(arguments, {"chosen": chosen, "backends": backends}, "\n".join(lines))
     return FINE if found[chosen].usable else IMPOSSIBLE
 
 
@@ -87,7 +82,7 @@ def _bundle(name: str, options: BuildOptions, arguments: argparse.Namespace) -> 
     end_on_sigterm()  # the archive is written with the recordings so far
     path = arguments.bundle.absolute()
     summary = load(hook)(path, options, say=complain)
-    answer(arguments, summary, f"Archive: {path}")
+    answer(arguments, {**summary, "archive": str(path)}, f"Archive: {path}")
     return FINE if summary["answers"]["runs"] else IMPOSSIBLE
 
 

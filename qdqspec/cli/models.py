@@ -6,7 +6,6 @@ None of them writes to an input.
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +22,6 @@ from qdqspec.cli.words import (
     inputs_given,
     model_given,
     refuse_input_as_output,
-    say,
-    say_json,
     settings_from,
 )
 from qdqspec.collector import uncollected
@@ -139,18 +136,14 @@ def inspect(arguments: argparse.Namespace) -> int:
         bodies=find_bodies(model, regions, find),
         forecast=forecast_tuning(model, TRIALS["default"], known),
     )
-    if arguments.json:
-        say_json(to_json(inspection))
-        return FINE
-    say(
-        render_text(
-            inspection,
-            verbose=arguments.verbose,
-            lines=arguments.lines,
-            include_all=arguments.include_all,
-            only=[section for section in SECTIONS if getattr(arguments, section)],
-        )
+    text = render_text(
+        inspection,
+        verbose=arguments.verbose,
+        lines=arguments.lines,
+        include_all=arguments.include_all,
+        only=[section for section in SECTIONS if getattr(arguments, section)],
     )
+    answer(arguments, to_json(inspection), text)
     return FINE
 
 
@@ -362,7 +355,7 @@ def _capability(text: str) -> tuple[int, int]:
 def lint(arguments: argparse.Namespace) -> int:
     """Check the model with the rules of each target."""
     from qdqspec.lint import lint_model
-    from qdqspec.lint.rules import render_findings
+    from qdqspec.lint.rules import findings_to_json, render_findings
 
     model = model_given(arguments.model, arguments.values)
     found = {
@@ -371,6 +364,6 @@ def lint(arguments: argparse.Namespace) -> int:
     }
     most = 0 if arguments.all else 5
     text = "\n\n".join(render_findings(target, findings, most=most) for target, findings in found.items())
-    answer(arguments, {"targets": {t: [asdict(f) for f in fs] for t, fs in found.items()}}, text)
+    answer(arguments, findings_to_json(found), text)
     wanting = ("refused", "slow") if arguments.strict else ("refused",)
     return WANTING if any(f.severity in wanting for fs in found.values() for f in fs) else FINE

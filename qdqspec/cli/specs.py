@@ -18,7 +18,6 @@ from qdqspec.cli.words import (
     answer,
     complain,
     say,
-    say_json,
     settings_from,
 )
 from qdqspec.config import Settings
@@ -78,12 +77,9 @@ def list_cases(arguments: argparse.Namespace) -> int:
             found += [(path, case) for case in load_cases(path.absolute(), settings)]
         except SpecError as error:
             wrong.append(str(error))
-    if arguments.json:
-        rows = [_entry(path, case, settings) for path, case in found]
-        say_json({"schema_version": 1, "cases": rows, "errors": wrong})
-    else:
-        for path, case in found:
-            say("\n".join(_lines(path, case)))
+    rows = [_entry(path, case, settings) for path, case in found]
+    text = "\n".join(line for path, case in found for line in _lines(path, case))
+    answer(arguments, {"cases": rows, "errors": wrong}, text)
     for message in wrong:
         complain(message)
     if not found and not wrong:

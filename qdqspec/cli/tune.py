@@ -12,9 +12,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qdqspec import registry
 from qdqspec.cases import find_cases
@@ -30,8 +30,6 @@ from qdqspec.cli.words import (
     answer,
     complain,
     refuse_input_as_output,
-    say,
-    say_json,
     settings_from,
     writable_folder,
 )
@@ -111,15 +109,14 @@ def tune(arguments: argparse.Namespace) -> int:
     with closing(_session(settings, cases)) as session:
         if settings.mode == "plan":
             return _print_plans(cases, session, arguments)
-        is_whole = _run(cases, session)
-        is_whole &= _compare_runtimes(session)
+        errors = [*_run(cases, session), *_compare_runtimes(session)]
         record = session.record()
         if arguments.reduce_failures:
             reduce_failures(session, cases)
-    if model_file is not None and is_whole:
+    if model_file is not None and not errors:
         _write_model(record, model_file)
-    _report(record, settings, as_json=arguments.json)
-    if not is_whole:
+    _report(record, settings, arguments, errors, model_file)
+    if errors:
         return IMPOSSIBLE
     failed = [r for case in record.cases for r in case.results if _is_failed(r, settings)]
     return WANTING if failed else FINE
@@ -159,9 +156,6 @@ def _write_model(record: RunRecord, path: Path) -> None:
     tuned = case.evidence.output / "tuned.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)
     save_model(load_model(tuned).proto, path, inputs=[tuned], base=tuned.parent)
-    complain(
-        f"{'The model is unchanged; a copy is' if case.evidence.status == 'unchanged' else 'Tuned model'}: {path}"
-    )
 
 
 def _cases(what: str, settings: Settings, *, bare: bool) -> tuple[Case, ...]:
@@ -199,14 +193,19 @@ def _claim_named(folder: Path, case: Case) -> None:
 
 
 def _print_plans(cases: list[Case], session: Session, arguments: argparse.Namespace) -> int:
-    plans = {case.name: session.plan(case) for case in cases}
-    listed = [{"case": name, "plan": plan} for name, plan in plans.items()]
-    answer(arguments, {"plans": listed}, "\n".join(f"{name}: {plan}" for name, plan in plans.items()))
+    from qdqspec.regions.inspect import forecast_to_json
+
+    plans = {case.name: session.planned(case) for case in cases}
+    listed = [
+        {"case": name, "plan": plan.text, **asdict(plan), "forecast": forecast_to_json(plan.forecast)}
+        for name, plan in plans.items()
+    ]
+    answer(arguments, {"plans": listed}, "\n".join(f"{name}: {plan.text}" for name, plan in plans.items()))
     return FINE
 
 
-def _run(cases: list[Case], session: Session) -> bool:
-    """Evaluate the checks of each case, or search and measure if it has none; return whether all could be evaluated.
+def _run(cases: list[Case], session: Session) -> list[str]:
+    """Evaluate the checks of each case, or search and measure if it has none; return the errors, each once.
 
     An error of a check is printed and recorded, as is a case that cannot run on this machine. The others are
     evaluated.
@@ -235,19 +234,19 @@ def _run(cases: list[Case], session: Session) -> bool:
                     errors.append(f"{case.name}: {error}")
     for text in dict.fromkeys(errors):
         complain(f"qdqspec: {text}")
-    return not errors
+    return [*dict.fromkeys(errors)]
 
 
-def _compare_runtimes(session: Session) -> bool:
-    """Time the runtimes of one model together; find one placement for targets. Return whether it worked."""
+def _compare_runtimes(session: Session) -> list[str]:
+    """Time the runtimes of one model together; find one placement for targets. Return the error, if any."""
     with _watched(session):
         try:
             session.compare_runtimes()
             session.find_common()
         except QdqspecError as error:
             complain(f"qdqspec: {error}")
-            return False
-    return True
+            return [str(error)]
+    return []
 
 
 @contextmanager
@@ -265,38 +264,49 @@ def _watched(session: Session) -> Iterator[None]:
         display.close()
 
 
-def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
-    from qdqspec.report.write import write_comparisons, write_reports, write_results
+def _report(
+    record: RunRecord,
+    settings: Settings,
+    arguments: argparse.Namespace,
+    errors: Sequence[str],
+    model_file: Path | None,
+) -> None:
+    from qdqspec.report.write import (
+        annotation_lines,
+        is_github,
+        write_comparisons,
+        write_reports,
+        write_results,
+    )
 
     write_results(record)
     write_comparisons(record)
     write_reports(record, settings.report)
-    if as_json:
+    folders = [(case.evidence.case.name, case.evidence.output) for case in record.cases]
+    data: dict[str, Any] = {}
+    if arguments.json:
         from qdqspec.report.record import record_to_json
 
-        folders = {case.evidence.case.name: case.evidence.output for case in record.cases}
-        outputs = {name: str(folder) for name, folder in folders.items() if folder is not None}
-        say_json(
-            {**record_to_json(record), "outputs": outputs, "reports": [str(path) for path in settings.report]}
-        )
-        return
+        outputs = {name: str(folder) for name, folder in folders if folder is not None}
+        reports = [str(path) for path in settings.report]
+        data = {**record_to_json(record), "outputs": outputs, "reports": reports, "errors": list(errors)}
+        data["model_file"] = None if model_file is None or errors else str(model_file)
     from qdqspec.report.runtimes import runtimes_text
     from qdqspec.report.tables import summary_table, warning_lines
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    say("\n".join([summary_table(record, width=width), *_verdict_lines(record), *warning_lines(record)]))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not arguments.json else None
+    lines = [summary_table(record, width=width), *_verdict_lines(record), *warning_lines(record)]
     if record.runtimes or record.common:
-        say(f"\n{runtimes_text(record)}\n")
-    for case in record.cases:
-        if case.evidence.output is not None:
-            say(f"Models and measurements: {case.evidence.output}")
-    from qdqspec.report.write import annotation_lines, is_github
-
+        lines.append(f"\n{runtimes_text(record)}\n")
+    lines += [f"Models and measurements: {folder}" for _, folder in folders if folder is not None]
+    if model_file is not None and not errors:
+        is_unchanged = record.cases[0].evidence.status == "unchanged"
+        lines.append(
+            f"{'The model is unchanged; a copy is' if is_unchanged else 'Tuned model'}: {model_file}"
+        )
     for path in settings.report:
-        if is_github(path):
-            say("\n".join(annotation_lines(record, settings.root)))
-        else:
-            say(f"Report: {path}")
+        lines += annotation_lines(record, settings.root) if is_github(path) else [f"Report: {path}"]
+    answer(arguments, data, "\n".join(lines))
 
 
 def _verdict_lines(record: RunRecord) -> list[str]:

@@ -14,7 +14,7 @@ from qdqspec.cli.words import (
     add_inputs,
     add_verb,
     answer,
-    complain,
+    note,
     settings_from,
 )
 from qdqspec.config.settings import BUILD_OPTIONS
@@ -79,8 +79,9 @@ def verify(arguments: argparse.Namespace) -> int:
         else:
             probe = _compared(arguments, session, limits)
     if probe.parity.data == "random" and not probe.inputs:
-        complain("note: inputs are random here, and errors on real data differ: give data with --data")
-    answer(arguments, _json(probe), _text(probe, is_limited=limits is not None or bool(probe.inputs)))
+        note("inputs are random here, and errors on real data differ: give data with --data")
+    is_limited = limits is not None or bool(probe.inputs)
+    answer(arguments, _json(probe, is_limited=is_limited), _text(probe, is_limited=is_limited))
     return WANTING if probe.broken else FINE
 
 
@@ -122,17 +123,23 @@ def _text(probe: Probe, *, is_limited: bool) -> str:
     else:
         title = f"Outputs, worst first ({probe.parity.samples} samples of {probe.parity.data} data)"
         sections = comparison_sections(probe.parity, title)
-    kept = "no limit is broken" if is_limited else "not judged: no limit is given, such as --min-sqnr-db 20"
-    headline = probe.broken[0] if probe.broken else kept
+    headline = _headline(probe, is_limited=is_limited)
     return "\n\n".join((headline, *(section_text(section) for section in sections)))
 
 
-def _json(probe: Probe) -> dict[str, Any]:
+def _headline(probe: Probe, *, is_limited: bool) -> str:
+    kept = "no limit is broken" if is_limited else "not judged: no limit is given, such as --min-sqnr-db 20"
+    return probe.broken[0] if probe.broken else kept
+
+
+def _json(probe: Probe, *, is_limited: bool) -> dict[str, Any]:
+    from qdqspec.checks.parity import noise_shares
     from qdqspec.report.record import parity_to_json
 
     return {
-        "schema_version": 1,
+        "headline": _headline(probe, is_limited=is_limited),
         "broken": list(probe.broken),
         "inputs": [asdict(one) for one in probe.inputs],
         "parity": parity_to_json(probe.parity),
+        "noise": noise_shares(probe.parity),
     }

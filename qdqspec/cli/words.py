@@ -53,7 +53,11 @@ def add_verb(
         add_help=False,
         allow_abbrev=False,
     )
-    parser.add_argument("--json", action="store_true", help="Write JSON to standard output.")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="Write JSON to standard output: all figures, the notes and the text, or the error.",
+    )
     parser.add_argument(
         "--color",
         choices=("auto", "always", "never"),
@@ -111,6 +115,8 @@ def settings_from(
 
 
 COLOR: ContextVar[str] = ContextVar("color", default="auto")  # the value of --color of the running command
+AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)  # whether the running command has --json
+NOTED: ContextVar[list[str]] = ContextVar("noted")  # the notes of the running command so far
 
 
 def say(text: str) -> None:
@@ -123,16 +129,28 @@ def say_json(value: object) -> None:
     sys.stdout.write(f"{json.dumps(value, indent=2)}\n")
 
 
+def say_error(error: str, *, what: str, where: str | None, cure: str | None) -> None:
+    """Write an error to standard output if the command has ``--json``: what, where, and what to do."""
+    if AS_JSON.get():
+        say_json({"schema_version": 1, "error": error, "what": what, "where": where, "cure": cure})
+
+
 def answer(
     arguments: argparse.Namespace, data: Mapping[str, Any], text: str, *, notes: Iterable[str] = ()
 ) -> None:
-    """Write the result of a verb: ``data`` as JSON if that was asked for, else the ``notes`` and ``text``."""
+    """Write the result of a verb: its ``notes`` and ``text``, or JSON if that was asked for.
+
+    JSON has the ``data``, the ``text`` as well, and all notes of the command. Each figure and name of the text is also
+    in the data.
+    """
     if arguments.json:
-        say_json({"schema_version": 1, **data})
+        said = [*data.get("notes", ()), *notes, *NOTED.get()]
+        say_json({"schema_version": 1, **data, "notes": said, "text": text})
         return
     for note in notes:
         say(f"note: {note}")
-    say(text)
+    if text:
+        say(text)
 
 
 def conclude(
@@ -144,8 +162,14 @@ def conclude(
 ) -> int:
     """Report that ``output`` was written, by default that of the arguments; ``found`` is for JSON."""
     path = output or arguments.output
-    answer(arguments, {"output": str(path), **found, "notes": list(notes)}, f"{path}: {summary}", notes=notes)
+    answer(arguments, {"output": str(path), **found}, f"{path}: {summary}", notes=notes)
     return FINE
+
+
+def note(text: str) -> None:
+    """Write a note to standard error, and keep it for the JSON of the command."""
+    complain(f"note: {text}")
+    NOTED.get().append(text)
 
 
 def complain(text: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from packaging.version import Version
 
@@ -195,6 +196,16 @@ def render_findings(target: LintTarget, findings: Sequence[Finding], *, most: in
         lines += [f"  and {len(found) - len(shown)} more"] if len(found) > len(shown) else []
         lines.append(f"  cure: {found[0].cure}")
     return "\n".join(lines)
+
+
+def findings_to_json(found: Mapping[LintTarget, Sequence[Finding]]) -> dict[str, Any]:
+    """The findings of each target as data, never cut, and their numbers by severity."""
+    return {
+        "targets": {target: [asdict(finding) for finding in findings] for target, findings in found.items()},
+        "counts": {
+            target: Counter(finding.severity for finding in findings) for target, findings in found.items()
+        },
+    }
 
 
 def _counts(findings: Iterable[Finding]) -> str:

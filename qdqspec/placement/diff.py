@@ -290,6 +290,9 @@ def to_json(diff: QdqDiff) -> dict[str, object]:
         "schema_version": SCHEMA_VERSION,
         "same": diff.same,
         "equal_pairs": diff.equal,
+        "counts": {name: len(getattr(diff, name)) for name in ("added", "removed", "changed")},
+        "changes": Counter(change.kind for pair in diff.changed for change in pair.changes),
+        "scale_change": _scale_bounds(change for pair in diff.changed for change in pair.changes),
         "added": [dataclasses.asdict(pair) for pair in diff.added],
         "removed": [dataclasses.asdict(pair) for pair in diff.removed],
         "changed": [dataclasses.asdict(pair) for pair in diff.changed],
@@ -358,12 +361,17 @@ def _kinds(pairs: Iterable[PairDiff], most: int | None) -> str:
     counts = Counter(change.kind for change in changes)
     if most is None or sum(counts.values()) <= most:
         return ""
-    lows = [change.low for change in changes if change.low is not None]
-    highs = [change.high for change in changes if change.high is not None]
-    bounds = f" ({percent_range(min(lows), max(highs))})" if lows else ""
+    scales = _scale_bounds(changes)
+    bounds = "" if scales is None else f" ({percent_range(*scales)})"
     return ", ".join(
         f"{kind} of {count}{bounds if kind == 'scale' else ''}" for kind, count in counts.most_common()
     )
+
+
+def _scale_bounds(changes: Iterable[Change]) -> tuple[float, float] | None:
+    """The bounds of the relative changes of scales; ``None`` without any."""
+    found = [(c.low, c.high) for c in changes if c.low is not None and c.high is not None]
+    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
 
 def _skeleton(skeleton: SkeletonDiff, most: int | None) -> Iterator[str]:

@@ -195,40 +195,75 @@ InspectSection: TypeAlias = Literal["regions", "patterns"]
 
 def to_json(inspection: Inspection) -> dict[str, Any]:
     """The output of ``inspect --json``, never truncated. ``quantizable`` is null if no backend was asked."""
-    patterns = [_data(pattern, "type", "nodes") for pattern in inspection.patterns]
+    patterns = [to_data(pattern) for pattern in inspection.patterns]
     count = None if inspection.quantizable is None else len(inspection.quantizable)
     bodies = [
-        {"name": b.name, "kind": b.kind, "nodes": b.nodes, "placed": b.placed, "regions": _regions(b.regions)}
+        {
+            "name": b.name,
+            "kind": b.kind,
+            "nodes": b.nodes,
+            "placed": b.placed,
+            "regions": _regions(b.regions, inspection),
+        }
         for b in inspection.bodies
     ]
     found: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "regions": _regions(inspection.regions),
+        "model": inspection.model,
+        "counts": _counts(inspection),
+        "regions": _regions(inspection.regions, inspection),
+        "leaf_sizes": _leaf_sizes(inspection),
         "patterns": patterns,
-        "coverage": {"nodes": inspection.nodes, "quantizable": count},
+        "coverage": {
+            "nodes": inspection.nodes,
+            "in_leaves": _covered(inspection),
+            "quantizable": count,
+            "share": None if count is None else count / max(inspection.nodes, 1),
+        },
         "refusals": [{"reason": reason, "count": number} for reason, number in inspection.refusals],
         "bodies": bodies,
     }
     if (judged := inspection.judged) is not None:
         found["judged"] = {"backend": judged.backend, "note": judged.note}
         found["outputs"] = [{"tensor": name, "reason": reason} for name, reason in judged.outputs.items()]
-    if (guess := inspection.forecast) is not None:
-        seconds = {"low_seconds": round(guess.low_s, 1), "high_seconds": round(guess.high_s, 1)}
-        found["forecast"] = {
-            "builds": guess.builds,
-            **seconds,
-            "multiplications": guess.macs,
-            "assumed": list(guess.assumed),
-        }
+    if inspection.forecast is not None:
+        found["forecast"] = forecast_to_json(inspection.forecast)
     return found
 
 
-def _regions(regions: Iterable[Region]) -> list[dict[str, Any]]:
-    return [_data(region, "pattern_text") for region in regions]
+def forecast_to_json(guess: Forecast | None) -> dict[str, Any] | None:
+    """The estimated time of tuning as data."""
+    if guess is None:
+        return None
+    return {
+        "builds": guess.builds,
+        "low_seconds": round(guess.low_s, 1),
+        "high_seconds": round(guess.high_s, 1),
+        "multiplications": guess.macs,
+        "assumed": list(guess.assumed),
+    }
 
 
-def _data(record: Region | PatternCount, *without: str) -> dict[str, Any]:
-    return {name: value for name, value in to_data(record).items() if name not in without}
+def _regions(regions: Iterable[Region], inspection: Inspection) -> list[dict[str, Any]]:
+    """The regions, each with the number of its quantizable nodes; the text of a pattern is in ``patterns``."""
+    known = inspection.quantizable
+    return [
+        {name: value for name, value in to_data(region).items() if name != "pattern_text"}
+        | {"quantizable": None if known is None else len(known.intersection(region.nodes))}
+        for region in regions
+    ]
+
+
+def _counts(inspection: Inspection) -> dict[str, int]:
+    """The numbers of regions, and of patterns of leaves."""
+    leaves = [region for region in inspection.regions if region.type == "LEAF"]
+    composites = sum(region.type == "COMPOSITE" for region in inspection.regions)
+    patterns = len({leaf.pattern for leaf in leaves})
+    return {"leaf": len(leaves), "composite": composites, "leaf pattern": patterns}
+
+
+def _covered(inspection: Inspection) -> int:
+    return sum(len(region.nodes) for region in inspection.regions if region.type == "LEAF")
 
 
 def render_text(
@@ -258,19 +293,10 @@ def render_text(
 
 
 def _summary(inspection: Inspection) -> str:
-    leaves = [region for region in inspection.regions if region.type == "LEAF"]
-    composites = sum(region.type == "COMPOSITE" for region in inspection.regions)
-    covered = sum(len(leaf.nodes) for leaf in leaves)
-    patterns = len({leaf.pattern for leaf in leaves})
-    numbers = {
-        "node": inspection.nodes,
-        "leaf": len(leaves),
-        "composite": composites,
-        "leaf pattern": patterns,
-    }
+    numbers = {"node": inspection.nodes, **_counts(inspection)}
     lines = [
         f"{inspection.model}: {', '.join(_many(count, noun) for noun, count in numbers.items())}",
-        f"coverage: {covered} of {inspection.nodes} nodes are in exactly one leaf",
+        f"coverage: {_covered(inspection)} of {inspection.nodes} nodes are in exactly one leaf",
     ]
     if inspection.quantizable is not None and inspection.judged is not None:
         share = len(inspection.quantizable) / max(inspection.nodes, 1)
@@ -412,10 +438,9 @@ def _listed(names: Sequence[str], most: int) -> str:
 
 
 def _sizes(inspection: Inspection) -> str:
-    counts = Counter(len(r.nodes) for r in inspection.regions if r.type == "LEAF")
-    if not counts:
+    bins = _leaf_sizes(inspection)
+    if not bins:
         return ""
-    bins = _bins(counts)
     longest = max(bins.values())
     rows = [(name, count, "#" * max(1, round(_BAR * count / longest))) for name, count in bins.items()]
     return "Leaf sizes\n" + tabulate(
@@ -423,8 +448,9 @@ def _sizes(inspection: Inspection) -> str:
     )
 
 
-def _bins(counts: Counter[int]) -> dict[str, int]:
-    """One bin per size up to ten, then up to the next power of two."""
+def _leaf_sizes(inspection: Inspection) -> dict[str, int]:
+    """The number of leaves by size: one bin per size up to ten nodes, then up to the next power of two."""
+    counts = Counter(len(r.nodes) for r in inspection.regions if r.type == "LEAF")
     bins: dict[str, int] = {}
     for size in sorted(counts):
         low, high = size, size

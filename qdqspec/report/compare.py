@@ -106,6 +106,8 @@ def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]
             "b_ms": case.after_ms,
             "ratio": change and change.builds.median,
             "ci95": change and [change.builds.low, change.builds.high],
+            "change": change and change.builds.median - 1,
+            "change_ci95": change and [change.builds.low - 1, change.builds.high - 1],
             "p_value": change and change.p_value,
             "notes": list(case.notes),
         }
@@ -117,6 +119,7 @@ def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]
         "device": comparison.device,
         "fail_on": allowed,
         "cases": cases,
+        "counts": Counter(case.word for case in comparison.cases),
         "only_in_a": list(comparison.only_before),
         "only_in_b": list(comparison.only_after),
     }

@@ -39,6 +39,8 @@ def culprits_json(found: CulpritEvidence) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         **to_data(found),
         "missing": found.missing or None,
+        "legend": _LEGEND,
+        "words": [said for said in (_spread(found), _removal(found)) if said] if found.pairs else [],
         "pairs": [
             {
                 **to_data(culprit.site),

@@ -213,21 +213,47 @@ def explain_json(engines: Sequence[ExplainedEngine]) -> dict[str, Any]:
     ordered = sorted(engines, key=lambda engine: engine.milliseconds)
     reference = find_reference(engines)
     compared = [compare(reference, engine) for engine in engines if engine is not reference]
-    return {
+    found = {
         "schema_version": SCHEMA_VERSION,
         "reference": reference.name,
         "ranking": [engine.name for engine in ordered],
-        "engines": [_engine_json(engine) for engine in engines],
+        "engines": [_engine_json(engine, reference) for engine in engines],
         "comparisons": [_comparison_json(comparison) for comparison in compared],
         "words": paragraph(compared[0]) if len(compared) == 1 else None,
     }
+    if len(compared) < 2:
+        return found
+    between = compare(ordered[-1], ordered[0])
+    steps = [
+        (fast.name, slow.name, short_reason(compare(slow, fast)))
+        for fast, slow in itertools.pairwise(ordered)
+    ]
+    return found | {
+        "words": " ".join([ranking(ordered, reference), *sentences(between), *advice(ordered[-1])]),
+        "steps": [dict(zip(("faster", "slower", "reason"), step, strict=True)) for step in steps],
+        "best_beside_worst": _comparison_json(between),
+    }
 
 
-def _engine_json(engine: ExplainedEngine) -> dict[str, Any]:
+def _engine_json(engine: ExplainedEngine, reference: ExplainedEngine) -> dict[str, Any]:
+    parts = {
+        "kernels": engine.kernels,
+        "integer_kernels": engine.integer,
+        "float_writers": engine.float_writers,
+        "left_in_float": engine.left_in_float,
+        "unfused_pairs": engine.lonely_pairs,
+        "conversions": engine.conversions,
+    }
+    times = {name: sum(layer.milliseconds for layer in layers) for name, layers in parts.items()}
     return {
         "name": engine.name,
         "end_to_end_ms": engine.end_to_end_ms,
         "sum_ms": engine.sum_ms,
+        "change": engine.milliseconds / reference.milliseconds - 1 if reference.milliseconds else None,
+        "beyond_end_to_end": engine.sum_ms / engine.end_to_end_ms - 1 if engine.end_to_end_ms else None,
+        "milliseconds_of": times,
+        "share_of": {name: ms / engine.sum_ms if engine.sum_ms else None for name, ms in times.items()},
+        "advice": advice(engine),
         "kernels": len(engine.kernels),
         "integer_kernels": len(engine.integer),
         "float_writers": len(engine.float_writers),
@@ -245,8 +271,10 @@ def _comparison_json(comparison: EngineComparison) -> dict[str, Any]:
         "reference": comparison.reference.name,
         "tuned": comparison.tuned.name,
         "ratio": comparison.ratio,
+        "speedup": 1 / comparison.ratio if comparison.ratio else None,
         "decided_by": "sum of layers" if comparison.decided_by_sum else "end to end",
         "renamed": dict(comparison.renamed),
+        "matching": _matching(comparison),
         "rows": [
             {
                 "place": list(row.place),
@@ -255,6 +283,7 @@ def _comparison_json(comparison: EngineComparison) -> dict[str, Any]:
                 "tuned_ms": row.tuned_ms,
                 "difference_ms": row.difference_ms,
                 "lost_fusion": row.lost_fusion,
+                "remark": _remark(row),
                 "reference": [_layer_json(layer) for layer in row.reference],
                 "tuned": [_layer_json(layer) for layer in row.tuned],
             }

@@ -33,10 +33,10 @@ from qdqspec.session.compared_runtimes import compare_runtimes, grouped, side_of
 from qdqspec.session.evidence import CaseWork, skipped_record
 from qdqspec.session.given_data import GivenFiles, is_model
 from qdqspec.session.pipeline import judge
+from qdqspec.session.plan import Plan, plan_of
 from qdqspec.session.result import Result
 from qdqspec.session.study import AnyStrategy, Study
 from qdqspec.session.targets import find_common, folder_of
-from qdqspec.session.tuning import plan_text
 from qdqspec.spec.inline import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
 from qdqspec.types import (
     Case,
@@ -276,18 +276,20 @@ class Session(Closing):
         self._skipped[case_key(case)] = skipped_record(case, case.backend or self.settings.backend, why)
 
     def plan(self, case: Case) -> str:
+        """The text of `planned`."""
+        return self.planned(case).text
+
+    def planned(self, case: Case) -> Plan:
         """The size of the search and an upper bound of its cost, or that its result is in the cache. Builds nothing.
 
         Raises if the data is missing or does not fit the model. With ``tune.accuracy`` the cache is not consulted: its
         key contains the score of the reference, which would have to be run.
         """
         setup = self.work(case).setup
-        planned = plan_text(setup.prepared, case.tune)
+        planned = plan_of(setup.prepared, case.tune)
         if self.settings.no_cache or self.settings.retune or case.tune.accuracy is not None:
             return planned
-        if self._store.get(setup.key) is None:
-            return planned
-        return f"the cache has the winner of a finished search, which is timed again; with --qdq-retune {planned}"
+        return replace(planned, cached=self._store.get(setup.key) is not None)
 
     def compare_runtimes(self) -> tuple[RuntimeComparison, ...]:
         """Time the models of cases that differ in the runtime only, interleaved; see `RuntimeComparison`.

@@ -34,15 +34,13 @@ from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
 from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.preparation.timing import clock_for
-from qdqspec.regions.forecast import forecast_tuning
-from qdqspec.regions.inspect import forecast_line
 from qdqspec.registry import resolve
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.first import FirstPlacement
 from qdqspec.search.loop import Budget, Search
 from qdqspec.search.repair import NearMiss, repaired
 from qdqspec.search.select import Selection, raw_winner
-from qdqspec.session.confirm import FINALISTS, Confirmed, confirm, most_builds
+from qdqspec.session.confirm import FINALISTS, Confirmed, confirm
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     FIRST,
@@ -57,7 +55,6 @@ from qdqspec.types import (
     Trial,
     TuneRules,
 )
-from qdqspec.units import count_text, seconds_text
 
 FIRST_SHARE = 0.1  # of the time limit, for the first placement that meets the limits
 OVERTIME_SHARE = 0.25  # of the time limit, for candidates that just missed the SQNR limit
@@ -540,35 +537,3 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = 
         return TRIALS[rules.preset]
     each = () if rules.trials_per_region is None else (rules.trials_per_region,)
     return own(rules.preset, space, *each)
-
-
-def plan_text(prepared: Prepared, rules: TuneRules) -> str:
-    """The largest number of builds, the number of units, and an estimate of the time."""
-    space = prepared.candidates
-    refuse(named(rules.strategy), space)
-    prepared.require_data()
-    if not space.units:
-        return f"no operator can be quantized to {prepared.case.quantize.format} here: there is nothing to search"
-    pairs = space.resolve(space.everything()).pairs
-    builds, confirming = trials_of(rules, space), most_builds(pareto=rules.objective == "pareto")
-    said = (
-        f"{count_text(len(space.units), 'unit')} in {count_text(len(space.regions), 'region')} can be quantized, "
-        f"up to {count_text(pairs, 'Q/DQ pair')}; at most {builds} builds and {confirming} to confirm; "
-        f"{_forecast(prepared, rules)}"
-    )
-    if rules.accuracy is None:
-        return said
-    prepared.scores.require(rules.accuracy.metric)
-    return (
-        f"{said}; {rules.accuracy.key} on {prepared.scores.samples} samples, of the reference and of each "
-        "candidate that has won its races"
-    )
-
-
-def _forecast(prepared: Prepared, rules: TuneRules) -> str:
-    """A forecast of the search's time, made without building anything, and the limit that may end it earlier."""
-    space, shapes = prepared.candidates, {name: spec.shape for name, spec in prepared.inputs.items()}
-    guessed = forecast_line(forecast_tuning(space.model, trials_of(rules, space), shapes))
-    if rules.minutes is None:
-        return guessed
-    return f"{guessed}; tune.minutes ends the search after {seconds_text(60 * rules.minutes)}"

@@ -1,36 +1,35 @@
-"""``--json`` of each verb holds what its text shows: each name, and each number, at the precision of the text."""
+"""``--json`` of each verb holds what its text shows: names, notes, and numbers at the precision of the text.
+
+The fixture ``verb`` checks this in each test of this folder that asks for JSON.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
-import math
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from json_audit import lost
 
-from qdqspec.cli import main
+from qdqspec.cli import _parser, main
 
 MODEL, QUANTIZED = "digits_resnet.onnx", "out/tuned.onnx"
 FAKE = ("--backend", "fake")
-WORDS = {"Q/DQ", "2/2"}
-_TOKEN = re.compile(r"[\w/.#:-]*[\w/#]")
-_NUMBER = re.compile(r"-?\d+(?:\.(\d+))?x?")
 
 
 @pytest.fixture(scope="module")
 def made(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, its result, a spec and a record."""
-    folder, out = tmp_path_factory.mktemp("made"), io.StringIO()
+    """A folder with a model, two results with their records, and a spec."""
+    folder = tmp_path_factory.mktemp("made")
     shutil.copy(models / MODEL, folder)
-    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
-        assert main(["tune", MODEL, *FAKE, "--trials", "3", "-o", "out", "--json"]) == 0
-    (folder / "a.json").write_text(out.getvalue())
+    with contextlib.chdir(folder):
+        for output, trials in (("out", "3"), ("more", "6")):
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                assert main(["tune", MODEL, *FAKE, "--trials", trials, "-o", output, "--json"]) == 0
+            (folder / f"{output}.json").write_text(out.getvalue())
     (folder / "specs").mkdir()
     (folder / "specs" / "a.qdq.yaml").write_text(
         f"qdqspec: 1\nmodel: ../{MODEL}\nchecks:\n  - {{kind: parity, min_sqnr_db: 20}}\n"
@@ -45,96 +44,63 @@ def prepared(verb, made: Path, tmp_path: Path):
     return verb
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """All values and keys, and the lengths of lists."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield str(name)
-            yield from leaves(inner)
-    elif isinstance(value, list):
-        yield len(value)
-        for inner in value:
-            yield from leaves(inner)
-    else:
-        yield value
+CALLS = [
+    ("init", MODEL, "-o", "specs/b.qdq.yaml"),
+    ("tune", "specs/a.qdq.yaml", *FAKE, "--mode", "plan"),
+    ("tune", MODEL, *FAKE, "--trials", "3", "-o", "out"),
+    ("tune", MODEL, *FAKE, "--trials", "3", "-o", "copy/tuned.onnx", "--report", "run.html"),
+    ("tune", MODEL, *FAKE, "--trials", "2", "--objective", "pareto", "-o", "front"),
+    ("inspect", MODEL, *FAKE, "--verbose"),
+    ("apply", MODEL, "out/scheme.json", "-o", "applied.onnx"),
+    ("strip", QUANTIZED, "-o", "stripped.onnx"),
+    ("import", QUANTIZED, "-o", "scheme.json"),
+    ("diff", MODEL, QUANTIZED),
+    ("diff", QUANTIZED, "more/tuned.onnx"),
+    ("fold", MODEL, "-o", "folded.onnx"),
+    ("lint", QUANTIZED, "--target", "onnxruntime-cpu", "--target", "tensorrt-10"),
+    ("list", "specs"),
+    ("list", "backends"),
+    ("list", "strategies"),
+    ("list", "checks"),
+    ("list", "formats"),
+    ("compare", "out.json", "more.json"),
+    ("explain", MODEL, *FAKE),
+    ("explain", QUANTIZED, *FAKE),
+    ("explain", QUANTIZED, *FAKE, "--reference", MODEL),
+    ("explain", "out", *FAKE),
+    ("explain", "out", *FAKE, "--culprits"),
+    ("verify", MODEL, QUANTIZED, *FAKE),
+    ("verify", MODEL, QUANTIZED, *FAKE, "--min-sqnr-db", "200"),
+    ("baseline", "list"),
+    ("cache",),
+    ("cache", "info"),
+    ("cache", "export", "cache.zip"),
+    ("cache", "clear"),
+    ("doctor", *FAKE),
+    ("config",),
+]  # fmt: skip
+# Verbs whose JSON other tests of the fixture read, and those that have none of their own.
+ELSEWHERE = {"upgrade-check", "reduce", "schema", "cluster", "worker"}
 
 
-def lost(text: str, data: Any) -> list[str]:
-    """The names and numbers of the text that the data has in no form."""
-    values = list(leaves(data))
-    texts = " ".join(value for value in values if isinstance(value, str))
-    numbers = [
-        float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
-    missing = []
-    for word in (match[0].strip(".:-") for match in _TOKEN.finditer(text)):
-        number = _NUMBER.fullmatch(word)
-        if word in WORDS or "..." in word or word in texts:
-            continue
-        if number is not None:
-            digits = len(number[1] or "")
-            wanted = float(word.rstrip("x"))
-            forms = [form for value in numbers for form in _forms(value)]
-            if not any(math.isclose(round(form, digits), wanted, abs_tol=1e-9) for form in forms):
-                missing.append(word)
-        elif "/" in word or "::" in word:
-            missing.append(word)
-    return missing
+def test_each_verb_is_among_the_calls() -> None:
+    assert {call[0] for call in CALLS} | ELSEWHERE == set(_parser()[1])
 
 
-def _forms(value: float) -> Iterator[float]:
-    """As it is, its size, in per cent, as a change in per cent, inverted, and in MB."""
-    yield from (
-        value,
-        abs(value),
-        100 * value,
-        abs(100 * (value - 1)),
-        value / 1e6,
-        value / 1024,
-        value / 2**20,
-    )
-    if value:
-        yield 1 / value
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("tune", "specs/a.qdq.yaml", *FAKE, "--mode", "plan"),
-        ("tune", MODEL, *FAKE, "--trials", "3", "-o", "out"),
-        ("list", "specs"),
-        ("list", "checks"),
-        ("doctor", *FAKE),
-        ("config",),
-        ("compare", "a.json", "a.json"),
-        ("import", QUANTIZED, "-o", "scheme.json"),
-        ("apply", MODEL, "out/scheme.json", "-o", "applied.onnx"),
-        ("strip", QUANTIZED, "-o", "stripped.onnx"),
-        ("fold", MODEL, "-o", "folded.onnx"),
-        ("init", MODEL, "-o", "specs/b.qdq.yaml"),
-        ("baseline", "list"),
-    ],
-    ids=lambda words: " ".join(words[:2]),
-)
-def test_json_has_what_the_text_shows(prepared, words: tuple[str, ...]) -> None:
-    shown = prepared(*words)
-    Path("specs/b.qdq.yaml").unlink(missing_ok=True)
+@pytest.mark.parametrize("words", CALLS, ids=" ".join)
+def test_json_has_what_the_terminal_shows(prepared, words: tuple[str, ...]) -> None:
+    """The figures and names are checked by the fixture, and the text is that of a call without ``--json``."""
     data = prepared(*words, "--json")
-    assert data.code == shown.code
-    assert lost(shown.out, json.loads(data.out)) == []
+    assert data.json["schema_version"] == 1
+    if words[0] in ("tune", "compare", "verify", "explain", "init") or words[:2] in FLEETING:
+        return  # it measures anew, or has times or a file of its own
+    shown = prepared(*words)
+    assert shown.code == data.code
+    notes = "".join(f"note: {note}\n" for note in data.json["notes"])
+    assert shown.out.rstrip("\n") == (notes + data.json["text"]).rstrip("\n")
 
 
-LINT = ("lint", QUANTIZED, "--target", "onnxruntime-cpu")
-NAMING = [("inspect", MODEL, *FAKE), ("diff", MODEL, QUANTIZED), LINT, ("cache", "list")]
-
-
-@pytest.mark.parametrize("words", NAMING)
-def test_json_has_each_node_that_the_text_names(prepared, words: tuple[str, ...]) -> None:
-    """Counts and shares follow from the lists, which the text cuts; ages pass."""
-    named = {
-        word for word in lost(prepared(*words).out, prepared(*words, "--json").json) if word.startswith("/")
-    }
-    assert named == set()
+FLEETING = [("cache",), ("cache", "info"), ("cache", "export"), ("cache", "clear"), ("doctor", *FAKE)]
 
 
 @pytest.mark.parametrize("what", [MODEL, QUANTIZED, "out"])
@@ -149,5 +115,35 @@ def test_explain_json_has_the_layers_that_the_text_shows(prepared, what: str) ->
     assert set(shown) <= names
 
 
-def test_the_audit_finds_what_is_missing() -> None:
-    assert lost("a/b took 4.21 ms and 12 %", {"share": 0.12}) == ["a/b", "4.21"]
+@pytest.mark.parametrize(
+    ("text", "data", "expected"),
+    [
+        ("a/b took 4.21 ms and 12 %", {"share": 0.12}, ["4.21", "a/b"]),
+        ("1.48x (1.44 to 1.52)", {"speedup": 1.4796, "ci95": [1.4401, 1.52]}, []),
+        ("1.48x (1.44 to 1.52)", {"ratio": 0.676, "ci95": [1.4401, 1.52]}, ["1.48x"]),
+        ("3.5 KiB in 2 min 05 s", {"bytes": 3600, "age": 125.2}, []),
+        ("note: a/b::c: the data are random", {"warnings": ["the data are random"]}, []),
+        ("note: the data are random", {}, ["note: the data are random"]),
+        ("and 3 more (--verbose shows all)", {}, []),
+    ],
+)
+def test_the_audit_finds_what_is_missing(text: str, data: dict[str, object], expected: list[str]) -> None:
+    assert lost(text, data) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("inspect", "nowhere.onnx"), "nowhere.onnx"),
+        (("lint", MODEL, "--target", "nothing"), None),
+        (("inspect", MODEL, "--nothing"), None),
+        (("inspekt", MODEL), None),
+    ],
+)
+def test_an_error_is_json_as_well(prepared, words: tuple[str, ...], where: str | None) -> None:
+    """Standard output was empty, which no reader of JSON takes."""
+    found = prepared(*words, "--json")
+    assert found.code == 2
+    assert found.json["where"] is None or found.json["where"].endswith(str(where))
+    assert found.json["what"] in found.err
+    assert prepared(*words).out == ""

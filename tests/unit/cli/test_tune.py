@@ -16,9 +16,11 @@ import pytest
 from qdqspec.cli import _parsed
 from qdqspec.cli.asked import WORDS
 from qdqspec.errors import BackendError, DataError
+from qdqspec.session.plan import Plan
 from qdqspec.spec.inline import AskedWithStrategy, inline_case
 from qdqspec.types import AccuracyRules, Progress
 
+PLAN = Plan(format="int8", units=0, regions=0)
 SPEC = """\
 qdqspec: 1
 model: m.onnx
@@ -80,7 +82,7 @@ def test_the_tuned_model_is_copied_to_a_file(verb, models, tmp_path):
     assert result.code == 0, result.err
     written = tmp_path / "reports" / "digits_resnet" / "default" / "tuned.onnx"
     assert onnx.load(tmp_path / "new" / "x.onnx") == onnx.load(written)
-    assert f"Tuned model: {tmp_path / 'new' / 'x.onnx'}" in result.err
+    assert f"Tuned model: {tmp_path / 'new' / 'x.onnx'}" in result.out
 
 
 def test_a_file_for_several_models_or_the_input_is_refused(verb, fake, tmp_path):
@@ -167,7 +169,7 @@ def test_the_command_line_is_above_the_spec(verb, fake, monkeypatch):
     cases = []
     from qdqspec.session import Session
 
-    monkeypatch.setattr(Session, "plan", lambda self, case: cases.append(case) or "a plan")
+    monkeypatch.setattr(Session, "planned", lambda self, case: cases.append(case) or PLAN, raising=False)
     words = [
         "--trials",
         "3",
@@ -185,7 +187,7 @@ def test_the_command_line_is_above_the_spec(verb, fake, monkeypatch):
         "5%",
     ]
     result = verb("tune", "a.qdq.yaml::b1", "--mode", "plan", "--strategy", "attribution", *words)
-    assert result.out == "a::b1: a plan\n"
+    assert result.out == f"a::b1: {PLAN.text}\n"
     (case,) = cases
     assert (case.tune.trials, case.tune.minutes, case.tune.preset) == (3, 0.5, "quick")
     assert (case.tune.min_sqnr_db, case.tune.min_gain) == ("none", 0.05)
@@ -199,7 +201,7 @@ def planned(fake, monkeypatch):
     cases = []
     from qdqspec.session import Session
 
-    monkeypatch.setattr(Session, "plan", lambda self, case: cases.append(case) or "a plan")
+    monkeypatch.setattr(Session, "planned", lambda self, case: cases.append(case) or PLAN, raising=False)
     return cases
 
 
@@ -277,7 +279,7 @@ def test_shapes_have_the_syntax_of_trtexec(verb, fake, monkeypatch):
     cases = []
     from qdqspec.session import Session
 
-    monkeypatch.setattr(Session, "plan", lambda self, case: cases.append(case) or "a plan")
+    monkeypatch.setattr(Session, "planned", lambda self, case: cases.append(case) or PLAN, raising=False)
     assert verb("tune", "m.onnx", "--mode", "plan", "--shapes", "x:1x3x8x8,serving:ids:0:1x16").code == 0
     shapes = cases[0].inputs.profiles[0].shapes
     assert {name: shape.opt for name, shape in shapes.items()} == {
@@ -291,7 +293,7 @@ def cases_planned(monkeypatch):
     from qdqspec.session import Session
 
     cases = []
-    monkeypatch.setattr(Session, "plan", lambda self, case: cases.append(case) or "a plan")
+    monkeypatch.setattr(Session, "planned", lambda self, case: cases.append(case) or PLAN, raising=False)
     return cases
 
 
@@ -355,7 +357,7 @@ def test_values_fix_inputs(verb, fake, monkeypatch):
     cases = []
     from qdqspec.session import Session
 
-    monkeypatch.setattr(Session, "plan", lambda self, case: cases.append(case) or "a plan")
+    monkeypatch.setattr(Session, "planned", lambda self, case: cases.append(case) or PLAN, raising=False)
     assert verb("tune", "m.onnx", "--mode", "plan", "--values", "sr:16000,gain:-0.5,train:false").code == 0
     assert cases[0].inputs.values == {"sr": 16000, "gain": -0.5, "train": False}
 

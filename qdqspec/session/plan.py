@@ -1,0 +1,87 @@
+"""The size of a search, before anything is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdqspec.preparation.prepare import Prepared
+from qdqspec.regions.forecast import Forecast, forecast_tuning
+from qdqspec.regions.inspect import forecast_line
+from qdqspec.session.confirm import most_builds
+from qdqspec.session.tuning import named, refuse, trials_of
+from qdqspec.types import TuneRules
+from qdqspec.units import count_text, seconds_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a search may quantize, and an upper bound of its cost.
+
+    ``pairs`` are those of everything quantized, ``builds`` the most builds of the search and ``confirming`` those after
+    it. ``samples`` are those on which ``metric`` is computed. With ``cached`` the cache has the winner already.
+    """
+
+    format: str
+    units: int
+    regions: int
+    pairs: int = 0
+    builds: int = 0
+    confirming: int = 0
+    forecast: Forecast | None = None
+    minutes: float | None = None
+    metric: str = ""
+    samples: int = 0
+    cached: bool = False
+
+    @property
+    def text(self) -> str:
+        """The plan as a sentence."""
+        if self.cached:
+            known = "the cache has the winner of a finished search, which is timed again"
+            return f"{known}; with --qdq-retune {self._search_text}"
+        return self._search_text
+
+    @property
+    def _search_text(self) -> str:
+        if self.forecast is None:
+            return f"no operator can be quantized to {self.format} here: there is nothing to search"
+        units, regions = count_text(self.units, "unit"), count_text(self.regions, "region")
+        parts = [
+            f"{units} in {regions} can be quantized, up to {count_text(self.pairs, 'Q/DQ pair')}",
+            f"at most {self.builds} builds and {self.confirming} to confirm",
+            forecast_line(self.forecast),
+        ]
+        if self.minutes is not None:
+            parts.append(f"tune.minutes ends the search after {seconds_text(60 * self.minutes)}")
+        if self.metric:
+            which = "the reference and of each candidate that has won its races"
+            parts.append(f"{self.metric} on {self.samples} samples, of {which}")
+        return "; ".join(parts)
+
+
+def plan_of(prepared: Prepared, rules: TuneRules) -> Plan:
+    """The plan of a case. Raises if its strategy cannot search the space, or if data is missing or does not fit."""
+    space, form = prepared.candidates, prepared.case.quantize.format
+    refuse(named(rules.strategy), space)
+    prepared.require_data()
+    units, regions = len(space.units), len(space.regions)
+    if not units:
+        return Plan(format=form, units=units, regions=regions)
+    builds = trials_of(rules, space)
+    samples = 0
+    if rules.accuracy is not None:
+        prepared.scores.require(rules.accuracy.metric)
+        samples = prepared.scores.samples
+    shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
+    return Plan(
+        format=form,
+        units=units,
+        regions=regions,
+        pairs=space.resolve(space.everything()).pairs,
+        builds=builds,
+        confirming=most_builds(pareto=rules.objective == "pareto"),
+        forecast=forecast_tuning(space.model, builds, shapes),
+        minutes=rules.minutes,
+        metric="" if rules.accuracy is None else rules.accuracy.key,
+        samples=samples,
+    )

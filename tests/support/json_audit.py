@@ -1,0 +1,95 @@
+"""What the terminal shows of a verb and its JSON lacks: figures, names and sentences.
+
+The JSON of each verb has the ``text`` of the terminal. What is in it must be in the other fields too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_SCALES = {"%": 100, "KiB": 2**-10, "MiB": 2**-20, "GiB": 2**-30, "million": 1e-6}
+_NUMBER = re.compile(
+    r"(?<![\w./:%-])[+-]?(?P<digits>\d+(?:,\d{3})*(?:\.(?P<decimals>\d+))?)"
+    r"(?P<unit>x\b| ?%| (?:[KMG]iB|million)\b)?(?![\w/:]|[.-]\w)"
+)
+_TIME = re.compile(r"\b(?:(\d+) d(?: (\d+) h)?|(?:(\d+) h )?(\d+) min(?: (\d+) s)?|(\d+) h)(?!\w)")
+_NAME = re.compile(r"[\w/.#:-]*[\w/#]")
+# Statements about the display itself, and constants of the method.
+_DISPLAY = re.compile(
+    r"\(--verbose shows all\)|and \d+ (?:more|smaller)|\d+ smaller differences are left out\.|the other \d+|95 %"
+)
+_PROSE = re.compile(r"(?:note|warning|fail): |[A-Z].*[a-z]\.$")
+
+
+def lost(text: str, data: Mapping[str, Any]) -> list[str]:
+    """The figures, names and sentences of a text that the data has in no form.
+
+    A figure is in the data if a number, rounded to the figure's decimals, is the same: a share for a percentage, bytes
+    for KiB, seconds for minutes. A figure or name that is part of a string of the data is there too.
+    """
+    values = list(_leaves(data))
+    strings = [" ".join(value.split()) for value in values if isinstance(value, str)]
+    everything = "\n".join(strings)
+    numbers = [abs(float(v)) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    words = set(re.split(r"[\s,;:()<>|]+", everything))
+    found = []
+    for line in map(" ".join, map(str.split, text.splitlines())):
+        said = re.sub(r"^(?:note|warning|fail|cure|qdqspec): (?:[\w/.-]+::[\w.:-]+(?: - |: ))?", "", line)
+        if said and said in everything:
+            continue
+        if _PROSE.match(line) and not _DISPLAY.search(line):
+            found.append(line)
+            continue
+        rest = _DISPLAY.sub("", line)
+        for match in _TIME.finditer(rest):
+            days, hours_of_days, hours, minutes, seconds, only_hours = (
+                int(part or 0) for part in match.groups()
+            )
+            wanted = 86400 * days + 3600 * (hours_of_days + hours + only_hours) + 60 * minutes + seconds
+            near = 1 if seconds else 30 if minutes else 1800
+            if not any(abs(number - wanted) <= near for number in numbers):
+                found.append(match[0])
+        rest = _TIME.sub("", rest)
+        found += [m[0] for m in _NUMBER.finditer(rest) if not (m[0] in words or _is_there(m, numbers))]
+        found += [name for name in _names(rest) if name not in everything]
+    return found
+
+
+def _is_there(match: re.Match[str], numbers: list[float]) -> bool:
+    scale = _SCALES.get((match["unit"] or "").strip(), 1)
+    wanted, decimals = float(match["digits"].replace(",", "")), len(match["decimals"] or "")
+    return any(math.isclose(scale * n, wanted, abs_tol=0.5001 * 10.0**-decimals, rel_tol=0) for n in numbers)
+
+
+def _names(line: str) -> Iterator[str]:
+    """Names of nodes, tensors, files and cases: words with a slash, a colon or an underscore, unless they are cut."""
+    for match in _NAME.finditer(line):
+        word = match[0].strip(".:-")
+        is_name = "/" in word or "::" in word or "_" in word
+        if (
+            is_name
+            and "..." not in word
+            and word not in ("Q/DQ", "direct/all")
+            and not _RATIO.fullmatch(word)
+        ):
+            yield re.sub(r":\d+$", "", word)
+
+
+_RATIO = re.compile(r"\d+/\d+")
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """All values and keys, and the lengths of lists."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield str(name)
+            yield from _leaves(inner)
+    elif isinstance(value, list):
+        yield len(value)
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value
