@@ -13,6 +13,7 @@ def main() -> int:
 
         return run()
     except KeyboardInterrupt:
+        sys.stderr.write("Interrupted\n")
         return INTERRUPTED
     finally:
         gc.freeze()  # the process ends: Python need not visit all objects once more

@@ -122,6 +122,15 @@ def _near_option(unknown: Sequence[str], verb: argparse.ArgumentParser) -> str:
     return next(filter(None, (did_you_mean(option, known) for option in options)), "")
 
 
+class _VerbFormatter(argparse.HelpFormatter):
+    """Lists the verbs under their heading, without a line for the argument that takes one of them."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - it has no other name
+            return "".join(map(self._format_action, self._iter_indented_subactions(action)))
+        return super()._format_action(action)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are a message and where help is, without the list of all options."""
 
@@ -144,6 +153,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         prog="qdqspec",
         description="Search for, verify and gate Q/DQ placements in ONNX models. Tests run with pytest: pytest specs",
         epilog="qdqspec VERB --help shows an example of each verb.",
+        formatter_class=_VerbFormatter,
     )
     parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", title="verbs", required=True)

@@ -56,6 +56,7 @@ class DataDraft:
     evaluation: str = ""
     labelled: bool = False
     metric: str = ""
+    guessed: str = ""  # sides of images that the model leaves open, as `height 224 and width 224`
 
     @property
     def is_shared(self) -> bool:
@@ -130,6 +131,8 @@ def _inputs(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]:
     )
     if data.calibration.startswith("{images"):
         about = "images, and their transform"
+        if data.guessed:
+            about += f"; guessed, since the model leaves it open: {data.guessed}"
     yield f"  {_line('calibration', data.calibration)}  # {about}"
     more = "" if data.labelled else "; with `labels` also for {kind: accuracy, max_drop: 1%}"
     judged = "the same data as calibration: name other samples" if data.is_shared else "the same to judge by"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qdqspec.types import Inputs
 
 _CALIBRATION, _EVALUATION = re.compile("calib|train"), re.compile("eval|val|test")
+_SIDE = 224  # pixels of a side of images that the model leaves open
 _MANY = 4  # more files than this without telling names are one data set
 
 
@@ -176,7 +177,9 @@ def _images(files: Sequence[Path], model: Model, path: Path, base: Path) -> Data
         return None
     last = shape[3] in (1, 3) and shape[1] not in (1, 3)
     channels, height, width = (shape[3], shape[1], shape[2]) if last else (shape[1], shape[2], shape[3])
-    size = [side if side else 224 for side in (height, width)]
+    size = [side if side else _SIDE for side in (height, width)]
+    sides = zip(("height", "width"), (height, width), strict=True)
+    guessed = " and ".join(f"{name} {_SIDE}" for name, side in sides if not side)
     if not path.is_dir():
         patterns = [_relative_text(path, base)] * 2
     else:
@@ -188,7 +191,7 @@ def _images(files: Sequence[Path], model: Model, path: Path, base: Path) -> Data
     )
     transform = f"{', '.join(rest)}, mean: [0.0], std: [1.0]"
     calibration, evaluation = (f"{{images: {quoted(pattern)}, {transform}}}" for pattern in patterns)
-    return DataDraft(calibration=calibration, evaluation=evaluation)
+    return DataDraft(calibration=calibration, evaluation=evaluation, guessed=guessed)
 
 
 def _relative_text(path: Path, base: Path) -> str:

@@ -25,8 +25,9 @@ from qdqspec.cli.words import (
     settings_from,
 )
 from qdqspec.collector import uncollected
+from qdqspec.config import hooks
 from qdqspec.config.settings import DEFAULT_BACKEND
-from qdqspec.errors import PlacementError
+from qdqspec.errors import ConfigError, PlacementError
 
 if TYPE_CHECKING:
     from qdqspec.config import Settings
@@ -329,9 +330,8 @@ def _add_lint(verbs: Verbs) -> None:
     parser.add_argument(
         "--target",
         action="append",
-        required=True,
         metavar="T",
-        help="A target for which a backend has rules; an unknown name lists all targets. Repeatable.",
+        help="A target for which a backend has rules; without one all targets are listed. Repeatable.",
     )
     parser.add_argument("--strict", action="store_true", help="Exit 1 also on findings of severity slow.")
     parser.add_argument(
@@ -357,6 +357,9 @@ def lint(arguments: argparse.Namespace) -> int:
     from qdqspec.lint import lint_model
     from qdqspec.lint.rules import findings_to_json, render_findings
 
+    if not arguments.target:
+        known = ", ".join(hooks.all_names("lint_targets"))
+        raise ConfigError("no target is given", cure=f"name one with --target, of: {known}")
     model = model_given(arguments.model, arguments.values)
     found = {
         target: lint_model(model, target, compute_capability=arguments.compute_capability)

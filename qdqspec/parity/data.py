@@ -18,7 +18,7 @@ from qdqspec.errors import DataError
 from qdqspec.graph.declared import allows, shape_text
 from qdqspec.graph.given import is_faithful
 from qdqspec.graph.model import Model
-from qdqspec.parity.images import ImageMember
+from qdqspec.parity.images import ImageMember, unreadable
 from qdqspec.parity.shapes import InputSpec, input_specs, with_named_dimensions
 from qdqspec.parity.sources import LABELS, AnyMember, Arrays, as_samples, place_of, read_arrays
 from qdqspec.registry import did_you_mean
@@ -211,7 +211,7 @@ class _Column:
         """The only value in a floating-point input; ``None`` if values differ."""
         if not np.issubdtype(self.spec.dtype, np.floating) or not self.spec.shape:
             return None
-        rows = chain.from_iterable(member.rows() for member in self.members)
+        rows = chain.from_iterable(map(self._decoded, self.members))
         seen: Array | None = None
         for row in rows:
             seen = row.flat[:1] if seen is None else seen
@@ -225,8 +225,15 @@ class _Column:
         for dtype in sorted({str(m.dtype) for m in self.members if m.dtype.kind in "iu"}):
             yield f"array '{self.name}' is {dtype} and is given to the model as {self.spec.dtype}, unscaled"
 
+    def _decoded(self, member: AnyMember) -> Iterator[Array]:
+        """The samples of a file; the error of an image names the other unreadable ones too."""
+        try:
+            yield from member.rows()
+        except DataError as error:
+            raise unreadable([one for one in self.members if isinstance(one, ImageMember)]) or error from None
+
     def _rows(self, member: AnyMember) -> Iterator[Array]:
-        for index, row in enumerate(member.rows()):
+        for index, row in enumerate(self._decoded(member)):
             with np.errstate(over="ignore"):
                 cast = row.astype(self.spec.dtype)
             if not is_faithful(row, cast):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,7 @@ SUFFIXES = frozenset(
         ".tiff",
     }
 )
+_MOST_BROKEN = 10  # images that one message names
 _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 
 
@@ -65,6 +68,31 @@ class ImageMember:
     def rows(self) -> Iterator[Array]:
         """The one sample."""
         yield transformed(_pixels(self.file, self.rules), self.rules)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the image can be decoded."""
+        try:
+            _pixels(self.file, self.rules)
+        except DataError:
+            return False
+        return True
+
+
+def unreadable(members: Sequence[ImageMember]) -> DataError | None:
+    """The error that names all images which cannot be decoded, if there are several; `_MOST_BROKEN` at most."""
+    if find_spec("PIL") is None:  # then none can, whatever it holds
+        return None
+    broken = list(islice((member.file for member in members if not member.is_readable), _MOST_BROKEN))
+    if len(broken) < 2:
+        return None
+    most = "at least " if len(broken) == _MOST_BROKEN else ""
+    names = "".join(f"\n    {file.name}" for file in broken[1:])
+    return DataError(
+        f"{most}{len(broken)} images cannot be read: this one and{names}",
+        where=broken[0],
+        cure="take them out",
+    )
 
 
 def transformed(pixels: npt.NDArray[np.uint8], rules: ImageRules) -> Array:

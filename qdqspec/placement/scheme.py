@@ -155,7 +155,10 @@ class FittedPairs:
             notes.append(
                 f"found by the nodes that read them, {listed(self.moved)}: this model names them otherwise"
             )
-        notes += [f"left out '{tensor}': {reason}" for tensor, reason in self.reasons.items()]
+        if self.reasons:
+            first, reason = next(iter(self.reasons.items()))
+            many = f"{listed(self.reasons)}; " if len(self.reasons) > 1 else ""
+            notes.append(f"left out {many}'{first}': {reason}")
         if self.reasons and is_imported:
             notes.append(
                 "to place the omitted sites, import the quantized model again with `--reference` and this model"

@@ -57,6 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_to(parser)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(args: list[str]) -> None:
+    """Reject misspelt ``--qdq-*`` options with a suggestion, before pytest does without one."""
+    options.refuse_unknown_options(args)
+
+
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the hooks that a conftest may implement."""
     pluginmanager.add_hookspecs(hookspecs)

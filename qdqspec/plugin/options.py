@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, takewhile
 
 import pytest
 
-from qdqspec.config import Settings, add_options, flags_given, load_settings
+from qdqspec.config import OPTIONS, Settings, add_options, flags_given, load_settings
 from qdqspec.config.settings import BY_KEY, COMMAND_LINE
 from qdqspec.errors import ConfigError
 from qdqspec.plugin._compat import is_worker
+from qdqspec.registry import did_you_mean
 
 _GUARDED = ("backend_option", *sorted(COMMAND_LINE))
 _SETTINGS = pytest.StashKey[Settings]()
@@ -24,6 +26,16 @@ def add_to(parser: pytest.Parser) -> None:
     """Add the ``--qdq-*`` options."""
     group = parser.getgroup("qdqspec", "quantized models (qdqspec)")
     add_options(group.addoption, prefix="--qdq-")
+
+
+def refuse_unknown_options(words: Sequence[str]) -> None:
+    """Raise `pytest.UsageError` for a ``--qdq-*`` option that does not exist, naming the closest one."""
+    known = [f"--qdq-{option.name}" for option in OPTIONS]
+    given = [word.partition("=")[0] for word in takewhile(lambda word: word != "--", words)]
+    unknown = [name for name in given if name.startswith("--qdq-") and name not in known]
+    if unknown:
+        said = "; ".join(f"unknown option '{name}'{did_you_mean(name, known)}" for name in unknown)
+        raise pytest.UsageError(f"{said}\n  all options: pytest --help, group qdqspec")
 
 
 def register_markers(config: pytest.Config) -> None:

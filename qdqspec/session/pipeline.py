@@ -33,6 +33,7 @@ from qdqspec.measurement.store import Store
 from qdqspec.preparation.cached import CORRECTIONS, MODEL, PATTERNS, RAW_MODEL, CachedSearch, keep
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import (
+    JOURNAL,
     REFERENCE,
     open_journal,
     refuse_own,
@@ -42,7 +43,7 @@ from qdqspec.preparation.files import (
 from qdqspec.registry import resolve
 from qdqspec.session.tuning import Tuning
 from qdqspec.types import CheckSpec, LatencyEvidence, Verdict
-from qdqspec.units import seconds_text
+from qdqspec.units import count_text, seconds_text
 
 if TYPE_CHECKING:
     from qdqspec.session.evidence import CaseWork
@@ -75,6 +76,10 @@ def tune(
     validate()
     prepared = setup.prepared
     with open_journal(setup.output, setup.journal_header, prepared.warnings) as journal:
+        if known := len(journal.trials()):
+            setup.resources.report_wait(
+                f"continues from {count_text(known, 'build')} in {setup.output / JOURNAL}"
+            )
         prepared.keep_corrections(setup.output / CORRECTIONS, setup.journal_header)
         # Opening it makes regions, space, calibrated ranges, corrections, limits and the rehearsal.
         with Tuning(prepared, setup.resources, journal) as tuning:

@@ -20,7 +20,7 @@ from qdqspec.checks.verdicts import raised
 from qdqspec.closing import Closing
 from qdqspec.config import Settings
 from qdqspec.config.declared import check_option
-from qdqspec.errors import ConfigError
+from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import log_wait
@@ -31,6 +31,7 @@ from qdqspec.placement.import_qdq import import_placement
 from qdqspec.preparation.resources import Backends, Resources
 from qdqspec.session.compared_runtimes import compare_runtimes, grouped, side_of
 from qdqspec.session.evidence import CaseWork, skipped_record
+from qdqspec.session.gate import damaged_baselines
 from qdqspec.session.given_data import GivenFiles, is_model
 from qdqspec.session.pipeline import judge
 from qdqspec.session.plan import Plan, plan_of
@@ -286,6 +287,8 @@ class Session(Closing):
         key contains the score of the reference, which would have to be run.
         """
         setup = self.work(case).setup
+        for found in damaged_baselines(case, setup.settings, setup.device).values():
+            raise StateError(found.reason, where=found.file, cure=found.command)
         planned = plan_of(setup.prepared, case.tune)
         if self.settings.no_cache or self.settings.retune or case.tune.accuracy is not None:
             return planned

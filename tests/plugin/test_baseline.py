@@ -89,6 +89,15 @@ def test_no_baseline_is_a_skip_here_and_a_failure_in_ci(real, monkeypatch):
     real.runpytest_inprocess("specs", "--qdq-baseline=require").assert_outcomes(failed=1)
 
 
+def test_a_plan_names_a_damaged_baseline(kept):
+    """It announced the run, which fails."""
+    kept.runpytest_inprocess("specs", "--qdq-mode=plan").assert_outcomes(skipped=1)
+    kept.file.write_text("{")
+    result = kept.runpytest_inprocess("specs", "--qdq-mode=plan")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{kept.file.name}*"])
+
+
 def test_a_committed_baseline_is_a_gate(kept):
     assert json.loads(kept.file.read_text())["device"] == "fake"
     kept.runpytest_inprocess("specs").assert_outcomes(passed=1)

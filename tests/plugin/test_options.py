@@ -22,6 +22,8 @@ def test_every_option_is_in_the_help(project):
         ("--qdq-threads=0", "*--qdq-threads: '0' does not fit: a whole number of at least 1*"),
         ("--qdq-time-limit=20", "*--qdq-time-limit: '20' does not fit: a time with its unit*"),
         ("--qdq-require=devise", "*--qdq-require: 'devise' does not fit: *did you mean 'device'?*"),
+        ("--qdq-bakend=fake", "*unknown option '--qdq-bakend' (did you mean '--qdq-backend'?)*"),
+        ("--qdq-jsn", "*unknown option '--qdq-jsn' (did you mean '--qdq-json'?)*"),
     ],
 )
 def test_a_wrong_option_is_refused_at_once(project, option, message):

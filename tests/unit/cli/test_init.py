@@ -247,6 +247,9 @@ def test_the_size_of_images_is_a_guess_where_the_model_leaves_it_open(verb, tmp_
     Image.new("L", (160, 64)).save(tmp_path / "a.png")
     result = verb("init", "net.onnx", *FAKE, "--data", "a.png")
     assert "training: size, which the model leaves open, mean and std" in result.out
+    text = (tmp_path / "net.qdq.yaml").read_text()
+    assert "guessed, since the model leaves it open: width 224" in text
+    assert "height 224" not in text
 
 
 def test_images_of_all_formats_are_data(verb, project, data):

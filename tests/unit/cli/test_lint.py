@@ -64,7 +64,8 @@ def test_a_gpu_can_be_named(verb, model):
     ("words", "message"),
     [
         (["--target", "tensorrt-12"], "unknown lint target 'tensorrt-12'"),
-        ([], "--target"),
+        ([], "no target is given\n  name one with --target, of: "),
+        ([], "onnxruntime-cpu, "),
         (["--target", "tensorrt-10", "--compute-capability", "hopper"], "not a compute capability"),
     ],
 )

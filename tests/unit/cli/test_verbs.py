@@ -269,3 +269,15 @@ def test_doctor_writes_the_bundle_of_a_backend(verb, tmp_path, monkeypatch):
     assert (found["answers"], found["archive"]) == (said["answers"], str(tmp_path / "out.tgz"))
     said["answers"]["runs"] = False
     assert verb(*words).code == 2
+
+
+def test_an_interrupt_of_the_imports_is_reported():
+    """A command that was interrupted in its first moments printed nothing."""
+    code = (
+        "import sys, qdqspec.cli, qdqspec.__main__ as start\n"
+        "def interrupted(): raise KeyboardInterrupt\n"
+        "qdqspec.cli.main = interrupted\n"
+        "sys.exit(start.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "Interrupted\n")

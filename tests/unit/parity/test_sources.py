@@ -172,6 +172,21 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
         values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
 
 
+def test_all_files_that_are_no_images_are_named_at_once(tmp_path: Path) -> None:
+    """They were reported one a run."""
+    for number in range(4):
+        Image.new("RGB", (6, 4)).save(tmp_path / f"good{number}.png")
+        (tmp_path / f"bad{number}.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"bad0\.jpg: 4 images cannot be read: this one and") as caught:
+        values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
+    assert all(f"bad{number}.jpg" in str(caught.value) for number in range(4))
+    assert "good" not in str(caught.value)
+    for number in range(4, 40):
+        (tmp_path / f"bad{number}.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match="at least 10 images cannot be read"):
+        values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
+
+
 @pytest.mark.parametrize("mode", ["PNG", "TIFF"])
 def test_pixels_of_16_bits_keep_their_brightness(tmp_path: Path, mode: str) -> None:
     """Pillow's own conversion clips them at 255: nearly all become white."""

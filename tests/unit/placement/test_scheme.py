@@ -161,6 +161,20 @@ def test_a_tensor_of_another_name_is_found_by_the_nodes_that_read_it(path: Path,
     )
 
 
+def test_several_sites_that_no_longer_fit_are_one_note(path: Path, model: Model) -> None:
+    """Each was a line of its own: hundreds for the scheme of another model."""
+
+    def change(content: dict[str, Any]) -> None:
+        for number, site in enumerate(content["sites"][:-1]):
+            site.update(tensor=f"gone{number}", consumers=[{"node": f"lost{number}", "input": 0}])
+        del content["digest"]
+
+    (note,) = apply_scheme(model, edited(path, change)).notes
+    assert note.startswith("left out ")
+    assert "'gone0', 'gone1'" in note
+    assert note.endswith("; 'gone0': the model has no node 'lost0', and none in its position")
+
+
 @pytest.mark.parametrize("backend", ["onnxruntime", "imported"])
 def test_sites_that_no_longer_fit_are_left_out_with_a_cure(path: Path, model: Model, backend: str) -> None:
     def change(content: dict[str, Any]) -> None:

@@ -643,8 +643,11 @@ def test_an_interrupted_search_continues_where_it_was(open_session: Open, case: 
     session = open_session()
     interrupted(session, case, after)
     torn = (session.output(case) / "trials.jsonl").read_bytes()
-    resumed = open_session()
+    resumed, said = open_session(), list[str]()
+    resumed.watch = lambda progress: said.append(progress.waiting)
     search = resumed.search(case)
+    (continued,) = filter(None, said)  # it did not say that it continues
+    assert re.fullmatch(rf"continues from {after + 1} builds in .*trials\.jsonl", continued)
     assert (resumed.output(case) / "trials.jsonl").read_bytes().startswith(torn)
     added = lines(resumed.output(case))[len(torn.splitlines()) :]
     built = [line["placement"] for line in added if line["phase"] != "confirm"]
