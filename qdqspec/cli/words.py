@@ -9,10 +9,12 @@ import re
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, TypeVar, cast
 
 from qdqspec.config import Settings, add_options, find_root, flags_given, load_settings
@@ -188,7 +190,18 @@ def _write(text: str, stream: TextIO) -> None:
 
 def end_on_sigterm() -> None:
     """End on SIGTERM, which service managers and batch systems send, as on Ctrl-C: in order, with all processes."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+_FORK_HOOKS = ("_acquireLock", "_releaseLock")  # of `logging`, which Python calls before and after a fork
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise `KeyboardInterrupt`; a moment later in a function called at a fork, where Python ignores exceptions."""
+    if frame is not None and frame.f_code.co_name in _FORK_HOOKS:
+        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+        return
+    raise KeyboardInterrupt
 
 
 def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:

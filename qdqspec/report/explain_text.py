@@ -241,7 +241,7 @@ def _engine_json(engine: ExplainedEngine, reference: ExplainedEngine) -> dict[st
         "integer_kernels": engine.integer,
         "float_writers": engine.float_writers,
         "left_in_float": engine.left_in_float,
-        "unfused_pairs": engine.lonely_pairs,
+        "unfused_pairs": engine.unfused_pairs,
         "conversions": engine.conversions,
     }
     times = {name: sum(layer.milliseconds for layer in layers) for name, layers in parts.items()}

@@ -15,7 +15,7 @@ from qdqspec.units import count_text, seconds_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a search may quantize, and an upper bound of its cost.
+    """The parts that a search may quantize, and an upper bound of its cost.
 
     ``pairs`` are those of everything quantized, ``builds`` the most builds of the search and ``confirming`` those after
     it. ``samples`` are those on which ``metric`` is computed. With ``cached`` the cache has the winner already.

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import qdqspec.cli as cli
+from qdqspec.cli.words import end_on_sigterm
 
 VERBS = (
     "init",
@@ -281,3 +284,22 @@ def test_an_interrupt_of_the_imports_is_reported():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "Interrupted\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once there")
+def test_a_signal_during_a_fork_is_not_lost():
+    """Python ignores exceptions in functions that it calls at a fork, as the lock of `logging` is released."""
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def _releaseLock() -> None:  # noqa: N802 - the name in `logging`
+        signal.raise_signal(signal.SIGTERM)
+        seen.append(True)
+
+    end_on_sigterm()
+    try:
+        _releaseLock()
+        assert seen
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(30)
+    finally:
+        signal.signal(signal.SIGTERM, before)
