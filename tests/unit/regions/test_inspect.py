@@ -93,7 +93,8 @@ def test_refusals_give_a_reason_for_every_other_node(inspection):
 def test_without_a_backend_nothing_is_reported_of_quantization(models):
     model = load_model(models / "digits_resnet.onnx")
     found = inspect_model(model, find_regions(model))
-    assert to_json(found)["coverage"] == {"nodes": 37, "quantizable": None}
+    coverage = to_json(found)["coverage"]
+    assert (coverage["nodes"], coverage["quantizable"]) == (37, None)
     assert "quantizable" not in render_text(found)
 
 
