@@ -88,32 +88,27 @@ def duration(seconds: float) -> str:
 class Heartbeat:
     """Writes one line a minute, however many updates arrive, so that a long job shows progress.
 
-    The first step of a case is written at once, a later one outside the search if the last line is some seconds old.
+    The first step of a case is written at once, and so is a new wait; a later step outside the search if the last
+    line is some seconds old. A line that repeats the last one of its case is written once a minute.
     """
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
         self._clock = clock
         self._last = clock()
-        self._case = ""
+        self._lines: dict[str, str] = {}  # the last one by case
 
     def update(self, progress: Progress) -> None:
-        """Write the state if the last line is old enough; a wait and the first step of a case at once."""
-        if progress.waiting:
-            self._write(heartbeat_line(progress))
-            return
+        """Write the state if it is new enough, or the last line old enough."""
+        line, before = heartbeat_line(progress), self._lines.get(progress.case)
         is_step = bool(progress.doing) and not progress.total
-        old = (
-            -1.0
-            if is_step and progress.case != self._case
-            else STEP_SECONDS
-            if is_step
-            else HEARTBEAT_SECONDS
-        )
-        self._case = progress.case
-        if self._clock() - self._last >= old:
-            self._last = self._clock()
-            self._write(heartbeat_line(progress))
+        if line != before and (progress.waiting or (is_step and before is None)):
+            pause = 0.0
+        else:
+            pause = STEP_SECONDS if is_step and line != before else HEARTBEAT_SECONDS
+        if self._clock() - self._last >= pause:
+            self._last, self._lines[progress.case] = self._clock(), line
+            self._write(line)
 
     def close(self) -> None:
         """Do nothing: there is nothing to erase."""
@@ -136,15 +131,19 @@ class ProgressBar:
         self._file = file
         self._terminal = terminal
         self._drawn: RichProgress | None = None
+        self._wait = ""  # the last one that was written
 
     def update(self, progress: Progress) -> None:
         """Draw the newest state; a wait is a separate line, which stays."""
         if progress.waiting:
+            line = heartbeat_line(progress)
+            if line == self._wait:
+                return
             self.close()
+            self._wait = line
             with self._terminal():
                 file = self._file or sys.stdout
-                line = wrapped(heartbeat_line(progress), shutil.get_terminal_size().columns)
-                file.write(f"{line}\n")
+                file.write(f"{wrapped(line, shutil.get_terminal_size().columns)}\n")
                 file.flush()
             return
         with self._terminal():

@@ -84,3 +84,26 @@ def test_a_log_has_the_first_step_of_a_case_and_later_those_after_long_ones() ->
         ),
         "[qdqspec] other: calibrating",
     ]
+
+
+def test_cases_at_the_same_time_do_not_repeat_their_lines() -> None:
+    """Updates of a cluster alternate between cases, and repeat the state of each while it is the same."""
+    now, lines = [0.0], list[str]()
+    heartbeat = Heartbeat(lines.append, clock=lambda: now[0])
+    wait = replace(STEP, case="b", waiting="waits for a measurement")
+    for _ in range(20):
+        now[0] += 2.0
+        heartbeat.update(replace(STEP, case="a"))
+        heartbeat.update(wait)
+    assert lines == ["[qdqspec] a: calibrating", "[qdqspec] b: waits for a measurement"]
+    now[0] += 60.0
+    heartbeat.update(wait)
+    assert lines[2:] == ["[qdqspec] b: waits for a measurement"]
+
+
+def test_a_wait_above_the_bar_is_written_once() -> None:
+    file = StringIO()
+    bar = ProgressBar(file=file)
+    for _ in range(3):
+        bar.update(replace(STEP, waiting="waits for a measurement"))
+    assert file.getvalue().count("waits") == 1
