@@ -58,8 +58,6 @@ NOTHING_PLACED = {
 }
 # The other way about.
 NOT_ON_ORT = {"bfloat16": "ONNX Runtime has no kernel", "names-repeated": "two nodes with same node name"}
-if Version(onnxruntime.__version__) < Version("1.32"):
-    NOT_ON_ORT["names-quotes"] = "JSONDecodeError"  # its profile contains quotes of names as they are
 
 
 def of(models: list[OddModel]) -> pytest.MarkDecorator:

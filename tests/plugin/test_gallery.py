@@ -64,6 +64,7 @@ def test_a_fetched_model_plans(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    pytest.importorskip("pip")  # environments of uv have none
     shutil.copy(GALLERY / f"{name}.qdq.yaml", tmp_path)
     (tmp_path / "pyproject.toml").touch()
     try:
