@@ -71,7 +71,7 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
             )
         return images, Inputs(), [*notes, *_same(images, path)]
     raise ConfigError(
-        f"no data there fits the model's inputs: {', '.join(_said(model, name) for name in model.inputs)}",
+        f"no data there fits the model's inputs: {', '.join(_input_text(model, name) for name in model.inputs)}",
         where=path,
         cure="save .npz files with one array per input, first axis samples; arrays of other names are mapped in the "
         "spec: {arrays: FILE, names: {INPUT: ARRAY}}",
@@ -91,7 +91,7 @@ def _unfitting(model: Model, files: Sequence[Path], fits: Mapping[Path, Dataset]
     ]
     if not named:
         return []
-    needed = ", ".join(_said(model, name) for name in model.inputs)
+    needed = ", ".join(_input_text(model, name) for name in model.inputs)
     return [
         f"{count_text(len(named), 'file')} left out, as {named[0]}: the arrays do not fit {needed} (first axis samples)"
     ]
@@ -202,7 +202,7 @@ def _relative(path: Path, base: Path) -> str:
     return quoted(_relative_text(path, base))
 
 
-def _said(model: Model, name: str) -> str:
+def _input_text(model: Model, name: str) -> str:
     from qdqspec.graph.declared import shape_text
 
     shape = model.shape(name)

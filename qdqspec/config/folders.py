@@ -51,7 +51,7 @@ def _folder(settings: Settings, case: Case, *, claim: bool) -> Path:
     for name in _names(case, settings.root):
         folder = settings.output / name
         note = _read(folder)
-        if note is not None and not _is_gone(note, settings.output):
+        if note is not None and not _owner_is_missing(note, settings.output):
             if _is_same(note, mine):
                 return folder / case.id
         elif not claim or _claimed(folder, mine, settings.output):
@@ -89,7 +89,7 @@ def _is_same(note: Mapping[str, object], mine: Mapping[str, object]) -> bool:
     return note.get(what) == mine[what]
 
 
-def _is_gone(note: Mapping[str, object], output: Path) -> bool:
+def _owner_is_missing(note: Mapping[str, object], output: Path) -> bool:
     """Whether the owner no longer exists: it was renamed or deleted."""
     return not (output / str(note.get("spec") or note.get("model"))).exists()
 
@@ -114,7 +114,7 @@ def _claimed(folder: Path, mine: Mapping[str, object], output: Path) -> bool:
             create_file(folder / _NOTE, text)
         except FileExistsError:
             note = _read(folder)
-            if note is not None and not _is_gone(note, output):
+            if note is not None and not _owner_is_missing(note, output):
                 return _is_same(note, mine)
             replace_file(folder / _NOTE, text)
     return True

@@ -173,7 +173,7 @@ class Zygote:
             raise NotForkableError
 
     @property
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it can still start children."""
         return self._process.poll() is None
 
@@ -258,7 +258,7 @@ class Interpreters:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     @property
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         """Always true: no intermediate process can end."""
         return True
 
@@ -311,7 +311,7 @@ def give_back(launcher: Zygote | Interpreters) -> None:
     """Keep a zygote of this environment, whose children have all ended, for a later caller; close another launcher."""
     surplus: list[Zygote | Interpreters] = []
     with _IDLE_LOCK:
-        if isinstance(launcher, Zygote) and launcher.circumstances and launcher.alive:
+        if isinstance(launcher, Zygote) and launcher.circumstances and launcher.is_running:
             _IDLE.append(launcher)
             surplus += _IDLE[:-_MOST_IDLE]
             del _IDLE[:-_MOST_IDLE]
@@ -341,7 +341,7 @@ def _idle_zygote(circumstances: tuple[object, ...]) -> Zygote | None:
         for place in reversed(range(len(_IDLE))):
             if _IDLE[place].circumstances == circumstances:
                 found = _IDLE.pop(place)
-                if found.alive:
+                if found.is_running:
                     return found
                 found.close()
     return None

@@ -133,7 +133,7 @@ class Isolated(Closing):
             give_back(launcher)
 
     def _open_launcher(self) -> Zygote | Interpreters:
-        if self._launcher is None or not self._launcher.alive:
+        if self._launcher is None or not self._launcher.is_running:
             self.close()
             self._launcher = open_launcher(self._registered, fork=self._fork, interpreter=self._interpreter)
             self._close_launcher = weakref.finalize(self, self._launcher.close)

@@ -33,7 +33,7 @@ def tables_of(record: RunRecord) -> list[tuple[Table, list[str]]]:
 
 def runtimes_text(record: RunRecord) -> str:
     """The tables and sentences of all comparisons; empty if there are none."""
-    return "\n\n".join(_text_of(table, said) for table, said in tables_of(record))
+    return "\n\n".join(_text_of(table, sentences) for table, sentences in tables_of(record))
 
 
 def comparison_text(found: RuntimeComparison) -> str:
@@ -41,8 +41,8 @@ def comparison_text(found: RuntimeComparison) -> str:
     return _text_of(_runtimes_table(found), conclusions(found))
 
 
-def _text_of(table: Table, said: list[str]) -> str:
-    return "\n".join([table.title, *([table.text] if table.rows else []), *said])
+def _text_of(table: Table, sentences: list[str]) -> str:
+    return "\n".join([table.title, *([table.text] if table.rows else []), *sentences])
 
 
 def tune_to_json(
@@ -105,13 +105,13 @@ def conclusions(found: RuntimeComparison) -> list[str]:
     """Sentences: the winner, models not proved slower, and float models that are faster than a tuned model."""
     winner = found.named(found.winner)
     assert winner.ratio is not None  # a winner was timed
-    said = f"fastest that meets the accuracy limits: {_text(winner)}"
+    head = f"fastest that meets the accuracy limits: {_text(winner)}"
     if winner.label != found.reference:
-        said += (
+        head += (
             f", {ratio_text(winner.ratio.median)} of the time of {plain(found.reference)} "
             f"(95 %: {interval_text(winner.ratio)})"
         )
-    lines = [f"{plain(found.name)}: {said}"]
+    lines = [f"{plain(found.name)}: {head}"]
     if found.tied:
         lines.append(f"not proved slower than it: {', '.join(_text(model) for model in found.tied)}")
     lines += [  # the intervals, over the same reference, exclude that the second is as fast
@@ -153,9 +153,9 @@ def _common_conclusions(found: CommonPlacement) -> list[str]:
     """The placement and its mean, or why there is none; and how the best of each runtime were found."""
     timed = count_text(found.candidates, "candidate")
     if found.unchanged:
-        said = f"{plain(found.name)}: no common placement: {plain(found.reason, LONG)} ({timed} timed on all runtimes)"
-        return [said]
-    said = (
+        head = f"{plain(found.name)}: no common placement: {plain(found.reason, LONG)} ({timed} timed on all runtimes)"
+        return [head]
+    head = (
         f"{plain(found.name)}: one placement of {count_text(found.pairs, 'pair')}, from the space of "
         f"{plain(found.origin)}: weighted mean {ratio_text(found.mean.median)} of float "
         f"(95 %: {interval_text(found.mean)}); {timed} timed on all runtimes"
@@ -163,7 +163,10 @@ def _common_conclusions(found: CommonPlacement) -> list[str]:
     searches = (
         f"{plain(t.target)} by a search of {count_text(t.own_builds, 'build')}" for t in found.targets
     )
-    return [said, f"own best: {', '.join(searches)}, timed again here; a longer search may find a better one"]
+    return [
+        head,
+        f"own best: {', '.join(searches)}, timed again here; a longer search may find a better one",
+    ]
 
 
 # ---- two versions of a runtime -------------------------------------------------------------------

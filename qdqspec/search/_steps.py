@@ -168,17 +168,17 @@ class Stepwise:
         space = self._setup.space
         return self._setup.min_accuracy is None or self.keeps_metric(space.resolve(space.everything()))
 
-    def rehearse_metric(self, told: Sequence[Trial]) -> None:
+    def rehearse_metric(self, past: Sequence[Trial]) -> None:
         """Bracket the SQNR at which the task metric meets its limit, without builds, if everything quantized misses it.
 
         The placements have fewer and fewer units, those with the most noise for their time left out first.
-        ``told`` begins with the trial of the reference.
+        ``past`` begins with the trial of the reference.
         """
         if self.everything_keeps_metric:
             return
         space = self._setup.space
         everything = space.everything()
-        spent = self._spent(told)
+        spent = self._spent(past)
         for _ in range(APPROACHES):
             aim = self.least_db
             if aim is None or min(self.bar.kept, default=np.inf) - self.bar.rejected_db < BRACKET_DB:
@@ -189,7 +189,7 @@ class Stepwise:
             self.keeps_metric(placement)
 
     def thinned(
-        self, labels: Mapping[str, Label], told: Sequence[Trial], *, rough: bool = False
+        self, labels: Mapping[str, Label], past: Sequence[Trial], *, rough: bool = False
     ) -> Mapping[str, Label]:
         """The labels without the units with the most noise for their time, as few as limit and task metric require.
 
@@ -199,12 +199,12 @@ class Stepwise:
         least = self.least_db
         if least is None or not (self.is_bound or self.is_missed):
             return labels
-        space, spent = self._setup.space, self._spent(told)
+        space, spent = self._setup.space, self._spent(past)
         for more in (0.0, *MARGINS_DB):
             found = self.guide.thinned(space, labels, least + more, spent, rough=rough)
             if self._setup.min_accuracy is None or self.keeps_metric(space.resolve(found)):
                 return found
         return {}
 
-    def _spent(self, told: Sequence[Trial]) -> Mapping[str, float]:
-        return spent_by_unit(self._setup.space, told[0].layers if told else ())
+    def _spent(self, past: Sequence[Trial]) -> Mapping[str, float]:
+        return spent_by_unit(self._setup.space, past[0].layers if past else ())

@@ -113,23 +113,23 @@ class Attribution(FirstPlacements):
             trials += yield pure
         return trials
 
-    def _thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
+    def _thinned(self, space: SchemeSpace, past: Sequence[Trial]) -> Phase:
         """P1 under a limit: simple and pure placements without the units with the most noise for their time.
 
         Those that are expected to quantize most of the time come first; each is built before the next is thinned.
         """
         trials = list[Trial]()
-        spent, least = spent_by_unit(space, told[0].layers if told else ()), self.least_db
+        spent, least = spent_by_unit(space, past[0].layers if past else ()), self.least_db
         pure = [*weighted_linear(space), *pure_labels(space)]
         if least is not None:
             aim = least
             pure.sort(key=lambda labels: -self.guide.most_spent(labels, aim, spent))
-        trials += yield from self.recomposed(space, told, rough=False)
+        trials += yield from self.recomposed(space, past, rough=False)
         for labels in pure:
-            placement = space.resolve(self.thinned(labels, told))
+            placement = space.resolve(self.thinned(labels, past))
             if placement.sites and not self._is_proved:
                 trials += yield [profiled(placement, "pure")]
-                trials += yield from self.recomposed(space, [*told, *trials], rough=False)
+                trials += yield from self.recomposed(space, [*past, *trials], rough=False)
         return trials
 
     def _rehearse_blocks(self, costs: CostModel) -> bool:

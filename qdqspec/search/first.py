@@ -31,7 +31,7 @@ class FirstPlacements(Stepwise):
 
     phase = "pure"
 
-    def simple(self, space: SchemeSpace, told: Sequence[Trial], *, most_wins: int | None = None) -> Phase:
+    def simple(self, space: SchemeSpace, past: Sequence[Trial], *, most_wins: int | None = None) -> Phase:
         """Placements by one rule that quantize most of the time and meet the limits as they are.
 
         These are the placements that other tools make. Those that quantize most of the time come first, or under a task
@@ -39,7 +39,7 @@ class FirstPlacements(Stepwise):
         ``most_wins``.
         """
         trials = list[Trial]()
-        spent = spent_by_unit(space, told[0].layers if told else ())
+        spent = spent_by_unit(space, past[0].layers if past else ())
         whole = sum(spent[unit] for unit in space.everything())
         large = dict[Placement, float]()
         for labels in (*weighted_linear(space), *pure_labels(space)):
@@ -53,20 +53,20 @@ class FirstPlacements(Stepwise):
                 break
             trials += yield [profiled(placement, self.phase)]
             if most_wins is None or _wins(trials) < most_wins:
-                trials += yield from self.recomposed(space, [*told, *trials])
+                trials += yield from self.recomposed(space, [*past, *trials])
         return trials
 
-    def recomposed(self, space: SchemeSpace, told: Sequence[Trial], *, rough: bool = True) -> Phase:
+    def recomposed(self, space: SchemeSpace, past: Sequence[Trial], *, rough: bool = True) -> Phase:
         """The labelling of least time by the profiles so far that is expected to meet the limits, if that is a gain.
 
         Integer kernels are known from at least one placement then. The noise allowed goes to the blocks that save most
         time for it, conversions between blocks included. With ``rough`` the noise of neighbours together is used.
         """
-        if not any(trial.ok and trial.layers and trial.placement.sites for trial in told):
+        if not any(trial.ok and trial.layers and trial.placement.sites for trial in past):
             return []
-        costs = CostModel.of(space, told)
+        costs = CostModel.of(space, past)
         codes = self.quickest(costs, self.bounded(costs, rough=rough) if self.is_limited else None)
-        best = min(costs.predict(costs.codes_of(trial.placement)) for trial in told if trial.incumbent)
+        best = min(costs.predict(costs.codes_of(trial.placement)) for trial in past if trial.incumbent)
         placement = costs.placed(codes)
         is_gain = costs.predict(codes) <= (1 - self.eps) * best
         if not is_gain or not placement.sites or not self.is_worth_building(placement):
@@ -101,14 +101,14 @@ class FirstPlacements(Stepwise):
                 break
         return codes
 
-    def roughly_thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
+    def roughly_thinned(self, space: SchemeSpace, past: Sequence[Trial]) -> Phase:
         """A placement that meets the limits, if none by one rule does, before the noise of each label is measured.
 
         Only where that takes much of the time: the noise of neighbouring tensors together ranks the units then.
         """
         trials = list[Trial]()
-        least, spent = self.least_db, spent_by_unit(space, told[0].layers if told else ())
-        if _wins(told) or least is None or not self.is_limited or not self.guide.has_rough_noise:
+        least, spent = self.least_db, spent_by_unit(space, past[0].layers if past else ())
+        if _wins(past) or least is None or not self.is_limited or not self.guide.has_rough_noise:
             return trials
         aim = least
         pure = sorted(
@@ -116,11 +116,11 @@ class FirstPlacements(Stepwise):
             key=lambda labels: -self.guide.most_spent(labels, aim, spent, rough=True),
         )
         for labels in (each for each in pure[:FIRSTS] for _ in range(ATTEMPTS)):
-            placement = space.resolve(self.thinned(labels, told, rough=True))
+            placement = space.resolve(self.thinned(labels, past, rough=True))
             if placement.sites and self.is_new(placement):
                 trials += yield [profiled(placement, self.phase)]
             if not _wins(trials):
-                trials += yield from self.recomposed(space, [*told, *trials])
+                trials += yield from self.recomposed(space, [*past, *trials])
             if _wins(trials):
                 break
         return trials
@@ -148,11 +148,11 @@ class FirstPlacement(FirstPlacements):
         yield from self.roughly_thinned(space, trials)
         self.excluded = self._too_noisy(space, trials)
 
-    def _too_noisy(self, space: SchemeSpace, told: Sequence[Trial]) -> frozenset[str]:
+    def _too_noisy(self, space: SchemeSpace, past: Sequence[Trial]) -> frozenset[str]:
         least, everything = self.least_db, space.everything()
         if least is None or not self.is_limited:
             return frozenset()
-        spent = spent_by_unit(space, told[0].layers if told else ())
+        spent = spent_by_unit(space, past[0].layers if past else ())
         kept = self.guide.thinned(space, everything, least - GAIN_DB, spent, rough=True)
         return frozenset(everything).difference(kept) if kept else frozenset()
 

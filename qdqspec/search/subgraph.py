@@ -75,14 +75,14 @@ class SubgraphSearch(Stepwise):
             labels |= dict(schemes_of(self._space, group)).get(schemes[best], {})
         return [Win(gain=share * (1 - ratios[best]), labels=labels)]
 
-    def _together(self, wins: Sequence[Win], held: Labels, told: Sequence[Trial]) -> Steps:
+    def _together(self, wins: Sequence[Win], held: Labels, past: Sequence[Trial]) -> Steps:
         """Add the wins step by step; then all of them at once, and everything, whatever the results of the steps.
 
         Without ``validate_groups`` the steps are skipped. A rejected step is repeated while others win: next to integer
         neighbours it needs fewer conversions. Under a limit the last two leave out the units with the most noise for
-        their time; ``told`` begins with the reference.
+        their time; ``past`` begins with the reference.
         """
-        gained = self.thinned({unit: label for win in wins for unit, label in win.labels.items()}, told)
+        gained = self.thinned({unit: label for win in wins for unit, label in win.labels.items()}, past)
         raw = self._space.resolve(gained)
         waiting = list(steps_of(wins, STEP * self.eps)) if self._setup.validate_groups else []
         before = -1
@@ -101,7 +101,7 @@ class SubgraphSearch(Stepwise):
                     rejected.append(step)
             waiting = rejected
         everything = (self._space.everything(choice.name) for choice in self._space.choices)
-        pure = [self._space.resolve(self.thinned(labels, told)) for labels in everything]
+        pure = [self._space.resolve(self.thinned(labels, past)) for labels in everything]
         last = [Proposal(placement=raw, phase="raw", profile=True)] if wins else []
         proposals = [*last, *(Proposal(placement=each, phase="pure", profile=True) for each in pure)]
         yield [each for each in proposals if self.is_worth_building(each.placement)]

@@ -10,16 +10,17 @@
         latency, parity, accuracy, size, survival, lint > evidence > check > verdict
 
 `judge` is the whole pipeline, `tune` its part up to the winner. Each step is done once for a case; steps before
-the search are computed on first access. The modules of the steps:
+the search are computed on first access. The modules of the steps, here and in `preparation`, `accuracy` and `search`:
 
-    prepare    case, prepare, start, correcting, runtimes
-    search     tuning (candidates, constraint, oracle)
-    confirm    confirm, timing
-    winner     winner (cached, files)
-    evidence   evidence (parity, culprits, probes, gate)
+    prepare    preparation: case, prepare, start, correcting, auxiliary_runs
+    search     tuning; search.loop, a strategy; accuracy: constraint, oracle
+    confirm    confirm; preparation.timing
+    winner     winner; preparation: cached, files
+    evidence   evidence, gate; accuracy: parity, culprits, probes
+    verdict    checks: one module for each kind
 
-`session` holds the cases of a run, `study` runs a search step by step; `compared_runtimes`, `targets` and `upgrade`
-compare finished searches.
+`session.Session` holds the cases of a run; `report.write` renders their record. `study` runs a search step by step;
+`compared_runtimes`, `targets` and `qdqspec.upgrade` compare finished searches.
 """
 
 from __future__ import annotations

@@ -92,50 +92,50 @@ class Tuning(Closing):
     def __init__(
         self,
         prepared: Prepared,
-        work: Resources,
+        resources: Resources,
         journal: BuildLogs,
         *,
         make: MakeStrategy | None = None,
         name: str | None = None,
     ) -> None:
-        self._prepared, self._work = prepared, work
+        self._prepared, self._resources = prepared, resources
         self._started = time.monotonic(), time.process_time()
         self._has_ended = False  # the search, with its overtime
         self._overtime: float | None = None  # when it ends
         rules = prepared.case.tune
         make = make or named(rules.strategy)
         refuse(make, prepared.candidates)
-        work.report_step("calibrating")
+        resources.report_step("calibrating")
         space = prepared.space
         # Separate generators, so that a resumed run, which measures less, asks for the same placements.
-        lots, order, early = np.random.default_rng(work.settings.seed).spawn(3)
+        lots, order, early = np.random.default_rng(resources.settings.seed).spawn(3)
         self._name = name or rules.strategy
-        work.report_step("running the reference")
-        self._constraint = constraint_of(prepared, work.backend, work.options)
+        resources.report_step("running the reference")
+        self._constraint = constraint_of(prepared, resources.backend, resources.options)
         trials = trials_of(rules, space, make)
         with ExitStack() as opened:
             folder = self._folder = opened.enter_context(TemporaryFolder())
-            starts = _starts(prepared, work)
-            self._began = began = time.monotonic() - work.waited()
+            starts = _starts(prepared, resources)
+            self._began = began = time.monotonic() - resources.waited()
             first, excluded = _first_trials(
-                prepared, work, journal, self._constraint, early, starts, trials, self._step
+                prepared, resources, journal, self._constraint, early, starts, trials, self._step
             )
             found = [trial.placement for trial in first if trial.incumbent]
             near = promising(first, self._constraint)
             prepared.judge_corrections_at(near, excluded)
             share = "" if rules.minutes is None else f", up to {SHARE:.0%} of the search's time"
             self._step(f"looking for corrections{share}")
-            self._bench = _bench(prepared, work, folder, order, self._constraint, self._bench_step)
+            self._bench = _bench(prepared, resources, folder, order, self._constraint, self._bench_step)
             opened.callback(self._bench.close)
             budget = Budget(
                 trials=trials,
                 seconds=None if rules.minutes is None else 60 * rules.minutes,
-                used=time.monotonic() - work.waited() - began,  # for the first placement and corrections
+                used=time.monotonic() - resources.waited() - began,  # for the first placement and corrections
                 confirming=CONFIRM_BUILDS * FINALISTS,
-                waited=work.waited,
-                run_left=work.seconds_left,
+                waited=resources.waited,
+                run_left=resources.seconds_left,
             )
-            self._oracle = _oracle(prepared, work, self._constraint, opened, lambda: self._left(budget))
+            self._oracle = _oracle(prepared, resources, self._constraint, opened, lambda: self._left(budget))
             clock, constraint, oracle = self._bench.clock, self._constraint, self._oracle
             if near is not None and any(gain.taken for gain in prepared.corrections.gains):
                 found.append(near)
@@ -149,16 +149,16 @@ class Tuning(Closing):
                 case=prepared.case.name,
                 replay=[trial for trial in journal.trials() if trial.phase != FIRST],
                 watch=self._watch,
-                twins=work.twins,
+                twins=resources.twins,
             )
-            if work.twins is not None:
-                open_twins(work.twins, prepared, self._bench)
+            if resources.twins is not None:
+                open_twins(resources.twins, prepared, self._bench)
             self._opened = opened.pop_all()
 
     def _step(self, text: str) -> None:
         """Report the beginning of a step, with the time left of the search's limit while there is a search."""
         minutes = self._prepared.case.tune.minutes
-        spent = time.monotonic() - self._work.waited() - self._began
+        spent = time.monotonic() - self._resources.waited() - self._began
         left = None if minutes is None or self._has_ended else max(0.0, 60 * minutes - spent)
         name = self._prepared.case.name
         self._watch(Progress(case=name, phase="", done=0, total=0, doing=text, seconds_left=left))
@@ -172,8 +172,8 @@ class Tuning(Closing):
         if self._overtime is not None and progress.seconds_left is not None:
             left = max(0.0, self._overtime - time.monotonic())
             progress = replace(progress, seconds_left=left)
-        if self._work.watch is not None:
-            self._work.watch(progress)
+        if self._resources.watch is not None:
+            self._resources.watch(progress)
 
     def repair(self) -> None:
         """Race the fastest candidates that just missed the SQNR limit, without their noisiest units.
@@ -184,7 +184,7 @@ class Tuning(Closing):
         rules, near_miss, oracle = self._prepared.case.tune, near_miss_of(self._constraint), self._oracle
         if near_miss is None or oracle is None or rules.objective == "pareto":
             return
-        if self._work.seconds_left() == 0:
+        if self._resources.seconds_left() == 0:
             return
         seconds = SECONDS[rules.preset] if rules.minutes is None else OVERTIME_SHARE * 60 * rules.minutes
         self._overtime = time.monotonic() + seconds
@@ -269,7 +269,7 @@ class Tuning(Closing):
         self._step("measuring the error of each block")
         rules = self._prepared.case.tune
         spent = time.monotonic() - self._started[0]
-        left = [ERRORS_SHARE * spent, SECONDS[rules.preset], self._work.seconds_left()]
+        left = [ERRORS_SHARE * spent, SECONDS[rules.preset], self._resources.seconds_left()]
         if rules.minutes is not None:
             left.append(60 * rules.minutes - spent)
         return self._oracle.block_errors(min(seconds for seconds in left if seconds is not None))
@@ -341,7 +341,7 @@ class TwinBench:
 
 def _bench(
     prepared: Prepared,
-    work: Resources,
+    resources: Resources,
     folder: Path,
     random: np.random.Generator,
     constraint: AccuracyConstraint,
@@ -350,10 +350,12 @@ def _bench(
     rules = prepared.case.tune
     store = WeightStore(folder, base=require_path(prepared.given).parent)
     inserter = Inserter(prepared.model, prepared.numbers, store=store)
-    clock = clock_for(rules, work.settings.threads)
-    is_real = work.backend.capabilities(work.options).computes  # simulated states would last no time
+    clock = clock_for(rules, resources.settings.threads)
+    is_real = resources.backend.capabilities(
+        resources.options
+    ).computes  # simulated states would last no time
     return Bench(
-        work.backend,
+        resources.backend,
         CandidateFiles(
             folder,
             require_path(prepared.given),
@@ -362,21 +364,21 @@ def _bench(
         prepared.loads,
         clock=clock,
         random=random,
-        options=work.options,
-        exclusive=work.exclusive,
+        options=resources.options,
+        exclusive=resources.exclusive,
         looks=Looks(clock=clock, random=random) if is_real else None,
         admission=constraint.admission,
         extract=PartFiles(prepared, folder, store),
         folder=folder,
-        jobs=work.jobs,
-        twins=work.twins,
+        jobs=resources.jobs,
+        twins=resources.twins,
         report=report,
     )
 
 
 def _oracle(
     prepared: Prepared,
-    work: Resources,
+    resources: Resources,
     constraint: AccuracyConstraint,
     opened: ExitStack,
     left: SecondsLeft,
@@ -385,10 +387,10 @@ def _oracle(
 
     ``left`` gives the seconds that the search has left to choose and build candidates.
     """
-    computes = work.backend.capabilities(work.options).computes
+    computes = resources.backend.capabilities(resources.options).computes
     if constraint.admission is None or not prepared.space.units or not computes:
         return None
-    rehearser = opened.enter_context(Rehearser(prepared, work, prepared.comparison_data()))
+    rehearser = opened.enter_context(Rehearser(prepared, resources, prepared.comparison_data()))
     metric = None
     if constraint.rules is not None and constraint.min_accuracy is not None:
         reference = constraint.score(NO_PLACEMENT)
@@ -407,7 +409,7 @@ def _oracle(
 
 def _first_trials(
     prepared: Prepared,
-    work: Resources,
+    resources: Resources,
     journal: BuildLogs,
     constraint: AccuracyConstraint,
     random: np.random.Generator,
@@ -427,15 +429,15 @@ def _first_trials(
     plain, own = prepared.uncorrected(), constraint.for_other_numbers()
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
-        bench = _bench(plain, work, folder, random, own)
+        bench = _bench(plain, resources, folder, random, own)
         opened.callback(bench.close)
         budget = Budget(
             trials=trials,
             seconds=SECONDS[rules.preset] if rules.minutes is None else 60 * FIRST_SHARE * rules.minutes,
-            waited=work.waited,
-            run_left=work.seconds_left,
+            waited=resources.waited,
+            run_left=resources.seconds_left,
         )
-        oracle = _oracle(plain, work, own, opened, lambda: budget.left)
+        oracle = _oracle(plain, resources, own, opened, lambda: budget.left)
         if oracle is None:
             return [], frozenset()
         setup = _setup(plain, bench.clock, trials, own, oracle, starts)
@@ -478,11 +480,11 @@ def _has_begun(trials: Iterable[Trial]) -> bool:
     return any(trial.number and trial.phase not in (FIRST, "noise") for trial in trials)
 
 
-def _starts(prepared: Prepared, work: Resources) -> list[WarmStart]:
+def _starts(prepared: Prepared, resources: Resources) -> list[WarmStart]:
     """The placements that the case starts from."""
-    device = work.backend.device(work.options).key
+    device = resources.backend.device(resources.options).key
     start = Start(
-        space=prepared.space, backend=work.backend.target, device=device, note=prepared.warnings.append
+        space=prepared.space, backend=resources.backend.target, device=device, note=prepared.warnings.append
     )
     return list(warm_starts(prepared.case.tune.start_from, start))
 

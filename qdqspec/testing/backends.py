@@ -328,6 +328,12 @@ class BackendContract:
         for hook in (*declared.optimizers.values(), *filter(None, single)):
             assert callable(hooks.load(hook))
 
+    def test_texts_of_hooks_belong_to_hooks(self, declared: hooks.Declaration) -> None:
+        """Exported files have the command that exports them; an equivalent is the text for an option."""
+        assert bool(declared.exported) == bool(declared.exported_by)
+        assert all(option.startswith("--") and text for option, text in declared.equivalents.items())
+        assert declared.lint_targets or not declared.lint_package
+
     def test_a_program_runs_the_model(
         self,
         backend: Backend,

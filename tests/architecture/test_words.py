@@ -60,6 +60,11 @@ IN_NAMES = re.compile(
     r"_(?:(?:is|are|was|were|be|and)_(?:told|said)|told_apart|says?|tells?|nobody|whoever|somebody|heard|heeds?"
     r"|left_alone|stands_(?:for|before|behind|where)|blamed)(?=_|$)|^test_who_"
 )
+# In names of functions, classes and parameters of the package.
+FIGURES = re.compile(
+    r"(?:^|_)(?:told|said|says|fate|bury|blamed?|mend|lonely|dead|die|dying|hunt|heard|gone|vain|hopeless|forget|remember"
+    r"|nobody|whoever|speaks?|obey|salvage|alive|tidy|puzzle|tricks?|unsayable)(?:_|$)"
+)
 QUESTION = re.compile(r"(?:What|Who|Whom|Whose|Why|How|When|Where|Nobody|Whatever|Whoever)\b")
 CODE = re.compile(r"``[^`]*``|`[^`]*`|\"[^\"]*\"")
 
@@ -161,6 +166,18 @@ def test_names_of_tests_use_technical_terms(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
     )
     assert [name for name in names if IN_NAMES.search(name)] == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix()
+)
+def test_names_of_the_package_use_technical_terms(path):
+    names = {
+        node.arg if isinstance(node, ast.arg) else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    }
+    assert [name for name in sorted(names) if FIGURES.search(name)] == []
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -21,7 +21,7 @@ PATIENCE = 60  # seconds for an answer that is under way when its engine is clos
 class Threads:
     """A launcher like ``qdqspec.measurement._processes.Zygote``."""
 
-    alive = True
+    is_running = True
 
     def __init__(self, backend: str) -> None:
         self._backend = backend

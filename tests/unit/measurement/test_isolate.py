@@ -222,9 +222,9 @@ def test_few_idle_processes_are_kept(model: Path) -> None:
     zygotes = [backend._launcher for backend in backends]
     for backend in backends:
         backend.close()
-    assert sum(zygote is not None and zygote.alive for zygote in zygotes) == 4
+    assert sum(zygote is not None and zygote.is_running for zygote in zygotes) == 4
     close_idle()
-    assert not any(zygote is not None and zygote.alive for zygote in zygotes)
+    assert not any(zygote is not None and zygote.is_running for zygote in zygotes)
 
 
 def test_an_engine_that_starts_while_its_backend_closes_is_ended(
