@@ -20,7 +20,7 @@ from qdqspec.errors import ConfigError
 RegistryKind: TypeAlias = Literal["backend", "strategy", "check", "format"]
 
 # Package (module path below qdqspec), entry-point group, and the attribute that a module defines.
-_ROOMS: dict[RegistryKind, tuple[str, str, str]] = {
+_PLACES: dict[RegistryKind, tuple[str, str, str]] = {
     "backend": ("backends", "qdqspec.backends", "backend"),
     "strategy": ("search", "qdqspec.strategies", "strategy"),
     "check": ("checks", "qdqspec.checks", "check"),
@@ -34,7 +34,7 @@ _NOT_ENTRIES = frozenset(
 
 @cache
 def _built_in(kind: RegistryKind) -> tuple[str, ...]:
-    folder = Path(__file__).parent.joinpath(*_ROOMS[kind][0].split("."))
+    folder = Path(__file__).parent.joinpath(*_PLACES[kind][0].split("."))
     stems = {path.stem for path in folder.glob("*.py")} | {
         path.parent.name for path in folder.glob("*/__init__.py")
     }
@@ -44,7 +44,7 @@ def _built_in(kind: RegistryKind) -> tuple[str, ...]:
 
 @cache
 def _entry_points(kind: RegistryKind) -> dict[str, importlib.metadata.EntryPoint]:
-    return {point.name: point for point in importlib.metadata.entry_points(group=_ROOMS[kind][1])}
+    return {point.name: point for point in importlib.metadata.entry_points(group=_PLACES[kind][1])}
 
 
 def names(kind: RegistryKind) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def module_of(kind: RegistryKind, name: str) -> ModuleType:
     Raises `ConfigError` if there is none, with the nearest known name.
     """
     if name in _built_in(kind):
-        return importlib.import_module(f"qdqspec.{_ROOMS[kind][0]}.{name.replace('-', '_')}")
+        return importlib.import_module(f"qdqspec.{_PLACES[kind][0]}.{name.replace('-', '_')}")
     if name in _entry_points(kind):
         return importlib.import_module(_entry_points(kind)[name].module)
     near = did_you_mean(name, names(kind))
@@ -73,7 +73,7 @@ def resolve(kind: RegistryKind, name: str) -> object:
     """
     if name not in _built_in(kind) and name in _entry_points(kind):
         return loaded(_entry_points(kind)[name], kind)
-    return getattr(module_of(kind, name), _ROOMS[kind][2])
+    return getattr(module_of(kind, name), _PLACES[kind][2])
 
 
 def loaded(point: importlib.metadata.EntryPoint, what: str) -> object:

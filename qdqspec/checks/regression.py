@@ -26,7 +26,7 @@ from qdqspec.units import percent_text, plain, share_text
 ENTRY = "regression"  # the baseline entry of checks without an id
 _EQUAL = "as fast"
 _LONG = 30  # characters of a file's name
-_ROOM = WIDTH - len("the baseline is not comparable: ")
+_REASON_WIDTH = WIDTH - len("the baseline is not comparable: ")
 
 
 class RegressionParams(CheckParams):
@@ -195,7 +195,7 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     file = plain(found.file.rpartition("/")[2])  # named after the device: a long one is in the table only
     comparison = {
         "missing": "no baseline of this check on this device",
-        "unlike": f"the baseline is not comparable: {_unlikeness(found.reason)}",
+        "unlike": f"the baseline is not comparable: {_short_reason(found.reason)}",
         "damaged": f"damaged baseline{f' {file}' if len(file) < _LONG else ''}: {plain(found.reason)}",
         "off": "baselines are off in this run",
     }.get(found.state, found.reason)
@@ -222,10 +222,10 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     return replace(judged, command="" if found.state == "damaged" else found.command)
 
 
-def _unlikeness(reason: str) -> str:
+def _short_reason(reason: str) -> str:
     """The reason if a headline has room for its values, else the rule that differs."""
     rule, _, values = reason.partition(" was ")
-    return plain(reason if not values or len(reason) < _ROOM else f"{rule} differs")
+    return plain(reason if not values or len(reason) < _REASON_WIDTH else f"{rule} differs")
 
 
 check = RegressionCheck()

@@ -641,7 +641,7 @@ class Bench:
         }
         kept = [self._incumbent.engine] if self._incumbent and self._incumbent.engine else []
         return self._fresh.time(
-            openers, rounds, beside=kept, make_room=self.close, take=take, is_settled=is_settled
+            openers, rounds, beside=kept, close_others=self.close, take=take, is_settled=is_settled
         )
 
     def _reason(self, error: QdqspecError) -> str:

@@ -58,17 +58,17 @@ class FreshBuilds:
         rounds: int,
         *,
         beside: Sequence[Engine] = (),
-        make_room: Callable[[], None],
+        close_others: Callable[[], None],
         take: Take = Turn.both,
         is_settled: IsSettled = lambda _: False,
     ) -> Together:
-        """Samples of each group's builds. If memory is short, ``make_room`` closes the engines in ``beside``."""
+        """Samples of each group's builds. If memory is short, ``close_others`` closes the engines in ``beside``."""
         if not self._is_short:
             try:
                 return self.all_at_once(groups, rounds, beside=beside, take=take, is_settled=is_settled)
             except MemoryShortError:
                 self._is_short = True
-        make_room()
+        close_others()
         return self.two_at_a_time(groups, rounds, take=take)
 
     def all_at_once(

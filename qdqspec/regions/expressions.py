@@ -44,7 +44,7 @@ def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
     if expression.name:
         return frozenset(n.name for n in model.nodes if fnmatchcase(n.name, expression.name))
     assert expression.part is not None
-    matcher = Matcher(model)
+    matcher = ExpressionMatcher(model)
     found = taken_nodes(
         automaton_of(expression.part), matcher.readers, lambda op, node: matcher.fits(op, model.nodes[node])
     )
@@ -121,7 +121,7 @@ def _is_like(name: str, globs: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
-class Matcher:
+class ExpressionMatcher:
     """Decides which nodes of a model the operators of an expression fit, and which nodes may follow another."""
 
     def __init__(self, model: Model) -> None:

@@ -20,7 +20,7 @@ from qdqspec.types import Evidence, Interval, LatencyEvidence, RunRecord, TimeCh
 from qdqspec.units import count_text, ms_text, percent_text, plain
 
 SpeedWord: TypeAlias = Literal["faster", "same", "slower", "not timed"]
-_WORTH_TELLING = 0.01
+_REPORTED_DRIFT = 0.01
 _ORDER: tuple[SpeedWord, ...] = ("slower", "faster", "same", "not timed")
 
 
@@ -154,7 +154,7 @@ def _compared(name: str, before: Evidence, after: Evidence) -> ComparedCase:
     if left is None or right is None or before.latency is None or after.latency is None:
         return ComparedCase(case=name, word="not timed", notes=notes)
     drift = _drift(before, after)
-    if abs(drift - 1) > _WORTH_TELLING:
+    if abs(drift - 1) > _REPORTED_DRIFT:
         notes += (
             f"the reference took {percent_text(drift - 1)} in B: the bounds cover the change with and without that",
         )

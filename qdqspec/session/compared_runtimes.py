@@ -61,7 +61,7 @@ def time_across(
         exclusive=lambda: _all_locked(setups),
     )
     openers = {name: [file.open] * builds for name, file in files.items()}
-    timed = fresh.time(openers, rounds, make_room=lambda: None)
+    timed = fresh.time(openers, rounds, close_others=lambda: None)
     return timed, common_clock(clock, timed.samples)
 
 

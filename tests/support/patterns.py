@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from qdqspec.graph.model import Model, Node
-from qdqspec.regions.expressions import Matcher
+from qdqspec.regions.expressions import ExpressionMatcher
 from qdqspec.regions.flow import flow_of
 from qdqspec.regions.grammar import Alternatives, Expression, Op, PatternPart, Repeat, Sequence
 from qdqspec.regions.pattern import Pattern, PatternGranularity, PatternMaker
@@ -45,7 +45,7 @@ class _Walk:
     def __init__(self, model: Model, start: Node) -> None:
         self._model = model
         self._start = start
-        self._matcher = Matcher(model)
+        self._matcher = ExpressionMatcher(model)
         self._steps = 0
 
     def ways(self, part: PatternPart | None, path: Path) -> Iterator[Path]:

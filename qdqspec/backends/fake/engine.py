@@ -40,7 +40,7 @@ from qdqspec.errors import BackendError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _BUILD_MS = 200.0  # simulated time that passes while building
-_MEMORY_ROOM = 64 << 20  # bytes a process may still allocate when running out of memory is simulated
+_MEMORY_MARGIN = 64 << 20  # bytes a process may still allocate when running out of memory is simulated
 _HELP = "See qdqspec.backends.fake.engine."
 
 
@@ -286,8 +286,8 @@ def _exhaust_memory() -> None:
     import resource
 
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_ROOM, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    bytearray(4 * _MEMORY_ROOM)
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_MARGIN, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    bytearray(4 * _MEMORY_MARGIN)
 
 
 backend = FakeDevice

@@ -27,7 +27,7 @@ _ENDING = re.compile(r"(_original|\.\d+|_\d+|/[^/,]*)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class KernelOrigin:
     """The ONNX nodes that a kernel computes, or the tensors that it converts."""
 
     nodes: tuple[str, ...]
@@ -49,13 +49,13 @@ def named_nodes(kernels: Sequence[Kernel], model: Model) -> tuple[tuple[str, ...
     return tuple(names.read(kernel.sources).nodes for kernel in kernels)
 
 
-def find_origins(kernels: Sequence[Kernel], model: Model) -> tuple[Origin, ...]:
+def find_origins(kernels: Sequence[Kernel], model: Model) -> tuple[KernelOrigin, ...]:
     """The origin of each kernel. Without nodes and tensors for those that run no operator of the model."""
     return tuple(_Mapping(kernels, _Names(model)).origins())
 
 
 def layer_times(
-    kernels: Sequence[Kernel], origins: Sequence[Origin], times: dict[str, float], total_ms: float
+    kernels: Sequence[Kernel], origins: Sequence[KernelOrigin], times: dict[str, float], total_ms: float
 ) -> tuple[LayerTime, ...]:
     """The kernels of an inference, with ``times`` by kernel name scaled to a sum of ``total_ms``.
 
@@ -159,18 +159,18 @@ class _Mapping:
             self._ends[index] = self._ends[index] or self._made_before_pair(index)
             self._made.update(self._ends[index])
 
-    def origins(self) -> Iterator[Origin]:
+    def origins(self) -> Iterator[KernelOrigin]:
         """The origins of all kernels."""
         taken = dict(self._owner)
         for index, kernel in enumerate(self._kernels):
             if not kernel.is_computed:
-                yield Origin((), ())
+                yield KernelOrigin((), ())
                 continue
             nodes = self._nodes(index)
             own = [node for node in nodes if taken.setdefault(node, index) == index]
             if not own and kernel.layer_type not in _MAY_CONVERT:
                 own = [*nodes] or [*self._part_of(index)]
-            yield Origin(self._source.in_order(own), self._tensors(index))
+            yield KernelOrigin(self._source.in_order(own), self._tensors(index))
 
     def _made_by(self, index: int) -> Iterator[str]:
         """The tensors that a kernel computes: outputs of its nodes, and the tensor that it quantizes after them."""
