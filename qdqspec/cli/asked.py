@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qdqspec.cli.words import Joined, number, shapes, values
+from qdqspec.cli.words import Joined, data_given, number, shapes, values
 from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 from qdqspec.types import Case
@@ -43,18 +43,6 @@ def _corrections(text: str) -> str | list[str]:
     return text if text in ("auto", "none") else text.split(",")
 
 
-def _data(text: str) -> object:
-    """A path, or a table as in a spec: ``{images: 'photos/*.jpg', size: 224}``."""
-    if not text.lstrip().startswith("{"):
-        return text
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is no table as in a spec: {error}") from None
-
-
 def _switch(text: str) -> bool | str:
     """``true`` or ``false``; other text unchanged, for the validation of the spec."""
     return {"true": True, "false": False}.get(text, text)
@@ -74,13 +62,13 @@ WORDS = (
         metavar="PATH",
         help="Data for the ranges of activations: .npz or .npy, a folder or a quoted glob of them, or a quoted "
 "table as in a spec, such as '{images: photos, size: 224}'.",
-        read=_data,
+        read=data_given,
     ),
     Word(
         name="evaluation",
         group=_DATA,
         metavar="PATH",
-        read=_data,
+        read=data_given,
         help="Data for accuracy: inputs, and 'labels' if --metric, --min or --max-drop is given.",
     ),
     Word(

@@ -48,8 +48,10 @@ def add_verbs(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "action",
+        nargs="?",
+        default="list",
         choices=("list", "show", "prune"),
-        help="list: every entry; show: also its environment and rules; prune: remove entries that no spec uses.",
+        help="list: every entry (default); show: also environment and rules; prune: remove entries that no spec uses.",
     )
     parser.add_argument(
         "paths", nargs="*", type=Path, metavar="PATH", help="Folders, specs or baselines (default: here)."

@@ -14,6 +14,7 @@ from qdqspec.cli.words import (
     add_inputs,
     add_verb,
     answer,
+    data_given,
     note,
     settings_from,
 )
@@ -44,7 +45,12 @@ def add_verbs(verbs: Verbs) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="The original model.")
     parser.add_argument("tuned", type=Path, metavar="TUNED", help="A model with the same inputs.")
     data = parser.add_mutually_exclusive_group()
-    data.add_argument("--data", type=Path, metavar="NPZ", help="Inputs to compare on (default: random ones).")
+    data.add_argument(
+        "--data",
+        type=data_given,
+        metavar="PATH",
+        help="Inputs to compare on, as `tune --evaluation` takes them (default: random ones).",
+    )
     data.add_argument(
         "--input",
         type=Path,

@@ -298,6 +298,18 @@ def number(text: str) -> int | float | str:
     return int(text) if re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII) else value
 
 
+def data_given(text: str) -> object:
+    """A path, or a table as in a spec: ``{images: 'photos/*.jpg', size: 224}``."""
+    if not text.lstrip().startswith("{"):
+        return text
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no table as in a spec: {error}") from None
+
+
 def add_inputs(
     parser: argparse.ArgumentParser,
     of: str = "the model",

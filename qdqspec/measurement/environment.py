@@ -44,7 +44,8 @@ class Environment:
 
     def __init__(self, python: Path) -> None:
         """Raises `ConfigError` if there is no such interpreter."""
-        self.python = python.absolute()  # not resolved: the link of a virtual environment identifies it
+        found = shutil.which(python) or str(python)  # a bare name is one on the PATH
+        self.python = Path(found).absolute()  # not resolved: the link of a virtual environment identifies it
         if not self.python.is_file() or not os.access(self.python, os.X_OK):
             raise ConfigError(
                 "there is no interpreter of this name",

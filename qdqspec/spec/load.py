@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from qdqspec.errors import SpecError
+from qdqspec.registry import did_you_mean
 from qdqspec.spec.explain import findings
 from qdqspec.spec.locate import MAX_BYTES, Document, Reader, read_yaml
 from qdqspec.spec.models import Spec
@@ -79,7 +80,10 @@ def _text(path: Path, name: str) -> str:
             raise SpecError(f"a spec has at most {MAX_BYTES:,} bytes, not {status.st_size:,}", where=name)
         data = path.read_bytes()
     except OSError as error:
-        raise SpecError(f"cannot read the spec: {error.strerror}", where=name) from None
+        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.y*ml")])
+        raise SpecError(
+            f"cannot read the spec: {error.strerror}{near}", where=name, cure="check the path"
+        ) from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -135,3 +135,7 @@ def test_a_wrong_spec_is_one_message(verb, specs):
 def test_nothing_there(verb, tmp_path):
     assert verb("baseline", "list").out == "no baseline found; pytest --qdq-update=new writes them\n"
     assert verb("baseline", "list", "nowhere").code == 2
+
+
+def test_without_an_action_it_lists(verb, specs):
+    assert verb("baseline").out == verb("baseline", "list").out

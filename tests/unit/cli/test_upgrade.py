@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from qdqspec.cli.compare import _joined
+from qdqspec.measurement.environment import Environment
 from qdqspec.types import Interval, Upgrade
 from qdqspec.upgrade import judge_upgrade
 
@@ -135,3 +137,10 @@ def test_what_counts_as_worse(fields, state):
 def test_a_fact_that_backend_and_device_both_state_is_listed_once() -> None:
     facts, details = {"int8 path": "AVX2", "cores": "2"}, {"int8_path": "AVX2", "threads": "2"}
     assert _joined(facts, details) == {"int8 path": "AVX2", "cores": "2", "threads": "2"}
+
+
+def test_an_interpreter_may_be_one_on_the_path(python, monkeypatch):
+    script = python(SAME)
+    monkeypatch.setenv("PATH", str(script.parent))
+    with closing(Environment(Path("python"))) as environment:
+        assert environment.python == script

@@ -12,7 +12,9 @@ import time
 import tomllib
 from pathlib import Path
 
+import onnx
 import pytest
+from PIL import Image
 
 import qdqspec.cli as cli
 from qdqspec.cli.words import end_on_sigterm
@@ -306,3 +308,19 @@ def test_a_signal_during_a_fork_is_not_lost():
     finally:
         signal.signal(signal.SIGTERM, before)
     assert seen  # the function was not interrupted
+
+
+def test_a_spec_that_does_not_exist_is_likely_a_similar_one(verb, tmp_path):
+    (tmp_path / "net.qdq.yaml").touch()
+    assert "(did you mean 'net.qdq.yaml'?)" in verb("tune", "net.qdq.yml").err
+
+
+def test_verify_takes_images_as_tune_does(verb, tmp_path):
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        net (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    for number in range(2):
+        Image.new("RGB", (8, 8), (number, 9, 9)).save(tmp_path / f"{number}.png")
+    data = "{images: '*.png', size: 8}"
+    found = verb("verify", "net.onnx", "net.onnx", "--backend", "fake", "--data", data, "--json")
+    assert (found.code, found.json["parity"]["samples"], found.json["parity"]["data"]) == (0, 2, "evaluation")
