@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference that list what the code declares: spec keys, options, commands, the JSON record.
+"""Writes the pages of docs/reference that list what the code declares: keys, options, commands, JSON, Python names.
 
 ``python tools/reference.py`` renews them; a test compares them with the code.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from python_page import python_names
+from verbs_page import verb_fields
 
 from qdqspec import cli, registry
 from qdqspec.backends.base import backend_named
@@ -35,6 +36,7 @@ def pages() -> dict[str, str]:
         "options.md": _page("Options", _options()),
         "commands.md": _page("Commands", _commands()),
         "record.md": _page("The JSON record", _record()),
+        "verbs-json.md": _page("The JSON of verbs", verb_fields()),
         "python.md": _page("Python names", python_names(_asked())),
         "placement-rules.md": _page("Placement rules", _placement_rules()),
     }
@@ -146,7 +148,8 @@ def _commands() -> Iterator[str]:
     )
     yield _row("130", "interrupted; what was measured is kept")
     yield ""
-    yield "`pytest` exits with its own codes: [continuous integration](../how-to/ci.md)."
+    yield "`pytest` exits with its own codes: [continuous integration](../how-to/ci.md). `--json` of each verb:"
+    yield "[fields](verbs-json.md)."
     for name, verb in cli._parser()[1].items():  # noqa: SLF001 - the parser has no other owner
         yield from ("", f"## {name}", "", " ".join(str(verb.description).split()), "", "```sh")
         yield from (line.strip() for line in str(verb.epilog).splitlines()[1:])

@@ -1,0 +1,114 @@
+"""The page of the JSON that verbs write: its fields, read from calls on a small model and the simulated device."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdqspec.cli import main
+from qdqspec.cli.words import IMPOSSIBLE
+
+_MODELS = Path(__file__).parents[1] / "specs" / "models"
+_FAKE = ("--backend", "fake")
+_SPEC = "qdqspec: 1\nmodel: ../net.onnx\nchecks: [{kind: parity, min_sqnr_db: 20}]\n"
+_CALLS = (
+    ("init", "net.onnx", "-o", "specs/b.qdq.yaml"),
+    ("inspect", "net.onnx", *_FAKE),
+    ("apply", "net.onnx", "out/scheme.json", "-o", "applied.onnx"),
+    ("strip", "out/tuned.onnx", "-o", "stripped.onnx"),
+    ("import", "out/tuned.onnx", "-o", "scheme.json"),
+    ("diff", "net.onnx", "out/tuned.onnx"),
+    ("fold", "net.onnx", "-o", "folded.onnx"),
+    ("lint", "out/tuned.onnx", "--target", "tensorrt-10"),
+    ("list", "specs"),
+    ("list", "backends"),
+    ("list", "formats"),
+    ("compare", "run.json", "run.json"),
+    ("explain", "out", *_FAKE),
+    ("explain", "out", *_FAKE, "--culprits"),
+    ("verify", "net.onnx", "out/tuned.onnx", *_FAKE),
+    ("baseline", "list"),
+    ("cache",),
+    ("cache", "info"),
+    ("doctor", *_FAKE),
+    ("config",),
+)
+_EACH = ("schema_version", "text", "notes")
+_TABLES = ("counts", "inputs", "params")  # whose keys are words of the model, the spec or the result
+
+
+def verb_fields() -> Iterator[str]:
+    """The lines of the page."""
+    yield "`--json` of a verb writes one object. In each, `schema_version` is a number, `text` is what the terminal"
+    yield "shows, and `notes` are its notes. A field without a value is `null`. `tune --json` writes a"
+    yield "[run](record.md#run), `schema` the JSON Schema of a spec. The other fields are listed by calls on"
+    yield "`digits_resnet.onnx` with the simulated device; `[]` is an entry of a list, `*` of a table."
+    for call, found in _results():
+        words = " ".join(word for word in call if word not in _FAKE)
+        yield from ("", f"## {words}", "", "| field | type |", "| --- | --- |")
+        yield from (f"| `{name}` | {kind} |" for name, kind in _fields([found]) if name not in _EACH)
+
+
+def _results() -> Iterator[tuple[Sequence[str], Any]]:
+    """Each call with its JSON, in a folder with a spec and the results of a search."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        shutil.copy(_MODELS / "digits_resnet.onnx", "net.onnx")
+        Path("specs").mkdir()
+        Path("specs/a.qdq.yaml").write_text(_SPEC, encoding="utf-8")
+        Path("run.json").write_text(
+            _output("tune", "net.onnx", *_FAKE, "--trials", "3", "-o", "out"), encoding="utf-8"
+        )
+        for call in _CALLS:
+            yield call, json.loads(_output(*call))
+
+
+def _output(*words: str) -> str:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        code = main([*words, "--json"])
+    if code == IMPOSSIBLE:
+        raise SystemExit(f"qdqspec {' '.join(words)}: {errors.getvalue()}")
+    return out.getvalue()
+
+
+def _fields(values: Sequence[Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """The fields of objects that are at one place, with those inside: ``regions[].nodes``."""
+    for key in dict.fromkeys(key for value in values for key in value):
+        found, name = [value[key] for value in values if value.get(key) is not None], f"{path}{key}"
+        kinds = []
+        while found and not _is_object(key, found) and (is_list := _all(list, found)) | _all(dict, found):
+            found = [
+                one for value in found for one in (value if is_list else value.values()) if one is not None
+            ]
+            kinds.append("list" if is_list else "table")
+            name += "[]" if is_list else ".*"
+        is_object = _is_object(key, found)
+        kinds += ["object"] if is_object else _kinds(found)
+        yield f"{path}{key}", " of ".join(kinds) or "null"
+        if is_object:
+            yield from _fields(found, f"{name}.")
+
+
+def _all(kind: type, values: Sequence[Any]) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _is_object(key: str, values: Sequence[Any]) -> bool:
+    """Whether the values are objects with fields, and no tables with keys of the user."""
+    keys = [name for value in values for name in value] if _all(dict, values) else []
+    return bool(keys) and key not in _TABLES and all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in keys)
+
+
+def _kinds(values: Sequence[Any]) -> list[str]:
+    names = {bool: "true or false", int: "number", float: "number", str: "text", list: "list", dict: "table"}
+    found = " or ".join(sorted({names[type(value)] for value in values}))
+    return [found] if found else []
