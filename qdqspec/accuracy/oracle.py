@@ -161,15 +161,18 @@ class RehearsalOracle:
         self._least_db = least_db
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
-        """Noise power over signal power of each (unit, label) alone."""
+        """Noise power over signal power of each (unit, label) alone; the `rough_noise` if that cannot be measured."""
         if self._noise is None and not self._refused and not self._missing and not self._is_over:
             try:
                 self._noise = self._sensitivities(self._left())
                 if self._noise is None:
                     self._note(f"{self._missing}, and was skipped: raise the time limit")
-            except (RehearsalRefusedError, BackendError) as error:
+            except RehearsalRefusedError as error:
                 self._refuse(error.what)
-        return self._noise
+            except BackendError as error:
+                self._missing = error.what
+                self._note(f"the error of each Q/DQ pair alone could not be measured: {error.what}")
+        return self._noise if self._noise is not None or not self._missing else self._rough
 
     def rough_noise(self) -> Mapping[tuple[str, Label], float] | None:
         """Noise power of each (unit, label), measured for neighbouring tensors together, in little of the time."""

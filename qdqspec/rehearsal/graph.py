@@ -102,6 +102,11 @@ class SwitchGraph:
         """The index of the node that a switch precedes; for graph outputs, the number of nodes."""
         return self._at[edge]
 
+    def is_behind(self, edge: Edge, start: int) -> bool:
+        """Whether the value of an edge is computed by the node ``start`` or a later one, or by a switch there."""
+        made = self._raised.producer.get(edge[0])
+        return (made is not None and made >= start) or self._at.get(edge, -1) >= start
+
     def activation_numbers(self, numbers: QuantSource) -> dict[str, Array]:
         """Scale and zero point of each activation's switch, by the name of the constant that holds them."""
         found: dict[str, Array] = {}

@@ -98,8 +98,10 @@ def find_sensitivities(
     switches = rehearsal.switches
     noise, samples = np.zeros((len(switches), len(edges))), np.zeros(len(switches), np.int64)
     for low, high in _segments(rehearsal, segments):
-        for number, tally in _segment(rehearsal, edges, low, high, quick=quick, tensors=tensors).items():
-            noise[number], samples[number] = tally.ratio, tally.samples
+        behind = [number for number, edge in enumerate(edges) if rehearsal.graph.is_behind(edge, low)]
+        own = [edges[number] for number in behind]
+        for number, tally in _segment(rehearsal, own, low, high, quick=quick, tensors=tensors).items():
+            noise[number, behind], samples[number] = tally.ratio, tally.samples
     return Sensitivities(
         switches=switches, guides=tuple(tensor for tensor, _ in edges), noise=noise, samples=samples
     )
@@ -141,11 +143,14 @@ class _Tally:
 def _segment(
     rehearsal: Rehearsal, edges: Sequence[Edge], low: int, high: int, *, quick: bool, tensors: int
 ) -> Mapping[int, _Tally]:
-    """The switches between two places, each alone: all on the first samples, those with the most noise on more."""
+    """The switches between two places, each alone: all on the first samples, those with the most noise on more.
+
+    ``edges`` are those that they can change.
+    """
     graph = rehearsal.graph
     model = graph.part(low, len(graph.nodes), (low, high), edges)
     groups = _groups(rehearsal, model.numbers, quick=quick, tensors=tensors)
-    if not groups:
+    if not groups or not edges:
         return {}
     nothing = np.zeros(len(edges))
     tallies = {group: _Tally(nothing, nothing, nothing) for group in groups}

@@ -140,8 +140,19 @@ class Attribution(FirstPlacements):
 
     @property
     def _must_analyse(self) -> bool:
-        """Whether the sensitivity analysis is due: for a front, or after a candidate below the limit."""
-        return self._bounded is None and (self._setup.pareto or self._is_exceeded)
+        """Whether the sensitivity analysis is due: for a front, or after a candidate below the limit.
+
+        Where placements are predicted and labels could not be measured, builds of single blocks would take longer.
+        """
+        if self._bounded is not None or not (self._setup.pareto or self._is_exceeded):
+            return False
+        return self._setup.pareto or self.guide.has_noise or not self._predicts
+
+    @property
+    def _predicts(self) -> bool:
+        """Whether the oracle predicts placements."""
+        space = self._setup.space
+        return self.guide.predicted_db(space.resolve(space.everything())) is not None
 
     @property
     def _is_exceeded(self) -> bool:
@@ -163,9 +174,9 @@ class Attribution(FirstPlacements):
         winless = 0
         for _ in range(ROUNDS):
             shares = PROVED_SHARES if self._is_proved else SHARES
+            composed = (costs.placed(self.quickest(costs, self._bounded, share)) for share in shares)
             trials = yield [
-                profiled(costs.placed(self.quickest(costs, self._bounded, share)), "compose")
-                for share in shares
+                profiled(placement, "compose") for placement in composed if self.is_worth_building(placement)
             ]
             costs.learn(trials)
             winless = 0 if any(trial.incumbent for trial in trials) else winless + 1
@@ -231,7 +242,7 @@ class Attribution(FirstPlacements):
         trials = yield [
             profiled(costs.placed(codes), "trade")
             for codes in self._trades(costs)
-            if self._setup.pareto or self._accurate(codes)
+            if self._setup.pareto or self._accurate(costs, codes)
         ]
         costs.learn(trials)
         if least is not None and not any(t.sqnr_db is not None and t.sqnr_db >= least for t in trials):
@@ -248,10 +259,14 @@ class Attribution(FirstPlacements):
         yield from map(bounded.compose, targets)
         yield from priced(costs, bounded.noise)
 
-    def _accurate(self, codes: Codes) -> bool:
+    def _accurate(self, costs: CostModel, codes: Codes) -> bool:
         """Whether a labelling is expected to be accurate enough to win."""
-        least, bounded = self.least_db, self._bounded
-        return least is None or bounded is None or bounded.admits(codes, least)
+        least = self.least_db
+        if least is None:
+            return True
+        if self._bounded is not None:
+            return self._bounded.admits(codes, least)
+        return not self._is_exceeded or self.guide.admits(costs.placed(codes), least)
 
     def _explore(self, costs: CostModel) -> Steps:
         """P3: build the surrogate's proposals, until the expected gain is too small or there was no win for long."""
@@ -290,7 +305,7 @@ class Attribution(FirstPlacements):
             placement = costs.placed(codes)
             is_worth_it = surrogate.expected_gain(codes, best) >= self.eps
             if is_worth_it and self.is_new(placement):
-                if self._accurate(codes) and self.keeps_metric(placement):
+                if self._accurate(costs, codes) and self.keeps_metric(placement):
                     self._turn = 1 - self._turn
                     return placement
                 refusals += 1
@@ -327,7 +342,7 @@ class Attribution(FirstPlacements):
         """New placements near the incumbent, the most promising first."""
         for codes in flips(costs, costs.codes_of(self._incumbent.placement)):
             placement = costs.placed(codes)
-            if self.is_new(placement) and self._accurate(codes):
+            if self.is_new(placement) and self._accurate(costs, codes):
                 yield placement
 
 

@@ -78,6 +78,31 @@ def test_noise_behind_a_cut_is_that_of_the_whole_model(
     assert set(found.samples) == {3}
 
 
+HEADS = TEXT.replace("=> (float[1,16] y", "=> (float[1,16] first, float[1,16] y").replace(
+    "b = Relu(a)", "b = Relu(a)  [early] j = MatMul(b, w)  first = Sigmoid(j)"
+)
+
+
+@pytest.mark.parametrize("segments", [1, 3, 8])
+def test_a_guide_that_is_complete_before_a_cut_has_no_noise_of_pairs_behind_it(segments: int) -> None:
+    """The tensor before a Sigmoid is read by that alone, and not by the part of the graph behind the cut."""
+    proto = onnx.parser.parse_model(HEADS)
+    weight = np.random.default_rng(0).normal(0, 0.3, (16, 16)).astype(np.float32)
+    half = np.full(16, 0.5, np.float32)
+    proto.graph.initializer.extend(
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(half, "half")]
+    )
+    model = Model(proto)
+    with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(2)) as rehearsal:
+        found = find_sensitivities(rehearsal, segments=segments)
+        expected = by_whole_runs(rehearsal)
+        assert [found.alone_db(site) for site in rehearsal.switches] == pytest.approx(expected, abs=0.05)
+    assert found.guides == ("j", "y", "h")
+    late = next(number for number, site in enumerate(found.switches) if site.tensor == "g")
+    assert found.noise[late, 0] == 0
+    assert found.noise[late, 1] > 0
+
+
 def test_pairs_with_little_noise_are_measured_on_fewer_samples(model: Model) -> None:
     with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(5)) as rehearsal:
         found = find_sensitivities(rehearsal, segments=1)

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 
 from qdqspec.accuracy.oracle import FIRST_DOUBT_DB, RehearsalOracle, Rehearser
 from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.errors import BackendError
 from qdqspec.parity.gate import AllData
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.rehearsal import RehearsedEngine, quick_runs
@@ -175,6 +176,32 @@ def test_sensitivities_that_take_too_much_of_a_search_are_skipped(
         oracle = RehearsalOracle(rehearser, bench.prepared.space, notes.append, lambda: seconds)
         assert (oracle.noise() is not None) == known
         assert ["was skipped: raise the time limit" in note for note in notes] == [True] * (not known)
+
+
+def test_where_labels_alone_cannot_be_measured_placements_are_still_predicted(
+    session: Session, case: Case, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = session.work(case).setup
+    left = 1e6
+    with Rehearser(setup.prepared, setup.resources, setup.prepared.comparison_data()) as rehearser:
+        space = setup.prepared.space
+        oracle = RehearsalOracle(rehearser, space, notes.append, lambda: left)
+        predicted = oracle.predicted_db(space.resolve(space.everything()))
+        left = 2.5 * oracle._outputs.run_seconds * quick_runs(rehearser.rehearsal)
+        rough, left = oracle.rough_noise(), 1e6
+
+        def failing(*_: object, **__: object) -> None:
+            raise BackendError("the runtime could not build a part")
+
+        monkeypatch.setattr("qdqspec.accuracy.oracle.find_sensitivities", failing)
+        assert rough is not None
+        assert oracle.noise() == rough  # that of neighbours is known
+        first, *_ = space.units
+        assert oracle.predicted_db(space.resolve({first.id: first.full})) is not None
+        assert predicted == oracle.predicted_db(space.resolve(space.everything()))
+    assert notes == [
+        "the error of each Q/DQ pair alone could not be measured: the runtime could not build a part"
+    ]
 
 
 def test_rough_noise_is_measured_where_that_of_each_pair_would_take_long(
