@@ -56,7 +56,9 @@ class Processes:
         for line in process.stdout:
             lines.append(line)
             if line == "}\n":
-                return json.loads("".join(lines))
+                found: dict = json.loads("".join(lines))
+                assert "error" not in found, found["error"]  # with --json an error is on standard output
+                return found
         raise AssertionError((self.folder / f"process{len(self.started) - 1}.log").read_text()[-3000:])
 
     def worker(self, name: str, *words: str, **more: object) -> dict:
