@@ -161,7 +161,7 @@ class _Simulation:
             tensor = node.inputs[0]
         else:
             pair = self._model.producer.get(node.inputs[0])
-            tensor = pair.inputs[0] if pair is not None else node.inputs[0]
+            tensor = pair.inputs[0] if pair is not None and pair.inputs else node.inputs[0]
         return LayerTime(
             name=f"{node.op_type}_of_{tensor}",
             op_type=node.op_type,

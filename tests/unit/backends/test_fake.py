@@ -255,3 +255,14 @@ def test_an_operator_that_the_reference_implementation_lacks_is_answered_with_an
     with pytest.raises(BackendError, match=r"lacks an operator: .*'Foo'") as caught:
         engine.run({"x": np.zeros((1, 4), np.float32)})
     assert "such as onnxruntime" in str(caught.value)
+
+
+def test_a_stored_constant_of_a_node_may_be_dequantized_alone(tmp_path: Path) -> None:
+    """The build of such a candidate failed: a Constant node has no input to name the conversion by."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) {
+        q = Constant<value = int8[2] {3, -4}>()  s = Constant<value = float {0.5}>()
+        d = DequantizeLinear(q, s)  y = Sub(x, d) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "stored.onnx")
+    engine = build(tmp_path / "stored.onnx")
+    engine.bind({"x": np.zeros(2, np.float32)})
+    assert ("q",) in {layer.tensors for layer in engine.layers()}
