@@ -142,9 +142,9 @@ def signal_text(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-def count_text(number: int, noun: str) -> str:
-    """A number with its noun: ``1 pair``, ``12 pairs``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def count_text(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: ``1 pair``, ``12 pairs``; the ``plural`` is that with an s unless it is given."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
 
 
 def list_text(names: Sequence[str], most: int) -> str:

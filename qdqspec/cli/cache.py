@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, answer, complain, settings_from
 from qdqspec.config import declared
 from qdqspec.errors import ConfigError
-from qdqspec.units import seconds_text, size_text
+from qdqspec.units import count_text, seconds_text, size_text
 
 if TYPE_CHECKING:
     from qdqspec.measurement.store import Store, StoreEntry
@@ -85,21 +85,25 @@ def _one_line(arguments: argparse.Namespace, store: Store) -> int:
             "oldest_seconds": round(info.oldest_seconds, 1),
         }
         size, age = size_text(info.size_bytes), seconds_text(info.oldest_seconds)
-        text = f"{info.entries} finished searches, {size}, the oldest {age}"
+        text = f"{_searches(info.entries)}, {size}, the oldest {age}"
     elif arguments.action == "export":
         found["exported"] = store.export(arguments.file)
-        text = f"{found['exported']} finished searches written to {arguments.file}"
+        text = f"{_searches(found['exported'])} written to {arguments.file}"
     else:
         found["added"], found["present"] = store.take(arguments.file)
-        text = f"{found['added']} finished searches added, {found['present']} were there"
+        text = f"{_searches(found['added'])} added, {found['present']} were there"
     answer(arguments, found, f"{store.folder}: {text}")
     return FINE
+
+
+def _searches(number: int) -> str:
+    return count_text(number, "finished search", "finished searches")
 
 
 def _list(arguments: argparse.Namespace, store: Any) -> int:
     entries = store.entries()
     size = sum(entry.size_bytes for entry in entries)
-    head = f"{store.folder}: {len(entries)} finished searches, {size_text(size)}"
+    head = f"{store.folder}: {_searches(len(entries))}, {size_text(size)}"
     found = {"folder": str(store.folder), "size_bytes": size, "entries": list(map(_row, entries))}
     answer(arguments, found, "\n".join([head, *map(_line, entries)]))
     damaged = [entry for entry in entries if entry.damage]

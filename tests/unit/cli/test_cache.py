@@ -34,6 +34,11 @@ def test_list(verb, kept):
     assert first.endswith("net::default on a device")
 
 
+def test_one_is_no_plural(verb, kept):
+    verb("cache", "prune")
+    assert verb("cache").out.startswith(f"{kept}: 1 finished search, ")
+
+
 def test_list_as_json(verb, kept):
     old, new = verb("cache", "list", "--json").json["entries"]
     assert (old["key"], new["key"]) == ("old", "new")
