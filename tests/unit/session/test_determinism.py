@@ -76,5 +76,6 @@ def test_another_seed_is_another_search(case: Case, tmp_path: Path) -> None:
     asked = replace(
         asked, quantize=QuantizeRules(outputs=False)
     )  # regions of several units: something to draw
-    journals = [searched(asked, tmp_path / str(seed), seed)[1] for seed in (3, 4)]
-    assert [line["placement"] for line in journals[0]] != [line["placement"] for line in journals[1]]
+    journals = [searched(asked, tmp_path / str(seed), seed)[1] for seed in range(3, 9)]
+    # the model has few placements: two seeds may draw the same
+    assert len({tuple(line["placement"] for line in journal) for journal in journals}) > 1
