@@ -7,19 +7,27 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqspec.cli import main
+from qdqspec.cli import cluster, main
 from qdqspec.cli.words import IMPOSSIBLE
+from qdqspec.cluster.inventory import WorkerInfo, announce
+from qdqspec.config import Settings
 
 _MODELS = Path(__file__).parents[1] / "specs" / "models"
 _FAKE = ("--backend", "fake")
-_SPEC = "qdqspec: 1\nmodel: ../net.onnx\nchecks: [{kind: parity, min_sqnr_db: 20}]\n"
+_SPEC = "qdqspec: 1\nmodel: ../net.onnx\nchecks: [{kind: parity, min_sqnr_db: 20}, {kind: regression}]\n"
+_BASELINE = ("--qdq-backend=fake", "--qdq-update=all", "--qdq-update-in-ci", "-p", "no:cacheprovider")
+_ADDRESS = "tls://host:8786"
 _CALLS = (
     ("init", "net.onnx", "-o", "specs/b.qdq.yaml"),
+    ("tune", "net.onnx", *_FAKE, "--mode", "plan"),
     ("inspect", "net.onnx", *_FAKE),
     ("apply", "net.onnx", "out/scheme.json", "-o", "applied.onnx"),
     ("strip", "out/tuned.onnx", "-o", "stripped.onnx"),
@@ -30,28 +38,46 @@ _CALLS = (
     ("list", "specs"),
     ("list", "backends"),
     ("list", "formats"),
+    ("list", "strategies"),
+    ("list", "checks"),
     ("compare", "run.json", "run.json"),
     ("explain", "out", *_FAKE),
     ("explain", "out", *_FAKE, "--culprits"),
     ("verify", "net.onnx", "out/tuned.onnx", *_FAKE),
+    ("upgrade-check", "out", "--python", sys.executable, *_FAKE),
+    ("reduce", "net.onnx", "-o", "fault", *_FAKE, "--backend-option", "fake.raise=build"),
     ("baseline", "list"),
+    ("baseline", "show"),
+    ("baseline", "prune"),
     ("cache",),
     ("cache", "info"),
+    ("cache", "export", "searches.zip"),
+    ("cache", "import", "searches.zip"),
+    ("cache", "prune"),
+    ("cache", "clear"),
+    ("cluster", "certificates"),
     ("doctor", *_FAKE),
     ("config",),
 )
 _EACH = ("schema_version", "text", "notes")
-_TABLES = ("counts", "inputs", "params")  # whose keys are words of the model, the spec or the result
+_TABLES = (
+    "counts",
+    "here",
+    "inputs",
+    "params",
+    "there",
+)  # whose keys are words of the model, the spec or the result
 
 
 def verb_fields() -> Iterator[str]:
     """The lines of the page."""
     yield "`--json` of a verb writes one object. In each, `schema_version` is a number, `text` is what the terminal"
     yield "shows, and `notes` are its notes. A field without a value is `null`. `tune --json` writes a"
-    yield "[run](record.md#run), `schema` the JSON Schema of a spec. The other fields are listed by calls on"
+    yield "[run](record.md#run), `schema` the JSON Schema of a spec, `compare` of two folders the `runtimes` of a"
+    yield "run, and `doctor --bundle` the summary of [the archive](../gpu-day.md). The others are listed by calls on"
     yield "`digits_resnet.onnx` with the simulated device; `[]` is an entry of a list, `*` of a table."
     for call, found in _results():
-        words = " ".join(word for word in call if word not in _FAKE)
+        words = " ".join("python" if word == sys.executable else word for word in call if word not in _FAKE)
         yield from ("", f"## {words}", "", "| field | type |", "| --- | --- |")
         yield from (f"| `{name}` | {kind} |" for name, kind in _fields([found]) if name not in _EACH)
 
@@ -65,8 +91,26 @@ def _results() -> Iterator[tuple[Sequence[str], Any]]:
         Path("run.json").write_text(
             _output("tune", "net.onnx", *_FAKE, "--trials", "3", "-o", "out"), encoding="utf-8"
         )
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "specs", *_BASELINE],
+            check=True,
+            capture_output=True,
+        )
         for call in _CALLS:
             yield call, json.loads(_output(*call))
+        yield from _cluster()
+
+
+def _cluster() -> Iterator[tuple[Sequence[str], Any]]:
+    """The verbs that run until they are interrupted, and the list of workers: what they write about one device."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        cluster._started(Namespace(json=True), _ADDRESS)  # noqa: SLF001 - it needs a running scheduler otherwise
+    yield ("cluster", "start"), json.loads(out.getvalue())
+    announcement = announce(Settings(backend="fake"), ("fake",))
+    worker = WorkerInfo(address=_ADDRESS, announcement=announcement, free_bytes=0, silent_seconds=0.0)
+    rows = [cluster._row(worker)]  # noqa: SLF001
+    yield ("cluster", "list", "ADDRESS"), {"address": _ADDRESS, "workers": rows}
+    yield ("worker", "ADDRESS"), announcement.to_data()
 
 
 def _output(*words: str) -> str:

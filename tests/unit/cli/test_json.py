@@ -87,6 +87,13 @@ def test_each_verb_is_among_the_calls() -> None:
     assert {call[0] for call in CALLS} | ELSEWHERE == set(_parser()[1])
 
 
+def test_the_reference_has_the_json_of_each_verb() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "verbs-json.md").read_text(encoding="utf-8")
+    listed = {line.split()[1] for line in page.splitlines() if line.startswith("## ")}
+    assert listed | {"schema"} == set(_parser()[1])
+    assert "`schema` the JSON Schema" in page
+
+
 @pytest.mark.parametrize("words", CALLS, ids=" ".join)
 def test_json_has_what_the_terminal_shows(prepared, words: tuple[str, ...]) -> None:
     """The figures and names are checked by the fixture, and the text is that of a call without ``--json``."""
