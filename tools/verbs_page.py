@@ -32,7 +32,7 @@ _CALLS = (
     ("apply", "net.onnx", "out/scheme.json", "-o", "applied.onnx"),
     ("strip", "out/tuned.onnx", "-o", "stripped.onnx"),
     ("import", "out/tuned.onnx", "-o", "scheme.json"),
-    ("diff", "net.onnx", "out/tuned.onnx"),
+    ("diff", "out/tuned.onnx", "other/tuned.onnx"),
     ("fold", "net.onnx", "-o", "folded.onnx"),
     ("lint", "out/tuned.onnx", "--target", "tensorrt-10"),
     ("list", "specs"),
@@ -89,7 +89,21 @@ def _results() -> Iterator[tuple[Sequence[str], Any]]:
         Path("specs").mkdir()
         Path("specs/a.qdq.yaml").write_text(_SPEC, encoding="utf-8")
         Path("run.json").write_text(
-            _output("tune", "net.onnx", *_FAKE, "--trials", "3", "-o", "out"), encoding="utf-8"
+            _output(
+                "tune",
+                "net.onnx",
+                *_FAKE,
+                "--trials",
+                "3",
+                "--exclude",
+                "/layer1/layer1.0/conv1/*",
+                "-o",
+                "out",
+            ),
+            encoding="utf-8",
+        )
+        _output(
+            "tune", "net.onnx", *_FAKE, "--trials", "3", "--seed", "9", "--exclude", "/conv1/*", "-o", "other"
         )
         subprocess.run(
             [sys.executable, "-m", "pytest", "specs", *_BASELINE],

@@ -257,7 +257,8 @@ def _from_model(
     with TemporaryFolder() as folder:
         stripped = folder / "reference.onnx"
         save_model(strip_qdq(model).proto, stripped, inputs=model.user_files, base=tuned.parent)
-        first, second = _profiled({"reference": stripped, "tuned": tuned}, inputs, settings)
+        # the user's file first: an error of both is that of its path
+        second, first = _profiled({"tuned": tuned, "reference": stripped}, inputs, settings)
         return [first, replace(second, notes=(*second.notes, *notes, *_recurrent(stripped, settings)))]
 
 

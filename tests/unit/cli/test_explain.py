@@ -45,6 +45,30 @@ def test_what_cannot_be_explained_is_refused_with_what_can(verb, tmp_path, name,
     assert "a case (spec::case or its folder), a model" in result.err
 
 
+def test_a_quantized_model_with_an_unknown_operator_is_named_itself(verb, models, tmp_path):
+    """The float copy that it is compared with was named, a temporary file."""
+    model = onnx.load(models / "digits_resnet.onnx")
+    x, y = model.graph.input[0], model.graph.output[0]
+    last = model.graph.node[-1]
+    last.output[0] = "before"
+    constants = {"s": np.float32(0.1), "z": np.uint8(0)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, k) for k, v in constants.items())
+    model.graph.node.extend(
+        [
+            onnx.helper.make_node("QuantizeLinear", ["before", "s", "z"], ["q"]),
+            onnx.helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+            onnx.helper.make_node("Nope", ["d"], [y.name], domain="my.ops"),
+        ]
+    )
+    model.opset_import.append(onnx.helper.make_opsetid("my.ops", 1))
+    onnx.save(model, tmp_path / "odd.onnx")
+    shape = "x".join(str(dim.dim_value or 1) for dim in x.type.tensor_type.shape.dim)
+    found = verb("explain", "odd.onnx", "--backend", "onnxruntime", "--shapes", f"{x.name}:{shape}")
+    assert found.code != 0
+    assert "odd.onnx: ONNX Runtime could not build the model" in found.err
+    assert "reference.onnx" not in found.err
+
+
 def test_the_quartet_is_ranked_and_explained(verb, golden):
     """From the files alone: which placement is best, by how much, and why."""
     result = verb("explain", *map(graph, QUARTET))

@@ -89,8 +89,14 @@ def test_each_verb_is_among_the_calls() -> None:
 
 def test_the_reference_has_the_json_of_each_verb() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "verbs-json.md").read_text(encoding="utf-8")
-    listed = {line.split()[1] for line in page.splitlines() if line.startswith("## ")}
-    assert listed | {"schema"} == set(_parser()[1])
+    calls = [line.split()[1:] for line in page.splitlines() if line.startswith("## ")]
+    verbs = _parser()[1]
+    assert {call[0] for call in calls} | {"schema"} == set(verbs)
+    listed = {tuple(call[:2]) for call in calls} | {("cache", "list")}  # the same as without an action
+    for verb, parser in verbs.items():
+        for positional in parser._get_positional_actions():
+            if positional.choices:
+                assert {(verb, choice) for choice in positional.choices} <= listed
     assert "`schema` the JSON Schema" in page
 
 
