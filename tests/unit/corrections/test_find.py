@@ -184,13 +184,31 @@ def test_units_that_the_limits_exclude_are_not_judged(
         assert {site.tensor for site in placement.sites if site.weight} <= weights
 
 
-def test_ranges_are_chosen_for_the_first_placement_with_usable_outputs() -> None:
-    search = object.__new__(find._Search)
-    search.question = SimpleNamespace(judge=SimpleNamespace(placements=("noisy", "usable", "better")))  # type: ignore[assignment]
-    search.errors = (errors_of(2.0), errors_of(20.0), errors_of(30.0))
-    assert search.fitted == "usable"
-    search.errors = (errors_of(2.0), errors_of(3.0), errors_of(4.0))
-    assert search.fitted == "noisy"
+@pytest.mark.parametrize("usable", [True, False])
+def test_ranges_are_chosen_for_the_first_placement_with_usable_outputs(
+    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, usable: bool
+) -> None:
+    work = prepared(session, models, tmp_path, ("ranges",))
+    chosen_for: list[tuple[int, Placement]] = []
+
+    def errors(judge: Judge, *_: object, **__: object) -> tuple[Errors, ...]:
+        everything, *_ = judge.placements
+        return tuple(
+            errors_of(20.0 if usable and placement != everything else 2.0) for placement in judge.placements
+        )
+
+    def chosen(judge: Judge, placement: Placement, *given: object) -> tuple[object, object]:
+        chosen_for.append((judge.placements.index(placement), placement))
+        options = given[2]
+        return options[0], options[0]  # type: ignore[index]
+
+    monkeypatch.setattr(Judge, "errors", errors)
+    monkeypatch.setattr(Judge, "compared", lambda judge, *_: errors(judge))
+    monkeypatch.setattr(Judge, "dominating", lambda *_: ())
+    monkeypatch.setattr(find, "JUDGEMENTS", 1e9)
+    monkeypatch.setattr(find, "chosen_ranges", chosen)
+    assert not any(gain.taken for gain in work.corrections.gains)
+    assert [number for number, _ in chosen_for] == [int(usable)]
 
 
 @pytest.mark.parametrize(("tails", "bounded"), [(True, False), (False, False), (True, True)])
@@ -504,6 +522,16 @@ def test_where_many_layers_are_hard_nothing_is_judged(session: Session, tmp_path
     (gain,) = with_hard_layers(session, tmp_path, *range(16)).corrections.gains
     assert gain.before_db < find.USABLE_DB
     assert not gain.taken
+
+
+@pytest.mark.parametrize("times", [0.0, 1e9])
+def test_equalization_that_takes_most_of_the_time_needs_a_large_gain(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float
+) -> None:
+    monkeypatch.setattr(find, "EQUALIZING", times)  # how long it takes, in first judgements
+    monkeypatch.setattr(find, "LARGE_GAIN", 1.0)  # more than any chain gains
+    tried = [gain.name for gain in with_outliers(session, tmp_path).corrections.gains]
+    assert tried == ([] if times else ["equalization"])
 
 
 def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) -> None:
