@@ -93,7 +93,5 @@ class Project:
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
-    for name in ("CI", "PYTEST_ADDOPTS", "GITHUB_STEP_SUMMARY"):
-        monkeypatch.delenv(name, raising=False)
+def project(pytester: pytest.Pytester) -> Project:
     return Project(pytester)

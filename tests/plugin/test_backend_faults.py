@@ -22,9 +22,7 @@ STAGES = [("crash", "time"), ("oom", "build"), ("hang", "build")]
 
 
 @pytest.fixture
-def project(pytester, models, monkeypatch):
-    for name in ("CI", "PYTEST_ADDOPTS"):
-        monkeypatch.delenv(name, raising=False)
+def project(pytester, models):
     (pytester.path / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\n')
     shutil.copy(models / "digits_resnet.onnx", pytester.path / "net.onnx")
     (pytester.path / "net.qdq.yaml").write_text(SPEC)

@@ -18,10 +18,8 @@ ITEM = "specs/a.qdq.yaml::default::regression"
 
 
 @pytest.fixture
-def real(pytester, models, monkeypatch):
+def real(pytester, models):
     """A project with one regression check; ``run`` judges it on the simulated device."""
-    for name in ("CI", "PYTEST_ADDOPTS"):
-        monkeypatch.delenv(name, raising=False)
     (pytester.path / "pyproject.toml").write_text(
         '[tool.pytest]\nstrict = true\n[tool.qdqspec]\nbackend = "fake"\n'
     )

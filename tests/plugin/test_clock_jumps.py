@@ -25,9 +25,7 @@ HOUR = 3600.0
 
 
 @pytest.fixture
-def project(pytester, models, monkeypatch):
-    for name in ("CI", "PYTEST_ADDOPTS"):
-        monkeypatch.delenv(name, raising=False)
+def project(pytester, models):
     (pytester.path / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\ntime_limit = "10m"\n')
     shutil.copy(models / "digits_resnet.onnx", pytester.path)
     (pytester.path / "net.qdq.yaml").write_text(SPEC)

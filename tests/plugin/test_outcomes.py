@@ -185,8 +185,7 @@ def test_severity_warn_fails_where_warnings_are_errors(project, bare):
     assert "Traceback" not in result.stdout.str()
 
 
-def test_what_the_time_limit_leaves_undecided_is_inconclusive(pytester, models, monkeypatch):
-    monkeypatch.delenv("CI", raising=False)
+def test_what_the_time_limit_leaves_undecided_is_inconclusive(pytester, models):
     (pytester.path / "pyproject.toml").write_text("[tool.pytest]\nstrict = true\n")
     shutil.copy(models / "digits_resnet.onnx", pytester.path)
     (pytester.path / "a.qdq.yaml").write_text(

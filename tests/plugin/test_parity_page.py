@@ -26,9 +26,7 @@ def test_the_page(
     pytester: pytest.Pytester,
     models: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("CI", raising=False)
     tmp_path = pytester.path
     shutil.copy(models / "digits_resnet.onnx", tmp_path)
     shutil.copy(ROOT / "specs" / "data" / "digits_calibration.npz", tmp_path)

@@ -18,10 +18,8 @@ REPORTS = ("--qdq-json=record.json", "--qdq-report=page.html", "--qdq-report=pag
 
 
 @pytest.fixture
-def twins(pytester, models, monkeypatch):
+def twins(pytester, models):
     """``a/net.qdq.yaml`` and ``b/net.qdq.yaml`` on the simulated device."""
-    for name in ("CI", "PYTEST_ADDOPTS"):
-        monkeypatch.delenv(name, raising=False)
     (pytester.path / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\n')
     for folder in ("a", "b"):
         (pytester.path / folder).mkdir()

@@ -55,7 +55,6 @@ def test_the_spec_of_a_search_with_a_constraint_meets_it(
     (held,) = (block for block in blocks("yaml") if "tune:" in block)
     (folder / "a.qdq.yaml").write_text(held, encoding="utf-8")
     (folder / "conftest.py").write_text(blocks("python")[0], encoding="utf-8")
-    monkeypatch.delenv("CI", raising=False)
     monkeypatch.chdir(folder)
     words = ("-q", "a.qdq.yaml", "--qdq-json=run.json", "-p", "no:cacheprovider")
     assert pytester.runpytest_inprocess(*words).ret == 0
