@@ -7,31 +7,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from packaging.version import Version
 
 from qdqspec import registry
 from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
-from qdqspec.graph.model import Model
-from qdqspec.lint.view import View
+from qdqspec.graph.model import Model, Node
+from qdqspec.lint.view import View, type_name
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Finding, FindingSeverity, LintTarget
 from qdqspec.units import count_text, plain
 
-
-class Hit(NamedTuple):
-    """A place that breaks a rule: the node (empty for the whole model), and the problem."""
-
-    node: str
-    detail: str
-
-
+# A place that breaks a rule: the node, or ``None`` for the whole model, and the problem.
+Hit: TypeAlias = tuple[Node | None, str]
 Find: TypeAlias = Callable[[View], Iterator[Hit]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
     """One property that a target refuses or handles badly. Ids are stable and never reused.
 
@@ -101,18 +95,7 @@ def rule(
     def register(find: Find) -> Find:
         if name in _RULES:
             raise ValueError(f"two lint rules are called {name}")
-        _RULES[name] = Rule(
-            id=name,
-            severity=severity,
-            title=title,
-            cure=cure,
-            source=source,
-            targets=tuple(targets),
-            find=find,
-            since=since,
-            until=until,
-            unknown=unknown,
-        )
+        _RULES[name] = Rule(name, severity, title, cure, source, tuple(targets), find, since, until, unknown)
         return find
 
     return register
@@ -129,10 +112,22 @@ def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
 
 def formats_newer_than_opset(view: View) -> Iterator[Hit]:
     """A stored type that ONNX's operators do not have in the model's opset; ONNX's checker does not check this."""
-    for node in view.heads:
+    for node, numbers in view.heads:
         if node.name in view.too_new:
-            name, since = view.too_new[node.name]
-            yield Hit(node.name, f"is {name}, and the opset is {view.model.opset}, not {since}")
+            since = view.too_new[node.name]
+            yield node, f"is {type_name(numbers.elem_type)}, and the opset is {view.model.opset}, not {since}"
+
+
+def unequal_scales(view: View, moves: Callable[[Node], bool]) -> Iterator[Hit]:
+    """Each node that moves values between a DQ and a Q of different scales or zero points."""
+    for node in view.operators:
+        before = view.dequantizer(node.inputs[0]) if node.inputs and moves(node) else None
+        if before is None:
+            continue
+        after = [q for output in node.outputs for q in view.quantizers(output)]
+        other = next((q for q in after if not view.numbers(before).same_scale(view.numbers(q))), None)
+        if other is not None:
+            yield node, f"is between '{before.name}' and '{other.name}'"
 
 
 _ORDER = ("refused", "slow", "note")
@@ -173,12 +168,12 @@ def _findings(view: View) -> Iterator[Finding]:
         if not any(map(rule.holds_for, view.versions or (None,))):
             continue
         scope = rule.scope(view.versions)
-        for hit in rule.find(view):
+        for node, problem in rule.find(view):
             yield Finding(
                 id=rule.id,
                 severity=rule.severity,
-                node=hit.node,
-                message=hit.detail,
+                node="" if node is None else node.name,
+                message=problem,
                 title=f"{rule.title} ({scope})" if scope else rule.title,
                 cure=rule.cure,
                 source=rule.source,

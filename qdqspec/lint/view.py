@@ -38,6 +38,7 @@ _SINCE_OPSET: dict[int, int] = {
     **dict.fromkeys((TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4), 21),
     TensorProto.FLOAT4E2M1: 23,
 }
+_LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 LAYOUT = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -51,6 +52,11 @@ class QdqNumbers:
     axis: int
     block: int
     dynamic: bool = False  # whether the scales of blocks are computed at run time and multiplied by ``scale``
+
+    @property
+    def channel_scales(self) -> int:
+        """The number of scales, one a channel; 0 for a single scale, blocks, and scales computed at run time."""
+        return 0 if self.scale is None or self.block or self.scale.size < 2 else self.scale.size
 
     def same_scale(self, other: QdqNumbers) -> bool:
         """Whether two pairs represent the same real numbers."""
@@ -89,30 +95,32 @@ class View:
         self._numbers: dict[str, QdqNumbers] = {}
 
     @cached_property
-    def pairs(self) -> tuple[Node, ...]:
-        """Each Q and DQ of the main graph, except those that make the scale of another one."""
+    def pairs(self) -> tuple[tuple[Node, QdqNumbers], ...]:
+        """Each Q and DQ of the main graph with its numbers, except those that make the scale of another one."""
         return tuple(
-            node
+            (node, self.numbers(node))
             for node in self.model.nodes
             if node.op_type in QDQ_OPS and is_qdq(node) and not makes_scale(self.model, node.outputs[0])
         )
 
     @cached_property
-    def plain_pairs(self) -> tuple[Node, ...]:
+    def plain_pairs(self) -> tuple[tuple[Node, QdqNumbers], ...]:
         """The `pairs` without operators of domain ``trt``, which have other inputs, and scales of other types."""
-        return tuple(node for node in self.pairs if node.domain != DOMAIN)
+        return tuple(pair for pair in self.pairs if pair[0].domain != DOMAIN)
 
     @cached_property
-    def dequantizers(self) -> tuple[Node, ...]:
+    def dequantizers(self) -> tuple[tuple[Node, QdqNumbers], ...]:
         """The DQ among `pairs`."""
-        return tuple(node for node in self.pairs if is_op(node, "DequantizeLinear"))
+        return tuple(pair for pair in self.pairs if is_op(pair[0], "DequantizeLinear"))
 
     @cached_property
-    def heads(self) -> tuple[Node, ...]:
+    def heads(self) -> tuple[tuple[Node, QdqNumbers], ...]:
         """One node per pair, for findings on its numbers: the Q, or the DQ of a stored weight."""
-        made = {q.outputs[0] for q in self.pairs if is_op(q, "QuantizeLinear")}
+        made = {node.outputs[0] for node, _ in self.pairs if is_op(node, "QuantizeLinear")}
         return tuple(
-            node for node in self.pairs if is_op(node, "QuantizeLinear") or node.inputs[0] not in made
+            (node, numbers)
+            for node, numbers in self.pairs
+            if is_op(node, "QuantizeLinear") or node.inputs[0] not in made
         )
 
     @cached_property
@@ -129,15 +137,10 @@ class View:
         return (node for node in self.operators if node.op_type in op_types)
 
     @cached_property
-    def too_new(self) -> dict[str, tuple[str, int]]:
-        """Q and DQ of ONNX's own whose stored type needs a later opset than the model's: the type, that opset."""
-        found = {}
-        for node in self.plain_pairs:
-            elem_type = self.numbers(node).elem_type
-            since = _SINCE_OPSET.get(elem_type or 0, 0)
-            if is_default(node) and since > self.model.opset:
-                found[node.name] = type_name(elem_type), since
-        return found
+    def too_new(self) -> dict[str, int]:
+        """Q and DQ of ONNX's own whose stored type needs a later opset than the model's: that opset."""
+        needed = {n.name: _SINCE_OPSET.get(p.elem_type or 0, 0) for n, p in self.plain_pairs if is_default(n)}
+        return {name: since for name, since in needed.items() if since > self.model.opset}
 
     def numbers(self, node: Node) -> QdqNumbers:
         """The numbers of a Q or DQ."""
@@ -226,11 +229,17 @@ class View:
 
     def weight_dequantizer(self, node: Node) -> Node | None:
         """The DQ of a linear operator's weight; ``None`` if the weight is float or computed."""
-        index = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 1}.get(node.op_type)
-        if index is None or index >= len(node.inputs):
+        if node.op_type not in _LINEAR or len(node.inputs) < 2:
             return None
-        found = self.dequantizer(node.inputs[index])
+        found = self.dequantizer(node.inputs[1])
         return found if found is not None and self.stored_weight(found) is not None else None
+
+    def quantized_weights(self, *op_types: str) -> Iterator[tuple[Node, Node]]:
+        """Each linear operator of these types, or of all, whose weight is behind a DQ, and that DQ."""
+        for node in self.of(*op_types or _LINEAR):
+            dequantizer = self.weight_dequantizer(node)
+            if dequantizer is not None:
+                yield node, dequantizer
 
     def inputs(self, node: Node) -> dict[int, Node | None]:
         """The data inputs of a node, each with the DQ that makes it; a constant weight without one counts."""

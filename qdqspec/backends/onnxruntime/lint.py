@@ -7,7 +7,7 @@ verified against the installed version in ``tests/unit/lint/test_onnxruntime.py`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,7 @@ from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_AXES, LABELS, MOV
 from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import Node
 from qdqspec.lint import rules
-from qdqspec.lint.rules import Hit, formats_newer_than_opset
+from qdqspec.lint.rules import Hit, formats_newer_than_opset, unequal_scales
 from qdqspec.lint.view import View, type_name
 from qdqspec.quantize.formats import BLOCK_SIZES
 
@@ -29,6 +29,7 @@ _LEAVES_MISFITS = "1.32"  # from this version on, pairs that integer kernels do 
 _SCALAR_ONLY = frozenset({"Add", "AveragePool", "Mul"})
 _LARGEST_OF_SEVEN_BITS = 64
 _NO_KERNEL = frozenset({TensorProto.FLOAT4E2M1, TensorProto.INT2, TensorProto.UINT2})
+_BLOCKED = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.INT8})
 _FP8 = frozenset(
     {TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ}
 )
@@ -57,9 +58,7 @@ def bias_scales(view: View) -> Iterator[Hit]:
         if 0 in (one.size, other.size, found.size):
             continue  # nothing to compare
         if len({one.size, other.size, found.size} - {1}) > 1:
-            yield Hit(
-                node.name, f"has {found.size} scales of a bias for {one.size} and {other.size} of the others"
-            )
+            yield node, f"has {found.size} scales of a bias for {one.size} and {other.size} of the others"
             continue
         wanted = (one.reshape(-1) * other.reshape(-1)).reshape(-1)
         if not np.allclose(found.reshape(-1), wanted, rtol=1e-3, atol=0):
@@ -67,7 +66,7 @@ def bias_scales(view: View) -> Iterator[Hit]:
             times = (
                 f"{found.max() / least:.3g} times that scale" if least else "a scale where the product is 0"
             )
-            yield Hit(node.name, f"has a bias with {times}")
+            yield node, f"has a bias with {times}"
 
 
 @rule(
@@ -82,28 +81,16 @@ def matmul_channels(view: View) -> Iterator[Hit]:
 
     From 1.32 on, a MatMul whose result is quantized runs in float instead (ORT014).
     """
-    for node, hit in _odd_channels(view):
-        if not (_leaves_misfits(view) and view.only_quantized(node.outputs[0])):
-            yield hit
+    leaves = not view.versions or view.versions[0] >= Version(_LEAVES_MISFITS)
+    return _odd_channels(view, lambda node: not (leaves and view.only_quantized(node.outputs[0])))
 
 
-def _odd_channels(view: View) -> Iterator[tuple[Node, Hit]]:
-    for node in view.of("MatMul"):
-        dequantizer = view.weight_dequantizer(node)
-        if dequantizer is None or view.dequantizer(node.inputs[0]) is None:
-            continue
-        numbers = view.numbers(dequantizer)
-        rank = len(view.model.constants[view.stored_weight(dequantizer) or ""].dims)
-        several = numbers.scale is not None and numbers.scale.size > 1 and not numbers.block
-        if several and (rank != 2 or numbers.axis % rank != 1):
-            yield (
-                node,
-                Hit(node.name, f"has a weight of {rank} dimensions with scales along axis {numbers.axis}"),
-            )
-
-
-def _leaves_misfits(view: View) -> bool:
-    return not view.versions or view.versions[0] >= Version(_LEAVES_MISFITS)
+def _odd_channels(view: View, applies: Callable[[Node], bool]) -> Iterator[Hit]:
+    for node, dequantizer in view.quantized_weights("MatMul"):
+        numbers, rank = view.numbers(dequantizer), len(view.weight_dims(node))
+        odd = numbers.channel_scales and (rank != 2 or numbers.axis % rank != 1)
+        if odd and view.dequantizer(node.inputs[0]) is not None and applies(node):
+            yield node, f"has a weight of {rank} dimensions with scales along axis {numbers.axis}"
 
 
 @rule(
@@ -125,7 +112,7 @@ def scalars(view: View) -> Iterator[Hit]:
             pair.name for pair in around if (s := view.numbers(pair).scale) is not None and s.shape == (1,)
         ]
         if all(made) and flat:
-            yield Hit(node.name, f"reads or feeds '{flat[0]}'")
+            yield node, f"reads or feeds '{flat[0]}'"
 
 
 @rule(
@@ -137,13 +124,12 @@ def scalars(view: View) -> Iterator[Hit]:
 )
 def no_kernel(view: View) -> Iterator[Hit]:
     """2-bit and 4-bit floats, scales that are powers of two (E8M0), and bfloat16 around a pair."""
-    for node in view.plain_pairs:
-        stored = view.numbers(node).elem_type
+    for node, numbers in view.plain_pairs:
         scale = view.model.elem_type(node.inputs[1])
-        if stored in _NO_KERNEL:
-            yield Hit(node.name, f"holds {type_name(stored)}")
+        if numbers.elem_type in _NO_KERNEL:
+            yield node, f"holds {type_name(numbers.elem_type)}"
         elif scale in (TensorProto.FLOAT8E8M0, TensorProto.BFLOAT16):
-            yield Hit(node.name, f"has a scale of {type_name(scale)}")
+            yield node, f"has a scale of {type_name(scale)}"
 
 
 @rule(
@@ -167,7 +153,7 @@ def eight_bit_floats(view: View) -> Iterator[Hit]:
             or node.op_type in _MOVED_ALONE
             or (offered and view.quantizers(node.outputs[0]))
         ):
-            yield Hit(node.name, f"is a {node.op_type}")
+            yield node, f"is a {node.op_type}"
 
 
 _MOVED_ALONE = frozenset({"MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
@@ -186,9 +172,7 @@ def misfits(view: View) -> Iterator[Hit]:
     """Pairs that earlier versions fuse into an integer kernel that does not support them."""
     yield from scalars(view)
     yield from eight_bit_floats(view)
-    for node, hit in _odd_channels(view):
-        if view.only_quantized(node.outputs[0]):
-            yield hit
+    yield from _odd_channels(view, lambda node: view.only_quantized(node.outputs[0]))
 
 
 @rule(
@@ -204,7 +188,7 @@ def operators_of_tensorrt(view: View) -> Iterator[Hit]:
     defined = {(function.domain, function.name) for function in view.model.proto.functions}
     for node in view.model.nodes:
         if node.domain == "trt" and (node.domain, node.op_type) not in defined:
-            yield Hit(node.name, f"is a {node.op_type}")
+            yield node, f"is a {node.op_type}"
 
 
 rule(
@@ -226,10 +210,10 @@ rule(
 )
 def signed_activations(view: View) -> Iterator[Hit]:
     """Each activation that is quantized to int8."""
-    for node in view.pairs:
+    for node, numbers in view.pairs:
         quantizes = node.op_type == "QuantizeLinear" and node.inputs[0] not in view.model.constants
-        if quantizes and view.numbers(node).elem_type == TensorProto.INT8:
-            yield Hit(node.name, f"quantizes '{node.inputs[0]}'")
+        if quantizes and numbers.elem_type == TensorProto.INT8:
+            yield node, f"quantizes '{node.inputs[0]}'"
 
 
 @rule(
@@ -241,9 +225,9 @@ def signed_activations(view: View) -> Iterator[Hit]:
 )
 def sixteen_bits(view: View) -> Iterator[Hit]:
     """int16 and uint16."""
-    for node in view.dequantizers:
-        if view.numbers(node).elem_type in (TensorProto.INT16, TensorProto.UINT16):
-            yield Hit(node.name, f"holds {type_name(view.numbers(node).elem_type)}")
+    for node, numbers in view.dequantizers:
+        if numbers.elem_type in (TensorProto.INT16, TensorProto.UINT16):
+            yield node, f"holds {type_name(numbers.elem_type)}"
 
 
 @rule(
@@ -255,28 +239,16 @@ def sixteen_bits(view: View) -> Iterator[Hit]:
 )
 def unfused_blocks(view: View) -> Iterator[Hit]:
     """A weight in blocks, except 4-bit and int8 ones of a MatMul or of a Gemm that is not transposed."""
-    for dequantizer in view.dequantizers:
-        numbers = view.numbers(dequantizer)
+    for dequantizer, numbers in view.dequantizers:
         if not numbers.block or view.stored_weight(dequantizer) is None:
             continue
-        readers = view.readers(dequantizer.outputs[0])
-        if not all(_takes_blocks(node, numbers.axis) for node in readers) or not _known_block(
-            view, dequantizer
+        known = numbers.block in BLOCK_SIZES and numbers.elem_type in _BLOCKED
+        if not known or not all(
+            numbers.axis in BLOCKED_AXES.get(node.op_type, ()) and not node.attributes.get("transB", 0)
+            for node in view.readers(dequantizer.outputs[0])
         ):
-            yield Hit(
-                dequantizer.name,
-                f"holds blocks of {numbers.block} {type_name(numbers.elem_type)} along axis {numbers.axis}",
-            )
-
-
-def _takes_blocks(node: Node, axis: int) -> bool:
-    return axis in BLOCKED_AXES.get(node.op_type, ()) and not node.attributes.get("transB", 0)
-
-
-def _known_block(view: View, dequantizer: Node) -> bool:
-    numbers = view.numbers(dequantizer)
-    stored = numbers.elem_type in (TensorProto.INT4, TensorProto.UINT4, TensorProto.INT8)
-    return stored and numbers.block in BLOCK_SIZES
+            held = f"{numbers.block} {type_name(numbers.elem_type)}"
+            yield dequantizer, f"holds blocks of {held} along axis {numbers.axis}"
 
 
 @rule(
@@ -288,23 +260,18 @@ def _known_block(view: View, dequantizer: Node) -> bool:
 )
 def saturation(view: View) -> Iterator[Hit]:
     """int8 weights above 7 bits with unsigned data. Reported once."""
-    wide = []
+    wide = 0
     model = with_pairs(view.model)
     pairs = view if model is view.model else View(model, view.target, view.capability)
-    for node in pairs.operators:
-        weight, data = (
-            pairs.weight_dequantizer(node),
-            pairs.dequantizer(node.inputs[0]) if node.inputs else None,
-        )
-        if weight is None or data is None or pairs.numbers(data).elem_type != TensorProto.UINT8:
+    for node, weight in pairs.quantized_weights():
+        data, stored = pairs.dequantizer(node.inputs[0]), model.constants.get(weight.inputs[0])
+        if data is None or pairs.numbers(data).elem_type != TensorProto.UINT8:
             continue
-        stored = model.constants.get(weight.inputs[0])
-        if stored is None or stored.data_type != TensorProto.INT8:
-            continue
-        if np.abs(model.array(weight.inputs[0]).astype(np.int16)).max(initial=0) > _LARGEST_OF_SEVEN_BITS:
-            wide.append(node.name)
+        if stored is not None and stored.data_type == TensorProto.INT8:
+            largest = np.abs(model.array(weight.inputs[0]).astype(np.int16)).max(initial=0)
+            wide += largest > _LARGEST_OF_SEVEN_BITS
     if wide:
-        yield Hit("", f"{len(wide)} operators multiply uint8 data by int8 weights of 8 bits")
+        yield None, f"{wide} operators multiply uint8 data by int8 weights of 8 bits"
 
 
 @rule(
@@ -321,7 +288,7 @@ def unfused_products(view: View) -> Iterator[Hit]:
         cast = _sole_reader(view, node, "Cast")
         scaled = None if cast is None else _sole_reader(view, cast, "Mul")
         if cast is None or scaled is None:
-            yield Hit(node.name, "is not followed by a Cast and a Mul alone")
+            yield node, "is not followed by a Cast and a Mul alone"
             continue
         scales = next((name for name in scaled.inputs if name != cast.outputs[0]), "")
         maker = view.model.producer.get(scales)
@@ -329,7 +296,7 @@ def unfused_products(view: View) -> Iterator[Hit]:
     for nodes in ends.values():
         if len(nodes) > 1:
             names = ", ".join(f"'{node.name}'" for node in nodes[1:3])
-            yield Hit(nodes[0].name, f"shares its product of scales with {len(nodes) - 1} more: {names}")
+            yield nodes[0], f"shares its product of scales with {len(nodes) - 1} more: {names}"
 
 
 def _sole_reader(view: View, node: Node, op_type: str) -> Node | None:
@@ -361,12 +328,10 @@ _LOWEST: dict[int | None, int] = {
 )
 def float_convolutions(view: View) -> Iterator[Hit]:
     """A Conv with both inputs dequantized, whose result has a float reader."""
-    for node in view.operators:
-        made = view.inputs(node) if node.op_type == "Conv" else {}
-        if len(made) == 2 and all(made.values()):
-            why = _float_reader(view, node)
-            if why:
-                yield Hit(node.name, why)
+    for node in view.of("Conv"):
+        made = view.inputs(node)
+        if len(made) == 2 and all(made.values()) and (why := _float_reader(view, node)):
+            yield node, why
 
 
 @rule(
@@ -382,12 +347,12 @@ def float_results(view: View) -> Iterator[Hit]:
         offered = LABELS.get(node.op_type, ())
         if node.op_type == "Conv" or "in-only" in offered or not offered or not _reads_integers(view, node):
             continue
-        own = any(
-            len(view.readers(dq.outputs[0])) == 1 for dq in view.inputs(node).values() if dq is not None
-        )
-        why = _float_reader(view, node)
-        if own and why and not _dequantizes_for_free(view, node):
-            yield Hit(node.name, why)
+        made = view.inputs(node).values()
+        own = any(len(view.readers(dq.outputs[0])) == 1 for dq in made if dq is not None)
+        # A DQ before an operator that moves values is moved behind it at no cost.
+        free = node.op_type in MOVING and not view.quantizers(node.outputs[0])
+        if own and not free and (why := _float_reader(view, node)):
+            yield node, why
 
 
 @rule(
@@ -405,7 +370,7 @@ def no_integer_kernel(view: View) -> Iterator[Hit]:
         if fits or node.op_type in ABSORBED or not made:
             continue
         if any(view.quantizers(output) for output in node.outputs):
-            yield Hit(node.name, f"is a {node.op_type}")
+            yield node, f"is a {node.op_type}"
 
 
 @rule(
@@ -417,14 +382,12 @@ def no_integer_kernel(view: View) -> Iterator[Hit]:
 )
 def unfused_weights(view: View) -> Iterator[Hit]:
     """A stored weight without an integer kernel: of an unsupported operator, or with float data."""
-    for dequantizer in view.dequantizers:
-        numbers = view.numbers(dequantizer)
+    for dequantizer, numbers in view.dequantizers:
         if view.stored_weight(dequantizer) is None or numbers.block or numbers.elem_type == TensorProto.INT32:
             continue
         for node in view.readers(dequantizer.outputs[0]):
-            why = _cannot_take_weight(view, node)
-            if why:
-                yield Hit(dequantizer.name, f"'{node.name}' {why}")
+            if why := _cannot_take_weight(view, node):
+                yield dequantizer, f"'{node.name}' {why}"
                 break
 
 
@@ -437,13 +400,14 @@ def unfused_weights(view: View) -> Iterator[Hit]:
 )
 def float_biases(view: View) -> Iterator[Hit]:
     """A quantized Gemm with a float bias, or MatMul whose only reader adds a flat float constant; a float result."""
-    for node in view.operators:
+    for node in view.of("Gemm", "MatMul"):
         owner = node if node.op_type == "Gemm" else _adder(view, node)
-        if node.op_type not in ("Gemm", "MatMul") or owner is None or not _reads_integers(view, node):
+        if owner is None or not _reads_integers(view, node):
             continue
-        constants = [t for t in owner.inputs if t in view.model.constants and _is_flat(view, t)]
+        held = view.model.constants
+        constants = [t for t in owner.inputs if t in held and len(held[t].dims) == 1]
         if constants and _float_reader(view, owner):
-            yield Hit(node.name, f"adds '{constants[0]}'")
+            yield node, f"adds '{constants[0]}'"
 
 
 @rule(
@@ -455,13 +419,13 @@ def float_biases(view: View) -> Iterator[Hit]:
 )
 def mixed_operands(view: View) -> Iterator[Hit]:
     """Add, Mul, Concat or Where with a quantized result and some data inputs in float."""
-    for node in view.operators:
-        made = view.inputs(node) if node.op_type in ("Add", "Concat", "Mul", "Where") else {}
+    for node in view.of("Add", "Concat", "Mul", "Where"):
+        made = view.inputs(node)
         floats = [index for index, dq in made.items() if dq is None]
         if floats and len(floats) < len(made) and view.quantizers(node.outputs[0]):
             tensor = node.inputs[floats[0]]
             kind = "constant" if tensor in view.model.constants else "tensor"
-            yield Hit(node.name, f"reads float {kind} '{tensor}'")
+            yield node, f"reads float {kind} '{tensor}'"
 
 
 @rule(
@@ -473,15 +437,7 @@ def mixed_operands(view: View) -> Iterator[Hit]:
 )
 def moved_scales(view: View) -> Iterator[Hit]:
     """MaxPool, Transpose and similar between a DQ and a Q with different numbers."""
-    for node in view.operators:
-        moves = node.op_type in MOVING and not _mixes_values(node)
-        before = view.dequantizer(node.inputs[0]) if moves else None
-        if before is None:
-            continue
-        for after in view.quantizers(node.outputs[0]):
-            if not view.numbers(before).same_scale(view.numbers(after)):
-                yield Hit(node.name, f"is between '{before.name}' and '{after.name}'")
-                break
+    return unequal_scales(view, lambda node: node.op_type in MOVING and not _mixes_values(node))
 
 
 @rule(
@@ -493,13 +449,9 @@ def moved_scales(view: View) -> Iterator[Hit]:
 )
 def old_max_pool(view: View) -> Iterator[Hit]:
     """A MaxPool between pairs in a model of an older opset, whose MaxPool does not support 8-bit integers."""
-    for node in view.operators if view.model.opset < _MAX_POOL_SINCE else ():
-        if (
-            node.op_type == "MaxPool"
-            and view.dequantizer(node.inputs[0])
-            and view.quantizers(node.outputs[0])
-        ):
-            yield Hit(node.name, f"is of opset {view.model.opset}")
+    for node in view.of("MaxPool") if view.model.opset < _MAX_POOL_SINCE else ():
+        if view.dequantizer(node.inputs[0]) and view.quantizers(node.outputs[0]):
+            yield node, f"is of opset {view.model.opset}"
 
 
 @rule(
@@ -511,10 +463,10 @@ def old_max_pool(view: View) -> Iterator[Hit]:
 )
 def staying_relu(view: View) -> Iterator[Hit]:
     """A Relu that reads a dequantized tensor and is followed by a Q with a zero point above the lowest value."""
-    for node in view.operators:
-        behind = view.quantizers(node.outputs[0]) if node.op_type == "Relu" else ()
+    for node in view.of("Relu"):
+        behind = view.quantizers(node.outputs[0])
         if behind and view.dequantizer(node.inputs[0]) and not _folds_into_quantizer(view, node, behind[0]):
-            yield Hit(node.name, f"is before '{behind[0].name}'")
+            yield node, f"is before '{behind[0].name}'"
 
 
 def _float_reader(view: View, node: Node) -> str:
@@ -560,11 +512,6 @@ def _mixes_values(node: Node) -> bool:
     return node.op_type == "Resize" and node.attributes.get("mode", b"nearest") != b"nearest"
 
 
-def _dequantizes_for_free(view: View, node: Node) -> bool:
-    """Whether ONNX Runtime moves a DQ before an operator that moves values to after it at no cost."""
-    return node.op_type in MOVING and not view.quantizers(node.outputs[0])
-
-
 def _cannot_take_weight(view: View, node: Node) -> str:
     if node.op_type not in LABELS:
         return f"is a {node.op_type}"
@@ -578,7 +525,3 @@ def _cannot_take_weight(view: View, node: Node) -> str:
 def _adder(view: View, node: Node) -> Node | None:
     readers = view.readers(node.outputs[0]) if node.outputs else ()
     return readers[0] if len(readers) == 1 and readers[0].op_type == "Add" else None
-
-
-def _is_flat(view: View, tensor: str) -> bool:
-    return len(view.model.constants[tensor].dims) == 1

@@ -50,7 +50,7 @@ def quantized_constants(view: View) -> Iterator[Hit]:
             and shape is not None
             and not _is_per_channel(view, node, index, dims, shape)
         ):
-            yield Hit(node.name, f"reads '{node.inputs[index]}', a constant of shape {list(dims)}")
+            yield node, f"reads '{node.inputs[index]}', a constant of shape {list(dims)}"
 
 
 def _constant_of(view: View, dequantizer: Node) -> str | None:
@@ -79,15 +79,14 @@ def _is_per_channel(
 )
 def odd_weights(view: View) -> Iterator[Hit]:
     """A Conv of quantized data whose weight has another type or a zero point."""
-    for node in view.of("Conv"):
-        weight = view.weight_dequantizer(node)
-        if weight is None or view.dequantizer(node.inputs[0]) is None:
+    for node, weight in view.quantized_weights("Conv"):
+        if view.dequantizer(node.inputs[0]) is None:
             continue
         numbers = view.numbers(weight)
         if numbers.elem_type != TensorProto.INT8:
-            yield Hit(node.name, f"has a weight of {type_name(numbers.elem_type)}")
+            yield node, f"has a weight of {type_name(numbers.elem_type)}"
         elif numbers.zero_point is not None and np.any(numbers.zero_point):
-            yield Hit(node.name, "has a weight with a zero point")
+            yield node, "has a weight with a zero point"
 
 
 @rule(
@@ -99,10 +98,9 @@ def odd_weights(view: View) -> Iterator[Hit]:
 )
 def other_types(view: View) -> Iterator[Hit]:
     """Each activation that is quantized to another type."""
-    for node in view.heads:
-        elem_type = view.numbers(node).elem_type
-        if not view.quantizes_constant(node) and elem_type not in _EIGHT_BITS:
-            yield Hit(node.name, f"quantizes '{node.inputs[0]}' to {type_name(elem_type)}")
+    for node, numbers in view.heads:
+        if not view.quantizes_constant(node) and numbers.elem_type not in _EIGHT_BITS:
+            yield node, f"quantizes '{node.inputs[0]}' to {type_name(numbers.elem_type)}"
 
 
 @rule(
@@ -114,10 +112,9 @@ def other_types(view: View) -> Iterator[Hit]:
 )
 def float_weights(view: View) -> Iterator[Hit]:
     """A Conv, Gemm or MatMul of quantized data with a float constant."""
-    for node in view.operators:
-        is_float = node.op_type in _PRODUCTS and node.inputs[1] in view.model.constants
-        if is_float and view.dequantizer(node.inputs[0]) is not None:
-            yield Hit(node.name, f"has a float weight '{node.inputs[1]}'")
+    for node in view.of(*_PRODUCTS):
+        if node.inputs[1] in view.model.constants and view.dequantizer(node.inputs[0]) is not None:
+            yield node, f"has a float weight '{node.inputs[1]}'"
 
 
 @rule(
@@ -129,12 +126,10 @@ def float_weights(view: View) -> Iterator[Hit]:
 )
 def two_activations(view: View) -> Iterator[Hit]:
     """A MatMul of two quantized activations."""
-    for node in view.operators:
-        made = (
-            [view.dequantizer(tensor) for tensor in node.inputs[:2]] if node.op_type == "MatMul" else [None]
-        )
+    for node in view.of("MatMul"):
+        made = [view.dequantizer(tensor) for tensor in node.inputs[:2]]
         if all(dq is not None and _constant_of(view, dq) is None for dq in made):
-            yield Hit(node.name, "multiplies two quantized activations")
+            yield node, "multiplies two quantized activations"
 
 
 @rule(
@@ -151,7 +146,7 @@ def one_sided_sums(view: View) -> Iterator[Hit]:
             continue
         bare = [tensor for tensor in node.inputs if view.dequantizer(tensor) is None]
         if len(bare) == 1 and view.convolution_behind(bare[0]) is not None:
-            yield Hit(node.name, f"reads '{bare[0]}' in float")
+            yield node, f"reads '{bare[0]}' in float"
 
 
 @rule(
@@ -168,7 +163,7 @@ def no_integer_kernel(view: View) -> Iterator[Hit]:
         if fits or node.op_type in ABSORBED or not node.inputs or not node.outputs:
             continue
         if view.dequantizer(node.inputs[0]) is not None and view.only_quantized(node.outputs[0]):
-            yield Hit(node.name, f"is a {node.op_type}")
+            yield node, f"is a {node.op_type}"
 
 
 def _interpolates(node: Node) -> bool:
@@ -184,6 +179,6 @@ def _interpolates(node: Node) -> bool:
 )
 def signed_activations(view: View) -> Iterator[Hit]:
     """Each activation that is quantized to int8."""
-    for node in view.heads:
-        if not view.quantizes_constant(node) and view.numbers(node).elem_type == TensorProto.INT8:
-            yield Hit(node.name, f"quantizes '{node.inputs[0]}'")
+    for node, numbers in view.heads:
+        if not view.quantizes_constant(node) and numbers.elem_type == TensorProto.INT8:
+            yield node, f"quantizes '{node.inputs[0]}'"

@@ -257,6 +257,22 @@ def test_moved_values_need_equal_scales(parsed: Callable[..., Model]) -> None:
     assert "ORT026" not in ids(parsed(IMAGE, "y", text.format(pair=two("o", "p"))))
 
 
+def test_all_outputs_of_a_split_need_the_scale_of_its_input(
+    parsed: Callable[..., Model], tmp_path: Path
+) -> None:
+    text = (
+        QX
+        + "p, r = Split<axis = 1, num_outputs = 2>(a) "
+        + two("o", "p")
+        + "{pair} c = Concat<axis = 1>(o, e) y = Neg(c)"
+    )
+    other, same = (parsed(IMAGE, "y", text.format(pair=two("e", "r", scale))) for scale in ("s2", "s"))
+    assert ("ORT026" in ids(other), "ORT026" in ids(same)) == (True, False)
+    assert kernels(other, tmp_path).count("DequantizeLinear") > kernels(same, tmp_path).count(
+        "DequantizeLinear"
+    )
+
+
 @pytest.mark.parametrize(
     ("behind", "word"),
     [

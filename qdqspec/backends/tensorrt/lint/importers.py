@@ -6,7 +6,7 @@ project.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import onnx.defs
 
@@ -14,7 +14,7 @@ from qdqspec.backends.tensorrt.lint.rule import TABLES, rule
 from qdqspec.graph.flat import MARKERS
 from qdqspec.graph.model import QDQ_OPS, Node
 from qdqspec.graph.ops import is_default
-from qdqspec.lint.rules import Hit
+from qdqspec.lint.rules import Find, Hit
 from qdqspec.lint.view import View
 
 # "N" in the tables of all three versions. Integer operators are reported by TRT011.
@@ -32,44 +32,34 @@ _CURE = "replace it before the export, cut the model there, or load a plugin of 
 _INTEGER_DOMAIN = "com.microsoft"  # its QLinear operators are reported by TRT011, its Q and DQ by TRT012
 
 
-def _of_types(view: View, op_types: Collection[str]) -> Iterator[Hit]:
-    for node in view.of(*op_types):
-        yield Hit(node.name, f"is a {node.op_type}")
+def _of_types(*op_types: str) -> Find:
+    def find(view: View) -> Iterator[Hit]:
+        """ONNX's operators of certain types."""
+        return ((node, f"is a {node.op_type}") for node in view.of(*op_types))
+
+    return find
 
 
-@rule("TRT025", "refused", "The parser has no importer for this operator", cure=_CURE, source=TABLES)
-def never_imported(view: View) -> Iterator[Hit]:
-    """An ONNX operator that no version of the parser imports."""
-    yield from _of_types(view, NEVER)
-
-
-@rule(
+rule("TRT025", "refused", "The parser has no importer for this operator", cure=_CURE, source=TABLES)(
+    _of_types(*NEVER)
+)
+rule(
     "TRT026",
     "refused",
     "The parser has no importer for Attention yet",
     cure="export the MatMul, Softmax and MatMul that it consists of, or use TensorRT 10.14",
     source=TABLES,
     until="10.14",
-)
-def attention(view: View) -> Iterator[Hit]:
-    """ONNX's Attention (opset 23)."""
-    yield from _of_types(view, {"Attention"})
-
-
-@rule(
+)(_of_types("Attention"))
+rule(
     "TRT027",
     "refused",
     "The parser has no importer for this operator of language models yet",
     cure="export the operators that it consists of, or use TensorRT 10.15",
     source=TABLES,
     until="10.15",
-)
-def language_models(view: View) -> Iterator[Hit]:
-    """RMSNormalization, RotaryEmbedding and TensorScatter."""
-    yield from _of_types(view, {"RMSNormalization", "RotaryEmbedding", "TensorScatter"})
-
-
-@rule(
+)(_of_types("RMSNormalization", "RotaryEmbedding", "TensorScatter"))
+rule(
     "TRT028",
     "refused",
     "The parser has no importer for Swish yet",
@@ -77,10 +67,7 @@ def language_models(view: View) -> Iterator[Hit]:
     source=f"{TABLES}: not in the table of 10.15, in that of 11.1",
     until="11.1",
     unknown=("10.16", "11.1"),
-)
-def swish(view: View) -> Iterator[Hit]:
-    """ONNX's Swish (opset 24)."""
-    yield from _of_types(view, {"Swish"})
+)(_of_types("Swish"))
 
 
 @rule(
@@ -95,7 +82,7 @@ def foreign_operators(view: View) -> Iterator[Hit]:
     """Operators such as FusedMatMul of com.microsoft, except TensorRT's domains and those of TRT011 and TRT012."""
     for node in _foreign(view):
         if not onnx.defs.has(node.op_type) or node.op_type in NEVER:
-            yield Hit(node.name, f"is {node.domain}.{node.op_type}")
+            yield node, f"is {node.domain}.{node.op_type}"
 
 
 @rule(
@@ -110,7 +97,7 @@ def read_as_onnx(view: View) -> Iterator[Hit]:
     """Operators of other domains that are read as ONNX's, such as Gelu of com.microsoft."""
     for node in _foreign(view):
         if onnx.defs.has(node.op_type) and node.op_type not in NEVER:
-            yield Hit(node.name, f"is {node.domain}.{node.op_type}")
+            yield node, f"is {node.domain}.{node.op_type}"
 
 
 def _foreign(view: View) -> Iterator[Node]:

@@ -53,10 +53,10 @@ _INTEGER_KERNELS = frozenset(
 )
 def zero_points(view: View) -> Iterator[Hit]:
     """Any element of a constant zero point other than 0; TRT003 reports computed ones."""
-    for node in view.heads:
-        zero_point = view.numbers(node).zero_point
+    for node, numbers in view.heads:
+        zero_point = numbers.zero_point
         if zero_point is not None and zero_point.any():
-            yield Hit(node.name, f"has zero point {zero_point.flat[abs(zero_point).argmax()]:g}")
+            yield node, f"has zero point {zero_point.flat[abs(zero_point).argmax()]:g}"
 
 
 @rule(
@@ -69,10 +69,9 @@ def zero_points(view: View) -> Iterator[Hit]:
 )
 def computed_numbers(view: View) -> Iterator[Hit]:
     """A scale or zero point that is neither a constant nor dequantized from one."""
-    for node in view.heads:
-        numbers = view.numbers(node)
+    for node, numbers in view.heads:
         if numbers.scale is None or numbers.zero_point is None:
-            yield Hit(node.name, "reads numbers that other nodes make")
+            yield node, "reads numbers that other nodes make"
 
 
 @rule(
@@ -85,9 +84,9 @@ def computed_numbers(view: View) -> Iterator[Hit]:
 )
 def computed_zero_points(view: View) -> Iterator[Hit]:
     """A zero point that is neither a constant nor dequantized from one, with any scale."""
-    for node in view.heads:
+    for node, _ in view.heads:
         if len(node.inputs) > 2 and node.inputs[2] and not is_constant(view.model, node.inputs[2:3]):
-            yield Hit(node.name, f"reads zero point '{node.inputs[2]}', which another node makes")
+            yield node, f"reads zero point '{node.inputs[2]}', which another node makes"
 
 
 @rule(
@@ -99,9 +98,9 @@ def computed_zero_points(view: View) -> Iterator[Hit]:
 )
 def integer_biases(view: View) -> Iterator[Hit]:
     """A DequantizeLinear of int32."""
-    for node in view.dequantizers:
-        if view.numbers(node).elem_type == TensorProto.INT32:
-            yield Hit(node.name, f"dequantizes int32 '{node.inputs[0]}'")
+    for node, numbers in view.dequantizers:
+        if numbers.elem_type == TensorProto.INT32:
+            yield node, f"dequantizes int32 '{node.inputs[0]}'"
 
 
 @rule(
@@ -113,10 +112,9 @@ def integer_biases(view: View) -> Iterator[Hit]:
 )
 def formats(view: View) -> Iterator[Hit]:
     """Stored numbers of another type; TRT004 reports int32, TRT006 uint8."""
-    for node in view.heads:
-        elem_type = view.numbers(node).elem_type
-        if elem_type is not None and elem_type not in _TAKEN | {TensorProto.INT32}:
-            yield Hit(node.name, f"is {type_name(elem_type)}")
+    for node, numbers in view.heads:
+        if numbers.elem_type not in (None, TensorProto.INT32, *_TAKEN):
+            yield node, f"is {type_name(numbers.elem_type)}"
 
 
 rule(
@@ -138,11 +136,10 @@ rule(
 )
 def unsigned(view: View) -> Iterator[Hit]:
     """uint8 with zero points of 0, for which the parser only warns; TRT001 reports other zero points."""
-    for node in view.heads:
-        numbers = view.numbers(node)
+    for node, numbers in view.heads:
         zero = numbers.zero_point is not None and not numbers.zero_point.any()
         if numbers.elem_type == TensorProto.UINT8 and zero:
-            yield Hit(node.name, "is uint8")
+            yield node, "is uint8"
 
 
 @rule(
@@ -159,23 +156,23 @@ def blocks(view: View) -> Iterator[Hit]:
 
     TRT060 reports dynamically quantized activations.
     """
-    for node in view.heads:
-        numbers, shape = view.numbers(node), view.model.shape(node.inputs[0])
+    for node, numbers in view.heads:
         if numbers.dynamic:
             continue
+        shape = view.model.shape(node.inputs[0])
         axis = numbers.axis % len(shape) if shape else 0
         size = shape[axis] if shape else None
         if numbers.block and numbers.elem_type not in _BLOCKS:
-            yield Hit(node.name, f"has blocks of {numbers.block} of {type_name(numbers.elem_type)}")
+            yield node, f"has blocks of {numbers.block} of {type_name(numbers.elem_type)}"
         elif numbers.block and not view.quantizes_constant(node):
-            yield Hit(node.name, f"has blocks of {numbers.block} of an activation, with constant scales")
+            yield node, f"has blocks of {numbers.block} of an activation, with constant scales"
         elif numbers.block and shape and axis < len(shape) - 2:
-            yield Hit(node.name, f"has blocks along axis {numbers.axis} of {len(shape)}")
+            yield node, f"has blocks along axis {numbers.axis} of {len(shape)}"
         elif numbers.block and size and size % numbers.block:
-            yield Hit(node.name, f"has blocks of {numbers.block} along {size} elements")
+            yield node, f"has blocks of {numbers.block} along {size} elements"
         elif numbers.elem_type in _FOUR_BITS and shape and all((size or 0) % 2 for size in shape):
             dims = " x ".join(map(str, shape))
-            yield Hit(node.name, f"has an odd number of 4-bit numbers: {dims}")
+            yield node, f"has an odd number of 4-bit numbers: {dims}"
 
 
 @rule(
@@ -187,11 +184,10 @@ def blocks(view: View) -> Iterator[Hit]:
 )
 def block_sizes(view: View) -> Iterator[Hit]:
     """Blocks of an unsupported size; TRT010 reports other formats."""
-    for node in view.heads:
-        numbers = view.numbers(node)
+    for node, numbers in view.heads:
         wanted = _BLOCKS.get(numbers.elem_type or 0, ())
         if numbers.block and wanted and numbers.block not in wanted:
-            yield Hit(node.name, f"has blocks of {numbers.block} of {type_name(numbers.elem_type)}")
+            yield node, f"has blocks of {numbers.block} of {type_name(numbers.elem_type)}"
 
 
 @rule(
@@ -207,7 +203,7 @@ def integer_operators(view: View) -> Iterator[Hit]:
         if node.op_type in _INTEGER_KERNELS or (
             node.domain == "com.microsoft" and node.op_type.startswith(("QLinear", "QGemm", "MatMulNBits"))
         ):
-            yield Hit(node.name, f"is a {node.op_type}")
+            yield node, f"is a {node.op_type}"
 
 
 @rule(
@@ -219,9 +215,9 @@ def integer_operators(view: View) -> Iterator[Hit]:
 )
 def foreign_pairs(view: View) -> Iterator[Hit]:
     """QuantizeLinear or DequantizeLinear of domain com.microsoft."""
-    for node in view.pairs:
+    for node, _ in view.pairs:
         if node.domain == "com.microsoft":
-            yield Hit(node.name, f"is {node.domain}.{node.op_type}")
+            yield node, f"is {node.domain}.{node.op_type}"
 
 
 @rule(
@@ -235,8 +231,7 @@ def foreign_pairs(view: View) -> Iterator[Hit]:
 )
 def dynamic_blocks(view: View) -> Iterator[Hit]:
     """A TRT_FP4DynamicQuantize or TRT_MXFP8DynamicQuantize of an unsupported rank or size."""
-    for node in view.heads:
-        numbers = view.numbers(node)
+    for node, numbers in view.heads:
         if not numbers.dynamic:
             continue
         fmt = number_format("nvfp4" if node.op_type == FP4_DYNAMIC else "mxfp8")
@@ -244,7 +239,7 @@ def dynamic_blocks(view: View) -> Iterator[Hit]:
         if shape is not None and len(shape) in (2, 3) and numbers.axis % len(shape) == len(shape) - 2:
             continue  # along the last but one: not written by qdqspec, and accepted
         if why := dynamic_misfit(view.model, node.inputs[0], fmt, None):
-            yield Hit(node.name, f"quantizes '{node.inputs[0]}': {why}")
+            yield node, f"quantizes '{node.inputs[0]}': {why}"
 
 
 _CASTS_BELOW = 19  # the opset below which the parser casts the scale of a Q to the type of the data
@@ -259,15 +254,15 @@ _CASTS_BELOW = 19  # the opset below which the parser casts the scale of a Q to 
 )
 def positive_scales(view: View) -> Iterator[Hit]:
     """Any element of a constant scale that is not above 0; infinities and NaN too."""
-    for node in view.heads:
-        scale = view.numbers(node).scale
+    for node, numbers in view.heads:
+        scale = numbers.scale
         if scale is None:
             continue
         count = int(scale.size - ((scale > 0) & (scale < float("inf"))).sum())
         if not scale.size:
-            yield Hit(node.name, "has an empty scale")
+            yield node, "has an empty scale"
         elif count:
-            yield Hit(node.name, f"has {count} of {scale.size} such scales")
+            yield node, f"has {count} of {scale.size} such scales"
 
 
 @rule(
@@ -279,11 +274,9 @@ def positive_scales(view: View) -> Iterator[Hit]:
 )
 def activations_per_channel(view: View) -> Iterator[Hit]:
     """More than one scale, without blocks, on a tensor that is not constant."""
-    for node in view.heads:
-        numbers = view.numbers(node)
-        several = numbers.scale is not None and numbers.scale.size > 1 and not numbers.block
-        if several and numbers.scale is not None and not view.quantizes_constant(node):
-            yield Hit(node.name, f"has {numbers.scale.size} scales on axis {numbers.axis}")
+    for node, numbers in view.heads:
+        if numbers.channel_scales and not view.quantizes_constant(node):
+            yield node, f"has {numbers.channel_scales} scales on axis {numbers.axis}"
 
 
 @rule(
@@ -295,22 +288,19 @@ def activations_per_channel(view: View) -> Iterator[Hit]:
 )
 def weight_axes(view: View) -> Iterator[Hit]:
     """Several scales, without blocks, along an axis other than the output channels, or not one per channel."""
-    for node in view.operators:
-        dequantizer = view.weight_dequantizer(node)
-        if dequantizer is None:
-            continue
+    for node, dequantizer in view.quantized_weights():
         numbers, wanted = view.numbers(dequantizer), _output_axis(view, node, dequantizer)
         dims = view.weight_dims(node)
-        if numbers.scale is None or numbers.scale.size < 2 or numbers.block or wanted is None or not dims:
+        if not numbers.channel_scales or not dims:
             continue
         axis = numbers.axis % len(dims)
         if axis != wanted:
-            yield Hit(dequantizer.name, f"is quantized on axis {axis}, {node.op_type} wants {wanted}")
-        elif numbers.scale.size != dims[axis]:
-            yield Hit(dequantizer.name, f"has {numbers.scale.size} scales for {dims[axis]} channels")
+            yield dequantizer, f"is quantized on axis {axis}, {node.op_type} wants {wanted}"
+        elif numbers.channel_scales != dims[axis]:
+            yield dequantizer, f"has {numbers.channel_scales} scales for {dims[axis]} channels"
 
 
-def _output_axis(view: View, node: Node, dequantizer: Node) -> int | None:
+def _output_axis(view: View, node: Node, dequantizer: Node) -> int:
     rank = len(view.model.constants[view.stored_weight(dequantizer) or ""].dims)
     if node.op_type == "Gemm":
         return 0 if node.attributes.get("transB", 0) else 1
@@ -328,7 +318,7 @@ def _output_axis(view: View, node: Node, dequantizer: Node) -> int | None:
 def scale_types(view: View) -> Iterator[Hit]:
     """A Q of one float type with a scale of another; ONNX allows it from opset 23, the parser casts it below 19."""
     for node, data, scale in _mismatched(view):
-        yield Hit(node.name, f"quantizes {type_name(data)} by a scale of {type_name(scale)}")
+        yield node, f"quantizes {type_name(data)} by a scale of {type_name(scale)}"
 
 
 @rule(
@@ -343,12 +333,12 @@ def half_scales(view: View) -> Iterator[Hit]:
     """A Q of one float type with a float16 or bfloat16 scale of another."""
     for node, data, scale in _mismatched(view):
         if scale != TensorProto.FLOAT:
-            yield Hit(node.name, f"quantizes {type_name(data)} by a scale of {type_name(scale)}")
+            yield node, f"quantizes {type_name(data)} by a scale of {type_name(scale)}"
 
 
 def _mismatched(view: View) -> Iterator[tuple[Node, int, int]]:
     """Each Q whose data and scale have different float types, which the parser does not cast."""
-    for node in view.plain_pairs:
+    for node, _ in view.plain_pairs:
         if node.op_type != "QuantizeLinear" or view.model.opset < _CASTS_BELOW:
             continue
         data, scale = view.model.elem_type(node.inputs[0]), view.model.elem_type(node.inputs[1])
@@ -367,10 +357,10 @@ def _mismatched(view: View) -> Iterator[tuple[Node, int, int]]:
 )
 def dequantized_types(view: View) -> Iterator[Hit]:
     """A DQ whose output has another float type than its scale; ONNX allows it from opset 23 on."""
-    for node in view.plain_pairs:
+    for node, _ in view.plain_pairs:
         given, scale = view.model.elem_type(node.outputs[0]), view.model.elem_type(node.inputs[1])
         if node.op_type == "DequantizeLinear" and given in FLOATS and scale in FLOATS and given != scale:
-            yield Hit(node.name, f"gives {type_name(given)} by a scale of {type_name(scale)}")
+            yield node, f"gives {type_name(given)} by a scale of {type_name(scale)}"
 
 
 @rule(
@@ -382,10 +372,10 @@ def dequantized_types(view: View) -> Iterator[Hit]:
 )
 def sizes_of_zero_points(view: View) -> Iterator[Hit]:
     """Constant zero points with another number of elements; a scalar and a single element are equivalent."""
-    for node in view.pairs:
-        scale, zero_point = view.numbers(node).scale, view.numbers(node).zero_point
+    for node, numbers in view.pairs:
+        scale, zero_point = numbers.scale, numbers.zero_point
         if scale is not None and zero_point is not None and scale.size != zero_point.size:
-            yield Hit(node.name, f"has {scale.size} scales and {zero_point.size} zero points")
+            yield node, f"has {scale.size} scales and {zero_point.size} zero points"
 
 
 @rule(
@@ -399,11 +389,9 @@ def sizes_of_zero_points(view: View) -> Iterator[Hit]:
 )
 def unnamed_axes(view: View) -> Iterator[Hit]:
     """One scale per channel on a node without the attribute; square weights are built with wrong scales."""
-    for node in view.pairs:
-        numbers = view.numbers(node)
-        several = numbers.scale is not None and numbers.scale.size > 1 and not numbers.block
-        if several and "axis" not in node.attributes:
-            yield Hit(node.name, f"has {0 if numbers.scale is None else numbers.scale.size} scales")
+    for node, numbers in view.pairs:
+        if numbers.channel_scales and "axis" not in node.attributes:
+            yield node, f"has {numbers.channel_scales} scales"
 
 
 @rule(
@@ -416,7 +404,7 @@ def unnamed_axes(view: View) -> Iterator[Hit]:
 )
 def types_of_scales(view: View) -> Iterator[Hit]:
     """Scales in ONNX's power-of-two type (E8M0, opset 24) or any other type, if it is known."""
-    for node in view.plain_pairs:
+    for node, _ in view.plain_pairs:
         scale = view.model.elem_type(node.inputs[1])
         if scale not in (None, TensorProto.UNDEFINED) and scale not in FLOATS:
-            yield Hit(node.name, f"has a scale of {type_name(scale)}")
+            yield node, f"has a scale of {type_name(scale)}"

@@ -6,7 +6,7 @@ public logs, none was measured by this project.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from onnx import TensorProto
 
@@ -14,7 +14,7 @@ from qdqspec.backends.tensorrt.lint.rule import FUSIONS, GUIDE, ISSUE, MODEL_OPT
 from qdqspec.backends.tensorrt.ops import ABSORBED, POOLING, WEIGHTED
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import NEVER, copies_values, data_inputs, is_float, is_nearest
-from qdqspec.lint.rules import Hit
+from qdqspec.lint.rules import Hit, unequal_scales
 from qdqspec.lint.view import LAYOUT, View
 
 # They always run in float; TRT044 reports them.
@@ -37,7 +37,7 @@ def half_quantized(view: View) -> Iterator[Hit]:
         blocked = any(dq is not None and view.numbers(dq).block for dq in made.values())
         if len(made) == 2 and None in made.values() and any(made.values()) and not blocked:
             missing = next(index for index, dq in made.items() if dq is None)
-            yield Hit(node.name, f"reads '{node.inputs[missing]}' in float")
+            yield node, f"reads '{node.inputs[missing]}' in float"
 
 
 @rule(
@@ -53,9 +53,9 @@ def concat_scales(view: View) -> Iterator[Hit]:
         made = [view.dequantizer(tensor) for tensor in node.inputs]
         known = [dq for dq in made if dq is not None]
         if known and len(known) < len(made):
-            yield Hit(node.name, f"reads {len(known)} of {len(made)} inputs quantized")
+            yield node, f"reads {len(known)} of {len(made)} inputs quantized"
         elif known and not all(view.numbers(known[0]).same_scale(view.numbers(dq)) for dq in known):
-            yield Hit(node.name, f"reads {len(known)} inputs of different scales")
+            yield node, f"reads {len(known)} inputs of different scales"
 
 
 @rule(
@@ -67,14 +67,7 @@ def concat_scales(view: View) -> Iterator[Hit]:
 )
 def moved_scales(view: View) -> Iterator[Hit]:
     """MaxPool, Concat, nearest Resize or a copying operator between a DQ and a Q of different scales."""
-    for node in view.operators:
-        before = view.dequantizer(node.inputs[0]) if node.inputs and _moves(node) else None
-        if before is None:
-            continue
-        after = [q for output in node.outputs for q in view.quantizers(output)]
-        other = next((q for q in after if not view.numbers(before).same_scale(view.numbers(q))), None)
-        if other is not None:
-            yield Hit(node.name, f"is between '{before.name}' and '{other.name}'")
+    return unequal_scales(view, _moves)
 
 
 def _moves(node: Node) -> bool:
@@ -106,7 +99,7 @@ def float_result(view: View) -> Iterator[Hit]:
         last = view.fused(node, ABSORBED)[-1].outputs[0]
         quantized = all(view.dequantizer(tensor) or _is_fused_sum(view, node, tensor) for tensor in data)
         if own and quantized and is_float(view.model, last) and not view.quantizers(last):
-            yield Hit(node.name, f"is a {node.op_type}, not quantized behind")
+            yield node, f"is a {node.op_type}, not quantized behind"
 
 
 def _is_fused_sum(view: View, node: Node, tensor: str) -> bool:
@@ -124,11 +117,11 @@ def _is_fused_sum(view: View, node: Node, tensor: str) -> bool:
 )
 def several_scales(view: View) -> Iterator[Hit]:
     """Several Q of one tensor with different scales or zero points."""
-    for tensor in dict.fromkeys(node.inputs[0] for node in view.pairs if node.op_type == "QuantizeLinear"):
+    for tensor in dict.fromkeys(node.inputs[0] for node, _ in view.pairs if node.op_type == "QuantizeLinear"):
         quantizers = view.quantizers(tensor)
         first = view.numbers(quantizers[0])
         if not all(first.same_scale(view.numbers(other)) for other in quantizers[1:]):
-            yield Hit(quantizers[0].name, f"and {len(quantizers) - 1} more quantize '{tensor}'")
+            yield quantizers[0], f"and {len(quantizers) - 1} more quantize '{tensor}'"
 
 
 @rule(
@@ -146,7 +139,7 @@ def transpose_before_matmul(view: View) -> Iterator[Hit]:
             continue
         products = [reader.name for reader in view.readers(node.outputs[0]) if reader.op_type == "MatMul"]
         if products:
-            yield Hit(node.name, f"leads to '{products[0]}'")
+            yield node, f"leads to '{products[0]}'"
 
 
 @rule(
@@ -158,9 +151,9 @@ def transpose_before_matmul(view: View) -> Iterator[Hit]:
 )
 def float32_between(view: View) -> Iterator[Hit]:
     """A model with pairs whose DQ output float32. Reported once."""
-    floats = [n for n in view.dequantizers if view.model.elem_type(n.outputs[0]) == TensorProto.FLOAT]
+    floats = sum(view.model.elem_type(n.outputs[0]) == TensorProto.FLOAT for n, _ in view.dequantizers)
     if floats:
-        yield Hit("", f"{len(floats)} of {len(view.dequantizers)} dequantized tensors are float32")
+        yield None, f"{floats} of {len(view.dequantizers)} dequantized tensors are float32"
 
 
 @rule(
@@ -172,18 +165,16 @@ def float32_between(view: View) -> Iterator[Hit]:
 )
 def partial_attention(view: View) -> Iterator[Hit]:
     """A Softmax whose two MatMuls have some, but not all, of their four inputs quantized."""
-    for node in view.operators:
-        after = list(view.readers(node.outputs[0])) if node.op_type == "Softmax" else []
-        after = [r for reader in after for r in _through_pair(view, reader) if r.op_type == "MatMul"]
+    for node in view.of("Softmax"):
+        readers = view.readers(node.outputs[0])
+        after = [r for reader in readers for r in _through_pair(view, reader) if r.op_type == "MatMul"]
         before = _product_before(view, node.inputs[0]) if after else None
         if before is None:
             continue
         made = [view.dequantizer(tensor) for product in (before, after[0]) for tensor in product.inputs]
         if any(made) and not all(made):
             count = sum(dq is not None for dq in made)
-            yield Hit(
-                node.name, f"{count} of 4 inputs of '{before.name}' and '{after[0].name}' are quantized"
-            )
+            yield node, f"{count} of 4 inputs of '{before.name}' and '{after[0].name}' are quantized"
 
 
 def _through_pair(view: View, node: Node) -> tuple[Node, ...]:
@@ -214,14 +205,14 @@ def _product_before(view: View, tensor: str) -> Node | None:
 )
 def float_only(view: View) -> Iterator[Hit]:
     """LayerNormalization, Softmax or Gelu after a DQ with no other consumer, not of a convolution (TRT036)."""
-    for node in view.operators:
-        dequantizer = view.dequantizer(node.inputs[0]) if node.op_type in _FLOAT_ONLY else None
+    for node in view.of(*_FLOAT_ONLY):
+        dequantizer = view.dequantizer(node.inputs[0])
         if dequantizer is None or len(view.readers(dequantizer.outputs[0])) > 1:
             continue
         quantizer = view.model.producer.get(dequantizer.inputs[0])
         maker = view.maker(quantizer.inputs[0], LAYOUT) if quantizer is not None else None
         if maker is None or maker.op_type != "Conv":
-            yield Hit(node.name, f"is a {node.op_type}")
+            yield node, f"is a {node.op_type}"
 
 
 @rule(
@@ -233,14 +224,10 @@ def float_only(view: View) -> Iterator[Hit]:
 )
 def one_scale_a_weight(view: View) -> Iterator[Hit]:
     """A weight of several channels with a single scale, without blocks."""
-    for node in view.operators:
-        dequantizer = view.weight_dequantizer(node)
-        if dequantizer is None:
-            continue
-        numbers, channels = view.numbers(dequantizer), view.channels(node)
-        several = channels is not None and channels[1] > 1
-        if several and numbers.scale is not None and numbers.scale.size == 1 and not numbers.block:
-            yield Hit(node.name, f"has one scale for {channels[1] if channels else 0} channels")
+    for node, dequantizer in view.quantized_weights():
+        numbers, (_, made) = view.numbers(dequantizer), view.channels(node) or (0, 0)
+        if made > 1 and numbers.scale is not None and numbers.scale.size == 1 and not numbers.block:
+            yield node, f"has one scale for {made} channels"
 
 
 @rule(
@@ -252,10 +239,10 @@ def one_scale_a_weight(view: View) -> Iterator[Hit]:
 )
 def pairs_in_a_row(view: View) -> Iterator[Hit]:
     """A Q that reads a DQ with another scale or zero point; a second pair with equal ones is merged."""
-    for node in view.pairs:
+    for node, numbers in view.pairs:
         before = view.dequantizer(node.inputs[0]) if node.op_type == "QuantizeLinear" else None
-        if before is not None and not view.numbers(before).same_scale(view.numbers(node)):
-            yield Hit(node.name, f"quantizes the output of '{before.name}' again")
+        if before is not None and not view.numbers(before).same_scale(numbers):
+            yield node, f"quantizes the output of '{before.name}' again"
 
 
 @rule(
@@ -267,11 +254,7 @@ def pairs_in_a_row(view: View) -> Iterator[Hit]:
 )
 def float_pool(view: View) -> Iterator[Hit]:
     """A pool that reads a quantized Conv through residual Adds and fused operators, without a pair before it."""
-    for node in view.operators:
-        if node.op_type == "GlobalAveragePool":
-            maker = view.maker(node.inputs[0], ABSORBED | {"Add"})
-            if maker is not None and maker.op_type == "Conv" and view.weight_dequantizer(maker) is not None:
-                yield Hit(node.name, f"reads float from '{maker.name}'")
+    return _float_from_convolution(view, "GlobalAveragePool", ABSORBED | {"Add"})
 
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -297,7 +280,7 @@ def pair_on_the_weighted_side(view: View) -> Iterator[Hit]:
         alone = [tensor for tensor in node.inputs if len(view.readers(tensor)) == 1]
         convs = [conv.name for tensor in alone if (conv := view.convolution_behind(tensor)) is not None]
         if convs:
-            yield Hit(node.name, f"adds the result of '{convs[0]}' quantized")
+            yield node, f"adds the result of '{convs[0]}' quantized"
 
 
 @rule(
@@ -318,7 +301,7 @@ def float_skip(view: View) -> Iterator[Hit]:
         ]
         last = view.fused(node, ABSORBED)[-1]
         if any(quantized) and view.quantizers(last.outputs[0]):
-            yield Hit(node.name, "adds two float tensors and is quantized behind")
+            yield node, "adds two float tensors and is quantized behind"
 
 
 @rule(
@@ -336,7 +319,7 @@ def pair_on_the_weighted_side_only(view: View) -> Iterator[Hit]:
             if conv is None or len(view.readers(mine)) > 1:
                 continue
             if view.dequantizer(other) is None and view.convolution_behind(other) is None:
-                yield Hit(node.name, f"adds the result of '{conv.name}' quantized and '{other}' in float")
+                yield node, f"adds the result of '{conv.name}' quantized and '{other}' in float"
 
 
 def _residual_adds(view: View) -> Iterator[Node]:
@@ -355,10 +338,9 @@ def _residual_adds(view: View) -> Iterator[Node]:
 def pair_behind_pad(view: View) -> Iterator[Hit]:
     """A quantized Pad whose dequantized result is read by a convolution."""
     for node in view.of("Pad"):
-        behind = [dq for q in view.quantizers(node.outputs[0]) for dq in view.readers(q.outputs[0])]
-        convs = [r.name for dq in behind for r in view.readers(dq.outputs[0]) if r.op_type == "Conv"]
+        convs = [r.name for r in _behind_pair(view, node.outputs[0]) if r.op_type == "Conv"]
         if convs:
-            yield Hit(node.name, f"is quantized before '{convs[0]}'")
+            yield node, f"is quantized before '{convs[0]}'"
 
 
 @rule(
@@ -370,10 +352,14 @@ def pair_behind_pad(view: View) -> Iterator[Hit]:
 )
 def conv_to_layernorm(view: View) -> Iterator[Hit]:
     """A quantized Conv and a LayerNormalization with only layout operators between them, along data inputs."""
-    for node in view.of("LayerNormalization"):
-        maker = view.maker(node.inputs[0], LAYOUT)
+    return _float_from_convolution(view, "LayerNormalization", LAYOUT)
+
+
+def _float_from_convolution(view: View, op_type: str, through: Collection[str]) -> Iterator[Hit]:
+    for node in view.of(op_type):
+        maker = view.maker(node.inputs[0], through)
         if maker is not None and maker.op_type == "Conv" and view.weight_dequantizer(maker) is not None:
-            yield Hit(node.name, f"reads float from '{maker.name}'")
+            yield node, f"reads float from '{maker.name}'"
 
 
 @rule(
@@ -389,12 +375,12 @@ def pair_before_activation(view: View) -> Iterator[Hit]:
         last = view.fused(node, {"BatchNormalization"})[-1]
         behind = _behind_pair(view, last.outputs[0]) if view.only_quantized(last.outputs[0]) else []
         if behind and all(reader.op_type in _ACTIVATIONS or _is_gate(view, reader) for reader in behind):
-            yield Hit(node.name, f"is quantized before '{behind[0].name}'")
+            yield node, f"is quantized before '{behind[0].name}'"
             continue
         for gate in view.readers(last.outputs[0]):
             inside = _behind_pair(view, gate.outputs[0]) if gate.op_type == "Sigmoid" else []
             if any(r.op_type == "Mul" and last.outputs[0] in r.inputs for r in inside):
-                yield Hit(gate.name, f"is quantized before '{inside[0].name}'")
+                yield gate, f"is quantized before '{inside[0].name}'"
 
 
 def _behind_pair(view: View, tensor: str) -> list[Node]:
@@ -420,15 +406,13 @@ def _is_gate(view: View, node: Node) -> bool:
 )
 def precision_behind_convolution(view: View) -> Iterator[Hit]:
     """A Conv with a quantized weight whose only consumer is such an operator, with no Q before or after it."""
-    for node in view.of(*_CONVOLUTIONS):
-        if view.weight_dequantizer(node) is None:
-            continue
+    for node, _ in view.quantized_weights(*_CONVOLUTIONS):
         last = view.fused(node, ABSORBED)[-1]
         readers = view.readers(last.outputs[0])
         if len(readers) == 1 and readers[0].op_type in _SAME_PRECISION:
             end = view.fused(readers[0], ABSORBED)[-1]
             if not view.quantizers(end.outputs[0]):
-                yield Hit(node.name, f"leads to '{readers[0].name}', which gives float")
+                yield node, f"leads to '{readers[0].name}', which gives float"
 
 
 @rule(
@@ -440,21 +424,21 @@ def precision_behind_convolution(view: View) -> Iterator[Hit]:
 )
 def half_separable(view: View) -> Iterator[Hit]:
     """A depthwise Conv, the operators that fuse with it, a pair or none, and a Conv with kernel 1 and no groups."""
-    for node in view.operators:
-        last = view.fused(node, ABSORBED)[-1] if _is_depthwise(view, node) else None
-        if last is None:
+    for node in view.of("Conv"):
+        if not _is_depthwise(view, node):
             continue
+        last = view.fused(node, ABSORBED)[-1]
         readers = [*view.readers(last.outputs[0]), *_behind_pair(view, last.outputs[0])]
         for reader in readers:
             if reader.op_type == "Conv" and _is_pointwise(view, reader):
                 quantized = [view.weight_dequantizer(conv) is not None for conv in (node, reader)]
                 if any(quantized) and not all(quantized):
-                    yield Hit(node.name, f"leads to '{reader.name}'")
+                    yield node, f"leads to '{reader.name}'"
 
 
 def _is_depthwise(view: View, node: Node) -> bool:
     group, channels = node.attributes.get("group", 1), view.channels(node)
-    return node.op_type == "Conv" and group != 1 and channels is not None and channels[0] == 1
+    return group != 1 and channels is not None and channels[0] == 1
 
 
 def _is_pointwise(view: View, node: Node) -> bool:
@@ -478,7 +462,7 @@ def broadcasting_sum(view: View) -> Iterator[Hit]:
             continue
         one, other = (shape or () for shape in shapes)
         if None not in (*one[1:], *other[1:]) and one[1:] != other[1:]:
-            yield Hit(node.name, f"adds {list(one)} and {list(other)}")
+            yield node, f"adds {list(one)} and {list(other)}"
 
 
 @rule(
@@ -490,10 +474,10 @@ def broadcasting_sum(view: View) -> Iterator[Hit]:
 )
 def depthwise_gate(view: View) -> Iterator[Hit]:
     """A depthwise Conv with quantized weight, maybe normalized, whose result a Sigmoid, HardSwish or Swish reads."""
-    for node in view.operators:
-        if not _is_depthwise(view, node) or view.weight_dequantizer(node) is None:
+    for node, _ in view.quantized_weights("Conv"):
+        if not _is_depthwise(view, node):
             continue
         last = view.fused(node, {"BatchNormalization"})[-1]
         gates = [r for r in view.readers(last.outputs[0]) if r.op_type in ("HardSwish", "Sigmoid", "Swish")]
         if gates:
-            yield Hit(node.name, f"leads to '{gates[0].name}'")
+            yield node, f"leads to '{gates[0].name}'"

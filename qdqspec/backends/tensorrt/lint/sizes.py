@@ -6,9 +6,9 @@ this project.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from math import prod
-from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
@@ -23,9 +23,6 @@ from qdqspec.backends.tensorrt.sizes import (
 from qdqspec.graph.model import Node
 from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View
-
-if TYPE_CHECKING:
-    from qdqspec.lint.view import QdqNumbers, View
 
 _SOURCE = f"{MODEL_OPTIMIZER}, graph_utils"
 
@@ -44,15 +41,9 @@ def too_small(view: View) -> Iterator[Hit]:
     the first convolution; a grouped one if its outputs are a multiple of 8 and its kernel at least 3 wide. An fp8 one
     needs more than 16.
     """
-    for node in view.operators:
-        if node.op_type == "Conv":
-            why = _small_convolution(view, node)
-        elif node.op_type in ("Gemm", "MatMul"):
-            why = _small_product(view, node)
-        else:
-            why = ""
-        if why:
-            yield Hit(node.name, why)
+    for node in view.of("Conv", "Gemm", "MatMul"):
+        if why := (_small_convolution if node.op_type == "Conv" else _small_product)(view, node):
+            yield node, why
 
 
 def _small_convolution(view: View, node: Node) -> str:
@@ -91,10 +82,9 @@ def _small_product(view: View, node: Node) -> str:
 )
 def fp8_transposed(view: View) -> Iterator[Hit]:
     """A ConvTranspose with an fp8 weight."""
-    for node in view.operators:
-        dequantizer = view.weight_dequantizer(node) if node.op_type == "ConvTranspose" else None
-        if dequantizer is not None and view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN:
-            yield Hit(node.name, "has a weight of fp8")
+    for node, dequantizer in view.quantized_weights("ConvTranspose"):
+        if view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN:
+            yield node, "has a weight of fp8"
 
 
 @rule(
@@ -106,18 +96,16 @@ def fp8_transposed(view: View) -> Iterator[Hit]:
 )
 def large_fp8_kernels(view: View) -> Iterator[Hit]:
     """A convolution with an fp8 weight and a large kernel, by the product of the kernel's sides."""
-    for node in view.of("Conv"):
-        dequantizer = view.weight_dequantizer(node)
-        if dequantizer is None or view.numbers(dequantizer).elem_type != TensorProto.FLOAT8E4M3FN:
-            continue
+    for node, dequantizer in view.quantized_weights("Conv"):
         dims = view.weight_dims(node)
-        if too_large_for_fp8(dims):
-            yield Hit(node.name, f"has a kernel of {prod(dims[2:])} elements")
+        if view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN and too_large_for_fp8(dims):
+            yield node, f"has a kernel of {prod(dims[2:])} elements"
 
 
 _MATRIX = "NVIDIA TensorRT support matrix, hardware and precision"
 _NEWEST = (99, 0)
 _NAMES: dict[int, str] = {
+    TensorProto.FLOAT8E4M3FN: "fp8",
     TensorProto.INT8: "int8",
     TensorProto.INT4: "int4",
     TensorProto.FLOAT4E2M1: "nvfp4",
@@ -138,11 +126,8 @@ def not_on_this_gpu(view: View) -> Iterator[Hit]:
     known = formats_for(view.capability, _NEWEST)
     for fmt, count in _formats(view).items():
         if fmt not in known:
-            gpu = ".".join(map(str, view.capability))
-            yield Hit(
-                "",
-                f"{count} pairs are {fmt}; compute capability {gpu} computes in {', '.join(known) or 'float'}",
-            )
+            gpu, computes = ".".join(map(str, view.capability)), ", ".join(known) or "float"
+            yield None, f"{count} pairs are {fmt}; compute capability {gpu} computes in {computes}"
 
 
 @rule(
@@ -158,10 +143,8 @@ def needs_a_newer_gpu(view: View) -> Iterator[Hit]:
         return
     for fmt, count in _formats(view).items():
         if fmt != "int8":
-            (gpu, release) = (".".join(map(str, pair)) for pair in FORMATS[fmt])
-            yield Hit(
-                "", f"{count} pairs are {fmt}: compute capability {gpu} or above, TensorRT {release} or above"
-            )
+            gpu, release = (f"{'.'.join(map(str, pair))} or above" for pair in FORMATS[fmt])
+            yield None, f"{count} pairs are {fmt}: compute capability {gpu}, TensorRT {release}"
 
 
 @rule(
@@ -174,7 +157,7 @@ def needs_a_newer_gpu(view: View) -> Iterator[Hit]:
 def old_gpu(view: View) -> Iterator[Hit]:
     """int8 on compute capability 7.5 or below."""
     if view.capability is not None and view.capability <= (7, 5) and "int8" in _formats(view):
-        yield Hit("", "int8 on compute capability " + ".".join(map(str, view.capability)))
+        yield None, "int8 on compute capability " + ".".join(map(str, view.capability))
 
 
 @rule(
@@ -189,20 +172,15 @@ def fp8_beside_int8(view: View) -> Iterator[Hit]:
     """Pairs of both formats anywhere in the model."""
     found = _formats(view)
     if "int8" in found and "fp8" in found:
-        yield Hit("", f"{found['int8']} pairs are int8, {found['fp8']} fp8")
+        yield None, f"{found['int8']} pairs are int8, {found['fp8']} fp8"
 
 
 def _formats(view: View) -> dict[str, int]:
     """The number of DQ of each format, by the name of its kind in this module."""
-    found: dict[str, int] = {}
-    for node in view.dequantizers:
-        name = _format(view.numbers(node))
-        if name is not None:
-            found[name] = found.get(name, 0) + 1
-    return found
-
-
-def _format(numbers: QdqNumbers) -> str | None:
-    if numbers.elem_type == TensorProto.FLOAT8E4M3FN:
-        return "mxfp8" if numbers.block else "fp8"
-    return _NAMES.get(numbers.elem_type or 0)
+    names = (
+        "mxfp8"
+        if numbers.block and numbers.elem_type == TensorProto.FLOAT8E4M3FN
+        else _NAMES.get(numbers.elem_type or 0)
+        for _, numbers in view.dequantizers
+    )
+    return Counter(name for name in names if name is not None)
