@@ -15,6 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
+
+from qdqspec.backends.tensorrt.gpu_day import archive
 from qdqspec.cli import cluster, main
 from qdqspec.cli.words import IMPOSSIBLE
 from qdqspec.cluster.inventory import WorkerInfo, announce
@@ -22,13 +25,20 @@ from qdqspec.config import Settings
 
 _MODELS = Path(__file__).parents[1] / "specs" / "models"
 _FAKE = ("--backend", "fake")
+_BRANCHES = """<ir_version: 8, opset_import: ["": 17]>
+    net (float[n,4] x, bool c) => (float[n,4] y) <float[4,4] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}> {
+      a = MatMul(x, w)
+      b = MatMul(a, w)
+      s = Softmax(b)
+      y = If (c) <then_branch = t () => (d) { d = MatMul(s, w) }, else_branch = e () => (f) { f = Neg(s) }>
+    }"""
 _SPEC = "qdqspec: 1\nmodel: ../net.onnx\nchecks: [{kind: parity, min_sqnr_db: 20}, {kind: regression}]\n"
 _BASELINE = ("--qdq-backend=fake", "--qdq-update=all", "--qdq-update-in-ci", "-p", "no:cacheprovider")
 _ADDRESS = "tls://host:8786"
 _CALLS = (
     ("init", "net.onnx", "-o", "specs/b.qdq.yaml"),
     ("tune", "net.onnx", *_FAKE, "--mode", "plan"),
-    ("inspect", "net.onnx", *_FAKE),
+    ("inspect", "branches.onnx", *_FAKE),
     ("apply", "net.onnx", "out/scheme.json", "-o", "applied.onnx"),
     ("strip", "out/tuned.onnx", "-o", "stripped.onnx"),
     ("import", "out/tuned.onnx", "-o", "scheme.json"),
@@ -62,6 +72,7 @@ _CALLS = (
 _EACH = ("schema_version", "text", "notes")
 _TABLES = (
     "counts",
+    "facts",
     "here",
     "inputs",
     "params",
@@ -74,8 +85,9 @@ def verb_fields() -> Iterator[str]:
     yield "`--json` of a verb writes one object. In each, `schema_version` is a number, `text` is what the terminal"
     yield "shows, and `notes` are its notes. A field without a value is `null`. `tune --json` writes a"
     yield "[run](record.md#run), `schema` the JSON Schema of a spec, `compare` of two folders the `runtimes` of a"
-    yield "run, and `doctor --bundle` the summary of [the archive](../gpu-day.md). The others are listed by calls on"
-    yield "`digits_resnet.onnx` with the simulated device; `[]` is an entry of a list, `*` of a table."
+    yield "run, and `doctor --bundle` the summary of [the archive](../gpu-day.md). Fields are listed by calls on"
+    yield "`digits_resnet.onnx`, and `inspect` on a model with an If, with the simulated device; `[]` is an entry of a"
+    yield "list, `*` of a table."
     for call, found in _results():
         words = " ".join("python" if word == sys.executable else word for word in call if word not in _FAKE)
         yield from ("", f"## {words}", "", "| field | type |", "| --- | --- |")
@@ -86,6 +98,7 @@ def _results() -> Iterator[tuple[Sequence[str], Any]]:
     """Each call with its JSON, in a folder with a spec and the results of a search."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         shutil.copy(_MODELS / "digits_resnet.onnx", "net.onnx")
+        onnx.save(onnx.parser.parse_model(_BRANCHES), "branches.onnx")
         Path("specs").mkdir()
         Path("specs/a.qdq.yaml").write_text(_SPEC, encoding="utf-8")
         Path("run.json").write_text(
@@ -113,6 +126,7 @@ def _results() -> Iterator[tuple[Sequence[str], Any]]:
         for call in _CALLS:
             yield call, json.loads(_output(*call))
         yield from _cluster()
+    yield ("doctor", "--bundle", "day.tgz"), _bundle()
 
 
 def _cluster() -> Iterator[tuple[Sequence[str], Any]]:
@@ -125,6 +139,21 @@ def _cluster() -> Iterator[tuple[Sequence[str], Any]]:
     rows = [cluster._row(worker)]  # noqa: SLF001
     yield ("cluster", "list", "ADDRESS"), {"address": _ADDRESS, "workers": rows}
     yield ("worker", "ADDRESS"), announcement.to_data()
+
+
+def _bundle() -> dict[str, Any]:
+    """The summary of an archive, which needs a GPU otherwise."""
+    facts: dict[str, dict[str, Any]] = {
+        "three-layers": {"sqnr_db": 120.0},
+        "cross-check": {"agrees": True},
+        "refused-TRT001": {"agrees": False},
+        **{f"resnet18-{name}": {"median_ms": ms} for name, ms in archive.RECORDED.items()},
+    }
+    parts = [
+        {"name": name, "asks": "", "seconds": 1.5, "status": "done", "why": "", "facts": found}
+        for name, found in facts.items()
+    ]
+    return {**archive._summary(parts, len(parts)), "archive": "day.tgz"}  # noqa: SLF001
 
 
 def _output(*words: str) -> str:

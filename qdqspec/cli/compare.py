@@ -108,6 +108,8 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
             f"these folders are of one runtime: {', '.join(map(str, folders))}",
             cure=f"{cure}; to compare two runs, name the records that `tune --report run.json` writes",
         )
+    for each in known:
+        note_random_inputs(each, arguments)
     with closing(Session(replace(settings_from(arguments), mode="measure"))) as session:
         sides = []
         for each in known:
@@ -148,12 +150,6 @@ def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
 
     found = read_case(folder).evidence
     limit = None if found.search is None else found.search.limits.min_sqnr_db
-    used = None if found.parity is None else found.parity.data
-    if arguments.data is None and used in ("calibration", "evaluation"):
-        given = os.path.relpath(folder)
-        note(
-            f"{found.case.name}: inputs are random here; {given} was tuned with {used} data: give it with --data"
-        )
     profiles = Inputs(profiles=found.profiles or (ShapeProfile(),))
     words = {"shapes": arguments.shapes, "data": arguments.data, "values": arguments.values}
     case = Case(
@@ -164,6 +160,16 @@ def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
         tune=TuneRules(min_sqnr_db=limit or "none"),
     )
     return KnownResult(case=case, found=found, tuned=folder / "tuned.onnx")
+
+
+def note_random_inputs(known: KnownResult, arguments: argparse.Namespace) -> None:
+    """Note that a result made with data is run with random inputs, unless ``--data`` is given."""
+    used = None if known.found.parity is None else known.found.parity.data
+    if arguments.data is None and used in ("calibration", "evaluation"):
+        folder = os.path.relpath(known.tuned.parent)
+        note(
+            f"{known.found.case.name}: inputs are random here; {folder} was tuned with {used} data: give it with --data"
+        )
 
 
 def _add_upgrade(verbs: Verbs) -> None:
@@ -244,6 +250,7 @@ def _models(what: str, arguments: argparse.Namespace, settings: Settings) -> Ite
     folder = Path(what)
     if (folder / RESULT).is_file():
         known = known_of_folder(folder.absolute(), arguments)
+        note_random_inputs(known, arguments)
         yield _Known(known.case, known.found.case.name, known.tuned)
         return
     references = [str(path) for path in find_specs([folder])] if "::" not in what else [what]

@@ -102,7 +102,8 @@ def _engines(arguments: argparse.Namespace) -> Sequence[ExplainedEngine]:
         return _from_folder(Path(what), given(Inputs()), settings)
     if is_spec(Path(what.partition("::")[0])):
         case = find_case(what, settings, Path.cwd())
-        return _from_case(case, what, given(case.inputs), settings)
+        own = case.inputs if arguments.data is None else replace(case.inputs, calibration=None)
+        return _from_case(case, what, given(own), settings)
     return _from_files([what])
 
 
@@ -380,8 +381,10 @@ def _meant(
     (what,) = arguments.what
     if what.endswith(".onnx"):
         left, notes = values_left(Path(what), arguments.values)
-        original = arguments.reference
-        with _model(model_given(Path(what), left), original, arguments.values) as (reference, imported):
+        original, model = arguments.reference, model_given(Path(what), left)
+        if original is None:
+            _require_shapes(model, inputs_given(Inputs(), shapes=arguments.shapes, data=arguments.data))
+        with _model(model, original, arguments.values) as (reference, imported):
             values = None if original is None else arguments.values
             case = Case(id="default", model=reference)
             yield _as_given(case, arguments, values), imported, () if values else notes

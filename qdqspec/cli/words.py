@@ -322,7 +322,12 @@ def add_inputs(
         "--shapes", type=shapes, action=Joined, metavar="NAME:1x3x224x224", help=f"Shapes of {shapes_of}."
     )
     if data:
-        parser.add_argument("--data", type=Path, metavar="NPZ", help=data)
+        parser.add_argument(
+            "--data",
+            type=data_given,
+            metavar="PATH",
+            help=f"{data} The forms are those of `tune --evaluation`.",
+        )
     add_values(parser, of)
 
 
@@ -366,10 +371,14 @@ def inputs_given(
     inputs: Inputs,
     *,
     shapes: dict[str, list[int]] | None,
-    data: Path | None,
+    data: object = None,
     values: Mapping[str, FixedValue] | None = None,
 ) -> Inputs:
-    """The inputs of a case with those of the command line: ``--shapes``, ``--values``, and ``--data`` to compare on."""
+    """The inputs of a case with those of the command line: ``--shapes``, ``--values``, and ``--data`` to compare on.
+
+    Raises `SpecError` for data that is no table as in a spec.
+    """
+    from qdqspec.spec.inline import data_source
     from qdqspec.types import InputShape, ShapeProfile
 
     if shapes is not None:
@@ -377,4 +386,4 @@ def inputs_given(
         inputs = replace(inputs, profiles=(ShapeProfile(shapes=fixed),))
     if values is not None:
         inputs = replace(inputs, values={**inputs.values, **values})
-    return inputs if data is None else replace(inputs, evaluation=data.absolute())
+    return inputs if data is None else replace(inputs, evaluation=data_source(data, "--data"))

@@ -36,6 +36,7 @@ from qdqspec.graph.scopes import bodies_of, defined_in, free_name, unique_node_n
 from qdqspec.registry import did_you_mean
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import FixedValue
+from qdqspec.units import count_text
 
 
 class OwnCopy(Model):
@@ -93,7 +94,8 @@ def _without_calls(model: Model) -> Model:
     if proto is model.proto:
         return model
     count = len(model.proto.functions) - len(proto.functions)
-    notes = [f"{count} local functions are inlined in a copy of the model"]
+    inlined_text = f"{count_text(count, 'local function')} {'is' if count == 1 else 'are'} inlined"
+    notes = [f"{inlined_text} in a copy of the model"]
     return OwnCopy(model, proto, sha256=model.sha256, notes=notes)
 
 

@@ -128,8 +128,18 @@ def _of_folder(path: Path, *, is_image: bool) -> list[Path]:
             return wanted
     if not is_image and any(_is_image(file) for file in files):
         raise DataError("this folder holds images, and no transform is given", where=path, cure=_ADVICE)
+    if form := _glob_below(path, is_image=is_image):
+        raise DataError("its files are in folders of it", where=path, cure=f"name them with a glob: {form}")
     what = f"this folder holds no {'image' if is_image else '.npz or .npy file'}"
     raise DataError(what, where=path, cure="put the samples there")
+
+
+def _glob_below(path: Path, *, is_image: bool) -> str | None:
+    """A form of data with the files in folders of a folder; ``None`` if there are none."""
+    suffixes = {file.suffix.lower() for file in path.rglob("*") if file.is_file()}
+    if not is_image and (found := [suffix for suffix in (".npz", ".npy") if suffix in suffixes]):
+        return f"{path}/**/*{found[0]}"
+    return f"{{images: '{path}/**/*', size: 224}}" if suffixes & SUFFIXES else None
 
 
 def _is_image(file: Path) -> bool:

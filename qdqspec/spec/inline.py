@@ -23,7 +23,7 @@ from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.locate import Loc
 from qdqspec.spec.place import SpecPath
 from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection
-from qdqspec.types import Case, Metric
+from qdqspec.types import Case, DataSource, Metric
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -162,6 +162,16 @@ def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str],
         fields["inputs"]["values"] = {**case.inputs.values, **found.inputs.values}
     changed = {section: replace(getattr(case, section), **new) for section, new in fields.items()}
     return replace(case, **changed)
+
+
+def data_source(given: object, word: str) -> DataSource:
+    """The data of a path or a table as in a spec; messages name it ``word``. Raises `SpecError` if it is neither."""
+    try:
+        source = InputsSection.model_validate({"evaluation": given}).rules().evaluation
+    except ValidationError as error:
+        raise error_without_file(error, InputsSection, {"evaluation": given}, name=lambda _: word) from None
+    assert source is not None
+    return source
 
 
 def _field(place: tuple[str, ...]) -> tuple[str, str]:

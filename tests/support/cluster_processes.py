@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from json_audit import audit
+
 LEASE = 120.0  # seconds
 PATIENCE = 600.0  # for anything that happens at last
 LIMITS = f"from qdqspec.cluster import client, worker; worker._START_S = worker._REACH_S = client._CONNECT = {PATIENCE}"
@@ -58,6 +60,7 @@ class Processes:
             if line == "}\n":
                 found: dict = json.loads("".join(lines))
                 assert "error" not in found, found["error"]  # with --json an error is on standard output
+                audit(found, "")
                 return found
         raise AssertionError((self.folder / f"process{len(self.started) - 1}.log").read_text()[-3000:])
 

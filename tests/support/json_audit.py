@@ -24,6 +24,22 @@ _DISPLAY = re.compile(
 _PROSE = re.compile(r"(?:note|warning|fail): |[A-Z].*[a-z]\.$")
 
 
+def audit(data: Mapping[str, Any], err: str) -> None:
+    """The figures, names and sentences of the text and of standard error, without progress, are in the data.
+
+    The JSON Schema of ``schema`` is itself what the terminal shows.
+    """
+    if "$defs" in data:
+        return
+    if "error" in data:
+        assert data["error"] in err
+        assert all(line in err for line in (data["cure"] or "").splitlines())
+        return
+    said = [line for line in err.splitlines() if not line.startswith("[qdqspec]")]
+    shown = {name: value for name, value in data.items() if name != "text"}
+    assert lost("\n".join([data["text"], *said]), shown) == []
+
+
 def lost(text: str, data: Mapping[str, Any]) -> list[str]:
     """The figures, names and sentences of a text that the data has in no form.
 

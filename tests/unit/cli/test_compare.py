@@ -118,7 +118,11 @@ def test_folders_of_a_dynamic_model_are_timed_at_the_shapes_it_was_tuned_with(
     assert (
         "inputs are random here; out/fake was tuned with calibration data: give it with --data" in found.err
     )
-    assert "random" not in verb("compare", "out/fake", "out/other", "--data", "data.npz").err
+    for data in ("data.npz", "{arrays: data.npz}"):
+        given = verb("compare", "out/fake", "out/other", "--data", data)
+        assert (given.code, "random" in given.err) == (0, False), given.err
+    same = verb("compare", "out/fake", "out/fake")
+    assert (same.code, same.err.startswith("qdqspec: these folders are of one runtime")) == (2, True)
     result = json.loads((tmp_path / "out" / "fake" / "result.json").read_text())
     assert [shape["opt"] for shape in result["profiles"][0]["shapes"].values()] == [[1, 1, 16, 16]]
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnxruntime.quantization import quantize_dynamic
+from PIL import Image
 
 from qdqspec.report.record import case_to_json
 from qdqspec.testing.records import faster_case, sample_corrections
@@ -349,3 +350,48 @@ def test_a_model_is_profiled_with_the_values_of_the_data(verb, tmp_path):
     assert result.code == 0, result.err
     assert "choice/then_branch/wide" in result.out
     assert "narrow" not in result.out
+
+
+@pytest.mark.parametrize("culprits", [(), ("--culprits",)])
+def test_a_model_is_run_with_images_as_in_a_search(verb, tmp_path, culprits):
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        net (float[n,3,h,w] x) => (float[n,3,h,w] y) <float s = {0.1}, int8 z = {0}> {
+          q = QuantizeLinear(x, s, z) [dequantize] d = DequantizeLinear(q, s, z) [relu] y = Relu(d) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    Image.new("RGB", (8, 8), (7, 9, 9)).save(tmp_path / "a.png")
+    words = ("explain", "net.onnx", *culprits, "--data")
+    found = verb(*words, "{images: '*.png', size: 8}", "--json")
+    assert found.code == 0, found.err
+    assert found.json.get("data", "evaluation") == "evaluation"
+    missing = verb(*words, "{images: '*.jpg', size: 8}")
+    assert (missing.code, "*.jpg" in missing.err) == (2, True)
+    wrong = verb(*words, "{images: '*.png', sise: 8}")
+    assert (wrong.code, "--data" in wrong.err, "did you mean 'size'?" in wrong.err) == (2, True, True)
+
+
+def test_the_data_of_the_command_line_replaces_that_of_the_spec(verb, tmp_path):
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> net (float[n,steps] x) => (float[n,steps] y) {
+          [relu] y = Relu(x) }"""
+    )
+    onnx.save(model, tmp_path / "net.onnx")
+    for name, steps in (("spec", 5), ("other", 7)):
+        np.savez(tmp_path / f"{name}.npz", x=np.ones((3, steps), np.float32))
+    (tmp_path / "a.qdq.yaml").write_text(
+        "qdqspec: 1\nmodel: net.onnx\ninputs: {calibration: spec.npz}\nchecks: [{kind: parity, min_sqnr_db: 1}]\n"
+    )
+    assert verb("tune", "a.qdq.yaml", "--backend", "fake").code == 0
+    (tmp_path / "spec.npz").unlink()
+    (tmp_path / "reports" / "a" / "default" / "trials.jsonl").unlink()
+    found = verb("explain", "a.qdq.yaml", "--backend", "fake", "--data", "other.npz")
+    assert found.code == 0, found.err
+
+
+@pytest.mark.parametrize("words", [(), ("--shapes", "x:1x4x8x8"), ("--shapes", "z:1")])
+def test_an_error_of_a_ranked_model_names_the_users_file(verb, tmp_path, words):
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        net (float[n,3,h,w] x) => (float[n,3,h,w] y) <float s = {0.1}, int8 z = {0}> {
+          q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    found = verb("explain", "net.onnx", "--culprits", *words)
+    assert (found.code, found.err.startswith(f"qdqspec: {tmp_path / 'net.onnx'}: ")) == (2, True), found.err

@@ -76,11 +76,12 @@ CALLS = [
     ("cache", "info"),
     ("cache", "export", "cache.zip"),
     ("cache", "clear"),
+    ("cluster", "certificates"),
     ("doctor", *FAKE),
     ("config",),
 ]  # fmt: skip
-# Verbs whose JSON other tests of the fixture read, and those that have none of their own.
-ELSEWHERE = {"upgrade-check", "reduce", "schema", "cluster", "worker"}
+# Verbs whose JSON other tests of the fixture or of clusters read, and those that have none of their own.
+ELSEWHERE = {"upgrade-check", "reduce", "schema", "worker"}
 
 
 def test_each_verb_is_among_the_calls() -> None:
@@ -113,7 +114,14 @@ def test_json_has_what_the_terminal_shows(prepared, words: tuple[str, ...]) -> N
     assert shown.out.rstrip("\n") == (notes + data.json["text"]).rstrip("\n")
 
 
-FLEETING = [("cache",), ("cache", "info"), ("cache", "export"), ("cache", "clear"), ("doctor", *FAKE)]
+FLEETING = [
+    ("cluster", "certificates"),
+    ("cache",),
+    ("cache", "info"),
+    ("cache", "export"),
+    ("cache", "clear"),
+    ("doctor", *FAKE),
+]
 
 
 @pytest.mark.parametrize("what", [MODEL, QUANTIZED, "out"])

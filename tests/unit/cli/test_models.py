@@ -83,7 +83,14 @@ def test_inspect_counts_at_the_shapes_of_data_or_names_what_it_assumes(verb, tmp
     onnx.save(proto, tmp_path / "net.onnx")
     np.savez(tmp_path / "data.npz", x=np.ones((2, 30, 4), np.float32))
     assert "unknown sizes taken as 1: 'n', 'steps'" in verb("inspect", "net.onnx").out
-    for words in (("--data", "data.npz"), ("--shapes", "x:1x30x4")):
+    np.savez(tmp_path / "other.npz", y=np.ones((2, 30, 4), np.float32))
+    named = "{arrays: other.npz, names: {x: y}}"
+    for words in (
+        ("--data", "data.npz"),
+        ("--data", "dat*.npz"),
+        ("--data", named),
+        ("--shapes", "x:1x30x4"),
+    ):
         found = verb("inspect", "net.onnx", "--json", *words).json["forecast"]
         assert (found["multiplications"], found["assumed"]) == (30 * 16, [])
     assert "names 'xx', which is no input" in verb("inspect", "net.onnx", "--shapes", "xx:1x30x4").err

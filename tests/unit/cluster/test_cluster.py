@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ import onnx
 import pytest
 from chains import SHAPE, chain_model
 from cluster_processes import LEASE, LIMITS, PATIENCE, Processes, wait_for
+from json_audit import audit
 
 from qdqspec.cases import load_cases
 from qdqspec.config import Settings
@@ -149,11 +151,25 @@ def test_the_workers_are_listed(processes, tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     assert main(["cluster", "list", processes.address, "--json"]) == 0
-    workers = json.loads(capsys.readouterr().out)["workers"]
+    written = capsys.readouterr()
+    audit(json.loads(written.out), written.err)
+    workers = json.loads(written.out)["workers"]
     assert [[device["key"] for device in worker["devices"]] for worker in workers] == [["fake"], ["fake"]]
     assert all(worker["free_bytes"] > 0 and worker["version"] for worker in workers)
     assert main(["cluster", "list", processes.address]) == 0
     assert capsys.readouterr().out.count("  fake: fake\n") == 2
+
+
+def test_the_json_of_a_scheduler_has_what_it_writes_to_the_terminal(capsys):
+    from qdqspec.cli.cluster import _started
+
+    found = []
+    for as_json in (True, False):
+        _started(Namespace(json=as_json), "tls://10.0.0.5:8786")
+        found.append(capsys.readouterr())
+    shown = found[1].out + found[1].err
+    assert "Add devices with: qdqspec worker tls://10.0.0.5:8786" in shown
+    audit({**json.loads(found[0].out), "text": shown.replace("The scheduler runs. ", "")}, "")
 
 
 def test_an_unknown_device_is_an_error_that_names_what_is_there(settings, processes):

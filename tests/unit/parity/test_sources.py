@@ -61,6 +61,26 @@ def test_a_glob_selects_files(tmp_path: Path) -> None:
         open_data(tmp_path / "c-*.npz", X)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_image", "form"),
+    [
+        ("a.npz", False, "{folder}/**/*.npz"),
+        ("a.png", False, "{{images: '{folder}/**/*', size: 224}}"),
+        ("a.JPG", True, "{{images: '{folder}/**/*', size: 224}}"),
+    ],
+)
+def test_files_in_folders_of_a_folder_need_a_glob(
+    tmp_path: Path, name: str, is_image: bool, form: str
+) -> None:
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    (tmp_path / "photos" / "cats" / name).touch()
+    folder = tmp_path / "photos"
+    rules = ImageRules(size=(8, 8)) if is_image else None
+    with pytest.raises(DataError, match=r"its files are in folders of it") as error:
+        open_data(Data(path=folder, images=rules), X)
+    assert error.value.cure == f"name them with a glob: {form.format(folder=folder)}"
+
+
 def test_arrays_of_other_names_are_mapped(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", pixels=rows(2))
     np.testing.assert_array_equal(values(Data(path=tmp_path / "d.npz", names={"x": "pixels"})), rows(2))
