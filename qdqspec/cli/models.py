@@ -205,8 +205,7 @@ def _dequantized(model: Model) -> int:
     Operators of integers and floats count as the pairs that they replace.
     """
     from qdqspec.graph.dynamic_pairs import with_pairs
-    from qdqspec.placement.recognize import is_op
-    from qdqspec.placement.restore import makes_scale
+    from qdqspec.placement.recognize import is_op, makes_scale
 
     model = with_pairs(model)
     made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))

@@ -17,9 +17,16 @@ from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import data_inputs, is_default
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.placement.ops import weight_input
-from qdqspec.placement.recognize import is_op, is_qdq
-from qdqspec.placement.restore import blocks_of, is_constant, is_dynamic, makes_scale, scale_of
+from qdqspec.placement.recognize import (
+    blocks_of,
+    is_constant,
+    is_dynamic,
+    is_op,
+    is_qdq,
+    makes_scale,
+    scale_of,
+)
+from qdqspec.placement.units import weight_input
 from qdqspec.types import LintTarget
 
 Reals = npt.NDArray[np.floating]

@@ -17,8 +17,15 @@ from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS
 from qdqspec.graph.trt import FP4_DYNAMIC, is_pair_op
 from qdqspec.placement.biases import bias_record
-from qdqspec.placement.recognize import is_op
-from qdqspec.placement.restore import blocks_of, found_scales, is_constant, is_dynamic, makes_scale, scale_of
+from qdqspec.placement.recognize import (
+    blocks_of,
+    found_scales,
+    is_constant,
+    is_dynamic,
+    is_op,
+    makes_scale,
+    scale_of,
+)
 from qdqspec.placement.strip import StrippedModel
 from qdqspec.types import Consumer
 

@@ -25,10 +25,14 @@ from qdqspec.graph.ops import (
     is_float,
     reads_data,
 )
-from qdqspec.placement.ops import is_dynamic_linear, weight_input, weight_inputs
-from qdqspec.placement.rules import excluded_by_rule
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.placement.units import NEEDS_WEIGHT
+from qdqspec.placement.units import (
+    NEEDS_WEIGHT,
+    excluded_by_rule,
+    is_dynamic_linear,
+    weight_input,
+    weight_inputs,
+)
 from qdqspec.regions.flow import carried_of
 from qdqspec.regions.inspect import Judged
 from qdqspec.types import QuantizeRules

@@ -29,7 +29,7 @@ from qdqspec.graph.trt import (
 )
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.biases import BIAS, CorrectedBias, biased_layer, corrected_bias
-from qdqspec.placement.ops import dynamic_misfit
+from qdqspec.placement.units import dynamic_misfit
 from qdqspec.quantize.formats import BIAS_FORMAT, NumberFormat, QuantParams, number_format
 from qdqspec.quantize.scales import REALS, in_type_of
 from qdqspec.types import Site

@@ -25,8 +25,7 @@ import numpy.typing as npt
 from qdqspec.backends.base import Capabilities
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.placement.rules import apply_rules
-from qdqspec.placement.units import Edge, Form, Unit, UnitFinder, format_choices, with_results
+from qdqspec.placement.units import Edge, Form, Unit, UnitFinder, apply_rules, format_choices, with_results
 from qdqspec.quantize.formats import RUN_TIME, number_format
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Consumer, Kind, Label, Placement, QuantizeRules, Region, Site, kind_of, label_of

@@ -31,8 +31,7 @@ from qdqspec.graph.weights import tensor_bytes
 from qdqspec.placement.biases import BIAS_INPUT, biases_before, with_value
 from qdqspec.placement.equalize import restored
 from qdqspec.placement.insert import RAISED_FROM, raised
-from qdqspec.placement.recognize import Recognition, recognize
-from qdqspec.placement.restore import within_reach
+from qdqspec.placement.recognize import Recognition, recognize, within_reach
 from qdqspec.units import list_text
 
 RELU_INSERTED = "a Relu was inserted"  # prefix of a note on it

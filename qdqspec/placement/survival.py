@@ -30,8 +30,7 @@ from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.graph.ops import SHAPE_SOURCES
 from qdqspec.graph.save import save_model
 from qdqspec.placement.found import FoundPair, find_pairs
-from qdqspec.placement.recognize import is_op, is_qdq
-from qdqspec.placement.restore import scale_of
+from qdqspec.placement.recognize import is_op, is_qdq, scale_of
 from qdqspec.placement.strip import strip_with_parts
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Consumer, Optimizer, SurvivalEvidence

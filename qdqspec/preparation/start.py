@@ -18,7 +18,7 @@ from qdqspec.placement.cache import warm_starts as cached_starts
 from qdqspec.placement.equalize import EQUALIZED
 from qdqspec.placement.import_qdq import Imported, import_placement, placement_for
 from qdqspec.placement.match import Matcher
-from qdqspec.placement.restore import along
+from qdqspec.placement.recognize import along
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.placement.space import SchemeSpace, project
 from qdqspec.quantize.corrections import WeightKey, WeightNumbers, weight_key

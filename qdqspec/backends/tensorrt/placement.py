@@ -23,9 +23,7 @@ from qdqspec.backends.tensorrt.sizes import (
 )
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, is_default
-from qdqspec.placement.ops import weight_input
-from qdqspec.placement.rules import Units
-from qdqspec.placement.units import Edge, Form, Unit, with_results
+from qdqspec.placement.units import Edge, Form, Unit, Units, weight_input, with_results
 from qdqspec.types import Consumer
 
 INT8, FP8 = "int8", "fp8"
