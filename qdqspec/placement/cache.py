@@ -73,14 +73,14 @@ class PatternCache:
 
 
 def pruned(
-    entries: Iterable[CacheEntry], *, most: int = MOST, minimum_distance: int = MINIMUM_DISTANCE
+    entries: Iterable[CacheEntry], *, minimum_distance: int = MINIMUM_DISTANCE
 ) -> tuple[CacheEntry, ...]:
-    """The best entries first, without duplicates of better ones, at most ``most``."""
+    """The best entries first, without duplicates of better ones, at most `MOST`."""
     kept: list[CacheEntry] = []
     for entry in sorted(entries, key=lambda entry: entry.rank):
-        if len(kept) == most:
-            break
-        if all(entry.scheme.distance(better.scheme) >= minimum_distance for better in kept):
+        if len(kept) < MOST and all(
+            entry.scheme.distance(better.scheme) >= minimum_distance for better in kept
+        ):
             kept.append(entry)
     return tuple(kept)
 
@@ -205,11 +205,10 @@ def _known(
 ) -> _Known | None:
     """The entries for a region; those with its shapes if there are any."""
     for index, framed in enumerate(frames):
-        entries = usable.get(framed.of(region_id).pattern, ())
         frame = framed.of(region_id)
         fitting = tuple(  # all places of the scheme exist in the region: a cache may contain any
             entry
-            for entry in entries
+            for entry in usable.get(frame.pattern, ())
             if all(find_ends(framed, frame, site.place) is not None for site in entry.scheme.sites)
         )
         if fitting:
@@ -224,20 +223,12 @@ def _composed(
     rank: int,
 ) -> dict[str, Label]:
     """Labels of all units if each region uses its scheme of that rank, or its best if none is close."""
-    placements = []
-    for index, framed in enumerate(frames):
-        schemes = {
-            region_id: _ranked(found.entries, rank).scheme
-            for region_id, found in known.items()
-            if found.frames == index
-        }
-        placements.append(placement_of(framed, schemes))
-    return labels_of(space, *placements)
-
-
-def _ranked(entries: Sequence[CacheEntry], rank: int) -> CacheEntry:
-    close = [entry for entry in entries if entry.ratio <= _CLOSE * entries[0].ratio]
-    return close[rank] if rank < len(close) else entries[0]
+    schemes: list[dict[str, Scheme]] = [{} for _ in frames]
+    for region_id, found in known.items():
+        best = found.entries[0]
+        close = [entry for entry in found.entries if entry.ratio <= _CLOSE * best.ratio]
+        schemes[found.frames][region_id] = (close[rank] if rank < len(close) else best).scheme
+    return labels_of(space, *map(placement_of, frames, schemes))
 
 
 # ---- the file -----------------------------------------------------------------------------------
@@ -258,12 +249,8 @@ def cache_text(cache: PatternCache) -> str:
     """The YAML text of a cache; equal caches give equal texts."""
     caches: dict[tuple[str, str], list[dict[str, object]]] = {}
     for key in sorted(cache.entries):
-        rows = [_row(entry) for entry in cache.entries[key]]
-        pattern: dict[str, object] = {
-            "pattern": key.pattern,
-            "text": cache.texts.get(key.pattern, ""),
-            "schemes": rows,
-        }
+        text, rows = cache.texts.get(key.pattern, ""), list(map(_row, cache.entries[key]))
+        pattern: dict[str, object] = {"pattern": key.pattern, "text": text, "schemes": rows}
         caches.setdefault((key.backend, key.device), []).append(pattern)
     content = {
         "schema_version": SCHEMA_VERSION,
@@ -272,11 +259,10 @@ def cache_text(cache: PatternCache) -> str:
             for (backend, device), patterns in caches.items()
         ],
     }
-    text = io.StringIO()
-    yaml = YAML()
+    written, yaml = io.StringIO(), YAML()
     yaml.width = _WIDE
-    yaml.dump(content, text)
-    return text.getvalue()
+    yaml.dump(content, written)
+    return written.getvalue()
 
 
 def _row(entry: CacheEntry) -> CommentedMap:
@@ -302,18 +288,15 @@ def read_cache(path: Path) -> PatternCache:
         raise StateError(f"the pattern cache cannot be read: {error.strerror}", where=path) from None
     except UnicodeDecodeError:
         raise StateError("the pattern cache is not UTF-8 text", where=path, cure=_CURE) from None
-    return _checked(_plain(text, path), path)
-
-
-def _plain(text: str, where: Path) -> object:
     try:
-        _refuse_costly_yaml(text, where)
-        return YAML(typ="safe", pure=True).load(text)
+        _refuse_costly_yaml(text, path)
+        content = YAML(typ="safe", pure=True).load(text)
     except StateError:
         raise
     except Exception as error:  # noqa: BLE001 - the parser raises various other errors for invalid text
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise StateError(f"the pattern cache is not YAML: {reason}", where=where, cure=_CURE) from None
+        raise StateError(f"the pattern cache is not YAML: {reason}", where=path, cure=_CURE) from None
+    return _checked(content, path)
 
 
 def _refuse_costly_yaml(text: str, where: Path) -> None:

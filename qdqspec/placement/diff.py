@@ -9,6 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
@@ -226,7 +227,8 @@ def _number_changes(before: Numbers, after: Numbers) -> Iterator[Change]:
     elif before.step.tobytes() != after.step.tobytes():
         yield _scale_change(before.step, after.step)
     if not np.array_equal(before.zero_point, after.zero_point):
-        yield Change(kind="zero point", text=f"zero point {_points(before)} > {_points(after)}")
+        points = _points(before.zero_point), _points(after.zero_point)
+        yield Change(kind="zero point", text=f"zero point {points[0]} > {points[1]}")
 
 
 def _granularity(numbers: Numbers) -> str:
@@ -259,8 +261,8 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:+.1f} %"
 
 
-def _points(numbers: Numbers) -> str:
-    points = np.unique(numbers.zero_point)
+def _points(zero_point: npt.ArrayLike) -> str:
+    points = np.unique(zero_point)
     return f"{points[0]:g}" if points.size == 1 else f"{points[0]:g} to {points[-1]:g}"
 
 
@@ -342,19 +344,16 @@ def _where(pair: PairDiff) -> str:
 def _described(facts: PairFacts) -> str:
     if facts.problem:
         return facts.problem
+    blocks = f" in blocks of {facts.block}" if facts.block else ""
     if facts.dynamic:
-        blocks = f" in blocks of {facts.block}" if facts.block else ""
         factor = "" if facts.scale[0] == 1 else f", times {facts.scale[0]:.5g}"
         return f"{facts.format}{blocks}, scales found at run time{factor}"
     scale = f"scale {facts.scale[0]:.5g}"
     if len(facts.scale) > 1:
         bounds = f"{min(facts.scale):.4g} to {max(facts.scale):.4g}"
         scale = f"{len(facts.scale)} scales on axis {facts.axis}, {bounds}"
-    blocks = f" in blocks of {facts.block}" if facts.block else ""
-    points = sorted(set(facts.zero_point))
-    zero = f"{points[0]:g}" if len(points) == 1 else f"{points[0]:g} to {points[-1]:g}"
     kept = "" if not facts.weight else ", stored as integers" if facts.stored else ", a float weight"
-    return f"{facts.format}{blocks}, {scale}, zero point {zero}{kept}"
+    return f"{facts.format}{blocks}, {scale}, zero point {_points(facts.zero_point)}{kept}"
 
 
 def _kinds(pairs: Iterable[PairDiff], most: int | None) -> str:
@@ -419,14 +418,12 @@ def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps
     a, b, folded = _folded_alike(a, b)
     mine, its = _operators(a), _operators(b)
     both = [name for name in mine if name in its]
-    constants: dict[str, None] = {}
-    for name in both:
-        constants.update(dict.fromkeys(_constants(a, b, name, steps_a, steps_b)))
+    differing = (words for name in both for words in _constants(a, b, name, steps_a, steps_b))
     return SkeletonDiff(
         added=tuple(name for name in its if name not in mine),
         removed=tuple(name for name in mine if name not in its),
         changed=tuple(words for name in both if (words := _change(a, b, mine[name], its[name]))),
-        constants=tuple(constants),
+        constants=tuple(dict.fromkeys(differing)),
         interface=tuple(_interface(a, b)),
         folded=folded,
     )
@@ -436,10 +433,9 @@ def _folded_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
     """The models, with BatchNormalization and computed weights folded in one if they are in the other."""
     for one, other in ((a, b), (b, a)):
         folded = fold_weights(one)
-        if folded.missing and not any(name in other.by_name for name in folded.missing):
-            return (
-                (folded.model, other, folded.missing) if one is a else (other, folded.model, folded.missing)
-            )
+        if folded.missing and other.by_name.keys().isdisjoint(folded.missing):
+            models = (folded.model, other) if one is a else (other, folded.model)
+            return *models, folded.missing
     return a, b, ()
 
 
@@ -503,12 +499,7 @@ def _coarsest(model: Model, tensor: str, half_steps: HalfSteps) -> npt.NDArray[n
     Its readers may have different pairs, and a restored float weight comes from one of them.
     """
     found = [step for end in model.consumers.get(tensor, ()) if (step := half_steps(end)) is not None]
-    if not found:
-        return None
-    coarsest = found[0]
-    for step in found[1:]:
-        coarsest = np.maximum(coarsest, step)
-    return coarsest
+    return reduce(np.maximum, found) if found else None
 
 
 def _apart(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np.generic]]) -> str:

@@ -170,9 +170,8 @@ class _Growth:
         axis = rank - 1 if op in _LAST_AXIS else 1
         _require(rank > axis > 0 and not node.attributes.get("training_mode", 0))
         if op in _NORMALIZATIONS:
-            _require(
-                node.attributes.get("axis", -1) in (-1, rank - 1) and bool(node.attributes.get("spatial", 1))
-            )
+            _require(node.attributes.get("axis", -1) in (-1, rank - 1))
+            _require(bool(node.attributes.get("spatial", 1)))
             return axis, [(name, 0) for name in node.inputs[1:3] if name]
         transposed = op == "Conv" or bool(node.attributes.get("transB", 0))
         constants = [(node.inputs[1], 0 if transposed else 1)]
@@ -242,17 +241,14 @@ class _Growth:
 
     def _absorb(self, source: str, node: Node, axis: int, repeat: int) -> None:
         dims = self._constant(node.inputs[1]).dims
-        its_axis, times = 1, 1
+        times = 1
         if node.op_type == "Conv":
             groups = int(cast("int", node.attributes.get("group", 1)))
             _require(axis == 1 and (groups == 1 or (dims[1] == 1 and dims[0] % groups == 0)))
             its_axis, times = (1, 1) if groups == 1 else (0, dims[0] // groups)
         else:
-            _require(
-                axis == len(self._shape(source)) - 1
-                and len(dims) == 2
-                and not node.attributes.get("transA", 0)
-            )
+            _require(axis == len(self._shape(source)) - 1 and len(dims) == 2)
+            _require(not node.attributes.get("transA", 0))
             its_axis = int(bool(node.attributes.get("transB", 0)))
         weight = self._scale(node.inputs[1], its_axis, -1, repeat * times)
         self._chain.absorbers.append(Absorber(node=node, source=source, axis=axis, weight=weight))
@@ -356,7 +352,12 @@ def equalizations_of(
     return tuple(
         change
         for change in changes
-        if all(_fits(constants.get(one.tensor), one, change) for one in change.constants)
+        if all(
+            (tensor := constants.get(one.tensor)) is not None
+            and tensor.data_type == TensorProto.FLOAT
+            and list(tensor.dims)[one.axis : one.axis + 1] == [len(change.exponents) * one.repeat]
+            for one in change.constants
+        )
     )
 
 
@@ -383,16 +384,6 @@ def touched(
         change
         for change in changes
         if sites & {*chains[change.constants].tensors, *(one.tensor for one in change.constants)}
-    )
-
-
-def _fits(tensor: TensorProto | None, constant: ScaledConstant, change: Equalization) -> bool:
-    size = len(change.exponents) * constant.repeat
-    return (
-        tensor is not None
-        and tensor.data_type == TensorProto.FLOAT
-        and len(tensor.dims) > constant.axis
-        and tensor.dims[constant.axis] == size
     )
 
 

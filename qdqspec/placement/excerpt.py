@@ -77,11 +77,9 @@ class Excerpts:
     def type_of(self, tensor: str) -> tuple[np.dtype[np.generic], Shape] | None:
         """Element type and shape of a tensor, if both are known."""
         known, shape = self._static.get(tensor), _static_shape(self._static.get(tensor))
-        return (
-            None
-            if known is None or shape is None
-            else (helper.tensor_dtype_to_np_dtype(known.elem_type), shape)
-        )
+        if known is None or shape is None:
+            return None
+        return helper.tensor_dtype_to_np_dtype(known.elem_type), shape
 
     def spans(self, nodes: Collection[str], ranges: Sequence[Mapping[str, InputShape]]) -> tuple[Spans, ...]:
         """Smallest, usual and largest shape of these nodes' inputs and results, at each profile of the model.
@@ -121,7 +119,8 @@ class Excerpts:
             proto = self._extractor.extract_model(list(inputs), list(results))
         except ValueError as error:
             raise PlacementError(f"these nodes cannot be cut out: {error}", where=self._model.where) from None
-        _fix(proto, {name: values[name] for name in fixed})
+        refill(proto.graph.input, [given for given in proto.graph.input if given.name not in fixed])
+        proto.graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in sorted(fixed))
         readers = {name: _read_outside(proto, index) for index, name in enumerate(results)}
         return Excerpt(
             model=Model(proto, path=self._path),
@@ -200,12 +199,6 @@ def _open_dims(tensor: str, spans: Sequence[Spans]) -> list[int | str]:
     """The dimensions of a tensor; those that vary are named."""
     columns = zip(*(shape for own in spans for shape in _extreme_shapes(own[tensor])), strict=True)
     return [sizes[0] if len(set(sizes)) == 1 else f"{tensor}:{axis}" for axis, sizes in enumerate(columns)]
-
-
-def _fix(proto: onnx.ModelProto, values: Mapping[str, Array]) -> None:
-    """Turn inputs into constants."""
-    refill(proto.graph.input, [given for given in proto.graph.input if given.name not in values])
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
 
 
 def _read_outside(proto: onnx.ModelProto, index: int) -> Consumer:

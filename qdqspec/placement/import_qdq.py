@@ -28,6 +28,10 @@ from qdqspec.units import count_text
 
 _TINY = float(np.finfo(np.float32).tiny)
 _MOST_STEPS = 127  # of a rounding, which takes a byte
+_INTEGER_KERNELS = frozenset({
+    "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger",
+    "MatMulNBits", "QGemm",
+})  # fmt: skip
 _SUPERSEDED = "is quantized again at once, with other numbers: only the last pair is kept"
 
 
@@ -74,8 +78,16 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     reasons = {id(pair): why for pair in found if (why := _inexpressible(pair))}
     placed = [_placed(pair) for pair in found if id(pair) not in reasons and not pair.unread]
     kept = list(_kept(apart, found, placed))
+    known = apart.found.weights.reference is not None
+    why = "the reference quantizes otherwise" if known else "float32 cannot hold its integers"
     notes = [*_grouped((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
-    notes += [*_grouped(_partly_expressed(found)), *_losses(apart, kept), *_left(apart)]
+    notes += _grouped(_partly_expressed(found))
+    notes += [
+        f"'{pair.site.tensor}' comes back up to {steps} steps away from its integers: {why}"
+        for pair, steps in kept
+        if steps
+    ]
+    notes += _left(apart)
     return Imported(
         model=apart.stripped,
         placement=Placement(sites=frozenset(pair.site for pair in placed)),
@@ -97,13 +109,17 @@ def placement_for(model: Model, quantized: Model) -> Fitted:
     imported = import_placement(quantized, model)
     matcher = Matcher(model, imported.positions)
     sites: list[Site] = []
+    taken: set[Consumer] = set()
     lost: list[tuple[str, str]] = []
     for site in sorted(imported.placement.sites, key=lambda site: (site.tensor, site.consumers)):
         found = matcher.find(site)
-        sites += found.sites
+        for there in found.sites:
+            if taken.isdisjoint(there.consumers):  # else an earlier site has one of its consumers
+                taken.update(there.consumers)
+                sites.append(there)
         lost += [(site.tensor, why) for why in found.reasons]
     notes = (*imported.notes, *_grouped(lost, most=3))
-    return Fitted(placement=Placement(sites=frozenset(_disjoint(sites))), notes=notes)
+    return Fitted(placement=Placement(sites=frozenset(sites)), notes=notes)
 
 
 def _inexpressible(pair: FoundPair) -> str:
@@ -155,14 +171,11 @@ def _partly_expressed(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
                 pair.tensor,
                 "is also read in a body of If, Loop or Scan, which reads it in float after `apply`",
             )
-        if pair.unread and not _repeated(pair, by_tensor[pair.tensor]):
+        # If each read pair of the tensor computes the same, quantizing twice equals once.
+        others = [other for other in by_tensor[pair.tensor] if not other.unread]
+        repeated = pair.numbers is not None and all(other.numbers and other.same(pair) for other in others)
+        if pair.unread and not repeated:
             yield pair.tensor, _SUPERSEDED
-
-
-def _repeated(pair: FoundPair, others: Iterable[FoundPair]) -> bool:
-    """Whether each read pair of the tensor computes the same, so that quantizing twice equals once."""
-    numbers = [other.numbers for other in others if not other.unread]
-    return pair.numbers is not None and all(n is not None and n.same(pair.numbers) for n in numbers)
 
 
 def _placed(pair: FoundPair) -> PlacedPair:
@@ -212,41 +225,20 @@ def _kept(apart: StrippedModel, found: Iterable[FoundPair], placed: Iterable[Pla
             yield _Kept(pair, steps)
 
 
-def _losses(apart: StrippedModel, kept: Iterable[_Kept]) -> Iterator[str]:
-    """Stored integers that quantizing the restored float weight does not reproduce."""
-    for pair, steps in kept:
-        if steps:
-            known = apart.found.weights.reference is not None
-            why = "the reference quantizes otherwise" if known else "float32 cannot hold its integers"
-            yield f"'{pair.site.tensor}' comes back up to {steps} steps away from its integers: {why}"
-
-
 def _left(apart: StrippedModel) -> Iterator[str]:
     yield from (note for note in apart.notes if note.startswith(NOT_REMOVED))
     if apart.found.restorer.relus:
         yield from (note for note in apart.notes if note.startswith(RELU_INSERTED))
-    other = [node.name for node in apart.stripped.nodes if _is_integer_kernel(node.op_type)]
+    other = [
+        node.name
+        for node in apart.stripped.nodes
+        if node.op_type.startswith("QLinear") or node.op_type in _INTEGER_KERNELS
+    ]
     if other:
         yield f"not Q/DQ, but operators that compute in integers themselves, {listed(other)}: left as they are"
     trt = [node.name for node in apart.stripped.nodes if node.domain == DOMAIN]
     if trt:
         yield f"operators of domain trt, {listed(trt)}: left as they are"
-
-
-def _is_integer_kernel(op_type: str) -> bool:
-    return op_type.startswith("QLinear") or op_type in (
-        "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QGemm", "MatMulNBits",
-        "DynamicQuantizeLSTM",
-    )  # fmt: skip
-
-
-def _disjoint(sites: Iterable[Site]) -> Iterator[Site]:
-    """The sites without consumers that an earlier one has."""
-    taken: set[Consumer] = set()
-    for site in sites:
-        if not taken & set(site.consumers):
-            taken.update(site.consumers)
-            yield site
 
 
 def _grouped(reasons: Iterable[tuple[str, str]], most: int = sys.maxsize) -> Iterator[str]:

@@ -476,12 +476,14 @@ class _Base:
         ]
         ends = list(dict.fromkeys(places))
         producer = self._raised.producer.get(site.tensor)
-        if producer is None or site.tensor in self._model.constants or self._is_captured(producer, ends):
+        is_captured = (
+            producer is not None
+            and self._scopes
+            and any(self._scopes[index] != self._scopes[producer] for index, _ in ends)
+        )
+        if producer is None or site.tensor in self._model.constants or is_captured:
             return self.template.add(insert, ends, min(index for index, _ in ends))
         return self.template.add(insert, ends, producer + 1)
-
-    def _is_captured(self, producer: int, ends: Sequence[tuple[int, int]]) -> bool:
-        return bool(self._scopes) and any(self._scopes[i] != self._scopes[producer] for i, _ in ends)
 
     def renamed(self, names: Mapping[str, str]) -> Mapping[int, list[tuple[int, int]]]:
         """The nodes that make or read graph outputs whose float tensors get these names."""

@@ -143,7 +143,8 @@ class _Reasons:
             yield f"{op_type}: there is no integer kernel of it, as DynamicQuantizeLSTM is of LSTM"
         if op_type == "LSTM" and any("LSTM" in ops for ops in self._can.dynamic.values()):
             yield from (f"{op_type}: {why}" for why in self._of_lstm(node))
-        if not self._runs(op_type):
+        kinds = (self._can.kinds(name, op_type) for name in self._can.formats)
+        if not any(kinds) and op_type not in self._can.blocked_axes:
             yield f"{op_type}: the backend runs it in floating point only"
         yield from (f"{op_type}: {why}" for why in self._operands(node))
         made = self._finder.chain(node)[-1].outputs
@@ -158,10 +159,6 @@ class _Reasons:
     def _ruled(self) -> dict[str, str]:
         """The placement rule that excluded a node that the operators alone would offer, by node."""
         return excluded_by_rule(self.space.stages)
-
-    def _runs(self, op_type: str) -> bool:
-        kinds = (self._can.kinds(name, op_type) for name in self._can.formats)
-        return any(kinds) or op_type in self._can.blocked_axes
 
     def _operands(self, node: Node) -> Iterator[str]:
         types = [self._type(node.inputs[index]) for index in data_inputs(node)]

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
@@ -90,7 +89,7 @@ class Recognition:
         self._remove_unused()
 
     def _find_dequantize(self, node: Node) -> None:
-        source = node.inputs[0]
+        source, reason = node.inputs[0], ""
         producer = self.model.producer.get(source)
         if producer is not None and is_op(producer, "QuantizeLinear") and source == producer.outputs[0]:
             reason = self._take_pair(producer, node)
@@ -100,7 +99,7 @@ class Recognition:
         elif not is_constant(self.model, node.inputs):
             reason = "has a scale or zero point that is computed"
         else:
-            reason = self._take_weight(node)
+            self._take_weight(node)
         if reason:
             self.left.setdefault(reason, []).append(node.name)
         else:
@@ -134,17 +133,16 @@ class Recognition:
         scope = "" if maker is None else maker.scope
         return any(reader.is_marker and reader.scope != scope for reader in readers)
 
-    def _take_weight(self, node: Node) -> str:
+    def _take_weight(self, node: Node) -> None:
         name = self.weights.name(node)
         if name != node.outputs[0]:
             self.alias[node.outputs[0]] = name
-        if name in self.model.constants and name != node.outputs[0]:
-            return ""
+            if name in self.model.constants:
+                return
         if name not in self.floats:
             self.floats[name] = node
             self.weights.note(node, name)
         self._stored.setdefault(name, []).append(node.inputs[0])
-        return ""
 
     def _find_quantize(self, node: Node) -> None:
         ends = [end for output in node.outputs for end in self.model.consumers.get(output, ())]
@@ -159,17 +157,18 @@ class Recognition:
         """Whether a node is removed, or makes only scales of removed nodes."""
         if node.index in self.removed or not makes_scale(self.model, node.outputs[0]):
             return node.index in self.removed
-        return all(
-            self.model.by_name[end.node].index in self.removed
-            for end in self.model.consumers[node.outputs[0]]
-        )
+        ends = self.model.consumers[node.outputs[0]]
+        return all(self.model.by_name[end.node].index in self.removed for end in ends)
 
     def _is_read_outside(self, tensor: str) -> bool:
         return tensor in self.model.outputs or tensor in self.model.subgraph_reads
 
     def _remove_unused(self) -> None:
         """Remove the constants, and the nodes that computed them, that only removed nodes had read."""
-        work = [name for index in sorted(self.removed) for name in self._own_inputs(self.model.nodes[index])]
+        work: list[str] = []
+        for node in (self.model.nodes[index] for index in sorted(self.removed)):
+            stored = is_op(node, "DequantizeLinear") and node.inputs[0] in self.model.constants
+            work += node.inputs if stored else node.inputs[1:]  # not the data that passes through
         while work:
             name = work.pop()
             if not name or name in self.dropped or not self._is_unread(name):
@@ -184,11 +183,6 @@ class Recognition:
             elif all(self._is_unread(output) for output in producer.outputs if output):
                 self.removed.add(producer.index)
                 work.extend(producer.inputs)
-
-    def _own_inputs(self, node: Node) -> tuple[str, ...]:
-        """The inputs of a removed Q or DQ except the data passing through it."""
-        stored = is_op(node, "DequantizeLinear") and node.inputs[0] in self.model.constants
-        return node.inputs if stored else node.inputs[1:]
 
     def _is_unread(self, tensor: str) -> bool:
         ends = self.model.consumers.get(tensor, ())
@@ -248,8 +242,10 @@ class ActivationRestorer:
         """Record the pair if a Relu must replace it. True if the pair cannot simply be removed."""
         tensor = quantize.inputs[0]
         producer = self.model.producer.get(tensor)
-        if producer is None or is_dynamic(quantize) or not self._cuts_at_zero(producer, quantize):
+        if producer is None or producer.op_type not in _SIGNED_OUTPUT or is_dynamic(quantize):
             return False
+        if metadata(quantize.proto, CARRIED) is not None or not starts_at_zero(self.model, quantize):
+            return False  # a pair of ours, or one that cuts off nothing
         after = dequantize.outputs[0]
         # A graph output keeps its name through a pair; other tensors get the name of the tensor before it.
         known = after if after in self.model.outputs else tensor
@@ -268,18 +264,10 @@ class ActivationRestorer:
         read = {name for node in self.exact.values() for name in node.inputs[1:] if name}
         return read - self.model.constants.keys()
 
-    def relu(self, dequantize: Node, tensor: str) -> onnx.NodeProto:
-        """The Relu in place of a pair."""
-        return onnx.helper.make_node("Relu", [tensor], list(dequantize.outputs), f"{dequantize.name}_Relu")
-
     def _fits(self, original: Node) -> bool:
         known = self.reference.constants if self.reference else {}
         free = original.inputs[0] not in self.model.producer and original.inputs[0] not in self.model.inputs
         return free and all(name in known for name in original.inputs[1:] if name)
-
-    def _cuts_at_zero(self, producer: Node, quantize: Node) -> bool:
-        is_ours = metadata(quantize.proto, CARRIED) is not None
-        return producer.op_type in _SIGNED_OUTPUT and not is_ours and starts_at_zero(self.model, quantize)
 
 
 # Proves from the graph which tensors have no negative values.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -150,17 +150,14 @@ class PairEdges:
         self._yields.append("in-only" in form.kinds)
         fmt = form.choice.reads(kind)
         for tensor, end in unit.edges:
-            column, at = (
-                (self._floats, self._model_edge((tensor, end)))
-                if fmt is None
-                else (self._reads, self._activation(tensor, end, fmt))
-            )
-            column.extend((number, at))
+            if fmt is None:
+                self._floats.extend((number, self._model_edge((tensor, end))))
+            else:
+                self._reads.extend((number, self._activation(tensor, end, fmt)))
         for site, owner in (*((site, "") for site in constants), *((site, name) for site in biases)):
+            key = (site.tensor, site.format, site.axis, owner, "")
             for end in site.consumers:
-                self._reads.extend(
-                    (number, self._pair_edge((site.tensor, site.format, site.axis, owner, ""), end))
-                )
+                self._reads.extend((number, self._pair_edge(key, end)))
         for tensor, end in self._results(unit) if gives else ():
             self._makes.extend((number, self._activation(tensor, end, fmt or "")))
         return number
@@ -241,7 +238,11 @@ class SchemeSpace:
             {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
         )
         self._set_units(map(self._apart, found))
-        self.labels: tuple[Label, ...] = ("fp", *self._labels())
+        offered = {label for unit in self.units for label in unit.labels}
+        known_labels = (label for choice in self.choices for label in choice.labels)
+        # of each format; dynamic ones where a unit has one
+        named = (label for label in known_labels if kind_of(label) != "dynamic" or label in offered)
+        self.labels: tuple[Label, ...] = ("fp", *named)
 
     def _set_units(self, units: Iterable[Unit]) -> None:
         """Set the units that have a form; index them by id (the name of their first node), and ids by node name."""
@@ -249,12 +250,6 @@ class SchemeSpace:
         self.by_id = {unit.id: unit for unit in self.units}
         self.unit_of = {node: unit.id for unit in self.units for node in unit.nodes}
         self._edges = PairEdges(self.model, self.by_id, self.result_edges)
-
-    def _labels(self) -> Iterator[Label]:
-        """The labels of each format; dynamic ones where a unit has one."""
-        offered = {label for unit in self.units for label in unit.labels}
-        for choice in self.choices:
-            yield from (label for label in choice.labels if kind_of(label) != "dynamic" or label in offered)
 
     def _apart(self, unit: Unit) -> Unit:
         """The unit without the outputs that only denied nodes read: these read floating point."""
@@ -312,23 +307,19 @@ class SchemeSpace:
 
         Raises `PlacementError` naming the first excluded node. Nodes without filters are not checked.
         """
-        ends = {end for site in placement.sites for end in site.consumers if end.node in self._closed}
-        if ends and (outside := sorted(ends - self._offered())):
+        outside = {end for site in placement.sites for end in site.consumers if end.node in self._closed}
+        for unit in self.units if outside else ():  # what some choice quantizes is allowed
+            outside.difference_update(end for _, end in (*unit.edges, *self.result_edges(unit)))
+            for site in (site for form in unit.forms for site in (*form.constants, *form.biases)):
+                outside.difference_update(site.consumers)
+        if outside:
             raise PlacementError(
-                f"the placement quantizes an input of node '{outside[0].node}', "
+                f"the placement quantizes an input of node '{min(outside).node}', "
                 "which patterns: keeps in floating point",
                 where=self.model.where,
                 cure="leave it out, or allow the node",
             )
         return placement
-
-    def _offered(self) -> frozenset[Consumer]:
-        """All inputs that some choice quantizes."""
-        edges = (end for unit in self.units for _, end in (*unit.edges, *self.result_edges(unit)))
-        sites = (
-            site for unit in self.units for form in unit.forms for site in (*form.constants, *form.biases)
-        )
-        return frozenset((*edges, *(end for site in sites for end in site.consumers)))
 
     def result_edges(self, unit: Unit) -> tuple[Edge, ...]:
         """The edges after a unit that are quantized under ``in+out``: the readers of its outputs, and ``out_edges``."""

@@ -78,7 +78,11 @@ def _stripped(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
     if reference is not None and expected is not None:
         if _same_parts(proto, _reachable(expected, model), model):
             return Stripped(_reachable(reference, model), (*notes, "equal to the reference")), True
-        notes.extend(_missing(proto, reference))
+        here = Model(proto).by_name
+        lost = [n.name for n in reference.nodes if n.name not in here and n.op_type not in QDQ_OPS]
+        if lost:
+            why = "the quantizing tool removed them"
+            notes.append(f"not like the reference, which has more nodes, {listed(lost)}: {why}")
     if (before := metadata(model.proto, RAISED_FROM)) is not None:
         notes.append(f"stays at opset {opset_of(model.proto)}, to which it was raised (was {before})")
     return Stripped(proto, tuple(notes)), False
@@ -152,28 +156,20 @@ class _Stripping:
         # the pair that made an output is removed, the output is not
         vanished -= set(self.found.model.outputs)
         graph.value_info.extend(v for v in self.found.model.flat.graph.value_info if v.name not in vanished)
-        if self._imported_for_pairs():
+        foreign = [node for node in self.found.model.nodes if node.domain == DOMAIN]
+        is_unused = all(node.index in self.found.removed for node in foreign)
+        is_unused = is_unused and all(f.domain != DOMAIN for f in self.found.model.proto.functions)
+        if is_unused and any(is_pair_op(node.proto) for node in foreign):
             refill(proto.opset_import, [o for o in proto.opset_import if o.domain != DOMAIN])
         return restored(proto, self.found.weights.restored)
-
-    def _imported_for_pairs(self) -> bool:
-        """Whether only removed pairs use domain ``trt``."""
-        ours = {node.index for node in self.found.model.nodes if is_pair_op(node.proto)}
-        others = any(
-            node.domain == DOMAIN and node.index not in self.found.removed for node in self.found.model.nodes
-        )
-        return (
-            bool(ours)
-            and not others
-            and not any(f.domain == DOMAIN for f in self.found.model.proto.functions)
-        )
 
     def nodes(self) -> Iterator[tuple[Node | None, onnx.NodeProto]]:
         """The nodes of the result, each with the node of the model that it was; restored ones are new."""
         restorer = self.found.restorer
         for node in self.found.model.nodes:
             if node.index in restorer.relus:
-                yield None, restorer.relu(node, self.found.now(restorer.relus[node.index]))
+                read = self.found.now(restorer.relus[node.index])
+                yield None, onnx.helper.make_node("Relu", [read], list(node.outputs), f"{node.name}_Relu")
             elif node.index in restorer.exact:
                 revived = restorer.exact[node.index]
                 before = copied(self._node(node))
@@ -252,19 +248,19 @@ class _Stripping:
         """Notes for the reader."""
         for reason, nodes in self.found.left.items():
             yield f"{NOT_REMOVED}, {listed(nodes)}: {reason}"
-        for graph in self._bodies_with_pairs():
-            yield f"not stripped, Q/DQ in '{graph}': a function, or a body of another operator than If, Loop, Scan"
+        bodies = (body for node in self.found.model.nodes for body in graphs_inside(node.proto))
+        graphs = (graph for body in bodies for graph in all_graphs(body))
+        for holder in (*graphs, *self.found.model.proto.functions):
+            if any(node.op_type in QDQ_OPS for node in holder.node):
+                what = "a function, or a body of another operator than If, Loop, Scan"
+                yield f"not stripped, Q/DQ in '{holder.name}': {what}"
         if self.found.weights.restored:
             yield f"taken from the reference, {listed(self.found.weights.restored)}"
         if self.found.weights.dequantized:
             known = self.found.weights.reference is not None
-            cure = (
-                "the reference has no such weight"
-                if known
-                else "give the original as reference to restore them"
-            )
+            cures = "give the original as reference to restore them", "the reference has no such weight"
             weights = listed(self.found.weights.dequantized)
-            yield f"dequantized, not equal to the original weights, {weights}: {cure}"
+            yield f"dequantized, not equal to the original weights, {weights}: {cures[known]}"
         if self.found.restorer.exact:
             nodes = [node.name for node in self.found.restorer.exact.values()]
             yield f"removed by the quantizing tool and taken from the reference, {listed(nodes)}"
@@ -275,19 +271,11 @@ class _Stripping:
                 "the original with `--reference` restores the removed node"
             )
 
-    def _bodies_with_pairs(self) -> Iterator[str]:
-        graphs = [
-            g for node in self.found.model.nodes for b in graphs_inside(node.proto) for g in all_graphs(b)
-        ]
-        for holder in (*graphs, *self.found.model.proto.functions):
-            if any(node.op_type in QDQ_OPS for node in holder.node):
-                yield holder.name
 
-
-def listed(names: Iterable[str], most: int = 3) -> str:
+def listed(names: Iterable[str]) -> str:
     """``4: 'a', 'b', 'c' and 1 more``."""
     quoted = [f"'{name}'" for name in names]
-    return f"{len(quoted)}: {list_text(quoted, most)}"
+    return f"{len(quoted)}: {list_text(quoted, 3)}"
 
 
 def _at_opset_of(model: Model, reference: Model) -> Model:
@@ -317,10 +305,10 @@ def _same_tensor(one: TensorProto, other: TensorProto, reader: Model) -> bool:
     """Whether two tensors are equal; one may hold its values, and the other refer to a file."""
     if one == other or not (is_external(one) or is_external(other)):
         return one == other
+    if (one.data_type, list(one.dims)) != (other.data_type, list(other.dims)):
+        return False
     base = None if reader.path is None else reader.path.parent
-    return (one.data_type, list(one.dims)) == (other.data_type, list(other.dims)) and tensor_bytes(
-        one, base
-    ) == tensor_bytes(other, base)
+    return tensor_bytes(one, base) == tensor_bytes(other, base)
 
 
 def _bytes(node: onnx.NodeProto) -> bytes:
@@ -329,11 +317,3 @@ def _bytes(node: onnx.NodeProto) -> bytes:
 
 def _reachable(owner: Model, reader: Model) -> onnx.ModelProto:
     return map_tensors(owner.proto, lambda tensor: within_reach(tensor, owner, reader))
-
-
-def _missing(proto: onnx.ModelProto, reference: Model) -> Iterator[str]:
-    """The nodes in which the result differs from the reference."""
-    here = Model(proto).by_name
-    lost = [n.name for n in reference.nodes if n.name not in here and n.op_type not in QDQ_OPS]
-    if lost:
-        yield f"not like the reference, which has more nodes, {listed(lost)}: the quantizing tool removed them"

@@ -60,9 +60,7 @@ def channel_axis(model: Model, node: Node, index: int) -> int | None:
         return WEIGHT_AXES[node.op_type]
     if node.op_type == "Gemm":
         return 0 if node.attributes.get("transB", 0) else 1
-    if (
-        node.op_type in RECURRENT
-    ):  # a scale for each row where there is one direction, else one for each direction
+    if node.op_type in RECURRENT:  # a scale for each row of one direction, or for each of two directions
         return 1 if model.constants[node.inputs[index]].dims[0] == 1 else 0
     return 1 if rank == 2 else None
 
@@ -159,24 +157,20 @@ def format_choices(rules: QuantizeRules, capabilities: Capabilities) -> tuple[Fo
     known = [name for name in rules.formats if name in capabilities.formats] or [rules.formats[0]]
     found: dict[tuple[str, str | None], FormatChoice] = {}
     for name in known:
-        stored = _stored(name, rules, capabilities)
-        label = "" if not found else name
-        dynamic = name in capabilities.dynamic
+        weight = capabilities.weights.get(name, name)
+        blocked = number_format(weight).block
+        activation = capabilities.activations.get(name, None if blocked else name)
+        if activation is not None and not blocked and rules.activations != "auto":
+            activation = rules.activations
         choice = FormatChoice(
-            format=name, name=label, weight=stored[0], activation=stored[1], dynamic=dynamic
+            format=name,
+            name=name if found else "",
+            weight=weight,
+            activation=activation,
+            dynamic=name in capabilities.dynamic,
         )
-        found.setdefault(stored, choice)
+        found.setdefault((weight, activation), choice)
     return tuple(found.values())
-
-
-def _stored(name: str, rules: QuantizeRules, capabilities: Capabilities) -> tuple[str, str | None]:
-    weight = capabilities.weights.get(name, name)
-    blocked = number_format(weight).block
-    activation = capabilities.activations.get(name, None if blocked else name)
-    return (
-        weight,
-        activation if activation is None or blocked or rules.activations == "auto" else rules.activations,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
