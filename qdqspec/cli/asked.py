@@ -19,7 +19,7 @@ from qdqspec.errors import ConfigError
 from qdqspec.types import Case
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Word:
     """An option. ``read`` converts the text to a spec's value; options with ``many`` may be repeated.
 
@@ -55,173 +55,63 @@ RARE = frozenset(
     | {"start_scales", "min_shapes", "opt_shapes", "max_shapes", "pattern_cache", "graph_json"}
 )  # fmt: skip
 WORDS = (
-    Word(name="quant", group=_QUANTIZED, metavar="FORMAT", help="Number format (default of a model: int8)."),
-    Word(
-        name="calibration",
-        group=_DATA,
-        metavar="PATH",
-        help="Data for the ranges of activations: .npz or .npy, a folder or a quoted glob of them, or a quoted "
-"table as in a spec, such as '{images: photos, size: 224}'.",
-        read=data_given,
-    ),
-    Word(
-        name="evaluation",
-        group=_DATA,
-        metavar="PATH",
-        read=data_given,
-        help="Data for accuracy: inputs, and 'labels' if --metric, --min or --max-drop is given.",
-    ),
-    Word(
-        name="shapes",
-        group=_DATA,
-        metavar="NAME:1x3x224x224",
-        help="Shapes of inputs whose dimensions are dynamic; several with commas.",
-        read=shapes,
-    ),
-    Word(
-        name="values",
-        group=_DATA,
-        metavar="NAME:16000",
-        help="Inputs fixed to a number, true or false; the tuned model does not have them. Several with commas.",
-        read=values,
-    ),
-    Word(name="scales", group=_DATA, metavar="FILE", help="A file of known ranges: a calibration cache, or JSON."),
-    Word(
-        name="corrections",
-        group=_QUANTIZED,
-        metavar="auto|none|LIST",
-        help="Corrections of scales, weights and biases, which cost no time in the model: auto (default), "
-"none, or a list with commas: equalization, margins, ranges, rounding, bits, bias.",
-        read=_corrections,
-    ),
-    Word(
-        name="dq_dtype",
-        group=_QUANTIZED,
-        metavar="float32|float16|bfloat16",
-        help="Output type of DequantizeLinear if the model does not state the type, as after operators of "
-"plugins; without it such tensors are not quantized.",
-    ),
-    Word(name="strategy", group=_SEARCH, metavar="NAME", help="Search strategy (default: attribution)."),
-    Word(name="preset", group=_SEARCH, metavar="quick|default|extensive", help="Size of the search."),
-    Word(name="trials", group=_SEARCH, metavar="N", help="Largest number of builds.", read=number),
-    Word(
-        name="trials_per_region",
-        group=_SEARCH,
-        metavar="N",
-        help="Largest number of builds for each region, with --strategy region.",
-        read=number,
-    ),
-    Word(
-        name="region_models",
-        group=_SEARCH,
-        metavar="true|false",
-        help="Whether strategy region writes the best model of each region to regions/ (default: false).",
-        read=_switch,
-    ),
-    Word(
-        name="validate_groups",
-        group=_SEARCH,
-        metavar="true|false",
-        help="Whether strategy subgraph measures each step on the whole model (default: true); false adds all groups "
-        "that won alone at once.",
-        read=_switch,
-    ),
-    Word(
-        name="minutes",
-        group=_SEARCH,
-        metavar="M",
-        help="Time limit of the search: minutes, or 90s, 10m, 1h.",
-        read=number,
-    ),
-    Word(
-        name="objective",
-        group=_SEARCH,
-        metavar="latency|pareto",
-        help="latency: the fastest placement that meets the limits (default); pareto: also the front of "
-"latency and accuracy.",
-    ),
-    Word(
-        name="min_sqnr_db",
-        group=_LIMITS,
-        metavar="DB|none",
-        help="Smallest SQNR of the selected model in dB (default: 20 without a task metric); none: no limit.",
-        read=number,
-    ),
-    Word(
-        name="metric",
-        group=_LIMITS,
-        metavar="NAME",
-        help="Metric of --min and --max-drop: top1, top5 or miou (default: top1).",
-    ),
-    Word(
-        name="min",
-        group=_LIMITS,
-        metavar="VALUE",
-        help="Smallest value of the task metric of the selected model, such as 0.97 or 97%.",
-        read=number,
-    ),
-    Word(
-        name="max_drop",
-        group=_LIMITS,
-        metavar="VALUE",
-        help="Largest loss of the task metric against the reference, such as 0.01 or 1%.",
-        read=number,
-    ),
-    Word(
-        name="min_gain",
-        group=_LIMITS,
-        metavar="SHARE",
-        help="Share of the time that the selected model must save, proved by its interval, such as 0.02 or 2% "
-"(default: 2%).",
-        read=number,
-    ),
-    Word(
-        name="allow",
-        group=_QUANTIZED,
-        metavar="PATTERN",
-        help="Quantize only operators that match, such as 'Conv > Relu'. Repeatable.",
-        many=True,
-    ),
-    Word(
-        name="deny",
-        group=_QUANTIZED,
-        metavar="PATTERN",
-        help="Do not quantize operators that match. Repeatable.",
-        many=True,
-    ),
-    Word(
-        name="include",
-        group=_QUANTIZED,
-        metavar="GLOB",
-        help="Quantize only nodes with matching names, such as '/body/*'. Repeatable.",
-        many=True,
-    ),
-    Word(
-        name="include_file",
-        group=_QUANTIZED,
-        metavar="FILE",
-        help="A file of globs over node names, one a line; for operator patterns use --allow.",
-    ),
-    Word(
-        name="exclude",
-        group=_QUANTIZED,
-        metavar="GLOB",
-        help="Do not quantize nodes with matching names. Repeatable.",
-        many=True,
-    ),
-    Word(
-        name="start_from",
-        group=_SEARCH,
-        metavar="FILE",
-        help="A start of the search: a pattern cache, journal, scheme or Q/DQ model. Repeatable.",
-        many=True,
-    ),
-    Word(
-        name="start_scales",
-        group=_SEARCH,
-        metavar="keep|recalibrate",
-        help="Whether the scales of Q/DQ models in --start-from are kept (default), or computed from calibration data.",
-    ),
+    Word("quant", _QUANTIZED, "FORMAT", "Number format (default of a model: int8)."),
+    Word("calibration", _DATA, "PATH",
+        "Data for the ranges of activations: .npz or .npy, a folder or a quoted glob of them, or a quoted"
+        " table as in a spec, such as '{images: photos, size: 224}'.", read=data_given),
+    Word("evaluation", _DATA, "PATH",
+        "Data for accuracy: inputs, and 'labels' if --metric, --min or --max-drop is given.", read=data_given),
+    Word("shapes", _DATA, "NAME:1x3x224x224",
+        "Shapes of inputs whose dimensions are dynamic; several with commas.", read=shapes),
+    Word("values", _DATA, "NAME:16000",
+        "Inputs fixed to a number, true or false; the tuned model does not have them. Several with "
+        "commas.", read=values),
+    Word("scales", _DATA, "FILE", "A file of known ranges: a calibration cache, or JSON."),
+    Word("corrections", _QUANTIZED, "auto|none|LIST",
+        "Corrections of scales, weights and biases, which cost no time in the model: auto (default), "
+        "none, or a list with commas: equalization, margins, ranges, rounding, bits, bias.", read=_corrections),
+    Word("dq_dtype", _QUANTIZED, "float32|float16|bfloat16",
+        "Output type of DequantizeLinear if the model does not state the type, as after operators of "
+        "plugins; without it such tensors are not quantized."),
+    Word("strategy", _SEARCH, "NAME", "Search strategy (default: attribution)."),
+    Word("preset", _SEARCH, "quick|default|extensive", "Size of the search."),
+    Word("trials", _SEARCH, "N", "Largest number of builds.", read=number),
+    Word("trials_per_region", _SEARCH, "N",
+        "Largest number of builds for each region, with --strategy region.", read=number),
+    Word("region_models", _SEARCH, "true|false",
+        "Whether strategy region writes the best model of each region to regions/ (default: false).",
+        read=_switch),
+    Word("validate_groups", _SEARCH, "true|false",
+        "Whether strategy subgraph measures each step on the whole model (default: true); false adds all "
+        "groups that won alone at once.", read=_switch),
+    Word("minutes", _SEARCH, "M", "Time limit of the search: minutes, or 90s, 10m, 1h.", read=number),
+    Word("objective", _SEARCH, "latency|pareto",
+        "latency: the fastest placement that meets the limits (default); pareto: also the front of "
+        "latency and accuracy."),
+    Word("min_sqnr_db", _LIMITS, "DB|none",
+        "Smallest SQNR of the selected model in dB (default: 20 without a task metric); none: no limit.",
+        read=number),
+    Word("metric", _LIMITS, "NAME", "Metric of --min and --max-drop: top1, top5 or miou (default: top1)."),
+    Word("min", _LIMITS, "VALUE",
+        "Smallest value of the task metric of the selected model, such as 0.97 or 97%.", read=number),
+    Word("max_drop", _LIMITS, "VALUE",
+        "Largest loss of the task metric against the reference, such as 0.01 or 1%.", read=number),
+    Word("min_gain", _LIMITS, "SHARE",
+        "Share of the time that the selected model must save, proved by its interval, such as 0.02 or 2% "
+        "(default: 2%).", read=number),
+    Word("allow", _QUANTIZED, "PATTERN",
+        "Quantize only operators that match, such as 'Conv > Relu'. Repeatable.", many=True),
+    Word("deny", _QUANTIZED, "PATTERN", "Do not quantize operators that match. Repeatable.", many=True),
+    Word("include", _QUANTIZED, "GLOB",
+        "Quantize only nodes with matching names, such as '/body/*'. Repeatable.", many=True),
+    Word("include_file", _QUANTIZED, "FILE",
+        "A file of globs over node names, one a line; for operator patterns use --allow."),
+    Word("exclude", _QUANTIZED, "GLOB", "Do not quantize nodes with matching names. Repeatable.", many=True),
+    Word("start_from", _SEARCH, "FILE",
+        "A start of the search: a pattern cache, journal, scheme or Q/DQ model. Repeatable.", many=True),
+    Word("start_scales", _SEARCH, "keep|recalibrate",
+        "Whether the scales of Q/DQ models in --start-from are kept (default), or computed from "
+        "calibration data."),
 )  # fmt: skip
 
 
