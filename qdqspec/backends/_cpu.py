@@ -100,6 +100,10 @@ class Cpu:
         """Product and instruction set for device keys: ``intel-xeon-platinum-8480c-amx``."""
         return f"{slug_from_text(_NOISE.sub(' ', self.product))}-{self.isa}"
 
+    def key(self, runtime: str, version: str, host: str) -> str:
+        """The device key of a runtime on this processor; ``host`` is what else results depend on."""
+        return f"{self.slug}-{runtime}-{major_minor(version)}-{host}"
+
 
 @cache
 def detect() -> Cpu:
@@ -147,6 +151,11 @@ def cpu_from_sysctl(text: str, cores: int) -> Cpu:
 def slug_from_text(text: str) -> str:
     """Lower case words joined by hyphens, valid in file names."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "unknown"
+
+
+def major_minor(version: str) -> str:
+    """``1.32`` of ``1.32.0``."""
+    return ".".join(version.split(".")[:2])
 
 
 def platform_slug() -> str:

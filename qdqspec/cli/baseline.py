@@ -160,8 +160,12 @@ def _lines(kept: Kept, action: str) -> list[str]:
         f"rule {name}": "none" if value is None else str(value) for name, value in sorted(entry.rules.items())
     }
     facts |= dict(sorted(entry.environment.items()))
-    told = [f"    {name}: {value}" for name, value in facts.items()]
-    return [head, *told, *(line for figure in (*entry.history, entry)[::-1] for line in _past(figure, entry))]
+    lines = [f"    {name}: {value}" for name, value in facts.items()]
+    return [
+        head,
+        *lines,
+        *(line for figure in (*entry.history, entry)[::-1] for line in _past(figure, entry)),
+    ]
 
 
 def _figure(figure: Figure) -> str:

@@ -117,8 +117,8 @@ def _list(arguments: argparse.Namespace, store: Any) -> int:
 def _line(entry: StoreEntry) -> str:
     from qdqspec.preparation.cached import about
 
-    said = about(entry.folder)
-    what = " on ".join(said[word] for word in ("case", "device") if word in said) or "(not stated)"
+    known = about(entry.folder)
+    what = " on ".join(known[word] for word in ("case", "device") if word in known) or "(not stated)"
     return f"  {entry.folder.name[:12]}  {size_text(entry.size_bytes):>9}  {seconds_text(entry.age_seconds):>9}  {what}"
 
 

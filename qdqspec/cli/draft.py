@@ -154,15 +154,15 @@ def _line(key: str, found: str) -> str:
 def _shape(one: InputDraft) -> str:
     assert one.shape is not None
     shape = "[" + ", ".join(map(str, one.shape)) + "]"
-    said = "fixed"
+    origin = "fixed"
     if one.open_dims:
         which = ", ".join(map(str, one.open_dims))
         single = len(one.open_dims) == 1
         source = "taken from the data" if one.from_data else "a guess" if single else "guesses"
-        said = f"dimension {which} is dynamic, and this is {source}"
+        origin = f"dimension {which} is dynamic, and this is {source}"
         if not single:
-            said = f"dimensions {which} are dynamic, and these are {source}"
-    return f"{quoted(one.name)}: {shape}  # {one.kind}, {said}"
+            origin = f"dimensions {which} are dynamic, and these are {source}"
+    return f"{quoted(one.name)}: {shape}  # {one.kind}, {origin}"
 
 
 def counted(counts: Mapping[str, int], most: int = 12) -> str:

@@ -102,9 +102,9 @@ def _same(draft: DataDraft, path: Path) -> list[str]:
     if not draft.is_shared:
         return []
     folder = path if path.is_dir() else path.parent
-    said = "calibration and evaluation are the same data: accuracy looks better on it than on other data"
+    problem = "calibration and evaluation are the same data: accuracy looks better on it than on other data"
     found = f"init finds {folder / 'calibration'} and {folder / 'evaluation'}"
-    return [f"{said}; name other samples at `evaluation` in the spec ({found})"]
+    return [f"{problem}; name other samples at `evaluation` in the spec ({found})"]
 
 
 def opened(model: Model, path: Path) -> Dataset | None:

@@ -146,8 +146,8 @@ def answer(
     in the data.
     """
     if arguments.json:
-        said = [*data.get("notes", ()), *notes, *NOTED.get()]
-        say_json({"schema_version": 1, **data, "notes": said, "text": text})
+        texts = [*data.get("notes", ()), *notes, *NOTED.get()]
+        say_json({"schema_version": 1, **data, "notes": texts, "text": text})
         return
     for note in notes:
         say(f"note: {note}")

@@ -229,6 +229,11 @@ def option(
     return field(default=default, metadata=declared)
 
 
+def plugin_libraries(text: str = "Plugin libraries.") -> Any:
+    """The field ``plugins`` of options: libraries with operators that a backend loads, by the command line only."""
+    return option(LIBRARIES, text, (), shown="", in_files=False, flag="plugin")
+
+
 def declare(
     backend: str,
     options: Any,

@@ -34,8 +34,8 @@ def refuse_unknown_options(words: Sequence[str]) -> None:
     given = [word.partition("=")[0] for word in takewhile(lambda word: word != "--", words)]
     unknown = [name for name in given if name.startswith("--qdq-") and name not in known]
     if unknown:
-        said = "; ".join(f"unknown option '{name}'{did_you_mean(name, known)}" for name in unknown)
-        raise pytest.UsageError(f"{said}\n  all options: pytest --help, group qdqspec")
+        problems = "; ".join(f"unknown option '{name}'{did_you_mean(name, known)}" for name in unknown)
+        raise pytest.UsageError(f"{problems}\n  all options: pytest --help, group qdqspec")
 
 
 def register_markers(config: pytest.Config) -> None:

@@ -85,8 +85,8 @@ def latency_chart(latency: LatencyEvidence) -> str:
         name, label = names[role]
         style = "tuned" if role == "tuned" else "other"
         parts.append(f'<g class="{style}">{_distribution(name, label, values, 50 * row + 31, x)}</g>')
-    said = ", ".join(f"{name} {label}" for name, label in names.values())
-    return frame(WIDTH, height, f"Latency by model: {said}", parts)
+    listed = ", ".join(f"{name} {label}" for name, label in names.values())
+    return frame(WIDTH, height, f"Latency by model: {listed}", parts)
 
 
 def _distribution(name: str, label: str, values: Sequence[float], y: float, x: _Axis) -> str:
@@ -205,16 +205,16 @@ def front_chart(search: SearchResult) -> str:
     parts.append(text(8, 12, title, "tick"))
     parts.append(_steps([(x(ratio), y(at)) for ratio, at, _ in front]) if len(front) > 1 else "")
     for ratio, at, trial in behind:
-        said = f"candidate {trial.number} ({plain(trial.phase, 20)}): {level_text(at)}"
-        parts.append(element("circle", "mark dropped", said, cx=x(ratio), cy=y(at), r=4))
+        tooltip = f"candidate {trial.number} ({plain(trial.phase, 20)}): {level_text(at)}"
+        parts.append(element("circle", "mark dropped", tooltip, cx=x(ratio), cy=y(at), r=4))
     for ratio, at, point in front:
         selected = point.placement == search.winner.digest
-        said = f"{point.pairs} pairs: {ratio_text(ratio)} of reference, {level_text(at)}"
+        tooltip = f"{point.pairs} pairs: {ratio_text(ratio)} of reference, {level_text(at)}"
         if point.ratio.low < point.ratio.high:
             parts.append(_whisker(point.ratio, x, y(at)))
         style, radius = ("kept", 5.5) if selected else ("front", 4)
-        said += ", selected" if selected else ""
-        parts.append(element("circle", f"mark {style}", said, cx=x(ratio), cy=y(at), r=radius))
+        tooltip += ", selected" if selected else ""
+        parts.append(element("circle", f"mark {style}", tooltip, cx=x(ratio), cy=y(at), r=radius))
     points = ", ".join(f"{ratio:.3f} at {at:.4g}" for ratio, at, _ in front)
     return frame(WIDTH, 240, f"Time over the reference's against {title}, the front: {points}", parts)
 
@@ -276,8 +276,8 @@ def _bars(rows: Sequence[_Bar], what: str) -> str:
             parts.append(f'<g class="{style}">{bar}{text(x(value) + 6, y + 11, label, "tick")}</g>')
             y += 15
         y += 6
-    said = ", ".join(f"{name} {' and '.join(label for *_, label in figures)}" for name, figures, _ in rows)
-    return frame(WIDTH, y + 2, f"{what}: {said}", parts)
+    listed = ", ".join(f"{name} {' and '.join(label for *_, label in figures)}" for name, figures, _ in rows)
+    return frame(WIDTH, y + 2, f"{what}: {listed}", parts)
 
 
 # ---- baselines -----------------------------------------------------------------------------------
@@ -309,8 +309,8 @@ def baseline_chart(found: RegressionEvidence) -> str:
             f"{element('circle', 'mark', cx=x(ratio.median), cy=y, r=4.5)}"
             f"{text(x.end + 8, y + 4, f'{ratio.median:.3f}', 'value')}</g>"
         )
-    said = ", ".join(f"{name} {ratio.median:.3f}" for name, ratio, _ in rows)
-    return frame(WIDTH, height, f"Tuned over reference: {said}", parts)
+    listed = ", ".join(f"{name} {ratio.median:.3f}" for name, ratio, _ in rows)
+    return frame(WIDTH, height, f"Tuned over reference: {listed}", parts)
 
 
 def _ratio_axis(ratios: Sequence[Interval], mark: Sequence[float]) -> _Axis:

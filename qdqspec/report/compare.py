@@ -86,8 +86,8 @@ def comparison_text(comparison: Comparison) -> str:
     lines += [f"only in A: {plain(name)}" for name in comparison.only_before]
     lines += [f"only in B: {plain(name)}" for name in comparison.only_after]
     counts = Counter(case.word for case in comparison.cases)
-    said = ", ".join(f"{counts[word]} {word}" for word in _ORDER if counts[word])
-    lines.append(f"{count_text(len(comparison.cases), 'case')} on {plain(comparison.device)}: {said}")
+    counted = ", ".join(f"{counts[word]} {word}" for word in _ORDER if counts[word])
+    lines.append(f"{count_text(len(comparison.cases), 'case')} on {plain(comparison.device)}: {counted}")
     return "\n".join(lines)
 
 
@@ -226,23 +226,23 @@ def _notes(before: Evidence, after: Evidence) -> tuple[str, ...]:
 
 def baseline_notes(found: Evidence) -> tuple[str, ...]:
     """For each baseline entry that the case was compared with: the change, and other differences."""
-    said = []
+    lines = []
     for name, seen in found.regression.items():
         if seen.change is not None:
             of = f" of {day}" if (day := day_text(seen.recorded)) else ""
-            said += [f"{plain(name, 60)}: {_moved(seen.change)} against the baseline{of}"]
-            said += map(plain, seen.notes)
-    return tuple(said)
+            lines += [f"{plain(name, 60)}: {_moved(seen.change)} against the baseline{of}"]
+            lines += map(plain, seen.notes)
+    return tuple(lines)
 
 
 def baseline_pairs(before: Evidence, after: Evidence) -> list[str]:
     """The change against the baseline in each of two runs. Each run was interleaved with its reference."""
-    said = []
+    lines = []
     for name in sorted(before.regression.keys() | after.regression.keys()):
         seen = {"A": before.regression.get(name), "B": after.regression.get(name)}
-        told = [f"{_moved(one.change)} in {run}" for run, one in seen.items() if one and one.change]
-        said += [f"{plain(name, 60)} against its baseline: {', '.join(told)}"] if told else []
-    return said
+        changes = [f"{_moved(one.change)} in {run}" for run, one in seen.items() if one and one.change]
+        lines += [f"{plain(name, 60)} against its baseline: {', '.join(changes)}"] if changes else []
+    return lines
 
 
 def _moved(change: TimeChange) -> str:

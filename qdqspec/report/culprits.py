@@ -40,7 +40,7 @@ def culprits_json(found: CulpritEvidence) -> dict[str, Any]:
         **to_data(found),
         "missing": found.missing or None,
         "legend": _LEGEND,
-        "words": [said for said in (_spread(found), _removal(found)) if said] if found.pairs else [],
+        "words": [words for words in (_spread(found), _removal(found)) if words] if found.pairs else [],
         "pairs": [
             {
                 **to_data(culprit.site),

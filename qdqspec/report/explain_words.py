@@ -27,8 +27,8 @@ def paragraph(comparison: EngineComparison) -> str:
 
 def sentences(comparison: EngineComparison) -> list[str]:
     """The sentences of the explanation: ratio, reasons, possible improvements, reliability of the figures."""
-    said = [verdict(comparison), *reasons(comparison), *advice(comparison.tuned), caveat(comparison)]
-    return [sentence for sentence in said if sentence]
+    found = [verdict(comparison), *reasons(comparison), *advice(comparison.tuned), caveat(comparison)]
+    return [sentence for sentence in found if sentence]
 
 
 def ranking(engines: Sequence[ExplainedEngine], reference: ExplainedEngine) -> str:
@@ -49,13 +49,13 @@ def verdict(comparison: EngineComparison) -> str:
     """The first sentence: how much faster or slower."""
     ours, theirs = comparison.reference, comparison.tuned
     before, after = ms_texts_apart(ours.milliseconds, theirs.milliseconds)
-    told = "by the sum of its layers" if comparison.decided_by_sum else "end to end"
+    how = "by the sum of its layers" if comparison.decided_by_sum else "end to end"
     if not math.isfinite(comparison.ratio) or abs(comparison.ratio - 1) < _SAME:
-        return f"{theirs.name} is as fast as {ours.name}: {after} against {before} ms {told}."
+        return f"{theirs.name} is as fast as {ours.name}: {after} against {before} ms {how}."
     if comparison.ratio < 1:
-        return f"{theirs.name} is {_times(ours, theirs)} as fast as {ours.name}: {after} against {before} ms {told}."
+        return f"{theirs.name} is {_times(ours, theirs)} as fast as {ours.name}: {after} against {before} ms {how}."
     more = percent_text(comparison.ratio - 1).lstrip("+")
-    return f"{theirs.name} is {more} slower than {ours.name}: {after} against {before} ms {told}."
+    return f"{theirs.name} is {more} slower than {ours.name}: {after} against {before} ms {how}."
 
 
 def reasons(comparison: EngineComparison) -> list[str]:
@@ -69,10 +69,10 @@ def reasons(comparison: EngineComparison) -> list[str]:
     text = ", ".join(
         f"{what} take {ms_text(abs(by))} ms {'less' if by < 0 else 'more'}" for what, by in spent
     )
-    said = [f"By layer, {text}.", _integers(ours, theirs)]
+    sentences = [f"By layer, {text}.", _integers(ours, theirs)]
     left = theirs.left_in_float
     if left and theirs.integer:
-        said.append(
+        sentences.append(
             f"{count_text(len(left), 'kernel')} with quantized inputs {'does' if len(left) == 1 else 'do'} not "
             f"compute in integers{_cost(left, theirs)}: {_names(left)}."
         )
@@ -80,12 +80,12 @@ def reasons(comparison: EngineComparison) -> list[str]:
     if before or after:
         where = f", where {ours.name} has {len(before)}{_cost(before, ours)}" if before else ""
         verb = "is" if len(after) == 1 else "are"
-        said.append(f"{len(after) or 'No'} Q or DQ {verb} not fused{_cost(after, theirs)}{where}.")
+        sentences.append(f"{len(after) or 'No'} Q or DQ {verb} not fused{_cost(after, theirs)}{where}.")
     before, after = ours.conversions, theirs.conversions
     if len(before) != len(after):
         count = count_text(len(after), "change") if after else "No changes"
         where = f", where {ours.name} has {len(before)}{_cost(before, ours)}"
-        said.append(f"{count} of type or layout{_cost(after, theirs)}{where}.")
+        sentences.append(f"{count} of type or layout{_cost(after, theirs)}{where}.")
     for what, changed in (
         ("run as more kernels than before", [row for row in rows if row.lost_fusion]),
         ("run as fewer kernels now", [row for row in rows if row.won_fusion]),
@@ -93,8 +93,8 @@ def reasons(comparison: EngineComparison) -> list[str]:
         if changed:
             named = "; ".join(short_place(nodes_text(row.place), _WIDTH) for row in changed[:_NAMED])
             more = "; ..." if len(changed) > _NAMED else ""
-            said.append(f"The nodes of {count_text(len(changed), 'place')} {what} ({named}{more}).")
-    return said
+            sentences.append(f"The nodes of {count_text(len(changed), 'place')} {what} ({named}{more}).")
+    return sentences
 
 
 def _integers(ours: ExplainedEngine, theirs: ExplainedEngine) -> str:

@@ -79,13 +79,13 @@ _BASELINE_STATES = {
 def run_line(record: RunRecord) -> str:
     """Number of cases and checks, start time and duration."""
     words = Counter(verdict_word(result) for case in record.cases for result in case.results)
-    said = [count_text(len(record.cases), "case")]
-    said += [f"{words['pass']} of {count_text(words.total(), 'check')} passed"] if words else []
-    said += [f"{words['FAIL']} failed"] if words["FAIL"] else []
-    said += [count_text(words["WARN"], "warning")] if words["WARN"] else []
-    said += [f"{words['inconclusive']} inconclusive"] if words["inconclusive"] else []
+    parts = [count_text(len(record.cases), "case")]
+    parts += [f"{words['pass']} of {count_text(words.total(), 'check')} passed"] if words else []
+    parts += [f"{words['FAIL']} failed"] if words["FAIL"] else []
+    parts += [count_text(words["WARN"], "warning")] if words["WARN"] else []
+    parts += [f"{words['inconclusive']} inconclusive"] if words["inconclusive"] else []
     when = plain(_UTC.sub(" UTC", record.started.replace("T", " ")), 40)
-    return f"{', '.join(said)}. {when}, {seconds_text(record.seconds)}, qdqspec {plain(record.version, 40)}."
+    return f"{', '.join(parts)}. {when}, {seconds_text(record.seconds)}, qdqspec {plain(record.version, 40)}."
 
 
 def summary(record: RunRecord) -> Table:
@@ -139,8 +139,8 @@ def checks_table(case: CaseRecord) -> Table:
 
 def advice_rows(case: CaseRecord) -> list[tuple[str, str]]:
     """Id and advice of the checks that have any; of a check that was not judged, the whole error with its advice."""
-    said = ((plain(result.id, 60), plain(_advice(result), LONG)) for result in case.results)
-    return [(name, text) for name, text in said if text]
+    named = ((plain(result.id, 60), plain(_advice(result), LONG)) for result in case.results)
+    return [(name, text) for name, text in named if text]
 
 
 def _advice(result: CheckResult) -> str:
@@ -184,8 +184,8 @@ def _search_facts(search: SearchResult) -> list[tuple[str, str]]:
         values = (bound.least, bound.reference, bound.selected)
         least, reference, selected = (metric_text(bound.metric, value) for value in values)
         scored = f"{count_text(bound.scored, 'candidate')} scored on {count_text(bound.samples, 'sample')}"
-        said = f"at least {least} (reference {reference}), selected {selected}; {scored}"
-        facts.append((f"held to {plain(bound.metric, 40)}", said))
+        text = f"at least {least} (reference {reference}), selected {selected}; {scored}"
+        facts.append((f"held to {plain(bound.metric, 40)}", text))
     facts.append(("smallest difference that counts", f"{100 * search.eps:.1f} %"))
     return [*facts, ("scheme", plain(search.winner.digest))]
 

@@ -474,8 +474,8 @@ _AnyPart = TypeVar("_AnyPart", "RunPart", "CasePart")
 def _part(layout: type[_AnyPart], data: object, name: str) -> _AnyPart:
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
-        said = f"schema_version {version}" if isinstance(version, int) else "no schema_version"
-        raise StateError(f"this is no {name} of schema_version {SCHEMA_VERSION}: it has {said}", cure=_AGAIN)
+        found = f"schema_version {version}" if isinstance(version, int) else "no schema_version"
+        raise StateError(f"this is no {name} of schema_version {SCHEMA_VERSION}: it has {found}", cure=_AGAIN)
     if layout is RunPart and isinstance(data, dict) and "case" in data:
         raise StateError("this is the result of one case, not a run record", cure=_AGAIN)
     with _damage(name):

@@ -29,10 +29,10 @@ Point = tuple[float, float]
 def element(name: str, style: str = "", title: str = "", **attributes: float | str) -> str:
     """An element with a CSS class, a title for the pointer, and coordinates to a tenth of a pixel."""
     given = {"class": style, **attributes} if style else attributes
-    said = "".join(
+    written = "".join(
         f' {key}="{value if isinstance(value, str) else px(value)}"' for key, value in given.items()
     )
-    return f"<{name}{said}><title>{escape(title)}</title></{name}>" if title else f"<{name}{said}/>"
+    return f"<{name}{written}><title>{escape(title)}</title></{name}>" if title else f"<{name}{written}/>"
 
 
 def text(x: float, y: float, words: str, style: str) -> str:

@@ -240,11 +240,11 @@ def _verdicts_text(case: CaseRecord) -> str:
     loud = [word for word in ("FAIL", "WARN", "inconclusive") for found in words if found == word]
     if len(loud) <= _NAMED_VERDICTS:
         named = zip(case.results, words, strict=True)
-        said = [f"{plain(result.id, 16)} {word}" for result, word in named if word != "pass"]
+        parts = [f"{plain(result.id, 16)} {word}" for result, word in named if word != "pass"]
     else:
-        said = [f"{loud.count(word)} {word}" for word in dict.fromkeys(loud)]
+        parts = [f"{loud.count(word)} {word}" for word in dict.fromkeys(loud)]
     passed = words.count("pass")
-    return ", ".join([*said, *([f"{passed} passed"] if passed else [])])
+    return ", ".join([*parts, *([f"{passed} passed"] if passed else [])])
 
 
 def verdict_word(result: CheckResult) -> str:

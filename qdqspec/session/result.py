@@ -41,15 +41,15 @@ class Result:
     def __repr__(self) -> str:
         """One line: the record holds each build, thousands of lines."""
         latency, parity = self.evidence.latency, self.evidence.parity
-        said = []
+        parts = []
         if self.unchanged:
-            said.append(f"unchanged: {self.reason}")
+            parts.append(f"unchanged: {self.reason}")
         elif latency is not None:
-            said.append(f"{ratio_text(latency.speedup.median)}x ({interval_text(latency.speedup)})")
+            parts.append(f"{ratio_text(latency.speedup.median)}x ({interval_text(latency.speedup)})")
         if parity is not None:
             exact = parity.sqnr_db >= EXACT_DB
-            said.append(f"SQNR {db_text(parity.sqnr_db)}{'' if exact else ' dB'}")
-        return f"Result({', '.join([*said, f'model={str(self.model)!r}'])})"
+            parts.append(f"SQNR {db_text(parity.sqnr_db)}{'' if exact else ' dB'}")
+        return f"Result({', '.join([*parts, f'model={str(self.model)!r}'])})"
 
     @property
     def evidence(self) -> Evidence:
@@ -120,9 +120,9 @@ class Result:
         Raises `OutputError` on failure.
         """
         target, output = Path(folder).absolute(), self.evidence.output
-        said = output / RESULT if output is not None else None
+        path = output / RESULT if output is not None else None
         content = (
-            said.read_bytes() if said is not None and said.is_file() else None
+            path.read_bytes() if path is not None and path.is_file() else None
         )  # read first: writing the other files removes it
         make_folder(target)
         take_results(self.kept, self.given, target)

@@ -35,7 +35,7 @@ from qdqspec.backends.onnxruntime.ops import (
     describe,
     overflows,
 )
-from qdqspec.config.declared import LIBRARIES, declare, one_of, option
+from qdqspec.config.declared import declare, one_of, option, plugin_libraries
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
@@ -66,9 +66,7 @@ class OnnxRuntimeOptions:
     optimization: str = option(
         one_of(*LEVELS), "How far ONNX Runtime rewrites a model before it runs it.", FULL
     )
-    plugins: tuple[Path, ...] = option(
-        LIBRARIES, "Libraries of custom operators.", (), shown="", in_files=False, flag="plugin"
-    )
+    plugins: tuple[Path, ...] = plugin_libraries("Libraries of custom operators.")
 
 
 OPTIONS = declare("onnxruntime", OnnxRuntimeOptions, {"provider": _PROVIDER, "providers": _PROVIDER})
@@ -166,12 +164,11 @@ class OnnxRuntime:
         """
         cpu = _cpu.detect()
         version = _installed_version()
-        major_minor = ".".join(version.split(".")[:2])
         details = cpu.details(int8_path=describe(cpu), threads=options.threads, onnxruntime=version)
         level = options_from(options.extra).optimization
         if level != FULL:
             details["optimization"] = level
-        return DeviceKey(key=f"{cpu.slug}-onnxruntime-{major_minor}-t{options.threads}", details=details)
+        return DeviceKey(key=cpu.key("onnxruntime", version, f"t{options.threads}"), details=details)
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """The operators that run in integers; the table is verified against the installed version by tests."""

@@ -105,8 +105,7 @@ class OnnxRuntimeWeb:
         if wants_browser(options.extra):
             details["chromium"] = require_browser()[1]
             host = f"chromium{details['chromium'].split('.')[0]}"
-        major_minor = ".".join(pinned_version().split(".")[:2])
-        return DeviceKey(key=f"{cpu.slug}-{PACKAGE}-{major_minor}-{host}", details=details)
+        return DeviceKey(key=cpu.key(PACKAGE, pinned_version(), host), details=details)
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """The operators that run in integers: the optimizer is that of ONNX Runtime, and so is the table.

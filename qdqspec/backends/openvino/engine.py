@@ -73,13 +73,12 @@ class OpenVino:
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor or other device, integer instruction set, OpenVINO major.minor and threads."""
         cpu, version, kind = _cpu.detect(), installed_version(), options_from(options.extra).device
-        major_minor = ".".join(version.split(".")[:2])
         path = cpu.int8_text(saturates=cpu.may_saturate)
         details = cpu.details(int8_path=path, threads=options.threads, openvino=version)
         if kind == CPU:
-            return DeviceKey(key=f"{cpu.slug}-openvino-{major_minor}-t{options.threads}", details=details)
+            return DeviceKey(key=cpu.key("openvino", version, f"t{options.threads}"), details=details)
         product = _product(device_name(options))
-        key = f"{_cpu.slug_from_text(f'{kind} {product}')}-openvino-{major_minor}"
+        key = f"{_cpu.slug_from_text(f'{kind} {product}')}-openvino-{_cpu.major_minor(version)}"
         return DeviceKey(key=key, details={kind: product, **details})
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.config.declared import LIBRARIES, declare, one_of, option
+from qdqspec.config.declared import declare, one_of, option, plugin_libraries
 from qdqspec.errors import BackendError, BackendUnavailableError
 
 CPU = "cpu"
@@ -43,14 +43,7 @@ class OpenVinoOptions:
         "The kind of device that runs the models; the index of a GPU is given with --device.",
         CPU,
     )
-    plugins: tuple[Path, ...] = option(
-        LIBRARIES,
-        "OpenVINO extension libraries with custom operators.",
-        (),
-        shown="",
-        in_files=False,
-        flag="plugin",
-    )
+    plugins: tuple[Path, ...] = plugin_libraries("OpenVINO extension libraries with custom operators.")
 
 
 OPTIONS = declare("openvino", OpenVinoOptions, _REFUSED)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from qdqspec.config.declared import LIBRARIES, PATH, SWITCH, TEXT, declare, one_of, option, whole
+from qdqspec.config.declared import PATH, SWITCH, TEXT, declare, one_of, option, plugin_libraries, whole
 
 Tiling: TypeAlias = Literal["none", "fast", "moderate", "full"]
 Hardware: TypeAlias = Literal["none", "ampere-plus", "same-compute-capability"]
@@ -50,9 +50,7 @@ class TensorRtOptions:
         shown="one in the run's folder",
         in_files=False,
     )
-    plugins: tuple[Path, ...] = option(
-        LIBRARIES, "Plugin libraries.", (), shown="", in_files=False, flag="plugin"
-    )
+    plugins: tuple[Path, ...] = plugin_libraries()
     cuda_graph: bool = option(SWITCH, "Whether runs are timed as CUDA graphs where possible.", True)
     warmup_ms: int = option(whole(0), "How long an idle engine runs before it is timed.", 100)
     verbose: bool = option(SWITCH, "Whether TensorRT's whole log goes to the build's.", False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqspec.arrays import Array
-from qdqspec.backends._cpu import slug_from_text
+from qdqspec.backends._cpu import major_minor, slug_from_text
 from qdqspec.backends._engine import BoundEngine
 from qdqspec.backends._nvidia.smi import capability_of, gpu_facts
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
@@ -37,7 +37,7 @@ from qdqspec.backends.trtexec.process import (
     shape_words,
     write_inputs,
 )
-from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH, declare, option, whole
+from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH, declare, option, plugin_libraries, whole
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.temporary import TemporaryFolder
@@ -60,9 +60,7 @@ class TrtexecOptions:
     args: tuple[str, ...] = option(
         ARGUMENTS, "More arguments for trtexec.", (), shown="", in_files=False, flag="trtexec-args"
     )
-    plugins: tuple[Path, ...] = option(
-        LIBRARIES, "Plugin libraries.", (), shown="", in_files=False, flag="plugin"
-    )
+    plugins: tuple[Path, ...] = plugin_libraries()
     timing_cache: Path | None = option(
         PATH, "The file that builds of a run share.", shown="one in the run's folder", in_files=False
     )
@@ -99,14 +97,12 @@ class Trtexec:
     def device(self, options: BuildOptions) -> DeviceKey:
         """GPU, compute capability and TensorRT's major.minor; host threads do not matter."""
         facts = gpu_facts(_gpu_index(options))
-        version = "unknown"
-        if find_trtexec() is not None:
-            version = _version_text(require_tool())
+        version = "unknown" if find_trtexec() is None else _version_text(require_tool())
         gpu = slug_from_text(facts.get("GPU", "unknown-gpu"))
         capability = facts.get("compute capability", "").replace(".", "")
         product = f"{gpu}-sm{capability}" if capability else gpu
-        major_minor = ".".join(version.split(".")[:2])
-        return DeviceKey(key=f"{product}-trtexec-{major_minor}", details={**facts, "TensorRT": version})
+        key = f"{product}-trtexec-{major_minor(version)}"
+        return DeviceKey(key=key, details={**facts, "TensorRT": version})
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """Those of TensorRT: symmetric, biases in float, by compute capability."""
@@ -186,22 +182,16 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per layer, from a run with TensorRT's profiler: the sum exceeds the time of a run without it."""
-        bound, graph, times = (
-            self._bound_words(profile),
-            self._folder / "layers.json",
-            self._folder / "profile.json",
-        )
+        bound = self._bound_words(profile)
+        graph, times = self._folder / "layers.json", self._folder / "profile.json"
         if not graph.is_file():
             return ()
         times.unlink(missing_ok=True)
         words = [f"--iterations={max(runs, _PROFILED_RUNS)}", "--duration=0", "--warmUp=200"]
         wanted = ["--dumpProfile", f"--exportProfile={times}", *MEASURING]
         report = self._call([*words, *bound], wanted)
-        with_times = (
-            self._text(times)
-            if times.is_file()
-            else [{"name": name, "averageMs": ms} for name, ms in report.profile]
-        )
+        printed = [{"name": name, "averageMs": ms} for name, ms in report.profile]
+        with_times = self._text(times) if times.is_file() else printed
         return parse_layers(self._text(graph), with_times, model=self._model) if with_times else ()
 
     def close(self) -> None:

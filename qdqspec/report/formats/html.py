@@ -132,9 +132,9 @@ def _summary(record: RunRecord) -> str:
 
 def _runtimes(table: Table, lines: Sequence[str]) -> str:
     """A comparison of runtimes as a card."""
-    said = "".join(f"<p>{_e(line)}</p>" for line in lines)
+    paragraphs = "".join(f"<p>{_e(line)}</p>" for line in lines)
     rows = _table(table) if table.rows else ""
-    return f'<div class="card"><h3>{_title(table)}</h3>\n{rows}{said}</div>'
+    return f'<div class="card"><h3>{_title(table)}</h3>\n{rows}{paragraphs}</div>'
 
 
 # ---- a case --------------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ def _heading(case: CaseRecord, name: str) -> str:
         gain = f'<div class="gain alone">{status}</div>'
     elif latency is not None and "tuned" in latency.samples:
         gain = f'<div class="gain">{ratio_text(latency.speedup.median)}&times;</div>'
-    said = "".join(f"<p>{_e(line)}</p>" for line in facts.lead_lines(case))
-    return f'<div class="head"><div><h2>{_e(name)}</h2>{said}</div>{gain}</div>'
+    paragraphs = "".join(f"<p>{_e(line)}</p>" for line in facts.lead_lines(case))
+    return f'<div class="head"><div><h2>{_e(name)}</h2>{paragraphs}</div>{gain}</div>'
 
 
 def _checks(case: CaseRecord) -> str:

@@ -30,9 +30,9 @@ class MarkdownFormat:
             _table(facts.summary(record)) if record.cases else "No case was run.",
         ]
         for table, lines in tables_of(record):
-            said = "\n".join(f"- {escape(line)}" for line in lines)
+            listed = "\n".join(f"- {escape(line)}" for line in lines)
             rows = [_table(table)] if table.rows else []
-            head.append("\n\n".join([f"**{escape(table.title)}**", *rows, said]))
+            head.append("\n\n".join([f"**{escape(table.title)}**", *rows, listed]))
         cases = [_case_blocks(case, name) for case, name in named_cases(record.cases)]
         return "\n\n".join(fitted(head, cases, [], LIMIT_BYTES, cases_left_out)) + "\n"
 
