@@ -76,13 +76,13 @@ class OwnCopy(Model):
 
 
 def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
-    """The user's model with local functions inlined and these inputs fixed.
+    """The user's model with local functions inlined, weights that are also inputs made constant, these inputs fixed.
 
     Raises `SpecError` for a value that is not valid for its input.
 
     The hash of a model with fixed inputs is over the user's model and the values.
     """
-    loaded = _without_calls(load_model(path))
+    loaded = _with_constant_weights(_without_calls(load_model(path)))
     if not values:
         return loaded
     fixed = fixed_arrays(loaded, values)
@@ -97,6 +97,26 @@ def _without_calls(model: Model) -> Model:
     inlined_text = f"{count_text(count, 'local function')} {'is' if count == 1 else 'are'} inlined"
     notes = [f"{inlined_text} in a copy of the model"]
     return OwnCopy(model, proto, sha256=model.sha256, notes=notes)
+
+
+def _with_constant_weights(model: Model) -> Model:
+    """The model, or a copy if all initializers are inputs too, as old exporters write them.
+
+    From IR version 4 on a caller may replace such weights, so that a runtime neither folds nor fuses them. If only
+    some initializers are inputs, these are default values, and stay.
+    """
+    weights = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    listed = [port for port in model.proto.graph.input if port.name in weights]
+    has_matrix = any(len(tensor.dims) > 1 for tensor in weights.values())
+    if model.proto.ir_version < IR_WITH_FREE_INITIALIZERS or len(listed) < len(weights) or not has_matrix:
+        return model
+    proto = copy_model(model.proto)
+    refill(proto.graph.input, [port for port in proto.graph.input if port.name not in weights])
+    note = (
+        "the weights are graph inputs too, which a runtime does not optimize; they are constants in a copy of the "
+        "model, which is the reference, and the model as given may be slower"
+    )
+    return OwnCopy(model, proto, sha256=model.sha256, notes=[note])
 
 
 def with_true_outputs(model: Model, outputs: Mapping[str, Array]) -> Model:

@@ -29,8 +29,9 @@ def opset_of(proto: onnx.ModelProto) -> int:
 def raise_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
     """The same model at default opset ``version`` or above, as a new proto.
 
-    The IR version rises to at least 4, so that new initializers need not be graph inputs. Raises `ModelError`
-    with both versions and the reason if the converter fails.
+    The IR version rises to at least 4, so that new initializers need not be graph inputs; those that had to be are
+    none then, so that no caller can replace them. Raises `ModelError` with both versions and the reason if the
+    converter fails.
     """
     if opset_of(proto) >= version:
         raised = copy_model(proto)
@@ -39,7 +40,10 @@ def raise_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
         refill(raised.metadata_props, proto.metadata_props)
         refill(raised.functions, proto.functions)
         _put_back_graph(proto.graph, raised.graph)
-    raised.ir_version = max(raised.ir_version, IR_WITH_FREE_INITIALIZERS)
+    if proto.ir_version < IR_WITH_FREE_INITIALIZERS:
+        raised.ir_version = IR_WITH_FREE_INITIALIZERS
+        weights = {tensor.name for tensor in raised.graph.initializer}
+        refill(raised.graph.input, [port for port in raised.graph.input if port.name not in weights])
     return raised
 
 

@@ -169,7 +169,7 @@ class Search:
         """At most ``n`` proposals; empty when the strategy has no more or the budget is spent."""
         if self.trials and self._budget.reached(self.trials):
             return ()
-        self._step("choosing a placement")
+        self._step("choosing candidates")
         proposals = self._held[:n] or self._strategy.ask(n)
         self._held = self._held[n:]
         self._awaited.update(map(_key, proposals))

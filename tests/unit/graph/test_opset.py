@@ -74,6 +74,15 @@ def test_initializers_need_not_be_inputs_afterwards() -> None:
     assert raise_opset(parsed("g (float[4] x) => (float[4] y) { y = Relu(x) }", 13, ir=3), 13).ir_version == 4
 
 
+def test_weights_that_no_caller_could_replace_stay_constant() -> None:
+    """From IR version 4 on an initializer that is an input is a default value, which runtimes do not fold."""
+    proto = parsed("g (float[4] x, float[4] w) => (float[4] y) { y = Add(x, w) }", 7, ir=3)
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    for opset in (7, 13):
+        assert [port.name for port in raise_opset(proto, opset).graph.input] == ["x"]
+    assert len(proto.graph.input) == 2
+
+
 def test_a_failure_states_from_to_and_why() -> None:
     proto = parsed(
         "g (float[1,1,2,2] x) => (float[1,1,4,4] y) { y = Upsample<scales = [1.0,1.0,2.0,2.0]>(x) }", 7
