@@ -17,8 +17,7 @@ from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, DataError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.admission import Admission
-from qdqspec.parity.gate import SAMPLES, AllData, OutputGate
-from qdqspec.parity.noise_bar import NoiseBar
+from qdqspec.parity.gate import SAMPLES, AllData, NoiseBar, OutputGate
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.search.select import reaches
 from qdqspec.types import AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from qdqspec.backends.base import Engine
-from qdqspec.parity.gate import AllDataDifference
-from qdqspec.parity.noise_bar import NoiseBar
+from qdqspec.parity.gate import AllDataDifference, NoiseBar
 from qdqspec.types import Placement, Trial
 
 

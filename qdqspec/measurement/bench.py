@@ -21,13 +21,13 @@ import numpy as np
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measurement.admission import Admission
-from qdqspec.measurement.fresh import FreshBuilds
 from qdqspec.measurement.journal import trial_from_json
 from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.measurement.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measurement.race import FLOAT, WARMUP, Entrant, PartBench, Turn, both_of, profiled, race, warmed
 from qdqspec.measurement.stats import build_deviation, drift
 from qdqspec.measurement.together import (
+    FreshBuilds,
     IsSettled,
     Looks,
     Take,

@@ -21,6 +21,7 @@ from statistics import NormalDist
 import numpy as np
 
 from qdqspec.arrays import Floats
+from qdqspec.graph.unify import joined
 from qdqspec.measurement.stats import pooled_deviation, student_t, trimmed_mean
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerChange, LayerTime, Samples, TimeChange
 
@@ -91,18 +92,14 @@ def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
     # Degrees of freedom of the sum of two variances (Welch and Satterthwaite).
     parts = sum(level.variance**2 / level.freedom for level in (ours, theirs))
     freedom = (ours.variance + theirs.variance) ** 2 / parts if parts else math.inf
+    references = [times.reference for times in (now, before) if times.reference]
+    middles = [float(np.median(np.concatenate(builds))) for builds in references]
     return TimeChange(
         builds=_interval(ours.center - theirs.center, variance, freedom),
         ranks=shift_bounds(ours.rounds, theirs.rounds).exponential,
         p_value=mann_whitney_p(ours.rounds, theirs.rounds),
-        reference=_median(now.reference) / _median(before.reference)
-        if now.reference and before.reference
-        else 1.0,
+        reference=middles[0] / middles[1] if len(middles) == 2 else 1.0,
     )
-
-
-def _median(builds: Builds) -> float:
-    return float(np.median(np.concatenate(builds)))
 
 
 def mann_whitney_p(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:
@@ -114,25 +111,27 @@ def mann_whitney_p(ours: Sequence[float] | Floats, theirs: Sequence[float] | Flo
     # Mann and Whitney's U: pairs in which ours is larger; equal ones count half
     above = float((differences > 0).sum() + 0.5 * (differences == 0).sum())
     pairs = len(ours) * len(theirs)
-    deviation = _rank_deviation(ours, theirs)
+    together = np.concatenate([np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)])
+    count = len(together)
+    _, sizes = np.unique(together, return_counts=True)
+    ties = float((sizes.astype(np.float64) ** 3 - sizes).sum()) / (count * (count - 1))
+    deviation = math.sqrt(max(0.0, pairs / 12 * (count + 1 - ties)))  # of U under the null hypothesis
     if deviation == 0:
         return 1.0
     distance = max(0.0, abs(above - pairs / 2) - 0.5) / deviation
     return math.erfc(distance / math.sqrt(2))
 
 
-def shift_bounds(
-    ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, alpha: float = RANK_ALPHA
-) -> Interval:
+def shift_bounds(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> Interval:
     """The shift between two samples: the median of all differences, and the bounds that the rank test does not reject.
 
-    A shift outside the bounds is rejected, with error ``alpha`` on each side. Samples too small to reject anything have
-    infinite bounds.
+    A shift outside the bounds is rejected, with error `RANK_ALPHA` on each side. Samples too small to reject anything
+    have infinite bounds.
     """
     differences = np.sort(np.subtract.outer(np.asarray(ours), np.asarray(theirs)), axis=None)
     pairs = len(differences)
     deviation = math.sqrt(pairs * (len(ours) + len(theirs) + 1) / 12)
-    needed = math.ceil(pairs / 2 + 0.5 + NormalDist().inv_cdf(1 - alpha) * deviation)
+    needed = math.ceil(pairs / 2 + 0.5 + NormalDist().inv_cdf(1 - RANK_ALPHA) * deviation)
     known = needed <= pairs
     return Interval(
         median=float(np.median(differences)),
@@ -174,15 +173,6 @@ def _level(times: BuildTimes) -> _Level:
 def _interval(center: float, variance: float, freedom: float) -> Interval:
     reach = student_t(0.95, int(min(freedom, _ENOUGH))) * math.sqrt(variance) if variance else 0.0
     return Interval(median=center, low=center - reach, high=center + reach).exponential
-
-
-def _rank_deviation(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:
-    """Standard deviation of U under the null hypothesis, given the ties."""
-    together = np.concatenate([np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)])
-    count = len(together)
-    _, sizes = np.unique(together, return_counts=True)
-    ties = float((sizes.astype(np.float64) ** 3 - sizes).sum()) / (count * (count - 1))
-    return math.sqrt(max(0.0, len(ours) * len(theirs) / 12 * (count + 1 - ties)))
 
 
 MOST_CHANGE = 0.25  # of a group's time, which profiles of short kernels vary by
@@ -230,34 +220,21 @@ def _sign(change: LayerChange) -> float:
 def layer_changes(before: Layers, after: Layers) -> tuple[LayerChange, ...]:
     """The groups of kernels that differ in fusion, precision or time; the largest change of time first."""
     whole = math.fsum(layer.milliseconds for layer in before) or 1.0
-    changes = [
-        change
-        for old, new in kernel_groups(before, after, _keys)
-        if (change := _change(old, new, whole)) is not None
-    ]
-    return tuple(sorted(changes, key=lambda c: -abs(c.after_ms - c.before_ms)))
+    changes = (_change(old, new, whole) for old, new in kernel_groups(before, after, _keys))
+    return tuple(sorted(filter(None, changes), key=lambda c: -abs(c.after_ms - c.before_ms)))
 
 
 def kernel_groups(
     before: Layers, after: Layers, keys: Callable[[LayerTime], Sequence[Hashable]]
 ) -> list[tuple[list[LayerTime], list[LayerTime]]]:
     """Kernels of both sides that share keys, directly or through others, in the order of the model."""
-    above: dict[Hashable, Hashable] = {}
-
-    def root(key: Hashable) -> Hashable:
-        while above.setdefault(key, key) != key:
-            above[key] = above[above[key]]
-            key = above[key]
-        return key
-
-    for layer in (*before, *after):
-        first, *others = keys(layer)
-        for key in others:
-            above[root(key)] = root(first)
-    groups: dict[Hashable, tuple[list[LayerTime], list[LayerTime]]] = {}
+    alike = [keys(layer) for layer in (*before, *after)]
+    classes = joined(dict.fromkeys(key for each in alike for key in each), alike)
+    home = {key: number for number, keys_of in enumerate(classes) for key in keys_of}
+    groups: dict[int, tuple[list[LayerTime], list[LayerTime]]] = {}
     for side, layers in enumerate((before, after)):
         for layer in layers:
-            groups.setdefault(root(keys(layer)[0]), ([], []))[side].append(layer)
+            groups.setdefault(home[keys(layer)[0]], ([], []))[side].append(layer)
     return list(groups.values())
 
 

@@ -3,18 +3,35 @@
 `Isolated` implements the interface of `qdqspec.backends.base` and passes each call to a child process, one per engine,
 so that incumbent and challengers are open together and a crash, hang or memory exhaustion of one is a `BackendError`
 here and does not affect the others. Output of children, also from native code, goes to their log.
+
+Two launchers with one interface start the processes: `Zygote` forks children of a process that has the backend's
+library loaded (about a millisecond each); `Interpreters` starts a fresh interpreter for each engine (a tenth of a
+second or more) where forking is unavailable or unsafe. To load a library takes about a second, so that a zygote that is
+given back is kept for the next caller with the same backend and the same environment.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import hmac
+import json
+import os
+import secrets
 import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 from qdqspec import errors
 from qdqspec.arrays import Array
@@ -23,21 +40,363 @@ from qdqspec.closing import Closing
 from qdqspec.codec import from_data
 from qdqspec.config import options_of
 from qdqspec.errors import BackendError, OutputError
+from qdqspec.files import explained
 from qdqspec.graph.weights import WEIGHTS
-from qdqspec.measurement._processes import (
-    Child,
-    Interpreter,
-    Interpreters,
-    Zygote,
-    can_fork,
-    give_back,
-    open_launcher,
-)
 from qdqspec.measurement.worker import options_to_json
 from qdqspec.quantize.scales import as_real
+from qdqspec.temporary import TemporaryFolder, shared_folder
 from qdqspec.types import DeviceKey, LayerTime, Samples
 from qdqspec.units import signal_text
-from qdqspec.wire import Header, WireClosedError
+from qdqspec.wire import FrameStream, Header, WireClosedError
+
+LOG = "log.txt"
+_TAIL_BYTES = 4096
+_TAIL_LINES = 8
+
+# A single thread until an engine is built: forking a process with threads may deadlock the child. OpenBLAS starts its
+# threads when numpy is imported. A runtime that starts threads on import is prevented from it by its backend's package.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process that serves one engine. ``folder`` holds its log and temporary files."""
+
+    stream: FrameStream
+    folder: Path
+    end: Callable[[], int]  # kills the process and returns its exit code, negative for a signal
+    pid: int = 0  # 0 for a thread, as in some tests
+
+    def log(self) -> str:
+        """The whole log: standard output and standard error."""
+        return _text_of(self.folder / LOG)
+
+    def last_lines(self) -> str:
+        """The last lines of the log."""
+        return last_lines(self.folder)
+
+    def remove_process(self) -> int:
+        """Kill the process and remove its folder; returns its exit code."""
+        self.stream.close()
+        code = self.end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return code
+
+
+def engine_folder(scratch: Path) -> Path:
+    """A new folder for the log and temporary files of one engine. Raises `OutputError` if it cannot be created."""
+    with explained("the temporary folder", scratch, "set TMPDIR to another folder"):
+        return Path(tempfile.mkdtemp(dir=scratch))
+
+
+class Interpreter(Protocol):
+    """An interpreter of another environment: `qdqspec.measurement.environment.Environment`."""
+
+    @property
+    def python(self) -> Path:
+        """Its executable."""
+        ...
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables that it needs."""
+        ...
+
+
+def start_worker(
+    arguments: list[str],
+    *,
+    folder: Path,
+    pass_fds: tuple[int, ...] = (),
+    stdin: int = subprocess.DEVNULL,
+    interpreter: Interpreter | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start the worker module in a new interpreter: with the module search path of this one, or another one."""
+    if interpreter is None:
+        paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+        python, variables = sys.executable, {"PYTHONPATH": paths}
+    else:
+        python, variables = str(interpreter.python), dict(interpreter.variables)
+    with (folder / LOG).open("ab") as output:
+        return subprocess.Popen(
+            [python, "-P", "-m", "qdqspec.measurement.worker", *arguments, str(folder)],
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            pass_fds=pass_fds,
+            env={**os.environ, **_ENVIRONMENT, **variables},
+        )
+
+
+def kill(process: subprocess.Popen[bytes]) -> int:
+    """Kill a process and return its exit code, which is that of the crash if it had already crashed."""
+    process.kill()
+    code = process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):  # it had died before reading its input
+            process.stdin.close()
+    return code
+
+
+def last_lines(folder: Path) -> str:
+    """The last log lines of the process with this folder."""
+    lines = [line.rstrip() for line in _text_of(folder / LOG)[-_TAIL_BYTES:].splitlines() if line.strip()]
+    return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _text_of(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        return log.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+START_TIMEOUT = 120.0  # seconds to import a backend's library, on a loaded machine with a cold disk cache
+_CONTROL_LIMIT = 1 << 16  # bytes of one control message
+_POLL_SECONDS = 0.2
+_MOST_IDLE = 4  # zygotes kept for later, of about 100 MB each
+_CURE = "import the backend's library in a Python shell to see why"
+
+
+class NotForkableError(Exception):
+    """Importing the backend's library started threads, so that forking afterwards is not safe."""
+
+
+class Zygote:
+    """Forks children from a process with the backend's library loaded, by default in this environment."""
+
+    def __init__(self, backend: str, interpreter: Interpreter | None = None) -> None:
+        self.circumstances = _circumstances(backend) if interpreter is None else None
+        self._own = TemporaryFolder()
+        self._scratch = self._own.path
+        # The garbage collector may close an engine in the middle of another request of this thread.
+        self._lock = threading.RLock()
+        self._asked = 0
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = start_worker(
+                ["zygote", backend, str(theirs.fileno())],
+                folder=self._scratch,
+                pass_fds=(theirs.fileno(),),
+                interpreter=interpreter,
+            )
+        try:
+            threads = self._answer_to(0)["threads"]
+        except BaseException:
+            self.close()
+            raise
+        if threads != 1:
+            self.close()
+            raise NotForkableError
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it can still start children."""
+        return self._process.poll() is None
+
+    def start(self) -> Child:
+        """Fork one child."""
+        folder = engine_folder(self._scratch)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with theirs:
+                answer = self._ask({"do": "fork", "folder": str(folder)}, [theirs.fileno()])
+            if "error" in answer:
+                raise BackendError(f"no process could be started for an engine: {answer['error']}")
+        except BaseException:  # a child that was forked nevertheless sees its connection close
+            ours.close()
+            raise
+        return Child(FrameStream(ours), folder, lambda: self._end(answer["pid"]), answer["pid"])
+
+    def close(self) -> None:
+        """Stop the zygote, which kills its children first."""
+        self._control.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            kill(self._process)
+        self._own.close()
+
+    def _end(self, pid: int) -> int:
+        try:
+            return os.waitstatus_to_exitcode(self._ask({"do": "end", "pid": pid})["status"])
+        except (BackendError, OSError):  # the zygote has ended, and its children with it
+            return -signal.SIGKILL
+
+    def _ask(self, request: dict[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
+        with self._lock:
+            self._asked += 1
+            number = self._asked
+            message = json.dumps({**request, "number": number}).encode()
+            try:
+                socket.send_fds(self._control, [message], fds or [])
+            except ConnectionError:
+                raise self._ended_error() from None
+            return self._answer_to(number)
+
+    def _answer_to(self, number: int) -> dict[str, Any]:
+        """The answer with that number. Other answers belong to requests that were interrupted."""
+        while number not in self._answers:
+            answer = self._receive()
+            self._answers[answer["number"]] = answer
+        return self._answers.pop(number)
+
+    def _receive(self) -> dict[str, Any]:
+        self._control.settimeout(START_TIMEOUT)
+        try:
+            message = self._control.recv(_CONTROL_LIMIT)
+        except ConnectionError:
+            message = b""
+        except TimeoutError:
+            raise BackendError(
+                f"the process that loads the backend's library gave no answer for {START_TIMEOUT:.0f} s",
+                cure=_CURE,
+            ) from None
+        if not message:
+            raise self._ended_error()
+        answer: dict[str, Any] = json.loads(message)
+        return answer
+
+    def _ended_error(self) -> BackendError:
+        words = last_lines(self._scratch)
+        return BackendError(
+            f"the process that loads the backend's library ended early\n{words}".rstrip(), cure=_CURE
+        )
+
+
+class Interpreters:
+    """Starts one fresh interpreter per child, connected over the loopback interface."""
+
+    def __init__(self, backend: str, interpreter: Interpreter | None = None) -> None:
+        self._backend = backend
+        self._interpreter = interpreter
+        self._own = TemporaryFolder()
+        self._scratch = self._own.path
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def is_running(self) -> bool:
+        """Always true: no intermediate process can end."""
+        return True
+
+    def start(self) -> Child:
+        """Start one interpreter and wait until it has connected and sent its token."""
+        self._processes = [process for process in self._processes if process.poll() is None]
+        folder = engine_folder(self._scratch)
+        token = secrets.token_bytes(32)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            process = start_worker(
+                ["single", self._backend, str(server.getsockname()[1])],
+                folder=folder,
+                stdin=subprocess.PIPE,
+                interpreter=self._interpreter,
+            )
+            self._processes.append(process)
+            connection = _accepted(server, process, token)
+        if connection is None:
+            code = kill(process)
+            words = last_lines(folder)
+            raise BackendError(
+                f"the process for an engine did not start (exit code {code})\n{words}".rstrip(), cure=_CURE
+            )
+        return Child(FrameStream(connection), folder, lambda: kill(process), process.pid)
+
+    def close(self) -> None:
+        """Kill all children."""
+        for process in self._processes:
+            kill(process)
+        self._own.close()
+
+
+def can_fork() -> bool:
+    """Whether forking is available and safe. Apple's frameworks do not support it, whatever the number of threads."""
+    return hasattr(os, "fork") and hasattr(socket, "send_fds") and sys.platform != "darwin"
+
+
+def open_launcher(
+    backend: str, *, fork: bool, interpreter: Interpreter | None = None
+) -> Zygote | Interpreters:
+    """The fast launcher if requested and safe, else the plain one. It belongs to the caller until `give_back`."""
+    if fork:
+        with contextlib.suppress(NotForkableError):
+            idle = _idle_zygote(_circumstances(backend)) if interpreter is None else None
+            return idle or Zygote(backend, interpreter)
+    return Interpreters(backend, interpreter)
+
+
+def give_back(launcher: Zygote | Interpreters) -> None:
+    """Keep a zygote of this environment, whose children have all ended, for a later caller; close another launcher."""
+    surplus: list[Zygote | Interpreters] = []
+    with _IDLE_LOCK:
+        if isinstance(launcher, Zygote) and launcher.circumstances and launcher.is_running:
+            _IDLE.append(launcher)
+            surplus += _IDLE[:-_MOST_IDLE]
+            del _IDLE[:-_MOST_IDLE]
+        else:
+            surplus.append(launcher)
+    for each in surplus:
+        each.close()
+
+
+@atexit.register
+def close_idle() -> None:
+    """Stop all idle zygotes."""
+    with _IDLE_LOCK:
+        idle = _IDLE.copy()
+        _IDLE.clear()
+    for each in idle:
+        each.close()
+
+
+_IDLE: list[Zygote] = []  # the one that was given back last is the last
+_IDLE_LOCK = threading.Lock()
+
+
+def _idle_zygote(circumstances: tuple[object, ...]) -> Zygote | None:
+    """An idle zygote that was started under these circumstances."""
+    with _IDLE_LOCK:
+        for place in reversed(range(len(_IDLE))):
+            if _IDLE[place].circumstances == circumstances:
+                found = _IDLE.pop(place)
+                if found.is_running:
+                    return found
+                found.close()
+    return None
+
+
+def _circumstances(backend: str) -> tuple[object, ...]:
+    """The state of this process that a zygote inherits; pytest sets one of the variables for each test."""
+    variables = frozenset(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST")
+    return backend, os.getpid(), sys.executable, tuple(sys.path), variables, shared_folder("runs")
+
+
+def _accepted(server: socket.socket, process: subprocess.Popen[bytes], token: bytes) -> socket.socket | None:
+    """The child's connection, or ``None``. Connections without the token are closed."""
+    deadline = time.monotonic() + START_TIMEOUT
+    server.settimeout(_POLL_SECONDS)
+    assert process.stdin is not None  # it was started with a pipe
+    with contextlib.suppress(BrokenPipeError):  # a child that has already ended is detected below
+        process.stdin.write(token)
+        process.stdin.flush()
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            continue
+        if _has_token(connection, token):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
+        connection.close()
+    return None
+
+
+def _has_token(connection: socket.socket, token: bytes) -> bool:
+    connection.settimeout(1.0)
+    try:
+        return hmac.compare_digest(connection.recv(len(token), socket.MSG_WAITALL), token)
+    except OSError:
+        return False
+
 
 CALL_TIMEOUT = 120.0
 _PROFILE_BYTES = 16 << 20
@@ -105,7 +464,13 @@ class Isolated(Closing):
         """
         with self._starting:
             serial, self._builds = self._builds, self._builds + 1
-            launcher = self._open_launcher()
+            if self._launcher is None or not self._launcher.is_running:
+                self.close()
+                self._launcher = open_launcher(
+                    self._registered, fork=self._fork, interpreter=self._interpreter
+                )
+                self._close_launcher = weakref.finalize(self, self._launcher.close)
+            launcher = self._launcher
         engine = IsolatedEngine(launcher.start(), model, self._call_timeout, self.cpu_seconds)
         with self._starting:
             self._engines.add(engine)
@@ -131,13 +496,6 @@ class Isolated(Closing):
             engine.close()
         if launcher is not None and self._close_launcher is not None and self._close_launcher.detach():
             give_back(launcher)
-
-    def _open_launcher(self) -> Zygote | Interpreters:
-        if self._launcher is None or not self._launcher.is_running:
-            self.close()
-            self._launcher = open_launcher(self._registered, fork=self._fork, interpreter=self._interpreter)
-            self._close_launcher = weakref.finalize(self, self._launcher.close)
-        return self._launcher
 
 
 class IsolatedEngine:
@@ -227,15 +585,19 @@ class IsolatedEngine:
             self._child.stream.send(request, arrays, seconds)
             answer, outputs = self._child.stream.receive(seconds)
         except TimeoutError:
-            raise self._explained(self._timeout_error(request["do"], seconds)) from None
+            raise self._explained(self._unanswered(request["do"], seconds)) from None
         except WireClosedError:
-            raise self._explained(self._crashed(request["do"])) from None
+            raise self._explained(self._unanswered(request["do"])) from None
         except BaseException:  # an interrupt leaves an unread answer in the connection
             self.close()
             raise
         if "error" in answer:
             self.close()
-            raise self._explained(_error_from_json(answer["error"], self._model))
+            found = answer["error"]
+            is_missing = found["kind"] == "BackendUnavailableError"
+            kind = errors.BackendUnavailableError if is_missing else BackendError
+            where = found.get("where") or self._model
+            raise self._explained(kind(found["what"], where=where, cure=found.get("cure")))
         with _ACCOUNT:
             self._spent[request["do"]] += answer["cpu_seconds"] - self._cpu_seconds
         self._cpu_seconds = answer["cpu_seconds"]
@@ -244,23 +606,20 @@ class IsolatedEngine:
     def _patience(self, runs: int) -> float:
         return self._call_timeout + _SLOWER_THAN_SEEN * self._slowest_run * runs
 
-    def _timeout_error(self, what: str, seconds: float) -> BackendError:
+    def _unanswered(self, what: str, seconds: float | None = None) -> BackendError:
+        """The error of a request without an answer within so many seconds, or of one during which the process ended."""
         words = self._child.last_lines()
-        self.close()
-        return BackendError(
-            _with_log(f"the engine gave no answer to '{what}' for {seconds:g} s and was ended", words),
-            where=self._model,
-            cure="give it more time with --qdq-build-limit"
-            if what == "build"
-            else "leave this candidate out",
-        )
-
-    def _crashed(self, what: str) -> BackendError:
-        words = self._child.last_lines()
-        ended = _exit_text(self._remove_process() or 0)
-        return BackendError(
-            _with_log(f"the engine's process {ended} during '{what}'", words), where=self._model
-        )
+        code, cure = self._remove_process() or 0, None
+        if seconds is None:
+            problem = f"the engine's process {_exit_text(code)} during '{what}'"
+        else:
+            problem = f"the engine gave no answer to '{what}' for {seconds:g} s and was ended"
+            cure = "leave this candidate out"
+            if what == "build":
+                cure = "give it more time with --qdq-build-limit"
+        if words:
+            problem += f"; the end of its log:\n{words}"
+        return BackendError(problem, where=self._model, cure=cure)
 
     def _explained(self, error: BackendError) -> BackendError | OutputError:
         """The error itself, or an `OutputError` if the disk lacked space for an engine's temporary files.
@@ -272,19 +631,15 @@ class IsolatedEngine:
             left = shutil.disk_usage(folder).free
         except OSError:
             return error
-        if left >= _disk_limit(self._model):
+        # An engine may write its optimized model, a profile and a log.
+        files = (self._model, self._model.with_name(WEIGHTS))
+        if left >= _PROFILE_BYTES + sum(file.stat().st_size for file in files if file.exists()):
             return error
         return OutputError(
             f"{left / 2**20:.1f} MiB are left in the temporary folder, and an engine failed: {error.what}",
             where=folder,
             cure="free some space or set TMPDIR to another folder",
         )
-
-
-def _disk_limit(model: Path) -> int:
-    """Bytes that an engine may write while it is built and profiled: the optimized model, a profile, a log."""
-    files = (model, model.with_name(WEIGHTS))
-    return _PROFILE_BYTES + sum(file.stat().st_size for file in files if file.exists())
 
 
 def _exit_text(code: int) -> str:
@@ -294,12 +649,3 @@ def _exit_text(code: int) -> str:
     name = signal_text(-code)
     hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-def _with_log(what: str, words: str) -> str:
-    return f"{what}; the end of its log:\n{words}" if words else what
-
-
-def _error_from_json(data: Header, model: Path) -> BackendError:
-    kind = errors.BackendUnavailableError if data["kind"] == "BackendUnavailableError" else BackendError
-    return kind(data["what"], where=data.get("where") or model, cure=data.get("cure"))

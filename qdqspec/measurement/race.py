@@ -140,7 +140,9 @@ class Turn:
 
     def _undisturbed(self, sample: Samples, engine: Engine) -> Samples:
         for _ in range(RETAKES):
-            if not _disturbed(sample):
+            if not sample.cpu_ms or sample.cpu_ms[0] >= LONG_MS:
+                break
+            if sample.wall_ms[0] <= DISTURBED * sample.cpu_ms[0]:
                 break
             sample = median_sample(engine.time(self.runs, warmup=self.warmup))
         return sample
@@ -159,13 +161,6 @@ def time_after_another(engine: Engine, runs: int, warmup: int, profile: int = 0)
         return engine.time(runs, **at)
     taken: Samples = own(runs, warmup, **at)
     return taken
-
-
-def _disturbed(sample: Samples) -> bool:
-    """Whether other processes used the core during a sample that is short enough to repeat."""
-    if not sample.cpu_ms or sample.cpu_ms[0] >= LONG_MS:
-        return False
-    return sample.wall_ms[0] > DISTURBED * sample.cpu_ms[0]
 
 
 def settle(engine: Engine, clock: Clock) -> Turn:
@@ -196,12 +191,22 @@ def profiled(engine: Engine, typical_ms: float) -> tuple[LayerTime, ...]:
     return engine.layers(max(FEWEST_PROFILED, min(MOST_PROFILED, fitting)))
 
 
+def on_each_clock(change: Callable[..., tuple[float, ...]], *several: Samples) -> Samples:
+    """The first samples with ``change`` of the times of all of them: on each clock, at each profile, of first runs."""
+    firsts = [samples.first for samples in several if samples.first is not None]
+    profiles = zip(*(samples.profiles for samples in several), strict=True)
+    return replace(
+        several[0],
+        wall_ms=change(*(samples.wall_ms for samples in several)),
+        cpu_ms=change(*(samples.cpu_ms for samples in several)),
+        profiles=tuple(on_each_clock(change, *parts) for parts in profiles),
+        first=on_each_clock(change, *firsts) if len(firsts) == len(several) else None,
+    )
+
+
 def _part(samples: Samples, which: slice) -> Samples:
     """A slice of the runs."""
-    profiles = tuple(_part(profile, which) for profile in samples.profiles)
-    return Samples(
-        wall_ms=samples.wall_ms[which], cpu_ms=samples.cpu_ms[which], notes=samples.notes, profiles=profiles
-    )
+    return on_each_clock(lambda times: times[which], samples)
 
 
 def _with_first(sample: Samples, first: Samples) -> Samples:
@@ -212,11 +217,7 @@ def _with_first(sample: Samples, first: Samples) -> Samples:
 
 def median_sample(samples: Samples) -> Samples:
     """Several runs of one turn as one sample: the median on each clock."""
-    cpu = (statistics.median(samples.cpu_ms),) if samples.cpu_ms else ()
-    profiles = tuple(map(median_sample, samples.profiles))
-    return Samples(
-        wall_ms=(statistics.median(samples.wall_ms),), cpu_ms=cpu, notes=samples.notes, profiles=profiles
-    )
+    return on_each_clock(lambda times: (statistics.median(times),) if times else (), samples)
 
 
 def _pair(turn: Turn, ours: Engine, theirs: Engine, ours_first: bool) -> tuple[Samples, Samples]:

@@ -172,18 +172,13 @@ def options_from_json(data: Mapping[str, Any]) -> BuildOptions:
 
     Not by the codec, whose reading half is slow to import in each child.
     """
-    profiles = tuple(
-        ShapeProfile(
-            weight=profile["weight"], shapes={n: _shape(shape) for n, shape in profile["shapes"].items()}
-        )
-        for profile in data["profiles"]
-    )
+    profiles = []
+    for profile in data["profiles"]:
+        spans = {n: {kind: tuple(dims) for kind, dims in s.items()} for n, s in profile["shapes"].items()}
+        shapes = {name: InputShape(**span) for name, span in spans.items()}
+        profiles.append(ShapeProfile(weight=profile["weight"], shapes=shapes))
     state = None if data["state"] is None else Path(data["state"])
-    return BuildOptions(**{**data, "profiles": profiles, "state": state})
-
-
-def _shape(data: Mapping[str, Any]) -> InputShape:
-    return InputShape(**{name: tuple(dims) for name, dims in data.items()})
+    return BuildOptions(**{**data, "profiles": tuple(profiles), "state": state})
 
 
 # ---- role: zygote -------------------------------------------------------------------------------

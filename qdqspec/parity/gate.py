@@ -1,7 +1,7 @@
 """The SQNR of a candidate: on a few samples during a search, on all data before it is selected.
 
 The reference's outputs are computed once and kept. A candidate is run on as many samples of all data as show on which
-side of a limit it is; only one that may be selected is run on all.
+side of a limit it is; only one that may be selected is run on all. `NoiseBar` estimates the SQNR that a metric needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from qdqspec.arrays import Array, Floats
 from qdqspec.parity.compare import noise_power, power_of, signal_power, sqnr_db
-from qdqspec.types import EXACT_DB
+from qdqspec.types import EXACT_DB, Trial
 
 SAMPLES = 8
 HELD_BYTES = 64 << 20  # of the reference's outputs on all data
@@ -315,3 +315,49 @@ class _Powers:
             return -np.inf, np.inf
         reach = DECIDED * float(excess.std(ddof=1)) / len(excess) ** 0.5
         return float(excess.mean()) - reach, float(excess.mean()) + reach
+
+
+# this far below a rejected candidate's SQNR, which is twice its noise, no candidate is raced
+FAR_BELOW_DB = 3.0
+STEP_DB = 5.0  # target above a rejected candidate's SQNR while no accepted one is known
+
+
+@dataclass(slots=True)
+class NoiseBar:
+    """Estimates the minimum SQNR that satisfies a metric constraint, from scored candidates.
+
+    SQNR and score are only loosely correlated: the estimate decides which candidates are tried and raced, never
+    which one wins.
+    """
+
+    kept: list[float] = field(default_factory=list)  # SQNR in dB of candidates that satisfied the constraint
+    lost: list[float] = field(default_factory=list)  # and of those that did not
+
+    def learn(self, trial: Trial, least: float) -> None:
+        """Add a scored candidate; one without a score, an SQNR or any pairs is ignored."""
+        if trial.accuracy is not None and trial.sqnr_db is not None and trial.placement.sites:
+            self.add(trial.sqnr_db, kept=trial.accuracy >= least)
+
+    def add(self, sqnr_db: float, *, kept: bool) -> None:
+        """Add a candidate's SQNR, and whether it satisfies the constraint."""
+        (self.kept if kept else self.lost).append(sqnr_db)
+
+    @property
+    def rejected_db(self) -> float:
+        """The highest SQNR of rejected candidates that is below that of all accepted ones; minus infinity for none."""
+        noisiest_kept = min(self.kept, default=float("inf"))
+        return max((db for db in self.lost if db < noisiest_kept), default=-float("inf"))
+
+    def is_far_below(self, sqnr_db: float) -> bool:
+        """Whether a candidate's SQNR is so far below a rejected one's that it is not worth a race."""
+        return sqnr_db <= self.rejected_db - FAR_BELOW_DB
+
+    @property
+    def next_db(self) -> float | None:
+        """The SQNR to try next: between that of rejected and accepted candidates; ``None`` while none was rejected."""
+        if not self.lost:
+            return None
+        if self.rejected_db == -float("inf"):
+            return min(self.kept)
+        quietest = self.rejected_db + STEP_DB
+        return min(quietest, (self.rejected_db + min(self.kept)) / 2) if self.kept else quietest

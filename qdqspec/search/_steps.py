@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from qdqspec.parity.noise_bar import NoiseBar
+from qdqspec.parity.gate import NoiseBar
 from qdqspec.search._classes import spent_by_unit
 from qdqspec.search._guide import Guide
 from qdqspec.search.base import Proposal, SearchSetup

@@ -18,11 +18,10 @@ import numpy as np
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
-from qdqspec.measurement.fresh import FreshBuilds
 from qdqspec.measurement.profiles import Load, attach
 from qdqspec.measurement.race import FLOAT
 from qdqspec.measurement.stats import drift
-from qdqspec.measurement.together import Together, common_clock, joined, ratios_between
+from qdqspec.measurement.together import FreshBuilds, Together, common_clock, joined, ratios_between
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.session.evidence import CaseWork

@@ -43,7 +43,7 @@ NEVER_CALLED = {
 }
 TALKS_TO_CHILDREN = {
     "backends/onnxruntime_web/node.py",
-    "measurement/_processes.py",
+    "measurement/isolate.py",
     "wire.py",
     "measurement/worker.py",
 }  # over sockets of its own
@@ -62,7 +62,7 @@ WRITES_IN_PLACE = {
     "measurement/journal.py": "line by line; a torn line is recognized and cut",
     "measurement/lock.py": "who holds a lock; half of it says nothing",
     "measurement/worker.py": "its log and its own process's settings",
-    "measurement/_processes.py": "the log of a child",
+    "measurement/isolate.py": "the log of a child",
     "backends/tensorrt/cache.py": "one line a build, which is not read back",
     "backends/tensorrt/gpu_day/archive.py": "into a temporary folder, packed as a whole",
     "backends/tensorrt/gpu_day/models.py": "into a temporary folder",
@@ -80,7 +80,7 @@ WRITING_METHODS = {"write_text", "write_bytes"}
 MAKES_TEMPORARY = {
     "files.py",
     "temporary.py",
-    "measurement/_processes.py",  # inside the launcher's folder
+    "measurement/isolate.py",  # inside the launcher's folder
     "measurement/worker.py",  # tells a child where its folder is
     "report/record.py",  # knows its name, to keep it out of records
     "backends/tensorrt/gpu_day/archive.py",  # knows its name, to keep it out of the archive

@@ -10,7 +10,7 @@ import socket
 import threading
 
 from qdqspec.backends.base import backend_named
-from qdqspec.measurement._processes import Child, engine_folder
+from qdqspec.measurement.isolate import Child, engine_folder
 from qdqspec.measurement.worker import Service
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.wire import FrameStream
@@ -19,7 +19,7 @@ PATIENCE = 60  # seconds for an answer that is under way when its engine is clos
 
 
 class Threads:
-    """A launcher like ``qdqspec.measurement._processes.Zygote``."""
+    """A launcher like ``qdqspec.measurement.isolate.Zygote``."""
 
     is_running = True
 

@@ -143,7 +143,7 @@ def test_what_an_earlier_run_scored_is_not_scored_again(make_lab: MakeLab) -> No
 
 
 def first_bar(trials):
-    from qdqspec.parity.noise_bar import NoiseBar
+    from qdqspec.parity.gate import NoiseBar
 
     bar = NoiseBar()
     for trial in trials:

@@ -12,9 +12,9 @@ import pytest
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import NOISE_BUILDS, NOISE_ROUNDS
-from qdqspec.measurement.fresh import NOTE, FreshBuilds
 from qdqspec.measurement.profiles import AllProfiles
 from qdqspec.measurement.stats import build_deviation, drift, ratio_intervals
+from qdqspec.measurement.together import NOTE, FreshBuilds
 from qdqspec.types import Interval, Samples
 
 from .test_bench import (

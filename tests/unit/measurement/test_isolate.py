@@ -18,8 +18,7 @@ import pytest
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError, OutputError
-from qdqspec.measurement._processes import Child, Zygote, can_fork, close_idle
-from qdqspec.measurement.isolate import Isolated, IsolatedEngine
+from qdqspec.measurement.isolate import Child, Isolated, IsolatedEngine, Zygote, can_fork, close_idle
 
 needs_fork = pytest.mark.skipif(not can_fork(), reason="no safe fork here")
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")

@@ -17,10 +17,9 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.config import Settings
 from qdqspec.errors import BackendError
-from qdqspec.measurement import fresh
-from qdqspec.measurement.fresh import FreshBuilds
+from qdqspec.measurement import together
 from qdqspec.measurement.isolate import Isolated
-from qdqspec.measurement.together import Together
+from qdqspec.measurement.together import FreshBuilds, Together
 from qdqspec.preparation.resources import Resources
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Samples
@@ -143,10 +142,10 @@ def test_builds_that_time_kernels_are_made_one_by_one() -> None:
         assert work.jobs == jobs, backend.name
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, fresh.FEWEST), (1e9, 24)])
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, together.FEWEST), (1e9, 24)])
 def test_slow_models_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
-    monkeypatch.setattr(fresh, "MOST_SECONDS", seconds)
-    monkeypatch.setattr(fresh, "_are_precise", lambda *_: False)
+    monkeypatch.setattr(together, "MOST_SECONDS", seconds)
+    monkeypatch.setattr(together, "_are_precise", lambda *_: False)
     site = Site(wanted=2)
     builds = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext)
     found = builds.all_at_once({"a": [site.build] * 2}, 24)
@@ -156,7 +155,7 @@ def test_slow_models_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: 
 def test_it_ends_after_half_or_three_quarters_of_the_rounds_where_it_is_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fresh, "_are_precise", lambda *_: False)
+    monkeypatch.setattr(together, "_are_precise", lambda *_: False)
     seen: list[int] = []
 
     def is_settled(found: Together) -> bool:

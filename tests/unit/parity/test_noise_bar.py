@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.parity.noise_bar import FAR_BELOW_DB, STEP_DB, NoiseBar
+from qdqspec.parity.gate import FAR_BELOW_DB, STEP_DB, NoiseBar
 from qdqspec.types import Consumer, Placement, Site, Trial
 
 SOMETHING = Placement(sites=frozenset({Site(tensor="t", consumers=(Consumer("n", 0),), format="uint8")}))

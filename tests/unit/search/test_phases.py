@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qdqspec.parity.compare import power_of
-from qdqspec.parity.noise_bar import NoiseBar
+from qdqspec.parity.gate import NoiseBar
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._bounded import NoiseModel, priced
 from qdqspec.search.attribution import Attribution

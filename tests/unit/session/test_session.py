@@ -33,7 +33,7 @@ from qdqspec.errors import (
     QdqspecError,
     StateError,
 )
-from qdqspec.measurement._processes import close_idle
+from qdqspec.measurement.isolate import close_idle
 from qdqspec.measurement.journal import read_journal
 from qdqspec.preparation.cached import data_digest, key_of
 from qdqspec.preparation.correcting import Correcting
