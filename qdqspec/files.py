@@ -99,8 +99,8 @@ def remove_partial(folder: Path) -> None:
     """
     with suppress(OSError):
         for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-            alive = _process_runs(left.name)
-            if alive is False or (alive is None and time.time() - left.stat().st_mtime > _ABANDONED):
+            runs = _process_runs(left.name)
+            if runs is False or (runs is None and time.time() - left.stat().st_mtime > _ABANDONED):
                 shutil.rmtree(left, ignore_errors=True)
 
 

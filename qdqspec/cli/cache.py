@@ -66,9 +66,9 @@ def cache(arguments: argparse.Namespace) -> int:
         return _list(arguments, store)
     if arguments.action in ("info", "export", "import"):
         return _one_line(arguments, store)
-    gone = store.prune(arguments.older_than if arguments.action == "prune" else 0.0)
-    text = f"{store.folder}: {gone} {'entry' if gone == 1 else 'entries'} removed"
-    answer(arguments, {"folder": str(store.folder), "removed": gone}, text)
+    removed = store.prune(arguments.older_than if arguments.action == "prune" else 0.0)
+    text = f"{store.folder}: {removed} {'entry' if removed == 1 else 'entries'} removed"
+    answer(arguments, {"folder": str(store.folder), "removed": removed}, text)
     return FINE
 
 

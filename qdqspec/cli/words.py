@@ -360,10 +360,10 @@ def values_left(
         return {}, ()
     inputs = model_given(path).inputs
     left = {name: value for name, value in values.items() if name in inputs}
-    gone = (name for name in values if name not in left)
+    missing = (name for name in values if name not in left)
     return left, tuple(
         f"{path.name} has no input '{name}': it is assumed to have been fixed when the model was made"
-        for name in gone
+        for name in missing
     )
 
 

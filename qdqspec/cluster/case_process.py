@@ -128,8 +128,8 @@ class Channel:
         elif message.get("state") == "joined":
             self._twins[address] = _Twin(self, address, message["name"])
         elif message.get("state") == "lost":
-            if (gone := self._twins.pop(address, None)) is not None:
-                gone.end()
+            if (twin := self._twins.pop(address, None)) is not None:
+                twin.end()
         elif address in self._twins:
             self._twins[address].receive(message)
 
@@ -223,7 +223,7 @@ def _answer(request: CaseRequest, folder: Path, options: WorkerOptions, channel:
 def _read_lines(seconds: float, receive: Callable[[Mapping[str, Any]], None]) -> None:
     """Receive the lines of standard input; an empty one only renews the lease.
 
-    Kills this process and its children when the worker is gone, or silent for these seconds.
+    Kills this process and its children when the worker has ended, or silent for these seconds.
     """
     rest = b""
     while True:

@@ -112,13 +112,13 @@ class ContentStore:
         """
         files = [(path, path.stat()) for path in self.folder.glob("??/*") if _DIGEST.fullmatch(path.name)]
         files.sort(key=lambda pair: pair[1].st_mtime)
-        total, gone, now = sum(stat.st_size for _, stat in files), 0, self._clock()
+        total, removed, now = sum(stat.st_size for _, stat in files), 0, self._clock()
         for path, stat in files:
             if total > most_bytes or now - stat.st_mtime > most_seconds:
                 path.unlink(missing_ok=True)
-                total, gone = total - stat.st_size, gone + 1
+                total, removed = total - stat.st_size, removed + 1
         for path in (self.folder / _PARTIAL).glob("[0-9a-f]*"):
             with suppress(OSError):
                 if now - path.stat().st_mtime > 86400:
                     path.unlink()
-        return gone
+        return removed

@@ -137,13 +137,13 @@ class Store:
 
     def prune(self, older_than_seconds: float) -> int:
         """Remove entries of at least that age, and incomplete ones; returns the number of entries removed."""
-        gone = 0
+        removed = 0
         for entry in list(self._entries()):
             if self.age_seconds(entry) >= older_than_seconds:
                 _remove(entry)
-                gone += not entry.exists()
+                removed += not entry.exists()
         remove_partial(self.folder)
-        return gone
+        return removed
 
     def export(self, archive: Path) -> int:
         """Write all intact entries to a zip archive, in one step; returns their number. Raises `OutputError`.

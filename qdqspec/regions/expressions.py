@@ -269,11 +269,11 @@ def taken_nodes(
                 elif fits(automaton.ops[follower], reader):
                     reached[after] = [spot]
                     pending.append(after)
-    alive = {spot for spot in reached if spot[0] in automaton.last}
-    pending = list(alive)
+    useful = {spot for spot in reached if spot[0] in automaton.last}
+    pending = list(useful)
     while pending:
         for before in reached[pending.pop()]:
-            if before not in alive:
-                alive.add(before)
+            if before not in useful:
+                useful.add(before)
                 pending.append(before)
-    return {node for _, node in alive}
+    return {node for _, node in useful}

@@ -148,9 +148,9 @@ def _candidate(trial: Trial, x: _Axis, y: _Axis) -> str:
     if not trial.ok or trial.ratio is None:
         title = f"{name}: failed. {plain(trial.error or '', 120)}"
         return element("path", "mark failed", title, d=f"M{px(at - 4)} {px(y.end - 4)}l8 8m0 -8l-8 8")
-    fate = "kept" if trial.incumbent else trial.race.verdict if trial.race else "not raced"
+    outcome = "kept" if trial.incumbent else trial.race.verdict if trial.race else "not raced"
     style = "mark kept" if trial.incumbent else "mark dropped"
-    title = f"{name}: {ratio_text(trial.ratio)} of reference, {fate}"
+    title = f"{name}: {ratio_text(trial.ratio)} of reference, {outcome}"
     return element("circle", style, title, cx=at, cy=y(trial.ratio), r=4)
 
 

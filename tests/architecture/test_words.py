@@ -13,13 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "qdqspec"
+FILES = sorted(PACKAGE.rglob("*.py"))
 
-FINISHED = (
-    "__init__", "__main__", "accuracy", "api", "backends", "baseline", "cases", "checks", "cli", "collector",
-    "config", "corrections", "errors", "files", "graph", "lint", "measurement", "parity", "placement", "plain_json",
-    "plugin", "preparation", "progress", "quantize", "regions", "registry", "rehearsal", "report", "search", "session",
-    "spec", "temporary", "testing", "types", "units",
-)  # fmt: skip
 DOCUMENTS = (
     *sorted(path.name for path in ROOT.glob("*.md")),
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
@@ -60,22 +55,13 @@ IN_NAMES = re.compile(
     r"_(?:(?:is|are|was|were|be|and)_(?:told|said)|told_apart|says?|tells?|nobody|whoever|somebody|heard|heeds?"
     r"|left_alone|stands_(?:for|before|behind|where)|blamed)(?=_|$)|^test_who_"
 )
-# In names of functions, classes and parameters of the package.
+# In names of functions, classes, parameters and variables of the package.
 FIGURES = re.compile(
     r"(?:^|_)(?:told|said|says|fate|bury|blamed?|mend|lonely|dead|die|dying|hunt|heard|gone|vain|hopeless|forget|remember"
     r"|nobody|whoever|speaks?|obey|salvage|alive|tidy|puzzle|tricks?|unsayable)(?:_|$)"
 )
 QUESTION = re.compile(r"(?:What|Who|Whom|Whose|Why|How|When|Where|Nobody|Whatever|Whoever)\b")
 CODE = re.compile(r"``[^`]*``|`[^`]*`|\"[^\"]*\"")
-
-
-def finished_files() -> list[Path]:
-    found = (
-        path
-        for path in PACKAGE.rglob("*.py")
-        if path.relative_to(PACKAGE).parts[0].removesuffix(".py") in FINISHED
-    )
-    return sorted(found)
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
@@ -126,7 +112,7 @@ def found_words(text: str) -> list[tuple[str, str]]:
     return [(hit[0], instead[int(str(hit.lastgroup)[1:])]) for hit in PATTERN.finditer(plain)]
 
 
-@pytest.mark.parametrize("path", finished_files(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_docstrings_and_comments_use_technical_terms(path):
     hits = [
         f"{path}:{line}: '{word}': write {instead}"
@@ -136,7 +122,7 @@ def test_docstrings_and_comments_use_technical_terms(path):
     assert not hits, "\n".join(hits)
 
 
-@pytest.mark.parametrize("path", finished_files(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_messages_use_technical_terms(path):
     hits = [
         f"{path}:{line}: '{word}': write {instead}"
@@ -146,7 +132,7 @@ def test_messages_use_technical_terms(path):
     assert not hits, "\n".join(hits)
 
 
-@pytest.mark.parametrize("path", finished_files(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_docstrings_begin_with_a_noun_or_a_verb(path):
     hits = [
         f"{path}:{line}: {text.splitlines()[0]}"
@@ -168,14 +154,14 @@ def test_names_of_tests_use_technical_terms(path):
     assert [name for name in names if IN_NAMES.search(name)] == []
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix()
-)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_names_of_the_package_use_technical_terms(path):
-    names = {
-        node.arg if isinstance(node, ast.arg) else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, (ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names |= {
+        re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower() for node in nodes if isinstance(node, defined)
     }
     assert [name for name in sorted(names) if FIGURES.search(name)] == []
 
@@ -191,15 +177,10 @@ def test_documents_use_technical_terms(name):
     assert found_words(text) == []
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix()
-)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_module_docstrings_do_not_repeat_the_layers(path):
-    if path in finished_files():
-        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        assert not re.search(r"May import|[Ff]loors? \d|Standard library only", doc), (
-            "see docs/architecture.md"
-        )
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    assert not re.search(r"May import|[Ff]loors? \d|Standard library only", doc), "see docs/architecture.md"
 
 
 @pytest.mark.parametrize(

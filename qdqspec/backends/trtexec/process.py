@@ -88,9 +88,9 @@ class Tool:
         """
         asked = [word for word in wanted if self.knows(_option_of(word))]
         outcome = _run([self.path, *arguments, *asked], seconds, model)
-        gone = PROFILING & {_option_of(word) for word in outcome.unknown} & set(map(_option_of, asked))
-        if gone:
-            self.refused.update(gone)
+        rejected = PROFILING & {_option_of(word) for word in outcome.unknown} & set(map(_option_of, asked))
+        if rejected:
+            self.refused.update(rejected)
             asked = [word for word in asked if self.knows(_option_of(word))]
             outcome = _run([self.path, *arguments, *asked], seconds, model)
         return outcome.report_or_error(model)
