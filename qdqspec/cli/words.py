@@ -197,10 +197,12 @@ _FORK_HOOKS = ("_acquireLock", "_releaseLock")  # of `logging`, which Python cal
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise `KeyboardInterrupt`; a moment later in a function called at a fork, where Python ignores exceptions."""
-    if frame is not None and frame.f_code.co_name in _FORK_HOOKS:
-        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
-        return
+    """Raise `KeyboardInterrupt`; a moment later in functions called at a fork, where Python ignores exceptions."""
+    while frame is not None:
+        if frame.f_code.co_name in _FORK_HOOKS:
+            threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+            return
+        frame = frame.f_back
     raise KeyboardInterrupt
 
 

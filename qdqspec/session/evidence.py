@@ -350,8 +350,8 @@ class CaseWork:
             names = sorted(site.tensor for site in sites if any(end.is_output for end in site.consumers))
             if names:
                 yield (
-                    f"graph output {', '.join(names)} is quantized, so that the operator that makes it runs in "
-                    "integers: its values are rounded; `quantize: {outputs: false}` keeps outputs in floating point"
+                    f"quantized graph outputs: {', '.join(names)}, so that the operators that make them run in "
+                    "integers; their values are rounded; `quantize: {outputs: false}` keeps outputs in floating point"
                 )
 
 

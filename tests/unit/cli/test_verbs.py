@@ -293,8 +293,11 @@ def test_a_signal_during_a_fork_is_not_lost():
     """Python ignores exceptions in functions that it calls at a fork, as the lock of `logging` is released."""
     before, seen = signal.getsignal(signal.SIGTERM), []
 
+    def inside() -> None:
+        signal.raise_signal(signal.SIGTERM)  # in a function that the one at the fork calls
+
     def _releaseLock() -> None:  # noqa: N802 - the name in `logging`
-        signal.raise_signal(signal.SIGTERM)
+        inside()
         seen.append(True)
 
     def fork() -> None:
