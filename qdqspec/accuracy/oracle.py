@@ -21,8 +21,7 @@ from qdqspec.closing import Closing
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.measurement.admission import NEAR_DB
 from qdqspec.parity.gate import MOST_DB, AllData, AllDataDifference, OutputGate
-from qdqspec.parity.metrics import Score
-from qdqspec.parity.scores import Scores
+from qdqspec.parity.metrics import Score, Scores
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import reference_runtime
 from qdqspec.preparation.prepare import Prepared

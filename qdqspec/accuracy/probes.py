@@ -24,7 +24,7 @@ from qdqspec.files import write_whole
 from qdqspec.graph.model import require_path
 from qdqspec.parity.compare import OutputComparison, Typical, compare_outputs, typical_of
 from qdqspec.parity.domain import InputResult, Span, input_domains, make, spans_of, words
-from qdqspec.parity.npz import npz_bytes, read_beside, read_members
+from qdqspec.parity.sources import npz_bytes, read_beside, read_members
 from qdqspec.preparation.cached import MODEL
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.registry import resolve

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -26,28 +25,6 @@ from qdqspec.types import DataSource, Inputs, InputShape
 from qdqspec.units import count_text
 
 _MOST_LABELS = 1 << 31  # bytes; labels are held in memory
-
-
-class Feeds(Protocol):
-    """Inputs for a model, one feed per run; may be iterated repeatedly.
-
-    ``random`` is true if they were drawn and not recorded: parity is then weak evidence, and callers report
-    that.
-    """
-
-    @property
-    def random(self) -> bool:
-        """Whether the values were drawn at random."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks about the data for the reader of the results."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Feed]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,26 +83,20 @@ def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
         return with_named_dimensions(model, inputs)
     members = read_arrays(source, [name for name in model.inputs if name not in inputs.values])[0]
     _check_names(members, open_inputs)
-    shapes = {name: _shape_from(members[name], name, shape) for name, shape in open_inputs.items()}
-    fixed = {name: InputShape.of(shape) for name, shape in shapes.items()}
+    fixed = {n: InputShape.of(_shape_from(members[n], n, shape)) for n, shape in open_inputs.items()}
     profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
     return with_named_dimensions(model, replace(inputs, profiles=tuple(profiles)))
 
 
 def _shape_from(member: AnyMember, name: str, own: tuple[int | None, ...]) -> Shape:
     """The shape that an input has by an array of data. Raises `DataError` if the model does not take it."""
-    sample = _sample_shape(member, len(own))
+    is_short = len(member.shape) == len(own) - 1
+    sample = (as_samples(member, (1, *member.shape)) if is_short else member).shape[1:]
     shape = (1, *sample) if len(sample) == len(own) - 1 else sample
     takes = tuple(None if dim is not None and dim < 0 else dim for dim in own)
     if not allows((None, *takes[1:]), shape):
         raise _wrong_shape(name, takes, member)
     return shape
-
-
-def _sample_shape(member: AnyMember, rank: int) -> tuple[int, ...]:
-    """The shape of a sample of an array for an input of that rank."""
-    whole = as_samples(member, (1, *member.shape)) if len(member.shape) == rank - 1 else member
-    return whole.shape[1:]
 
 
 def open_data(
@@ -152,7 +123,13 @@ def open_data(
     batch = columns[0].group
     known = {*inputs, LABELS, *fixed}
     ignored = tuple(dict.fromkeys(name for members in files for name in members if name not in known))
-    notes = [*_batch_notes(rows, batch), *(note for column in columns for note in column.notes())]
+    notes = []
+    if rest := rows % batch:
+        notes.append(
+            f"{count_text(rows, 'sample')} do not fill batches of {batch}: the last one is filled up with "
+            f"{count_text(batch - rest, 'repeated sample')}"
+        )
+    notes += [note for column in columns for note in column.notes()]
     for name in ignored:
         near = did_you_mean(name, sorted(known))
         notes.append(f"array '{name}' is no input of the model and is not used{near}")
@@ -327,14 +304,6 @@ def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], ro
     return np.array(list(chain.from_iterable(member.rows() for member in members)))
 
 
-def _batch_notes(rows: int, batch: int) -> Iterator[str]:
-    if rest := rows % batch:
-        yield (
-            f"{count_text(rows, 'sample')} do not fill batches of {batch}: the last one is filled up with "
-            f"{count_text(batch - rest, 'repeated sample')}"
-        )
-
-
 # ---- random inputs, for models without data ------------------------------------------------------
 
 # upper bound of integers, unless the model indicates an index range: suits masks and segment numbers
@@ -400,15 +369,10 @@ def _integer_limit(model: Model, name: str) -> int:
         for consumer in model.consumers.get(tensors.pop(), ()):
             node = model.by_name[consumer.node]
             if node.op_type == "Gather" and consumer.input == 1:
-                sizes.append(_table_size(model, node.inputs[0], int(str(node.attributes.get("axis", 0)))))
+                shape = model.shape(node.inputs[0])
+                size = None if shape is None else shape[int(str(node.attributes.get("axis", 0)))]
+                sizes.append(size or 1)  # 1 is the only safe limit if it is not known
             elif node.op_type in _SAME_VALUES and consumer.input == 0 and node.outputs[0] not in seen:
                 seen.add(node.outputs[0])
                 tensors.append(node.outputs[0])
     return min(sizes, default=_FEW)
-
-
-def _table_size(model: Model, table: str, axis: int) -> int:
-    """Rows along the axis; 1, the only safe limit, if unknown."""
-    shape = model.shape(table)
-    size = None if shape is None else shape[axis]
-    return size if size else 1

@@ -98,17 +98,19 @@ def input_domains(
         }
         for port in model.proto.graph.input
     }
-    shaped = tuple(profiles)
-    return tuple(
-        InputDomain(
-            name=name,
-            dtype=spec.dtype,
-            shapes=tuple(_axes(profile, name, spec.shape, names.get(name, {})) for profile in shaped),
-            known=known[name],
-            tried=values.get(name) or _stretched_span(spec.dtype, known[name], beyond),
+    shaped, found = tuple(profiles), []
+    for name, spec in specs.items():
+        wide = known[name]
+        if np.issubdtype(spec.dtype, np.floating):
+            largest = float(np.finfo(spec.dtype).max)  # type: ignore[type-var]  # it is one of floats
+            wide = wide.stretched(beyond)
+            wide = Span(max(wide.low, -largest), min(wide.high, largest))
+        axes = (_axes(profile, name, spec.shape, names.get(name, {})) for profile in shaped)
+        tried = values.get(name) or wide
+        found.append(
+            InputDomain(name=name, dtype=spec.dtype, shapes=tuple(axes), known=known[name], tried=tried)
         )
-        for name, spec in specs.items()
-    )
+    return tuple(found)
 
 
 def spans_of(feeds: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
@@ -122,14 +124,6 @@ def spans_of(feeds: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
                 old = Span(min(old.low, low), max(old.high, high))
             found[name] = old
     return {name: span if span.low <= span.high else Span(0.0, 0.0) for name, span in found.items()}
-
-
-def _stretched_span(dtype: np.dtype[np.generic], known: Span, beyond: float) -> Span:
-    if not np.issubdtype(dtype, np.floating):
-        return known
-    largest = float(np.finfo(dtype).max)  # type: ignore[type-var]  # it is one of floats
-    wide = known.stretched(beyond)
-    return Span(max(wide.low, -largest), min(wide.high, largest))
 
 
 def _axes(profile: ShapeProfile, name: str, shape: Shape, names: Mapping[int, str]) -> tuple[AxisRange, ...]:

@@ -75,15 +75,21 @@ class OutputGate:
 
     def __call__(self, engine: Runs) -> float:
         """Run an engine on the samples; an output that is not finite or of another shape counts as -200 dB."""
-        return worst_db((expected, engine.run(feed)) for feed, expected in self._pairs)
+        return self._powers(engine).worst_db
 
     def by_output(self, engine: Runs) -> dict[str, float]:
         """The SQNR of each float output."""
-        return _by_output((expected, engine.run(feed)) for feed, expected in self._pairs)
+        return self._powers(engine).by_output
 
     def first(self, engine: Runs) -> float:
         """The SQNR of the worst output on the first `FEW` samples."""
-        return worst_db((expected, engine.run(feed)) for feed, expected in self._pairs[:FEW])
+        return self._powers(engine, FEW).worst_db
+
+    def _powers(self, engine: Runs, most: int | None = None) -> _Powers:
+        found = _Powers()
+        for feed, expected in self._pairs[:most]:
+            found.add(expected, engine.run(feed))
+        return found
 
     def near(self, engine: Runs, limit_db: float) -> tuple[float, int]:
         """The SQNR of the worst output, and the number of samples that were run.
@@ -253,19 +259,6 @@ def _largest(shares: Floats) -> list[int]:
     """The fewest samples that have `HARD_SHARE` of the noise."""
     falling = np.argsort(-shares, kind="stable")
     return [int(number) for number in falling[: 1 + np.searchsorted(np.cumsum(shares[falling]), HARD_SHARE)]]
-
-
-def worst_db(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> float:
-    """The SQNR of the worst float output, over all (reference, candidate) outputs."""
-    return min(_by_output(runs).values(), default=MOST_DB)
-
-
-def _by_output(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> dict[str, float]:
-    """The SQNR of each float output, over all (reference, candidate) outputs."""
-    found = _Powers()
-    for expected, seen in runs:
-        found.add(expected, seen)
-    return found.by_output
 
 
 class _Powers:

@@ -72,9 +72,8 @@ def _shortened(recipe: Recipe, axes: tuple[AxisRange, ...], names: Collection[st
     if not all(axis.least <= length <= axis.most for axis, length in zip(axes, recipe.shape, strict=True)):
         return None
     lengths = zip(axes, recipe.shape, strict=True)
-    return replace(
-        recipe, shape=tuple(axis.least if axis.name in names else length for axis, length in lengths)
-    )
+    shape = tuple(axis.least if axis.name in names else length for axis, length in lengths)
+    return replace(recipe, shape=shape)
 
 
 def _plain_recipes(domain: InputDomain, recipe: Recipe, made: Array) -> Iterator[Recipe]:
@@ -218,7 +217,17 @@ def search_inputs(
     searcher = _InputSearcher(attempt, seconds, clock)
 
     @seed(seed_number)
-    @_settings(examples)
+    @settings(  # independent of Hypothesis' profiles, without its database and output
+        max_examples=examples,
+        phases=(Phase.generate, Phase.target, Phase.shrink),
+        database=None,
+        deadline=None,
+        derandomize=False,
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(strategy)
     def try_input(drawn: Drawn) -> None:
         searcher.try_input(drawn)
@@ -258,15 +267,11 @@ class _InputSearcher:
 
     def simplify(self, simpler: Callable[[Drawn], Iterable[Drawn]]) -> None:
         """Replace the result by a simpler input that breaks something too, repeatedly."""
-        while self._smallest is not None:
-            plain = next((one for one in simpler(self._smallest) if self._breaks(one)), None)
-            if plain is None:
-                return
-            self._smallest = plain
-
-    def _breaks(self, drawn: Drawn) -> bool:
-        answer = self._answers[repr(drawn)] if self._is_known(drawn) else None
-        return answer is not None and bool(answer.broken)
+        plain = self._smallest
+        while plain is not None:
+            self._smallest, variants = plain, simpler(plain)
+            answers = ((one, self._answers[repr(one)]) for one in variants if self._is_known(one))
+            plain = next((one for one, answer in answers if answer is not None and answer.broken), None)
 
     def _is_known(self, drawn: Drawn) -> bool:
         """Whether the input was tried, now or before; once the time is over no new one is."""
@@ -285,18 +290,3 @@ class _InputSearcher:
             smallest=self._smallest,
             late=self._late,
         )
-
-
-def _settings(examples: int) -> settings:
-    """Settings independent of Hypothesis' profiles, without its database and output."""
-    return settings(
-        max_examples=examples,
-        phases=(Phase.generate, Phase.target, Phase.shrink),
-        database=None,
-        deadline=None,
-        derandomize=False,
-        report_multiple_bugs=False,
-        print_blob=False,
-        verbosity=Verbosity.quiet,
-        suppress_health_check=list(HealthCheck),
-    )

@@ -24,7 +24,7 @@ from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.profiles import Load
 from qdqspec.parity.data import Dataset, data_warnings, open_data, random_feeds
-from qdqspec.parity.scores import Scores
+from qdqspec.parity.metrics import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.equalize import Equalization, touched
 from qdqspec.placement.space import SchemeSpace
@@ -36,8 +36,7 @@ from qdqspec.quantize.calibrate import calibrate, given_ranges
 from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
-from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_matches, unmatched
-from qdqspec.regions.grammar import parse
+from qdqspec.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched
 from qdqspec.regions.search import find_regions
 from qdqspec.spec.problems import Problem, source_lines, spec_error
 from qdqspec.types import Case, DataSource, InputShape, PatternRules, Placement, Region

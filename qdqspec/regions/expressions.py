@@ -1,4 +1,13 @@
-"""Matches pattern expressions against a model. `qdqspec.regions.grammar` describes the syntax.
+"""Pattern expressions, for ``allow`` and ``deny``: their syntax, and the nodes of a model that they match.
+
+    choice    = sequence { "|" sequence }
+    sequence  = item { ">" item }                        along data edges
+    item      = ( operator | "(" choice ")" ) [ "?" | "*" ]
+    operator  = name [ "[" attribute "=" value { "," ... } "]" ] | "*"       "*" is any operator
+
+``|`` binds looser than ``>``: ``Conv > Relu | MatMul`` is a Conv before a Relu, or a MatMul. A single
+word may also be a built-in (``conv-relu``), and a text with ``/`` or a wildcard is a node name
+(``/head/*``, ``block_?_conv``).
 
 There can be exponentially many matches, but the set of nodes that they cover is a reachability question, answered in
 time linear in the graph. The expression becomes a position automaton, whose states are its operators in the order
@@ -10,33 +19,232 @@ state and reaches an accepting state.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
+from typing import NamedTuple, TypeAlias
 
 import onnx
 
-from qdqspec.errors import SpecError
+from qdqspec.errors import PatternError, SpecError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import reads_data
 from qdqspec.regions.flow import attribute_text, is_constant
-from qdqspec.regions.grammar import (
-    BUILT_INS,
-    Alternatives,
-    Expression,
-    Op,
-    PatternPart,
-    Repeat,
-    parse,
-)
-from qdqspec.regions.grammar import Sequence as InTurn
 from qdqspec.registry import did_you_mean
 from qdqspec.types import PatternRules
 
-__all__ = [
-    "BUILT_INS", "Expression", "allowed_nodes", "matched_nodes", "parse", "require_matches", "unmatched",
-]  # fmt: skip
+BUILT_INS: dict[str, str] = {
+    "conv-relu": "Conv > BatchNormalization? > (Relu|Clip|LeakyRelu|PRelu|HardSwish)",
+    "conv-add-relu": "Conv > BatchNormalization? > Add > (Relu|Clip)?",
+    "conv-layernorm": "Conv > (Transpose|Reshape|Squeeze|Unsqueeze|Identity)* > LayerNormalization",
+    "matmul-gelu": "(MatMul|Gemm) > Add? > (Gelu | Div > Erf > Add > Mul > Mul?)",
+    "attention": "Attention | MatMul > (Mul|Div|Add|Where)* > Softmax > (Cast|Dropout)* > MatMul",
+}
+LONGEST = 2000  # characters
+DEEPEST = 50  # parentheses
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator; ``op_type`` ``*`` is any. Attribute values are compared as text."""
+
+    op_type: str
+    attributes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """Parts that follow each other along data edges."""
+
+    parts: tuple[PatternPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """One of several parts."""
+
+    parts: tuple[PatternPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A part that is optional and, if ``many``, repeatable."""
+
+    part: PatternPart
+    many: bool
+
+
+PatternPart: TypeAlias = Op | InTurn | Alternatives | Repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A parsed expression: a structure (``part``), or a glob over node names (``name``)."""
+
+    text: str
+    part: PatternPart | None = None
+    name: str = ""
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    start: int
+
+
+_TOKEN = re.compile(
+    r"(?P<space>\s+)|(?P<word>[A-Za-z_][\w.:-]*)|(?P<mark>[>()|?*\[\],=])|(?P<value>[-+.\w]+)|(?P<bad>.)",
+    re.DOTALL,
+)
+_NODE_NAME = re.compile(r"[^\s>()|,=]*")
+
+
+def parse(text: str) -> Expression:
+    """Parse an expression. Raises `PatternError`, with a caret under the column of the problem."""
+    if len(text) > LONGEST:
+        raise PatternError(f"longer than {LONGEST} characters", text=text[:LONGEST], column=LONGEST)
+    stripped = text.strip()
+    if _is_node_name(stripped):
+        return Expression(text, name=stripped)
+    if stripped in BUILT_INS:
+        return Expression(text, _Parser(BUILT_INS[stripped]).whole())
+    return Expression(text, _Parser(text).whole())
+
+
+def _is_node_name(text: str) -> bool:
+    if not text or not _NODE_NAME.fullmatch(text):
+        return False
+    if "/" in text or "#" in text:
+        return True
+    if text == "*" or "[" in text:
+        return False
+    # `Relu?` and `Relu*` are an operator that may be missing; any other wildcard can only be a name.
+    return ("*" in text or "?" in text) and text.rstrip("?*") not in known_ops()
+
+
+@cache
+def known_ops() -> frozenset[str]:
+    """Names of all operators that the installed ``onnx`` defines, in any domain."""
+    return frozenset(schema.name for schema in onnx.defs.get_all_schemas())
+
+
+class _Parser:
+    """Recursive descent over one text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = list(self._scan())
+        self._at = 0
+        self._depth = 0
+
+    def whole(self) -> PatternPart:
+        """Parse the whole text as one expression."""
+        part = self._choice()
+        if self._token.kind != "end":
+            raise self._error(f"did not expect {self._token.text!r} here")
+        return part
+
+    def _scan(self) -> Iterator[_Token]:
+        for match in _TOKEN.finditer(self._text):
+            kind = match.lastgroup
+            if kind == "bad":
+                raise self._error(f"did not expect {match.group()!r} here", match.start())
+            if kind != "space":
+                yield _Token(match.group() if kind == "mark" else str(kind), match.group(), match.start())
+        yield _Token("end", "the end", len(self._text))
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _take(self, kind: str) -> bool:
+        if self._token.kind == kind:
+            self._at += 1
+            return True
+        return False
+
+    def _need(self, kind: str, what: str) -> _Token:
+        token = self._token
+        if not self._take(kind):
+            raise self._error(
+                f"expected {what}, not {token.text!r}" if token.kind != "end" else f"expected {what}"
+            )
+        return token
+
+    def _choice(self) -> PatternPart:
+        parts = [self._sequence()]
+        while self._take("|"):
+            parts.append(self._sequence())
+        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
+
+    def _sequence(self) -> PatternPart:
+        parts = [self._item()]
+        while self._take(">"):
+            parts.append(self._item())
+        return parts[0] if len(parts) == 1 else InTurn(tuple(parts))
+
+    def _item(self) -> PatternPart:
+        part = self._group() if self._token.kind == "(" else self._operator()
+        if self._take("?"):
+            return Repeat(part, many=False)
+        return Repeat(part, many=True) if self._take("*") else part
+
+    def _group(self) -> PatternPart:
+        opened = self._need("(", "'('")
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise self._error(f"more than {DEEPEST} parentheses inside each other", opened.start)
+        part = self._choice()
+        if not self._take(")"):
+            raise self._error("this parenthesis is never closed", opened.start)
+        self._depth -= 1
+        return part
+
+    def _operator(self) -> PatternPart:
+        if self._take("*"):
+            return Op("*")
+        token = self._need("word", "an operator")
+        if token.text in BUILT_INS:
+            return _Parser(BUILT_INS[token.text]).whole()
+        if ":" not in token.text and token.text not in known_ops():
+            near = did_you_mean(token.text, sorted({*known_ops(), *BUILT_INS}))
+            raise self._error(f"unknown operator '{token.text}'{near}", token.start)
+        return Op(token.text, self._attributes())
+
+    def _attributes(self) -> tuple[tuple[str, str], ...]:
+        if not self._take("["):
+            return ()
+        found = []
+        while True:
+            name = self._need("word", "an attribute name").text
+            self._need("=", "'=' and a value")
+            found.append((name, self._value()))
+            if not self._take(","):
+                break
+        self._need("]", "']'")
+        return tuple(sorted(found))
+
+    def _value(self) -> str:
+        if self._take("["):
+            items = [self._scalar()]
+            while self._take(","):
+                items.append(self._scalar())
+            self._need("]", "']'")
+            return f"[{','.join(items)}]"
+        return self._scalar()
+
+    def _scalar(self) -> str:
+        token = self._token
+        if token.kind not in ("word", "value"):
+            raise self._error("expected a value")
+        self._at += 1
+        return token.text
+
+    def _error(self, what: str, start: int | None = None) -> PatternError:
+        at = self._token.start if start is None else start
+        return PatternError(what, text=self._text, column=at + 1)
 
 
 def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
@@ -45,9 +253,8 @@ def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
         return frozenset(n.name for n in model.nodes if fnmatchcase(n.name, expression.name))
     assert expression.part is not None
     matcher = ExpressionMatcher(model)
-    found = taken_nodes(
-        automaton_of(expression.part), matcher.readers, lambda op, node: matcher.fits(op, model.nodes[node])
-    )
+    automaton = automaton_of(expression.part)
+    found = taken_nodes(automaton, matcher.readers, lambda op, node: matcher.fits(op, model.nodes[node]))
     return frozenset(model.nodes[index].name for index in found)
 
 
@@ -126,7 +333,7 @@ class ExpressionMatcher:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._defaults: dict[tuple[str, str], dict[str, onnx.AttributeProto]] = {}
+        self._defaults = cache(self._schema_defaults)
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -147,27 +354,18 @@ class ExpressionMatcher:
         return all(self._has(node, name, value) for name, value in op.attributes)
 
     def _has(self, node: Node, name: str, value: str) -> bool:
-        for attribute in node.proto.attribute:
-            if attribute.name == name:
-                return _is_value(attribute, value)
-        default = self._default_attributes(node).get(name)
-        return default is not None and _is_value(default, value)
+        own = (attribute for attribute in node.proto.attribute if attribute.name == name)
+        found = next(own, None) or self._defaults(node.domain, node.op_type).get(name)
+        return found is not None and _is_value(found, value)
 
-    def _default_attributes(self, node: Node) -> dict[str, onnx.AttributeProto]:
-        key = (node.domain, node.op_type)
-        if key not in self._defaults:
-            self._defaults[key] = _schema_defaults(node, self._model)
-        return self._defaults[key]
-
-
-def _schema_defaults(node: Node, model: Model) -> dict[str, onnx.AttributeProto]:
-    """Attribute defaults of the operator's schema; empty for operators that onnx does not define."""
-    versions = {o.domain: o.version for o in model.proto.opset_import}
-    try:
-        schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, model.opset), node.domain)
-    except onnx.defs.SchemaError:
-        return {}
-    return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
+    def _schema_defaults(self, domain: str, op_type: str) -> dict[str, onnx.AttributeProto]:
+        """Attribute defaults of an operator's schema; empty for operators that onnx does not define."""
+        versions = {o.domain: o.version for o in self._model.proto.opset_import}
+        try:
+            schema = onnx.defs.get_schema(op_type, versions.get(domain, self._model.opset), domain)
+        except onnx.defs.SchemaError:
+            return {}
+        return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
 
 
 def _is_value(attribute: onnx.AttributeProto, value: str) -> bool:
@@ -186,12 +384,11 @@ class Automaton:
 
     ops: list[Op] = field(default_factory=list)
     follow: list[set[int]] = field(default_factory=list)
-    first: set[int] = field(default_factory=set)
-    last: set[int] = field(default_factory=set)
+    first: frozenset[int] = frozenset()
+    last: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """The states that a part of the expression begins and ends with."""
 
     first: frozenset[int]
@@ -202,8 +399,7 @@ class _Piece:
 def automaton_of(part: PatternPart) -> Automaton:
     """The automaton of an expression."""
     made = Automaton()
-    whole = _piece(part, made)
-    made.first, made.last = set(whole.first), set(whole.last)
+    made.first, made.last, _ = _piece(part, made)
     return made
 
 
@@ -222,24 +418,18 @@ def _piece(part: PatternPart, made: Automaton) -> _Piece:
                 any(p.may_be_empty for p in pieces),
             )
         case InTurn():
-            whole = _Piece(frozenset(), frozenset(), may_be_empty=True)
-            for inner in part.parts:
-                whole = _joined(whole, _piece(inner, made), made)
-            return whole
+            first, last, may_be_empty = _Piece(frozenset(), frozenset(), may_be_empty=True)
+            for piece in (_piece(inner, made) for inner in part.parts):
+                _link(last, piece.first, made)
+                first = first | piece.first if may_be_empty else first
+                last = last | piece.last if piece.may_be_empty else piece.last
+                may_be_empty = may_be_empty and piece.may_be_empty
+            return _Piece(first, last, may_be_empty)
         case Repeat():
             inside = _piece(part.part, made)
             if part.many:
                 _link(inside.last, inside.first, made)
             return _Piece(inside.first, inside.last, may_be_empty=True)
-
-
-def _joined(a: _Piece, b: _Piece, made: Automaton) -> _Piece:
-    _link(a.last, b.first, made)
-    return _Piece(
-        a.first | b.first if a.may_be_empty else a.first,
-        a.last | b.last if b.may_be_empty else b.last,
-        a.may_be_empty and b.may_be_empty,
-    )
 
 
 def _link(ends: Iterable[int], beginnings: frozenset[int], made: Automaton) -> None:
@@ -256,8 +446,8 @@ def taken_nodes(
     """
     # state and node: the pairs that it was reached from
     reached: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    pending = [(state, node) for node in range(len(consumers)) for state in automaton.first]
-    pending = [(state, node) for state, node in pending if fits(automaton.ops[state], node)]
+    starts = ((state, node) for node in range(len(consumers)) for state in automaton.first)
+    pending = [(state, node) for state, node in starts if fits(automaton.ops[state], node)]
     reached.update({spot: [] for spot in pending})
     while pending:
         spot = state, node = pending.pop()

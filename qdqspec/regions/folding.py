@@ -36,7 +36,12 @@ def fold_graph(
     """
     fixed = _fixed(model)
     at = {node.name: i for i, node in enumerate(model.nodes) if not node.is_marker and node.name not in fixed}
-    tree = _tree(regions, at, _bundles(at, (*reference, *tuned)))
+    kernels = (
+        [at[n] for n in layer.nodes if n in at] for layer in (*reference, *tuned) if not layer.boundary
+    )
+    # by their first node, the nodes that share a kernel, directly or through another kernel
+    bundles = {group[0]: group for group in joined(sorted(at.values()), kernels)}
+    tree = _tree(regions, at, bundles)
     groups = sorted(map(sorted, _cut(tree, most)))
     home = {i: part for part, group in enumerate(groups) for i in group}
     parts = {name: home[i] for name, i in at.items() if i in home}
@@ -71,12 +76,6 @@ def _fixed(model: Model) -> set[str]:
             fixed.add(node.name)
             known.update(node.outputs)
     return fixed
-
-
-def _bundles(at: Mapping[str, int], layers: Iterable[LayerTime]) -> dict[int, _Nodes]:
-    """By their first node, the nodes that share a kernel, directly or through another kernel."""
-    kernels = ([at[name] for name in layer.nodes if name in at] for layer in layers if not layer.boundary)
-    return {group[0]: group for group in joined(sorted(at.values()), kernels)}
 
 
 class _Branch:

@@ -8,7 +8,7 @@ so that no Q/DQ is inserted in it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -17,6 +17,7 @@ from tabulate import tabulate
 
 from qdqspec.codec import to_data
 from qdqspec.graph.model import Model
+from qdqspec.graph.scopes import free_name
 from qdqspec.regions.flow import is_constant
 from qdqspec.regions.forecast import Forecast
 from qdqspec.types import Region, RegionType
@@ -141,34 +142,26 @@ def find_bodies(
     model: Model, regions: Sequence[Region], find: Callable[[Model], Sequence[Region]]
 ) -> tuple[Body, ...]:
     """All bodies, outer ones first, in graph order; then the local functions, whose regions ``find`` returns."""
-    return (*_bodies(model, regions), *_functions(model, find))
-
-
-def _bodies(model: Model, regions: Sequence[Region]) -> Iterator[Body]:
     # the paths of all bodies; a marker begins each, and outer ones begin before inner ones
     inside: dict[str, set[str]] = {node.scope: set() for node in model.nodes if node.scope}
     for node in model.nodes:
         if node.scope and not (node.is_marker or is_constant(node)):
             inside[node.scope].add(node.name)
+    found = []
     for path, names in inside.items():
         own = tuple(region for region in regions if names.issuperset(region.nodes))
-        yield Body(name=path, kind="body", nodes=len(names), regions=own)
-
-
-def _functions(model: Model, find: Callable[[Model], Sequence[Region]]) -> Iterator[Body]:
-    if not model.proto.functions:
-        return
-    parts = [node.name.split("/") for node in model.nodes]
+        found.append(Body(name=path, kind="body", nodes=len(names), regions=own))
+    parts = [node.name.split("/") for node in model.nodes] if model.proto.functions else []
     taken = {"/".join(some[:i]) for some in parts for i in range(len(some) + 1)}
     for function in model.proto.functions:
-        name = f"{function.domain}:{function.name}"
-        while name in taken:
-            name += "~"
-        found = tuple(
+        name = free_name(f"{function.domain}:{function.name}", taken)
+        own = tuple(
             replace(region, nodes=tuple(f"{name}/{node}" for node in region.nodes))
             for region in find(_of_function(function))
         )
-        yield Body(name=name, kind="function", nodes=len(found[0].nodes) if found else 0, regions=found)
+        count = len(own[0].nodes) if own else 0
+        found.append(Body(name=name, kind="function", nodes=count, regions=own))
+    return tuple(found)
 
 
 def _of_function(function: onnx.FunctionProto) -> Model:
@@ -195,17 +188,11 @@ InspectSection: TypeAlias = Literal["regions", "patterns"]
 
 def to_json(inspection: Inspection) -> dict[str, Any]:
     """The output of ``inspect --json``, never truncated. ``quantizable`` is null if no backend was asked."""
-    patterns = [to_data(pattern) for pattern in inspection.patterns]
     count = None if inspection.quantizable is None else len(inspection.quantizable)
     bodies = [
-        {
-            "name": b.name,
-            "kind": b.kind,
-            "nodes": b.nodes,
-            "placed": b.placed,
-            "regions": _regions(b.regions, inspection),
-        }
-        for b in inspection.bodies
+        {name: getattr(body, name) for name in ("name", "kind", "nodes", "placed")}
+        | {"regions": _regions(body.regions, inspection)}
+        for body in inspection.bodies
     ]
     found: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -213,7 +200,7 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
         "counts": _counts(inspection),
         "regions": _regions(inspection.regions, inspection),
         "leaf_sizes": _leaf_sizes(inspection),
-        "patterns": patterns,
+        "patterns": [to_data(pattern) for pattern in inspection.patterns],
         "coverage": {
             "nodes": inspection.nodes,
             "in_leaves": _covered(inspection),
@@ -313,14 +300,11 @@ def forecast_line(guess: Forecast) -> str:
     low, high = (seconds_text(seconds) for seconds in (guess.low_s, guess.high_s))
     assumed = _listed([plain(name) for name in guess.assumed], _ASSUMED)
     assumed = f" (unknown sizes taken as 1: {assumed})" if assumed else ""
+    macs = f"{guess.macs / 1e6:,.0f} million" if guess.macs >= 1e6 else "less than a million"
     return (
         f"tuning may take {low} to {high}: {guess.builds} builds, estimated from node count, weights and "
-        f"{_millions(guess.macs)} multiplications{assumed}; nothing was built"
+        f"{macs} multiplications{assumed}; nothing was built"
     )
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:,.0f} million" if count >= 1e6 else "less than a million"
 
 
 def _body_table(inspection: Inspection, most: int) -> str:
@@ -357,17 +341,27 @@ def _many(count: int, noun: str) -> str:
 
 
 def _tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -> str:
-    shown = [r for r in inspection.regions if include_all or _is_worth(r, inspection)]
+    known = None if include_all else inspection.quantizable
+    shown = [
+        region
+        for region in inspection.regions
+        if known is None or region.type == "ROOT" or not known.isdisjoint(region.nodes)
+    ]
     lines = ["Regions (direct/all nodes, inputs > outputs, pattern)"]
-    runs = runs_of([region.id if verbose else _rendered_key(region, inspection) for region in shown])
+    # the text of a region without its id is equal for regions that are rendered alike
+    keys = (r.id if verbose else (_indent(r), r.pattern, _after_id(r, inspection)) for r in shown)
     covered = written = 0
-    for run in runs:
+    for run in runs_of(list(keys)):
         written += run.width
         if written > most:
             break
         for region in shown[run.start : run.start + run.width]:
             lines += _region_lines(region, inspection, verbose, most)
-        lines += _again(run, shown)
+        if run.times > 1:
+            first, last = shown[run.start + run.width], shown[run.end - 1]
+            several = f"the {run.width} above, {run.times - 1} times more"
+            turns = several if run.width > 1 else "the same again"
+            lines.append(f"{_indent(first)}{first.id} to {last.id}: {turns}")
         covered = run.end
     if covered < len(shown):
         lines.append(f"... and {len(shown) - covered} more")
@@ -378,31 +372,14 @@ def _tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -
     return "\n".join(lines)
 
 
-def _again(run: Run, shown: Sequence[Region]) -> list[str]:
-    """A line for the repetitions of the regions just written."""
-    if run.times == 1:
-        return []
-    first, last = shown[run.start + run.width], shown[run.end - 1]
-    turns = f"the {run.width} above, {run.times - 1} times more" if run.width > 1 else "the same again"
-    return [f"{_indent(first)}{first.id} to {last.id}: {turns}"]
-
-
-def _rendered_key(region: Region, inspection: Inspection) -> tuple[str, ...]:
-    """The text of a region without its id, equal for regions that are rendered alike."""
-    return _indent(region), region.pattern, _after_id(region, inspection)
-
-
-def _is_worth(region: Region, inspection: Inspection) -> bool:
-    known = inspection.quantizable
-    return known is None or region.type == "ROOT" or not known.isdisjoint(region.nodes)
-
-
 def _region_lines(region: Region, inspection: Inspection, verbose: bool, most: int) -> list[str]:
     indent = _indent(region)
     lines = [f"{indent}{region.id} {_after_id(region, inspection)}"]
     if verbose:
         lines.append(f"{indent}    pattern {region.pattern}")
-        lines += [f"{indent}    {word} {_listed(names, most)}" for word, names in _details(region) if names]
+        details = {"inputs": region.inputs, "outputs": region.outputs}
+        details |= {"nodes": region.nodes} if region.type == "LEAF" else {}
+        lines += [f"{indent}    {word} {_listed(names, most)}" for word, names in details.items() if names]
     return lines
 
 
@@ -412,24 +389,13 @@ def _indent(region: Region) -> str:
 
 def _after_id(region: Region, inspection: Inspection) -> str:
     direct = len(region.nodes) if region.type == "LEAF" else 0
-    children = (
-        f", {len(region.children)} child{'ren' if len(region.children) > 1 else ''}"
-        if region.children
-        else ""
-    )
+    below = len(region.children)
+    children = f", {below} child{'ren' if below > 1 else ''}" if below else ""
     quantizable = ""
     if inspection.quantizable is not None:
-        count = len(inspection.quantizable.intersection(region.nodes))
-        quantizable = f", {count} quantizable"
+        quantizable = f", {len(inspection.quantizable.intersection(region.nodes))} quantizable"
     flow = f"{len(region.inputs)} > {len(region.outputs)}{quantizable}"
     return f"{region.type} {direct}/{len(region.nodes)}{children}, {flow}  {_cut(region.pattern_text)}"
-
-
-def _details(region: Region) -> Iterable[tuple[str, Sequence[str]]]:
-    yield "inputs", region.inputs
-    yield "outputs", region.outputs
-    if region.type == "LEAF":
-        yield "nodes", region.nodes
 
 
 def _listed(names: Sequence[str], most: int) -> str:
@@ -443,9 +409,7 @@ def _sizes(inspection: Inspection) -> str:
         return ""
     longest = max(bins.values())
     rows = [(name, count, "#" * max(1, round(_BAR * count / longest))) for name, count in bins.items()]
-    return "Leaf sizes\n" + tabulate(
-        rows, headers=("nodes", "leaves", ""), tablefmt="simple", disable_numparse=True
-    )
+    return _table("Leaf sizes", ("nodes", "leaves", ""), rows, len(rows))
 
 
 def _leaf_sizes(inspection: Inspection) -> dict[str, int]:

@@ -21,8 +21,7 @@ from qdqspec import registry
 from qdqspec.errors import DataError, QdqspecError
 from qdqspec.files import write_whole
 from qdqspec.parity.metrics import raising_line
-from qdqspec.parity.npz import npz_bytes
-from qdqspec.parity.sources import LABELS, without_loader
+from qdqspec.parity.sources import LABELS, npz_bytes, without_loader
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, Data, DataSource, Loader
 

@@ -26,7 +26,7 @@ from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import log_wait
 from qdqspec.measurement.store import Store
 from qdqspec.measurement.twins import Twins
-from qdqspec.parity.scores import joined_metrics
+from qdqspec.parity.metrics import joined_metrics
 from qdqspec.placement.import_qdq import import_placement
 from qdqspec.preparation.resources import Backends, Resources
 from qdqspec.session.compared_runtimes import compare_runtimes, grouped, side_of

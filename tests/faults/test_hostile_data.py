@@ -12,8 +12,8 @@ import pytest
 
 from qdqspec.errors import DataError
 from qdqspec.parity.data import open_data
-from qdqspec.parity.npz import read_members
 from qdqspec.parity.shapes import InputSpec
+from qdqspec.parity.sources import read_members
 
 MAGIC = b"\x93NUMPY"
 

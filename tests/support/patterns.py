@@ -7,9 +7,16 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from qdqspec.graph.model import Model, Node
-from qdqspec.regions.expressions import ExpressionMatcher
+from qdqspec.regions.expressions import (
+    Alternatives,
+    Expression,
+    ExpressionMatcher,
+    InTurn,
+    Op,
+    PatternPart,
+    Repeat,
+)
 from qdqspec.regions.flow import flow_of
-from qdqspec.regions.grammar import Alternatives, Expression, Op, PatternPart, Repeat, Sequence
 from qdqspec.regions.pattern import Pattern, PatternGranularity, PatternMaker
 
 LONGEST_REPEAT = 16  # repetitions of one `*`
@@ -62,7 +69,7 @@ class _Walk:
             case Alternatives():
                 for choice in part.parts:
                     yield from self.ways(choice, path)
-            case Sequence():
+            case InTurn():
                 yield from self._in_turn(part.parts, path)
             case Repeat():
                 yield from self._repeated(part, path, LONGEST_REPEAT if part.many else 1)

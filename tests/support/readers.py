@@ -27,10 +27,10 @@ from qdqspec.config import load_settings
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.change import BuildTimes, change_between
 from qdqspec.measurement.journal import Journal
-from qdqspec.parity.npz import read_members
+from qdqspec.parity.sources import read_members
 from qdqspec.placement.cache import read_cache
 from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
-from qdqspec.regions.grammar import parse
+from qdqspec.regions.expressions import parse
 from qdqspec.registry import names
 from qdqspec.report.compare import compare_runs, comparison_text, comparison_to_json
 from qdqspec.report.record import case_from_json, case_to_json, read_record, record_to_json

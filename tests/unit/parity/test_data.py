@@ -9,8 +9,8 @@ import pytest
 
 from qdqspec.errors import DataError
 from qdqspec.parity.data import Dataset, data_warnings, open_data
-from qdqspec.parity.npz import read_members
 from qdqspec.parity.shapes import InputSpec
+from qdqspec.parity.sources import read_members
 
 IMAGE = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 3))}
 
@@ -156,7 +156,7 @@ def test_an_array_in_column_major_order_is_read_as_any_other(saved: Callable[...
 def test_a_large_array_in_column_major_order_is_refused(
     saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqspec.parity.npz._LARGEST_ROW", 60)  # a row has 24 bytes
+    monkeypatch.setattr("qdqspec.parity.sources._LARGEST_ROW", 60)  # a row has 24 bytes
     assert len(open_data(saved(x=images(4)), IMAGE)) == 4
     with pytest.raises(DataError, match=r"array 'x' is stored column by column .* 96 bytes") as caught:
         open_data(saved(x=np.asfortranarray(images(4))), IMAGE)
