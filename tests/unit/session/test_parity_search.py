@@ -111,7 +111,7 @@ def test_within_what_was_calibrated_nothing_is_found(session: Session, case: Cas
         assert found.found is None
         assert found.tried > 50
         assert 20 < found.closest_db < 90
-    assert not (session.output(case) / "parity" / "parity.sources").exists()
+    assert not (session.output(case) / "parity" / "parity.npz").exists()
 
 
 def test_one_seed_finds_the_same_in_any_session(case: Case, tuned: Path, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_file_of_an_earlier_search_does_not_outlive_its_cause(
     session: Session, case: Case, tuned: Path
 ) -> None:
     assert searched(session, case, tuned).found is not None
-    file = session.output(case) / "parity" / "parity.sources"
+    file = session.output(case) / "parity" / "parity.npz"
     assert file.is_file()
     assert searched(session, case, tuned, search={"beyond": 1}).found is None
     assert not file.exists()
