@@ -15,7 +15,7 @@ from packaging.version import Version
 from qdqspec.config.hooks import declaration_of, owner_of
 from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.ops import data_inputs, is_default
+from qdqspec.graph.ops import data_inputs, is_default, is_nearest
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.placement.recognize import (
     blocks_of,
@@ -309,6 +309,11 @@ class View:
         if node.op_type == "Gemm" and node.attributes.get("transB", 0):
             return dims[1], dims[0]
         return dims[-2], dims[-1]
+
+
+def interpolates(node: Node) -> bool:
+    """Whether a Resize computes values between those of its input."""
+    return node.op_type == "Resize" and not is_nearest(node)
 
 
 def type_name(elem_type: int | None) -> str:

@@ -19,7 +19,7 @@ from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import Node
 from qdqspec.lint import rules
 from qdqspec.lint.rules import Hit, formats_newer_than_opset, unequal_scales
-from qdqspec.lint.view import View, type_name
+from qdqspec.lint.view import View, interpolates, type_name
 from qdqspec.quantize.formats import BLOCK_SIZES
 
 TARGETS = ("onnxruntime-cpu",)
@@ -365,7 +365,7 @@ def float_results(view: View) -> Iterator[Hit]:
 def no_integer_kernel(view: View) -> Iterator[Hit]:
     """An operator without an integer kernel between a dequantized activation and a quantized result."""
     for node in view.operators:
-        fits = node.op_type in LABELS and not _mixes_values(node)
+        fits = node.op_type in LABELS and not interpolates(node)
         made = [dq for dq in view.inputs(node).values() if dq is not None and view.stored_weight(dq) is None]
         if fits or node.op_type in ABSORBED or not made:
             continue
@@ -437,7 +437,7 @@ def mixed_operands(view: View) -> Iterator[Hit]:
 )
 def moved_scales(view: View) -> Iterator[Hit]:
     """MaxPool, Transpose and similar between a DQ and a Q with different numbers."""
-    return unequal_scales(view, lambda node: node.op_type in MOVING and not _mixes_values(node))
+    return unequal_scales(view, lambda node: node.op_type in MOVING and not interpolates(node))
 
 
 @rule(
@@ -506,10 +506,6 @@ def _folds_into_quantizer(view: View, node: Node, quantizer: Node) -> bool:
 def _reads_integers(view: View, node: Node) -> bool:
     made = view.inputs(node)
     return bool(made) and all(dq is not None for dq in made.values())
-
-
-def _mixes_values(node: Node) -> bool:
-    return node.op_type == "Resize" and node.attributes.get("mode", b"nearest") != b"nearest"
 
 
 def _cannot_take_weight(view: View, node: Node) -> str:

@@ -16,7 +16,7 @@ from qdqspec.backends.openvino.ops import ABSORBED, LABELS
 from qdqspec.graph.model import Node
 from qdqspec.lint import rules
 from qdqspec.lint.rules import Hit
-from qdqspec.lint.view import View, type_name
+from qdqspec.lint.view import View, interpolates, type_name
 
 _MEASURED = "measured, OpenVINO 2026.4.1"
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
@@ -159,15 +159,11 @@ def one_sided_sums(view: View) -> Iterator[Hit]:
 def no_integer_kernel(view: View) -> Iterator[Hit]:
     """An operator that is neither in the table of operators nor fused, between a pair and a quantized result."""
     for node in view.operators:
-        fits = node.op_type in LABELS and not _interpolates(node)
+        fits = node.op_type in LABELS and not interpolates(node)
         if fits or node.op_type in ABSORBED or not node.inputs or not node.outputs:
             continue
         if view.dequantizer(node.inputs[0]) is not None and view.only_quantized(node.outputs[0]):
             yield node, f"is a {node.op_type}"
-
-
-def _interpolates(node: Node) -> bool:
-    return node.op_type == "Resize" and node.attributes.get("mode", b"nearest") != b"nearest"
 
 
 @rule(
