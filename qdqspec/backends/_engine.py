@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
+from qdqspec.arrays import Array
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import Clock, Samples
 
@@ -99,6 +100,13 @@ def time_runs(run: Callable[[], object], runs: int, warmup: int, *, alone: bool)
         if collecting:
             gc.enable()
     return Samples(wall_ms=tuple(wall), cpu_ms=tuple(cpu) if alone else ())
+
+
+def cannot_run(feeds: Mapping[str, Array]) -> str:
+    """The beginning of the message of a run that failed, with the shapes of its inputs."""
+    return (
+        f"the model could not be run with {', '.join(f'{name} {list(v.shape)}' for name, v in feeds.items())}"
+    )
 
 
 def check_names(inputs: Collection[str], feeds: Mapping[str, Any], model: Path) -> None:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from qdqspec.regions.inspect import Judged
     from qdqspec.types import Inputs
 
-_IMAGE, _SEQUENCE, _OTHER = 224, 128, 16  # guesses for dimensions that a model leaves open
+_IMAGE, _SEQUENCE, _SOUND, _OTHER = 224, 128, 16000, 16  # guesses for dimensions that a model leaves open
+_OF_SOUND = re.compile("sample|audio|sound|wav")
 _REASONS = 3  # shown for operators that stay float
 _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
 
@@ -181,12 +182,15 @@ def _input(model: Model, name: str, known: tuple[int, ...] | None) -> InputDraft
     """An input with sizes for its dynamic dimensions: those of the data, else batch 1 and images of a common size."""
     import onnx
 
+    from qdqspec.parity.shapes import named_dims
+
     elem_type = model.elem_type(name)
     kind = onnx.TensorProto.DataType.Name(elem_type).lower() if elem_type else "no tensor"
     own = model.shape(name)
     if own is None:
         return InputDraft(name=name, kind=kind, shape=None)
-    usual = _IMAGE if len(own) == 4 else _SEQUENCE if "int" in kind else _OTHER
+    is_sound = any(isinstance(dim, str) and _OF_SOUND.search(dim.lower()) for dim in named_dims(model, name))
+    usual = _IMAGE if len(own) == 4 else _SEQUENCE if "int" in kind else _SOUND if is_sound else _OTHER
     filled = tuple(size if size is not None and size >= 0 else usual for size in own)
     open_dims = tuple(index for index, size in enumerate(own) if size is None or size < 0)
     if 0 in open_dims and len(own) > 1:

@@ -23,7 +23,14 @@ import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.backends import _cpu
-from qdqspec.backends._engine import CHECK_INPUTS, TimedEngine, profile_warmup, refusals_of, time_runs
+from qdqspec.backends._engine import (
+    CHECK_INPUTS,
+    TimedEngine,
+    cannot_run,
+    profile_warmup,
+    refusals_of,
+    time_runs,
+)
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, read_graph, read_profile
@@ -203,7 +210,7 @@ class OnnxRuntimeEngine(TimedEngine["ort.InferenceSession", dict[str, Array]]):
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
         session = self._require_open()
-        with _refusals("the model could not be run", self.model):
+        with _refusals(cannot_run(feeds), self.model):
             values = session.run(self._outputs, dict(feeds))
         return dict(zip(self._outputs, values, strict=True))
 

@@ -15,7 +15,14 @@ import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.backends import _cpu
-from qdqspec.backends._engine import TimedEngine, check_names, profile_warmup, refusals_of, time_runs
+from qdqspec.backends._engine import (
+    TimedEngine,
+    cannot_run,
+    check_names,
+    profile_warmup,
+    refusals_of,
+    time_runs,
+)
 from qdqspec.backends._source import read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.openvino.layers import find_origins, graph_hash, layer_times, named_nodes, read_kernels
@@ -118,7 +125,7 @@ class OpenVinoEngine(TimedEngine[Any, tuple[Any, dict[str, Array]]]):
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
         compiled = self._require_open()
-        with _refusals("the model could not be run", self.model):
+        with _refusals(cannot_run(feeds), self.model):
             request = _request(compiled, self._complete(feeds))
             request.infer(share_outputs=True)
             values = [np.array(request.get_output_tensor(i).data) for i in range(len(self._outputs))]

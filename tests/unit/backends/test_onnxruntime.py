@@ -61,8 +61,10 @@ def test_wrong_inputs_are_refused(engine: OnnxRuntimeEngine, kind: str) -> None:
         "name": {"image": FEEDS["x"]},
         "dtype": {"x": FEEDS["x"].astype(np.float64)},
     }[kind]
-    with pytest.raises(BackendError, match="could not be run"):
+    with pytest.raises(BackendError, match="could not be run") as caught:
         engine.run(wrong)
+    ((name, value),) = wrong.items()
+    assert f"the model could not be run with {name} {list(value.shape)}: " in caught.value.what
 
 
 def test_a_wrong_name_is_refused_when_bound_and_a_wrong_shape_when_timed(engine: OnnxRuntimeEngine) -> None:

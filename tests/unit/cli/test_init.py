@@ -95,6 +95,19 @@ def test_a_named_dimension_has_one_size_in_all_inputs(verb, tmp_path):
     assert result.json["inputs"] == {"lengths": [1], "x": [1, 16], "ids": [1, 16]}
 
 
+@pytest.mark.parametrize(
+    ("dims", "expected"),
+    [("batch,samples", [1, 16000]), ("n,audio_length", [1, 16000]), ("n,features", [1, 16])],
+)
+def test_the_guessed_length_of_sound_is_a_second(verb, tmp_path, dims, expected):
+    """Sixteen samples of sound are shorter than the first window of a network."""
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17]> net (float[{dims}] x) => (float[{dims}] y) {{ y = Relu(x) }}'
+    )
+    onnx.save(proto, tmp_path / "net.onnx")
+    assert verb("init", "net.onnx", *FAKE, "--json").json["inputs"] == {"x": expected}
+
+
 def test_the_example_of_what_stays_float_is_quantized_without_it(verb, tmp_path):
     """It named the operator that is rarest in the model, which often stays float anyway."""
     onnx.save(
