@@ -21,7 +21,7 @@ from qdqspec.errors import SpecError
 from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.declared import allows, contradictions, redeclared, shape_text
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
+from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, free_initializers
 from qdqspec.graph.protos import (
     DEFAULT_DOMAINS,
     all_graphs,
@@ -242,7 +242,7 @@ def fix_inputs(model: Model, values: Mapping[str, Array]) -> onnx.ModelProto:
     decides nothing, the input is a constant and the rest of the model is unchanged.
     """
     proto = copy_model(model.proto)
-    proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
+    free_initializers(proto)
     refill(proto.graph.input, [i for i in proto.graph.input if i.name not in values])
     proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
     while True:

@@ -29,22 +29,31 @@ def opset_of(proto: onnx.ModelProto) -> int:
 def raise_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
     """The same model at default opset ``version`` or above, as a new proto.
 
-    The IR version rises to at least 4, so that new initializers need not be graph inputs; those that had to be are
-    none then, so that no caller can replace them. Raises `ModelError` with both versions and the reason if the
-    converter fails.
+    The IR version is at least 4, as by `free_initializers`. Raises `ModelError` with both versions and the reason if
+    the converter fails.
     """
     if opset_of(proto) >= version:
         raised = copy_model(proto)
     else:
         raised = _converted(proto, version)
+        raised.ir_version = proto.ir_version
         refill(raised.metadata_props, proto.metadata_props)
         refill(raised.functions, proto.functions)
         _put_back_graph(proto.graph, raised.graph)
-    if proto.ir_version < IR_WITH_FREE_INITIALIZERS:
-        raised.ir_version = IR_WITH_FREE_INITIALIZERS
-        weights = {tensor.name for tensor in raised.graph.initializer}
-        refill(raised.graph.input, [port for port in raised.graph.input if port.name not in weights])
+    free_initializers(raised)
     return raised
+
+
+def free_initializers(proto: onnx.ModelProto) -> None:
+    """Raise the IR version to at least 4, where initializers need not be graph inputs. Changes ``proto``.
+
+    Inputs that have an initializer are removed then: from IR version 4 on, a caller may replace them, so that a runtime
+    would no longer fold them or fuse the operators that read them.
+    """
+    if proto.ir_version < IR_WITH_FREE_INITIALIZERS:
+        proto.ir_version = IR_WITH_FREE_INITIALIZERS
+        constants = {tensor.name for tensor in proto.graph.initializer}
+        refill(proto.graph.input, [i for i in proto.graph.input if i.name not in constants])
 
 
 def _converted(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
