@@ -37,7 +37,7 @@ from tabulate import tabulate
 
 from qdqspec.arrays import Array
 from qdqspec.config import Settings
-from qdqspec.graph.constants import fold_constants
+from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.import_qdq import placement_for

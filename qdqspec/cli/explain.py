@@ -238,7 +238,7 @@ def _from_model(
     path: Path, reference: Path | None, inputs: Inputs, settings: Settings
 ) -> list[ExplainedEngine]:
     """A quantized model and its float form: ``reference``, or the model without its pairs."""
-    from qdqspec.graph.dynamic_pairs import with_pairs
+    from qdqspec.graph.dynamic_kernels import with_pairs
     from qdqspec.graph.model import QDQ_OPS
     from qdqspec.graph.save import save_model
     from qdqspec.placement.strip import strip_qdq

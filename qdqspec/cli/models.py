@@ -204,7 +204,7 @@ def _dequantized(model: Model) -> int:
 
     Operators of integers and floats count as the pairs that they replace.
     """
-    from qdqspec.graph.dynamic_pairs import with_pairs
+    from qdqspec.graph.dynamic_kernels import with_pairs
     from qdqspec.placement.recognize import is_op, makes_scale
 
     model = with_pairs(model)
@@ -299,7 +299,7 @@ def diff(arguments: argparse.Namespace) -> int:
 @uncollected()
 def fold(arguments: argparse.Namespace) -> int:
     """Write the model with its constants folded."""
-    from qdqspec.graph.constants import fold_constants
+    from qdqspec.graph.fold import fold_constants
     from qdqspec.graph.model import load_model
     from qdqspec.graph.save import save_model
 

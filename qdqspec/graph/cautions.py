@@ -32,45 +32,30 @@ def cautions(model: Model) -> Iterator[str]:
             f"it contains Q/DQ already ({_listed(present)}): it is part of the reference, and further pairs are "
             "tried around it; to search from the float model: qdqspec strip"
         )
-    dynamic = [node for node in model.nodes if _is_dynamic(node)]
+    # products of integers whose ranges are found at run time, as `quantize_dynamic` writes them
+    dynamic = [n for n in model.nodes if n.op_type in (_INTEGER if is_default(n) else _DYNAMIC)]
     if dynamic:
-        yield _of_dynamic(dynamic)
+        names = _listed([node.name for node in dynamic])
+        kept = [node.name for node in dynamic if node.op_type == "ConvInteger"]
+        how = "qdqspec strip"
+        if kept:
+            how = f"give the model before quantization ({how} does not remove {_listed(kept)})"
+        yield (
+            f"integer operators with ranges found at run time are in it already ({names}): they are part of the "
+            "reference and of each candidate, and pairs are tried on other operators only; to search from the "
+            f"float model: {how}"
+        )
     unseen = [output.name for output in model.proto.graph.output if not _is_numeric(output.type)]
     if unseen:
         yield f"outputs that are no tensors of numbers are not compared: {_listed(unseen)}"
 
 
-def _of_dynamic(nodes: list[Node]) -> str:
-    names = [node.name for node in nodes]
-    kept = [node.name for node in nodes if node.op_type == "ConvInteger"]
-    return (
-        f"integer operators with ranges found at run time are in it already ({_listed(names)}): "
-        "they are part of the reference and of each candidate, and pairs are tried on other operators only; "
-        "to search from the float model: "
-    ) + (
-        f"give the model before quantization (qdqspec strip does not remove {_listed(kept)})"
-        if kept
-        else "qdqspec strip"
-    )
-
-
-def _is_dynamic(node: Node) -> bool:
-    """Whether a node multiplies integers whose ranges are found at run time, as `quantize_dynamic` writes it."""
-    return node.op_type in (_INTEGER if is_default(node) else _DYNAMIC)
-
-
 def _is_random(model: Model, node: Node) -> bool:
-    if not is_default(node):
-        return False
-    return node.op_type in _RANDOM or (node.op_type == "Dropout" and _drops_values(model, node))
-
-
-def _drops_values(model: Model, dropout: Node) -> bool:
-    """Whether a Dropout drops values: since opset 12 an input decides, and a computed one may."""
-    mode = dropout.inputs[_TRAINS] if len(dropout.inputs) > _TRAINS else ""
-    if not mode:
-        return False
-    return mode not in model.constants or bool(model.array(mode).any())
+    """Whether a node draws random numbers. Of a Dropout an input decides since opset 12, and a computed one may."""
+    if not is_default(node) or node.op_type != "Dropout":
+        return is_default(node) and node.op_type in _RANDOM
+    mode = node.inputs[_TRAINS] if len(node.inputs) > _TRAINS else ""
+    return bool(mode) and (mode not in model.constants or bool(model.array(mode).any()))
 
 
 def _is_numeric(kind: TypeProto) -> bool:

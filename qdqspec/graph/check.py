@@ -57,9 +57,11 @@ def check_model(proto: onnx.ModelProto, path: Path) -> None:
         checked = _without_values(proto)
         for end in _without_shape(checked):
             end.type.tensor_type.shape.SetInParent()
-    problem = _problem(checked)
-    if problem is not None:
-        raise ModelError(f"the model is not valid ONNX: {problem}", where=path, cure=_AGAIN)
+    try:
+        onnx.checker.check_model(checked)
+    except Exception as error:  # noqa: BLE001 - any C++ exception, also with messages that are not UTF-8
+        what = f"the model is not valid ONNX: {first_line(error)}"
+        raise ModelError(what, where=path, cure=_AGAIN) from None
 
 
 def external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
@@ -71,14 +73,6 @@ def external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
 def first_line(error: Exception) -> str:
     """The first line of a native exception's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-def _problem(model: onnx.ModelProto | str) -> str | None:
-    try:
-        onnx.checker.check_model(model)
-    except Exception as error:  # noqa: BLE001 - any C++ exception, also with messages that are not UTF-8
-        return first_line(error)
-    return None
 
 
 def _without_values(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
-from qdqspec.graph.model import Model, without_weights
-from qdqspec.graph.protos import copy_model
+from qdqspec.graph.model import Model
+from qdqspec.graph.protos import copy_model, without_weights
 from qdqspec.graph.unify import assumed
 
 REAL_TYPES = {

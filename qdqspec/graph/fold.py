@@ -1,5 +1,6 @@
-"""Folding that prepares a model for quantization without changing any Q or DQ.
+"""Folding that never changes Q/DQ: of constants, and of what prepares a model for quantization.
 
+Shape arithmetic and weight preparation are computed once, by onnx's reference implementation, one operator at a time.
 The weights of an LSTM that are computed from constants, as exporters write them, become constants.
 BatchNormalization is folded into the convolution before it. Runtimes do that themselves for float weights,
 but not for an integer weight with a DequantizeLinear, so it must be done before pairs are inserted.
@@ -7,18 +8,280 @@ but not for an integer weight with a DequantizeLinear, so it must be done before
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from qdqspec.arrays import Array
-from qdqspec.graph.constants import FoldedConstants, fold_constants
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.protos import DEFAULT_DOMAINS, copied, copy_model
+from qdqspec.graph.protos import DEFAULT_DOMAINS, copied, copy_model, graphs_inside, refill, size_of
+from qdqspec.units import list_text
+
+LIMIT_BYTES = 2**20  # limit for a result that is larger than its inputs
+
+
+# Never folded, and nothing after them is constant: the runtime that reads the model fuses them.
+QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+
+_RANDOM = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)  # fmt: skip
+
+# Results whose size depends on values, but exceeds the inputs' by at most a factor of their rank.
+_BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
+
+_LOOKED_INTO = 1024  # elements: larger inputs cannot be shapes, axes or repeats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedConstants:
+    """The smaller model; names of the nodes that became constants, and of those that became unused."""
+
+    model: Model
+    folded: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def fold_constants(
+    model: Model, *, limit_bytes: int = LIMIT_BYTES, only: Collection[str] | None = None
+) -> FoldedConstants:
+    """Compute nodes that depend on constants only, and remove unused nodes and initializers.
+
+    QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and each operator outside ONNX's own domain stay,
+    even with constant inputs, and so do all nodes that depend on them. So do random operators, If, Loop and
+    Scan, nodes that make an output of a graph, and results that are larger than ``limit_bytes`` and than
+    their inputs. Tensors keep their names. If nothing changes, the same model object is returned. Folding is
+    idempotent. With ``only`` these tensors are computed, and nodes and initializers that nothing else reads are
+    removed; the rest of the model is unchanged.
+    """
+    now, folded, unused = model, list[str](), list[str]()
+    while True:  # new constants may determine further shapes
+        work = _Folding(now, limit_bytes, within=None if only is None else _ancestors(now, only))
+        work.fold()
+        removed = work.unused()
+        if not removed and not work.unread():
+            notes = []
+            if work.too_large:  # constant nodes that stay
+                names = list_text([f"'{name}'" for name in work.too_large], 3)
+                what = f"because their result would be larger than {limit_bytes} bytes"
+                notes.append(f"left as they are, {what}: {names}")
+            return FoldedConstants(model=now, folded=tuple(folded), unused=tuple(unused), notes=tuple(notes))
+        computed = {node.index for node in work.folded}
+        folded += [_name_in(model, node) for node in work.folded]
+        unused += [_name_in(model, node) for node in now.nodes if node.index in removed - computed]
+        now = Model(work.build(removed), path=model.path)
+
+
+def _ancestors(model: Model, tensors: Collection[str]) -> frozenset[int]:
+    """The indexes of the nodes that these tensors are computed from, Constant nodes included."""
+    found: set[int] = set()
+    left = [*tensors]
+    while left:
+        maker = model.producer.get(left.pop())
+        if maker is not None and maker.index not in found:
+            found.add(maker.index)
+            left.extend(name for name in maker.inputs if name)
+    return frozenset(found)
+
+
+def _name_in(model: Model, node: Node) -> str:
+    """The node's name in the original model: unnamed nodes are renumbered in a smaller one."""
+    return model.producer[next(name for name in node.outputs if name)].name
+
+
+@dataclass(slots=True)
+class _Folding:
+    """The state of one folding."""
+
+    model: Model
+    limit: int
+    values: dict[str, Array] = field(default_factory=dict)  # computed values, by tensor
+    folded: list[Node] = field(default_factory=list)
+    too_large: list[str] = field(default_factory=list)
+    removed: set[int] = field(default_factory=set)
+    within: frozenset[int] | None = None  # indexes of nodes that may be computed or removed; all for ``None``
+    _fixed: frozenset[str] = frozenset()  # constants that no caller can replace
+
+    def fold(self) -> None:
+        """Compute each node whose inputs are constant, in graph order."""
+        self._fixed = frozenset(self.model.constants)
+        if self.model.proto.ir_version >= 4:  # from then on, an input may override its initializer
+            self._fixed -= {i.name for i in self.model.flat.graph.input}
+        functions = {(f.domain, f.name) for f in self.model.proto.functions}
+        for node in self.model.nodes:
+            if not self._may(node) or (node.domain, node.op_type) in functions:
+                continue
+            if (made := self._evaluate(node)) is not None:
+                self.values.update(made)
+                self.folded.append(node)
+                self.removed.add(node.index)
+
+    def _may(self, node: Node) -> bool:
+        """Whether a node may become a constant: plain ONNX, deterministic, inside the graph, on constants."""
+        return (
+            (self.within is None or node.index in self.within)
+            and node.domain in DEFAULT_DOMAINS
+            and node.op_type not in QUANTIZING | _RANDOM
+            and node.outputs[0] not in self.model.constants  # a Constant node already is a constant
+            and not any(True for _ in graphs_inside(node.proto))
+            and node.name not in self.model.bodies
+            and not any(map(self._is_result, node.outputs))
+            and (
+                self._static_shape(node) is not None
+                or all(name in self.values or name in self._fixed for name in node.inputs if name)
+            )
+        )
+
+    def _is_result(self, tensor: str) -> bool:
+        """Whether a tensor is an output of the model or of a body."""
+        ends = self.model.consumers.get(tensor, ())
+        return tensor in self.model.outputs or any(self.model.by_name[end.node].is_marker for end in ends)
+
+    def _static_shape(self, node: Node) -> tuple[int, ...] | None:
+        """The shape of the tensor that a Shape or Size node reads, if it is static."""
+        if node.op_type not in ("Shape", "Size"):
+            return None
+        shape = self.model.shape(node.inputs[0])
+        if shape is None or any(size is None for size in shape):
+            return None
+        return tuple(size for size in shape if size is not None)
+
+    def _evaluate(self, node: Node) -> dict[str, Array] | None:
+        shape = self._static_shape(node)
+        if shape is not None:
+            return {node.outputs[0]: _shape_value(node, shape)}
+        inputs = {
+            name: self.values[name] if name in self.values else self.model.array(name)
+            for name in dict.fromkeys(node.inputs)
+            if name
+        }
+        proto = _alone(self.model, node, inputs)
+        size = _size_of_outputs(proto)
+        allowed = max(self.limit, sum(value.nbytes for value in inputs.values()))
+        if (size is None and node.op_type not in _BOUNDED) or (size or 0) > allowed:
+            self.too_large.append(node.name)
+            return None
+        return _computed(proto, inputs)
+
+    def unused(self) -> set[int]:
+        """The nodes to remove: folded ones, and those read only by removed nodes. Q/DQ is never removed."""
+        readers = {name: len(ends) for name, ends in self.model.consumers.items()}
+        seen = {*self.model.outputs, *self.model.subgraph_reads}
+        work = list(self.removed)
+        for index in work:
+            self._release(self.model.nodes[index], readers)
+        for node in reversed(self.model.nodes):  # consumers come after their producers
+            is_read = any(readers.get(name) or name in seen for name in node.outputs if name)
+            if node.index not in self.removed and not is_read and self._is_removable(node):
+                for each in (node, *self.model.nodes_inside.get(node.name, ())):
+                    if each.index not in self.removed:
+                        self.removed.add(each.index)
+                        self._release(each, readers)
+        return self.removed
+
+    def _is_removable(self, node: Node) -> bool:
+        inside = self.within is None or node.index in self.within
+        return inside and node.domain in DEFAULT_DOMAINS and node.op_type not in QUANTIZING
+
+    def _release(self, node: Node, readers: dict[str, int]) -> None:
+        for name in node.inputs:
+            if name:
+                readers[name] -= 1
+
+    def unread(self) -> set[str]:
+        """Initializers that become unused when these nodes are removed; those that a caller may feed stay."""
+        if self.within is not None and not self.removed:
+            return set()
+        read = {name for node in self.model.nodes if node.index not in self.removed for name in node.inputs}
+        read |= {*self.model.outputs, *self.model.subgraph_reads}
+        return {name for name in self._fixed & self.model.initializers.keys() if name not in read}
+
+    def build(self, removed: set[int]) -> onnx.ModelProto:
+        """The model with constants in place of the folded nodes."""
+        unread = self.unread()
+        proto = copy_model(self.model.flat, but={"node", "initializer", "value_info", "input"})
+        graph = proto.graph
+        graph.node.extend(node.proto for node in self.model.nodes if node.index not in removed)
+        graph.initializer.extend(t for t in self.model.flat.graph.initializer if t.name not in unread)
+        graph.input.extend(i for i in self.model.flat.graph.input if i.name not in unread)
+        read = {name for node in self.model.nodes if node.index not in removed for name in node.inputs}
+        read |= self.model.subgraph_reads
+        made = [numpy_helper.from_array(value, name) for name, value in self.values.items() if name in read]
+        graph.initializer.extend(made)
+        if proto.ir_version < 4:  # until then each initializer is a graph input as well
+            graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in made)
+        lost = {name for index in removed for name in self.model.nodes[index].outputs}
+        graph.value_info.extend(v for v in self.model.flat.graph.value_info if v.name not in lost)
+        return proto
+
+
+def _shape_value(node: Node, shape: tuple[int, ...]) -> Array:
+    if node.op_type == "Size":
+        return np.array(prod(shape), np.int64)
+    bounds = {a.name: int(a.i) for a in node.proto.attribute}
+    return np.array(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], np.int64)
+
+
+def _alone(model: Model, node: Node, inputs: Mapping[str, Array]) -> onnx.ModelProto:
+    """A model of this node only. Small inputs are initializers, because the result's shape may depend on them."""
+    small = [numpy_helper.from_array(v, n) for n, v in inputs.items() if v.size <= _LOOKED_INTO]
+    large = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for n, v in inputs.items()
+        if v.size > _LOOKED_INTO
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.outputs if name]
+    graph = helper.make_graph([node.proto], "alone", large, outputs, small)
+    return helper.make_model(graph, opset_imports=list(model.proto.opset_import), ir_version=10)
+
+
+def _size_of_outputs(proto: onnx.ModelProto) -> int | None:
+    """Bytes of all results, before any is computed; ``None`` if inference cannot determine them."""
+    try:
+        inferred = shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+    except Exception:  # noqa: BLE001 - inference raises various classes: then the size is unknown
+        return None
+    total = 0
+    for info in inferred.graph.output:
+        kind = info.type.tensor_type
+        if not kind.elem_type or not kind.HasField("shape"):
+            return None
+        if not all(dim.HasField("dim_value") for dim in kind.shape.dim):
+            return None
+        dims = [dim.dim_value for dim in kind.shape.dim]
+        total += size_of(TensorProto(data_type=kind.elem_type, dims=dims))
+    return total
+
+
+def _computed(proto: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
+    """The results of the reference implementation; ``None`` if it fails or gives another type."""
+    from onnx.reference import ReferenceEvaluator  # imported late: it takes as long as all of onnx
+
+    feeds = {i.name: inputs[i.name] for i in proto.graph.input}
+    names = [o.name for o in proto.graph.output]
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(proto).run(None, feeds)
+    except Exception:  # noqa: BLE001 - an operator that it cannot compute is kept
+        return None
+    if not all(isinstance(result, np.ndarray | np.generic) for result in results):
+        return None
+    inferred = shape_inference.infer_shapes(proto, data_prop=True)
+    for output, result in zip(inferred.graph.output, results, strict=True):
+        value, kind = np.asarray(result), output.type.tensor_type
+        if value.dtype == object or helper.np_dtype_to_tensor_dtype(value.dtype) != kind.elem_type:
+            return None
+        known = [dim.dim_value for dim in kind.shape.dim if dim.HasField("dim_value")]
+        if kind.HasField("shape") and len(known) == len(kind.shape.dim) and list(value.shape) != known:
+            return None
+    return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+
 
 _LSTM_WEIGHTS = (1, 2)  # inputs W and R
 _MOST_BYTES = 1 << 30  # of a computed weight
@@ -93,10 +356,12 @@ def fold_batchnorm(model: Model) -> Folded:
         names = [_free_name(f"{norm.outputs[0]}/{what}", taken) for what in ("weight", "bias")]
         for name, values in zip(names, _folded_values(model, conv, norm), strict=True):
             proto.graph.initializer.append(numpy_helper.from_array(values, name))
-        rewritten[conv.index] = _rewritten(conv, norm, names)
-    proto.graph.node.extend(
-        _named(rewritten.get(n.index, n.proto), n.name) for n in model.nodes if n.index not in removed
-    )
+        node = rewritten[conv.index] = copied(conv.proto)
+        refill(node.input, [conv.inputs[0], *names])
+        node.output[0] = norm.outputs[0]
+    for kept in (node for node in model.nodes if node.index not in removed):
+        proto.graph.node.append(rewritten.get(kept.index, kept.proto))
+        proto.graph.node[-1].name = kept.name  # unnamed nodes are numbered, and the numbers would change
     return Folded(Model(proto, path=model.path), tuple(norm.name for _, norm in folds))
 
 
@@ -105,24 +370,23 @@ def _find(model: Model) -> Iterator[tuple[Node, Node]]:
     for norm in model.nodes:
         if norm.op_type != "BatchNormalization" or norm.domain not in DEFAULT_DOMAINS:
             continue
-        conv = model.producer.get(norm.inputs[0])
-        if conv is not None and _foldable(model, conv, norm):
+        tensor = norm.inputs[0]
+        conv = model.producer.get(tensor)
+        if (
+            conv is None
+            or conv.op_type not in ("Conv", "ConvTranspose")
+            or conv.domain not in DEFAULT_DOMAINS
+        ):
+            continue
+        alone = len(model.consumers[tensor]) == 1 and tensor not in {*model.outputs, *model.captured}
+        if (
+            alone
+            and all(name in model.constants for name in (*conv.inputs[1:], *norm.inputs[1:]) if name)
+            and not norm.attributes.get("training_mode", 0)
+            and norm.attributes.get("spatial", 1)  # opset 7 also had statistics for each single activation
+            and len([name for name in norm.outputs if name]) == 1
+        ):
             yield conv, norm
-
-
-def _foldable(model: Model, conv: Node, norm: Node) -> bool:
-    tensor = norm.inputs[0]
-    alone = len(model.consumers[tensor]) == 1 and tensor not in {*model.outputs, *model.captured}
-    parameters = [*conv.inputs[1:], *norm.inputs[1:]]
-    return (
-        conv.op_type in ("Conv", "ConvTranspose")
-        and conv.domain in DEFAULT_DOMAINS
-        and alone
-        and all(name in model.constants for name in parameters if name)
-        and not norm.attributes.get("training_mode", 0)
-        and bool(norm.attributes.get("spatial", 1))  # opset 7 also had statistics for each single activation
-        and len([name for name in norm.outputs if name]) == 1
-    )
 
 
 def _folded_values(model: Model, conv: Node, norm: Node) -> tuple[Array, Array]:
@@ -143,24 +407,6 @@ def _scale_channels(weight: npt.NDArray[np.float64], factor: npt.NDArray[np.floa
     groups = int(conv.attributes.get("group", 1))  # type: ignore[call-overload] # an int attribute
     split = weight.reshape(groups, -1, *weight.shape[1:])
     return (split * factor.reshape(groups, 1, -1, *rest)).reshape(weight.shape)
-
-
-def _rewritten(conv: Node, norm: Node, parameters: list[str]) -> onnx.NodeProto:
-    """The convolution with its new parameters and the output of the normalization."""
-    node = copied(conv.proto)
-    del node.input[1:]
-    node.input.extend(parameters)
-    node.output[0] = norm.outputs[0]
-    return node
-
-
-def _named(proto: onnx.NodeProto, name: str) -> onnx.NodeProto:
-    """The node with its unique name stored: unnamed nodes are numbered, and the numbers would change."""
-    if proto.name == name:
-        return proto
-    named = copied(proto)
-    named.name = name
-    return named
 
 
 def _free_name(wanted: str, taken: set[str]) -> str:

@@ -18,8 +18,9 @@ from onnx import TensorProto, helper, inliner, numpy_helper
 
 from qdqspec.arrays import Array
 from qdqspec.errors import SpecError
-from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.declared import allows, contradictions, redeclared, shape_text
+from qdqspec.graph.flat import bodies_of, defined_in, free_name, unique_node_names
+from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, free_initializers
 from qdqspec.graph.protos import (
@@ -32,7 +33,6 @@ from qdqspec.graph.protos import (
     values_of_constants,
 )
 from qdqspec.graph.save import save_model
-from qdqspec.graph.scopes import bodies_of, defined_in, free_name, unique_node_names
 from qdqspec.registry import did_you_mean
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import FixedValue
@@ -86,7 +86,10 @@ def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
     if not values:
         return loaded
     fixed = fixed_arrays(loaded, values)
-    return OwnCopy(loaded, fix_inputs(loaded, fixed), sha256=_digest(loaded, fixed), fixed=fixed)
+    digest = hashlib.sha256(loaded.sha256.encode())
+    for name, value in sorted(fixed.items()):
+        digest.update(f" {name} {value.dtype} {value.shape} ".encode() + value.tobytes())
+    return OwnCopy(loaded, fix_inputs(loaded, fixed), sha256=digest.hexdigest(), fixed=fixed)
 
 
 def _without_calls(model: Model) -> Model:
@@ -137,14 +140,6 @@ def with_true_outputs(model: Model, outputs: Mapping[str, Array]) -> Model:
 def fixed_in(model: Model) -> Mapping[str, Array]:
     """The inputs that a copy has fixed; none for the user's own model."""
     return model.fixed if isinstance(model, OwnCopy) else {}
-
-
-def _digest(origin: Model, fixed: Mapping[str, Array]) -> str:
-    digest = hashlib.sha256(origin.sha256.encode())
-    for name in sorted(fixed):
-        value = fixed[name]
-        digest.update(f" {name} {value.dtype} {value.shape} ".encode() + value.tobytes())
-    return digest.hexdigest()
 
 
 # Domains whose operators a runtime has kernels for: their functions are definitions for other runtimes.
@@ -352,9 +347,12 @@ def _first_constant_if(
 ) -> tuple[int, str] | None:
     """The index of the first If on a constant, and the branch that it takes."""
     for number, node in enumerate(graph.node):
-        condition = _condition(node, constants)
-        if condition is not None:
-            return number, _TAKEN[condition]
+        is_if = node.op_type == "If" and node.domain in DEFAULT_DOMAINS
+        tensor = constants.get(node.input[0]) if is_if else None
+        if tensor is not None and not is_external(tensor):
+            value = numpy_helper.to_array(tensor)
+            if value.size == 1:
+                return number, _TAKEN[bool(value.reshape(-1)[0])]
     return None
 
 
@@ -362,17 +360,6 @@ def _constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
     replaced = {value.name for value in graph.input}  # by the caller's feed
     found = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in replaced}
     return found | dict(values_of_constants(graph.node))
-
-
-def _condition(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> bool | None:
-    """The condition of an If, if it is constant."""
-    if node.op_type != "If" or node.domain not in DEFAULT_DOMAINS:
-        return None
-    tensor = constants.get(node.input[0])
-    if tensor is None or is_external(tensor):
-        return None
-    value = numpy_helper.to_array(tensor)
-    return bool(value.reshape(-1)[0]) if value.size == 1 else None
 
 
 def _branch_in(

@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import external_data_helper, shape_inference
+from onnx import shape_inference
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.check import check_model, external_files, first_line, require_file
-from qdqspec.graph.flat import LEAVE, MARKERS, closed, flat_form, is_flat, scopes_of
-from qdqspec.graph.protos import names_read_inside, values_of_constants
-from qdqspec.graph.scopes import QDQ_OPS, find_scopes, unique_node_names
+from qdqspec.graph.flat import (
+    LEAVE,
+    MARKERS,
+    QDQ_OPS,
+    closed,
+    find_scopes,
+    flat_form,
+    is_flat,
+    scopes_of,
+    unique_node_names,
+)
+from qdqspec.graph.protos import names_read_inside, values_of_constants, without_weights
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
 from qdqspec.graph.weights import array_of
@@ -280,7 +290,12 @@ def load_model(path: Path | str) -> Model:
     digest = hashlib.sha256()
     try:
         require_file(path)
-        proto = _read(path)
+        proto = None
+        if path.stat().st_size >= LARGE:
+            with suppress(ValueError):  # onnx reports the problem in more detail
+                proto = read_light(path)
+        if proto is None:
+            proto = onnx.load(str(path), load_external_data=False)
         _hash_file(digest, path)
     except ModelError:
         raise
@@ -296,15 +311,6 @@ def load_model(path: Path | str) -> Model:
     for file in external_files(proto, path):
         _hash_file(digest, file)
     return Model(proto, path=path, sha256=digest.hexdigest())
-
-
-def _read(path: Path) -> onnx.ModelProto:
-    if path.stat().st_size >= LARGE:
-        try:
-            return read_light(path)
-        except ValueError:
-            pass  # onnx reports the problem in more detail
-    return onnx.load(str(path), load_external_data=False)
 
 
 def _hash_file(digest: hashlib._Hash, path: Path) -> None:
@@ -339,35 +345,6 @@ def _inferred(model: Model) -> onnx.ModelProto:
         return shape_inference.infer_shapes(light, data_prop=True)
     except Exception:  # noqa: BLE001 - inference is best effort: unknown tensors are not offered
         return light
-
-
-def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with big initializers turned into typed inputs."""
-    light = onnx.ModelProto()
-    for field in proto.DESCRIPTOR.fields:
-        if field.name == "graph" or not (
-            len(getattr(proto, field.name)) if field.is_repeated else proto.HasField(field.name)
-        ):
-            continue
-        if field.is_repeated:
-            getattr(light, field.name).extend(getattr(proto, field.name))
-        else:
-            setattr(light, field.name, getattr(proto, field.name))
-    graph = light.graph
-    graph.name = proto.graph.name
-    graph.node.extend(proto.graph.node)
-    graph.input.extend(proto.graph.input)
-    graph.output.extend(proto.graph.output)
-    graph.value_info.extend(proto.graph.value_info)
-    declared = {i.name for i in proto.graph.input}
-    for tensor in proto.graph.initializer:
-        if int(np.prod(tensor.dims)) <= 1024 and not external_data_helper.uses_external_data(tensor):
-            graph.initializer.append(tensor)
-        elif tensor.name not in declared:
-            graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            )
-    return light
 
 
 def require_path(model: Model) -> Path:

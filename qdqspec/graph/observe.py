@@ -17,10 +17,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.arrays import Array
+from qdqspec.graph.flat import Scope, Scopes, bodies_of, find_scopes
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
 from qdqspec.graph.protos import DEFAULT_DOMAINS, copy_model, refill
-from qdqspec.graph.scopes import Scope, Scopes, bodies_of, find_scopes
 from qdqspec.graph.wire import Parts, parts_of
 
 _SCAN_SINCE = 9  # before, a Scan had a batch axis and other attributes

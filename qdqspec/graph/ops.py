@@ -95,7 +95,7 @@ NEVER = frozenset(
 )  # fmt: skip
 
 
-def is_default(node: Node) -> bool:
+def is_default(node: Node | onnx.NodeProto) -> bool:
     """Whether a node's operator is one of ONNX's own, and not another domain's of the same name."""
     return node.domain in DEFAULT_DOMAINS
 

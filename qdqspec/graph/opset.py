@@ -8,16 +8,13 @@ converter, which makes it fast and independent of the 2 GB limit.
 
 from __future__ import annotations
 
-from math import prod
-
 import onnx
 from onnx import version_converter
 
 from qdqspec.errors import ModelError
-from qdqspec.graph.protos import DEFAULT_DOMAINS, copy_model, is_external, refill
-from qdqspec.graph.scopes import bodies_of
+from qdqspec.graph.flat import bodies_of
+from qdqspec.graph.protos import DEFAULT_DOMAINS, copy_model, refill, without_weights
 
-_SMALL = 1024  # elements: constants that an operator's adapter may need (axes, shapes, bounds)
 IR_WITH_FREE_INITIALIZERS = 4  # before, each initializer had to be a graph input as well
 
 
@@ -57,8 +54,11 @@ def free_initializers(proto: onnx.ModelProto) -> None:
 
 
 def _converted(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    light = without_weights(proto)
+    # else the converter does not see initializers that are not inputs
+    light.ir_version = max(light.ir_version, IR_WITH_FREE_INITIALIZERS)
     try:
-        return version_converter.convert_version(_with_weights_as_inputs(proto), version)
+        return version_converter.convert_version(light, version)
     except Exception as error:  # noqa: BLE001 - the C++ converter raises RuntimeError and its own classes
         # "/project/onnx/version_converter/convert.cc:101: f: Assertion `x` failed: why"
         why = str(error).strip().partition("failed: ")[2] or str(error).strip() or type(error).__name__
@@ -68,21 +68,6 @@ def _converted(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
             f"the opset cannot be raised from {opset_of(proto)} to {version}: {why.splitlines()[0][:300]}",
             cure=f"export the model with opset {version}, or choose a number format that needs none",
         ) from None
-
-
-def _with_weights_as_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
-    light = copy_model(proto, but={"initializer"})
-    # else the converter does not see initializers that are not inputs
-    light.ir_version = max(light.ir_version, IR_WITH_FREE_INITIALIZERS)
-    declared = {i.name for i in proto.graph.input}
-    for tensor in proto.graph.initializer:
-        if prod(tensor.dims) <= _SMALL and not is_external(tensor):
-            light.graph.initializer.append(tensor)
-        elif tensor.name not in declared:
-            light.graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            )
-    return light
 
 
 def _put_back_graph(original: onnx.GraphProto, raised: onnx.GraphProto) -> None:

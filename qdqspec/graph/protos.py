@@ -17,6 +17,7 @@ DEFAULT_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
 
 Message: TypeAlias = onnx.ModelProto | onnx.GraphProto
 MessageT = TypeVar("MessageT", onnx.NodeProto, TensorProto, onnx.ModelProto)
+_SMALL = 1024  # elements: constants that inference and adapters of operators may need (axes, shapes, bounds)
 _TYPES = onnx.AttributeProto
 # attributes that hold neither tensors nor graphs
 _PLAIN = frozenset({_TYPES.INT, _TYPES.FLOAT, _TYPES.STRING, _TYPES.INTS, _TYPES.FLOATS, _TYPES.STRINGS})
@@ -42,6 +43,20 @@ def copy_model(proto: onnx.ModelProto, *, but: Iterable[str] = ()) -> onnx.Model
     made.graph.SetInParent()
     copy_fields(proto.graph, made.graph, but=but)
     return made
+
+
+def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model with big initializers turned into typed inputs: its weights take no memory."""
+    light = copy_model(proto, but={"initializer"})
+    declared = {given.name for given in proto.graph.input}
+    for tensor in proto.graph.initializer:
+        if prod(tensor.dims) <= _SMALL and not is_external(tensor):
+            light.graph.initializer.append(tensor)
+        elif tensor.name not in declared:
+            light.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            )
+    return light
 
 
 def copied(message: MessageT) -> MessageT:

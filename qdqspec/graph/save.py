@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -45,7 +44,8 @@ def save_model(
     own = sum(size_of(t) for t in held if base is not None or not is_external(t))
     if own >= limit_bytes:
         refuse_overwriting(data, (*inputs, *_external_files(_whole(model), base)))
-    with _hidden_folder(path) as folder:
+    _require_space(path)
+    with explained("the file", path), partial_folder(path.parent) as folder:
         if own >= limit_bytes:
             store = WeightStore(folder, base=base, file_name=data.name)
             moved = map_tensors(
@@ -57,7 +57,11 @@ def save_model(
             chunks = parts.chunks(base)
         with (folder / path.name).open("wb") as file:
             file.writelines(_blocks(chunks))
-        _move_out(folder, path, data)
+        if (folder / data.name).exists():
+            # An old model must never be read with new weights: for a moment no model exists.
+            path.unlink(missing_ok=True)
+            (folder / data.name).replace(data)
+        (folder / path.name).replace(path)
 
 
 def _blocks(chunks: Iterable[bytes]) -> Iterator[memoryview]:
@@ -105,22 +109,6 @@ def _external_files(proto: onnx.ModelProto, base: Path | None) -> list[Path]:
         return []
     entries = [entry for t in tensors(proto) if is_external(t) for entry in t.external_data]
     return [base / name for name in sorted({e.value for e in entries if e.key == "location"})]
-
-
-def _move_out(folder: Path, path: Path, data: Path) -> None:
-    if (folder / data.name).exists():
-        # An old model must never be read with new weights: for a moment no model exists.
-        path.unlink(missing_ok=True)
-        (folder / data.name).replace(data)
-    (folder / path.name).replace(path)
-
-
-@contextmanager
-def _hidden_folder(path: Path) -> Iterator[Path]:
-    """A hidden folder on the same disk as ``path``, removed afterwards; disk errors are explained."""
-    _require_space(path)
-    with explained("the file", path), partial_folder(path.parent) as folder:
-        yield folder
 
 
 def _require_space(path: Path) -> None:

@@ -48,7 +48,7 @@ class WeightStore:
         self.path = folder / file_name
         self._base = base
         self._threshold = threshold_bytes
-        self._places: dict[bytes, tuple[int, int]] = {}  # digest of the bytes: offset and length
+        self._places: dict[bytes, int] = {}  # offsets by digest of the bytes
         self._cursor = 0
         try:
             self.path.touch()
@@ -62,17 +62,14 @@ class WeightStore:
         """
         if tensor.data_type in _INLINE or size_of(tensor) < self._threshold:
             return with_own_bytes(tensor, self._base)
-        offset, length = self._place(tensor_bytes(tensor, self._base))
-        return refer(bare(tensor), self.path.name, offset, length)
-
-    def _place(self, data: bytes) -> tuple[int, int]:
+        data = tensor_bytes(tensor, self._base)
         digest = hashlib.blake2b(data, digest_size=20).digest()
         if digest not in self._places:
             try:
-                self._places[digest] = (self._write(data), len(data))
+                self._places[digest] = self._write(data)
             except OSError as error:
                 raise unwritable("the weights' file", self.path, error) from None
-        return self._places[digest]
+        return refer(bare(tensor), self.path.name, self._places[digest], len(data))
 
     def _write(self, data: bytes) -> int:
         with self.path.open("r+b") as file:

@@ -18,8 +18,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.arrays import Array
-from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
-from qdqspec.graph.dynamic_pairs import with_pairs
+from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE, with_pairs
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import COPY_OPS, is_default
 from qdqspec.graph.protos import DEFAULT_DOMAINS, copied, is_external, metadata

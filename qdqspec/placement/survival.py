@@ -24,8 +24,8 @@ from onnx import TensorProto
 
 from qdqspec.config import hooks
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.flat import LEAVE, MARKERS
+from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.graph.ops import SHAPE_SOURCES
 from qdqspec.graph.save import save_model

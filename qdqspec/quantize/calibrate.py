@@ -25,9 +25,9 @@ import onnx
 from qdqspec.arrays import Array, Feed, Floats
 from qdqspec.config import hooks
 from qdqspec.errors import DataError
+from qdqspec.graph.flat import find_scopes
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import Observer, observe
-from qdqspec.graph.scopes import find_scopes
 from qdqspec.graph.wire import Parts
 from qdqspec.plain_json import parse_json
 from qdqspec.quantize.ranges import TensorRange

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from qdqspec.graph.model import Model, Node, without_weights
-from qdqspec.graph.protos import size_of
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.protos import size_of, without_weights
 
 _START_S = 0.6  # start of a process that imports a runtime
 _BUILD_S_PER_NODE = 0.0002

@@ -16,8 +16,8 @@ import onnx
 from tabulate import tabulate
 
 from qdqspec.codec import to_data
+from qdqspec.graph.flat import free_name
 from qdqspec.graph.model import Model
-from qdqspec.graph.scopes import free_name
 from qdqspec.regions.flow import is_constant
 from qdqspec.regions.forecast import Forecast
 from qdqspec.types import Region, RegionType

@@ -245,7 +245,7 @@ def test_an_input_that_no_memory_holds_is_reported_before_it_is_made(tmp_path: P
 
 
 def test_constants_are_not_folded_into_what_no_memory_holds(tmp_path: Path) -> None:
-    from qdqspec.graph.constants import fold_constants
+    from qdqspec.graph.fold import fold_constants
 
     proto = small_model()
     proto.graph.initializer.append(numpy_helper.from_array(np.array([10**7, 10**7]), "shape"))

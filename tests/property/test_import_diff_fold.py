@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_models import onnx_models, placements, random_inputs, ranges_for
 
-from qdqspec.graph.constants import QUANTIZING, fold_constants
+from qdqspec.graph.fold import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.diff import diff_models, render_text, to_json

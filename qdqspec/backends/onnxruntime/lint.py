@@ -15,7 +15,7 @@ from onnx import TensorProto
 from packaging.version import Version
 
 from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_AXES, LABELS, MOVING
-from qdqspec.graph.dynamic_pairs import with_pairs
+from qdqspec.graph.dynamic_kernels import with_pairs
 from qdqspec.graph.model import Node
 from qdqspec.lint import rules
 from qdqspec.lint.rules import Hit, formats_newer_than_opset, unequal_scales

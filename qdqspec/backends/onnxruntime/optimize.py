@@ -14,8 +14,8 @@ import onnx
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import open_session
 from qdqspec.errors import ModelError
+from qdqspec.graph.flat import unique_node_names
 from qdqspec.graph.model import Model
-from qdqspec.graph.scopes import unique_node_names
 
 
 def optimize(model: Path, folder: Path, *, level: str) -> Path:

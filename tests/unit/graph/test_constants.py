@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.constants import FoldedConstants, fold_constants
+from qdqspec.graph.fold import FoldedConstants, fold_constants
 from qdqspec.graph.model import Model, load_model
 
 DATA = Path(__file__).parents[2] / "data"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from odd.bodies import BODIES
 
-from qdqspec.graph.scopes import Scopes, find_scopes, has_bodies
+from qdqspec.graph.flat import Scopes, find_scopes, has_bodies
 
 
 def scopes_of(text: str) -> Scopes:

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.backends.base import Capabilities
-from qdqspec.graph.constants import fold_constants
+from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
 from qdqspec.placement.diff import diff_models, render_text

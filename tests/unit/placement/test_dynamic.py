@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.graph.dynamic_pairs import with_pairs
+from qdqspec.graph.dynamic_kernels import with_pairs
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.diff import diff_models
