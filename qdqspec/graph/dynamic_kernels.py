@@ -11,8 +11,8 @@ kernels for another form of the same:
 A float sum of two tensors that a LayerNormalization reads becomes ``Sum``, which computes the same: an ``Add`` is fused
 with the normalization into SkipLayerNormalization, which takes 2 to 30 times the time of both (docs/decisions/0082).
 
-`with_kernels` replaces the first form by the second, `with_pairs` the second by the first. The node that was replaced is
-metadata of the new one, so that names and attributes return exactly. `with_pairs` is for models of other tools too:
+`with_kernels` replaces the first form by the second, `with_pairs` the second by the first. The node that was replaced
+is metadata of the new one, so that names and attributes return exactly. `with_pairs` is for models of other tools too:
 ``quantize_dynamic`` writes the same kernels under other names, and stores the weights of a DynamicQuantizeLSTM
 transposed. An embedding that it quantizes is a Gather of integers before the DequantizeLinear.
 """
@@ -30,7 +30,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.flat import scopes_of
+from qdqspec.graph.flat import numbered_name, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import (
@@ -89,10 +89,7 @@ class FreeNames:
 
     def free(self, first: str) -> str:
         """The name, or with a number where it is taken; from now on taken."""
-        name, count = first, 0
-        while name in self._taken:
-            count += 1
-            name = f"{first}~{count}"
+        name = numbered_name(first, self._taken)
         self._taken.add(name)
         return name
 
@@ -138,7 +135,9 @@ class _Lowering:
         if pair is None:
             return (node,)
         if node.op_type == "LSTM":
-            return self._lstm(node, pair) if self._fits_lstm(node) else (node,)
+            weights = [self._weight(node, index) for index in (1, 2)]
+            fits = all(weight is not None and self._rows(weight) for weight in weights)
+            return self._lstm(node, pair) if fits and not attribute_of(node, "layout", 0) else (node,)
         return self._linear(node, pair) if self._fits_linear(node) else (node,)
 
     def _is_fused_slowly(self, node: onnx.NodeProto) -> bool:
@@ -180,10 +179,6 @@ class _Lowering:
         scales = self._constants[weight.input[1]]
         single = int(np.prod(scales.dims)) == 1
         return single or (len(dims) == 2 and attribute_of(weight, "axis", 1) in (channels, channels - 2))
-
-    def _fits_lstm(self, node: onnx.NodeProto) -> bool:
-        weights = [self._weight(node, index) for index in (1, 2)]
-        return not attribute_of(node, "layout", 0) and all(w is not None and self._rows(w) for w in weights)
 
     def _rows(self, weight: onnx.NodeProto) -> tuple[int, ...]:
         """The shape of the kernel's scales: one a direction, or one a direction and row; empty for another one."""

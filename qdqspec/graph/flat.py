@@ -16,9 +16,10 @@ operators, such as SequenceMap, are not scopes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, count
 from typing import TypeAlias
 
 import onnx
@@ -224,6 +225,12 @@ def _below(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
         for _, body in bodies_of(node):
             yield body
             yield from _below(body)
+
+
+def numbered_name(first: str, taken: Container[str]) -> str:
+    """The name, or if it is in ``taken`` with the first free number: ``x~1``."""
+    variants = chain([first], (f"{first}~{number}" for number in count(1)))
+    return next(name for name in variants if name not in taken)
 
 
 def free_name(wanted: str, taken: set[str]) -> str:

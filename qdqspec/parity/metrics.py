@@ -311,14 +311,13 @@ def raising_line(error: Exception, function: Callable[..., object]) -> str | Non
 
 def _called(outputs: Mapping[str, Array], labels: Array) -> str:
     """The arguments of a metric, for messages to its author."""
-    shapes = ", ".join(f"{name} {_shape(values)}" for name, values in outputs.items())
+    texts = []
+    for name, values in outputs.items():
+        several = values.dtype == object and len(values)  # an array for each feed
+        one = f"{len(values)} arrays, the first {list(values[0].shape)}" if several else list(values.shape)
+        texts.append(f"{name} {one}")
+    shapes = ", ".join(texts)
     return f"it is called with outputs by name ({shapes}) and labels {list(labels.shape)}, and must return one number"
-
-
-def _shape(values: Array) -> str:
-    if values.dtype == object and len(values):
-        return f"{len(values)} arrays, the first {list(values[0].shape)}"
-    return str(list(values.shape))
 
 
 @dataclass

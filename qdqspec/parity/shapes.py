@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -94,9 +94,7 @@ def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
     found = []
     for profile in inputs.profiles:  # declared ranges with the first dimension as resolved
         declared = {
-            name: InputShape(
-                **{f.name: (*own[name][:1], *getattr(span, f.name)[1:]) for f in dataclasses.fields(span)}
-            )
+            name: _each(lambda dims, first=own[name][:1]: (*first, *dims[1:]), span)
             for name, span in profile.shapes.items()
             if name in own
         }
@@ -140,20 +138,14 @@ def _with_named(profile: ShapeProfile, named: Mapping[str, tuple[int | str | Non
     for name, span in profile.shapes.items():
         for axis, dim in enumerate(named.get(name, ())[: len(span.opt)]):
             if isinstance(dim, str):
-                sizes = {f.name: getattr(span, f.name)[axis : axis + 1] for f in dataclasses.fields(span)}
-                spans.setdefault(dim, InputShape(**sizes))
+                spans.setdefault(dim, _each(lambda dims, axis=axis: dims[axis : axis + 1], span))
     declared = set(spans)
     for dims in named.values():
         if len(dims) > 1 and isinstance(dims[0], str):
             spans.setdefault(dims[0], InputShape.of((1,)))
     spans |= {dim: InputShape.of((dim,)) for dims in named.values() for dim in dims if isinstance(dim, int)}
     found = {
-        name: InputShape(
-            **{
-                f.name: tuple(getattr(spans[dim], f.name)[0] for dim in dims)
-                for f in dataclasses.fields(InputShape)
-            }
-        )
+        name: _each(lambda *ones: sum(ones, ()), *(spans[dim] for dim in dims))
         for name, dims in named.items()
         if name not in profile.shapes
         and all(dim in spans for dim in dims)
@@ -162,13 +154,19 @@ def _with_named(profile: ShapeProfile, named: Mapping[str, tuple[int | str | Non
     return replace(profile, shapes={**profile.shapes, **found}) if found else profile
 
 
+def _each(change: Callable[..., Shape], *spans: InputShape) -> InputShape:
+    """The smallest, usual and largest shape, each changed from those of the spans."""
+    names = [field.name for field in dataclasses.fields(InputShape)]
+    return InputShape(**{name: change(*(getattr(span, name) for span in spans)) for name in names})
+
+
 def _own_shape(model: Model, name: str, declared: Shape | None) -> tuple[int | None, ...]:
     own = model.shape(name)
     if own is not None:
         return tuple(None if dim is not None and dim < 0 else dim for dim in own)
     if declared is not None:
         return (None,) * len(declared)
-    cure = _declare(name, "a full shape")
+    cure = f"declare it in the spec: inputs: {{shapes: {{{name}: <a full shape>}}}}"
     raise ModelError(f"input '{name}' has no known rank", where=model.where, cure=cure)
 
 
@@ -244,10 +242,6 @@ def _require_numbers(model: Model, name: str) -> int:
         where=model.where,
         cure="cut the part that reads it off the model",
     )
-
-
-def _declare(name: str, shape: str) -> str:
-    return f"declare it in the spec: inputs: {{shapes: {{{name}: <{shape}>}}}}"
 
 
 def _declare_sizes(shapes: Mapping[str, tuple[int | None, ...]]) -> str:

@@ -16,6 +16,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.errors import PlacementError
 from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
+from qdqspec.graph.flat import numbered_name
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import all_graphs, copied
 from qdqspec.graph.trt import (
@@ -149,7 +150,7 @@ class PairMaker:
 
     def float_name(self, tensor: str) -> str:
         """The new name of a graph output's float tensor before the pair: ``y_float``; ``y_float~1`` if taken."""
-        return self._free(f"{tensor}_float")
+        return numbered_name(f"{tensor}_float", self._taken)
 
     def make(self, site: Site, *, source: str = "", whole: Site | None = None) -> Pair:
         """The pair of a site. Raises `PlacementError` naming tensor and model if it does not fit.
@@ -308,14 +309,7 @@ class PairMaker:
             first = site.consumers[0]
             known = self.model.consumers[site.tensor]
             part = ".output" if first.is_output else f".{known.index(first)}"
-        return self._free(f"{site.tensor}{kind}{part}")
-
-    def _free(self, first: str) -> str:
-        name, count = first, 0
-        while name in self._taken:
-            count += 1
-            name = f"{first}~{count}"
-        return name
+        return numbered_name(f"{site.tensor}{kind}{part}", self._taken)
 
     def _covers_all(self, site: Site) -> bool:
         """Whether each node that reads the tensor reads the pair."""
