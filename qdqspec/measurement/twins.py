@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from qdqspec.arrays import Floats
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
-from qdqspec.measurement.race import Turn
+from qdqspec.measurement.race import Turn, on_each_clock
 from qdqspec.measurement.together import Together, ratios_between
 from qdqspec.types import Clock, Placement, Samples, Trial
 
@@ -212,7 +211,10 @@ def answer(bench: Bench, request: Mapping[str, Any]) -> Mapping[str, Any]:
         placement = _placement_of(request["placement"])
         trial = bench.trial(placement=placement, subgraph=tuple(request["subgraph"]), **words)
         return {"trial": trial_to_json(trial)}
-    candidates = {name: _model_of(each) for name, each in request["candidates"].items()}
+    candidates = {
+        name: str(each["file"]) if "file" in each else _placement_of(each)
+        for name, each in request["candidates"].items()
+    }
     found = bench.timed(candidates, request["builds"], request["rounds"], take=getattr(Turn, request["take"]))
     return {
         "samples": {name: to_data(builds) for name, builds in found.samples.items()},
@@ -284,35 +286,18 @@ def merged(blocks: Sequence[Together]) -> Together:
 
 def _aligned(builds: Sequence[Samples], onto: Sequence[Samples], rounds: int) -> list[Samples]:
     """The first rounds of builds of one device, scaled in each round to the mean of another's builds."""
-    wall = _scaled([b.wall_ms for b in builds], [b.wall_ms for b in onto], rounds)
-    cpu = _scaled([b.cpu_ms for b in builds], [b.cpu_ms for b in onto], rounds)
-    firsts, onto_firsts = [b.first for b in builds if b.first], [b.first for b in onto if b.first]
-    has_first = len(firsts) == len(builds) and len(onto_firsts) == len(onto)
-    first = _aligned(firsts, onto_firsts, rounds) if has_first else [None] * len(builds)
-    profiles = [
-        _aligned([b.profiles[number] for b in builds], [b.profiles[number] for b in onto], rounds)
-        for number in range(len(builds[0].profiles))
-    ]
-    return [
-        replace(
-            build, wall_ms=wall[at], cpu_ms=cpu[at], first=first[at], profiles=tuple(p[at] for p in profiles)
+
+    def scaled(own: tuple[float, ...], *times: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(times):
+            return ()
+        here, there = (
+            np.log(np.asarray([each[:rounds] for each in some])).mean(axis=0)
+            for some in (times[: len(builds)], times[len(builds) :])
         )
-        for at, build in enumerate(builds)
-    ]
+        factor = np.exp(there - here) if builds is not onto else np.ones(rounds)
+        return tuple((np.asarray(own[:rounds]) * factor).tolist())
 
-
-def _scaled(
-    rows: Sequence[Sequence[float]], onto: Sequence[Sequence[float]], rounds: int
-) -> list[tuple[float, ...]]:
-    if not all(map(len, (*rows, *onto))):
-        return [()] * len(rows)
-
-    def mean(times: Sequence[Sequence[float]]) -> Floats:
-        found: Floats = np.log(np.asarray([each[:rounds] for each in times])).mean(axis=0)
-        return found
-
-    factor = np.exp(mean(onto) - mean(rows)) if rows is not onto else np.ones(rounds)
-    return [tuple((np.asarray(row[:rounds]) * factor).tolist()) for row in rows]
+    return [on_each_clock(scaled, build, *builds, *onto) for build in builds]
 
 
 def _placement_to_json(placement: Placement) -> dict[str, Any]:
@@ -324,8 +309,3 @@ def _placement_of(data: Mapping[str, Any]) -> Placement:
     if placement.digest != data["digest"]:
         raise QdqspecError(f"the scheme has digest {placement.digest}, not {data['digest']}")
     return placement
-
-
-def _model_of(data: Mapping[str, Any]) -> Placement | str:
-    """A placement, or the name of a file beside the candidates."""
-    return str(data["file"]) if "file" in data else _placement_of(data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -289,7 +290,7 @@ def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], ro
     members = [members[LABELS] for members in files if LABELS in members and LABELS not in inputs]
     if not members:
         return None
-    count, size = sum(m.shape[0] for m in members), sum(m.shape[0] * m.row_bytes for m in members)
+    count, size = sum(m.shape[0] for m in members), sum(prod(m.shape) * m.dtype.itemsize for m in members)
     if count != rows:
         where = path if len(members) > 1 else members[0].file
         raise DataError(

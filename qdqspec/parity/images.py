@@ -60,11 +60,6 @@ class ImageMember:
         """float32; uint8 if the pixels are not changed."""
         return np.dtype(np.uint8 if _is_plain(self.rules) else np.float32)
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of the sample."""
-        return int(np.prod(self.shape)) * self.dtype.itemsize
-
     def rows(self) -> Iterator[Array]:
         """The one sample."""
         yield transformed(_pixels(self.file, self.rules), self.rules)

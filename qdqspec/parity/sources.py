@@ -256,11 +256,6 @@ class TextMember:
         """int64 or float64."""
         return self.values.dtype
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one label."""
-        return self.values.itemsize
-
     def rows(self) -> list[npt.NDArray[np.generic]]:
         """The labels, in order."""
         return [np.asarray(value) for value in self.values]
