@@ -54,7 +54,7 @@ def _is_random(model: Model, node: Node) -> bool:
     """Whether a node draws random numbers. Of a Dropout an input decides since opset 12, and a computed one may."""
     if not is_default(node) or node.op_type != "Dropout":
         return is_default(node) and node.op_type in _RANDOM
-    mode = node.inputs[_TRAINS] if len(node.inputs) > _TRAINS else ""
+    mode = node.input_at(_TRAINS)
     return bool(mode) and (mode not in model.constants or bool(model.array(mode).any()))
 
 

@@ -391,10 +391,10 @@ def _find(model: Model) -> Iterator[tuple[Node, Node]]:
 
 def _folded_values(model: Model, conv: Node, norm: Node) -> tuple[Array, Array]:
     gamma, beta, mean, variance = (model.array(name).astype(np.float64) for name in norm.inputs[1:5])
-    factor = gamma / np.sqrt(variance + float(norm.attributes.get("epsilon", 1e-5)))  # type: ignore[arg-type] # a float attribute
+    factor = gamma / np.sqrt(variance + norm.number("epsilon", 1e-5))
     weight = model.array(conv.inputs[1])
-    had_bias = len(conv.inputs) > 2 and conv.inputs[2]
-    bias = model.array(conv.inputs[2]).astype(np.float64) if had_bias else np.zeros_like(mean)
+    had = conv.input_at(2)
+    bias = model.array(had).astype(np.float64) if had else np.zeros_like(mean)
     scaled = _scale_channels(weight.astype(np.float64), factor, conv)
     return scaled.astype(weight.dtype), ((bias - mean) * factor + beta).astype(weight.dtype)
 
@@ -404,7 +404,7 @@ def _scale_channels(weight: npt.NDArray[np.float64], factor: npt.NDArray[np.floa
     rest = (1,) * (weight.ndim - 2)
     if conv.op_type == "Conv":
         return weight * factor.reshape(-1, 1, *rest)
-    groups = int(conv.attributes.get("group", 1))  # type: ignore[call-overload] # an int attribute
+    groups = conv.number("group", 1)
     split = weight.reshape(groups, -1, *weight.shape[1:])
     return (split * factor.reshape(groups, 1, -1, *rest)).reshape(weight.shape)
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import TypeVar, cast
 
 import numpy as np
 import onnx
@@ -37,9 +38,10 @@ from qdqspec.graph.weights import array_of
 from qdqspec.graph.wire import LARGE, read_light
 from qdqspec.types import Consumer
 
-__all__ = ["PROTOBUF_LIMIT", "QDQ_OPS", "Model", "Node", "TensorType", "load_model"]
+__all__ = ["QDQ_OPS", "Model", "Node", "TensorType", "load_model"]
 
-PROTOBUF_LIMIT = 2**31 - 1  # bytes; larger models are passed by path and external data
+
+NumberT = TypeVar("NumberT", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,14 @@ class Node:
     def attributes(self) -> dict[str, object]:
         """Attribute values by name, as Python values."""
         return {a.name: onnx.helper.get_attribute_value(a) for a in self.proto.attribute}
+
+    def number(self, name: str, default: NumberT) -> NumberT:
+        """The value of an attribute that is a number, in the type of its default."""
+        return type(default)(cast("float", self.attributes.get(name, default)))
+
+    def input_at(self, index: int) -> str:
+        """The tensor read at an input; empty if that is omitted."""
+        return self.inputs[index] if index < len(self.inputs) else ""
 
     @property
     def body_reads(self) -> frozenset[str]:

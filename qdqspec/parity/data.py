@@ -371,7 +371,7 @@ def _integer_limit(model: Model, name: str) -> int:
             node = model.by_name[consumer.node]
             if node.op_type == "Gather" and consumer.input == 1:
                 shape = model.shape(node.inputs[0])
-                size = None if shape is None else shape[int(str(node.attributes.get("axis", 0)))]
+                size = None if shape is None else shape[node.number("axis", 0)]
                 sizes.append(size or 1)  # 1 is the only safe limit if it is not known
             elif node.op_type in _SAME_VALUES and consumer.input == 0 and node.outputs[0] not in seen:
                 seen.add(node.outputs[0])

@@ -59,7 +59,7 @@ def biased_layer(model: Model, site: Site) -> BiasedLayer | None:
     if ends[0].input != _WEIGHT_INPUT or weight is None or not weight.dims:
         return None
     channels = weight.dims[0]
-    bias = node.inputs[BIAS_INPUT] if len(node.inputs) > BIAS_INPUT else ""
+    bias = node.input_at(BIAS_INPUT)
     if not bias:
         is_free = len(node.inputs) == BIAS_INPUT
         return BiasedLayer(node=node, bias="", channels=channels) if is_free else None

@@ -243,7 +243,7 @@ class _Growth:
         dims = self._constant(node.inputs[1]).dims
         times = 1
         if node.op_type == "Conv":
-            groups = int(cast("int", node.attributes.get("group", 1)))
+            groups = node.number("group", 1)
             _require(axis == 1 and (groups == 1 or (dims[1] == 1 and dims[0] % groups == 0)))
             its_axis, times = (1, 1) if groups == 1 else (0, dims[0] // groups)
         else:

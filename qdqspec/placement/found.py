@@ -198,7 +198,7 @@ def _dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
 
 def _format(model: Model, node: Node) -> str:
     """The element type of a pair's integers: uint8 by default for a QuantizeLinear."""
-    zero_point = node.inputs[2] if len(node.inputs) > 2 else ""
+    zero_point = node.input_at(2)
     elem_type: int = TensorProto.FLOAT8E4M3FN
     if is_pair_op(node.proto):
         pass  # with scales that are powers of two
@@ -207,15 +207,15 @@ def _format(model: Model, node: Node) -> str:
     elif zero_point:
         elem_type = model.constants[zero_point].data_type
     else:
-        elem_type = int(str(node.attributes.get("output_dtype", 0))) or TensorProto.UINT8
+        elem_type = node.number("output_dtype", 0) or TensorProto.UINT8
     return str(TensorProto.DataType.Name(elem_type)).lower()
 
 
 def _read(model: Model, node: Node, format_name: str) -> Numbers:
     scale, scale_type, outer = _scales(model, node)
     zero_point = np.zeros(scale.shape, np.float32)
-    if len(node.inputs) > 2 and node.inputs[2]:
-        zero_point = zero_point + model.array(node.inputs[2]).astype(np.float32).reshape(zero_point.shape)
+    if given := node.input_at(2):
+        zero_point = zero_point + model.array(given).astype(np.float32).reshape(zero_point.shape)
     block = blocks_of(node)[1]
     axis = _axis(model, node, scale) if scale.size > 1 or scale.ndim else None
     if axis is None:
@@ -226,7 +226,7 @@ def _read(model: Model, node: Node, format_name: str) -> Numbers:
         zero_point=zero_point,
         axis=axis,
         block=block,
-        precision=int(str(node.attributes.get("precision", 0))),
+        precision=node.number("precision", 0),
         scale_type=scale_type,
         outer=outer,
     )

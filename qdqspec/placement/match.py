@@ -93,7 +93,7 @@ class Matcher:
         node = self._node(end.node)
         if node is None:
             return f"the model has no node '{end.node}', and none in its position"
-        if end.input >= len(node.inputs) or not node.inputs[end.input]:
+        if not node.input_at(end.input):
             return f"node '{node.name}' has no input {end.input}"
         return node.inputs[end.input], Consumer(node.name, end.input)
 

@@ -338,7 +338,7 @@ class Signs:
 
     def _operands_are_nonnegative(self, node: Node, depth: int) -> bool:
         """Whether no operand of a node is ever negative; constants are checked first."""
-        if any(float(str(node.attributes.get(factor, 1.0))) < 0 for factor in ("alpha", "beta")):
+        if any(node.number(factor, 1.0) < 0 for factor in ("alpha", "beta")):
             return False
         operands = sorted(_values(node), key=lambda name: name not in self.model.constants)
         return all(self.never_negative(name, depth - 1) for name in operands)
@@ -347,14 +347,14 @@ class Signs:
         """Whether a node is a Clip whose lower bound is known and at least zero."""
         if node.op_type != "Clip" or not is_default(node):
             return False
-        if len(node.inputs) > 1 and node.inputs[1]:
-            return self.never_negative(node.inputs[1], 0)
-        return float(str(node.attributes.get("min", -1.0))) >= 0  # an attribute before opset 11
+        if bound := node.input_at(1):
+            return self.never_negative(bound, 0)
+        return node.number("min", -1.0) >= 0  # an attribute before opset 11
 
 
 def starts_at_zero(model: Model, node: Node) -> bool:
     """Whether the smallest value that a Q or DQ represents is zero: its zero point is the lowest integer."""
-    if len(node.inputs) < 3 or node.inputs[2] not in model.constants:
+    if node.input_at(2) not in model.constants:
         return False
     zero_point = model.array(node.inputs[2])
     if zero_point.dtype not in (np.uint8, np.int8, np.uint16, np.int16):
@@ -453,13 +453,12 @@ def dequantized(model: Model, node: Node) -> Array:
     """
     integers = model.array(node.inputs[0]).astype(np.float64)  # exact for 32-bit integers and 8-bit floats
     scale = scale_of(model, node)
-    dtype = int(str(node.attributes.get("output_dtype", 0)))
+    dtype = node.number("output_dtype", 0)
     if dtype:
         scale = scale.astype(np.float32)  # a power of two may underflow in the type of the result
     axis, block = blocks_of(node)
-    zero_point = np.zeros(())
-    if len(node.inputs) > 2 and node.inputs[2]:
-        zero_point = model.array(node.inputs[2]).astype(np.float64)
+    given = node.input_at(2)
+    zero_point = model.array(given).astype(np.float64) if given else np.zeros(())
     steps = integers - along(zero_point, integers.shape, axis, block)
     real: Array = steps.astype(scale.dtype) * along(scale, integers.shape, axis, block)
     return real.astype(tensor_dtype_to_np_dtype(dtype)) if dtype else real
@@ -468,8 +467,7 @@ def dequantized(model: Model, node: Node) -> Array:
 def blocks_of(node: Node) -> tuple[int, int]:
     """The axis of a Q or DQ, which may be negative, and the number of elements per scale; 0 without blocks."""
     axis, block = _DEFAULTS.get(node.op_type, (1, 0)) if is_pair_op(node.proto) else (1, 0)
-    attributes = node.attributes
-    return int(str(attributes.get("axis", axis))), int(str(attributes.get("block_size", block)))
+    return node.number("axis", axis), node.number("block_size", block)
 
 
 def scale_of(model: Model, node: Node) -> Array:

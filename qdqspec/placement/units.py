@@ -37,7 +37,7 @@ _BLOCKED_RANKS = (2, 3)
 def weight_input(model: Model, node: Node) -> int | None:
     """The index of a constant float weight of a linear operator, or ``None``."""
     index = WEIGHT_INPUT.get(node.op_type)
-    if index is None or index >= len(node.inputs) or node.inputs[index] not in model.constants:
+    if index is None or node.input_at(index) not in model.constants:
         return None
     return index
 
@@ -110,7 +110,7 @@ def bias_input(model: Model, node: Node, channels: int) -> int | None:
     A bias that is broadcast otherwise, from one value or over rows, is not supported by integer kernels.
     """
     for index in (2,) if node.op_type == "Gemm" else (0, 1):
-        constant = model.constants.get(node.inputs[index]) if index < len(node.inputs) else None
+        constant = model.constants.get(node.input_at(index))
         if constant is not None and list(constant.dims) == [channels]:
             return index
     return None
@@ -477,7 +477,7 @@ class UnitFinder:
             return ()
         adder = next((node for node in chain[1:] if node.op_type == "Add"), None)
         owner = head if head.op_type == "Gemm" else adder
-        if owner is None or (owner is head and (len(head.inputs) < 3 or not head.inputs[2])):
+        if owner is None or (owner is head and not head.input_at(2)):
             return ()
         index = bias_input(self._model, owner, self._channels(head))
         if index is None:
