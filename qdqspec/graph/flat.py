@@ -321,7 +321,9 @@ class _Opening:
     def _enter(self, scope: Scope) -> onnx.NodeProto:
         prefix = f"{scope.path}/" if scope.path else ""
         nodes = zip(scope.names, scope.graph.node, strict=True)
-        renamed = [(name, _name_text(node)) for name, node in nodes if name != prefix + node.name]
+        # own names with ``=`` in front; a node without a name differs from one with an empty name
+        own = ((name, node, f"={node.name}" if node.HasField("name") else "") for name, node in nodes)
+        renamed = [(name, text) for name, node, text in own if name != prefix + node.name]
         tensors = [(unique, local) for local, unique in scope.tensors.items() if unique != local]
         inputs = scope.graph.input if scope.parent is not None else ()
         name = free_name(f"{prefix}inputs", self.taken)
@@ -377,11 +379,6 @@ def _without_body(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
     """An attribute in place of a body: the operators in it except pairs, as text."""
     kinds = (node.op_type for node in attribute.g.node if node.op_type not in QDQ_OPS)
     return helper.make_attribute(attribute.name, ",".join(kinds))
-
-
-def _name_text(node: onnx.NodeProto) -> str:
-    """The name of a node with ``=`` in front; empty if it has none, which differs from an empty name."""
-    return f"={node.name}" if node.HasField("name") else ""
 
 
 def _listed(pairs: Iterable[tuple[str, str]]) -> onnx.TensorProto:

@@ -271,15 +271,12 @@ class Bench:
                 found.append(self.trial(**each))
             else:
                 member.measured.add(trial.placement.digest)
-                found.append(self._adopted(replace(trial, twin=member.twin.name)))
+                # it replaces the incumbent if it won and no other of the round is faster
+                is_best = (trial.ratio or 1.0) < (self.best or 1.0)
+                trial = replace(trial, twin=member.twin.name, incumbent=trial.incumbent and is_best)
+                self.recall(trial)
+                found.append(trial)
         return [*found, *(self.trial(**each) for each in asked[1 + len(pending) :])]
-
-    def _adopted(self, trial: Trial) -> Trial:
-        """A trial of a twin, which replaces the incumbent if it won and no other of the round is faster."""
-        if trial.incumbent and (trial.ratio or 1.0) >= (self.best or 1.0):
-            trial = replace(trial, incumbent=False)
-        self.recall(trial)
-        return trial
 
     def recall(self, trial: Trial) -> None:
         """Restore a trial of an earlier run as if it had been measured now, without building anything."""

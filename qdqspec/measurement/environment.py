@@ -53,7 +53,13 @@ class Environment:
                 cure="name the python of an environment, such as next/bin/python",
             )
         self._own = TemporaryFolder()
-        _expose(_PACKAGE, self._own.path / _PACKAGE.name)
+        link = (
+            self._own.path / _PACKAGE.name
+        )  # makes the package importable without those installed beside it
+        try:
+            link.symlink_to(_PACKAGE, target_is_directory=True)
+        except OSError:  # systems without links for all users
+            shutil.copytree(_PACKAGE, link, ignore=shutil.ignore_patterns("__pycache__"))
 
     @property
     def variables(self) -> dict[str, str]:
@@ -94,14 +100,6 @@ class Environment:
     def close(self) -> None:
         """Remove the temporary folder. May be called twice."""
         self._own.close()
-
-
-def _expose(package: Path, link: Path) -> None:
-    """Make a package importable alone, without the packages installed beside it."""
-    try:
-        link.symlink_to(package, target_is_directory=True)
-    except OSError:  # systems without links for all users
-        shutil.copytree(package, link, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def _main(backend: str, options: str) -> None:

@@ -1,6 +1,8 @@
 """Compares the Q/DQ of two models, in names of the models without Q/DQ; the differences as text and as JSON.
 
-Pairs are matched by their readers, never by their own names, which differ between tools.
+Pairs are matched by their readers, never by their own names, which differ between tools. Of the float models, nodes,
+constants and interface are compared, constants where they are read: a tool may have renamed them, and one stored in
+integers is restored only within half a step.
 """
 
 from __future__ import annotations

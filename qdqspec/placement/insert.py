@@ -1,7 +1,9 @@
 """Inserts the Q/DQ pairs of a placement into a model; all other bytes stay unchanged.
 
-The pairs are made with onnx-graphsurgeon (`placement.pairs`). They are spliced into the model's bytes
-(`placement.insert`), because a round trip of a whole model through graphsurgeon changes it: see
+The pairs are made with onnx-graphsurgeon (`placement.pairs`). They are spliced into the model's bytes, because a round
+trip of a whole model through graphsurgeon changes it. A candidate is a sequence of pieces of bytes that were made once:
+the fields of the model's nodes, the names that consumers of pairs read instead, and the nodes of each pair. Pieces have
+numbers, so that a candidate takes a few operations on columns of numbers. See
 docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
 """
 

@@ -120,32 +120,21 @@ class Matcher:
 
 def _labels(model: Model) -> dict[str, str]:
     """A label for each node, equal for nodes with the same surroundings."""
-    labels = {node.name: _digest([node.domain, node.op_type, *_weights(model, node)]) for node in model.nodes}
+    labels = {}
+    for node in model.nodes:  # shapes of constants that are weights; biases and bounds are ignored
+        dims = [list(model.constants[name].dims) for name in node.inputs if name in model.constants]
+        weights = [str(shape) for shape in dims if len(shape) > 1]
+        labels[node.name] = _digest([node.domain, node.op_type, *weights])
     readers = {node.name: _readers(model, node) for node in model.nodes}
     makers = {node.name: _makers(model, node) for node in model.nodes}
     for _ in range(_ROUNDS):
-        labels = {
-            node.name: _digest(
-                [
-                    labels[node.name],
-                    *_in_order(node, model.opset, [labels.get(name, name) for name in makers[node.name]]),
-                    "read by",
-                    *sorted(f"{end.input} {labels.get(end.node, 'output')}" for end in readers[node.name]),
-                ]
-            )
-            for node in model.nodes
-        }
+        before, labels = labels, {}
+        for node in model.nodes:
+            operands = [before.get(name, name) for name in makers[node.name]]
+            operands = sorted(operands) if is_commutative(node, model.opset) else operands
+            read = sorted(f"{end.input} {before.get(end.node, 'output')}" for end in readers[node.name])
+            labels[node.name] = _digest([before[node.name], *operands, "read by", *read])
     return labels
-
-
-def _in_order(node: Node, opset: int, operands: list[str]) -> list[str]:
-    return sorted(operands) if is_commutative(node, opset) else operands
-
-
-def _weights(model: Model, node: Node) -> list[str]:
-    """Shapes of the constants of a node that are weights; biases and bounds are ignored."""
-    constants = (model.constants[name] for name in node.inputs if name in model.constants)
-    return [str(list(constant.dims)) for constant in constants if len(constant.dims) > 1]
 
 
 def _makers(model: Model, node: Node) -> list[str]:

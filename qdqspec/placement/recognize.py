@@ -3,7 +3,8 @@
 Pairs are recognized by structure, never by name. Relu and Clip that a quantizing tool removed because a zero point cuts
 off the same values are restored: quantizers remove them with unsigned activations, and without the pairs such a model
 computes something else. Without the original this is a guess: a zero point at the end of the range may
-also come from calibration. No Relu is inserted if the graph shows that none can have been removed.
+also come from calibration. No Relu is inserted if the graph shows that none can have been removed. `FloatWeights`
+restores names and values of float weights behind a DequantizeLinear.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """Units: groups of nodes that get one label. An operator, the nodes fused into it, and its quantized parts by format.
 
-The backend's capabilities determine what fuses, and how a format is stored.
+The backend's capabilities determine what fuses, and how a format is stored. `qdqspec.graph.ops` has the properties of
+operators; weights and biases of nodes, and the axes of their channels or blocks, are found here.
+
+A placement rule of a backend (`Capabilities.rules`) is a constraint on pairs beyond single operators: it takes the
+units of a model and returns them with pairs moved or removed. Some runtimes need both sides of a residual Add
+quantized, others the skip side only.
 """
 
 from __future__ import annotations

@@ -285,7 +285,8 @@ def settle(flow: Flow, found: Sequence[Leaf]) -> None:
     Then each node of ``flow.order`` is in exactly one leaf.
     """
     home = {index: leaf for leaf in found for index in leaf.nodes}
-    idle = [leaf for leaf in found if not _computes(flow, leaf)]
+    nodes = flow.model.nodes
+    idle = [leaf for leaf in found if all(nodes[index].op_type in MOVING_OPS for index in leaf.nodes)]
     if len(idle) == len(found):
         idle = []
     for leaf in idle:
@@ -309,10 +310,6 @@ def _adopt(neighbours: Sequence[int], index: int, home: dict[int, Leaf]) -> None
     if leaf is not None:
         home[index] = leaf
         leaf.nodes.append(index)
-
-
-def _computes(flow: Flow, leaf: Leaf) -> bool:
-    return any(flow.model.nodes[index].op_type not in MOVING_OPS for index in leaf.nodes)
 
 
 def _pruned(blocks: Sequence[Block]) -> list[Block]:
