@@ -203,6 +203,16 @@ class Settings:
         plugins = {f"{self.backend}.plugins": os.pathsep.join(map(str, self.plugin))}
         return words | (plugins if self.plugin else {})
 
+    @property
+    def device_words(self) -> list[str]:
+        """The options of pytest that chose the device and set the backend's options."""
+        given = [key for key in ("backend", "device", "threads") if key in self.origins]
+        return [
+            *(f"--qdq-{key}={getattr(self, key)}" for key in given),
+            *(f"--qdq-backend-option={option}" for option in self.backend_option),
+            *(f"--qdq-plugin={file}" for file in self.plugin),
+        ]
+
 
 # The only option of one backend with a name of its own: docs/decisions/0062.
 _TOOL_ARGUMENTS = "trtexec-args"

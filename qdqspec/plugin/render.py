@@ -19,8 +19,6 @@ from qdqspec.plugin._compat import located_text
 from qdqspec.report.terminal import fitted
 from qdqspec.types import Case, CheckSpec, Verdict
 
-_MATTERING = ("backend", "device", "threads")  # other options that a verdict depends on, if they were set
-
 
 class CheckFailed(Exception):  # noqa: N818 - it is a verdict, not a malfunction
     """A check failed. ``text`` is the whole text for the user, its first line the verdict."""
@@ -73,10 +71,7 @@ def reproduction(item: pytest.Item, settings: Settings, scheme: str | None) -> s
     names = [node.name for node in item.listchain() if item.path == node.path][1:]
     words = ["pytest", "::".join((file, *names))]
     words += [f"--qdq-scheme={scheme}"] if scheme else []
-    words.append(f"--qdq-seed={settings.seed}")
-    given = [key for key in _MATTERING if key in settings.origins]
-    words += [f"--qdq-{key}={getattr(settings, key)}" for key in given]
-    return shlex.join(words)
+    return shlex.join([*words, f"--qdq-seed={settings.seed}", *settings.device_words])
 
 
 def without_traceback(error: BaseException, path: Path, line: int, width: int | None) -> Any | None:

@@ -203,9 +203,7 @@ class Gatekeeper:
         check = next(
             check for check, request in requested(self.case.checks, BaselineRequest) if request.key == name
         )
-        words = ["pytest", f"{file}::{self.case.id}::{check}"]
-        given = [key for key in ("backend", "device", "threads") if key in self.settings.origins]
-        words += [f"--qdq-{key}={getattr(self.settings, key)}" for key in given]
+        words = ["pytest", f"{file}::{self.case.id}::{check}", *self.settings.device_words]
         in_ci = ["--qdq-update-in-ci"] if self.settings.in_ci else []
         return shlex.join([*words, f"--qdq-update={update}", *in_ci])
 

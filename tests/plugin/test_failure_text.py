@@ -40,9 +40,10 @@ def test_the_command_reproduces_from_another_folder(project, monkeypatch):
 
 def test_the_command_reproduces(project):
     project.outcomes(**{"int8-b8::speedup": "fail"})
-    command = project.run().outlines
+    command = project.run("--qdq-backend=fake", "--qdq-backend-option=fake.integer=1.3").outlines
     words = command[command.index("Reproduce with:") + 1].split()
     assert words[0] == "pytest"
+    assert words[-2:] == ["--qdq-backend=fake", "--qdq-backend-option=fake.integer=1.3"]
     result = project.run(*words[1:])
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"  {' '.join(words)}"])

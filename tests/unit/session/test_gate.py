@@ -167,8 +167,10 @@ def test_in_ci_the_command_is_one_that_is_not_refused_there(bench: Bench) -> Non
 
 def test_the_command_names_what_chooses_the_device(bench: Bench) -> None:
     origins = {"threads": "--qdq-threads", "seed": "--qdq-seed"}
-    found = only(bench.gate(Machine(), threads=4, seed=3, origins=origins))
-    assert found.command == f"pytest {COMMAND} --qdq-threads=4 --qdq-update=new"
+    option = "fake.integer=1.3"
+    found = only(bench.gate(Machine(), threads=4, seed=3, backend_option=(option,), origins=origins))
+    device = f"--qdq-threads=4 --qdq-backend-option={option}"
+    assert found.command == f"pytest {COMMAND} {device} --qdq-update=new"
 
 
 @pytest.mark.parametrize(("policy", "required"), [("warn", False), ("require", True)])
