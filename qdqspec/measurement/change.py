@@ -22,7 +22,7 @@ import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.graph.unify import joined
-from qdqspec.measurement.stats import pooled_deviation, student_t, trimmed_mean
+from qdqspec.measurement.stats import pooled_deviation, ratio_around, student_t, trimmed_mean
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerChange, LayerTime, Samples, TimeChange
 
 RANK_ALPHA = 0.01  # one-sided
@@ -172,7 +172,7 @@ def _level(times: BuildTimes) -> _Level:
 
 def _interval(center: float, variance: float, freedom: float) -> Interval:
     reach = student_t(0.95, int(min(freedom, _ENOUGH))) * math.sqrt(variance) if variance else 0.0
-    return Interval(median=center, low=center - reach, high=center + reach).exponential
+    return ratio_around(center, reach)
 
 
 MOST_CHANGE = 0.25  # of a group's time, which profiles of short kernels vary by

@@ -10,7 +10,7 @@ intervals that are reported do: 95 % prediction intervals (`predicted_ratios`, d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TypeAlias
 
@@ -206,16 +206,27 @@ def ratio_intervals(
     levels = build_levels(roles)
     builds = variance_of_builds(levels, devices)
     extra = (times[0] ** 2, times[1]) if times[1] >= FEWEST_FREEDOM else (0.0, 0)
-    found = {}
+
+    def reach(role: str) -> float:
+        share = 1 / len(levels[role]) + 1 / len(levels[base])
+        return student_half_width((builds[0] * share, builds[1]), extra)
+
+    return _ratios(levels, base, reach)
+
+
+def _ratios(levels: Mapping[str, Floats], base: str, reach: Callable[[str], float]) -> dict[str, Interval]:
+    """The ratio of each role's level to the base role's; ``reach`` is half the width of the interval in logarithms."""
+    ratios = {}
     for role, own in levels.items():
-        if role == base:
-            found[role] = Interval(median=1, low=1, high=1)
-            continue
-        by_builds = builds[0] * (1 / len(own) + 1 / len(levels[base])), builds[1]
-        half = student_half_width(by_builds, extra)
-        center = float(np.mean(own) - np.mean(levels[base]))
-        found[role] = Interval(median=center, low=center - half, high=center + half).exponential
-    return found
+        center = float(own.mean() - levels[base].mean())
+        is_base = role == base
+        ratios[role] = Interval(median=1, low=1, high=1) if is_base else ratio_around(center, reach(role))
+    return ratios
+
+
+def ratio_around(center: float, reach: float) -> Interval:
+    """The ratio with the logarithm ``center``, and the bounds ``reach`` below and above that."""
+    return Interval(median=center, low=center - reach, high=center + reach).exponential
 
 
 def build_levels(roles: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Floats]:
@@ -316,17 +327,13 @@ def predicted_ratios(
     theirs = float(np.mean([variance_of_builds(levels, devices)[0] for levels in conditions]))
     ours, freedom = variance_of_builds(middle, devices)
     between, looks = variance_between_times(times)
-    found = {}
-    for role, own in middle.items():
-        if role == base:
-            found[role] = Interval(median=1, low=1, high=1)
-            continue
-        share = 1 / len(own) + 1 / len(middle[base])
+
+    def reach(role: str) -> float:
+        share = 1 / len(middle[role]) + 1 / len(middle[base])
         half = student_half_width((share * (ours + theirs), freedom), (2 * between, looks))
-        spread = _spread(conditions[0], conditions[1], role, base, devices) if first else 0.0
-        center, reach = float(own.mean() - middle[base].mean()), spread + half
-        found[role] = Interval(median=center, low=center - reach, high=center + reach).exponential
-    return found
+        return half + (_spread(conditions[0], conditions[1], role, base, devices) if first else 0.0)
+
+    return _ratios(middle, base, reach)
 
 
 def variance_between_times(times: tuple[float, int]) -> Variance:

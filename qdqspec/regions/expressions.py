@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import onnx
 
@@ -130,6 +130,9 @@ def known_ops() -> frozenset[str]:
     return frozenset(schema.name for schema in onnx.defs.get_all_schemas())
 
 
+ParsedT = TypeVar("ParsedT")
+
+
 class _Parser:
     """Recursive descent over one text."""
 
@@ -174,16 +177,19 @@ class _Parser:
         return token
 
     def _choice(self) -> PatternPart:
-        parts = [self._sequence()]
-        while self._take("|"):
-            parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
+        parts = self._listed("|", self._sequence)
+        return parts[0] if len(parts) == 1 else Alternatives(parts)
 
     def _sequence(self) -> PatternPart:
-        parts = [self._item()]
-        while self._take(">"):
-            parts.append(self._item())
-        return parts[0] if len(parts) == 1 else InTurn(tuple(parts))
+        parts = self._listed(">", self._item)
+        return parts[0] if len(parts) == 1 else InTurn(parts)
+
+    def _listed(self, mark: str, parse: Callable[[], ParsedT]) -> tuple[ParsedT, ...]:
+        """One or more parts with a mark between them."""
+        parts = [parse()]
+        while self._take(mark):
+            parts.append(parse())
+        return tuple(parts)
 
     def _item(self) -> PatternPart:
         part = self._group() if self._token.kind == "(" else self._operator()
@@ -216,24 +222,18 @@ class _Parser:
     def _attributes(self) -> tuple[tuple[str, str], ...]:
         if not self._take("["):
             return ()
-        found = []
-        while True:
-            name = self._need("word", "an attribute name").text
-            self._need("=", "'=' and a value")
-            found.append((name, self._value()))
-            if not self._take(","):
-                break
+        found = self._listed(",", self._attribute)
         self._need("]", "']'")
         return tuple(sorted(found))
 
-    def _value(self) -> str:
-        if self._take("["):
-            items = [self._scalar()]
-            while self._take(","):
-                items.append(self._scalar())
-            self._need("]", "']'")
-            return f"[{','.join(items)}]"
-        return self._scalar()
+    def _attribute(self) -> tuple[str, str]:
+        name = self._need("word", "an attribute name").text
+        self._need("=", "'=' and a value")
+        if not self._take("["):
+            return name, self._scalar()
+        items = self._listed(",", self._scalar)
+        self._need("]", "']'")
+        return name, f"[{','.join(items)}]"
 
     def _scalar(self) -> str:
         token = self._token

@@ -309,8 +309,6 @@ def forecast_line(guess: Forecast) -> str:
 
 def _body_table(inspection: Inspection, most: int) -> str:
     """The graphs inside, a line each; the regions of bodies are in the tree, those of functions in the JSON."""
-    if not inspection.bodies:
-        return ""
     rows = [
         (
             body.kind,
@@ -329,7 +327,9 @@ def _body_table(inspection: Inspection, most: int) -> str:
 def _table(
     title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], most: int, *, numbers: bool = False
 ) -> str:
-    """The first ``most`` rows under a title; with ``numbers``, texts of digits are aligned as numbers."""
+    """The first ``most`` rows under a title, if any; with ``numbers``, texts of digits are aligned as numbers."""
+    if not rows:
+        return ""
     table = tabulate(rows[:most], headers=heads, tablefmt="simple", disable_numparse=not numbers)
     rest = f"\n... and {len(rows) - most} more" if len(rows) > most else ""
     return f"{title}\n{table}{rest}"
@@ -405,9 +405,7 @@ def _listed(names: Sequence[str], most: int) -> str:
 
 def _sizes(inspection: Inspection) -> str:
     bins = _leaf_sizes(inspection)
-    if not bins:
-        return ""
-    longest = max(bins.values())
+    longest = max(bins.values(), default=1)
     rows = [(name, count, "#" * max(1, round(_BAR * count / longest))) for name, count in bins.items()]
     return _table("Leaf sizes", ("nodes", "leaves", ""), rows, len(rows))
 
@@ -427,9 +425,7 @@ def _leaf_sizes(inspection: Inspection) -> dict[str, int]:
 
 
 def _pattern_table(inspection: Inspection, most: int) -> str:
-    below_root = [p for p in inspection.patterns if p.type != "ROOT"]
-    if not below_root:
-        return ""
+    below_root = (p for p in inspection.patterns if p.type != "ROOT")
     rows = [(p.count, p.nodes, p.type, p.digest, _shape(p.shape), _cut(p.text)) for p in below_root]
     return _table(
         "Patterns", ("count", "nodes", "type", "digest", "output", "pattern"), rows, most, numbers=True
@@ -441,8 +437,6 @@ def _shape(shape: Sequence[int | None] | None) -> str:
 
 
 def _refusal_table(inspection: Inspection, most: int) -> str:
-    if not inspection.refusals:
-        return ""
     rows = [(count, reason) for reason, count in inspection.refusals]
     return _table("Not quantizable", ("nodes", "why"), rows, most, numbers=True)
 
@@ -453,8 +447,6 @@ def _output_table(inspection: Inspection, most: int) -> str:
     for tensor, reason in inspection.judged.outputs.items() if inspection.judged else ():
         if reason:
             reasons.setdefault(reason, []).append(tensor)
-    if not reasons:
-        return ""
     rows = [(len(names), _cut(_listed(names, 4)), reason) for reason, names in reasons.items()]
     return _table("Graph outputs that stay float", ("count", "outputs", "why"), rows, most)
 
