@@ -169,9 +169,9 @@ def _named(files: Sequence[Path], pattern: re.Pattern[str]) -> Path | None:
 
 def _images(files: Sequence[Path], model: Model, path: Path, base: Path) -> DataDraft | None:
     """A transform for images, with the size that the model states."""
-    from qdqspec.parity.images import SUFFIXES
+    from qdqspec.parity.sources import IMAGE_SUFFIXES
 
-    images = [file for file in files if file.suffix.lower() in SUFFIXES]
+    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
     shape = model.shape(next(iter(model.inputs), "")) if len(model.inputs) == 1 else None
     if not images or shape is None or len(shape) != 4:
         return None

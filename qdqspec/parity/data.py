@@ -18,9 +18,17 @@ from qdqspec.errors import DataError
 from qdqspec.graph.declared import allows, shape_text
 from qdqspec.graph.given import is_faithful
 from qdqspec.graph.model import Model
-from qdqspec.parity.images import ImageMember, unreadable
 from qdqspec.parity.shapes import InputSpec, input_specs, with_named_dimensions
-from qdqspec.parity.sources import LABELS, AnyMember, Arrays, as_samples, place_of, read_arrays
+from qdqspec.parity.sources import (
+    LABELS,
+    AnyMember,
+    Arrays,
+    ImageMember,
+    as_samples,
+    place_of,
+    read_arrays,
+    unreadable,
+)
 from qdqspec.registry import did_you_mean
 from qdqspec.types import DataSource, Inputs, InputShape
 from qdqspec.units import count_text

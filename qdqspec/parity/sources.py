@@ -1,7 +1,7 @@
 """Finds the files of a case's data, and the arrays in them: .npz, .npy, folders and globs of these, and images.
 
 Arrays of .npz and .npy files are read row by row, with one row in memory at a time. No pickle: object arrays are
-rejected.
+rejected. Images are decoded one at a time with Pillow, resized and normalized as a spec states.
 """
 
 from __future__ import annotations
@@ -15,18 +15,140 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec.arrays import Array
 from qdqspec.errors import DataError
-from qdqspec.parity.images import SUFFIXES, ImageMember
 from qdqspec.registry import did_you_mean
-from qdqspec.types import Data, DataSource
+from qdqspec.types import Data, DataSource, ImageRules
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+IMAGE_SUFFIXES = frozenset({
+    ".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".jp2", ".ppm", ".pgm", ".tif", ".tiff",
+})  # fmt: skip
+_MOST_BROKEN = 10  # images that one message names
+_MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageMember:
+    """One image as an array of one sample, under the name of the input it is for."""
+
+    file: Path
+    name: str
+    rules: ImageRules
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One sample, and the shape of an image after the transform."""
+        channels = 1 if self.rules.colors == "gray" else 3
+        height, width = self.rules.size
+        return (1, channels, height, width) if self.rules.layout == "nchw" else (1, height, width, channels)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """float32; uint8 if the pixels are not changed."""
+        return np.dtype(np.uint8 if _is_plain(self.rules) else np.float32)
+
+    def rows(self) -> Iterator[Array]:
+        """The one sample."""
+        yield transformed(_pixels(self.file, self.rules), self.rules)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the image can be decoded."""
+        try:
+            _pixels(self.file, self.rules)
+        except DataError:
+            return False
+        return True
+
+
+def unreadable(members: Sequence[ImageMember]) -> DataError | None:
+    """The error that names all images which cannot be decoded, if there are several; `_MOST_BROKEN` at most."""
+    if find_spec("PIL") is None:  # then none can, whatever it holds
+        return None
+    broken = list(islice((member.file for member in members if not member.is_readable), _MOST_BROKEN))
+    if len(broken) < 2:
+        return None
+    most = "at least " if len(broken) == _MOST_BROKEN else ""
+    names = "".join(f"\n    {file.name}" for file in broken[1:])
+    return DataError(
+        f"{most}{len(broken)} images cannot be read: this one and{names}",
+        where=broken[0],
+        cure="take them out",
+    )
+
+
+def transformed(pixels: npt.NDArray[np.uint8], rules: ImageRules) -> Array:
+    """Pixels in height, width, channels (RGB or gray) as a sample."""
+    if rules.colors == "bgr":
+        pixels = pixels[..., ::-1]
+    sample: Array = pixels
+    if not _is_plain(rules):
+        mean, std = np.array(rules.mean, np.float32), np.array(rules.std, np.float32)
+        sample = (pixels.astype(np.float32) * np.float32(rules.scale) - mean) / std
+    return np.ascontiguousarray(sample if rules.layout == "nhwc" else np.moveaxis(sample, -1, 0))
+
+
+def _is_plain(rules: ImageRules) -> bool:
+    return rules.scale == 1 and set(rules.mean) == {0.0} and set(rules.std) == {1.0}
+
+
+def _pixels(file: Path, rules: ImageRules) -> npt.NDArray[np.uint8]:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise DataError(
+            "images are decoded with Pillow, which is not installed",
+            where=file,
+            cure="pip install 'qdqspec[images]'",
+        ) from None
+    try:
+        with Image.open(file) as opened:
+            # An EXIF orientation is the intended one, which every viewer applies.
+            image = _in_bytes(ImageOps.exif_transpose(opened)).convert(_MODES[rules.colors])
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"the image cannot be read ({error})", where=file, cure="take it out") from None
+    pixels = np.asarray(_fitted(image, rules), dtype=np.uint8)
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _in_bytes(image: Image) -> Image:
+    """The image with 8 bits a channel. Pillow's own conversion of 16 bits clips them at 255."""
+    from PIL import Image as Pillow
+
+    if image.mode.startswith("I;16"):
+        return Pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels of mode {image.mode} have no known range")
+    return image
+
+
+def _fitted(image: Image, rules: ImageRules) -> Image:
+    """Scaled so that it covers ``size``, or to ``resize``, and cut from the centre."""
+    from PIL import Image as Pillow
+
+    height, width = rules.size
+    if rules.resize is None:
+        factor = max(width / image.width, height / image.height)
+    else:
+        factor = rules.resize / min(image.width, image.height)
+    scaled = max(round(image.width * factor), width), max(round(image.height * factor), height)
+    image = image.resize(scaled, Pillow.Resampling.BILINEAR)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
 
 _HOW = "write it with numpy.savez(path, input_name=array), one array per model input"
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -333,7 +455,7 @@ def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
 def _of_folder(path: Path, *, is_image: bool) -> list[Path]:
     """The files of a folder: images, else its .npz files, or its .npy files if it has no .npz."""
     files = sorted(file for file in path.iterdir() if file.is_file())
-    for suffixes in (SUFFIXES,) if is_image else ({".npz"}, {".npy"}):
+    for suffixes in (IMAGE_SUFFIXES,) if is_image else ({".npz"}, {".npy"}):
         if wanted := [file for file in files if file.suffix.lower() in suffixes]:
             return wanted
     if not is_image and any(_is_image(file) for file in files):
@@ -349,11 +471,11 @@ def _glob_below(path: Path, *, is_image: bool) -> str | None:
     suffixes = {file.suffix.lower() for file in path.rglob("*") if file.is_file()}
     if not is_image and (found := [suffix for suffix in (".npz", ".npy") if suffix in suffixes]):
         return f"{path}/**/*{found[0]}"
-    return f"{{images: '{path}/**/*', size: 224}}" if suffixes & SUFFIXES else None
+    return f"{{images: '{path}/**/*', size: 224}}" if suffixes & IMAGE_SUFFIXES else None
 
 
 def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES
+    return file.suffix.lower() in IMAGE_SUFFIXES
 
 
 def _arrays(files: Sequence[Path], names: Collection[str], mapped: Mapping[str, str]) -> list[Arrays]:
