@@ -193,7 +193,8 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
 
 
-_FORK_HOOKS = ("_acquireLock", "_releaseLock")  # of `logging`, which Python calls before and after a fork
+# Of `logging`, before and after a fork; the last two since Python 3.13.
+_FORK_HOOKS = ("_acquireLock", "_releaseLock", "_prepareFork", "_afterFork")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

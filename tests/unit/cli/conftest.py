@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,9 @@ def verb(tmp_path, monkeypatch, capsys):
             audit(json.loads(written.out), written.err)
         return Outcome(code, written.out, written.err)
 
-    return run
+    before = signal.getsignal(signal.SIGTERM)  # `doctor --bundle` and `cluster` replace it
+    yield run
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(autouse=True)
