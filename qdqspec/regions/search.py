@@ -3,7 +3,8 @@
 By structure: the program structure tree of the data flow gives chains of operators and, between two links of
 a chain, the branches there. A chain is cut into units, each of which begins with an anchor (Conv, MatMul,
 ...) or with a branching; units are packed into leaves of at most ``max_nodes`` and larger branchings
-become composites. Blocks become regions with ids, boundaries and patterns.
+become composites. Blocks are regions under construction: a `Leaf` is a run of nodes, a `Composite` holds blocks. Both
+are mutable while a search builds them; at the end they become regions with ids, boundaries and patterns.
 
 By names: the module names that exporters write into a model are paths (``/layer1/0/conv1/Conv``); where they are flat,
 PyTorch's exporter writes the scopes to node metadata under ``pkg.torch.onnx.name_scopes``, as a Python list literal.
@@ -12,21 +13,152 @@ PyTorch's exporter writes the scopes to node metadata under ``pkg.torch.onnx.nam
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import TypeAlias
 
 from qdqspec.collector import uncollected
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import ANCHORS, MOVING_OPS, POOLS
 from qdqspec.graph.protos import metadata
-from qdqspec.regions.blocks import TINY, Block, Composite, Leaf, dissolve, join_tiny, leaves, pack_run
 from qdqspec.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
 from qdqspec.regions.flow import Flow, flow_of
 from qdqspec.regions.pattern import PatternMaker
 from qdqspec.registry import did_you_mean
 from qdqspec.types import LayerTime, Region, RegionRules, RegionType
+
+TINY = 2  # a leaf of at most so many nodes joins a neighbour if both fit within the limit
+
+SHARE = 0.5
+
+
+@dataclass(slots=True)
+class Leaf:
+    """Nodes that stay in one region.
+
+    A ``closed`` leaf is a whole branching structure and is not extended. A ``light`` leaf has no anchor.
+    """
+
+    nodes: list[int]
+    closed: bool = False
+    light: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of nodes."""
+        return len(self.nodes)
+
+
+@dataclass(slots=True)
+class Composite:
+    """Blocks between one entry and one exit. ``size`` counts nodes on all levels."""
+
+    children: list[Block]
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = sum(child.size for child in self.children)
+
+
+Block: TypeAlias = Leaf | Composite
+# Whether two sets of nodes are adjacent in the data flow: see `Flow.linked`.
+Linked: TypeAlias = Callable[[Iterable[int], Iterable[int]], bool]
+
+
+def leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
+    """All leaves in order, at any depth."""
+    pending = list(blocks)[::-1]
+    while pending:
+        block = pending.pop()
+        if isinstance(block, Leaf):
+            yield block
+        else:
+            pending.extend(reversed(block.children))
+
+
+def dissolve(root: Composite, limit: int, linked: Linked) -> None:
+    """Replace composites that make up nearly all of their parent by their children, below ``root``, in place.
+
+    Such a level carries no information. Without it, each level holds at most `SHARE` of the nodes of the
+    level above, so that all levels together hold at most 1 / (1 - SHARE) times the nodes, however deep they
+    nest.
+    """
+    pending = [root]
+    while pending:
+        composite = pending.pop()
+        kept: list[Block] = []
+        waiting = composite.children[::-1]
+        while waiting:
+            block = waiting.pop()
+            if isinstance(block, Composite) and block.size > SHARE * composite.size:
+                waiting.extend(reversed(block.children))
+            else:
+                kept.append(block)
+        composite.children = join_tiny(kept, limit, linked)
+        pending.extend(block for block in composite.children if isinstance(block, Composite))
+
+
+def pack_run(blocks: Sequence[Block], limit: int) -> list[Block]:
+    """Merge consecutive leaves up to ``limit`` nodes, and cut longer ones."""
+    if len(blocks) == 1 and blocks[0].size <= limit:
+        return list(blocks)
+    packed: list[Block] = []
+    for is_open, group in groupby(blocks, key=lambda b: isinstance(b, Leaf) and not b.closed):
+        run = list(group)
+        packed += _fill([b for b in run if isinstance(b, Leaf)], limit) if is_open else run
+    return packed
+
+
+def join_tiny(blocks: Sequence[Block], limit: int, linked: Linked) -> list[Block]:
+    """Merge each tiny leaf with the next leaf, or else with the previous one, if both fit into one.
+
+    A closed leaf takes in only leaves without an anchor, so that equal blocks of a model stay equal.
+    """
+    if len(blocks) < 2:
+        return list(blocks)
+    joined: list[Block] = []  # last block first
+    for block in reversed(blocks):
+        after = joined[-1] if joined else None
+        if isinstance(after, Leaf) and isinstance(block, Leaf) and _may_join(block, after, limit, linked):
+            whole = block.nodes + after.nodes
+            joined[-1] = Leaf(whole, closed=block.closed or after.closed, light=block.light and after.light)
+        else:
+            joined.append(block)
+    return joined[::-1]
+
+
+def _may_join(a: Leaf, b: Leaf, limit: int, linked: Linked) -> bool:
+    if a.size + b.size > limit or min(a.size, b.size) > TINY:
+        return False
+    if (a.closed or b.closed) and not any(leaf.light and leaf.size <= TINY for leaf in (a, b)):
+        return False
+    return linked(a.nodes, b.nodes)
+
+
+def _fill(run: Sequence[Leaf], limit: int) -> list[Block]:
+    """Cut a run into leaves of about equal size, at unit borders where units are small enough."""
+    pieces = [piece for leaf in run for piece in _cut(leaf.nodes, limit)]
+    total = sum(map(len, pieces))
+    count = -(-total // limit)
+    goal = total / count
+    filled: list[list[int]] = [[]]
+    for piece in pieces:
+        # Exceed the goal only where that is closer to it than stopping before it.
+        now = len(filled[-1])
+        if now and (now + len(piece) > limit or now + len(piece) - goal > goal - now):
+            filled.append([])
+        filled[-1] += piece
+    return [Leaf(nodes, light=all(leaf.light for leaf in run)) for nodes in filled]
+
+
+def _cut(nodes: list[int], limit: int) -> list[list[int]]:
+    count = -(-len(nodes) // limit)
+    size = -(-len(nodes) // max(count, 1))
+    return [nodes[i : i + size] for i in range(0, len(nodes), size)]
+
 
 DEFAULT_RULES = RegionRules()
 STARTERS = ANCHORS | POOLS
@@ -334,7 +466,7 @@ class _Namer:
         self._patterns = PatternMaker(flow)
 
     def walk(self, block: Block, name: str, parent: str | None) -> Iterator[Region]:
-        """Regions of a block and all below, depth first. Levels are few: see `blocks.dissolve`."""
+        """Regions of a block and all below, depth first. Levels are few: see `dissolve`."""
         children = block.children if isinstance(block, Composite) else []
         names = tuple(f"{name}.{i}" for i in range(len(children)))
         kind: RegionType = "ROOT" if parent is None else "COMPOSITE" if children else "LEAF"
