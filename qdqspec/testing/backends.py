@@ -155,7 +155,9 @@ class BackendContract:
             return engines[-1]
 
         yield build
-        for engine in engines:
+        # The last first: a runtime may install an alternate signal stack with an engine, and restore the one before it
+        # when the engine is freed. In another order that one is freed already, and the next signal ends the process.
+        for engine in reversed(engines):
             engine.close()
 
     def test_names_itself(self, backend: Backend) -> None:
