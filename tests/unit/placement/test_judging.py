@@ -190,3 +190,19 @@ def test_a_product_of_two_activations_is_not_offered_where_the_weight_must_be_co
         "a": "",
         "y": "MatMul: its weight is computed, and integer kernels need a constant one",
     }
+
+
+def test_parameters_that_constant_nodes_define_may_be_folded() -> None:
+    """With BatchNormalization its Constant nodes go: `init` ended with an error of Python."""
+    values = ", ".join(f"v{n} = Constant<value = float[4] {{1.0, 2.0, 3.0, 4.0}}>()" for n in range(4))
+    text = f"g ({IMAGE} x) => ({IMAGE} y) {{ {values.replace(', v', ' v')} a = Conv(x, w)"
+    model = model_of(f"{text} b = BatchNormalization(a, v0, v1, v2, v3) c = Relu(b) y = Tanh(c) }}")
+    for node in model.proto.graph.node:
+        node.name = ""  # as exporters leave it
+    found = list(reasons(Model(model.proto)).values())
+    assert [text for text in found if text] == [
+        "Relu: quantized together with the operator before it",
+        "Tanh: the backend runs it in floating point only",
+        "BatchNormalization: folded into the operator before it",
+    ]
+    assert found.count("") == 1  # of Conv
