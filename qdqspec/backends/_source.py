@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import onnx
@@ -86,6 +86,19 @@ class Source:
             if len(followers) == 1:
                 tensor = followers[0].outputs[0]
         return tensor
+
+    def fused_start(self, node: Node | None, tensor: str, wanted: Collection[str]) -> Node | None:
+        """The first node, of an operator ``wanted``, of a kernel that has ``node`` or computes ``tensor``.
+
+        From there the chain of only inputs that are no constants is followed backwards, as from the Add of a bias
+        to its convolution.
+        """
+        node = node or self.producer.get(self.base(tensor))
+        while node is not None and node.op_type not in wanted:
+            bases = [self.base(t) for t in node.inputs if t]
+            before = [t for t in bases if t not in self.constants and t not in self.static]
+            node = self.producer.get(before[0]) if len(before) == 1 else None
+        return node
 
     def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
         """The nodes in the order of the model."""

@@ -85,6 +85,7 @@ class _Mapping:
         for node in graph.node:
             for tensor in node.input:
                 self._readers.setdefault(tensor, []).append(node)
+        self._place_by_readers()
 
     def origins(self) -> Iterator[Origin]:
         """The origins of all kernels. A node belongs to the first kernel that reaches it."""
@@ -116,6 +117,21 @@ class _Mapping:
         if found and node.output and not self._at(node.output[0]):
             self._place(node.output[0], self._source.chain_end(found))
         return found
+
+    def _place_by_readers(self) -> None:
+        """Map tensors between kernels of a blocked layout, which have generated names, by what their reader reads."""
+        for node, known in zip(reversed(self._graph.node), reversed(self._named), strict=True):
+            known = self._source.fused_start(
+                known, node.name.removesuffix("_nchwc"), _source_ops(node.op_type)
+            )
+            if known is None:
+                continue
+            alike = (
+                len(known.inputs) if node.op_type == known.op_type else 1
+            )  # an integer kernel has scales between
+            for tensor, source in zip(node.input, map(self._source.base, known.inputs[:alike]), strict=False):
+                if tensor and not self._at(tensor) and source not in self._source.constants:
+                    self._place(tensor, source)
 
     def _by_inputs(self, node: onnx.NodeProto) -> Node | None:
         """The consumer of the same tensors with a similar operator; weights distinguish siblings."""

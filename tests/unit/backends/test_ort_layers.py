@@ -98,6 +98,31 @@ def test_a_residual_block_is_one_kernel(models: Path) -> None:
     assert set(block.nodes) == {f"/layer1/layer1.0/{n}" for n in ("conv2/Conv", "Add", "Relu_1")}
 
 
+@pytest.mark.parametrize("bias", ["", "[bias] y = Add(z, b)"], ids=["no bias", "a bias that is added"])
+def test_a_fused_activation_between_blocked_convolutions_has_its_nodes(tmp_path: Path, bias: str) -> None:
+    """No tensor beside that kernel has a name of the model: both convolutions use the blocked layout."""
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[1, 16, 8, 8] x) => (float[1, 16, 4, 4] y)
+          <float root = {{1.4142135}}, float one = {{1.0}}, float half = {{0.5}}> {{
+          [before] c = Conv(x, v)
+          [div] d = Div(c, root)  [erf] e = Erf(d)  [add] a = Add(e, one)  [mul] m = Mul(c, a)  [last] g = Mul(m, half)
+          [after] {"z" if bias else "y"} = Conv(g, w)
+          {bias}
+        }}""")
+    weights = np.random.default_rng(0).standard_normal((2, 16, 16, 3, 3)).astype(np.float32)
+    proto.graph.initializer.extend(map(onnx.numpy_helper.from_array, weights, "vw"))
+    if bias:
+        added = np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(added, "b"))
+    onnx.save(proto, tmp_path / "net.onnx")
+    model, layers = layers_of(tmp_path / "net.onnx")
+    check_attribution(model, layers)
+    nodes = {layer.nodes for layer in layers if not layer.boundary}
+    last = ("after", "bias") if bias else ("after",)
+    assert nodes == {("before",), ("div", "erf", "add", "mul", "last"), last}
+    assert {layer.op_type for layer in layers if layer.boundary} <= {"ReorderInput", "ReorderOutput"}
+
+
 def test_names_are_stable_between_builds() -> None:
     assert plain_name("/conv1/Conv_token_12") == "/conv1/Conv"
     assert plain_name("/token_embedding/Gather") == "/token_embedding/Gather"
