@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, TypeVar, cast
@@ -29,6 +30,7 @@ FINE, WANTING, IMPOSSIBLE = 0, 1, 2
 
 if TYPE_CHECKING:
     from qdqspec.graph.model import Model
+    from qdqspec.session.given_data import GivenFiles
     from qdqspec.types import FixedValue, Inputs
 
 
@@ -389,4 +391,14 @@ def inputs_given(
         inputs = replace(inputs, profiles=(ShapeProfile(shapes=fixed),))
     if values is not None:
         inputs = replace(inputs, values={**inputs.values, **values})
-    return inputs if data is None else replace(inputs, evaluation=data_source(data, "--data"))
+    if data is None:
+        return inputs
+    return _given_files().loaded_inputs(replace(inputs, evaluation=data_source(data, "--data")), {})
+
+
+@cache
+def _given_files() -> GivenFiles:
+    """Files of data loaders, until the command ends."""
+    from qdqspec.session.given_data import GivenFiles
+
+    return GivenFiles()

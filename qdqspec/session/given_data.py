@@ -23,7 +23,7 @@ from qdqspec.files import write_whole
 from qdqspec.parity.metrics import raising_line
 from qdqspec.parity.sources import LABELS, npz_bytes, without_loader
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import Case, Data, DataSource, Loader
+from qdqspec.types import Case, Data, DataSource, Inputs, Loader
 
 if TYPE_CHECKING:
     import onnx
@@ -73,17 +73,21 @@ class GivenFiles:
 
     def loaded(self, case: Case, loaders: Mapping[str, Loader]) -> Case:
         """The case with folders in place of data loaders; those of entry points are used after ``loaders``."""
-        known = {**loaders, **case.loaders}
-        sources = {word: getattr(case.inputs, word) for word in ("calibration", "evaluation")}
+        inputs = self.loaded_inputs(case.inputs, {**loaders, **case.loaders})
+        return case if inputs is case.inputs else replace(case, inputs=inputs)
+
+    def loaded_inputs(self, inputs: Inputs, loaders: Mapping[str, Loader]) -> Inputs:
+        """The inputs with folders in place of data loaders; those of entry points are used after ``loaders``."""
         found: dict[str, DataSource] = {}
-        for word, source in sources.items():
+        for word in ("calibration", "evaluation"):
+            source = getattr(inputs, word)
             if not isinstance(source, Data) or not source.loader:
                 continue
             name = source.loader
-            load = known.get(name) or _installed(name)
+            load = loaders.get(name) or _installed(name)
             if load is not None:  # else reported, with the remedy, when the data is opened
                 found[word] = without_loader(source, self.data(_loaded(load, name), name))
-        return replace(case, inputs=replace(case.inputs, **found)) if found else case  # type: ignore[arg-type]
+        return replace(inputs, **found) if found else inputs  # type: ignore[arg-type]
 
     def asked(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a case with files in place of data in memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ from onnxruntime.quantization import quantize_dynamic
 from PIL import Image
 
 from qdqspec.report.record import case_to_json
+from qdqspec.session import given_data
 from qdqspec.testing.records import faster_case, sample_corrections
 
 DATA = Path(__file__).parents[2] / "data"
@@ -367,6 +369,30 @@ def test_a_model_is_run_with_images_as_in_a_search(verb, tmp_path, culprits):
     assert (missing.code, "*.jpg" in missing.err) == (2, True)
     wrong = verb(*words, "{images: '*.png', sise: 8}")
     assert (wrong.code, "--data" in wrong.err, "did you mean 'size'?" in wrong.err) == (2, True, True)
+
+
+@pytest.mark.parametrize("words", [("explain",), ("explain", "--culprits"), ("inspect",)])
+def test_data_of_a_loader_of_an_entry_point(verb, tmp_path, monkeypatch, words):
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        net (float[n,steps] x) => (float[n,steps] y) <float s = {0.1}, int8 z = {0}> {
+          q = QuantizeLinear(x, s, z) [dequantize] d = DequantizeLinear(q, s, z) [relu] y = Relu(d) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    point = importlib.metadata.EntryPoint("batches", "builtins:dict", "qdqspec.data")
+    monkeypatch.setattr(
+        type(point), "load", lambda self: lambda: [{"x": np.ones(7, np.float32)} for _ in range(3)]
+    )
+    own = importlib.metadata.entry_points
+    monkeypatch.setattr(
+        importlib.metadata,
+        "entry_points",
+        lambda **by: [point] if by == {"group": "qdqspec.data"} else own(**by),
+    )
+    given_data._installed.cache_clear()
+    found = verb(*words, "net.onnx", "--data", "{loader: batches}", "--json")
+    assert found.code == 0, found.err
+    unknown = verb(*words, "net.onnx", "--data", "{loader: batch}")
+    assert (unknown.code, "did you mean 'batches'?" in unknown.err) == (2, True)
+    given_data._installed.cache_clear()
 
 
 def test_the_data_of_the_command_line_replaces_that_of_the_spec(verb, tmp_path):
