@@ -126,9 +126,8 @@ class _Mapping:
             )
             if known is None:
                 continue
-            alike = (
-                len(known.inputs) if node.op_type == known.op_type else 1
-            )  # an integer kernel has scales between
+            # an integer kernel has scales between
+            alike = len(known.inputs) if node.op_type == known.op_type else 1
             for tensor, source in zip(node.input, map(self._source.base, known.inputs[:alike]), strict=False):
                 if tensor and not self._at(tensor) and source not in self._source.constants:
                     self._place(tensor, source)
