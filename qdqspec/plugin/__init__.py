@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from qdqspec.config import add_options
 from qdqspec.plugin import baselines, collect, distribute, hooks, hookspecs, options, summary
 from qdqspec.plugin._compat import columns_of, is_worker
 from qdqspec.plugin.fixtures import (
@@ -31,7 +32,7 @@ from qdqspec.plugin.fixtures import (
     qdq_session,
     qdq_tuned,
 )
-from qdqspec.plugin.render import without_traceback
+from qdqspec.plugin.run import without_traceback
 
 __all__ = [
     "_qdq_own",
@@ -51,10 +52,15 @@ __all__ = [
     "qdq_tuned",
 ]
 
+MARKERS = (
+    "qdq(case): judges a quantized model; on a plain test, the case that its qdq_* fixtures use",
+    "tune: may start a search for the best placement, which takes minutes",
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the ``--qdq-*`` options."""
-    options.add_to(parser)
+    add_options(parser.getgroup("qdqspec", "quantized models (qdqspec)").addoption, prefix="--qdq-")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,7 +76,8 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers; reject invalid options."""
-    options.register_markers(config)
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
     options.refuse_wrong_options(config)
     config.pluginmanager.register(summary.InterruptWatch(config), "qdqspec-interrupt")
 
@@ -88,7 +95,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Count the checks of each case, and find baseline entries that no check uses any more."""
     hooks.count_checks(session.config, session.items)
-    baselines.note_selection(session.config, session.items)
+    baselines.find_obsolete(session.config, session.items)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
@@ -126,13 +133,12 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
     """Compare runtimes, report the remaining cases, then send the results to the controller, or write the reports."""
     if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        distribute.compare_runtimes(session.config)
+        summary.compare_runtimes(session.config)
     hooks.finish_cases(session.config)
     if is_worker(session.config):
         distribute.hand_over(session.config)
-        baselines.hand_over(session.config)
     else:
-        baselines.write_at_end(session.config)
+        baselines.write_baselines(session.config)
         summary.write_at_end(session)
 
 
@@ -154,10 +160,8 @@ def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None
 def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ARG001 - the hook's own arguments
     """Receive the results of a worker of pytest-xdist."""
     distribute.receive(node.config, getattr(node, "workeroutput", {}))
-    baselines.receive(node.config, getattr(node, "workeroutput", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the summary table."""
     summary.print_summary(terminalreporter, config)
-    baselines.print_lines(terminalreporter, config)

@@ -22,8 +22,7 @@ from qdqspec.config import Settings
 from qdqspec.errors import SpecError
 from qdqspec.plugin._compat import DataModule, columns_of
 from qdqspec.plugin.options import settings_of
-from qdqspec.plugin.render import CheckFailed, without_traceback
-from qdqspec.plugin.run import run_check
+from qdqspec.plugin.run import CheckFailed, run_check, without_traceback
 from qdqspec.types import Case, CheckSpec, Data
 
 PYTHON_SPECS = "spec_*.py"

@@ -1,10 +1,9 @@
-"""Runs all checks of a case on one worker of ``pytest -n``, merges the results of all sessions, writes the reports."""
+"""pytest-xdist: all checks of a case run on one worker, and a worker sends its results to the controller."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,151 +11,60 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qdqspec.cases import find_specs, is_spec, load_cases
+from qdqspec.codec import from_data, to_data
 from qdqspec.config import Settings
 from qdqspec.errors import OutputError, QdqspecError
 from qdqspec.plugin.options import settings_of
-from qdqspec.types import CaseRecord, Evidence, RunRecord
+from qdqspec.plugin.state import state_of
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
-    from qdqspec.session import Session
-
-_SESSIONS = pytest.StashKey[list["Session"]]()
-_RECEIVED = pytest.StashKey[list[RunRecord]]()
-TROUBLES = pytest.StashKey[list[str]]()  # errors of any process that are reported with the results
-_ANNOTATIONS = pytest.StashKey[list[str]]()
-_RECORD, _TROUBLES, _LINES = (
-    "qdqspec_record",
-    "qdqspec_troubles",
-    "qdqspec_annotations",
-)  # in a worker's output
-
-
-def note_session(config: pytest.Config, session: Session) -> None:
-    """Register a session whose record is part of the report."""
-    known = config.stash.setdefault(_SESSIONS, [])
-    if not any(session is other for other in known):
-        known.append(session)
-
-
-def sessions_of(config: pytest.Config) -> list[Session]:
-    """The sessions of this process."""
-    return config.stash.get(_SESSIONS, [])
-
-
-def record_of(config: pytest.Config) -> RunRecord | None:
-    """The merged record of this run over all processes; ``None`` if nothing was judged."""
-    own = own_record(config)
-    return merge_records([*config.stash.get(_RECEIVED, []), *([own] if own is not None else [])])
-
-
-def own_record(config: pytest.Config) -> RunRecord | None:
-    """The record of this process. The folders of a case are known only in its own process."""
-    return merge_records([session.record() for session in sessions_of(config)])
-
-
-def annotations_of(config: pytest.Config) -> list[str]:
-    """The annotations for GitHub of all processes. Paths of specs and lines of checks are not part of a record."""
-    from qdqspec.report.write import MOST_ANNOTATIONS, annotation_lines
-
-    own = own_record(config)
-    lines = [*config.stash.get(_ANNOTATIONS, []), *(annotation_lines(own, config.rootpath) if own else [])]
-    return lines[:MOST_ANNOTATIONS]
-
-
-def compare_runtimes(config: pytest.Config) -> None:
-    """Compare the runtimes of cases that this process judged; an error is reported with the results."""
-    for session in sessions_of(config):
-        try:
-            if session.compare_runtimes():  # which starts processes again
-                session.find_common()
-                session.close()
-        except QdqspecError as error:
-            session.close()
-            config.stash.setdefault(TROUBLES, []).append(str(error))
+_SENT = "qdqspec"  # key in a worker's output
 
 
 def hand_over(config: pytest.Config) -> None:
-    """In a worker of pytest-xdist: write the results of its cases, and send the record."""
-    from qdqspec.report.record import record_to_json
+    """In a worker: write the results of its cases; send its record and its baseline entries."""
+    state = state_of(config)
+    record, sent = state.own_record(), dict[str, Any]()
+    if record is not None:
+        from qdqspec.report.record import record_to_json
+        from qdqspec.report.write import annotation_lines, write_comparisons, write_results
 
-    record = own_record(config)
-    if record is None:
-        return
+        # Paths of specs and lines of checks are not part of a record.
+        sent["annotations"] = annotation_lines(record, config.rootpath)
+        sent["record"] = json.dumps(record_to_json(record))
+        try:
+            write_results(record)
+            write_comparisons(record)
+        except OutputError as error:
+            state.troubles.append(str(error))
     worker: Any = config
-    worker.workeroutput[_RECORD] = json.dumps(record_to_json(record))
-    worker.workeroutput[_LINES] = annotations_of(config)
-    troubles = config.stash.setdefault(TROUBLES, [])
-    try:
-        write_results(record)
-    except OutputError as error:
-        troubles.append(str(error))
-    worker.workeroutput[_TROUBLES] = troubles
+    worker.workeroutput[_SENT] = {
+        **sent,
+        "troubles": state.troubles,
+        "renewals": to_data(state.all_renewals()),
+        "obsolete": [[str(file), *name] for file, name in sorted(state.obsolete)],
+    }
 
 
 def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
     """In the controller: receive the message of a worker. A worker that crashed has sent none."""
-    if _RECORD in worker_output:
+    sent = worker_output.get(_SENT)
+    if sent is None:
+        return
+    state = state_of(config)
+    state.troubles += sent["troubles"]
+    state.obsolete.update((Path(file), (case, check)) for file, case, check in sent["obsolete"])
+    if "record" in sent:
         from qdqspec.report.record import record_from_json
 
-        config.stash.setdefault(_RECEIVED, []).append(record_from_json(json.loads(worker_output[_RECORD])))
-        config.stash.setdefault(_ANNOTATIONS, []).extend(worker_output[_LINES])
-        config.stash.setdefault(TROUBLES, []).extend(worker_output[_TROUBLES])
+        state.received.append(record_from_json(json.loads(sent["record"])))
+        state.annotations += sent["annotations"]
+    if sent["renewals"]:
+        from qdqspec.baseline.store import Renewal
 
-
-def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
-    """Merge the parts of a run's record; a case whose checks ran in several processes is joined.
-
-    Parts arrive in the order in which workers end, so their cases are sorted.
-    """
-    cases: dict[tuple[object, str], CaseRecord] = {}
-    for piece in (case for record in records for case in record.cases):
-        key = (piece.evidence.case.spec, piece.evidence.case.name)
-        cases[key] = _joined(cases[key], piece) if key in cases else piece
-    if not cases:
-        return None
-    return RunRecord(
-        version=records[0].version,
-        started=min(record.started for record in records),
-        seconds=max(record.seconds for record in records),
-        cases=tuple(cases[key] for key in (cases if len(records) == 1 else sorted(cases, key=str))),
-        runtimes=tuple(found for record in records for found in record.runtimes),
-        common=tuple(found for record in records for found in record.common),
-    )
-
-
-def _joined(first: CaseRecord, second: CaseRecord) -> CaseRecord:
-    missing = {
-        field.name: getattr(second.evidence, field.name)
-        for field in fields(Evidence)
-        if getattr(first.evidence, field.name) in (None, (), {})
-    }
-    known = {result.id for result in first.results}
-    added = tuple(result for result in second.results if result.id not in known)
-    return CaseRecord(evidence=replace(first.evidence, **missing), results=first.results + added)
-
-
-def write_results(record: RunRecord) -> None:
-    """Write ``result.json`` of each case, and ``tune.json`` of cases on several runtimes."""
-    from qdqspec.report.write import write_comparisons
-    from qdqspec.report.write import write_results as write
-
-    write(record)
-    write_comparisons(record)
-
-
-def write_reports(record: RunRecord, settings: Settings) -> list[Path]:
-    """Write the files of ``--qdq-report`` and ``--qdq-json``, and return their paths."""
-    from qdqspec.report.write import is_github, write_json
-    from qdqspec.report.write import write_reports as write
-
-    write(record, settings.report)
-    files = [path for path in settings.report if not is_github(path)]
-    if settings.json is None:
-        return files
-    write_json(record, settings.json)
-    return [*files, settings.json]
+        state.renewals += [from_data(Renewal, data) for data in sent["renewals"]]
 
 
 def case_scheduling(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:

@@ -19,10 +19,10 @@ import pytest
 from qdqspec.cases import find_cases
 from qdqspec.errors import SpecError
 from qdqspec.plugin.collect import CheckItem, unchanged_cases
-from qdqspec.plugin.distribute import note_session, record_of
 from qdqspec.plugin.hooks import device_key
 from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.progress import shown
+from qdqspec.plugin.state import state_of
 from qdqspec.types import (
     Case,
     CommonPlacement,
@@ -66,7 +66,7 @@ def qdq_session(
         from qdqspec.session import Session
 
         session = Session(settings, device_key=partial(device_key, pytestconfig))
-    note_session(pytestconfig, session)
+    state_of(pytestconfig).add_session(session)
     yield session
     session.close()
 
@@ -100,19 +100,15 @@ def _qdq_own(qdq_metrics: Mapping[str, Metric], qdq_data: Mapping[str, Loader]) 
 @pytest.fixture
 def _qdq_the_case(request: pytest.FixtureRequest, _qdq_own: Callable[[Case], Case]) -> Case:
     """The case a fixture is about: the one of the check, or the one that marker ``qdq`` names."""
-    return _qdq_own(_asked_case(request))
-
-
-def _asked_case(request: pytest.FixtureRequest) -> Case:
     if isinstance(request.node, CheckItem):
-        return request.node.case
+        return _qdq_own(request.node.case)
     marker = request.node.get_closest_marker("qdq")
     if marker is None or not marker.args:
         raise pytest.UsageError(
             f"{request.node.nodeid} uses a qdq fixture without a case; "
             'mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")'
         )
-    return _one_case(str(marker.args[0]), request.config)
+    return _qdq_own(_one_case(str(marker.args[0]), request.config))
 
 
 @pytest.fixture
@@ -136,15 +132,13 @@ def qdq_regions(qdq_session: Session, _qdq_the_case: Case) -> tuple[Region, ...]
 @pytest.fixture
 def qdq_tuned(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> SearchResult:
     """The result of the search for the case. Searches, unless a winner is cached."""
-    with _recorded(pytestconfig, qdq_session):
-        return qdq_session.search(_qdq_the_case)
+    return CaseView(case=_qdq_the_case, session=qdq_session, _pytest_config=pytestconfig).search
 
 
 @pytest.fixture
 def qdq_parity(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> ParityEvidence:
     """The outputs of the tuned model compared with the reference's."""
-    with _recorded(pytestconfig, qdq_session):
-        return _present(qdq_session.evidence(_qdq_the_case, frozenset({"parity"})).parity)
+    return CaseView(case=_qdq_the_case, session=qdq_session, _pytest_config=pytestconfig).parity
 
 
 @pytest.fixture
@@ -210,7 +204,9 @@ def qdq_report(pytestconfig: pytest.Config) -> Callable[[str], str | bytes]:
     def render(name: str = "markdown") -> str | bytes:
         from qdqspec.report.write import format_named
 
-        record = record_of(pytestconfig) or RunRecord(version="", started="", seconds=0.0, cases=())
+        record = state_of(pytestconfig).whole_record() or RunRecord(
+            version="", started="", seconds=0.0, cases=()
+        )
         return format_named(name).render(record)
 
     return render
@@ -272,7 +268,7 @@ class CaseView:
 
 def _recorded(config: pytest.Config, session: Session) -> AbstractContextManager[None]:
     """Show the session's progress in the block, and include its results in the table and in ``result.json``."""
-    note_session(config, session)
+    state_of(config).add_session(session)
     return shown(config, session)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,41 +10,37 @@ import pytest
 
 from qdqspec.errors import ConfigError
 from qdqspec.plugin.collect import CheckItem
-from qdqspec.plugin.distribute import TROUBLES, own_record
-from qdqspec.types import Case, DeviceKey, RunRecord
-
-_CaseName = tuple[str, str]  # of a spec and a case
-_CHECKS = pytest.StashKey[Counter[_CaseName]]()  # the selected checks of each case that did not run yet
-_FINISHED = pytest.StashKey[set[_CaseName]]()
+from qdqspec.plugin.state import CaseName, name_of, state_of
+from qdqspec.types import DeviceKey, RunRecord
 
 
 def count_checks(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """Count the selected checks of each case."""
-    config.stash[_CHECKS] = Counter(_name(item.case) for item in items if isinstance(item, CheckItem))
+    state_of(config).unfinished.update(name_of(item.case) for item in items if isinstance(item, CheckItem))
 
 
 def finish_check(item: pytest.Item) -> None:
     """Call `pytest_qdq_case_finished` if this was the last check of its case."""
     if isinstance(item, CheckItem):
-        name, left = _name(item.case), item.config.stash[_CHECKS]
+        name, left = name_of(item.case), state_of(item.config).unfinished
         left[name] -= 1
         if not left[name]:
             finish_cases(item.config, name)
 
 
-def finish_cases(config: pytest.Config, only: _CaseName | None = None) -> None:
+def finish_cases(config: pytest.Config, only: CaseName | None = None) -> None:
     """Call `pytest_qdq_case_finished` for a case, or for all with a record, unless it was called for it already."""
     hook = config.hook.pytest_qdq_case_finished
-    record = own_record(config) if hook.get_hookimpls() else None
-    finished = config.stash.setdefault(_FINISHED, set())
+    state = state_of(config)
+    record = state.own_record() if hook.get_hookimpls() else None
     for case in () if record is None else record.cases:
-        name = _name(case.evidence.case)
-        if name not in finished and only in (None, name):
-            finished.add(name)
+        name = name_of(case.evidence.case)
+        if name not in state.finished and only in (None, name):
+            state.finished.add(name)
             try:
                 _call(hook, config=config, record=case)
             except ConfigError as error:
-                config.stash.setdefault(TROUBLES, []).append(str(error))
+                state.troubles.append(str(error))
 
 
 def modified_record(config: pytest.Config, record: RunRecord) -> RunRecord:
@@ -56,7 +51,7 @@ def modified_record(config: pytest.Config, record: RunRecord) -> RunRecord:
         if found is not None and not isinstance(found, RunRecord):
             raise _wrong(hook, found, "a RunRecord (dataclasses.replace(record, ...)) or None")
     except ConfigError as error:
-        config.stash.setdefault(TROUBLES, []).append(str(error))
+        state_of(config).troubles.append(str(error))
         return record
     return found or record
 
@@ -70,10 +65,6 @@ def device_key(config: pytest.Config, device: DeviceKey) -> str:
     if not isinstance(found, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", found):
         raise _wrong(hook, found, "letters, digits, '.', '_' and '-': files are named after the key")
     return found
-
-
-def _name(case: Case) -> _CaseName:
-    return str(case.spec), case.name
 
 
 def _call(hook: Any, **arguments: object) -> Any:

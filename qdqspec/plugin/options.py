@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 
 import pytest
 
-from qdqspec.config import OPTIONS, Settings, add_options, flags_given, load_settings
+from qdqspec.config import OPTIONS, Settings, flags_given, load_settings
 from qdqspec.config.settings import BY_KEY, COMMAND_LINE
 from qdqspec.errors import ConfigError
 from qdqspec.plugin._compat import is_worker
@@ -15,17 +15,6 @@ from qdqspec.registry import did_you_mean
 
 _GUARDED = ("backend_option", *sorted(COMMAND_LINE))
 _SETTINGS = pytest.StashKey[Settings]()
-
-MARKERS = (
-    "qdq(case): judges a quantized model; on a plain test, the case that its qdq_* fixtures use",
-    "tune: may start a search for the best placement, which takes minutes",
-)
-
-
-def add_to(parser: pytest.Parser) -> None:
-    """Add the ``--qdq-*`` options."""
-    group = parser.getgroup("qdqspec", "quantized models (qdqspec)")
-    add_options(group.addoption, prefix="--qdq-")
 
 
 def refuse_unknown_options(words: Sequence[str]) -> None:
@@ -36,12 +25,6 @@ def refuse_unknown_options(words: Sequence[str]) -> None:
     if unknown:
         problems = "; ".join(f"unknown option '{name}'{did_you_mean(name, known)}" for name in unknown)
         raise pytest.UsageError(f"{problems}\n  all options: pytest --help, group qdqspec")
-
-
-def register_markers(config: pytest.Config) -> None:
-    """Register the markers for ``--strict-markers``."""
-    for marker in MARKERS:
-        config.addinivalue_line("markers", marker)
 
 
 def asked_for(config: pytest.Config) -> bool:

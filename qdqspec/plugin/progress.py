@@ -6,8 +6,8 @@ Both bypass pytest's capture. ``-q`` removes the bar and keeps the line, ``-qq``
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -41,47 +41,27 @@ def _display(config: pytest.Config) -> Display | None:
 
 
 def _choose(config: pytest.Config) -> Display | None:
-    verbosity = config.get_verbosity()
-    reporter = reporter_of(config)
+    verbosity, reporter, terminal = config.get_verbosity(), reporter_of(config), uncaptured(config)
     if verbosity < -1 or (reporter is None and not is_worker(config)):
         return None
-    if reporter is None:
-        return Heartbeat(_to_stderr(uncaptured(config)))
-    if verbosity < 0 or not can_draw(is_terminal=reporter.isatty()):
-        return Heartbeat(_to_reporter(reporter, uncaptured(config)))
-    return ProgressBar(terminal=_own_line(reporter, uncaptured(config)))
-
-
-_Terminal = Callable[[], AbstractContextManager[object]]
-
-
-def _to_stderr(terminal: _Terminal) -> Callable[[str], None]:
-    """Write to standard error: a worker of pytest-xdist has no terminal."""
 
     def write(line: str) -> None:
         with terminal():
-            sys.stderr.write(f"\n{line}\n")
-            sys.stderr.flush()
-
-    return write
-
-
-def _to_reporter(reporter: Any, terminal: _Terminal) -> Callable[[str], None]:
-    def write(line: str) -> None:
-        with terminal():
-            reporter.ensure_newline()
-            reporter.write_line(line, flush=True)
-
-    return write
-
-
-def _own_line(reporter: Any, terminal: _Terminal) -> _Terminal:
-    """End pytest's line of dots first, because the bar overwrites the current line."""
+            if reporter is None:  # a worker of pytest-xdist
+                sys.stderr.write(f"\n{line}\n")
+                sys.stderr.flush()
+            else:
+                reporter.ensure_newline()
+                reporter.write_line(line, flush=True)
 
     @contextmanager
-    def entered() -> Iterator[None]:
+    def own_line() -> Iterator[None]:
+        """End pytest's line of dots first, because the bar overwrites the current line."""
         with terminal():
-            reporter.ensure_newline()
+            if reporter is not None:
+                reporter.ensure_newline()
             yield
 
-    return entered
+    if reporter is None or verbosity < 0 or not can_draw(is_terminal=reporter.isatty()):
+        return Heartbeat(write)
+    return ProgressBar(terminal=own_line)

@@ -1,26 +1,46 @@
-"""Runs one item: skips it if nothing can be judged, else judges its check."""
+"""Runs one item: skips it if nothing can be judged, else judges its check; and the text of a failure.
+
+The first line of the text is a complete verdict, because pytest's summary and CI annotations show nothing else; the
+last lines are the command to reproduce it. What formats it is imported after a failure.
+"""
 
 from __future__ import annotations
 
 import operator
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from qdqspec.config import Settings
-from qdqspec.errors import ModelError, QdqspecError
-from qdqspec.plugin.distribute import note_session
+from qdqspec.errors import ModelError, QdqspecError, SpecError
+from qdqspec.plugin._compat import located_text
 from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.progress import shown
-from qdqspec.plugin.render import CheckFailed, VerdictWarning, failure_text, reproduction
-from qdqspec.types import Case, CheckResult, DataSource, Evidence, Loader, Metric
+from qdqspec.plugin.state import name_of, state_of
+from qdqspec.types import Case, CheckResult, CheckSpec, DataSource, Evidence, Loader, Metric, Verdict
 
 if TYPE_CHECKING:
     from qdqspec.plugin.collect import CheckItem
     from qdqspec.session import Session
+
+
+class CheckFailed(Exception):  # noqa: N818 - it is a verdict, not a malfunction
+    """A check failed. ``text`` is the whole text for the user, its first line the verdict."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(text.splitlines()[0])
+
+
+class VerdictWarning(pytest.PytestWarning):
+    """A check of ``severity: warn`` failed."""
+
+    __module__ = "qdqspec"
 
 
 def run_check(
@@ -35,7 +55,7 @@ def run_check(
     item: CheckItem = request.node
     qdq_backend = item.case.backend or qdq_backend
     settings = settings_of(item.config)
-    note_session(item.config, qdq_session)
+    state_of(item.config).add_session(qdq_session)
     _skip_unless(item.case, qdq_backend, qdq_session)
     inputs = replace(item.case.inputs, calibration=qdq_calibration)
     case = replace(item.case, inputs=inputs, metrics=qdq_metrics, loaders=qdq_data)
@@ -49,7 +69,8 @@ def run_check(
         raise
     with shown(item.config, qdq_session):
         result = qdq_session.judge(case, item.check)
-    evidence = _evidence(qdq_session, case)
+    found = (record.evidence for record in qdq_session.record().cases)
+    evidence = next((one for one in found if name_of(one.case) == name_of(case)), None)
     item.user_properties.extend(properties(result, evidence))
     _conclude(item, result, settings, evidence)
 
@@ -114,13 +135,6 @@ def _model_path(request: pytest.FixtureRequest, case: Case) -> Path:
     return path
 
 
-def _evidence(session: Session, case: Case) -> Evidence | None:
-    for record in session.record().cases:
-        if (record.evidence.case.spec, record.evidence.case.name) == (case.spec, case.name):
-            return record.evidence
-    return None
-
-
 def properties(result: CheckResult, evidence: Evidence | None) -> list[tuple[str, object]]:
     """Properties for junit and other reports, as plain values that pytest-xdist can carry."""
     found: list[tuple[str, object]] = [("qdq.verdict", result.verdict.outcome)]
@@ -150,22 +164,69 @@ def _conclude(item: CheckItem, result: CheckResult, settings: Settings, evidence
         cure = f"; run: {verdict.command}" if verdict.command else ""
         pytest.skip(f"inconclusive: {verdict.headline}{cure}")
     if result.severity == "warn":
-        _warn(item, verdict.headline)
+        try:
+            item.warn(VerdictWarning(verdict.headline))
+        except VerdictWarning:  # where warnings are errors, it is reported as a verdict too
+            text = f"{verdict.headline}\n\nA warning by the spec, an error by filterwarnings."
+            raise CheckFailed(text) from None
         return
-    scheme = evidence.search.winner.digest if evidence is not None and evidence.search is not None else None
-    _fail(item, result, reproduction(item, settings, scheme), evidence)
-
-
-def _warn(item: CheckItem, headline: str) -> None:
-    try:
-        item.warn(VerdictWarning(headline))
-    except VerdictWarning:  # where warnings are errors, it is reported as a verdict too
-        raise CheckFailed(f"{headline}\n\nA warning by the spec, an error by filterwarnings.") from None
-
-
-def _fail(item: CheckItem, result: CheckResult, command: str, evidence: Evidence | None) -> NoReturn:
-    verdict = result.verdict
     if verdict.outcome == "inconclusive":
         verdict = replace(verdict, headline=f"inconclusive: {verdict.headline}")
+    scheme = evidence.search.winner.digest if evidence is not None and evidence.search is not None else None
     folder = evidence.output if evidence is not None else None
+    command = reproduction(item, settings, scheme)
     raise CheckFailed(failure_text(verdict, item.case, item.check, command, folder))
+
+
+def failure_text(
+    verdict: Verdict, case: Case, check: CheckSpec, command: str, folder: Path | None = None
+) -> str:
+    """Headline, tables, advice, the place in the spec, and the command that reproduces it."""
+    from qdqspec.report.tables import section_text
+
+    parts = [verdict.headline, *(section_text(section) for section in verdict.sections)]
+    parts += [verdict.advice] if verdict.advice else []
+    parts += [spec_excerpt(case.spec, check.line)] if case.spec and case.spec.suffix != ".py" else []
+    parts += [f"Models and measurements: {folder}"] if folder is not None else []
+    parts.append(f"Reproduce with:\n  {command}")
+    return "\n\n".join(part.rstrip("\n") for part in parts)
+
+
+def spec_excerpt(path: Path, line: int) -> str:
+    """The lines of the spec that define a check, with a caret; only the position if the file is gone."""
+    from qdqspec.spec.problems import excerpt
+
+    return f"Asked for in {path.name}:{line}\n{excerpt(path, line, _column(path, line))}"
+
+
+def _column(path: Path, line: int) -> int | None:
+    """The column of the check: after the indent and the dash of the list."""
+    try:
+        text = path.read_text(encoding="utf-8").splitlines()[line - 1]
+    except (OSError, UnicodeDecodeError, IndexError):
+        return None
+    return len(text) - len(text.lstrip(" -")) + 1
+
+
+def reproduction(item: pytest.Item, settings: Settings, scheme: str | None) -> str:
+    """The command line that judges this check of this placement again."""
+    file = os.path.relpath(item.path, item.config.invocation_params.dir)
+    # By names, not by node id: pytest-xdist appends its group to the id.
+    names = [node.name for node in item.listchain() if item.path == node.path][1:]
+    words = ["pytest", "::".join((file, *names))]
+    words += [f"--qdq-scheme={scheme}"] if scheme else []
+    return shlex.join([*words, f"--qdq-seed={settings.seed}", *settings.device_words])
+
+
+def without_traceback(error: BaseException, path: Path, line: int, width: int | None) -> Any | None:
+    """The text for a verdict or an input error, within ``width``; ``None`` for a bug, which keeps its traceback."""
+    if not isinstance(error, CheckFailed | QdqspecError):
+        return None
+    text = error.text if isinstance(error, CheckFailed) else str(error)
+    if width is not None:
+        from qdqspec.report.terminal import fitted
+
+        text = fitted(text, width)
+    # The place of a check is before it; that in a spec is more exact.
+    headline = str(error) if isinstance(error, CheckFailed | SpecError) else error.what
+    return located_text(text, path, line, headline.splitlines()[0])

@@ -9,7 +9,8 @@ import pytest
 
 from qdqspec.cases import load_cases
 from qdqspec.config import Settings
-from qdqspec.plugin.distribute import chooses_runtimes, merge_records, unit_of
+from qdqspec.plugin.distribute import chooses_runtimes, unit_of
+from qdqspec.plugin.state import merge_records
 from qdqspec.types import CheckSpec
 
 pytest.importorskip("xdist", reason="pytest-xdist is not installed")
