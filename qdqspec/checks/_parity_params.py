@@ -10,7 +10,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from qdqspec.checks.base import CheckParams, Fraction, NotNegative, Number, Whole, require_a_limit
+from qdqspec.checks.base import CheckParams, NotNegative, Whole, require_a_limit
+from qdqspec.spec.fields import Fraction, Number
 from qdqspec.types import TensorParity, TopK
 from qdqspec.units import db_text, plain, share_text, texts_apart
 
@@ -68,7 +69,7 @@ class ParityLimits(BaseModel):
     max_steps: NotNegative | None = Field(
         None, description="Largest difference in steps of an 8-bit grid over the reference's range."
     )
-    min_agreement: Annotated[Fraction, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
+    min_agreement: Annotated[Fraction, Field(ge=0, le=1)] | None = Field(
         None,
         description="Smallest share of the reference's `top_k` best classes that are among the tuned model's: 99%.",
     )

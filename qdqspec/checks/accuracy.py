@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from qdqspec.checks.base import CheckParams, Fraction, require_a_limit
+from qdqspec.checks.base import CheckParams, require_a_limit
 from qdqspec.checks.verdicts import LimitResult, unmeasured, verdict_of_limits
+from qdqspec.spec.fields import MetricLimits
 from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
 from qdqspec.types.requests import Request, ScoreRequest
-from qdqspec.units import metric_text, percent_text, plain, refuse_more_than_all, share_text, texts_apart
+from qdqspec.units import metric_text, percent_text, plain, share_text, texts_apart
 
 
-class AccuracyParams(CheckParams):
+class AccuracyParams(CheckParams, MetricLimits):
     """A task metric on labelled data, where higher is better."""
 
     kind: Literal["accuracy"]
-    metric: str = Field(
-        "top1",
-        min_length=1,
-        description="top1, top5, any top<k>, miou, or the name of a metric of fixture qdq_metrics.",
-    )
-    min: Annotated[Fraction, Field(allow_inf_nan=False)] | None = Field(
-        None, description="Smallest value of the tuned model: 0.97 or 97%."
-    )
-    max_drop: Annotated[Fraction, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        None, description="Largest loss against the reference, in the metric's own unit: 0.01 or 1%."
-    )
-    output: str | None = Field(None, description="The output that is scored (default: the first).")
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
         require_a_limit(self, "min", "max_drop")
-        refuse_more_than_all(self.metric, min=self.min, max_drop=self.max_drop)
         return self
 
     @property

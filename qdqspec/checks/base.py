@@ -9,9 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qdqspec.config.hooks import owner_of
 from qdqspec.registry import resolve
+from qdqspec.spec.fields import Number
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Severity, Verdict
 from qdqspec.types.requests import BaselineRequest, Request, ScoreRequest
-from qdqspec.units import fraction
 
 AnyRequest = TypeVar("AnyRequest")
 
@@ -58,7 +58,6 @@ def _bytes(value: object) -> object:
     return value
 
 
-Fraction = Annotated[float, Field(strict=True), BeforeValidator(fraction, json_schema_input_type=float | str)]
 ByteSize = Annotated[int, Field(strict=True), BeforeValidator(_bytes, json_schema_input_type=int | str)]
 
 
@@ -78,8 +77,6 @@ def longest_match(names: Iterable[str], target: str) -> str | None:
 
 
 # As everywhere in a spec, text is not a number and `true` is not 1.
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Whole = Annotated[int, Field(strict=True)]
 Switch = Annotated[bool, Field(strict=True)]

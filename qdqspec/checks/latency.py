@@ -11,11 +11,13 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from qdqspec.checks.base import CheckParams, Number, Positive, Whole, longest_match
+from qdqspec.checks.base import CheckParams, Whole, longest_match
 from qdqspec.checks.verdicts import faster_advice, unmeasured, untimed, verdict
 from qdqspec.registry import did_you_mean, names
+from qdqspec.spec.fields import Number, Positive
 from qdqspec.types import (
     Clock,
+    ClockChoice,
     Evidence,
     EvidenceKind,
     LatencyEvidence,
@@ -93,7 +95,7 @@ class LatencyParams(CheckParams):
         description="The shape profile that is compared, counted from 0 in the order of inputs.shapes (default: the "
         "weighted geometric mean of all).",
     )
-    clock: Literal["auto", "cpu", "wall"] = Field(
+    clock: ClockChoice = Field(
         "auto", description="Thread CPU time or wall time; auto takes the clock that the search used."
     )
 

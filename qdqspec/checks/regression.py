@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from qdqspec.baseline.compare import conditions_effect, is_stale, judge_change
-from qdqspec.checks.base import CheckParams, Fraction
+from qdqspec.checks.base import CheckParams
 from qdqspec.checks.verdicts import WIDTH, untimed, verdict
+from qdqspec.spec.fields import Fraction
 from qdqspec.types import (
     Evidence,
     EvidenceKind,
@@ -33,7 +34,7 @@ class RegressionParams(CheckParams):
     """The largest slowdown of a model against its baseline."""
 
     kind: Literal["regression"]
-    max: Annotated[Fraction, Field(gt=0, allow_inf_nan=False)] = Field(
+    max: Annotated[Fraction, Field(gt=0)] = Field(
         0.05,
         description="Largest growth of the ratio tuned / reference over the baseline's: 5% or 0.05.",
     )

@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from qdqspec.checks.base import ByteSize, CheckParams, Positive, require_a_limit
+from qdqspec.checks.base import ByteSize, CheckParams, require_a_limit
 from qdqspec.checks.verdicts import LimitResult, is_unchanged, unmeasured, verdict_of_limits
+from qdqspec.spec.fields import Positive
 from qdqspec.types import Evidence, EvidenceKind, Verdict
 from qdqspec.units import ratio_text, size_text
 

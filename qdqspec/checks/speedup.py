@@ -6,9 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from qdqspec.checks.base import CheckParams, Positive
+from qdqspec.checks.base import CheckParams
 from qdqspec.checks.latency import measured_section
 from qdqspec.checks.verdicts import faster_advice, is_unchanged, untimed, verdict
+from qdqspec.spec.fields import Positive
 from qdqspec.types import Evidence, EvidenceKind, Interval, LatencyEvidence, Outcome, Section, Verdict
 from qdqspec.units import interval_text, ratio_text
 

@@ -25,8 +25,7 @@ from qdqspec.quantize.calibrate import calibrate_with
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import RehearsalRefusedError
-from qdqspec.spec.fields import Method
-from qdqspec.types import Placement
+from qdqspec.types import Method, Placement
 
 if TYPE_CHECKING:
     from qdqspec.preparation.prepare import Prepared

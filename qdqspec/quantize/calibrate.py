@@ -32,7 +32,7 @@ from qdqspec.graph.wire import Parts
 from qdqspec.plain_json import parse_json
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS, as_real
-from qdqspec.spec.fields import Method
+from qdqspec.types import Method
 from qdqspec.units import count_text, list_text
 
 BINS = 2048

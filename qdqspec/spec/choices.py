@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Self, TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,14 +18,12 @@ from qdqspec.spec.fields import (
     Activations,
     Count,
     Formats,
-    Granularity,
     Listed,
-    Method,
-    Preset,
     SpecSection,
     slug,
 )
 from qdqspec.spec.kinds import BackendName, StrategyName
+from qdqspec.types import Granularity, Method, Preset
 
 _T = TypeVar("_T")
 
@@ -59,13 +57,9 @@ class ChoiceSection(SpecSection):
 
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
-        if not self.choice():
+        if not chosen(self):
             raise PydanticCustomError("axis", "no axis is named here", {"known": AXES})
         return self
-
-    def choice(self) -> Choice:
-        """The values given, in the order of the axes."""
-        return {axis: getattr(self, axis) for axis in AXES if getattr(self, axis) is not None}
 
 
 class MatrixSection(SpecSection):
@@ -103,14 +97,18 @@ class MatrixSection(SpecSection):
 
     def cases(self) -> dict[str, Choice]:
         """The values that each case chooses, by case id."""
-        axes = {axis: getattr(self, axis) for axis in AXES if getattr(self, axis) is not None}
         return named_combinations(
-            combinations(axes, [e.choice() for e in self.exclude], [i.choice() for i in self.include])
+            combinations(chosen(self), [*map(chosen, self.exclude)], [*map(chosen, self.include)])
         )
 
 
 Value: TypeAlias = str | int
 Choice: TypeAlias = dict[str, Value]
+
+
+def chosen(section: ChoiceSection | MatrixSection) -> dict[str, Any]:
+    """The values given, in the order of the axes: one for each axis, or several in a matrix."""
+    return {axis: getattr(section, axis) for axis in AXES if getattr(section, axis) is not None}
 
 
 class MatrixError(ValueError):
@@ -132,11 +130,17 @@ def combinations(
     """
     if math.prod(len(values) for values in axes.values()) > MAX_COMBINATIONS:
         raise MatrixError(f"the matrix has more than {MAX_COMBINATIONS:,} combinations before exclude")
-    originals = list(itertools.islice(_product(axes, exclude), MAX_CASES + 1))
+    every = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()) if axes)
+    kept = (choice for choice in every if not any(entry.items() <= choice.items() for entry in exclude))
+    originals = list(itertools.islice(kept, MAX_CASES + 1))
     extended = [dict(choice) for choice in originals]
     added: list[Choice] = []
     for entry in include:
-        fits = [n for n, choice in enumerate(originals) if _agrees(choice, entry)]
+        fits = [
+            n
+            for n, choice in enumerate(originals)
+            if all(choice.get(axis, value) == value for axis, value in entry.items())
+        ]
         for n in fits:
             extended[n].update(entry)
         if not fits:
@@ -164,16 +168,3 @@ def case_id(choice: Mapping[str, Value]) -> str:
     return "-".join(
         f"{axis[0]}{value}" if isinstance(value, int) else slug(value) for axis, value in choice.items()
     )
-
-
-def _product(axes: Mapping[str, Sequence[Value]], exclude: Sequence[Mapping[str, Value]]) -> Iterator[Choice]:
-    if not axes:
-        return
-    for values in itertools.product(*axes.values()):
-        choice = dict(zip(axes, values, strict=True))
-        if not any(entry.items() <= choice.items() for entry in exclude):
-            yield choice
-
-
-def _agrees(choice: Mapping[str, Value], entry: Mapping[str, Value]) -> bool:
-    return all(choice.get(axis, value) == value for axis, value in entry.items())

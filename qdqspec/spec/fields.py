@@ -1,14 +1,15 @@
 """Words and types that all sections of a spec share: number formats, axes, the grammar of ids, paths and numbers.
 
-Numbers are strict: text is not a number, ``true`` is not ``1``. Number formats are repeated here, because the package
-that computes with them imports numpy, which collection must not. A test compares both lists.
+Numbers are strict: text is not a number, ``true`` is not ``1``. Parameters of checks use them too.
+Number formats are repeated here, because the package that computes with them imports numpy, which collection must not.
+A test compares both lists.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Literal, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -19,10 +20,11 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from qdqspec.units import fraction
+from qdqspec.units import fraction, refuse_more_than_all
 
 # Formats of Q/DQ pairs. A format is added to `quantize.formats` and to this line.
 Format: TypeAlias = Literal[
@@ -30,12 +32,8 @@ Format: TypeAlias = Literal[
     "int4", "uint4", "nvfp4", "mxfp8",
 ]  # fmt: skip
 Activations: TypeAlias = Literal["auto", "int8", "uint8", "int16", "uint16", "fp8"]
-Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]
 Correction: TypeAlias = Literal["equalization", "ranges", "margins", "bits", "bias", "rounding"]
 LabelKind: TypeAlias = Literal["in+out", "in-only", "dynamic"]
-Granularity: TypeAlias = Literal["per-channel", "per-tensor"]
-RealType: TypeAlias = Literal["float32", "float16", "bfloat16"]
-Preset: TypeAlias = Literal["quick", "default", "extensive"]
 
 # The order of an id's parts, independent of the order in the file: a reordered matrix keeps its baselines.
 AXES = ("quant", "batch", "calibration", "weights", "activations", "strategy", "preset", "backend")
@@ -80,18 +78,34 @@ def _explained(text: str) -> str:
 Words: TypeAlias = Annotated[str, AfterValidator(_not_empty), Field(json_schema_extra={"minLength": 1})]
 Reason: TypeAlias = Annotated[Words, AfterValidator(_explained)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
-Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction: TypeAlias = Annotated[
-    float,
-    BeforeValidator(fraction, json_schema_input_type=float | str),
-    Field(allow_inf_nan=False),
-]
+Number: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive: TypeAlias = Annotated[Number, Field(gt=0)]
+Fraction: TypeAlias = Annotated[Number, BeforeValidator(fraction, json_schema_input_type=float | str)]
 
 
 class SpecSection(BaseModel):
     """A mapping of the spec. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class MetricLimits(BaseModel):
+    """Limits of a task metric, in the search and in the check ``accuracy``."""
+
+    metric: Words = Field(
+        default="top1",
+        description="top1, top5, any top<k>, miou, or the name of a metric of fixture qdq_metrics.",
+    )
+    min: Fraction | None = Field(default=None, description="Smallest value of the tuned model: 0.97 or 97%.")
+    max_drop: Annotated[Fraction, Field(ge=0)] | None = Field(
+        default=None, description="Largest loss against the reference, in the metric's own unit: 0.01 or 1%."
+    )
+    output: Words | None = Field(default=None, description="The output that is scored (default: the first).")
+
+    @model_validator(mode="after")
+    def _of_a_share(self) -> Self:
+        refuse_more_than_all(self.metric, min=self.min, max_drop=self.max_drop)
+        return self
 
 
 _WORD = "|".join(get_args(Format))

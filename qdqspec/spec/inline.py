@@ -23,7 +23,18 @@ from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.locate import Loc
 from qdqspec.spec.place import SpecPath
 from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection
-from qdqspec.types import Case, DataSource, Metric
+from qdqspec.types import (
+    Case,
+    ClockChoice,
+    DataSource,
+    Granularity,
+    Method,
+    Metric,
+    Objective,
+    Preset,
+    RealType,
+    StartScales,
+)
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -47,12 +58,12 @@ class Asked(TypedDict, total=False):
 
     name: str
     quant: str
-    calibrate: Literal["max", "percentile", "entropy", "mse", "mean"]
-    weights: Literal["per-channel", "per-tensor"]
+    calibrate: Method
+    weights: Granularity
     activations: str
     outputs: bool | Literal["auto"]
     corrections: Literal["auto", "none"] | Sequence[str]
-    dq_dtype: Literal["float32", "float16", "bfloat16"]
+    dq_dtype: RealType
     calibration: GivenData
     scales: PathLike
     evaluation: GivenData
@@ -67,23 +78,23 @@ class Asked(TypedDict, total=False):
     regions: Literal["structure", "names", "fusion"] | Sequence[Sequence[str]]
     graph: PathLike
     max_nodes: int
-    preset: Literal["quick", "default", "extensive"]
+    preset: Preset
     trials: int
     trials_per_region: int
     region_models: bool
     validate_groups: bool
     minutes: float
-    objective: Literal["latency", "pareto"]
+    objective: Objective
     min_sqnr_db: float | Literal["none"]
     accuracy: Mapping[str, str | float]
     metric: str
     min: float | str
     max_drop: float | str
     min_gain: float | str
-    clock: Literal["auto", "cpu", "wall"]
+    clock: ClockChoice
     float16: bool
     start_from: Sequence[PathLike]
-    start_scales: Literal["keep", "recalibrate"]
+    start_scales: StartScales
     metrics: Mapping[str, Metric]
 
 
@@ -156,7 +167,9 @@ def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str],
     found = _case_of(_validated(own, asked, written))
     fields: dict[str, dict[str, Any]] = {}
     for word in asked:
-        section, field = _field(_PLACES[word])
+        place = _PLACES[word]
+        section, field = place[0], place[1] if place[0] == "tune" else place[-1]
+        field = {"shapes": "profiles", "allow_file": "include"}.get(field, field)
         fields.setdefault(section, {})[field] = getattr(getattr(found, section), field)
     if "values" in asked:
         fields["inputs"]["values"] = {**case.inputs.values, **found.inputs.values}
@@ -172,13 +185,6 @@ def data_source(given: object, word: str) -> DataSource:
         raise error_without_file(error, InputsSection, {"evaluation": given}, name=lambda _: word) from None
     assert source is not None
     return source
-
-
-def _field(place: tuple[str, ...]) -> tuple[str, str]:
-    """The record of a case, and its field, for a location in a spec."""
-    section = place[0]
-    field = place[1] if section == "tune" else place[-1]
-    return section, {"shapes": "profiles", "allow_file": "include"}.get(field, field)
 
 
 def _validated(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[[str], str]) -> BareSpec:

@@ -132,20 +132,18 @@ class InputsSection(SpecSection):
 
     def rules(self) -> Inputs:
         """The section as a frozen record; no shapes is one profile without shapes."""
-        profiles = tuple(_profile_record(profile) for profile in self.shapes)
+        profiles = []
+        for profile in self.shapes:
+            weights = [shape.weight for shape in profile.values() if shape.weight is not None]
+            shapes = {name: shape.record() for name, shape in profile.items()}
+            profiles.append(ShapeProfile(shapes=shapes, weight=weights[0] if weights else 1.0))
         return Inputs(
-            profiles=profiles or (ShapeProfile(),),
+            profiles=tuple(profiles) or (ShapeProfile(),),
             values=self.values,
             calibration=None if self.calibration is None else self.calibration.source(),
             scales=self.scales,
             evaluation=None if self.evaluation is None else self.evaluation.source(),
         )
-
-
-def _profile_record(profile: dict[str, ShapeSection]) -> ShapeProfile:
-    weights = [shape.weight for shape in profile.values() if shape.weight is not None]
-    shapes = {name: shape.record() for name, shape in profile.items()}
-    return ShapeProfile(shapes=shapes, weight=weights[0] if weights else 1.0)
 
 
 Size: TypeAlias = Annotated[

@@ -1,26 +1,18 @@
-"""Reads a spec file; reports all its problems at once.
-
-libyaml's parser is some forty times as fast as ruamel.yaml's, but its error messages are not suitable; it
-reads YAML 1.1, which differs in details that a spec does not need. So it is used first, and its result is
-accepted only if the file is valid and has none of these details. All other files are read again by the parser
-that reports problems.
-"""
+"""Reads a spec file; reports all its problems at once."""
 
 from __future__ import annotations
 
 import os
-import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from qdqspec.errors import SpecError
 from qdqspec.registry import did_you_mean
 from qdqspec.spec.explain import findings
-from qdqspec.spec.locate import MAX_BYTES, Document, Reader, read_yaml
+from qdqspec.spec.locate import MAX_BYTES, Document, read_quickly, read_yaml
 from qdqspec.spec.models import Spec
 from qdqspec.spec.place import Place, place_of
 from qdqspec.spec.problems import Problem, source_lines, spec_error
@@ -34,7 +26,8 @@ def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Pat
     Models and data need not exist yet; ``allow_file`` and ``deny_file`` must.
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
-    name = _shown_name(path, root or Path.cwd())
+    within = Path(os.path.abspath(root or Path.cwd()))  # noqa: PTH100 - as the path itself
+    name = path.relative_to(within).as_posix() if path.is_relative_to(within) else str(path)
     text, place = _text(path, name), place_of(path, root, allow_paths)
     document, spec, problems = read_quickly(text), None, list[Problem]()
     if document is not None:
@@ -64,12 +57,6 @@ def _validated(document: Document, place: Place, problems: list[Problem]) -> Spe
     return None
 
 
-def _shown_name(path: Path, root: Path) -> str:
-    """The path relative to the root if it is below it, with forward slashes."""
-    absolute = Path(os.path.abspath(root))  # noqa: PTH100 - as the path itself
-    return path.relative_to(absolute).as_posix() if path.is_relative_to(absolute) else str(path)
-
-
 def _text(path: Path, name: str) -> str:
     """The file as text. Raises if it is not a readable, small UTF-8 file."""
     try:
@@ -91,34 +78,3 @@ def _text(path: Path, name: str) -> str:
         problem = Problem(line=len(before), column=len(before[-1]) + 1, message="the file is not UTF-8 text")
         lines = source_lines(data.decode("utf-8", errors="replace"))
         raise spec_error([problem], lines, name) from None
-
-
-# Where the two parsers differ, found with two hundred thousand random texts, or may differ: tabs, line breaks
-# that YAML 1.2 does not have, non-printable characters, directives and document markers, comments in the head
-# of a block scalar, and anchors that end in anything but a space.
-_CORNERS = re.compile(
-    r"[\t\x00-\x08\x0b-\x1f\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]"
-    r"|^(?:%|---|\.\.\.)|[|>][-+\d]*#|&[\w-]*[^\w\s-]",
-    re.MULTILINE,
-)
-
-
-def read_quickly(text: str) -> Document | None:
-    """The document that `read_yaml` would return; ``None`` if it would report a problem, or if that is unknown."""
-    if _CORNERS.search(text.replace("\r\n", "\n")):
-        return None
-    try:
-        # The parser's own classes: if a test imports PyYAML twice, those of `yaml` are different objects.
-        from yaml import _yaml
-    except ImportError:  # PyYAML without libyaml
-        return None
-    try:
-        found = Reader(text, _events(_yaml.CParser(text)), _yaml).read()
-    except (_yaml.YAMLError, ValueError, ArithmeticError, LookupError):
-        return None
-    return None if found.problems else found
-
-
-def _events(parser: Any) -> Iterator[Any]:
-    while parser.check_event():
-        yield parser.get_event()

@@ -131,9 +131,6 @@ class Spec(SpecSection):
         return self
 
 
-_HINT = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels'"
-
-
 def require_evaluation(inputs: InputsSection, tune: TuneSection, checks: Sequence[CheckEntry]) -> None:
     """Raise pydantic's ``ValidationError`` at each place that needs evaluation data, if there is none."""
     if inputs.evaluation is not None:
@@ -143,13 +140,15 @@ def require_evaluation(inputs: InputsSection, tune: TuneSection, checks: Sequenc
     }
     if tune.accuracy is not None:
         asking["tune", "accuracy"] = "'tune.accuracy'"
+    text = "{what} needs inputs.evaluation, which is not given"
+    hint = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels'"
     if asking:
-        raise refused({loc: _missing(what) for loc, what in asking.items()})
-
-
-def _missing(what: str) -> PydanticCustomError:
-    context = {"what": what, "hint": _HINT}
-    return PydanticCustomError("evaluation", "{what} needs inputs.evaluation, which is not given", context)
+        raise refused(
+            {
+                loc: PydanticCustomError("evaluation", text, {"what": what, "hint": hint})
+                for loc, what in asking.items()
+            }
+        )
 
 
 # The record and field that each axis replaces.

@@ -38,11 +38,12 @@ class Place:
         if not text.strip() or not text.isprintable():
             raise PydanticCustomError("path", "{shown} is not a path", {"shown": repr(text)})
         path = Path(os.path.abspath(self.base / text))  # noqa: PTH100 - resolve() would follow links
-        if _is_too_long(path):
-            shown = f"{text[:_SHOWN]}..."
-            raise PydanticCustomError(
-                "path", "path '{shown}' is too long for a file's name", {"shown": shown}
-            )
+        try:
+            os.lstat(path)
+        except OSError as error:  # other problems are reported when the file is read
+            if error.errno == errno.ENAMETOOLONG:
+                words = "path '{shown}' is too long for a file's name"
+                raise PydanticCustomError("path", words, {"shown": f"{text[:_SHOWN]}..."}) from None
         far = self.far(path)
         if far is not None:
             shown = text if far == path else f"{text.rstrip('/')}/{far.name}"
@@ -83,15 +84,6 @@ class Place:
         return any(real.is_relative_to(root) for root in self.roots)
 
 
-def _is_too_long(path: Path) -> bool:
-    """Whether names are too long for the file system; other problems are reported when the file is read."""
-    try:
-        os.lstat(path)
-    except OSError as error:
-        return error.errno == errno.ENAMETOOLONG
-    return False
-
-
 LEADS_OUT = "path '{text}' leads out of the root directory"
 CURE = "move it below, or allow its folder with --qdq-allow-path"
 
@@ -108,15 +100,11 @@ def _place(info: ValidationInfo) -> Place:
 
 
 def _absolute(value: object, info: ValidationInfo) -> object:
-    if not isinstance(value, str | os.PathLike):
-        return value
-    return _place(info).path(os.fspath(value))
+    return _place(info).path(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
 
 
 def _absolute_data(value: object, info: ValidationInfo) -> object:
-    if not isinstance(value, str | os.PathLike):
-        return value
-    return _place(info).data_path(os.fspath(value))
+    return _place(info).data_path(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
 
 
 def _listed_names(value: object, info: ValidationInfo) -> tuple[str, ...]:

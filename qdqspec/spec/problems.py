@@ -65,13 +65,16 @@ def numbered(
     line = min(max(line, 1), len(lines))
     shown = range(max(line - before, 1), min(line + after, len(lines)) + 1)
     gutter = len(str(shown[-1])) + 3
-    start = _window(lines[line - 1], column or 1)
+    long, start = len(lines[line - 1]), 0
+    if long > _MAX_WIDTH:  # cut so that the column is visible
+        start = max(0, min((column or 1) - _MAX_WIDTH // 2, long - _MAX_WIDTH))
     rows = []
     for number in shown:
         rows.append(f"{number:>{gutter}} | {_visible(lines[number - 1], start)}".rstrip())
         if number == line and column is not None:
             indent = " " * (column - 1 - start)
-            carets = "^" * _caret_width(lines[line - 1], column, width, start)
+            room = min(len(lines[line - 1].rstrip()), start + _MAX_WIDTH) - column + 1
+            carets = "^" * max(1, min(width, room))
             rows.append(f"{'':>{gutter}} | {indent}{carets} {hint}".rstrip())
     return rows
 
@@ -93,17 +96,7 @@ def spec_error(problems: Sequence[Problem], lines: Sequence[str], name: str) -> 
     return error
 
 
-def _window(line: str, column: int) -> int:
-    """The start of the visible part of a long line, so that it contains the column."""
-    return 0 if len(line) <= _MAX_WIDTH else max(0, min(column - _MAX_WIDTH // 2, len(line) - _MAX_WIDTH))
-
-
 def _visible(line: str, start: int) -> str:
     """The line with one column per character, so that the caret is at the right position."""
     cut = line[start : start + _MAX_WIDTH]
     return "".join(ch if ch.isprintable() else " " if ch == "\t" else "?" for ch in cut)
-
-
-def _caret_width(line: str, column: int, width: int, start: int) -> int:
-    room = min(len(line.rstrip()), start + _MAX_WIDTH) - column + 1
-    return max(1, min(width, room))

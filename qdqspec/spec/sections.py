@@ -20,21 +20,32 @@ from qdqspec.spec.fields import (
     Count,
     Formats,
     Fraction,
-    Granularity,
     LabelKind,
     Listed,
-    Method,
+    MetricLimits,
     Positive,
-    Preset,
-    RealType,
     Reason,
     SpecSection,
     Words,
 )
 from qdqspec.spec.kinds import BackendName, StrategyName, Target
 from qdqspec.spec.place import NamesFile, SpecPath
-from qdqspec.types import AccuracyRules, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
-from qdqspec.units import refuse_more_than_all
+from qdqspec.types import (
+    AccuracyRules,
+    ClockChoice,
+    Granularity,
+    Method,
+    Objective,
+    PatternRules,
+    Preset,
+    QuantizeRules,
+    RealType,
+    RegionRules,
+    RegionSource,
+    SkipRules,
+    StartScales,
+    TuneRules,
+)
 
 # ---- what may be quantized, and how -------------------------------------------------------------
 
@@ -76,7 +87,7 @@ class PatternsSection(SpecSection):
 class RegionsSection(SpecSection):
     """The division of the model into regions."""
 
-    by: Literal["structure", "names", "fusion", "manual"] = Field(
+    by: RegionSource = Field(
         default="structure",
         description="Regions by graph structure, scope names of the exporter, fusions of the backend, or a list.",
     )
@@ -159,7 +170,7 @@ class QuantizeSection(SpecSection):
         "the model; auto: all that reduce it on held-out calibration data.",
     )
 
-    scales: Literal["keep", "recalibrate"] = Field(
+    scales: StartScales = Field(
         default="keep",
         description="Whether the scales of Q/DQ models in tune.start_from, for example from training, are kept.",
     )
@@ -211,20 +222,8 @@ SqnrLimit: TypeAlias = Annotated[
 ]
 
 
-class AccuracySection(SpecSection):
-    """The constraint on a task metric in the search; the keys are those of the check ``accuracy``."""
-
-    metric: Words = Field(
-        default="top1",
-        description="top1, top5, any top<k>, miou, or the name of a metric of fixture qdq_metrics.",
-    )
-    min: Fraction | None = Field(
-        default=None, description="Smallest value of the selected model: 0.97 or 97%."
-    )
-    max_drop: Annotated[Fraction, Field(ge=0)] | None = Field(
-        default=None, description="Largest loss against the reference, in the metric's own unit: 0.01 or 1%."
-    )
-    output: Words | None = Field(default=None, description="The output that is scored (default: the first).")
+class AccuracySection(SpecSection, MetricLimits):
+    """The constraint on a task metric in the search."""
 
     @model_validator(mode="after")
     def _is_not_empty(self) -> Self:
@@ -232,7 +231,6 @@ class AccuracySection(SpecSection):
             raise PydanticCustomError(
                 "accuracy", "no limit of the metric is given: add min, max_drop or both"
             )
-        refuse_more_than_all(self.metric, min=self.min, max_drop=self.max_drop)
         return self
 
     def rules(self) -> AccuracyRules:
@@ -293,7 +291,7 @@ class TuneSection(SpecSection):
         "after 15 % of it) and the builds that confirm the result, up to half of it. A close result may "
         "take twice the time. Calibration, the reference's metric and waiting for other runs do not count.",
     )
-    objective: Literal["latency", "pareto"] = Field(
+    objective: Objective = Field(
         default="latency", description="The fastest placement, or also the front of latency and accuracy."
     )
     min_sqnr_db: SqnrLimit | None = Field(
@@ -307,7 +305,7 @@ class TuneSection(SpecSection):
         default=0.02,
         description="Share of the reference's time that the selected model is proved to save: 0.02 or 2%.",
     )
-    clock: Literal["auto", "cpu", "wall"] = Field(
+    clock: ClockChoice = Field(
         default="auto",
         description="The clock of comparisons; auto: thread CPU time with one thread, else wall time.",
     )

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
-from qdqspec.types.words import Kind, Severity
+from qdqspec.types.words import (
+    ClockChoice,
+    Granularity,
+    Kind,
+    Method,
+    Objective,
+    Preset,
+    RealType,
+    RegionSource,
+    Severity,
+    StartScales,
+)
 
 # A task metric of the caller: outputs by name, then labels, all samples at once; returns a number, higher is
 # better. An output whose first axis does not count samples is an array of arrays, one for each feed.
@@ -125,7 +136,7 @@ class RegionRules:
     ``graph`` is layer information of an engine, the source of the kernels for ``fusion``.
     """
 
-    by: Literal["structure", "names", "fusion", "manual"] = "structure"
+    by: RegionSource = "structure"
     max_nodes: int = 10
     manual: tuple[tuple[str, ...], ...] = ()
     graph: Path | None = None
@@ -150,14 +161,14 @@ class QuantizeRules:
     """
 
     format: str = "int8"
-    calibration: Literal["max", "percentile", "entropy", "mse", "mean"] = "max"
-    weights: Literal["per-channel", "per-tensor"] = "per-channel"
+    calibration: Method = "max"
+    weights: Granularity = "per-channel"
     activations: str = "auto"
     outputs: bool | Literal["auto"] = "auto"
     corrections: Literal["auto", "none"] | tuple[str, ...] = "auto"
     labels: tuple[Kind, ...] = ()
-    scales: Literal["keep", "recalibrate"] = "keep"
-    dq_dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    scales: StartScales = "keep"
+    dq_dtype: RealType | None = None
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -225,17 +236,17 @@ class TuneRules:
     """
 
     strategy: str = "attribution"
-    preset: Literal["quick", "default", "extensive"] = "default"
+    preset: Preset = "default"
     trials: int | None = None
     trials_per_region: int | None = None  # of strategy `region`
     region_models: bool = False  # of strategy `region`: the best model of each region is written
     validate_groups: bool = True  # by strategy `subgraph`, each step on the whole model
     minutes: float | None = None
-    objective: Literal["latency", "pareto"] = "latency"
+    objective: Objective = "latency"
     min_sqnr_db: float | Literal["none"] | None = None
     accuracy: AccuracyRules | None = None
     min_gain: float = 0.02
-    clock: Literal["auto", "cpu", "wall"] = "auto"
+    clock: ClockChoice = "auto"
     # whether the model in float16 is timed as well; by default the backend decides
     float16: bool | None = None
     start_from: tuple[Path, ...] = ()

@@ -6,7 +6,15 @@ from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["fp", "in+out", "in-only", "dynamic", "weight-only", "activation-only"]
 Label: TypeAlias = str  # a kind, prefixed with the format if it is not the case's first: "int4:in-only"
+Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]  # of calibration
+Granularity: TypeAlias = Literal["per-channel", "per-tensor"]  # of the scales of weights
+RealType: TypeAlias = Literal["float32", "float16", "bfloat16"]
+StartScales: TypeAlias = Literal["keep", "recalibrate"]  # of quantized models that a search starts from
+RegionSource: TypeAlias = Literal["structure", "names", "fusion", "manual"]
+Preset: TypeAlias = Literal["quick", "default", "extensive"]
+Objective: TypeAlias = Literal["latency", "pareto"]
 Clock: TypeAlias = Literal["cpu", "wall"]
+ClockChoice: TypeAlias = Literal["auto", "cpu", "wall"]
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
 Status: TypeAlias = Literal["tuned", "unchanged", "skipped", "not run"]  # of a case
 Severity: TypeAlias = Literal["error", "warn"]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from qdqspec import load_spec
 from qdqspec.errors import SpecError
-from qdqspec.spec.load import read_quickly
-from qdqspec.spec.locate import read_yaml
+from qdqspec.spec.locate import read_quickly, read_yaml
 from qdqspec.spec.models import Spec
 
 VALID = """\
