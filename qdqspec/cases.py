@@ -29,7 +29,7 @@ def find_specs(paths: Iterable[Path]) -> tuple[Path, ...]:
             found.append(path)
             continue
         below = sorted(file for file in path.rglob("*") if is_spec(file) and file.is_file())
-        found += [file for file in below if not _hidden(file.relative_to(path))]
+        found += [file for file in below if not any(p.startswith(".") for p in file.relative_to(path).parts)]
     return tuple(dict.fromkeys(found))
 
 
@@ -80,7 +80,3 @@ def find_case(reference: str, settings: Settings, base: Path) -> Case:
             cure=f"name one: {', '.join(f'{reference}::{case.id}' for case in cases)}",
         )
     return cases[0]
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)

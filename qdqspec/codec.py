@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _Record = TypeVar("_Record")
 
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}  # the validator of each kind of record
 _AS_IS = frozenset({str, int, float, bool, type(None)})
 
 
@@ -49,10 +50,12 @@ def from_data(kind: type[_Record], data: object) -> _Record:
 
     Raises ``ValueError`` naming the first field that is missing or has a value of another type.
     """
-    from pydantic import ValidationError
+    from pydantic import TypeAdapter, ValidationError
 
     try:
-        record: _Record = _adapter(kind).validate_json(json.dumps(data), strict=True)
+        if kind not in _ADAPTERS:
+            _ADAPTERS[kind] = TypeAdapter(kind)
+        record: _Record = _ADAPTERS[kind].validate_json(json.dumps(data), strict=True)
         return record
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
@@ -64,15 +67,3 @@ def record_of(kind: type[_Record], named: Iterable[tuple[str, Any]], **more: Any
     """A record of the ``named`` values that it has fields for, such as those of a pydantic model, and of ``more``."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a record is a dataclass
     return kind(**{name: value for name, value in named if name in names} | more)
-
-
-_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
-
-
-def _adapter(kind: type[_Record]) -> TypeAdapter[_Record]:
-    """The validator of a kind of record, made once."""
-    from pydantic import TypeAdapter
-
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]

@@ -45,7 +45,10 @@ def parse_json(data: bytes) -> Any:
     except RecursionError:
         raise ValueError("it nests too deep") from None
     if _HALF_PAIR.search(data):
-        _refuse_half_pairs(found)
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text in it is no Unicode") from None
     return found
 
 
@@ -73,10 +76,3 @@ def _float(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"the number {text:.20} is too large")
     return value
-
-
-def _refuse_half_pairs(found: Any) -> None:
-    try:
-        json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("a text in it is no Unicode") from None

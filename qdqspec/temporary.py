@@ -32,7 +32,11 @@ class TemporaryFolder:
     def __init__(self) -> None:
         home = shared_folder(_RUNS)
         with explained("the temporary folder", home, _CURE):
-            _remove_abandoned(home)
+            for found in home.glob("*.lock"):  # of runs that were killed
+                abandoned = FileLock(found, thread_local=False)
+                with suppress(Timeout, OSError):
+                    abandoned.acquire(timeout=0)
+                    _remove(found.with_suffix(""), abandoned)
             self.path, lock = _made(home)
         self._close = weakref.finalize(self, _remove, self.path, lock)
 
@@ -55,18 +59,14 @@ def shared_folder(name: str) -> Path:
     own = Path(tempfile.gettempdir()) / f"{SHARED}{user}"
     with explained("the temporary folder", own, _CURE):
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(own)
+        # Names here are predictable, and others may write to the parent.
+        if hasattr(os, "getuid") and own.lstat().st_uid != os.getuid():
+            raise PermissionError("its folder belongs to another user")
         (own / name).mkdir(exist_ok=True)
     return own / name
 
 
 _CURE = "set TMPDIR to another folder"
-
-
-def _check_owner(folder: Path) -> None:
-    """Reject a folder of another user: names here are predictable, and others may write to the parent."""
-    if hasattr(os, "getuid") and folder.lstat().st_uid != os.getuid():
-        raise PermissionError("its folder belongs to another user")
 
 
 def _made(home: Path) -> tuple[Path, FileLock]:
@@ -91,11 +91,3 @@ def _remove(path: Path, lock: FileLock) -> None:
     with suppress(OSError):  # while the lock is held, so that it cannot be a new folder's
         Path(lock.lock_file).unlink()
     lock.release()
-
-
-def _remove_abandoned(home: Path) -> None:
-    for found in home.glob("*.lock"):
-        lock = FileLock(found, thread_local=False)
-        with suppress(Timeout, OSError):
-            lock.acquire(timeout=0)
-            _remove(found.with_suffix(""), lock)

@@ -25,15 +25,12 @@ def ms_text(milliseconds: float) -> str:
 def ms_texts_apart(left: float, right: float) -> tuple[str, str]:
     """Both times, with enough digits to see which is larger."""
     decimals = _ms_decimals(max(abs(left), abs(right)))
-    for extra in range(6):
-        texts = f"{left:.{decimals + extra}f}", f"{right:.{decimals + extra}f}"
-        if texts[0] != texts[1] or left == right:
-            break
-    left_text, right_text = (
-        ms_text(value) if value and not float(text) else text
-        for text, value in zip(texts, (left, right), strict=True)
+    first, second = texts_apart(lambda value, more: f"{value:.{decimals + more}f}", left, right)
+    # A time that these digits round to zero has its own.
+    return (
+        ms_text(left) if left and not float(first) else first,
+        ms_text(right) if right and not float(second) else second,
     )
-    return left_text, right_text
 
 
 def _ms_decimals(milliseconds: float) -> int:
@@ -177,25 +174,24 @@ def plain(text: object, width: int | None = None) -> str:
 
 def without_passwords(text: str) -> str:
     """The text with passwords in URLs masked: ``ssh://user:***@host``."""
-    return "".join(_masked(word) if "://" in word else word for word in _SPACES.split(text))
-
-
-def _masked(word: str) -> str:
-    """Mask all between the colon after the user's name and the last at sign: a password may contain others."""
-    user, at = word.index("://") + 3, word.rfind("@")
-    colon = word.find(":", user)
-    return f"{word[:colon]}:***{word[at:]}" if 0 <= colon < at else word
+    words = _SPACES.split(text)
+    for number, word in enumerate(words):
+        head, mark, rest = word.partition("://")
+        # Between the colon after the user's name and the last at sign: a password may contain others.
+        user, colon, _ = rest.partition(":")
+        secret, at, host = rest.rpartition("@")
+        if mark and colon and at and len(user) < len(secret):
+            words[number] = f"{head}://{user}:***@{host}"
+    return "".join(words)
 
 
 def wrapped(text: str, width: int | None) -> str:
     """The lines of the text broken between words, if they are longer than ``width``."""
-    if width is None:
-        return text
-    return "\n".join(_folded(line, width) if len(line) > width else line for line in text.split("\n"))
-
-
-def _folded(line: str, width: int) -> str:
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.fill(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        if width is not None and len(line) > width:
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            lines[number] = textwrap.fill(
+                line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+    return "\n".join(lines)

@@ -44,7 +44,14 @@ class FrameStream:
     ) -> None:
         """Send one frame. Raises `WireClosedError`, `TimeoutError`, or `BackendError` for an unsupported dtype."""
         arrays = arrays or {}
-        shapes = [[name, _dtype_name(name, array), array.shape] for name, array in arrays.items()]
+        for name, array in arrays.items():
+            if not is_transferable(array):
+                raise BackendError(
+                    f"tensor '{name}' holds {array.dtype.name} values, and only numbers and booleans can be sent to an "
+                    "engine",
+                    cure="feed numeric tensors, or cut the text part off the model",
+                )
+        shapes = [[name, _name(array.dtype), array.shape] for name, array in arrays.items()]
         text = json.dumps({**header, "arrays": shapes}).encode()
         self._socket.settimeout(timeout)
         try:
@@ -64,16 +71,16 @@ class FrameStream:
             header = json.loads(bytes(self._exactly(length, deadline)))
         except ValueError as error:
             raise WireClosedError("a garbled header") from error
-        return header, {name: self._array(dtype, shape, deadline) for name, dtype, shape in header["arrays"]}
+        arrays = {}
+        for name, dtype_name, shape in header["arrays"]:
+            dtype = _dtype(dtype_name)
+            size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            arrays[name] = np.frombuffer(self._exactly(size, deadline), dtype=dtype).reshape(shape)
+        return header, arrays
 
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
-
-    def _array(self, dtype_name: str, shape: list[int], deadline: float | None) -> Array:
-        dtype = _dtype(dtype_name)
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        return np.frombuffer(self._exactly(size, deadline), dtype=dtype).reshape(shape)
 
     def _exactly(self, size: int, deadline: float | None) -> bytearray:
         buffer = bytearray(size)
@@ -120,19 +127,9 @@ def is_transferable(value: object) -> bool:
     return kind in _NUMERIC_KINDS or (kind == "V" and module == "ml_dtypes")
 
 
-def _dtype_name(name: str, array: Array) -> str:
-    """The name of the dtype in a frame: ``float32``, ``bfloat16``."""
-    dtype = array.dtype
-    if is_transferable(array):
-        return _name(dtype)
-    raise BackendError(
-        f"tensor '{name}' holds {dtype.name} values, and only numbers and booleans can be sent to an engine",
-        cure="feed numeric tensors, or cut the text part off the model",
-    )
-
-
 @cache
 def _name(dtype: np.dtype[np.generic]) -> str:
+    """The name of a dtype in a frame: ``float32``, ``bfloat16``. Numpy composes it anew at each access."""
     return dtype.name
 
 

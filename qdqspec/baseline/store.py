@@ -223,17 +223,18 @@ def update_baseline(path: Path, device: str, put: Mapping[Name, Entry], drop: It
             known = read_baseline(path)
         if known is None or (put and known.device != device):
             known = Baseline(device=device, cases={})
-        kept = _changed(known, put, drop)
-        _replace(path, _text(Baseline(device=known.device, cases=kept)) if kept else None)
-
-
-def _changed(known: Baseline, put: Mapping[Name, Entry], drop: Iterable[Name]) -> dict[str, dict[str, Entry]]:
-    cases = {case: dict(checks) for case, checks in known.cases.items()}
-    for case, check in drop:
-        cases.get(case, {}).pop(check, None)
-    for (case, check), entry in put.items():
-        cases.setdefault(case, {})[check] = entry
-    return {case: checks for case, checks in cases.items() if checks}
+        cases = {case: dict(checks) for case, checks in known.cases.items()}
+        for case, check in drop:
+            cases.get(case, {}).pop(check, None)
+        for (case, check), entry in put.items():
+            cases.setdefault(case, {})[check] = entry
+        kept = {case: checks for case, checks in cases.items() if checks}
+        if kept:
+            text = _text(Baseline(device=known.device, cases=kept))
+            write_whole(path, text, what="the baseline", make_folder=True)
+        else:
+            with explained("the baseline", path, "make the folder writable"):
+                path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -259,15 +260,6 @@ def _text(baseline: Baseline) -> str:
     text = json.dumps(data, indent=1, sort_keys=True, allow_nan=False)
     # JSON strings contain no line break, so the pattern matches arrays of numbers only.
     return re.sub(r"\[\n[-+.\deE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
-
-
-def _replace(path: Path, text: str | None) -> None:
-    """Write the file atomically, or remove it."""
-    if text is not None:
-        write_whole(path, text, what="the baseline", make_folder=True)
-        return
-    with explained("the baseline", path, "make the folder writable"):
-        path.unlink(missing_ok=True)
 
 
 def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, Name], ...]:

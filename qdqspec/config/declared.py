@@ -94,18 +94,15 @@ def _number(value: object) -> float:
     return number
 
 
-def _switch(value: object) -> bool:
-    on, off = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
-    if str(value).lower() not in (*on, *off):
-        raise ValueError("on or off is expected")
-    return str(value).lower() in on
+def _yes_or_no(expects: str, on: tuple[str, ...], off: tuple[str, ...]) -> ValueType:
+    """One of the words for true or for false, in any case."""
 
+    def read(value: object) -> bool:
+        if str(value).lower() not in (*on, *off):
+            raise ValueError(f"{expects} is expected")
+        return str(value).lower() in on
 
-def _truth(value: object) -> bool:
-    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
-    if str(value).lower() not in words:
-        raise ValueError("true or false is expected")
-    return words[str(value).lower()]
+    return ValueType(expects=expects, read=read)
 
 
 def _libraries(value: object) -> tuple[Path, ...]:
@@ -124,8 +121,8 @@ def _backend_option(value: object) -> str:
 
 
 NUMBER = ValueType(expects="a number", read=_number)
-SWITCH = ValueType(expects="on or off", read=_switch)
-TRUTH = ValueType(expects="true or false", read=_truth)
+SWITCH = _yes_or_no("on or off", ("1", "true", "on", "yes"), ("0", "false", "off", "no"))
+TRUTH = _yes_or_no("true or false", ("1", "true", "yes"), ("0", "false", "no", ""))
 TEXT = ValueType(expects="text", read=word)
 PATH = ValueType(expects="a file", read=path)
 TIME = ValueType(expects="a time with its unit", read=duration)

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from qdqspec.config.declared import (
     BACKEND,
@@ -301,8 +301,11 @@ def load_settings(
     for number, (layer, base) in enumerate(zip(layers, (root, here, here, here), strict=True)):
         for key, value, origin in layer:
             found[key] = Setting(name=key, value=_parsed(BY_KEY[key], value, origin, base), origin=origin)
-            if key == "backend_option":
-                _check_backend_options(found[key], prefix, command_line=number == len(layers) - 1)
+            if (
+                key == "backend_option"
+            ):  # checked against the declarations of the named backends, which are imported
+                for text in cast("tuple[str, ...]", found[key].value):
+                    check_option(text, origin, command_line=number == len(layers) - 1, prefix=prefix)
     in_ci = (os.environ if environ is None else environ).get("CI", "").lower() not in ("", "false")
     if in_ci:
         _refuse_update(found)
@@ -329,13 +332,6 @@ def _refuse_native_code(quiet: Iterable[tuple[str, object, str]], prefix: str) -
                 f"{origin}: {REMOTE_CODE if key.startswith('cluster') else NATIVE_CODE}",
                 cure=f"give {prefix}{BY_KEY[key].name} on the command line",
             )
-
-
-def _check_backend_options(given: Setting, prefix: str, *, command_line: bool) -> None:
-    """Check each option against the backend's declaration. Imports the named backends."""
-    assert isinstance(given.value, tuple)
-    for text in given.value:
-        check_option(text, given.origin, command_line=command_line, prefix=prefix)
 
 
 def _refuse_update(found: Mapping[str, Setting]) -> None:
@@ -427,18 +423,12 @@ def _table(path: Path) -> dict[str, object]:
 
 
 def _parsed(option: Option, value: object, origin: str, base: Path) -> object:
-    if option.kind != "many":
-        return _parsed_one(option, value, origin, base)
-    values = value if isinstance(value, list | tuple) else [value]
-    return tuple(_parsed_one(option, one, origin, base) for one in values)
-
-
-def _parsed_one(option: Option, value: object, origin: str, base: Path) -> object:
-    try:
-        return _based(option.type.read(value), base)
-    except ValueError as error:
-        raise ConfigError(f"{origin}: '{value}' does not fit: {error}", cure=option.help) from None
-
-
-def _based(value: object, base: Path) -> object:
-    return base / value if isinstance(value, Path) else value
+    many = option.kind == "many"
+    found = []
+    for one in value if many and isinstance(value, list | tuple) else [value]:
+        try:
+            read = option.type.read(one)
+        except ValueError as error:
+            raise ConfigError(f"{origin}: '{one}' does not fit: {error}", cure=option.help) from None
+        found.append(base / read if isinstance(read, Path) else read)
+    return tuple(found) if many else found[0]

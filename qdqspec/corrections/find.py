@@ -334,7 +334,7 @@ class _Search:
 
     @cached_property
     def _own_ranges(self) -> Ranges:
-        calibrated = self.question.numbers.calibrated
+        calibrated = self.question.numbers.ranges
         return {tensor: calibrated[tensor] for tensor in self.activations if tensor in calibrated}
 
     @cached_property
@@ -426,7 +426,7 @@ def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]
     tied = {
         name: search.widened(tie_ranges(question.model, ranges)) for name, ranges in question.ranges().items()
     }
-    own, calibrated = tied[question.method], question.numbers.calibrated
+    own, calibrated = tied[question.method], question.numbers.ranges
 
     def corrected(ranges: Ranges) -> Corrections:
         changed = {t: ranges[t] for t in search.activations if t in ranges and ranges[t] != calibrated.get(t)}

@@ -238,7 +238,7 @@ class Prepared:
 
     def recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
         """The numbers of an equalized model, whose ranges differ at these tensors."""
-        known = self.calibrated[1].calibrated
+        known = self.calibrated[1].ranges
         wanted = [tensor for tensor in tensors if tensor in known]
         return self._quantizer(model, {**known, **self.tensor_ranges(model, wanted)})
 

@@ -372,18 +372,14 @@ def read_ranges(path: Path) -> dict[str, TensorRange]:
     try:
         caches = (read(data) for read in hooks.readers("ranges"))
         cache = next((found for found in caches if found is not None), None)
-        return (
-            _of_json(data) if cache is None else {name: _symmetric(*found) for name, found in cache.items()}
-        )
+        if cache is not None:
+            return {name: _symmetric(*found) for name, found in cache.items()}
+        given = parse_json(data)
+        if not isinstance(given, dict):
+            raise ValueError("it is no table of tensors")
+        return {name: _range(value, f"'{name:.60}'") for name, value in given.items()}
     except ValueError as error:
         raise DataError(f"the scales cannot be read: {error}", where=path, cure=_CURE) from None
-
-
-def _of_json(data: bytes) -> dict[str, TensorRange]:
-    given = parse_json(data)
-    if not isinstance(given, dict):
-        raise ValueError("it is no table of tensors")
-    return {name: _range(value, f"'{name:.60}'") for name, value in given.items()}
 
 
 def _range(value: object, where: str) -> TensorRange:

@@ -32,10 +32,11 @@ _Key = tuple[str, str, int | None, bool, tuple[Consumer, ...]]
 class Quantizer:
     """Gives scale and zero point of a site, which are cached, and the integers of a weight, which are not.
 
-    Format and axis are those of the site. ``ranges`` must be tied already (`tie_ranges`). ``reduce_range`` uses 7 bits
-    of an 8-bit weight; ``symmetric_activations`` places the zero point of unsigned activations with values of both
-    signs in the middle. ``biases`` maps the consumer of an int32 bias to the sites of the activation and the weight
-    whose product it is added to. ``corrections`` replace the results of calibration.
+    Format and axis are those of the site. ``ranges`` are those of calibration, already tied (`tie_ranges`).
+    ``corrections`` replace them, and scales and integers of weights. ``reduce_range`` uses 7 bits of an 8-bit weight;
+    ``symmetric_activations`` places the zero point of unsigned activations with values of both signs in the middle.
+    ``biases`` maps the consumer of an int32 bias to the sites of the activation and the weight whose product it is
+    added to.
     """
 
     model: Model
@@ -56,7 +57,9 @@ class Quantizer:
         Raises `PlacementError` for an activation that was not calibrated or a weight that is not a constant,
         `ModelError` for a weight that holds NaN or infinity.
         """
-        key = _key(site)
+        # Sites of one tensor with other consumers share their numbers, except for biases.
+        ends = site.consumers if site.format == BIAS_FORMAT else ()
+        key = site.tensor, site.format, site.axis, site.weight, ends
         if key not in self._params:
             params = self._of_weight(site) if site.weight else self._of_activation(site)
             self._params[key] = in_type_of(params, self.model.elem_type(site.tensor))
@@ -73,36 +76,28 @@ class Quantizer:
         """The shift of the bias of the layer that reads this weight; ``None`` if its bias is unchanged."""
         return self.corrections.biases.get(weight_key(site)) if site.weight else None
 
-    @property
-    def calibrated(self) -> Mapping[str, TensorRange]:
-        """The ranges of activations before correction."""
-        return self.ranges
-
     def corrected(self, corrections: Corrections) -> Quantizer:
         """A quantizer with these corrections instead of the present ones."""
         return replace(self, biases=self._biases, corrections=corrections)
 
     def placed(self, placement: Placement) -> tuple[PlacedPair, ...]:
         """The sites of a placement with their numbers, by tensor name and consumers."""
-        sites = sorted(placement.sites, key=lambda site: (site.tensor, site.consumers))
-        return tuple(self._placed(site) for site in sites)
-
-    def _placed(self, site: Site) -> PlacedPair:
-        params = self.params(site)
-        return PlacedPair(
-            site=site,
-            scale=tuple(params.scale.reshape(-1).tolist()),
-            zero_point=tuple(params.zero_point.astype(np.int64).reshape(-1).tolist()),
-            outer=None if params.outer is None else float(params.outer),
-            rounding=self._rounding(site) if site.weight else "",
-            bias=shift_text(self.bias_shift(site)),
-        )
-
-    def _rounding(self, site: Site) -> str:
-        own = self.corrections.weights.get(weight_key(site))
-        if own is None or own.integers is None:
-            return ""
-        return rounding_text(own.integers, quantize(self._floats(site), self.params(site)))
+        found = []
+        for site in sorted(placement.sites, key=lambda site: (site.tensor, site.consumers)):
+            params, rounding = self.params(site), ""
+            own = self.corrections.weights.get(weight_key(site)) if site.weight else None
+            if own is not None and own.integers is not None:
+                rounding = rounding_text(own.integers, quantize(self._floats(site), params))
+            pair = PlacedPair(
+                site=site,
+                scale=tuple(params.scale.reshape(-1).tolist()),
+                zero_point=tuple(params.zero_point.astype(np.int64).reshape(-1).tolist()),
+                outer=None if params.outer is None else float(params.outer),
+                rounding=rounding,
+                bias=shift_text(self.bias_shift(site)),
+            )
+            found.append(pair)
+        return tuple(found)
 
     def _of_activation(self, site: Site) -> QuantParams:
         if number_format(site.format).at_run_time:
@@ -142,9 +137,3 @@ class Quantizer:
                 cure="export the model again; such a weight cannot be quantized",
             )
         return values
-
-
-def _key(site: Site) -> _Key:
-    """The cache key of a site's numbers; sites of one tensor with other consumers share them, except for biases."""
-    ends = site.consumers if site.format == BIAS_FORMAT else ()
-    return (site.tensor, site.format, site.axis, site.weight, ends)

@@ -61,14 +61,11 @@ def tied_groups(model: Model, tensors: Iterable[str]) -> tuple[tuple[str, ...], 
 
 
 def _tied(node: Node) -> tuple[str, ...]:
+    tensors: tuple[str, ...] = ()
     if is_default(node) and node.op_type == "Concat":
-        return _named((*node.inputs, *node.outputs))
-    if is_default(node) and node.op_type in ("Dropout", "MaxPool"):
-        return _named((node.inputs[0], node.outputs[0]))  # the second output is a mask, or indices
-    if copies_values(node) or is_nearest(node):
-        return _named((node.inputs[0], *node.outputs))
-    return ()
-
-
-def _named(tensors: Iterable[str]) -> tuple[str, ...]:
-    return tuple(tensor for tensor in tensors if tensor)
+        tensors = (*node.inputs, *node.outputs)
+    elif is_default(node) and node.op_type in ("Dropout", "MaxPool"):
+        tensors = node.inputs[0], node.outputs[0]  # the second output is a mask, or indices
+    elif copies_values(node) or is_nearest(node):
+        tensors = node.inputs[0], *node.outputs
+    return tuple(filter(None, tensors))

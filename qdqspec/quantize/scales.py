@@ -35,6 +35,11 @@ _E8M0_EXPONENTS = (-127, 127)
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 
 
+def run_time_params(fmt: NumberFormat) -> QuantParams:
+    """The placeholder parameters of an activation whose scale and zero point are computed when the model runs."""
+    return _per_tensor(fmt, 1.0, 0)
+
+
 def dynamic_params(span: TensorRange, fmt: NumberFormat, axis: int | None) -> QuantParams:
     """The parameters known in advance of an activation that is quantized in blocks at run time.
 
@@ -42,12 +47,7 @@ def dynamic_params(span: TensorRange, fmt: NumberFormat, axis: int | None) -> Qu
     Source: NVIDIA Model-Optimizer, ``export_fp4`` (amax / 6 / 448).
     """
     outer = _usable(np.asarray(span.largest / fmt.high / _FP8_HIGH)) if fmt.two_level else None
-    return replace(_per_tensor(fmt, 1.0, 0), axis=axis, outer=outer)
-
-
-def run_time_params(fmt: NumberFormat) -> QuantParams:
-    """The placeholder parameters of an activation whose scale and zero point are computed when the model runs."""
-    return _per_tensor(fmt, 1.0, 0)
+    return replace(run_time_params(fmt), axis=axis, outer=outer)
 
 
 def activation_params(span: TensorRange, fmt: NumberFormat, *, symmetric: bool = False) -> QuantParams:
@@ -101,14 +101,10 @@ def _with_narrow_scales(params: QuantParams) -> QuantParams:
         return replace(params, scale=np.exp2(exponents).astype(np.float32))
     if params.format.two_level:
         outer = _usable(np.asarray(scale.max(initial=0.0) / _FP8_HIGH))
-        return replace(params, scale=_as_fp8(scale / outer), outer=outer)
+        inside = np.clip(scale / outer, _FP8_LOW, _FP8_HIGH)  # none is rounded to zero
+        narrow = np.asarray(inside.astype(ml_dtypes.float8_e4m3fn), np.float32)
+        return replace(params, scale=narrow, outer=outer)
     return params
-
-
-def _as_fp8(values: npt.NDArray[np.floating]) -> Scales:
-    """Positive numbers rounded to float8e4m3fn, none of them to zero."""
-    inside = np.clip(values, _FP8_LOW, _FP8_HIGH)
-    return np.asarray(inside.astype(ml_dtypes.float8_e4m3fn), np.float32)
 
 
 def in_type_of(params: QuantParams, elem_type: int | None) -> QuantParams:

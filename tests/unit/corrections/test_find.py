@@ -114,7 +114,7 @@ def test_ranges_are_widened_where_other_samples_exceed_them(
     (gain,) = work.corrections.gains
     assert (gain.name, gain.taken) == ("margins", True)
     assert gain.after_db >= gain.before_db + 0.1
-    wider, own = work.corrections.corrections.ranges, work.numbers.calibrated
+    wider, own = work.corrections.corrections.ranges, work.numbers.ranges
     assert len(wider) == gain.changed > 4
     inputs = set(work.model.inputs)
     assert not inputs & wider.keys()  # images have the same bounds in all samples
@@ -541,7 +541,7 @@ def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) 
     assert gain.after_db - gain.before_db > 5
     (change,) = work.corrections.equalized
     assert [n for n, exponent in enumerate(change.exponents) if exponent] == [2, 7, 11]
-    assert work.numbers.calibrated["t0"].largest < 10  # 40 times the largest of the others before
+    assert work.numbers.ranges["t0"].largest < 10  # 40 times the largest of the others before
     placement = work.space.resolve(work.space.everything())
     write_placement(work, placement, tmp_path / "q.onnx")
     write_placed(work, placement, tmp_path / "scheme.json", "onnxruntime")
