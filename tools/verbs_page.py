@@ -19,7 +19,7 @@ import onnx
 
 from qdqspec.backends.tensorrt.gpu_day import archive
 from qdqspec.cli import cluster, main
-from qdqspec.cli.words import IMPOSSIBLE
+from qdqspec.cli.output import IMPOSSIBLE
 from qdqspec.cluster.inventory import WorkerInfo, announce
 from qdqspec.config import Settings
 

@@ -30,9 +30,17 @@ from qdqspec.cli import (
     verify,
 )
 from qdqspec.cli.asked import refuse_mode, refuse_words
-from qdqspec.cli.words import AS_JSON, COLOR, FINE, IMPOSSIBLE, NOTED, complain, say_error
+from qdqspec.cli.output import AS_JSON, COLOR, FINE, IMPOSSIBLE, NOTED, complain, say_error
 from qdqspec.errors import QdqspecError
 from qdqspec.registry import did_you_mean, names
+
+VERBS = (  # in the order of the help
+    *(init.init, tune.tune),
+    *(models.inspect, models.apply, models.strip, models.import_model, models.diff, models.fold, models.lint),
+    *(specs.list_cases, specs.write_schema, compare.compare, compare.upgrade_check, explain.explain),
+    *(verify.verify, reduce.reduce, baseline.baseline, cache.cache),
+    *(cluster.cluster, cluster.worker, machine.doctor, machine.config),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -157,20 +165,6 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", title="verbs", required=True)
-    # in the order of the help
-    for module in (
-        init,
-        tune,
-        models,
-        specs,
-        compare,
-        explain,
-        verify,
-        reduce,
-        baseline,
-        cache,
-        cluster,
-        machine,
-    ):
-        module.add_verbs(verbs)
+    for each in VERBS:
+        each.add_to(verbs)
     return parser, verbs.choices

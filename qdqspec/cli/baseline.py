@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from qdqspec.cases import SPEC_SUFFIXES, is_spec, load_cases
-from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, answer, complain, settings_from
+from qdqspec.cli.arguments import argument, settings_from, verb
+from qdqspec.cli.output import FINE, WANTING, answer, complain
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.units import plain
@@ -35,31 +36,23 @@ class Kept:
     state: State
 
 
-def add_verbs(verbs: Verbs) -> None:
-    """Declare ``baseline``."""
-    parser = add_verb(
-        verbs,
-        "baseline",
-        baseline,
-        does="List, show or prune committed baselines. Exits 1 where one is damaged or obsolete. "
-        "They are written by pytest with --qdq-update.",
-        example="qdqspec baseline list specs/",
-        options=["allow-path"],
-    )
-    parser.add_argument(
+@verb(
+    "baseline",
+    "qdqspec baseline list specs/",
+    argument(
         "action",
+        text="list: every entry (default); show: also environment and rules; prune: remove entries that no spec uses.",
         nargs="?",
         default="list",
         choices=("list", "show", "prune"),
-        help="list: every entry (default); show: also environment and rules; prune: remove entries that no spec uses.",
-    )
-    parser.add_argument(
-        "paths", nargs="*", type=Path, metavar="PATH", help="Folders, specs or baselines (default: here)."
-    )
-
-
+    ),
+    argument("paths", "PATH", "Folders, specs or baselines (default: here).", nargs="*", type=Path),
+    options=("allow-path",),
+)
 def baseline(arguments: argparse.Namespace) -> int:
-    """List or show the entries; with ``prune`` remove the obsolete ones."""
+    """List, show or prune committed baselines. Exits 1 where one is damaged or obsolete. They are written by pytest
+    with --qdq-update.
+    """
     settings = settings_from(arguments)
     found: list[Kept] = []
     damaged: list[str] = []

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.cli.words import FINE, WANTING, Verbs, add_verb, answer, complain, settings_from
+from qdqspec.cli.arguments import argument, settings_from, verb
+from qdqspec.cli.output import FINE, WANTING, answer, complain
 from qdqspec.config import declared
 from qdqspec.errors import ConfigError
 from qdqspec.units import count_text, seconds_text, size_text
@@ -14,38 +15,7 @@ from qdqspec.units import count_text, seconds_text, size_text
 if TYPE_CHECKING:
     from qdqspec.measurement.store import Store, StoreEntry
 
-_ACTIONS = ("list", "info", "prune", "clear", "export", "import")
 _MONTH = 30 * 86400.0  # seconds
-
-
-def add_verbs(verbs: Verbs) -> None:
-    """Declare ``cache``."""
-    parser = add_verb(
-        verbs,
-        "cache",
-        cache,
-        does="List, prune, clear, export or import cached searches. Exits 1 where an entry is damaged.",
-        example="qdqspec cache prune --older-than 30d",
-        options=["cache-dir"],
-    )
-    parser.add_argument(
-        "action",
-        nargs="?",
-        default="list",
-        choices=_ACTIONS,
-        help="list: every entry (default); info: number, size and age; prune: remove old ones; clear: remove all; "
-        "export, import: write all intact entries to FILE, or add those of FILE.",
-    )
-    parser.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE", help="A .zip archive, for export and import."
-    )
-    parser.add_argument(
-        "--older-than",
-        type=_age,
-        default=_MONTH,
-        metavar="TIME",
-        help="Smallest age of entries that prune removes, such as 12h or 30d (default: 30d).",
-    )
 
 
 def _age(text: str) -> float:
@@ -55,8 +25,29 @@ def _age(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+@verb(
+    "cache",
+    "qdqspec cache prune --older-than 30d",
+    argument(
+        "action",
+        text="list: every entry (default); info: number, size and age; prune: remove old ones; clear: remove all; "
+        "export, import: write all intact entries to FILE, or add those of FILE.",
+        nargs="?",
+        default="list",
+        choices=("list", "info", "prune", "clear", "export", "import"),
+    ),
+    argument("file", "FILE", "A .zip archive, for export and import.", nargs="?", type=Path),
+    argument(
+        "--older-than",
+        "TIME",
+        "Smallest age of entries that prune removes, such as 12h or 30d (default: 30d).",
+        type=_age,
+        default=_MONTH,
+    ),
+    options=("cache-dir",),
+)
 def cache(arguments: argparse.Namespace) -> int:
-    """List the stored results, or remove some of them."""
+    """List, prune, clear, export or import cached searches. Exits 1 where an entry is damaged."""
     from qdqspec.measurement.store import Store
 
     store = Store(settings_from(arguments).cache_dir)

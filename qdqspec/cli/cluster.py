@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec import registry
-from qdqspec.cli.words import FINE, Verbs, add_verb, answer, complain, end_on_sigterm, note, settings_from
+from qdqspec.cli.arguments import argument, settings_from, verb
+from qdqspec.cli.output import FINE, answer, complain, end_on_sigterm, note
 from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
 from qdqspec.units import count_text, size_text
@@ -17,66 +18,30 @@ from qdqspec.units import count_text, size_text
 if TYPE_CHECKING:
     from qdqspec.cluster.inventory import Announcement, WorkerInfo
 
-_ACTIONS = ("start", "list", "certificates")
 _PORT = 8786
 
 
-def add_verbs(verbs: Verbs) -> None:
-    """Declare ``cluster`` and ``worker``."""
-    parser = add_verb(
-        verbs,
-        "cluster",
-        cluster,
-        does="Run a scheduler, list its workers, or make certificates.",
-        example="qdqspec cluster start --host 10.0.0.5",
-        options=["cluster-tls"],
-    )
-    parser.add_argument(
+@verb(
+    "cluster",
+    "qdqspec cluster start --host 10.0.0.5",
+    argument(
         "action",
-        choices=_ACTIONS,
-        help="start: run the scheduler and print its address; list: the devices of the workers at ADDRESS; "
+        text="start: run the scheduler and print its address; list: the devices of the workers at ADDRESS; "
         "certificates: make the certificates for tls, in the folder of --cluster-tls.",
-    )
-    parser.add_argument("address", nargs="?", metavar="ADDRESS", help="The scheduler, for list.")
-    parser.add_argument(
+        choices=("start", "list", "certificates"),
+    ),
+    argument("address", "ADDRESS", "The scheduler, for list.", nargs="?"),
+    argument(
         "--host",
+        text="Address on which start listens (default: 127.0.0.1, this machine only).",
         default="127.0.0.1",
-        help="Address on which start listens (default: 127.0.0.1, this machine only).",
-    )
-    parser.add_argument(
-        "--port", type=int, default=_PORT, metavar="N", help=f"Port of start (default: {_PORT})."
-    )
-    parser.add_argument(
-        "--days", type=int, default=365, metavar="N", help="Validity of certificates in days (default: 365)."
-    )
-    own = add_verb(
-        verbs,
-        "worker",
-        worker,
-        does="Offer this machine's devices to a cluster until interrupted.",
-        example="qdqspec worker tls://10.0.0.5:8786",
-        options=["cluster-tls", "device", *BUILD_OPTIONS],
-    )
-    own.add_argument(
-        "address", metavar="ADDRESS", help="The scheduler, as `qdqspec cluster start` printed it."
-    )
-    own.add_argument(
-        "--backend",
-        action="append",
-        choices=registry.names("backend"),
-        help="Offer only this backend. Repeatable (default: all that are usable).",
-    )
-    own.add_argument(
-        "--folder",
-        type=Path,
-        metavar="DIR",
-        help="Folder of received models and running cases (default: .qdqspec/worker); workers of a machine may "
-        "share it.",
-    )
-
-
+    ),
+    argument("--port", "N", f"Port of start (default: {_PORT}).", type=int, default=_PORT),
+    argument("--days", "N", "Validity of certificates in days (default: 365).", type=int, default=365),
+    options=("cluster-tls",),
+)
 def cluster(arguments: argparse.Namespace) -> int:
-    """Run the scheduler, list workers, or make certificates."""
+    """Run a scheduler, list its workers, or make certificates."""
     settings = settings_from(arguments)
     if arguments.action == "certificates":
         return _certificates(arguments, settings.cluster_tls)
@@ -150,8 +115,26 @@ def _row(worker: WorkerInfo) -> dict[str, Any]:
     }
 
 
+@verb(
+    "worker",
+    "qdqspec worker tls://10.0.0.5:8786",
+    argument("address", "ADDRESS", "The scheduler, as `qdqspec cluster start` printed it."),
+    argument(
+        "--backend",
+        text="Offer only this backend. Repeatable (default: all that are usable).",
+        action="append",
+        choices=registry.names("backend"),
+    ),
+    argument(
+        "--folder",
+        "DIR",
+        "Folder of received models and running cases (default: .qdqspec/worker); workers of a machine may share it.",
+        type=Path,
+    ),
+    options=("cluster-tls", "device", *BUILD_OPTIONS),
+)
 def worker(arguments: argparse.Namespace) -> int:
-    """Offer the devices of this machine until interrupted."""
+    """Offer this machine's devices to a cluster until interrupted."""
     from qdqspec.cluster.address import Address, require_distributed
 
     require_distributed()

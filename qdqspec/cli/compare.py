@@ -16,17 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec.cases import find_cases, find_specs
-from qdqspec.cli.words import (
-    FINE,
-    WANTING,
-    Verbs,
-    add_inputs,
-    add_verb,
-    answer,
-    inputs_given,
-    note,
-    settings_from,
-)
+from qdqspec.cli.arguments import argument, input_options, inputs_given, settings_from, verb
+from qdqspec.cli.output import FINE, WANTING, answer, note
 from qdqspec.config import Settings, find_folder
 from qdqspec.errors import BackendUnavailableError, ConfigError, StateError
 from qdqspec.files import RESULT
@@ -38,36 +29,6 @@ if TYPE_CHECKING:
     from qdqspec.session import Session
 
 
-def add_verbs(verbs: Verbs) -> None:
-    """Declare ``compare`` and ``upgrade-check``."""
-    parser = add_verb(
-        verbs,
-        "compare",
-        compare,
-        does="Compare two run records: cases that became faster or slower. Exits 1 if one is proved slower. Of "
-        "folders that `tune -o` wrote for one model on several runtimes: build and time their models together.",
-        example="qdqspec compare before.json after.json --fail-on 5%\n  qdqspec compare out/first out/second",
-        options=("threads", "seed", "device", "build-limit", "backend-option"),
-    )
-    parser.add_argument(
-        "before", type=Path, metavar="RUN_A|DIR", help="A record that --qdq-json wrote, or DIR."
-    )
-    parser.add_argument(
-        "after", type=Path, metavar="RUN_B|DIR", help="A later record of the same device, or DIR."
-    )
-    parser.add_argument("more", type=Path, nargs="*", metavar="DIR", help="Further folders of results.")
-    add_folder_words(parser)
-    parser.add_argument(
-        "--fail-on",
-        type=share,
-        default=0.0,
-        metavar="SHARE",
-        help="Exit 1 only if a model is slower by more than this share, such as 5%% (default: any proved "
-        "slowdown).",
-    )
-    _add_upgrade(verbs)
-
-
 def share(text: str) -> float:
     """``5%`` or ``0.05``."""
     value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
@@ -76,8 +37,33 @@ def share(text: str) -> float:
     return value
 
 
+_FOLDER_INPUTS = input_options(
+    "the model in a DIR",
+    shapes_of="dynamic inputs of a DIR (default: those it was tuned with)",
+    data="Inputs of a DIR (default: random ones).",
+)
+
+
+@verb(
+    "compare",
+    "qdqspec compare before.json after.json --fail-on 5%\n  qdqspec compare out/first out/second",
+    argument("before", "RUN_A|DIR", "A record that --qdq-json wrote, or DIR.", type=Path),
+    argument("after", "RUN_B|DIR", "A later record of the same device, or DIR.", type=Path),
+    argument("more", "DIR", "Further folders of results.", type=Path, nargs="*"),
+    *_FOLDER_INPUTS,
+    argument(
+        "--fail-on",
+        "SHARE",
+        "Exit 1 only if a model is slower by more than this share, such as 5% (default: any proved slowdown).",
+        type=share,
+        default=0.0,
+    ),
+    options=("threads", "seed", "device", "build-limit", "backend-option"),
+)
 def compare(arguments: argparse.Namespace) -> int:
-    """Print the table; return 1 if a case is slower by more than ``--fail-on``."""
+    """Compare two run records: cases that became faster or slower. Exits 1 if one is proved slower. Of folders that
+    `tune -o` wrote for one model on several runtimes: build and time their models together.
+    """
     given = [arguments.before, arguments.after, *arguments.more]
     if any(path.is_dir() for path in given):
         return _compare_folders(given, arguments)
@@ -134,16 +120,6 @@ class KnownResult:
     tuned: Path
 
 
-def add_folder_words(parser: argparse.ArgumentParser) -> None:
-    """Declare the inputs of the models in folders."""
-    add_inputs(
-        parser,
-        "the model in a DIR",
-        shapes_of="dynamic inputs of a DIR (default: those it was tuned with)",
-        data="Inputs of a DIR (default: random ones).",
-    )
-
-
 def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
     """The result in a folder. Raises `StateError` if it cannot be read."""
     from qdqspec.report.record import read_case
@@ -151,12 +127,11 @@ def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
     found = read_case(folder).evidence
     limit = None if found.search is None else found.search.limits.min_sqnr_db
     profiles = Inputs(profiles=found.profiles or (ShapeProfile(),))
-    words = {"shapes": arguments.shapes, "data": arguments.data, "values": arguments.values}
     case = Case(
         id="default",
         model=folder / "reference.onnx",
         backend=found.backend,
-        inputs=inputs_given(profiles, **words),
+        inputs=inputs_given(profiles, arguments, arguments.values),
         tune=TuneRules(min_sqnr_db=limit or "none"),
     )
     return KnownResult(case=case, found=found, tuned=folder / "tuned.onnx")
@@ -172,46 +147,42 @@ def note_random_inputs(known: KnownResult, arguments: argparse.Namespace) -> Non
         )
 
 
-def _add_upgrade(verbs: Verbs) -> None:
-    """Declare ``upgrade-check``."""
-    parser = add_verb(
-        verbs,
-        "upgrade-check",
-        upgrade_check,
-        does="Time tuned models under two versions of the runtime. Their runs are interleaved. Exits 1 "
-        "where one is slower than allowed, slower than float, or less accurate there.",
-        example="qdqspec upgrade-check specs --python next/bin/python --allow 5%",
-        options=(
-            *("backend", "device", "threads", "seed", "cache-dir", "backend-option", "build-limit"),
-            "allow-path",
-        ),
-    )
-    parser.add_argument(
+@verb(
+    "upgrade-check",
+    "qdqspec upgrade-check specs --python next/bin/python --allow 5%",
+    argument(
         "what",
+        "SPEC|CASE|DIR",
+        "Specs, folders of specs, a case (file::case), or folders that `tune -o` wrote.",
         nargs="+",
-        metavar="SPEC|CASE|DIR",
-        help="Specs, folders of specs, a case (file::case), or folders that `tune -o` wrote.",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--python",
+        "PYTHON",
+        "The interpreter of the other environment, in which qdqspec's dependencies and the other runtime are "
+        "installed.",
         type=Path,
         required=True,
-        metavar="PYTHON",
-        help="The interpreter of the other environment, in which qdqspec's dependencies and the other runtime "
-        "are installed.",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--allow",
+        "SHARE",
+        "Allowed slowdown of a tuned model, such as 5% (default: 5%).",
         type=share,
         default=0.05,
-        metavar="SHARE",
-        help="Allowed slowdown of a tuned model, such as 5%% (default: 5%%).",
-    )
-    add_folder_words(parser)
-
-
+    ),
+    *_FOLDER_INPUTS,
+    options=(
+        *("backend", "device", "threads", "seed", "cache-dir", "backend-option", "build-limit"),
+        "allow-path",
+    ),
+)
 def upgrade_check(arguments: argparse.Namespace) -> int:
-    """Check all tuned models; return 1 if one fails. Raises if none is known, or the environment cannot be used."""
+    """Time tuned models under two versions of the runtime. Their runs are interleaved. Exits 1 where one is slower
+    than allowed, slower than float, or less accurate there.
+
+    Raises if no tuned model is known, or the environment cannot be used.
+    """
     from qdqspec.measurement.environment import Environment
     from qdqspec.report.runtimes import upgrade_text, upgrade_to_json
     from qdqspec.session import Session

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from qdqspec.cases import find_case, is_spec
-from qdqspec.cli.words import (
-    FINE,
-    Verbs,
-    add_inputs,
-    add_verb,
-    answer,
+from qdqspec.cli.arguments import (
+    argument,
+    input_options,
     inputs_given,
     model_given,
     settings_from,
+    switch,
     values_left,
+    verb,
 )
+from qdqspec.cli.output import FINE, answer
 from qdqspec.config import find_folder
 from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import BackendError, ConfigError, StateError
@@ -49,38 +49,25 @@ _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _JOURNAL = "trials.jsonl"
 
 
-def add_verbs(verbs: Verbs) -> None:
-    """Declare ``explain``."""
-    parser = add_verb(
-        verbs,
-        "explain",
-        explain,
-        does="Explain why a placement is faster or slower: time by layer, precision, lost fusions. WHAT is a "
-        "case whose results exist (its folder, or spec::case), a model, which is profiled against itself "
-        "without Q/DQ, or layer information that a tool of the runtime exported: GRAPH[,PROFILE[,TIMES]]; beside "
-        "NAME.graph.json, NAME.profile.json, NAME.times.json and "
-        "NAME.profile.metadata.json are found. Several of these are ranked.",
-        example="qdqspec explain reports/squeezenet/default\n  qdqspec explain fp16.graph.json qat.graph.json",
-        options=["backend", "device", "threads", "seed", *BUILD_OPTIONS],
-    )
-    parser.add_argument("what", nargs="+", metavar="WHAT")
-    parser.add_argument(
-        "--reference", type=Path, metavar="ORIGINAL", help="Profile a MODEL against this model instead."
-    )
-    parser.add_argument(
-        "--layers", type=int, default=12, metavar="N", help="Differences that are shown (default: 12)."
-    )
-    parser.add_argument(
+@verb(
+    "explain",
+    "qdqspec explain reports/squeezenet/default\n  qdqspec explain fp16.graph.json qat.graph.json",
+    argument("what", "WHAT", nargs="+"),
+    argument("--reference", "ORIGINAL", "Profile a MODEL against this model instead.", type=Path),
+    argument("--layers", "N", "Differences that are shown (default: 12).", type=int, default=12),
+    switch(
         "--culprits",
-        action="store_true",
-        help="List instead the Q/DQ pairs of a case or MODEL that cost most accuracy, and the SQNR without "
-        "them.",
-    )
-    add_inputs(parser, data="Inputs to run the models with (default: those of the spec, else random).")
-
-
+        "List instead the Q/DQ pairs of a case or MODEL that cost most accuracy, and the SQNR without them.",
+    ),
+    *input_options(data="Inputs to run the models with (default: those of the spec, else random)."),
+    options=("backend", "device", "threads", "seed", *BUILD_OPTIONS),
+)
 def explain(arguments: argparse.Namespace) -> int:
-    """Find the engines, compare them and print the result; or rank the pairs by their error."""
+    """Explain why a placement is faster or slower: time by layer, precision, lost fusions. WHAT is a case whose results
+    exist (its folder, or spec::case), a model, which is profiled against itself without Q/DQ, or layer information
+    that a tool of the runtime exported: GRAPH[,PROFILE[,TIMES]]; beside NAME.graph.json, NAME.profile.json,
+    NAME.times.json and NAME.profile.metadata.json are found. Several of these are ranked.
+    """
     if arguments.culprits:
         return explain_culprits(arguments)
     from qdqspec.report.explain_text import explain_json, explain_text
@@ -95,7 +82,7 @@ def _engines(arguments: argparse.Namespace) -> Sequence[ExplainedEngine]:
     if len(arguments.what) > 1:
         return _from_files(arguments.what)
     (what,) = arguments.what
-    given = partial(inputs_given, shapes=arguments.shapes, data=arguments.data, values=arguments.values)
+    given = partial(inputs_given, arguments=arguments, values=arguments.values)
     if what.endswith(".onnx"):
         return _from_model(Path(what), arguments.reference, given(Inputs()), settings)
     if Path(what).is_dir():
@@ -383,7 +370,7 @@ def _meant(
         left, notes = values_left(Path(what), arguments.values)
         original, model = arguments.reference, model_given(Path(what), left)
         if original is None:
-            _require_shapes(model, inputs_given(Inputs(), shapes=arguments.shapes, data=arguments.data))
+            _require_shapes(model, inputs_given(Inputs(), arguments))
         with _model(model, original, arguments.values) as (reference, imported):
             values = None if original is None else arguments.values
             case = Case(id="default", model=reference)
@@ -401,8 +388,7 @@ def _meant(
 
 
 def _as_given(case: Case, arguments: argparse.Namespace, values: Mapping[str, FixedValue] | None) -> Case:
-    inputs = inputs_given(case.inputs, shapes=arguments.shapes, data=arguments.data, values=values)
-    return replace(case, inputs=inputs)
+    return replace(case, inputs=inputs_given(case.inputs, arguments, values))
 
 
 def _placed(folder: Path, cure: str) -> SchemeFile:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from qdqspec import __version__
 from qdqspec.cases import SPEC_SUFFIXES
+from qdqspec.cli.arguments import MODEL, argument, output, settings_from, verb
 from qdqspec.cli.draft import DataDraft, Draft, InputDraft, counted
 from qdqspec.cli.models import judged
-from qdqspec.cli.words import Verbs, add_verb, conclude, settings_from
+from qdqspec.cli.output import conclude
 from qdqspec.collector import uncollected
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, OutputError
@@ -34,35 +35,24 @@ _REASONS = 3  # shown for operators that stay float
 _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
 
 
-def add_verbs(verbs: Verbs) -> None:
-    """Declare ``init``."""
-    parser = add_verb(
-        verbs,
-        "init",
-        init,
-        does="Write a commented spec for a model and this machine.",
-        example="qdqspec init models/net.onnx --data data/ -o specs/net.qdq.yaml",
-        options=["backend", "device", "backend-option", "allow-path"],
-    )
-    parser.add_argument("model", type=Path, metavar="MODEL")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="SPEC",
-        help="The spec to write; missing folders are created (default: <model>.qdq.yaml, here).",
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="PATH",
-        help="A data file, or a folder that is searched for data of the model.",
-    )
-
-
+@verb(
+    "init",
+    "qdqspec init models/net.onnx --data data/ -o specs/net.qdq.yaml",
+    MODEL,
+    output(
+        "SPEC",
+        "The spec to write; missing folders are created (default: <model>.qdq.yaml, here).",
+        required=False,
+    ),
+    argument("--data", "PATH", "A data file, or a folder that is searched for data of the model.", type=Path),
+    options=("backend", "device", "backend-option", "allow-path"),
+)
 @uncollected()
 def init(arguments: argparse.Namespace) -> int:
-    """Inspect the model and write the spec. An existing file is never overwritten."""
+    """Write a commented spec for a model and this machine.
+
+    An existing file is never overwritten.
+    """
     from qdqspec.graph.model import load_model
 
     settings = settings_from(arguments)

@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec import registry
-from qdqspec.cli.words import (
-    FINE,
-    IMPOSSIBLE,
-    Verbs,
-    add_verb,
-    answer,
-    complain,
-    end_on_sigterm,
-    settings_from,
-)
+from qdqspec.cli.arguments import argument, settings_from, verb
+from qdqspec.cli.output import FINE, IMPOSSIBLE, answer, complain, end_on_sigterm
 from qdqspec.config import OPTIONS, list_settings, options_of
 from qdqspec.config.hooks import declaration_of, declared, load
 from qdqspec.config.settings import DEFAULT_BACKEND
@@ -28,35 +20,20 @@ if TYPE_CHECKING:
     from qdqspec.backends.base import Availability, BuildOptions
 
 
-def add_verbs(verbs: Verbs) -> None:
-    """Declare ``doctor`` and ``config``."""
-    parser = add_verb(
-        verbs,
-        "doctor",
-        doctor,
-        does="List which backends work here, and how to get the others. Exits 0 when the chosen one works.",
-        example=f"qdqspec doctor --backend {DEFAULT_BACKEND}",
-        options=["backend", "device", "backend-option", "plugin"],
-    )
-    parser.add_argument(
+@verb(
+    "doctor",
+    f"qdqspec doctor --backend {DEFAULT_BACKEND}",
+    argument(
         "--bundle",
-        type=Path,
-        metavar="FILE.tgz",
-        help="Build, run and time small models on the backend, and write all that is recorded as one archive "
+        "FILE.tgz",
+        "Build, run and time small models on the backend, and write all that is recorded as one archive "
         "(docs/gpu-day.md).",
-    )
-    add_verb(
-        verbs,
-        "config",
-        config,
-        does="Print every setting with its value and where it came from.",
-        example="QDQSPEC_THREADS=4 qdqspec config",
-        options=[option.name for option in OPTIONS if option.name != "json"],  # --json is the command's own
-    )
-
-
+        type=Path,
+    ),
+    options=("backend", "device", "backend-option", "plugin"),
+)
 def doctor(arguments: argparse.Namespace) -> int:
-    """Probe every installed backend."""
+    """List which backends work here, and how to get the others. Exits 0 when the chosen one works."""
     from qdqspec.backends.base import BuildOptions, backend_named
 
     settings = settings_from(arguments)
@@ -145,8 +122,13 @@ def _diagnosis(name: str, availability: Availability, *, chosen: bool) -> str:
     return "\n".join(lines)
 
 
+@verb(
+    "config",
+    "QDQSPEC_THREADS=4 qdqspec config",
+    options=[option.name for option in OPTIONS if option.name != "json"],  # --json is the command's own
+)
 def config(arguments: argparse.Namespace) -> int:
-    """List the settings."""
+    """Print every setting with its value and where it came from."""
     settings = settings_from(arguments)
     rows = [(s.name, _shown(s.value), s.origin) for s in list_settings(settings)]
     texts = [(name, _text(value), origin) for name, value, origin in rows]

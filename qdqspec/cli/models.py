@@ -10,20 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec.cli.words import (
-    FINE,
-    WANTING,
-    Verbs,
-    add_inputs,
-    add_values,
-    add_verb,
-    answer,
-    conclude,
+from qdqspec.cli.arguments import (
+    MODEL,
+    argument,
+    input_options,
     inputs_given,
     model_given,
-    refuse_input_as_output,
+    output,
     settings_from,
+    switch,
+    values_option,
+    verb,
 )
+from qdqspec.cli.output import FINE, WANTING, answer, conclude, refuse_input_as_output
 from qdqspec.collector import uncollected
 from qdqspec.config import hooks
 from qdqspec.config.settings import DEFAULT_BACKEND
@@ -38,74 +37,6 @@ if TYPE_CHECKING:
 SECTIONS: tuple[InspectSection, ...] = ("regions", "patterns")
 
 
-def add_verbs(verbs: Verbs) -> None:
-    """Declare the commands."""
-    _add_inspect(verbs)
-    applying = add_verb(
-        verbs,
-        "apply",
-        apply,
-        does="Insert the Q/DQ pairs of a scheme into a model.",
-        example="qdqspec apply model.onnx scheme.json -o model.qdq.onnx",
-    )
-    applying.add_argument("model", type=Path, metavar="MODEL")
-    applying.add_argument(
-        "scheme", type=Path, metavar="SCHEME", help="The scheme.json that a run or `import` wrote."
-    )
-    applying.add_argument("-o", "--output", type=Path, metavar="OUT", required=True)
-    add_values(applying)
-    stripping = add_verb(
-        verbs,
-        "strip",
-        strip,
-        does="Remove every Q/DQ pair from a model.",
-        example="qdqspec strip model.qdq.onnx -o model.onnx",
-    )
-    stripping.add_argument("model", type=Path, metavar="MODEL")
-    stripping.add_argument("-o", "--output", type=Path, metavar="OUT", required=True)
-    stripping.add_argument(
-        "--reference",
-        type=Path,
-        metavar="ORIGINAL",
-        help="The original model, whose float weights are restored bit for bit.",
-    )
-    add_values(stripping, "the reference")
-    _add_pair_verbs(verbs)
-    _add_lint(verbs)
-
-
-def _add_inspect(verbs: Verbs) -> None:
-    parser = add_verb(
-        verbs,
-        "inspect",
-        inspect,
-        does="Print regions, their patterns and quantizable operators.",
-        example="qdqspec inspect model.onnx --verbose",
-        options=["backend", "device"],
-    )
-    parser.add_argument("model", type=Path, metavar="MODEL")
-    add_inputs(parser, data="Inputs whose shapes are used without --shapes.")
-    parser.add_argument("--regions", action="store_true", help="Only the regions.")
-    parser.add_argument("--patterns", action="store_true", help="Only the patterns.")
-    parser.add_argument("--verbose", action="store_true", help="Also node names and boundaries.")
-    parser.add_argument(
-        "--include-all", action="store_true", help="Also regions without quantizable operators."
-    )
-    parser.add_argument(
-        "--max-nodes",
-        type=_positive,
-        metavar="N",
-        help="Nodes of the largest leaf, as `regions.max_nodes` of a spec (default: 10).",
-    )
-    parser.add_argument(
-        "--lines",
-        type=_positive,
-        default=40,
-        metavar="N",
-        help="Largest number of lines of each list (default: 40).",
-    )
-
-
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -113,9 +44,29 @@ def _positive(text: str) -> int:
     return number
 
 
+@verb(
+    "inspect",
+    "qdqspec inspect model.onnx --verbose",
+    MODEL,
+    *input_options(data="Inputs whose shapes are used without --shapes."),
+    switch("--regions", "Only the regions."),
+    switch("--patterns", "Only the patterns."),
+    switch("--verbose", "Also node names and boundaries."),
+    switch("--include-all", "Also regions without quantizable operators."),
+    argument(
+        "--max-nodes",
+        "N",
+        "Nodes of the largest leaf, as `regions.max_nodes` of a spec (default: 10).",
+        type=_positive,
+    ),
+    argument(
+        "--lines", "N", "Largest number of lines of each list (default: 40).", type=_positive, default=40
+    ),
+    options=("backend", "device"),
+)
 @uncollected()
 def inspect(arguments: argparse.Namespace) -> int:
-    """Divide the model into regions and print them with the backend's ratings."""
+    """Print regions, their patterns and quantizable operators."""
     from qdqspec.parity.data import shaped_by_data
     from qdqspec.parity.shapes import require_inputs
     from qdqspec.regions.forecast import forecast_tuning
@@ -127,7 +78,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     find = partial(find_regions, rules=rules)
     model = model_given(arguments.model, arguments.values)
     regions = find(model)
-    inputs = inputs_given(Inputs(), shapes=arguments.shapes, data=arguments.data)
+    inputs = inputs_given(Inputs(), arguments)
     require_inputs(model, inputs)
     known = shaped_by_data(model, inputs).profiles[0].opt()
     inspection = inspect_model(
@@ -159,26 +110,51 @@ def judged(model: Model, settings: Settings) -> Judged:
     return judge(model, backend.capabilities(options), backend=backend.name, note=note)
 
 
+@verb(
+    "apply",
+    "qdqspec apply model.onnx scheme.json -o model.qdq.onnx",
+    MODEL,
+    argument("scheme", "SCHEME", "The scheme.json that a run or `import` wrote.", type=Path),
+    output("OUT"),
+    values_option(),
+)
 @uncollected()
 def apply(arguments: argparse.Namespace) -> int:
-    """Write the model with the pairs of the scheme."""
-    from qdqspec.graph.model import Model
+    """Insert the Q/DQ pairs of a scheme into a model."""
+    from qdqspec.graph.model import Model, require_path
     from qdqspec.graph.save import save_model
     from qdqspec.placement.scheme import apply_scheme
 
     model = model_given(arguments.model, arguments.values)
     result = apply_scheme(model, arguments.scheme)
     save_model(
-        result.proto, arguments.output, inputs=[arguments.scheme, *model.user_files], base=_folder_of(model)
+        result.proto,
+        arguments.output,
+        inputs=[arguments.scheme, *model.user_files],
+        base=require_path(model).parent,
     )
     notes = [*model.notes, *result.notes]
     pairs = _dequantized(Model(result.proto))
     return conclude(arguments, f"{pairs} dequantized tensors in it", notes, {"pairs": pairs})
 
 
+@verb(
+    "strip",
+    "qdqspec strip model.qdq.onnx -o model.onnx",
+    MODEL,
+    output("OUT"),
+    argument(
+        "--reference",
+        "ORIGINAL",
+        "The original model, whose float weights are restored bit for bit.",
+        type=Path,
+    ),
+    values_option("the reference"),
+)
 @uncollected()
 def strip(arguments: argparse.Namespace) -> int:
-    """Write the model without pairs, and report the parts that could not be restored exactly."""
+    """Remove every Q/DQ pair from a model."""
+    from qdqspec.graph.model import require_path
     from qdqspec.graph.save import save_model
     from qdqspec.placement.strip import strip_qdq
 
@@ -188,15 +164,9 @@ def strip(arguments: argparse.Namespace) -> int:
     result = strip_qdq(model, reference)
     given = (model, *(() if reference is None else (reference,)))
     inputs = [file for one in given for file in one.user_files]
-    save_model(result.proto, arguments.output, inputs=inputs, base=_folder_of(model))
+    save_model(result.proto, arguments.output, inputs=inputs, base=require_path(model).parent)
     notes = [*model.notes, *result.notes]
     return conclude(arguments, f"{removed} dequantized tensors removed", notes, {"pairs": removed})
-
-
-def _folder_of(model: Model) -> Path:
-    """The folder of a model's external data."""
-    assert model.path is not None
-    return model.path.parent
 
 
 def _dequantized(model: Model) -> int:
@@ -215,50 +185,24 @@ def _dequantized(model: Model) -> int:
 ROWS = 12  # of each kind, that `diff` shows without ``--all``
 
 
-def _add_pair_verbs(verbs: Verbs) -> None:
-    """Declare ``import``, ``diff`` and ``fold``."""
-    importing = add_verb(
-        verbs,
-        "import",
-        import_model,
-        does="Write the Q/DQ pairs of a quantized model as a scheme. Their scales and zero points are kept, and the "
-        "model may be from another tool.",
-        example="qdqspec import by-hand.qdq.onnx -o scheme.json",
-    )
-    importing.add_argument("model", type=Path, metavar="QDQ_MODEL")
-    importing.add_argument("-o", "--output", type=Path, metavar="SCHEME", required=True)
-    importing.add_argument(
+@verb(
+    "import",
+    "qdqspec import by-hand.qdq.onnx -o scheme.json",
+    argument("model", "QDQ_MODEL", type=Path),
+    output("SCHEME"),
+    argument(
         "--reference",
+        "ORIGINAL",
+        "The model before quantization; its names of tensors and nodes are used.",
         type=Path,
-        metavar="ORIGINAL",
-        help="The model before quantization; its names of tensors and nodes are used.",
-    )
-    add_values(importing, "the reference")
-    differing = add_verb(
-        verbs,
-        "diff",
-        diff,
-        does="Compare the Q/DQ of two models. Exits 0 when they are the same, 1 when not.",
-        example="qdqspec diff model.onnx tuned.onnx",
-    )
-    differing.add_argument("first", type=Path, metavar="A")
-    differing.add_argument("second", type=Path, metavar="B")
-    differing.add_argument("--verbose", action="store_true", help=f"Show all, not {ROWS} of a kind.")
-    folding = add_verb(
-        verbs,
-        "fold",
-        fold,
-        does="Fold constants and remove unread nodes. QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear "
-        "and operators of other domains are never folded.",
-        example="qdqspec fold model.qdq.onnx -o folded.onnx",
-    )
-    folding.add_argument("model", type=Path, metavar="MODEL")
-    folding.add_argument("-o", "--output", type=Path, metavar="OUT", required=True)
-
-
+    ),
+    values_option("the reference"),
+)
 @uncollected()
 def import_model(arguments: argparse.Namespace) -> int:
-    """Read the pairs of a model and write them as a scheme."""
+    """Write the Q/DQ pairs of a quantized model as a scheme. Their scales and zero points are kept, and the model
+    may be from another tool.
+    """
     from qdqspec.placement.import_qdq import import_placement
     from qdqspec.placement.scheme import IMPORTED, write_scheme
 
@@ -286,9 +230,16 @@ def import_model(arguments: argparse.Namespace) -> int:
     return conclude(arguments, summary, imported.notes, {"digest": imported.placement.digest, **counts})
 
 
+@verb(
+    "diff",
+    "qdqspec diff model.onnx tuned.onnx",
+    argument("first", "A", type=Path),
+    argument("second", "B", type=Path),
+    switch("--verbose", f"Show all, not {ROWS} of a kind."),
+)
 @uncollected()
 def diff(arguments: argparse.Namespace) -> int:
-    """Compare two models, with their local functions inlined."""
+    """Compare the Q/DQ of two models. Exits 0 when they are the same, 1 when not."""
     from qdqspec.placement.diff import diff_models, render_text, to_json
 
     found = diff_models(model_given(arguments.first), model_given(arguments.second))
@@ -296,9 +247,12 @@ def diff(arguments: argparse.Namespace) -> int:
     return FINE if found.same else WANTING
 
 
+@verb("fold", "qdqspec fold model.qdq.onnx -o folded.onnx", MODEL, output("OUT"))
 @uncollected()
 def fold(arguments: argparse.Namespace) -> int:
-    """Write the model with its constants folded."""
+    """Fold constants and remove unread nodes. QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and operators
+    of other domains are never folded.
+    """
     from qdqspec.graph.fold import fold_constants
     from qdqspec.graph.model import load_model
     from qdqspec.graph.save import save_model
@@ -306,41 +260,13 @@ def fold(arguments: argparse.Namespace) -> int:
     model = load_model(arguments.model)
     result = fold_constants(model)
     base = arguments.model.absolute().parent
-    inputs = [arguments.model, *model.external_files()]
-    save_model(result.model.proto, arguments.output, inputs=inputs, base=base)
+    save_model(result.model.proto, arguments.output, inputs=model.user_files, base=base)
     left = sum(not node.is_marker for node in result.model.nodes)
     counts = {"folded": len(result.folded), "dead": len(result.unused), "nodes": left}
     summary = (
         f"{counts['folded']} nodes folded and {counts['dead']} unread ones dropped, {counts['nodes']} left"
     )
     return conclude(arguments, summary, result.notes, counts)
-
-
-def _add_lint(verbs: Verbs) -> None:
-    """Declare ``lint``."""
-    parser = add_verb(
-        verbs,
-        "lint",
-        lint,
-        does="List nodes that a target rejects or runs slowly. Exits 1 if it rejects one.",
-        example=f"qdqspec lint model.qdq.onnx --target {DEFAULT_BACKEND}-cpu --strict",
-    )
-    parser.add_argument("model", type=Path, metavar="MODEL")
-    parser.add_argument(
-        "--target",
-        action="append",
-        metavar="T",
-        help="A target for which a backend has rules; without one all targets are listed. Repeatable.",
-    )
-    parser.add_argument("--strict", action="store_true", help="Exit 1 also on findings of severity slow.")
-    parser.add_argument(
-        "--compute-capability",
-        type=_capability,
-        metavar="M.N",
-        help="Compute capability of the GPU, such as 8.9; without it, findings that depend on it are notes.",
-    )
-    add_values(parser)
-    parser.add_argument("--all", action="store_true", help="List all nodes of a rule, instead of five.")
 
 
 def _capability(text: str) -> tuple[int, int]:
@@ -350,9 +276,29 @@ def _capability(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+@verb(
+    "lint",
+    f"qdqspec lint model.qdq.onnx --target {DEFAULT_BACKEND}-cpu --strict",
+    MODEL,
+    argument(
+        "--target",
+        "T",
+        "A target for which a backend has rules; without one all targets are listed. Repeatable.",
+        action="append",
+    ),
+    switch("--strict", "Exit 1 also on findings of severity slow."),
+    argument(
+        "--compute-capability",
+        "M.N",
+        "Compute capability of the GPU, such as 8.9; without it, findings that depend on it are notes.",
+        type=_capability,
+    ),
+    values_option(),
+    switch("--all", "List all nodes of a rule, instead of five."),
+)
 @uncollected()
 def lint(arguments: argparse.Namespace) -> int:
-    """Check the model with the rules of each target."""
+    """List nodes that a target rejects or runs slowly. Exits 1 if it rejects one."""
     from qdqspec.lint import lint_model
     from qdqspec.lint.rules import findings_to_json, render_findings
 

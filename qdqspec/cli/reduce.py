@@ -6,20 +6,10 @@ import argparse
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec.cli.words import (
-    FINE,
-    Verbs,
-    add_inputs,
-    add_verb,
-    answer,
-    complain,
-    model_given,
-    settings_from,
-    writable_folder,
-)
+from qdqspec.cli.arguments import MODEL, argument, input_options, model_given, output, settings_from, verb
+from qdqspec.cli.output import FINE, answer, complain, writable_folder
 from qdqspec.errors import StateError
 
 if TYPE_CHECKING:
@@ -30,38 +20,27 @@ if TYPE_CHECKING:
 MINUTES = 5.0
 
 
-def add_verbs(verbs: Verbs) -> None:
-    """Declare ``reduce``."""
-    parser = add_verb(
-        verbs,
-        "reduce",
-        reduce,
-        does="Reduce a model that a backend fails on to a few nodes. They have random weights and fail in the same "
-        "way: the backend rejects them or crashes. A program that shows it is written too.",
-        example="qdqspec reduce model.qdq.onnx -o fault/",
-        options=("backend", "device", "threads", "seed", "build-limit", "backend-option", "plugin"),
-    )
-    parser.add_argument("model", type=Path, metavar="MODEL")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="DIR",
-        required=True,
-        help="Folder for the reduced model and the program.",
-    )
-    parser.add_argument(
+@verb(
+    "reduce",
+    "qdqspec reduce model.qdq.onnx -o fault/",
+    MODEL,
+    output("DIR", "Folder for the reduced model and the program."),
+    argument(
         "--minutes",
+        "M",
+        f"Time limit; the smallest model by then is written (default: {MINUTES:g}).",
         type=float,
         default=MINUTES,
-        metavar="M",
-        help=f"Time limit; the smallest model by then is written (default: {MINUTES:g}).",
-    )
-    add_inputs(parser)
-
-
+    ),
+    *input_options(),
+    options=("backend", "device", "threads", "seed", "build-limit", "backend-option", "plugin"),
+)
 def reduce(arguments: argparse.Namespace) -> int:
-    """Reduce the model; raises `StateError` if it does not fail."""
+    """Reduce a model that a backend fails on to a few nodes. They have random weights and fail in the same way:
+    the backend rejects them or crashes. A program that shows it is written too.
+
+    Raises `StateError` if the model does not fail.
+    """
     from qdqspec.backends.base import BuildOptions
     from qdqspec.measurement.isolate import Isolated
     from qdqspec.measurement.reduce import reduce_model, with_shapes

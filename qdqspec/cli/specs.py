@@ -10,68 +10,47 @@ from typing import Any, get_args
 
 from qdqspec import registry
 from qdqspec.cases import find_specs, is_spec, load_cases
-from qdqspec.cli.words import (
-    FINE,
-    IMPOSSIBLE,
-    Verbs,
-    add_verb,
-    answer,
-    complain,
-    say,
-    settings_from,
-)
+from qdqspec.cli.arguments import argument, output, settings_from, verb
+from qdqspec.cli.output import FINE, IMPOSSIBLE, answer, complain, say
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, SpecError
 from qdqspec.files import write_whole
-from qdqspec.registry import did_you_mean
 from qdqspec.types import Case
 
-
-def add_verbs(verbs: Verbs) -> None:
-    """Declare ``list`` and ``schema``."""
-    listing = add_verb(
-        verbs,
-        "list",
-        list_cases,
-        does="List the cases and checks of specs, without opening a model; or, by a word, all entries of a kind: "
-        "backends, strategies, checks or formats (of reports).",
-        example="qdqspec list specs/ --json\n  qdqspec list checks",
-        options=["allow-path"],
-    )
-    listing.add_argument(
-        "paths",
-        nargs="*",
-        type=Path,
-        metavar="PATH|WORD",
-        help="Specs or folders (default: here), or one of the words.",
-    )
-    schema = add_verb(
-        verbs,
-        "schema",
-        write_schema,
-        does="Write the JSON Schema of spec files. Editors complete the keys of a spec with it.",
-        example="qdqspec schema -o qdqspec.schema.json",
-    )
-    schema.add_argument("-o", "--output", type=Path, metavar="PATH", help="Write to a file.")
+KINDS: dict[str, registry.RegistryKind] = {
+    "backends": "backend",
+    "strategies": "strategy",
+    "checks": "check",
+    "formats": "format",
+}
 
 
+@verb(
+    "list",
+    "qdqspec list specs/ --json\n  qdqspec list checks",
+    argument(
+        "paths", "PATH|WORD", "Specs or folders (default: here), or one of the words.", nargs="*", type=Path
+    ),
+    options=("allow-path",),
+)
 def list_cases(arguments: argparse.Namespace) -> int:
-    """List the readable cases; an invalid spec is reported and does not hide the others."""
-    if (
-        len(arguments.paths) == 1
-        and (kind := KINDS.get(str(arguments.paths[0])))
-        and not arguments.paths[0].exists()
-    ):
-        return _list_kind(kind, arguments)
+    """List the cases and checks of specs, without opening a model; or, by a word, all entries of a kind: backends,
+    strategies, checks or formats (of reports).
+
+    An invalid spec is reported and does not hide the others.
+    """
+    word = str(arguments.paths[0]) if len(arguments.paths) == 1 else ""
+    if word and not Path(word).exists():
+        if word in KINDS:
+            return _list_kind(KINDS[word], arguments)
+        if not is_spec(Path(word)):
+            raise ConfigError(
+                f"there is no such spec or folder{registry.did_you_mean(word, [*KINDS])}",
+                where=word,
+                cure=f"name specs or folders, or one of the words {', '.join(KINDS)}",
+            )
     settings = settings_from(arguments)
     found, wrong = [], []
-    if len(arguments.paths) == 1 and not (arguments.paths[0].exists() or is_spec(arguments.paths[0])):
-        word = str(arguments.paths[0])
-        raise ConfigError(
-            f"there is no such spec or folder{did_you_mean(word, [*KINDS])}",
-            where=word,
-            cure=f"name specs or folders, or one of the words {', '.join(KINDS)}",
-        )
     for path in find_specs(arguments.paths or [Path()]):
         try:
             found += [(path, case) for case in load_cases(path.absolute(), settings)]
@@ -85,14 +64,6 @@ def list_cases(arguments: argparse.Namespace) -> int:
     if not found and not wrong:
         complain("no spec found; names of specs end in .qdq.yaml\n  qdqspec init MODEL.onnx writes one")
     return IMPOSSIBLE if wrong or not found else FINE
-
-
-KINDS: dict[str, registry.RegistryKind] = {
-    "backends": "backend",
-    "strategies": "strategy",
-    "checks": "check",
-    "formats": "format",
-}
 
 
 def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> int:
@@ -171,8 +142,9 @@ def _from_root(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
+@verb("schema", "qdqspec schema -o qdqspec.schema.json", output("PATH", "Write to a file.", required=False))
 def write_schema(arguments: argparse.Namespace) -> int:
-    """Write the schema to a file or to standard output."""
+    """Write the JSON Schema of spec files. Editors complete the keys of a spec with it."""
     from qdqspec.spec.models import spec_schema
 
     text = json.dumps(spec_schema(), indent=2)

@@ -18,21 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from qdqspec import registry
 from qdqspec.cases import find_cases
-from qdqspec.cli.asked import RARE, add_words, case_as_asked
-from qdqspec.cli.reduce import reduce_failures
-from qdqspec.cli.words import (
+from qdqspec.cli.arguments import argument, output, settings_from, switch, verb
+from qdqspec.cli.asked import GROUPS, case_as_asked
+from qdqspec.cli.output import (
     COLOR,
     FINE,
     IMPOSSIBLE,
     WANTING,
-    Verbs,
-    add_verb,
     answer,
     complain,
     refuse_input_as_output,
-    settings_from,
     writable_folder,
 )
+from qdqspec.cli.reduce import reduce_failures
 from qdqspec.config import Settings, find_folder, note_owner, other_owner
 from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import ConfigError, OutputError, QdqspecError
@@ -44,52 +42,69 @@ if TYPE_CHECKING:
     from qdqspec.session import Session
 
 _WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that a run writes
-_OPTIONS = (
-    "backend", "device", "mode", "threads", "jobs", "seed", "time-limit", "require", "scheme", "cache-dir", "no-cache",
-    "build-limit", "retune",
-    "report", "allow-path", "baseline", *BUILD_OPTIONS,
-    "cluster", "cluster-device", "cluster-tls",
-)  # fmt: skip
 
 
-def add_verbs(verbs: Verbs) -> None:
-    """Declare ``tune``."""
-    parser = add_verb(
-        verbs,
-        "tune",
-        tune,
-        does="Search for the fastest Q/DQ placement of a model or spec. Of a spec: of each case. With several backends "
-        "(--backend A,B): on each of them, and then time the models of all together.",
-        example="qdqspec tune model.onnx --calibration data.npz --minutes 5 -o tuned/",
-        options=_OPTIONS,
-        rare=RARE | {"targets", "reduce_failures"},
-    )
-    parser.add_argument("what", metavar="SPEC|MODEL", help="A spec, one case of it (file::case), or a model.")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="DIR|FILE.onnx",
-        help="Folder of models and results. For a model it may be a file: the tuned model is copied to it.",
-    )
-    parser.add_argument(
+def weights(text: str) -> dict[str, float]:
+    """Parse ``A:2,B``: a weight for each backend, 1 if not stated."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, weight = part.strip().partition(":")
+        try:
+            value = float(weight or 1)
+        except ValueError:
+            value = 0.0
+        if not name or not 0 < value < math.inf or name in found:
+            raise argparse.ArgumentTypeError(f"'{text}' is no list of backends with weights, as A:2,B")
+        found[name] = value
+    return found
+
+
+@verb(
+    "tune",
+    "qdqspec tune model.onnx --calibration data.npz --minutes 5 -o tuned/",
+    argument("what", "SPEC|MODEL", "A spec, one case of it (file::case), or a model."),
+    output(
+        "DIR|FILE.onnx",
+        "Folder of models and results. For a model it may be a file: the tuned model is copied to it.",
+        required=False,
+    ),
+    argument(
         "--targets",
+        "A:2,B",
+        "Backends, each with a weight (default: 1). Tune on each, and select one placement for all: it is slower than "
+        "float on none, and has the least weighted geometric mean of ratios.",
         type=weights,
-        metavar="A:2,B",
-        help="Backends, each with a weight (default: 1). Tune on each, and select one placement for all: it is "
-        "slower than float on none, and has the least weighted geometric mean of ratios.",
-    )
-    parser.add_argument(
+        rare=True,
+    ),
+    switch(
         "--reduce-failures",
-        action="store_true",
-        help="Reduce the first failed candidate of each case to a few nodes, as verb `reduce` does "
-        "(DIR/faults).",
-    )
-    add_words(parser)
-
-
+        "Reduce the first failed candidate of each case to a few nodes, as verb `reduce` does (DIR/faults).",
+        rare=True,
+    ),
+    *GROUPS,
+    options=(
+        *(
+            "backend",
+            "device",
+            "mode",
+            "threads",
+            "jobs",
+            "seed",
+            "time-limit",
+            "require",
+            "scheme",
+            "cache-dir",
+        ),
+        *("no-cache", "build-limit", "retune", "report", "allow-path", "baseline", *BUILD_OPTIONS),
+        *("cluster", "cluster-device", "cluster-tls"),
+    ),
+)
 def tune(arguments: argparse.Namespace) -> int:
-    """Tune every case; return 1 if a check of a spec fails, 2 if one could not be evaluated."""
+    """Search for the fastest Q/DQ placement of a model or spec. Of a spec: of each case. With several backends
+    (--backend A,B): on each of them, and then time the models of all together.
+
+    Returns 1 if a check of a spec fails, 2 if one could not be evaluated.
+    """
     bare = Path(arguments.what).suffix == ".onnx"
     backends = backends_asked(arguments)
     single = bare and not backends
@@ -323,21 +338,6 @@ def _verdict_lines(record: RunRecord) -> list[str]:
 def _is_failed(result: CheckResult, settings: Settings) -> bool:
     undecided = result.verdict.outcome == "inconclusive" and "conclusive" in settings.require
     return result.severity == "error" and (result.verdict.outcome == "fail" or undecided)
-
-
-def weights(text: str) -> dict[str, float]:
-    """Parse ``A:2,B``: a weight for each backend, 1 if not stated."""
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, weight = part.strip().partition(":")
-        try:
-            value = float(weight or 1)
-        except ValueError:
-            value = 0.0
-        if not name or not 0 < value < math.inf or name in found:
-            raise argparse.ArgumentTypeError(f"'{text}' is no list of backends with weights, as A:2,B")
-        found[name] = value
-    return found
 
 
 def backends_asked(arguments: argparse.Namespace) -> tuple[str, ...]:

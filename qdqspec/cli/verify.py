@@ -7,17 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.cli.words import (
-    FINE,
-    WANTING,
-    Verbs,
-    add_inputs,
-    add_verb,
-    answer,
-    data_given,
-    note,
-    settings_from,
-)
+from qdqspec.cli.arguments import Group, argument, data_given, input_options, settings_from, verb
+from qdqspec.cli.output import FINE, WANTING, answer, note
 from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
 
@@ -26,50 +17,46 @@ if TYPE_CHECKING:
     from qdqspec.session import Session
     from qdqspec.types import Probe
 
-_OPTIONS = ("backend", "device", "threads", "seed", "build-limit", *BUILD_OPTIONS)
 _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps")
 
 
-def add_verbs(verbs: Verbs) -> None:
-    """Declare ``verify``."""
-    parser = add_verb(
-        verbs,
-        "verify",
-        verify,
-        does="Measure the error of a tuned model's outputs. The shares of quantization and of the runtime are "
-        "separated. Nothing is timed. Exits 1 where a limit is not kept.",
-        example="qdqspec verify model.onnx tuned.onnx --data data.npz --min-sqnr-db 25\n"
-        "  qdqspec verify model.onnx tuned.onnx --input reports/model/default/parity/parity.npz",
-        options=_OPTIONS,
-    )
-    parser.add_argument("model", type=Path, metavar="MODEL", help="The original model.")
-    parser.add_argument("tuned", type=Path, metavar="TUNED", help="A model with the same inputs.")
-    data = parser.add_mutually_exclusive_group()
-    data.add_argument(
-        "--data",
-        type=data_given,
-        metavar="PATH",
-        help="Inputs to compare on, as `tune --evaluation` takes them (default: random ones).",
-    )
-    data.add_argument(
-        "--input",
-        type=Path,
-        metavar="NPZ",
-        help="One input, saved by a parity check together with the limits that it broke.",
-    )
-    add_inputs(parser)
-    for name in _LIMITS:
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=float,
-            metavar="X",
-            help="The limit of the same name of check `parity`.",
+@verb(
+    "verify",
+    "qdqspec verify model.onnx tuned.onnx --data data.npz --min-sqnr-db 25\n"
+    "  qdqspec verify model.onnx tuned.onnx --input reports/model/default/parity/parity.npz",
+    argument("model", "MODEL", "The original model.", type=Path),
+    argument("tuned", "TUNED", "A model with the same inputs.", type=Path),
+    Group(
+        "",
+        (
+            argument(
+                "--data",
+                "PATH",
+                "Inputs to compare on, as `tune --evaluation` takes them (default: random ones).",
+                type=data_given,
+            ),
+            argument(
+                "--input",
+                "NPZ",
+                "One input, saved by a parity check together with the limits that it broke.",
+                type=Path,
+            ),
+        ),
+    ),
+    *input_options(),
+    *(
+        argument(
+            f"--{name.replace('_', '-')}", "X", "The limit of the same name of check `parity`.", type=float
         )
-    parser.add_argument("--outputs", nargs="+", metavar="GLOB", help="Only outputs with matching names.")
-
-
+        for name in _LIMITS
+    ),
+    argument("--outputs", "GLOB", "Only outputs with matching names.", nargs="+"),
+    options=("backend", "device", "threads", "seed", "build-limit", *BUILD_OPTIONS),
+)
 def verify(arguments: argparse.Namespace) -> int:
-    """Compare, print, and evaluate limits if any are given."""
+    """Measure the error of a tuned model's outputs. The shares of quantization and of the runtime are separated.
+    Nothing is timed. Exits 1 where a limit is not kept.
+    """
     from qdqspec.session import Session
 
     limits = _limits(arguments)

@@ -230,7 +230,7 @@ sys.exit(getattr(importlib.import_module(module), function)())
 """
 
 
-@pytest.mark.parametrize("module", ["qdqspec.cli", "qdqspec.cli.words", "argparse"])
+@pytest.mark.parametrize("module", ["qdqspec.cli", "qdqspec.cli.output", "argparse"])
 def test_ctrl_c_while_the_installed_command_imports_its_modules(module, tmp_path):
     """The interrupt arrives at the import of ``module``, before any command is parsed."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -291,7 +291,7 @@ def test_a_signal_during_a_fork_is_not_lost(name):
     """Python ignores exceptions in functions that it calls at a fork: of `logging`, before Python 3.13 and since."""
     code = f"""if True:
         import signal, time
-        from qdqspec.cli.words import end_on_sigterm
+        from qdqspec.cli.output import end_on_sigterm
         def inside():
             signal.raise_signal(signal.SIGTERM)  # in a function that the one at the fork calls
         def {name}():
