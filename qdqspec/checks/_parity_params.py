@@ -195,7 +195,13 @@ class ParityParams(CheckParams, ParityLimits):
     def error_excess(self, outputs: tuple[TensorParity, ...]) -> float:
         """The distance of an input's error from the first limit: larger is worse."""
         assert self._leading is not None
-        signed = [_signed(self._leading, out) for out in self.chosen(outputs) if out.compared]
+        signed = []
+        for out in self.chosen(outputs):
+            value = getattr(out, self._leading.fact)
+            if out.compared and math.isnan(value):
+                signed.append(_WORST)
+            elif out.compared:
+                signed.append(max(-_WORST, min(-value if self._leading.floor else value, _WORST)))
         return max(signed, default=0.0)
 
     @property
@@ -209,11 +215,9 @@ class ParityParams(CheckParams, ParityLimits):
 
     def chosen(self, outputs: tuple[TensorParity, ...]) -> list[TensorParity]:
         """The outputs that the check applies to, the worst first."""
-        named = (out for out in outputs if not self.outputs or self._names(out))
+        globs = self.outputs or ("*",)
+        named = (out for out in outputs if any(fnmatchcase(out.name, glob) for glob in globs))
         return sorted(named, key=_error_order)
-
-    def _names(self, out: TensorParity) -> bool:
-        return any(fnmatchcase(out.name, glob) for glob in self.outputs)
 
     @property
     def asks_agreement(self) -> bool:
@@ -221,14 +225,6 @@ class ParityParams(CheckParams, ParityLimits):
         return any(
             limits and limits.min_agreement is not None for limits in (self, self.quantization, self.runtime)
         )
-
-
-def _signed(limit: Limit, out: TensorParity) -> float:
-    """A value that grows as it gets worse, and is always finite."""
-    value: float = getattr(out, limit.fact)
-    if math.isnan(value):
-        return _WORST
-    return max(-_WORST, min(-value if limit.floor else value, _WORST))
 
 
 def _error_order(out: TensorParity) -> tuple[bool, float]:

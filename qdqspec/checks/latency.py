@@ -127,8 +127,10 @@ class LatencyCheck:
                 "Judge this target with clock: wall.",
             )
         # The measurement to compare with the budget: all profiles together, or the named one.
-        runs = latency.line("tuned", params.profile if latency.profiles else None).run_ms(clock)
-        where = _profile(params, latency)
+        line = latency.line("tuned", params.profile if latency.profiles else None)
+        runs, where = line.run_ms(clock), ""
+        if params.profile is not None and latency.profiles:
+            where = f" at {plain(latency.profiles[params.profile].name, 40)}"
         limits = [_Limit.of(percent, allowed, runs, where) for percent, allowed in sorted(budget.items())]
         return _verdict(limits, evidence, latency, clock)
 
@@ -214,13 +216,6 @@ def _advice(worst: _Limit, evidence: Evidence) -> str:
             "Use a lower percentile, or raise the budget."
         )
     return faster_advice(evidence, "raise the budget", gap=worst.value / worst.allowed)
-
-
-def _profile(params: LatencyParams, latency: LatencyEvidence) -> str:
-    """Name of the shape profile that the budget applies to, if there are several."""
-    if params.profile is None or not latency.profiles:
-        return ""
-    return f" at {plain(latency.profiles[params.profile].name, 40)}"
 
 
 def _no_budget(params: LatencyParams, evidence: Evidence) -> Verdict:

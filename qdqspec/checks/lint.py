@@ -63,7 +63,8 @@ class LintCheck:
             for finding in evidence.lint[target]
             if finding.id not in params.ignore
         ]
-        wrong = [pair for pair in found if _counts(pair[1], strict=params.strict)]
+        severities = ("refused", "slow") if params.strict else ("refused",)
+        wrong = [(target, finding) for target, finding in found if finding.severity in severities]
         return verdict(
             "fail" if wrong else "pass",
             _headline(params, wrong),
@@ -72,12 +73,11 @@ class LintCheck:
                 severity: sum(f.severity == severity for _, f in found)
                 for severity in ("refused", "slow", "note")
             },
-            advice=_advice(wrong),
+            advice="".join(
+                f"{first.id}: {first.title}. To cure it: {first.cure}. `qdqspec lint` lists all."
+                for _, first in wrong[:1]
+            ),
         )
-
-
-def _counts(finding: Finding, *, strict: bool) -> bool:
-    return finding.severity == "refused" or (strict and finding.severity == "slow")
 
 
 def _headline(params: LintParams, wrong: list[tuple[LintTarget, Finding]]) -> str:
@@ -100,13 +100,6 @@ def _sections(found: list[tuple[LintTarget, Finding]]) -> tuple[Section, ...]:
         rows.append(("", "", "", f"and {count_text(len(found) - _SHOWN, 'more finding')}", ""))
     headers = ("target", "rule", "severity", "node", "what")
     return (Section(title="Findings", headers=headers, rows=tuple(rows)),) if rows else ()
-
-
-def _advice(wrong: list[tuple[LintTarget, Finding]]) -> str:
-    if not wrong:
-        return ""
-    _, first = wrong[0]
-    return f"{first.id}: {first.title}. To cure it: {first.cure}. `qdqspec lint` lists all."
 
 
 check = LintCheck()

@@ -12,7 +12,6 @@ from qdqspec.checks._parity_params import SearchParams as SearchParams
 from qdqspec.checks.base import CheckParams
 from qdqspec.checks.verdicts import WIDTH, is_unchanged, unmeasured, verdict
 from qdqspec.types import (
-    Culprit,
     CulpritEvidence,
     Evidence,
     EvidenceKind,
@@ -46,7 +45,10 @@ class ParityCheck:
     def requests(self, params: ParityParams) -> tuple[Request, ...]:
         """The comparison, the pairs that cost most if quantization breaks a limit, and the search for an input."""
         compared = ParityRequest(top=params.top, culpable=partial(culpable_output, params))
-        return compared, *(() if params.search is None else (_input_request(params, params.search),))
+        if params.search is None:
+            return (compared,)
+        search = {name: getattr(params.search, name) for name in SearchParams.model_fields}
+        return compared, InputRequest(key=params.evidence_key, limits=params, **search)
 
     def judge(self, params: ParityParams, evidence: Evidence) -> Verdict:
         """Pass if each chosen output keeps each limit; outputs that are not floats must be equal."""
@@ -78,17 +80,6 @@ class ParityCheck:
             },
             advice=advised,
         )
-
-
-def _input_request(params: ParityParams, search: SearchParams) -> InputRequest:
-    return InputRequest(
-        key=params.evidence_key,
-        limits=params,
-        examples=search.examples,
-        seconds=search.seconds,
-        beyond=search.beyond,
-        values=search.values,
-    )
 
 
 def _conclusion(
@@ -139,9 +130,10 @@ def _failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
     """Each exceeded limit: those of the whole first, then those of the two steps."""
     top, found = params.top.key, []
     for out in params.chosen(parity.outputs):
-        found += [
-            _with_step(out.name, words, error_source(parity, out.name)) for words in broken(params, out, top)
-        ]
+        step = error_source(parity, out.name)
+        for words in broken(params, out, top):
+            longer = f"{words}, by {step}" if step else words
+            found.append(_Failure(out.name, longer if len(longer) <= WIDTH else words, step))
     for limits, outputs, step in (
         (params.quantization, parity.quantization, QUANTIZATION),
         (params.runtime, parity.runtime, RUNTIME),
@@ -151,12 +143,6 @@ def _failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
                 result = broken(limits, out, top)
                 found += [_Failure(out.name, f"{step} alone, {words}", step) for words in result]
     return found
-
-
-def _with_step(output: str, words: str, step: str) -> _Failure:
-    """A failure, with the step that causes it if the line is short enough."""
-    longer = f"{words}, by {step}" if step else words
-    return _Failure(output, longer if len(longer) <= WIDTH else words, step)
 
 
 def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Verdict | None:
@@ -211,37 +197,29 @@ def _pass_headline(params: ParityParams, judged: list[TensorParity]) -> str:
 
 
 def _table(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Section:
-    shown = _columns(params)
-    limits = ("limit", *(_bound(params, limit) for limit in shown), "")
-    rows = [_row(params, out, shown) for out in judged]
+    shown, top = _columns(params), params.top.key
+    rows = [
+        (*_row(out, shown, top, 40), "fail" if any(broken(params, out, top)) else "pass") for out in judged
+    ]
+    allowed = [(limit, getattr(params, limit.param)) for limit in shown]
+    bounds = [
+        "" if most is None else f"{'>=' if limit.floor else '<='} {limit.text(most)}"
+        for limit, most in allowed
+    ]
     return Section(
         title=f"Outputs, worst first ({count_text(parity.samples, 'input')} of {parity.data} data)",
-        headers=("output", *(_title(limit, params) for limit in shown), "verdict"),
-        rows=(*rows, limits),
+        headers=("output", *(top if limit is AGREEMENT else limit.title for limit in shown), "verdict"),
+        rows=(*rows, ("limit", *bounds, "")),
     )
 
 
-def _title(limit: Limit, params: ParityParams) -> str:
-    return params.top.key if limit is AGREEMENT else limit.title
-
-
-def _bound(params: ParityParams, limit: Limit) -> str:
-    allowed = getattr(params, limit.param)
-    return "" if allowed is None else f"{'>=' if limit.floor else '<='} {limit.text(allowed)}"
-
-
-def _row(params: ParityParams, out: TensorParity, shown: tuple[Limit, ...]) -> tuple[str, ...]:
-    top = params.top.key
-    outcome = "fail" if any(broken(params, out, top)) else "pass"
+def _row(out: TensorParity, shown: tuple[Limit, ...], top: str, width: int) -> tuple[str, ...]:
+    """An output and its values; in place of the first, within ``width``, why there are none."""
     if not out.compared or not out.matches:
-        result = plain(out.note or ("equal" if out.matches else "not equal"), 40)
-        return (plain(out.name), result, *("" for _ in shown[1:]), outcome)
+        why = plain(out.note or ("equal" if out.matches else "not equal"), width)
+        return (plain(out.name), why, *("" for _ in shown[1:]))
     values = ((limit, value_of(limit, out, top)) for limit in shown)
-    return (
-        plain(out.name),
-        *("" if value is None else limit.text(value) for limit, value in values),
-        outcome,
-    )
+    return (plain(out.name), *("" if value is None else limit.text(value) for limit, value in values))
 
 
 def error_source(parity: ParityEvidence, output: str) -> str:
@@ -260,9 +238,12 @@ def error_source(parity: ParityEvidence, output: str) -> str:
 def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
     """The steps from the float model to the backend's result, for one output, with the error of each."""
     noise = _noise(parity, output)
+    if noise is None and not parity.undivided:
+        return ()
     if noise is None:
-        return _undivided(parity)
-    rows = []
+        title = "Quantization error and runtime error were not measured separately"
+        return (Section(title=title, text=plain(parity.undivided, 200)),)
+    rows, whole = [], sum(noise)
     for name, outputs, own in (
         ("quantization: float model > Q/DQ arithmetic", parity.quantization, noise[0]),
         ("runtime: Q/DQ arithmetic > as it runs", parity.runtime, noise[1]),
@@ -270,7 +251,8 @@ def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
     ):
         out = _named(outputs, output)
         assert out is not None
-        rows.append((name, *(limit.text(getattr(out, limit.fact)) for limit in LIMITS), _share(own, noise)))
+        share = "" if own is None or not 0 < whole < math.inf else share_text(own / whole)
+        rows.append((name, *(limit.text(getattr(out, limit.fact)) for limit in LIMITS), share))
     return (
         Section(
             title=f"Where the difference of '{plain(output, NAME_WIDTH)}' comes from",
@@ -284,19 +266,18 @@ def culprits_table(found: CulpritEvidence | None) -> tuple[Section, ...]:
     """The pairs that cost most, and the gain of keeping their nodes in float."""
     if found is None or not found.pairs:
         return ()
+    rows = []
+    for pair in found.pairs[:_CULPRITS]:
+        without = "" if pair.without_db is None else f"{pair.without_db:.1f} dB"
+        rows.append((pair_text(pair.site), f"{pair.alone_db:.1f} dB", share_text(pair.share), without))
     return (
         Section(
             title=f"Noisiest of {count_text(found.total, 'Q/DQ pair')} at '{plain(found.output, NAME_WIDTH)}' "
             f"({found.together_db:.1f} dB together, over {count_text(found.samples, 'sample')})",
             headers=("pair", "alone", "of the noise", "without these nodes so far"),
-            rows=tuple(_culprit_row(culprit) for culprit in found.pairs[:_CULPRITS]),
+            rows=tuple(rows),
         ),
     )
-
-
-def _culprit_row(culprit: Culprit) -> tuple[str, ...]:
-    without = "" if culprit.without_db is None else f"{culprit.without_db:.1f} dB"
-    return (pair_text(culprit.site), f"{culprit.alone_db:.1f} dB", share_text(culprit.share), without)
 
 
 def advice(output: str, step: str, culprits: CulpritEvidence | None = None) -> str:
@@ -352,13 +333,6 @@ def _named(outputs: tuple[TensorParity, ...], name: str) -> TensorParity | None:
     return next((out for out in outputs if out.name == name), None)
 
 
-def _share(own: float | None, noise: tuple[float, float]) -> str:
-    whole = sum(noise)
-    if own is None or not 0 < whole < math.inf:
-        return ""
-    return share_text(own / whole)
-
-
 def noise_shares(parity: ParityEvidence) -> dict[str, Any] | None:
     """The shares of quantization and runtime in the noise of the worst output; ``None`` if they are not known."""
     worst = min(parity.outputs, key=lambda out: (out.matches, out.sqnr_db), default=None)
@@ -367,13 +341,6 @@ def noise_shares(parity: ParityEvidence) -> dict[str, Any] | None:
         return None
     quantization, runtime = (own / sum(noise) for own in noise)
     return {"output": worst.name, "quantization": quantization, "runtime": runtime}
-
-
-def _undivided(parity: ParityEvidence) -> tuple[Section, ...]:
-    if not parity.undivided:
-        return ()
-    title = "Quantization error and runtime error were not measured separately"
-    return (Section(title=title, text=plain(parity.undivided, 200)),)
 
 
 def search_sections(found: ParitySearch) -> tuple[Section, ...]:
@@ -455,14 +422,8 @@ def comparison_sections(parity: ParityEvidence, title: str) -> tuple[Section, ..
     if not parity.outputs:
         return ()
     ordered = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))
-    rows = []
-    for out in ordered:
-        if not out.compared or not out.matches:
-            result = plain(out.note or ("equal" if out.matches else "not equal"), _WORDS_WIDTH)
-            rows.append((plain(out.name), result, *("" for _ in LIMITS[1:])))
-        else:
-            rows.append((plain(out.name), *(limit.text(getattr(out, limit.fact)) for limit in LIMITS)))
-    outputs = Section(title=title, headers=("output", *(limit.title for limit in LIMITS)), rows=tuple(rows))
+    rows = tuple(_row(out, LIMITS, "", _WORDS_WIDTH) for out in ordered)
+    outputs = Section(title=title, headers=("output", *(limit.title for limit in LIMITS)), rows=rows)
     return (outputs, *steps_table(parity, ordered[0].name))
 
 

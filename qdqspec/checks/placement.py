@@ -89,15 +89,21 @@ class PlacementCheck:
             return unmeasured("the model's nodes are not known", "Run the case again, so that it is tuned.")
         rules = [*_entry_rules(params, evidence), *_count_rules(params, evidence)]
         broken = [rule for rule in rules if not rule.holds]
+        pairs = _pairs(evidence)
+        alone = ", unchanged" if is_unchanged(evidence) else ""
+        headline = f"{count_text(pairs, 'activation pair')}{alone}: {count_text(len(rules), 'rule')} held"
+        if broken:
+            more = f" (and {count_text(len(broken) - 1, 'more rule')})" if len(broken) > 1 else ""
+            headline = f"{broken[0].words}{more}"
         return verdict(
             "fail" if broken else "pass",
-            _failed(broken) if broken else _pass_headline(evidence, rules),
+            headline,
             Section(
                 title="Placement",
                 headers=("rule", "found", "verdict"),
                 rows=tuple((r.name, r.found, "pass" if r.holds else "fail") for r in rules),
             ),
-            numbers={"pairs": _pairs(evidence), "weights": len(evidence.pairs) - _pairs(evidence)},
+            numbers={"pairs": pairs, "weights": len(evidence.pairs) - pairs},
             advice=_advice(params, evidence, broken),
         )
 
@@ -158,16 +164,6 @@ def _found(hit: list[str], nodes: list[str]) -> str:
 
 def _pairs(evidence: Evidence) -> int:
     return sum(not pair.site.weight for pair in evidence.pairs)
-
-
-def _failed(broken: list[_Rule]) -> str:
-    more = f" (and {count_text(len(broken) - 1, 'more rule')})" if len(broken) > 1 else ""
-    return f"{broken[0].words}{more}"
-
-
-def _pass_headline(evidence: Evidence, rules: list[_Rule]) -> str:
-    alone = ", unchanged" if is_unchanged(evidence) else ""
-    return f"{count_text(_pairs(evidence), 'activation pair')}{alone}: {count_text(len(rules), 'rule')} held"
 
 
 def _advice(params: PlacementParams, evidence: Evidence, broken: list[_Rule]) -> str:

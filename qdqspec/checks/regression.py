@@ -194,9 +194,12 @@ def _written(found: RegressionEvidence) -> Verdict:
 def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     """The verdict without a baseline, or with one that is not comparable."""
     file = plain(found.file.rpartition("/")[2])  # named after the device: a long one is in the table only
+    rule, _, values = found.reason.partition(" was ")
+    # The values if the headline has room for them, else only the rule that differs.
+    unlike = f"{rule} differs" if values and len(found.reason) >= _REASON_WIDTH else found.reason
     comparison = {
         "missing": "no baseline of this check on this device",
-        "unlike": f"the baseline is not comparable: {_short_reason(found.reason)}",
+        "unlike": f"the baseline is not comparable: {plain(unlike)}",
         "damaged": f"damaged baseline{f' {file}' if len(file) < _LONG else ''}: {plain(found.reason)}",
         "off": "baselines are off in this run",
     }.get(found.state, found.reason)
@@ -221,12 +224,6 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
         advice=advice,
     )
     return replace(judged, command="" if found.state == "damaged" else found.command)
-
-
-def _short_reason(reason: str) -> str:
-    """The reason if a headline has room for its values, else the rule that differs."""
-    rule, _, values = reason.partition(" was ")
-    return plain(reason if not values or len(reason) < _REASON_WIDTH else f"{rule} differs")
 
 
 check = RegressionCheck()

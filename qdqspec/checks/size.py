@@ -41,10 +41,16 @@ class SizeCheck:
         tuned, reference = evidence.size_bytes.get("tuned"), evidence.size_bytes.get("reference")
         if tuned is None or not reference:
             return unmeasured("the model's size is not known", "Run the case again with its output folder.")
+        advice = "The model is unchanged, so its weights are float: raise the limit, or quantize by hand."
+        if not is_unchanged(evidence):
+            ops = "Conv, MatMul, Gemm"
+            advice = (
+                f"Allow more weighted ops ({ops}), whose weights are stored in 8 bits, or raise the limit."
+            )
         return verdict_of_limits(
             _limits(params, tuned, reference),
             numbers={"tuned_bytes": tuned, "reference_bytes": reference, "ratio": tuned / reference},
-            advice=_advice(evidence),
+            advice=advice,
         )
 
 
@@ -69,12 +75,6 @@ def _limits(params: SizeParams, tuned: int, reference: int) -> list[LimitResult]
 
 def _sign(holds: bool) -> str:
     return "<=" if holds else ">"
-
-
-def _advice(evidence: Evidence) -> str:
-    if is_unchanged(evidence):
-        return "The model is unchanged, so its weights are float: raise the limit, or quantize by hand."
-    return "Allow more weighted ops (Conv, MatMul, Gemm), whose weights are stored in 8 bits, or raise the limit."
 
 
 check = SizeCheck()

@@ -99,18 +99,16 @@ def _passed(evidence: Evidence, found: list[SurvivalEvidence]) -> Verdict:
 
 
 def _table(found: list[SurvivalEvidence]) -> Section:
+    rows = []
+    for result in found:
+        counts = (result.pairs, result.kept, result.integer, len(result.lost))
+        outcome = "inconclusive" if result.error else "fail" if result.lost else "pass"
+        rows.append((result.optimizer, *("" if result.error else str(count) for count in counts), outcome))
     return Section(
         title="Survival",
         headers=("optimizer", "pairs", "still Q/DQ", "in integer kernels", "lost", "verdict"),
-        rows=tuple(_row(result) for result in found),
+        rows=tuple(rows),
     )
-
-
-def _row(result: SurvivalEvidence) -> tuple[str, ...]:
-    if result.error:
-        return (result.optimizer, "", "", "", "", "inconclusive")
-    counts = (result.pairs, result.kept, result.integer, len(result.lost))
-    return (result.optimizer, *map(str, counts), "fail" if result.lost else "pass")
 
 
 def _names(result: SurvivalEvidence) -> Section:

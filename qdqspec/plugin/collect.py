@@ -26,7 +26,6 @@ from qdqspec.plugin.run import CheckFailed, run_check, without_traceback
 from qdqspec.types import Case, CheckSpec, Data
 
 PYTHON_SPECS = "spec_*.py"
-_ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _CHANGING = (
     "qdq_model",
     "qdq_calibration",
@@ -103,13 +102,14 @@ class PythonSpecFile(_Explained, pytest.Module):
 
 
 def _cases_of_module(names: dict[str, object], path: Path) -> list[Case]:
+    from qdqspec.spec.fields import is_id
     from qdqspec.spec.models import Spec
 
     cases: dict[str, Case] = {}
     for name, spec in names.items():
         for case in spec.cases() if isinstance(spec, Spec) else ():
             case_id = name.lower() if case.id == "default" else f"{name.lower()}-{case.id}"
-            if case_id in cases or not _ID.fullmatch(case_id):
+            if case_id in cases or not is_id(case_id):
                 raise SpecError(
                     f"the variable '{name}' gives a case the id '{case_id}', which is taken or not allowed",
                     where=path.name,
@@ -124,16 +124,13 @@ def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
     from qdqspec.spec.place import CURE, LEADS_OUT, place_of
 
     place = place_of(path, settings.root, settings.allow_path)
-    named = (case.model, *_data_files(case), *case.tune.start_from)
+    named: list[Path | None] = [case.model]
+    for source in (case.inputs.calibration, case.inputs.evaluation):
+        named += [source.path, source.labels] if isinstance(source, Data) else [source]
+    named += case.tune.start_from
     for far in (place.far(one) for one in named if one is not None):
         if far is not None:
             raise SpecError(f"'{case.id}': {LEADS_OUT.format(text=far)}", where=path.name, cure=CURE)
-
-
-def _data_files(case: Case) -> Iterator[Path | None]:
-    """The paths that the data of a case names."""
-    for source in (case.inputs.calibration, case.inputs.evaluation):
-        yield from (source.path, source.labels) if isinstance(source, Data) else (source,)
 
 
 class CaseNode(_Explained):
@@ -146,7 +143,9 @@ class CaseNode(_Explained):
         """A node with the marks of its case."""
         node = cls.from_parent(parent, name=case.id)
         node.case = case
-        node.extra_keyword_matches.update(_keywords(case))
+        node.extra_keyword_matches.update(map(str, case.matrix.values()))
+        node.extra_keyword_matches.update({case.model.stem, case.quantize.format})
+        node.extra_keyword_matches.update(case.quantize.formats, case.tags)
         for mark in _marks(node):
             node.add_marker(mark)
         return node
@@ -188,11 +187,6 @@ class CheckItem(pytest.Function):
     def reportinfo(self) -> tuple[Path, int, str]:
         """The check's position in the spec, so that editors and annotations point to it."""
         return self.path, self.check.line - 1, f"{self.case.id}::{self.check.id}"
-
-
-def _keywords(case: Case) -> set[str]:
-    values = {str(value) for value in case.matrix.values()}
-    return {case.model.stem, case.quantize.format, *case.quantize.formats, *case.tags, *values}
 
 
 def _marks(node: CaseNode) -> Iterator[pytest.MarkDecorator]:

@@ -48,18 +48,16 @@ def _by_origin(config: pytest.Config) -> tuple[dict[str, object], dict[str, obje
     In a worker of pytest-xdist all come from the controller, which has checked them.
     """
     flags, configured = flags_given(vars(config.option)), {}
+    words = [*map(str, config.invocation_params.args)]
     for key in _GUARDED if not is_worker(config) else ():
-        values = flags.get(key)
-        written = _written(f"--qdq-{BY_KEY[key].name}", list(map(str, config.invocation_params.args)))
+        option, values = f"--qdq-{BY_KEY[key].name}", flags.get(key)
+        written: set[object] = {
+            word.removeprefix(f"{option}=") for word in words if word.startswith(f"{option}=")
+        }
+        written |= {value for word, value in pairwise(words) if word == option}
         if values is not None and not written.issuperset(values if isinstance(values, list) else [values]):
             configured[key] = flags.pop(key)
     return flags, configured
-
-
-def _written(option: str, words: list[str]) -> set[object]:
-    """The values of an option on the command line."""
-    own = {word.removeprefix(f"{option}=") for word in words if word.startswith(f"{option}=")}
-    return {*own, *(value for word, value in pairwise(words) if word == option)}
 
 
 def refuse_wrong_options(config: pytest.Config) -> None:

@@ -102,11 +102,6 @@ def _quantization_constants(activations: Literal["uint8", "int8"]) -> list[onnx.
     return [numpy_helper.from_array(value, name) for name, value in values.items()]
 
 
-def _environment() -> dict[str, str]:
-    """The environment of a child that finds the same packages."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-
-
 class BackendContract:
     """The contract of `qdqspec.backends.base` for each backend. Override the fixture ``backend``."""
 
@@ -318,8 +313,9 @@ class BackendContract:
             f"hooks.declaration_of({backend.name!r}); "
             "print(*({'numpy', 'onnx'} & set(sys.modules)))"
         )
+        same_packages = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         found = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=_environment()
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=same_packages
         )
         assert found.stdout.split() == []
         assert hooks.declaration_of(backend.name) == declared

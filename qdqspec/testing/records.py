@@ -51,9 +51,10 @@ def sample_latency(medians: Mapping[str, float], *, runs: int = 60, seed: int = 
     """Times around the medians with a long right tail like measured ones, on both clocks."""
     rng = random.Random(seed)  # noqa: S311 - a sample, not a secret
     by_median: dict[float, Samples] = {}
-    for median in medians.values():
-        if median not in by_median:
-            by_median[median] = _samples(rng, median, runs)
+    for median in dict.fromkeys(medians.values()):
+        cpu = tuple(round(median * (0.985 + rng.expovariate(1 / 0.025)), 6) for _ in range(runs))
+        wall = tuple(round(value * (1.01 + rng.expovariate(1 / 0.06)), 6) for value in cpu)
+        by_median[median] = Samples(wall_ms=wall, cpu_ms=cpu)
     reference, tuned = medians["reference"], medians["tuned"]
     ratios = {
         role: _interval(median / reference, same=median == reference) for role, median in medians.items()
@@ -212,12 +213,6 @@ def sample_pairs(count: int, *, whole: int) -> tuple[PlacedPair, ...]:
     return tuple(pairs[: 2 * min(count, whole)])
 
 
-def _samples(rng: random.Random, median: float, runs: int) -> Samples:
-    cpu = tuple(round(median * (0.985 + rng.expovariate(1 / 0.025)), 6) for _ in range(runs))
-    wall = tuple(round(value * (1.01 + rng.expovariate(1 / 0.06)), 6) for value in cpu)
-    return Samples(wall_ms=wall, cpu_ms=cpu)
-
-
 def _interval(ratio: float, *, same: bool = False) -> Interval:
     if same:
         return Interval(median=1.0, low=1.0, high=1.0)
@@ -304,7 +299,11 @@ def hostile_run() -> RunRecord:
     record = faster_case()
     found = record.evidence
     assert found.search is not None
-    pairs = tuple(replace(pair, site=_renamed(pair.site)) for pair in found.pairs)
+    readers = (Consumer(HOSTILE, 0),)
+    pairs = tuple(
+        replace(pair, site=replace(pair.site, tensor=HOSTILE + pair.site.tensor, consumers=readers))
+        for pair in found.pairs
+    )
     winner = Placement(sites=frozenset(pair.site for pair in pairs))
     evidence = replace(
         found,
@@ -325,10 +324,6 @@ def hostile_run() -> RunRecord:
     return RunRecord(
         version=HOSTILE, started=HOSTILE, seconds=1.0, cases=(CaseRecord(evidence=evidence, results=results),)
     )
-
-
-def _renamed(site: Site) -> Site:
-    return replace(site, tensor=HOSTILE + site.tensor, consumers=(Consumer(HOSTILE, 0),))
 
 
 def faster_case() -> CaseRecord:

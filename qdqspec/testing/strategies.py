@@ -91,12 +91,7 @@ class Oracle:
 
     def cost(self, placement: Placement) -> float:
         """Milliseconds of a placement: each kernel, and each pair between float and integer neighbours."""
-        labels = dict(placement.labels)
-        total = sum(
-            self._float[u.id] * (self._gain[u.id] if labels.get(u.id, "fp") != "fp" else 1)
-            for u in self.space.units
-        )
-        return self._rest + total + self._crossing * len(self._crossings(labels))
+        return self._rest + sum(layer.milliseconds for layer in self._layers(placement))
 
     def answer(self, proposal: Proposal) -> Trial:
         """The trial of a proposal."""
@@ -257,8 +252,11 @@ class StrategyContract:
 
     def test_it_stays_in_its_space(self, space: SchemeSpace) -> None:
         """Only units of the space are labelled, and with labels they offer."""
+        offered: dict[str, Sequence[Label]] = {unit.id: (*unit.labels, *unit.halves) for unit in space.units}
         for trial in drive(self.make(space), Oracle(space)):
-            assert _belongs(space, trial.placement)
+            labels = dict(trial.placement.labels)
+            assert all(label in offered.get(name, ()) for name, label in labels.items())
+            assert space.resolve(labels).digest == trial.placement.digest
 
     @pytest.mark.parametrize("seed", range(3))
     def test_failures_do_not_stop_it(self, space: SchemeSpace, seed: int) -> None:
@@ -305,9 +303,3 @@ def _questions(strategy: Strategy, oracle: Oracle) -> list[_Question]:
 def _state() -> str:
     """The state of numpy's global generator."""
     return repr(np.random.get_state(legacy=False))
-
-
-def _belongs(space: SchemeSpace, placement: Placement) -> bool:
-    offered: dict[str, Sequence[Label]] = {unit.id: (*unit.labels, *unit.halves) for unit in space.units}
-    known = all(label in offered.get(name, ()) for name, label in placement.labels)
-    return known and space.resolve(dict(placement.labels)).digest == placement.digest
