@@ -22,7 +22,7 @@ from qdqspec.measurement.together import Together, joined, ratios_between
 from qdqspec.parity.compare import SampleOutputs, compare_outputs
 from qdqspec.session.compared_runtimes import TimedFile, time_across
 from qdqspec.session.evidence import CaseWork
-from qdqspec.types import Clock, Interval, LayerChange, Upgrade, UpgradeState
+from qdqspec.types import Clock, LayerChange, Upgrade, UpgradeState
 
 ALLOWED = 0.05  # share that a tuned model may be slower, unless stated
 SAMPLES = 8  # inputs that outputs are compared on
@@ -70,7 +70,8 @@ def judge_upgrade(found: Upgrade, allowed: float, min_sqnr_db: float | None) -> 
     """The state of a measured upgrade, and why. Slower means proved: the whole 95 % interval lies above 1."""
     change, there = found.change, found.ratio_there
     if change is not None and change.low > 1 and change.median > 1 + allowed:
-        return "slower", f"{_share(change)} slower there, and {allowed:.1%} is allowed"
+        bounds = f"95 %: {change.low - 1:+.1%} to {change.high - 1:+.1%}"
+        return "slower", f"{change.median - 1:.1%} ({bounds}) slower there, and {allowed:.1%} is allowed"
     if there is not None and there.low > 1:
         return "slower than float", f"there it takes {there.median:.2f} of the float model's time"
     here_db, there_db = found.sqnr_here_db, found.sqnr_there_db
@@ -80,10 +81,6 @@ def judge_upgrade(found: Upgrade, allowed: float, min_sqnr_db: float | None) -> 
     if there_db < (min_sqnr_db if here_db >= min_sqnr_db else here_db - _LESS_DB):
         return "less accurate", f"SQNR {there_db:.1f} dB there ({here_db:.1f} here), limit {min_sqnr_db:g} dB"
     return "ok", ""
-
-
-def _share(interval: Interval) -> str:
-    return f"{interval.median - 1:.1%} (95 %: {interval.low - 1:+.1%} to {interval.high - 1:+.1%})"
 
 
 def _files(work: CaseWork, tuned: Path, there: Isolated) -> dict[str, TimedFile]:

@@ -18,7 +18,7 @@ from verbs_page import verb_fields
 from qdqspec import cli, registry
 from qdqspec.backends.base import backend_named
 from qdqspec.config import hooks
-from qdqspec.config.settings import COMMAND_LINE, OPTIONS
+from qdqspec.config.settings import OPTIONS
 from qdqspec.report.record import RunPart
 from qdqspec.spec import inline
 from qdqspec.spec.inline import Asked, AskedWithStrategy
@@ -129,7 +129,7 @@ def _options() -> Iterator[str]:
     yield "(`QDQSPEC_SEED`) and a key of `[tool.qdqspec]` in `pyproject.toml` (`seed`); the first given applies."
     yield from _heading("", ("option of pytest", "variable", "value", "meaning"))
     for option in OPTIONS:
-        variable = "command line only" if option.key in COMMAND_LINE else f"`{option.variable}`"
+        variable = "command line only" if option.command_line else f"`{option.variable}`"
         yield _row(
             f"`--qdq-{option.name}`",
             variable,

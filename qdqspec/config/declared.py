@@ -134,10 +134,6 @@ BACKEND = ValueType(expects="an installed backend", read=lambda value: one_of(*n
 BACKEND_OPTION = ValueType(expects="BACKEND.WORD=VALUE", read=_backend_option)
 
 
-NATIVE_CODE = "native code is loaded only where the command line permits it"
-REMOTE_CODE = "a cluster is used only where the command line names it, since its scheduler can run code here"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendOption:
     """One option of a backend.

@@ -15,9 +15,7 @@ from typing import Any, Literal, cast, get_args
 from qdqspec.config.declared import (
     BACKEND,
     BACKEND_OPTION,
-    NATIVE_CODE,
     PATH,
-    REMOTE_CODE,
     TEXT,
     TIME,
     TRUTH,
@@ -38,6 +36,9 @@ DEFAULT_BACKEND = "onnxruntime"  # which is also the reference: it computes a mo
 MODES: tuple[Mode, ...] = get_args(Mode)
 REQUIREMENTS = ("device", "conclusive")
 ENVIRONMENT_PREFIX = "QDQSPEC_"
+# Why no file or variable may set an option: they may come with a repository.
+NATIVE_CODE = "native code is loaded only where the command line permits it"
+REMOTE_CODE = "a cluster is used only where the command line names it, since its scheduler can run code here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,8 @@ class Option:
     """One option: ``type`` reads its values.
 
     ``kind`` is ``one`` value, ``many`` (repeatable) or a ``switch``. ``sets`` is the option of a backend,
-    ``BACKEND.WORD``, that the value is given to: `Settings` has it in ``backend_option``.
+    ``BACKEND.WORD``, that the value is given to: `Settings` has it in ``backend_option``. ``command_line`` is why
+    only the command line sets it, empty if files and variables may.
     """
 
     name: str  # with dashes
@@ -54,6 +56,7 @@ class Option:
     metavar: str = ""
     kind: Literal["one", "many", "switch"] = "one"
     sets: str = ""
+    command_line: str = ""
 
     @property
     def key(self) -> str:
@@ -66,10 +69,11 @@ class Option:
         return ENVIRONMENT_PREFIX + self.key.upper()
 
 
-def _option(default: Any, type_: ValueType, metavar: str, text: str) -> Any:
+def _option(default: Any, type_: ValueType, metavar: str, text: str, command_line: str = "") -> Any:
     """A field of `Settings` that is an option; it is repeatable if the default is a tuple."""
     kind = "many" if isinstance(default, tuple) else "switch" if type_ is TRUTH else "one"
-    return field(default=default, metadata={"type": type_, "metavar": metavar, "help": text, "kind": kind})
+    words = {"type": type_, "metavar": metavar, "help": text, "kind": kind, "command_line": command_line}
+    return field(default=default, metadata=words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +175,14 @@ class Settings:
         PATH,
         "LIB.so",
         "A library of custom operators or plugins of the backend. On the command line only. Repeatable.",
+        NATIVE_CODE,
     )
     cluster: str | None = _option(
         None,
         TEXT,
         "ADDRESS",
         "Run each case on a worker of the scheduler at this address, such as tls://10.0.0.5:8786.",
+        REMOTE_CODE,
     )
     cluster_device: str | None = _option(
         None,
@@ -185,7 +191,11 @@ class Settings:
         "Device key of the workers to use, if they have several for the backend; qdqspec cluster list shows them.",
     )
     cluster_tls: Path = _option(
-        Path(".qdqspec/cluster"), PATH, "DIR", "Certificates of the cluster (default: .qdqspec/cluster)."
+        Path(".qdqspec/cluster"),
+        PATH,
+        "DIR",
+        "Certificates of the cluster (default: .qdqspec/cluster).",
+        REMOTE_CODE,
     )
     update_in_ci: bool = _option(False, TRUTH, "", "Allow --qdq-update in CI.")
     layout: Literal["spec/case", "case", ""] = "spec/case"
@@ -229,13 +239,10 @@ OPTIONS: tuple[Option, ...] = (
         type=TEXT,
         metavar="ARGS",
         help="More arguments for this tool, quoted as one. On the command line only.",
+        command_line=NATIVE_CODE,
     ),
 )
 BY_KEY = {option.key: option for option in OPTIONS}
-# No file or variable may set these: they load native code, or name a scheduler, which can run code on its clients.
-COMMAND_LINE = frozenset(
-    {*(option.key for option in OPTIONS if option.sets), "plugin", "cluster", "cluster_tls"}
-)
 # How the backend builds, for each command that builds.
 BUILD_OPTIONS = ("backend-option", "plugin", *(option.name for option in OPTIONS if option.sets))
 
@@ -289,49 +296,36 @@ def load_settings(
     ``addopts``. Relative paths of flags and environment start at ``cwd`` (default: the current folder), the
     file's at ``root``. Raises `ConfigError` naming the place of an unknown key or an invalid value.
     """
-    here = cwd or Path.cwd()
+    here, environ = cwd or Path.cwd(), os.environ if environ is None else environ
     layers = (
         _from_file(root / "pyproject.toml"),
-        _from_environment(os.environ if environ is None else environ),
+        _from_environment(environ),
         [(key, value, f"{prefix}{BY_KEY[key].name} of addopts") for key, value in (configured or {}).items()],
         [(key, value, f"{prefix}{BY_KEY[key].name}") for key, value in (flags or {}).items()],
     )
-    _refuse_native_code((entry for layer in layers[:-1] for entry in layer), prefix)
+    for key, _, origin in (entry for layer in layers[:-1] for entry in layer):
+        if why := BY_KEY[key].command_line:
+            cure = f"give {prefix}{BY_KEY[key].name} on the command line"
+            raise ConfigError(f"{origin}: {why}", cure=cure)
     found: dict[str, Setting] = {}
     for number, (layer, base) in enumerate(zip(layers, (root, here, here, here), strict=True)):
         for key, value, origin in layer:
             found[key] = Setting(name=key, value=_parsed(BY_KEY[key], value, origin, base), origin=origin)
-            if (
-                key == "backend_option"
-            ):  # checked against the declarations of the named backends, which are imported
+            if key == "backend_option":  # this imports the named backends
                 for text in cast("tuple[str, ...]", found[key].value):
                     check_option(text, origin, command_line=number == len(layers) - 1, prefix=prefix)
-    in_ci = (os.environ if environ is None else environ).get("CI", "").lower() not in ("", "false")
+    in_ci = environ.get("CI", "").lower() not in ("", "false")
     if in_ci:
         _refuse_update(found)
         found.setdefault("baseline", Setting(name="baseline", value="require", origin="CI"))
     given: dict[str, Any] = {key: found[key].value for key in found if not BY_KEY[key].sets}
-    own = (
-        f"{option.sets}={found[option.key].value}"
-        for option in OPTIONS
-        if option.sets and option.key in found
-    )
+    own = (f"{BY_KEY[key].sets}={found[key].value}" for key in found if BY_KEY[key].sets)
     given["backend_option"] = (*given.get("backend_option", ()), *own)
     origins = {key: setting.origin for key, setting in found.items()}
     settings = Settings(root=root, layout=layout, in_ci=in_ci, origins=origins, **given)
     if settings.plugin:
         require_plugins(settings.backend, origins["plugin"])
     return settings
-
-
-def _refuse_native_code(quiet: Iterable[tuple[str, object, str]], prefix: str) -> None:
-    """Reject native code from files and variables, which may come with a repository."""
-    for key, _, origin in quiet:
-        if key in COMMAND_LINE:
-            raise ConfigError(
-                f"{origin}: {REMOTE_CODE if key.startswith('cluster') else NATIVE_CODE}",
-                cure=f"give {prefix}{BY_KEY[key].name} on the command line",
-            )
 
 
 def _refuse_update(found: Mapping[str, Setting]) -> None:

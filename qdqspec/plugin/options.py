@@ -8,12 +8,12 @@ from itertools import pairwise, takewhile
 import pytest
 
 from qdqspec.config import OPTIONS, Settings, flags_given, load_settings
-from qdqspec.config.settings import BY_KEY, COMMAND_LINE
 from qdqspec.errors import ConfigError
 from qdqspec.plugin._compat import is_worker
 from qdqspec.registry import did_you_mean
 
-_GUARDED = ("backend_option", *sorted(COMMAND_LINE))
+# Options that may load native code or name a scheduler.
+_GUARDED = [option for option in OPTIONS if option.command_line or option.name == "backend-option"]
 _SETTINGS = pytest.StashKey[Settings]()
 
 
@@ -49,8 +49,8 @@ def _by_origin(config: pytest.Config) -> tuple[dict[str, object], dict[str, obje
     """
     flags, configured = flags_given(vars(config.option)), {}
     words = [*map(str, config.invocation_params.args)]
-    for key in _GUARDED if not is_worker(config) else ():
-        option, values = f"--qdq-{BY_KEY[key].name}", flags.get(key)
+    for guarded in _GUARDED if not is_worker(config) else ():
+        key, option, values = guarded.key, f"--qdq-{guarded.name}", flags.get(guarded.key)
         written: set[object] = {
             word.removeprefix(f"{option}=") for word in words if word.startswith(f"{option}=")
         }

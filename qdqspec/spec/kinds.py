@@ -88,8 +88,7 @@ def refused(errors: Mapping[tuple[int | str, ...], PydanticCustomError]) -> Vali
 
 
 def _kind_schema(kind: str, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-    model = params_of(kind)
-    reference = handler(model.__pydantic_core_schema__)
+    reference = handler(params_of(kind).__pydantic_core_schema__)
     schema = dict(handler.resolve_ref_schema(reference))
     properties = {"kind": {"const": kind, "title": "Kind"}, **schema.get("properties", {})}
     properties["kind"] = {**properties["kind"], "const": kind}

@@ -21,6 +21,7 @@ import pytest
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.units import Unit
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.types import NOT_CANDIDATES, Kind, Label, LayerTime, Placement, Race, Samples, Trial
 
@@ -91,7 +92,9 @@ class Oracle:
 
     def cost(self, placement: Placement) -> float:
         """Milliseconds of a placement: each kernel, and each pair between float and integer neighbours."""
-        return self._rest + sum(layer.milliseconds for layer in self._layers(placement))
+        labels = dict(placement.labels)
+        total = sum(self._kernel_ms(unit, labels) for unit in self.space.units)
+        return self._rest + total + self._crossing * len(self._crossings(labels))
 
     def answer(self, proposal: Proposal) -> Trial:
         """The trial of a proposal."""
@@ -124,6 +127,9 @@ class Oracle:
             ratio=cost / self._reference,
         )
 
+    def _kernel_ms(self, unit: Unit, labels: Mapping[str, Label]) -> float:
+        return self._float[unit.id] * (self._gain[unit.id] if labels.get(unit.id, "fp") != "fp" else 1)
+
     def _crossings(self, labels: Mapping[str, Label]) -> list[str]:
         """Tensors that are made in float and read in integers, or the reverse."""
         made = {t: labels.get(u.id) == "in+out" for u in self.space.units for t in u.outputs}
@@ -136,7 +142,7 @@ class Oracle:
             LayerTime(
                 name=u.id,
                 op_type=u.op_type,
-                milliseconds=self._float[u.id] * (self._gain[u.id] if labels.get(u.id, "fp") != "fp" else 1),
+                milliseconds=self._kernel_ms(u, labels),
                 nodes=u.nodes,
                 integer=labels.get(u.id, "fp") != "fp",
             )
