@@ -124,7 +124,7 @@ def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
     from qdqspec.spec.place import CURE, LEADS_OUT, place_of
 
     place = place_of(path, settings.root, settings.allow_path)
-    named: list[Path | None] = [case.model]
+    named: list[Path | None] = [case.model, case.inputs.scales, case.regions.graph]
     for source in (case.inputs.calibration, case.inputs.evaluation):
         named += [source.path, source.labels] if isinstance(source, Data) else [source]
     named += case.tune.start_from

@@ -94,16 +94,13 @@ _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operat
 
 
 def fulfils(value: str | None, comparison: str) -> bool:
-    """Whether a version such as ``8.9`` fulfils ``>=8.6``. An unknown one fulfils nothing."""
-    sign = next(sign for sign in _COMPARE if comparison.startswith(sign))
+    """Whether a version such as ``8.9`` fulfils ``>=8.6``; ``8`` is 8.0. An unknown one fulfils nothing."""
     if value is None:
         return False
-    wanted = _numbers(comparison.removeprefix(sign))
-    return bool(_COMPARE[sign](_numbers(value), wanted))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.strip().split("."))
+    sign = next(sign for sign in _COMPARE if comparison.startswith(sign))
+    versions = (value, comparison.removeprefix(sign))
+    here, wanted = (tuple(map(int, f"{text.strip()}.0".split(".")[:2])) for text in versions)
+    return bool(_COMPARE[sign](here, wanted))
 
 
 def _require_device(case: Case, session: Session, backend: str, settings: Settings) -> None:

@@ -98,6 +98,8 @@ def test_a_wrong_spec_is_an_error_of_that_file_only(project):
         'model="m.onnx", inputs={"calibration": "/etc/passwd"}',
         'model="m.onnx", inputs={"evaluation": "specs/link.npz"}',
         'model="m.onnx", tune={"start_from": ["../tuned.onnx"]}',
+        'model="m.onnx", inputs={"scales": "../calibration.cache"}',
+        'model="m.onnx", regions={"by": "fusion", "graph": "../layers.json"}',
     ],
 )
 def test_specs_in_python_stay_below_the_root_too(project, words):

@@ -142,6 +142,10 @@ def test_skip_unless_compute_capability_skips_without_a_gpu(project, bare):
         ("8.9", ">8.9", False),
         ("8.9", "<=8.9", True),
         (None, ">=0.0", False),
+        ("8.0", "<=8", True),
+        ("8.0", "==8", True),
+        ("9", ">=9.0", True),
+        ("8.0", ">8", False),
     ],
 )
 def test_compute_capabilities_compare_as_versions(value, comparison, holds):
