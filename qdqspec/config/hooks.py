@@ -23,40 +23,41 @@ Hook: TypeAlias = str  # "module:attribute", imported when it is used
 class Declaration:
     """Names and hooks of one backend. Each name is the backend's name and a word, joined by a hyphen.
 
-    ``targets`` are the backend and variants that budgets may name; of a backend that declares none all are
-    valid. ``lint_targets`` are the targets that lint has rules for: one for each version, or of the installed
-    ``lint_package``, the distribution whose version the rules apply to. ``lint_rules`` is the module that
-    registers the rules (`qdqspec.lint.rules.rule`). ``optimizers`` are those of the check ``survival``: each
-    writes the model that it makes of a file into a folder and returns the path, ``(model, folder)``.
-    ``kernel_origins`` maps nodes of an optimized graph back to those of the model, ``(graph, model)``.
-    ``exported`` reads an engine from files that the runtime's tools export, ``(files,
-    model)``: a `qdqspec.backends.base.Exported`; ``exported_by`` is the command that exports them. ``ranges``
-    reads a calibration cache of the runtime, ``(data)``: the largest magnitude of each tensor with its place in
-    the file, or ``None`` if the data are none. ``equivalents`` are options of ModelOpt's autotune that concern
-    the runtime, each with its replacement. ``bundle`` runs small models and writes an archive of all that was
-    recorded, ``(path, options, *, say)``: its summary, with ``answers["runs"]``. ``replay`` gives the shell
-    command that builds and times a file of a model with a tool of the runtime, ``(model, file, options)``.
-    ``float16`` converts a model, ``(model, path, *, keep_io)``: an ``onnx.ModelProto``. ``program`` gives the
-    end of a Python program that builds the file ``MODEL`` with the runtime alone, as the backend does, and runs
-    it once on the arrays ``FEEDS``, ``(options)``. ``as_defined`` are the options of a build that computes each
-    operator as ONNX defines it and fuses nothing, and ``optimized`` those of one with all optimizations; the
-    default backend has both.
+    The comment of a hook begins with its arguments.
     """
 
+    # The backend and variants that budgets may name; of a backend that declares none all are valid.
     targets: tuple[str, ...] = ()
+    # The targets that lint has rules for: one for each version, or of the installed `lint_package`, the distribution
+    # whose version the rules apply to. `lint_rules` is the module that registers them (`qdqspec.lint.rules.rule`).
     lint_targets: tuple[str, ...] = ()
     lint_package: str = ""
     lint_rules: str = ""
+    # (model, folder): those of the check `survival`; each writes the model that it makes of a file; its path.
     optimizers: Mapping[str, Hook] = field(default_factory=dict)
+    # (graph, model): the nodes of a model that those of its optimized graph come from.
     kernel_origins: Hook = ""
+    # (files, model): an engine from files that the runtime's tools export with the command `exported_by`, as a
+    # `qdqspec.backends.base.Exported`.
     exported: Hook = ""
     exported_by: str = ""
+    # (data): the largest magnitude of each tensor in a calibration cache of the runtime, with its place in the file;
+    # `None` if the data are no such cache.
     ranges: Hook = ""
+    # Options of ModelOpt's autotune that concern the runtime, each with its replacement.
     equivalents: Mapping[str, str] = field(default_factory=dict)
+    # (path, options, *, say): runs small models and writes an archive of all that was recorded: its summary, with
+    # `answers["runs"]`.
     bundle: Hook = ""
+    # (model, file, options): the shell command that builds and times a file of a model with a tool of the runtime.
     replay: Hook = ""
+    # (model, path, *, keep_io): the model in float16, an `onnx.ModelProto`.
     float16: Hook = ""
+    # (options): the end of a Python program that builds the file `MODEL` with the runtime alone, as the backend does,
+    # and runs it once on the arrays `FEEDS`.
     program: Hook = ""
+    # The options of a build that computes each operator as ONNX defines it and fuses nothing, and of one with all
+    # optimizations; the default backend has both.
     as_defined: Mapping[str, str] = field(default_factory=dict)
     optimized: Mapping[str, str] = field(default_factory=dict)
 

@@ -78,14 +78,10 @@ def _option(default: Any, type_: ValueType, metavar: str, text: str, command_lin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The values of a run. Relative paths are relative to ``root``.
+    """The values of a run. Relative paths are relative to ``root``, times are in seconds.
 
-    ``time_limit``, and ``build_limit`` for each build, are in seconds. ``require`` turns skips into failures:
-    ``device`` those for a missing backend, ``conclusive`` those for an undecided measurement. ``baseline`` is
-    the policy for a missing baseline. ``retune`` searches again although a winner is cached; ``in_ci`` is
-    whether the variable ``CI`` is set; there, a cached winner is replaced only on request. ``origins`` has the
-    origin of each option that was given; ``layout`` is the folder structure of ``output``. ``cluster`` is the address
-    of a scheduler.
+    ``layout`` is the folder structure of ``output``. ``in_ci`` is whether the variable ``CI`` is set; there, a cached
+    winner is replaced only on request. ``origins`` has the origin of each option that was given.
     """
 
     root: Path = field(default_factory=Path.cwd)
