@@ -12,9 +12,6 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qdqspec.spec.fields import (
-    AXES,
-    MAX_CASES,
-    MAX_COMBINATIONS,
     Activations,
     Count,
     Formats,
@@ -24,6 +21,22 @@ from qdqspec.spec.fields import (
 )
 from qdqspec.spec.kinds import BackendName, StrategyName
 from qdqspec.types import Granularity, Method, Preset
+
+# The record of a case, and its field, that each axis replaces; "" is the case itself. The order is that of the parts
+# of an id, independent of the order in the file: a reordered matrix keeps its baselines.
+AXES = {
+    "quant": ("quantize", "format"),
+    "batch": ("inputs", "batch"),
+    "calibration": ("quantize", "calibration"),
+    "weights": ("quantize", "weights"),
+    "activations": ("quantize", "activations"),
+    "strategy": ("tune", "strategy"),
+    "preset": ("tune", "preset"),
+    "backend": ("", "backend"),
+}
+
+MAX_CASES = 256  # of one spec
+MAX_COMBINATIONS = 4096  # before exclude, so that expansion is fast
 
 _T = TypeVar("_T")
 
@@ -58,7 +71,7 @@ class ChoiceSection(SpecSection):
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
         if not chosen(self):
-            raise PydanticCustomError("axis", "no axis is named here", {"known": AXES})
+            raise PydanticCustomError("axis", "no axis is named here", {"known": tuple(AXES)})
         return self
 
 

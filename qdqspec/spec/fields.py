@@ -35,12 +35,6 @@ Activations: TypeAlias = Literal["auto", "int8", "uint8", "int16", "uint16", "fp
 Correction: TypeAlias = Literal["equalization", "ranges", "margins", "bits", "bias", "rounding"]
 LabelKind: TypeAlias = Literal["in+out", "in-only", "dynamic"]
 
-# The order of an id's parts, independent of the order in the file: a reordered matrix keeps its baselines.
-AXES = ("quant", "batch", "calibration", "weights", "activations", "strategy", "preset", "backend")
-
-MAX_CASES = 256  # of one spec
-MAX_COMBINATIONS = 4096  # before exclude, so that expansion is fast
-
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.choices import Choice, MatrixSection
+from qdqspec.spec.choices import AXES, Choice, MatrixSection
 from qdqspec.spec.explain import error_without_file
 from qdqspec.spec.fields import Listed, Reason, SpecSection, Words
 from qdqspec.spec.inputs import InputsSection
@@ -151,19 +151,6 @@ def require_evaluation(inputs: InputsSection, tune: TuneSection, checks: Sequenc
         )
 
 
-# The record and field that each axis replaces.
-_TARGETS = {
-    "quant": ("quantize", "format"),
-    "batch": ("inputs", "batch"),
-    "calibration": ("quantize", "calibration"),
-    "weights": ("quantize", "weights"),
-    "activations": ("quantize", "activations"),
-    "strategy": ("tune", "strategy"),
-    "preset": ("tune", "preset"),
-    "backend": ("", "backend"),  # a field of the case itself
-}
-
-
 def _checks(checks: tuple[CheckEntry, ...], lines: tuple[int, ...]) -> tuple[CheckSpec, ...]:
     ids = check_ids(checks)
     return tuple(
@@ -182,7 +169,7 @@ def _chosen(plain: Case, name: str, choice: Choice) -> Case:
     """The case with the chosen values in place of its rules."""
     changed: dict[str, Any] = {}
     for axis, value in choice.items():
-        record, field = _TARGETS[axis]
+        record, field = AXES[axis]
         if not record:
             changed[field] = value
             continue

@@ -14,10 +14,9 @@ from pydantic import ValidationError
 from qdqspec import Spec, load_spec
 from qdqspec.errors import SpecError
 from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME
-from qdqspec.spec.choices import MatrixSection
-from qdqspec.spec.fields import AXES, Activations, Format
+from qdqspec.spec.choices import AXES, ChoiceSection, MatrixSection
+from qdqspec.spec.fields import Activations, Format
 from qdqspec.spec.inputs import InputsSection
-from qdqspec.spec.models import _TARGETS
 from qdqspec.spec.sections import (
     PatternsSection,
     QuantizeSection,
@@ -105,7 +104,11 @@ def test_several_formats_are_one_case_and_the_matrix_makes_one_for_each_value() 
 
 
 def test_every_axis_can_be_written_and_replaces_something() -> None:
-    assert set(AXES) == set(_TARGETS) == set(MatrixSection.model_fields) - {"include", "exclude"}
+    assert (
+        set(AXES)
+        == set(ChoiceSection.model_fields)
+        == set(MatrixSection.model_fields) - {"include", "exclude"}
+    )
 
 
 def test_values_are_numbers_truth_values_or_even_rows_of_them() -> None:
