@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from qdqspec.config import Settings, add_options, find_root, flags_given, load_settings
 
@@ -264,13 +264,9 @@ def input_options(
 # ---- settings and inputs -------------------------------------------------------------------------
 
 
-def settings_from(
-    arguments: argparse.Namespace, layout: Literal["spec/case", "case", ""] = "spec/case"
-) -> Settings:
+def settings_from(arguments: argparse.Namespace) -> Settings:
     """The settings of a command; its options override the environment and ``pyproject.toml``."""
-    return load_settings(
-        find_root(Path.cwd()), flags=flags_given(vars(arguments)), prefix="--", layout=layout
-    )
+    return load_settings(find_root(Path.cwd()), flags=flags_given(vars(arguments)), prefix="--")
 
 
 def model_given(path: Path, fixed: Mapping[str, FixedValue] | None = None) -> Model:

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,9 @@ from qdqspec.types import Case, Evidence, Inputs, ShapeProfile, TuneRules, Upgra
 if TYPE_CHECKING:
     from qdqspec.backends.base import BuildOptions
     from qdqspec.measurement.environment import Environment
-    from qdqspec.session import Session
+
+
+_TUNED = "tuned.onnx"
 
 
 def share(text: str) -> float:
@@ -85,43 +87,37 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
     from qdqspec.session import Session
     from qdqspec.session.compared_runtimes import Side, compare_runtimes
 
-    known = [known_of_folder(folder.absolute(), arguments) for folder in folders]
+    known = [_of_folder(folder.absolute(), arguments) for folder in folders]
     cure = "name one folder for each runtime, of the same model"
-    if len({each.found.model_sha256 for each in known}) > 1:
+    if len({found.model_sha256 for _, found in known}) > 1:
         raise ConfigError(f"these folders are of different models: {', '.join(map(str, folders))}", cure=cure)
-    if len({each.found.backend for each in known}) < len(known):
+    if len({found.backend for _, found in known}) < len(known):
         raise ConfigError(
             f"these folders are of one runtime: {', '.join(map(str, folders))}",
             cure=f"{cure}; to compare two runs, name the records that `tune --report run.json` writes",
         )
-    for each in known:
-        note_random_inputs(each, arguments)
+    for case, found in known:
+        _note_random_inputs(case, found, arguments)
     with closing(Session(replace(settings_from(arguments), mode="measure"))) as session:
         sides = []
-        for each in known:
-            setup, search, parity = session.work(each.case).setup, each.found.search, each.found.parity
+        for case, found in known:
+            setup, search, parity = session.work(case).setup, found.search, found.parity
             if search is None or search.unchanged:
                 sides.append(Side(setup=setup))
-            else:
-                sqnr_db = None if parity is None else parity.sqnr_db
-                sides.append(Side(setup=setup, tuned=each.tuned, placement=search.winner, sqnr_db=sqnr_db))
-        name = known[0].found.case.name
-        found = compare_runtimes(name, sides, lambda name, text: note(f"{name}: {text}"))
-    answer(arguments, {"runtimes": [to_data(found)]}, comparison_text(found))
+                continue
+            tuned, sqnr_db = case.model.with_name(_TUNED), None if parity is None else parity.sqnr_db
+            sides.append(Side(setup=setup, tuned=tuned, placement=search.winner, sqnr_db=sqnr_db))
+        name = known[0][1].case.name
+        compared = compare_runtimes(name, sides, lambda name, text: note(f"{name}: {text}"))
+    answer(arguments, {"runtimes": [to_data(compared)]}, comparison_text(compared))
     return FINE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownResult:
-    """The results of ``tune -o`` in a folder: the reference as a case, its evidence, the tuned model."""
+def _of_folder(folder: Path, arguments: argparse.Namespace) -> tuple[Case, Evidence]:
+    """The result of ``tune -o`` in a folder: the reference as a case, and the evidence.
 
-    case: Case
-    found: Evidence
-    tuned: Path
-
-
-def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
-    """The result in a folder. Raises `StateError` if it cannot be read."""
+    Raises `StateError` if it cannot be read.
+    """
     from qdqspec.report.record import read_case
 
     found = read_case(folder).evidence
@@ -134,16 +130,16 @@ def known_of_folder(folder: Path, arguments: argparse.Namespace) -> KnownResult:
         inputs=inputs_given(profiles, arguments, arguments.values),
         tune=TuneRules(min_sqnr_db=limit or "none"),
     )
-    return KnownResult(case=case, found=found, tuned=folder / "tuned.onnx")
+    return case, found
 
 
-def note_random_inputs(known: KnownResult, arguments: argparse.Namespace) -> None:
+def _note_random_inputs(case: Case, found: Evidence, arguments: argparse.Namespace) -> None:
     """Note that a result made with data is run with random inputs, unless ``--data`` is given."""
-    used = None if known.found.parity is None else known.found.parity.data
+    used = None if found.parity is None else found.parity.data
     if arguments.data is None and used in ("calibration", "evaluation"):
-        folder = os.path.relpath(known.tuned.parent)
+        folder = os.path.relpath(case.model.parent)
         note(
-            f"{known.found.case.name}: inputs are random here; {folder} was tuned with {used} data: give it with --data"
+            f"{found.case.name}: inputs are random here; {folder} was tuned with {used} data: give it with --data"
         )
 
 
@@ -186,50 +182,45 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     from qdqspec.measurement.environment import Environment
     from qdqspec.report.runtimes import upgrade_text, upgrade_to_json
     from qdqspec.session import Session
+    from qdqspec.upgrade import check_upgrade
 
     settings = replace(settings_from(arguments), mode="measure")
     models = [found for what in arguments.what for found in _models(what, arguments, settings)]
     if not models:
         raise StateError("no spec was found", cure="name specs, or folders that tune -o wrote")
-    found: list[Upgrade] = []
+    checked: list[Upgrade] = []
     here: dict[str, dict[str, str]] = {}
     there: dict[str, dict[str, str]] = {}
     with closing(Environment(arguments.python)) as environment, closing(Session(settings)) as session:
-        for case in (known.case for known in models):
+        for case, _, _ in models:
             runtime = session.backends.of(case)
             name = runtime.backend.name
             if name not in here:
                 there[name] = _facts(environment, name, runtime.options)
                 here[name] = _joined(runtime.backend.probe(runtime.options).facts, runtime.device.details)
-        found = [_checked(session, known, environment, arguments.allow) for known in models]
-    check = UpgradeCheck(allowed=arguments.allow, here=here, there=there, cases=tuple(found))
+        for case, name, tuned in models:
+            work = session.work(case)
+            found = check_upgrade(work, tuned or work.finder.tuned_path, environment, arguments.allow)
+            checked.append(replace(found, case=name))
+    check = UpgradeCheck(allowed=arguments.allow, here=here, there=there, cases=tuple(checked))
     answer(arguments, upgrade_to_json(check), upgrade_text(check))
     return FINE if check.passed else WANTING
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A case, its name in reports, and the file of its tuned model; ``None`` if that is to be found in the cache."""
-
-    case: Case
-    name: str
-    tuned: Path | None
-
-
-def _models(what: str, arguments: argparse.Namespace, settings: Settings) -> Iterator[_Known]:
-    """The tuned models that an argument names."""
-    folder = Path(what)
-    if (folder / RESULT).is_file():
-        known = known_of_folder(folder.absolute(), arguments)
-        note_random_inputs(known, arguments)
-        yield _Known(known.case, known.found.case.name, known.tuned)
+def _models(
+    what: str, arguments: argparse.Namespace, settings: Settings
+) -> Iterator[tuple[Case, str, Path | None]]:
+    """The tuned models that an argument names, each with its name in reports; those without a file are in the cache."""
+    if (Path(what) / RESULT).is_file():
+        case, found = _of_folder(Path(what).absolute(), arguments)
+        _note_random_inputs(case, found, arguments)
+        yield case, found.case.name, case.model.with_name(_TUNED)
         return
-    references = [str(path) for path in find_specs([folder])] if "::" not in what else [what]
-    for reference in references:
-        for case in find_cases(reference, settings, Path.cwd()):
-            own = find_folder(settings, case)
-            is_result = (own / RESULT).is_file() and (own / "tuned.onnx").is_file()
-            yield _Known(case, case.name, own / "tuned.onnx" if is_result else None)
+    references = [str(path) for path in find_specs([Path(what)])] if "::" not in what else [what]
+    for case in (case for reference in references for case in find_cases(reference, settings, Path.cwd())):
+        folder = find_folder(settings, case)
+        is_result = (folder / RESULT).is_file() and (folder / _TUNED).is_file()
+        yield case, case.name, folder / _TUNED if is_result else None
 
 
 def _facts(environment: Environment, backend: str, options: BuildOptions) -> dict[str, str]:
@@ -250,11 +241,3 @@ def _joined(facts: Mapping[str, str], details: Mapping[str, str]) -> dict[str, s
         **facts,
         **{name: value for name, value in details.items() if name.replace("_", " ") not in facts},
     }
-
-
-def _checked(session: Session, known: _Known, environment: Environment, allowed: float) -> Upgrade:
-    from qdqspec.upgrade import check_upgrade
-
-    work = session.work(known.case)
-    found = check_upgrade(work, known.tuned or work.finder.tuned_path, environment, allowed)
-    return replace(found, case=known.name)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from qdqspec.cases import find_case, is_spec
 from qdqspec.cli.arguments import (
@@ -40,13 +40,10 @@ if TYPE_CHECKING:
     from qdqspec.report.explain import ExplainedEngine
     from qdqspec.types import Clock, Evidence, FixedValue, Trial
 
-    _Placed: TypeAlias = SchemeFile | Imported
-
 _GRAPH = ".graph.json"
 _EXPLAINED = "name a case (spec::case or its folder), a model (.onnx), or exported layer information (.json)"
-_MOST_BYTES = 256 << 20  # of a file that is read whole
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
-_JOURNAL = "trials.jsonl"
+_JOURNAL, _SCHEME, _REFERENCE = "trials.jsonl", "scheme.json", "reference.onnx"
 
 
 @verb(
@@ -89,8 +86,13 @@ def _engines(arguments: argparse.Namespace) -> Sequence[ExplainedEngine]:
         return _from_folder(Path(what), given(Inputs()), settings)
     if is_spec(Path(what.partition("::")[0])):
         case = find_case(what, settings, Path.cwd())
+        folder = find_folder(settings, case)
+        if not (folder / RESULT).is_file():
+            raise StateError(
+                f"there are no results of {case.name} yet", where=folder, cure=f"run it once: pytest {what}"
+            )
         own = case.inputs if arguments.data is None else replace(case.inputs, calibration=None)
-        return _from_case(case, what, given(own), settings)
+        return _from_folder(folder, given(own), settings)
     return _from_files([what])
 
 
@@ -146,15 +148,6 @@ def _short_names(graphs: Sequence[Path]) -> list[str]:
 # ---- results of a run ---------------------------------------------------------------------------
 
 
-def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
-    folder = find_folder(settings, case)
-    if not (folder / RESULT).is_file():
-        raise StateError(
-            f"there are no results of {case.name} yet", where=folder, cure=f"run it once: pytest {what}"
-        )
-    return _from_folder(folder, inputs, settings)
-
-
 def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     """Reference and tuned model of a run's folder, and the run's result against its committed baseline."""
     from qdqspec.report.compare import baseline_notes
@@ -205,17 +198,19 @@ def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, 
     )
 
 
-def _trials(path: Path) -> list[Trial]:
+def _trials(path: Path) -> Iterator[Trial]:
     """The readable trials of a journal; another process may be writing the last line."""
     from qdqspec.measurement.journal import trial_from_json
 
-    found = []
-    for line in _read(path).split("\n") if path.is_file() else ():
-        try:
-            found.append(trial_from_json(json.loads(line)))
-        except (ValueError, RecursionError):
-            continue
-    return found
+    if not path.is_file():
+        return
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            for line in lines:
+                with suppress(ValueError, RecursionError):
+                    yield trial_from_json(json.loads(line))
+    except OSError as error:
+        raise StateError(f"it cannot be read: {error.strerror}", where=path, cure="check the path") from None
 
 
 # ---- models -------------------------------------------------------------------------------------
@@ -226,28 +221,40 @@ def _from_model(
 ) -> list[ExplainedEngine]:
     """A quantized model and its float form: ``reference``, or the model without its pairs."""
     from qdqspec.graph.dynamic_kernels import with_pairs
-    from qdqspec.graph.model import QDQ_OPS
+    from qdqspec.graph.model import QDQ_OPS, require_path
+
+    left, notes = values_left(path, inputs.values)
+    model = model_given(path, left)
+    # a model with inputs fixed has a temporary file, which exists as long as the object
+    original = None if reference is None else model_given(reference, inputs.values)
+    if original is not None:
+        notes = ()
+    elif any(node.op_type in QDQ_OPS for node in with_pairs(model).nodes):
+        _require_shapes(model, inputs)
+    else:
+        model = model_given(path, inputs.values)
+        return _profiled({path.stem: require_path(model)}, inputs, settings)
+    with _float_model(model, None if original is None else require_path(original)) as file:
+        # the user's file first: an error of both is that of its path
+        tuned, first = _profiled({"tuned": require_path(model), "reference": file}, inputs, settings)
+        return [first, replace(tuned, notes=(*tuned.notes, *notes, *_recurrent(file, settings)))]
+
+
+@contextmanager
+def _float_model(model: Model, original: Path | None) -> Iterator[Path]:
+    """The file of the float form of a quantized model: the original, or a temporary copy without its pairs."""
+    from qdqspec.graph.model import require_path
     from qdqspec.graph.save import save_model
     from qdqspec.placement.strip import strip_qdq
     from qdqspec.temporary import TemporaryFolder
 
-    left, notes = values_left(path, inputs.values)
-    model = model_given(path, left)
-    tuned = _file_of(model)
-    if reference is not None:
-        original = model_given(reference, inputs.values)
-        first, second = _profiled({"reference": _file_of(original), "tuned": tuned}, inputs, settings)
-        return [first, replace(second, notes=(*second.notes, *_recurrent(_file_of(original), settings)))]
-    if not any(node.op_type in QDQ_OPS for node in with_pairs(model).nodes):
-        given = model_given(path, inputs.values)
-        return _profiled({path.stem: _file_of(given)}, inputs, settings)
-    _require_shapes(model, inputs)
+    if original is not None:
+        yield original
+        return
     with TemporaryFolder() as folder:
-        stripped = folder / "reference.onnx"
-        save_model(strip_qdq(model).proto, stripped, inputs=model.user_files, base=tuned.parent)
-        # the user's file first: an error of both is that of its path
-        second, first = _profiled({"tuned": tuned, "reference": stripped}, inputs, settings)
-        return [first, replace(second, notes=(*second.notes, *notes, *_recurrent(stripped, settings)))]
+        stripped = folder / _REFERENCE
+        save_model(strip_qdq(model).proto, stripped, inputs=model.user_files, base=require_path(model).parent)
+        yield stripped
 
 
 def _recurrent(reference: Path, settings: Settings) -> tuple[str, ...]:
@@ -265,11 +272,6 @@ def _recurrent(reference: Path, settings: Settings) -> tuple[str, ...]:
     return tuple(f"{node.name} has no label: {why}" for node in nodes if (why := reasons.get(node.name)))
 
 
-def _file_of(model: Model) -> Path:
-    assert model.path is not None
-    return model.path
-
-
 def _require_shapes(model: Model, inputs: Inputs) -> None:
     """Raise `ModelError` if shapes are missing, naming the user's file and not a copy without pairs."""
     from qdqspec.parity.data import shaped_by_data
@@ -285,7 +287,8 @@ def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) ->
     from qdqspec.preparation.timing import profile_models
     from qdqspec.report.explain import ExplainedEngine
 
-    ops = {node.name: node.op_type for path in models.values() for node in load_model(path).nodes}
+    loaded = {name: load_model(path) for name, path in models.items()}
+    ops = {node.name: node.op_type for model in loaded.values() for node in model.nodes}
     with closing(Isolated(settings.backend)) as backend:
         options = BuildOptions.of(settings)
         availability = backend.probe(options)
@@ -299,18 +302,17 @@ def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) ->
             layers=one.layers,
             end_to_end_ms=one.median_ms,
             ops=ops,
-            quantized=_quantized(models[name]),
+            quantized=_quantized(loaded[name]),
             notes=one.samples.notes,
         )
         for name, one in found.items()
     ]
 
 
-def _quantized(path: Path) -> frozenset[str]:
+def _quantized(model: Model) -> frozenset[str]:
     """The nodes of a model that read a dequantized activation."""
-    from qdqspec.graph.model import QDQ_OPS, load_model
+    from qdqspec.graph.model import QDQ_OPS
 
-    model = load_model(path)
     makers = ((node, model.producer.get(tensor)) for node in model.nodes for tensor in node.inputs)
     return frozenset(
         node.name
@@ -322,23 +324,7 @@ def _quantized(path: Path) -> frozenset[str]:
     )
 
 
-# ---- reading ------------------------------------------------------------------------------------
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise StateError(
-                f"it is larger than {_MOST_BYTES >> 20} MiB", where=path, cure="give the right file"
-            )
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise StateError(f"it cannot be read: {error.strerror}", where=path, cure="check the path") from None
-
-
 # ---- pairs ranked by their error ----------------------------------------------------------------
-
-_SCHEME, _REFERENCE = "scheme.json", "reference.onnx"
 
 
 def explain_culprits(arguments: argparse.Namespace) -> int:
@@ -363,18 +349,22 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _meant(
     arguments: argparse.Namespace, settings: Settings
-) -> Iterator[tuple[Case, _Placed, tuple[str, ...]]]:
+) -> Iterator[tuple[Case, SchemeFile | Imported, tuple[str, ...]]]:
     """The float model with its data, as a case, the pairs placed in it, and notes."""
+    from qdqspec.placement.import_qdq import import_placement
+
     (what,) = arguments.what
     if what.endswith(".onnx"):
-        left, notes = values_left(Path(what), arguments.values)
-        original, model = arguments.reference, model_given(Path(what), left)
+        original, values = arguments.reference, arguments.values
+        left, notes = values_left(Path(what), values)
+        model = model_given(Path(what), left)
         if original is None:
             _require_shapes(model, inputs_given(Inputs(), arguments))
-        with _model(model, original, arguments.values) as (reference, imported):
-            values = None if original is None else arguments.values
-            case = Case(id="default", model=reference)
-            yield _as_given(case, arguments, values), imported, () if values else notes
+            imported, values = import_placement(model), None
+        else:
+            imported, notes = import_placement(model, model_given(original, values)), ()
+        with _float_model(model, original) as file:
+            yield _as_given(Case(id="default", model=file.absolute()), arguments, values), imported, notes
         return
     if is_spec(Path(what.partition("::")[0])):
         case = find_case(what, settings, Path.cwd())
@@ -397,25 +387,3 @@ def _placed(folder: Path, cure: str) -> SchemeFile:
     if not (folder / _SCHEME).is_file():
         raise StateError("there are no results of a run here", where=folder, cure=cure)
     return read_scheme(folder / _SCHEME)
-
-
-@contextmanager
-def _model(
-    model: Model, original: Path | None, values: Mapping[str, FixedValue] | None
-) -> Iterator[tuple[Path, Imported]]:
-    """The float model of a quantized one, and the pairs; without the original it is made by removing them."""
-    from qdqspec.graph.model import require_path
-    from qdqspec.graph.save import save_model
-    from qdqspec.placement.import_qdq import import_placement
-    from qdqspec.placement.strip import strip_qdq
-    from qdqspec.temporary import TemporaryFolder
-
-    reference = None if original is None else model_given(original, values)
-    imported = import_placement(model, reference)
-    if original is not None:
-        yield original.absolute(), imported
-        return
-    with TemporaryFolder() as folder:
-        stripped = folder / _REFERENCE
-        save_model(strip_qdq(model).proto, stripped, inputs=model.user_files, base=require_path(model).parent)
-        yield stripped, imported

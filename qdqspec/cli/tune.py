@@ -93,9 +93,9 @@ def weights(text: str) -> dict[str, float]:
             "time-limit",
             "require",
             "scheme",
-            "cache-dir",
+            "baseline",
         ),
-        *("no-cache", "build-limit", "retune", "report", "allow-path", "baseline", *BUILD_OPTIONS),
+        *("cache-dir", "no-cache", "retune", "build-limit", "report", "allow-path", *BUILD_OPTIONS),
         *("cluster", "cluster-device", "cluster-tls"),
     ),
 )
@@ -105,16 +105,14 @@ def tune(arguments: argparse.Namespace) -> int:
 
     Returns 1 if a check of a spec fails, 2 if one could not be evaluated.
     """
-    bare = Path(arguments.what).suffix == ".onnx"
+    is_model = Path(arguments.what).suffix == ".onnx"
     backends = backends_asked(arguments)
-    single = bare and not backends
-    settings = settings_from(arguments, "spec/case" if arguments.output is None else "" if single else "case")
+    single = is_model and not backends
+    settings = settings_from(arguments)
     model_file = _model_file(arguments, single=single)
-    if model_file is not None:
-        settings = settings_from(arguments)  # results are in the usual folder
-    elif arguments.output is not None:
-        settings = replace(settings, output=arguments.output.absolute())
-    cases = [case_as_asked(case, arguments) for case in _cases(arguments.what, settings, bare=bare)]
+    if arguments.output is not None and model_file is None:
+        settings = replace(settings, output=arguments.output.absolute(), layout="" if single else "case")
+    cases = [case_as_asked(case, arguments) for case in _cases(arguments.what, settings, is_model=is_model)]
     cases = on_backends(cases, backends, arguments.targets or {})
     _prepare_output(cases, settings)
     if settings.report:
@@ -173,8 +171,8 @@ def _write_model(record: RunRecord, path: Path) -> None:
     save_model(load_model(tuned).proto, path, inputs=[tuned], base=tuned.parent)
 
 
-def _cases(what: str, settings: Settings, *, bare: bool) -> tuple[Case, ...]:
-    if bare:
+def _cases(what: str, settings: Settings, *, is_model: bool) -> tuple[Case, ...]:
+    if is_model:
         return (Case(id="default", model=Path(what).absolute()),)
     if what.endswith(".py"):
         raise ConfigError(
@@ -341,26 +339,18 @@ def _is_failed(result: CheckResult, settings: Settings) -> bool:
 
 
 def backends_asked(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The backends of ``--targets``, or of ``--backend`` if it names several; none otherwise.
+    """The backends of ``--targets``, or of ``--backend`` if it names several, and ``arguments`` get the first.
 
-    Raises `ConfigError` as `split_backends`, and if both are given or there is one target only.
-    """
-    if arguments.targets is None:
-        return split_backends(arguments)
-    if arguments.qdq_backend is not None:
-        raise ConfigError("--targets and --backend are both given", cure="leave --backend out")
-    if len(arguments.targets) < 2:
-        raise ConfigError("--targets: one placement for several runtimes needs two backends or more")
-    arguments.qdq_backend = ",".join(arguments.targets)
-    return split_backends(arguments)
-
-
-def split_backends(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The backends of ``--backend`` if there are several, else none; ``arguments`` keep the first.
-
-    Raises `ConfigError` for an unknown name and for one that occurs twice.
+    None otherwise. Raises `ConfigError` for an unknown name, for one that occurs twice, for both options, and for a
+    single target.
     """
     given = tuple(name.strip() for name in (arguments.qdq_backend or "").split(","))
+    if arguments.targets is not None:
+        if arguments.qdq_backend is not None:
+            raise ConfigError("--targets and --backend are both given", cure="leave --backend out")
+        if len(arguments.targets) < 2:
+            raise ConfigError("--targets: one placement for several runtimes needs two backends or more")
+        given = tuple(arguments.targets)
     if len(given) == 1:
         return ()
     known = registry.names("backend")
@@ -388,9 +378,14 @@ def on_backends(cases: Sequence[Case], backends: Sequence[str], targets: Mapping
                 where=case.name,
                 cure="leave --backend out",
             )
-    return [replace(_on(case, backend), targets=targets) for case in cases for backend in backends]
-
-
-def _on(case: Case, backend: str) -> Case:
-    name = backend if case.id == "default" else f"{case.id}-{backend}"
-    return replace(case, id=name, backend=backend, matrix={**case.matrix, "backend": backend})
+    return [
+        replace(
+            case,
+            id=backend if case.id == "default" else f"{case.id}-{backend}",
+            backend=backend,
+            matrix={**case.matrix, "backend": backend},
+            targets=targets,
+        )
+        for case in cases
+        for backend in backends
+    ]

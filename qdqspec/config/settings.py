@@ -284,7 +284,6 @@ def load_settings(
     prefix: str = "--qdq-",
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    layout: Literal["spec/case", "case", ""] = "spec/case",
 ) -> Settings:
     """Settings from flags, then environment, then ``pyproject.toml`` of ``root``, then defaults.
 
@@ -318,7 +317,7 @@ def load_settings(
     own = (f"{BY_KEY[key].sets}={found[key].value}" for key in found if BY_KEY[key].sets)
     given["backend_option"] = (*given.get("backend_option", ()), *own)
     origins = {key: setting.origin for key, setting in found.items()}
-    settings = Settings(root=root, layout=layout, in_ci=in_ci, origins=origins, **given)
+    settings = Settings(root=root, in_ci=in_ci, origins=origins, **given)
     if settings.plugin:
         require_plugins(settings.backend, origins["plugin"])
     return settings
