@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from qdqspec.config import Settings, add_options, find_root, flags_given, load_settings
+from qdqspec.types import FixedValue, Inputs, InputShape, ShapeProfile
 
 if TYPE_CHECKING:
     from qdqspec.graph.model import Model
     from qdqspec.session.given_data import GivenFiles
-    from qdqspec.types import FixedValue, Inputs
 
 
 # ---- declaration ---------------------------------------------------------------------------------
@@ -302,7 +302,6 @@ def inputs_given(
     Raises `SpecError` for data that is no table as in a spec.
     """
     from qdqspec.spec.inline import data_source
-    from qdqspec.types import InputShape, ShapeProfile
 
     if arguments.shapes is not None:
         fixed = {

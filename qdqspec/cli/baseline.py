@@ -20,7 +20,7 @@ from qdqspec.errors import ConfigError, StateError
 from qdqspec.units import plain
 
 if TYPE_CHECKING:
-    from qdqspec.baseline.store import Baseline, Entry, Figure, Name
+    from qdqspec.baseline.store import Entry, Figure, Name
 
 State: TypeAlias = Literal["in use", "obsolete"]
 
@@ -74,28 +74,20 @@ def _files(paths: list[Path]) -> Iterator[Path]:
 
     for path in paths:
         if is_spec(path) and path.is_file():
-            yield from find_baselines([path.parent / FOLDER / _stem(path)])
+            yield from find_baselines([path.parent / FOLDER / path.name.rpartition(".qdq.")[0]])
         elif path.exists():
             yield from find_baselines([path])
         else:
             raise ConfigError("there is no such file or folder", where=path, cure="name specs or baselines")
 
 
-def _stem(spec: Path) -> str:
-    for suffix in SPEC_SUFFIXES:
-        if spec.name.endswith(suffix):
-            return spec.name.removesuffix(suffix)
-    return spec.stem
-
-
-def _entries(file: Path, settings: Settings) -> list[Kept]:
+def _entries(file: Path, settings: Settings) -> Iterator[Kept]:
     from qdqspec.baseline.store import read_baseline
 
     known = read_baseline(file)
-    return [] if known is None else list(_judged(file, known, _asked_for(file, settings)))
-
-
-def _judged(file: Path, known: Baseline, asked: frozenset[Name] | None) -> Iterator[Kept]:
+    if known is None:
+        return
+    asked = _asked_for(file, settings)
     for name in known.names():
         entry = known.entry(name)
         assert entry is not None
@@ -154,11 +146,10 @@ def _lines(kept: Kept, action: str) -> list[str]:
     }
     facts |= dict(sorted(entry.environment.items()))
     lines = [f"    {name}: {value}" for name, value in facts.items()]
-    return [
-        head,
-        *lines,
-        *(line for figure in (*entry.history, entry)[::-1] for line in _past(figure, entry)),
-    ]
+    for figure in (*entry.history, entry)[::-1]:
+        lines += [] if figure is entry else [f"    before: {_figure(figure)}"]
+        lines += [f"      changed: {plain(text, 200)}" for text in figure.changed]
+    return [head, *lines]
 
 
 def _figure(figure: Figure) -> str:
@@ -166,12 +157,6 @@ def _figure(figure: Figure) -> str:
     return (
         f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})  {plain(figure.recorded, 40) or 'undated'}"
     )
-
-
-def _past(figure: Figure, now: Entry) -> list[str]:
-    """A replaced figure followed by the changes when it was recorded; for the present figure only the changes."""
-    head = [] if figure is now else [f"    before: {_figure(figure)}"]
-    return [*head, *(f"      changed: {plain(text, 200)}" for text in figure.changed)]
 
 
 def _row(kept: Kept, *, whole: bool) -> dict[str, Any]:

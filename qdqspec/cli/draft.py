@@ -6,10 +6,12 @@ Text only; the caller has inspected the model.
 from __future__ import annotations
 
 import json
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from qdqspec.config.hooks import declaration_of, declares
 from qdqspec.config.settings import DEFAULT_BACKEND
@@ -109,6 +111,11 @@ def quoted(text: str) -> str:
         return text
     written = json.dumps(text, ensure_ascii=False)
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in written)
+
+
+def relative_text(path: Path, base: Path) -> str:
+    """A path relative to a folder, with slashes, as a spec there names it."""
+    return Path(os.path.relpath(path.absolute(), base)).as_posix()
 
 
 def _inputs(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]:

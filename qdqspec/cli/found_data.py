@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec.cli.draft import DataDraft, quoted
+from qdqspec.cli.draft import DataDraft, quoted, relative_text
 from qdqspec.errors import ConfigError, QdqspecError
+from qdqspec.types import Inputs
 from qdqspec.units import count_text
 
 if TYPE_CHECKING:
     from qdqspec.graph.model import Model
     from qdqspec.parity.data import Dataset
-    from qdqspec.types import Inputs
 
 _CALIBRATION, _EVALUATION = re.compile("calib|train"), re.compile("eval|val|test")
 _SIDE = 224  # pixels of a side of images that the model leaves open
@@ -28,7 +28,6 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
     ``path`` is a file or a folder. Raises `ConfigError` if nothing there fits the model.
     """
     from qdqspec.parity.metrics import fitting_metric
-    from qdqspec.types import Inputs
 
     if not path.exists():
         raise ConfigError(
@@ -47,8 +46,8 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
         data = fits.get(evaluation) or opened(model, evaluation)
         labels = None if data is None else data.labels
         draft = DataDraft(
-            calibration=_relative(calibration, base),
-            evaluation=_relative(evaluation, base),
+            calibration=quoted(relative_text(calibration, base)),
+            evaluation=quoted(relative_text(evaluation, base)),
             labelled=labels is not None,
             metric="" if labels is None else fitting_metric(labels),
         )
@@ -118,7 +117,6 @@ def opened(model: Model, path: Path) -> Dataset | None:
 def _opened(model: Model, path: Path) -> Dataset:
     from qdqspec.parity.data import open_data, shaped_by_data
     from qdqspec.parity.shapes import input_specs, resolve_shapes
-    from qdqspec.types import Inputs
 
     shaped = shaped_by_data(model, Inputs(calibration=path))
     return open_data(path, input_specs(model, resolve_shapes(model, shaped)))
@@ -181,25 +179,17 @@ def _images(files: Sequence[Path], model: Model, path: Path, base: Path) -> Data
     sides = zip(("height", "width"), (height, width), strict=True)
     guessed = " and ".join(f"{name} {_SIDE}" for name, side in sides if not side)
     if not path.is_dir():
-        patterns = [_relative_text(path, base)] * 2
+        patterns = [relative_text(path, base)] * 2
     else:
         common = Path(os.path.commonpath([str(file.parent) for file in images]))
         folders = _folders(path, images) or (common, common)
-        patterns = [f"{_relative_text(folder, base)}/**/*" for folder in folders]
+        patterns = [f"{relative_text(folder, base)}/**/*" for folder in folders]
     rest = [f"size: {size}", f"layout: {'nhwc' if last else 'nchw'}"] + (
         ["colors: gray"] if channels == 1 else []
     )
     transform = f"{', '.join(rest)}, mean: [0.0], std: [1.0]"
     calibration, evaluation = (f"{{images: {quoted(pattern)}, {transform}}}" for pattern in patterns)
     return DataDraft(calibration=calibration, evaluation=evaluation, guessed=guessed)
-
-
-def _relative_text(path: Path, base: Path) -> str:
-    return Path(os.path.relpath(path.absolute(), base)).as_posix()
-
-
-def _relative(path: Path, base: Path) -> str:
-    return quoted(_relative_text(path, base))
 
 
 def _input_text(model: Model, name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
 from collections import Counter
@@ -15,19 +14,19 @@ from typing import TYPE_CHECKING
 from qdqspec import __version__
 from qdqspec.cases import SPEC_SUFFIXES
 from qdqspec.cli.arguments import MODEL, argument, output, settings_from, verb
-from qdqspec.cli.draft import DataDraft, Draft, InputDraft, counted
+from qdqspec.cli.draft import DataDraft, Draft, InputDraft, counted, relative_text
 from qdqspec.cli.models import judged
 from qdqspec.cli.output import conclude
 from qdqspec.collector import uncollected
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, OutputError
 from qdqspec.files import create_file, unwritable
+from qdqspec.types import TRIALS, Inputs, QuantizeRules
 
 if TYPE_CHECKING:
     from qdqspec.backends.base import Capabilities
     from qdqspec.graph.model import Model
     from qdqspec.regions.inspect import Judged
-    from qdqspec.types import Inputs
 
 _IMAGE, _SEQUENCE, _SOUND, _OTHER = 224, 128, 16000, 16  # guesses for dimensions that a model leaves open
 _OF_SOUND = re.compile("sample|audio|sound|wav")
@@ -53,12 +52,15 @@ def init(arguments: argparse.Namespace) -> int:
 
     An existing file is never overwritten.
     """
+    from qdqspec.cli.found_data import find_data
     from qdqspec.graph.model import load_model
 
     settings = settings_from(arguments)
     output = _output(arguments.model, arguments.output)
     model = load_model(arguments.model)
-    data, inputs, remarks = _data(arguments.data, model, output)
+    data, inputs, remarks = DataDraft(), Inputs(), list[str]()
+    if arguments.data is not None:
+        data, inputs, remarks = find_data(arguments.data, model, output.absolute().parent)
     draft = _draft(model, output, settings, data, inputs)
     _write_new(output, draft.text())
     notes = [*draft.cautions, *remarks, *_outside([model.path, arguments.data], settings)]
@@ -93,18 +95,10 @@ def _write_new(path: Path, text: str) -> None:
         raise unwritable("the spec", path, error, "choose another folder with -o") from None
 
 
-def _data(path: Path | None, model: Model, output: Path) -> tuple[DataDraft, Inputs, list[str]]:
-    from qdqspec.cli.found_data import find_data
-    from qdqspec.types import Inputs
-
-    if path is None:
-        return DataDraft(), Inputs(), []
-    return find_data(path, model, output.absolute().parent)
-
-
 def _draft(model: Model, output: Path, settings: Settings, data: DataDraft, inputs: Inputs) -> Draft:
     from qdqspec.backends.base import BuildOptions, backend_named
     from qdqspec.graph.cautions import cautions
+    from qdqspec.graph.model import require_path
     from qdqspec.parity.data import shaped_by_data
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
@@ -113,7 +107,7 @@ def _draft(model: Model, output: Path, settings: Settings, data: DataDraft, inpu
     shapes = {one.name: one.shape for one in proposed if one.shape is not None}
     found = judged(model, settings)
     return Draft(
-        model=_relative(model, output),
+        model=relative_text(require_path(model), output.absolute().parent),
         version=__version__,
         facts=list(_facts(model, found, backend.target, shapes)),
         cautions=list(cautions(model)),
@@ -130,7 +124,6 @@ def _formats(model: Model, capabilities: Capabilities) -> Sequence[str]:
     """The backend's formats that some operator of the model can have; all of them if it has no such operator."""
     from qdqspec.graph.fold import fold_weights
     from qdqspec.placement.space import SchemeSpace
-    from qdqspec.types import QuantizeRules
 
     folded = fold_weights(model).model
     spaces = {
@@ -147,15 +140,9 @@ def _denied(model: Model, found: Judged) -> str:
     return "Softmax" if "Softmax" in ops or not ops else min(ops, key=lambda op: (ops[op], op))
 
 
-def _relative(model: Model, output: Path) -> str:
-    assert model.path is not None
-    return Path(os.path.relpath(model.path, output.absolute().parent)).as_posix()
-
-
 def _facts(model: Model, found: Judged, target: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
     from qdqspec.regions.forecast import forecast_tuning
     from qdqspec.regions.inspect import forecast_line
-    from qdqspec.types import TRIALS
 
     ops = Counter(node.op_type for node in model.nodes if not node.is_marker)
     yield f"opset {model.opset}, {ops.total()} nodes: {counted(ops)}"

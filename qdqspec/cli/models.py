@@ -27,6 +27,7 @@ from qdqspec.collector import uncollected
 from qdqspec.config import hooks
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import ConfigError, PlacementError
+from qdqspec.types import TRIALS, Inputs, RegionRules
 
 if TYPE_CHECKING:
     from qdqspec.config import Settings
@@ -72,7 +73,6 @@ def inspect(arguments: argparse.Namespace) -> int:
     from qdqspec.regions.forecast import forecast_tuning
     from qdqspec.regions.inspect import find_bodies, inspect_model, render_text, to_json
     from qdqspec.regions.search import find_regions
-    from qdqspec.types import TRIALS, Inputs, RegionRules
 
     rules = RegionRules() if arguments.max_nodes is None else RegionRules(max_nodes=arguments.max_nodes)
     find = partial(find_regions, rules=rules)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from qdqspec.cli.arguments import MODEL, argument, input_options, model_given, output, settings_from, verb
 from qdqspec.cli.output import FINE, answer, complain, writable_folder
 from qdqspec.errors import StateError
+from qdqspec.types import NOT_CANDIDATES, Case
 
 if TYPE_CHECKING:
     from qdqspec.measurement.reduce import Reduced
     from qdqspec.session import Session
-    from qdqspec.types import Case
 
 MINUTES = 5.0
 
@@ -70,7 +70,6 @@ def reduce_failures(session: Session, cases: Iterable[Case]) -> None:
     from qdqspec.measurement.reduce import reduce_model
     from qdqspec.preparation.files import make_folder, write_placement
     from qdqspec.temporary import TemporaryFolder
-    from qdqspec.types import NOT_CANDIDATES
 
     for case in cases:
         setup, found = session.work(case).setup, session.work(case).finder.found

@@ -11,11 +11,11 @@ from qdqspec.cli.arguments import Group, argument, data_given, input_options, se
 from qdqspec.cli.output import FINE, WANTING, answer, note
 from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
+from qdqspec.types import Probe
 
 if TYPE_CHECKING:
     from qdqspec.checks.parity import ParityParams
     from qdqspec.session import Session
-    from qdqspec.types import Probe
 
 _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps")
 
@@ -74,14 +74,14 @@ def verify(arguments: argparse.Namespace) -> int:
     if probe.parity.data == "random" and not probe.inputs:
         note("inputs are random here, and errors on real data differ: give data with --data")
     is_limited = limits is not None or bool(probe.inputs)
-    answer(arguments, _json(probe, is_limited=is_limited), _text(probe, is_limited=is_limited))
+    kept = "no limit is broken" if is_limited else "not judged: no limit is given, such as --min-sqnr-db 20"
+    headline = probe.broken[0] if probe.broken else kept
+    answer(arguments, _json(probe, headline), _text(probe, headline))
     return WANTING if probe.broken else FINE
 
 
 def _compared(arguments: argparse.Namespace, session: Session, limits: ParityParams | None) -> Probe:
     """The comparison of the models on all of the data: exceeded limits, and the measured values."""
-    from qdqspec.types import Probe
-
     words = {"evaluation": arguments.data, "shapes": arguments.shapes, "values": arguments.values}
     case = session.case(arguments.model, {word: value for word, value in words.items() if value is not None})
     parity = session.work(case).parity_with(arguments.tuned.absolute())
@@ -107,7 +107,7 @@ def _limits(arguments: argparse.Namespace) -> ParityParams | None:
         raise ConfigError(f"{option}: {first['msg']}", cure="qdqspec verify --help") from None
 
 
-def _text(probe: Probe, *, is_limited: bool) -> str:
+def _text(probe: Probe, headline: str) -> str:
     from qdqspec.checks.parity import comparison_sections, probe_sections
     from qdqspec.report.tables import section_text
 
@@ -116,21 +116,15 @@ def _text(probe: Probe, *, is_limited: bool) -> str:
     else:
         title = f"Outputs, worst first ({probe.parity.samples} samples of {probe.parity.data} data)"
         sections = comparison_sections(probe.parity, title)
-    headline = _headline(probe, is_limited=is_limited)
     return "\n\n".join((headline, *(section_text(section) for section in sections)))
 
 
-def _headline(probe: Probe, *, is_limited: bool) -> str:
-    kept = "no limit is broken" if is_limited else "not judged: no limit is given, such as --min-sqnr-db 20"
-    return probe.broken[0] if probe.broken else kept
-
-
-def _json(probe: Probe, *, is_limited: bool) -> dict[str, Any]:
+def _json(probe: Probe, headline: str) -> dict[str, Any]:
     from qdqspec.checks.parity import noise_shares
     from qdqspec.report.record import parity_to_json
 
     return {
-        "headline": _headline(probe, is_limited=is_limited),
+        "headline": headline,
         "broken": list(probe.broken),
         "inputs": [asdict(one) for one in probe.inputs],
         "parity": parity_to_json(probe.parity),
