@@ -37,13 +37,13 @@ from qdqspec.errors import QdqspecError
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.import_qdq import import_placement
-from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.relative import Frames, parse_scheme, placement_of, schemes_of
-from qdqspec.placement.scheme import apply_scheme, write_scheme
-from qdqspec.placement.space import SchemeSpace
-from qdqspec.placement.strip import strip_qdq
-from qdqspec.placement.survival import check_survival
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.read.survival import check_survival
+from qdqspec.placement.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
+from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges

@@ -29,8 +29,8 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.placement.insert import Inserter
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.edit.insert import Inserter
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.types import Label
 

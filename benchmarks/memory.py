@@ -30,8 +30,8 @@ from qdqspec.graph.model import load_model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.placement.insert import Inserter
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.edit.insert import Inserter
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))

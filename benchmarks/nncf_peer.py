@@ -20,8 +20,8 @@ from real_data import RealModel
 
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.import_qdq import import_placement
-from qdqspec.placement.scheme import IMPORTED, apply_scheme, write_scheme
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.scheme.scheme_file import IMPORTED, apply_scheme, write_scheme
 from qdqspec.types import PlacedPair, Placement
 
 SCRIPT = Path(__file__).with_name("nncf_run.py")

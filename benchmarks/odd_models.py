@@ -36,10 +36,10 @@ from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.import_qdq import import_placement
-from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.space import SchemeSpace
-from qdqspec.placement.strip import strip_qdq
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session

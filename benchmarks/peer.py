@@ -40,8 +40,8 @@ from qdqspec.config import Settings
 from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.import_qdq import placement_for
-from qdqspec.placement.insert import Inserter
+from qdqspec.placement.edit.insert import Inserter
+from qdqspec.placement.read.import_qdq import placement_for
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import write_placement
 from qdqspec.preparation.timing import time_files

@@ -25,7 +25,7 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.parity.gate import SAMPLES, OutputGate
-from qdqspec.placement.insert import Inserter
+from qdqspec.placement.edit.insert import Inserter
 from qdqspec.preparation.auxiliary_runs import unfused
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.rehearsal import Rehearsal, Runtime, Sensitivities, Subject, find_sensitivities, sites_of

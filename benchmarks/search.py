@@ -151,7 +151,7 @@ def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict
     if everything.digest != work.search.winner.digest:
         files["everything"] = work.setup.output / "everything.onnx"
         from qdqspec.graph.save import save_model
-        from qdqspec.placement.insert import insert_qdq
+        from qdqspec.placement.edit.insert import insert_qdq
 
         inserted = insert_qdq(work.setup.prepared.model, everything, work.setup.prepared.numbers)
         save_model(inserted.proto, files["everything"], base=work.setup.case.model.parent)

@@ -23,8 +23,8 @@ import onnx
 
 from qdqspec.baseline.store import read_baseline
 from qdqspec.errors import QdqspecError
-from qdqspec.placement.cache import read_cache
-from qdqspec.placement.scheme import read_scheme
+from qdqspec.placement.scheme.cache import read_cache
+from qdqspec.placement.scheme.scheme_file import read_scheme
 from qdqspec.report.record import case_from_json, read_record
 
 SPECS = Path(__file__).parents[1] / "specs"

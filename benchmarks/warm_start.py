@@ -32,7 +32,7 @@ from tabulate import tabulate
 
 from qdqspec.config import Settings
 from qdqspec.graph.save import save_model
-from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.preparation.cached import PATTERNS
 from qdqspec.preparation.files import write_patterns
 from qdqspec.preparation.timing import time_files

@@ -6,7 +6,7 @@ import math
 import re
 import signal
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from qdqspec.types import EXACT_DB, Interval, Site
 
@@ -148,6 +148,12 @@ def list_text(names: Sequence[str], most: int) -> str:
     """At most so many names, and the number of the others: ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def names_text(names: Iterable[str]) -> str:
+    """The number of names, and the first three: ``4: 'a', 'b', 'c' and 1 more``."""
+    quoted = [f"'{name}'" for name in names]
+    return f"{len(quoted)}: {list_text(quoted, 3)}"
 
 
 def pair_text(site: Site, width: int = 36) -> str:

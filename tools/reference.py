@@ -201,7 +201,7 @@ def _placement_rules() -> Iterator[str]:
     yield "leaves an operator in float."
     yield ""
     yield "Two more rules apply to every backend, in the search and in the final model. All inputs of a weighted"
-    yield "operator are quantized together (`placement/units.py`). Inputs and output of a Concat, a MaxPool or an"
+    yield "operator are quantized together (`placement/space/units.py`). Inputs and output of a Concat, a MaxPool or an"
     yield "operator that moves values share one scale (`tie_ranges` in `quantize/ranges.py`). The operators that run in"
     yield "each format, pooling among them, are in the table of a backend (`backends/tensorrt/ops.py`)."
     backends: dict[tuple[str, str], list[str]] = {}

@@ -25,9 +25,9 @@ from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import power_of, sqnr_db
 from qdqspec.parity.gate import MOST_DB, OutputGate, Runs
-from qdqspec.placement.equalize import Equalization
-from qdqspec.placement.insert import Inserter
-from qdqspec.placement.scheme import SchemeNumbers, fit_pairs, prepared_for
+from qdqspec.placement.edit.equalize import Equalization
+from qdqspec.placement.edit.insert import Inserter
+from qdqspec.placement.scheme.scheme_file import SchemeNumbers, fit_pairs, prepared_for
 from qdqspec.preparation.auxiliary_runs import ARITHMETIC, reference_runtime, unfused
 from qdqspec.preparation.candidates import CandidateFiles
 from qdqspec.preparation.case import CaseSetup

@@ -22,7 +22,7 @@ from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.measurement.admission import NEAR_DB
 from qdqspec.parity.gate import MOST_DB, AllData, AllDataDifference, OutputGate
 from qdqspec.parity.metrics import Score, Scores
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import reference_runtime
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources

@@ -71,7 +71,7 @@ class Capabilities:
     those for which that always holds (Conv); ``blocked_axes[op_type]`` are the axes along which the op takes a
     two-dimensional weight in a blocked format; ``rules`` are the functions of the backend's placement
     rules by name, in the order in which they are applied, for requirements of a compiler beyond single operators
-    (`qdqspec.placement.units`); ``observes`` is false if outputs are returned too slowly for calibration: the
+    (`qdqspec.placement.space.units`); ``observes`` is false if outputs are returned too slowly for calibration: the
     default backend is used instead. ``computes`` is false on a simulated device: there
     placements are neither rehearsed nor corrected; ``dynamic[format]`` are the ops with a constant weight that
     have a kernel which computes the range of its activation at run time, with weights in that format;

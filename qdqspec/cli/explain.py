@@ -35,8 +35,8 @@ from qdqspec.types import Case, Inputs
 if TYPE_CHECKING:
     from qdqspec.config import Settings
     from qdqspec.graph.model import Model
-    from qdqspec.placement.import_qdq import Imported
-    from qdqspec.placement.scheme import SchemeFile
+    from qdqspec.placement.read.import_qdq import Imported
+    from qdqspec.placement.scheme.scheme_file import SchemeFile
     from qdqspec.report.explain import ExplainedEngine
     from qdqspec.types import Clock, Evidence, FixedValue, Trial
 
@@ -245,7 +245,7 @@ def _float_model(model: Model, original: Path | None) -> Iterator[Path]:
     """The file of the float form of a quantized model: the original, or a temporary copy without its pairs."""
     from qdqspec.graph.model import require_path
     from qdqspec.graph.save import save_model
-    from qdqspec.placement.strip import strip_qdq
+    from qdqspec.placement.read.strip import strip_qdq
     from qdqspec.temporary import TemporaryFolder
 
     if original is not None:
@@ -351,7 +351,7 @@ def _meant(
     arguments: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[Case, SchemeFile | Imported, tuple[str, ...]]]:
     """The float model with its data, as a case, the pairs placed in it, and notes."""
-    from qdqspec.placement.import_qdq import import_placement
+    from qdqspec.placement.read.import_qdq import import_placement
 
     (what,) = arguments.what
     if what.endswith(".onnx"):
@@ -382,7 +382,7 @@ def _as_given(case: Case, arguments: argparse.Namespace, values: Mapping[str, Fi
 
 
 def _placed(folder: Path, cure: str) -> SchemeFile:
-    from qdqspec.placement.scheme import read_scheme
+    from qdqspec.placement.scheme.scheme_file import read_scheme
 
     if not (folder / _SCHEME).is_file():
         raise StateError("there are no results of a run here", where=folder, cure=cure)

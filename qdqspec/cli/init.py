@@ -123,7 +123,7 @@ def _draft(model: Model, output: Path, settings: Settings, data: DataDraft, inpu
 def _formats(model: Model, capabilities: Capabilities) -> Sequence[str]:
     """The backend's formats that some operator of the model can have; all of them if it has no such operator."""
     from qdqspec.graph.fold import fold_weights
-    from qdqspec.placement.space import SchemeSpace
+    from qdqspec.placement.space.search_space import SchemeSpace
 
     folded = fold_weights(model).model
     spaces = {

@@ -102,7 +102,7 @@ def inspect(arguments: argparse.Namespace) -> int:
 def judged(model: Model, settings: Settings) -> Judged:
     """The operators that the backend may quantize, from its table if the backend does not work on this machine."""
     from qdqspec.backends.base import BuildOptions, backend_named
-    from qdqspec.placement.judging import judge
+    from qdqspec.placement.space.judging import judge
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
     here = backend.probe(options)
@@ -123,7 +123,7 @@ def apply(arguments: argparse.Namespace) -> int:
     """Insert the Q/DQ pairs of a scheme into a model."""
     from qdqspec.graph.model import Model, require_path
     from qdqspec.graph.save import save_model
-    from qdqspec.placement.scheme import apply_scheme
+    from qdqspec.placement.scheme.scheme_file import apply_scheme
 
     model = model_given(arguments.model, arguments.values)
     result = apply_scheme(model, arguments.scheme)
@@ -156,7 +156,7 @@ def strip(arguments: argparse.Namespace) -> int:
     """Remove every Q/DQ pair from a model."""
     from qdqspec.graph.model import require_path
     from qdqspec.graph.save import save_model
-    from qdqspec.placement.strip import strip_qdq
+    from qdqspec.placement.read.strip import strip_qdq
 
     model = model_given(arguments.model)
     reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
@@ -175,7 +175,7 @@ def _dequantized(model: Model) -> int:
     Operators of integers and floats count as the pairs that they replace.
     """
     from qdqspec.graph.dynamic_kernels import with_pairs
-    from qdqspec.placement.recognize import is_op, makes_scale
+    from qdqspec.placement.read.recognize import is_op, makes_scale
 
     model = with_pairs(model)
     made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))
@@ -203,8 +203,8 @@ def import_model(arguments: argparse.Namespace) -> int:
     """Write the Q/DQ pairs of a quantized model as a scheme. Their scales and zero points are kept, and the model
     may be from another tool.
     """
-    from qdqspec.placement.import_qdq import import_placement
-    from qdqspec.placement.scheme import IMPORTED, write_scheme
+    from qdqspec.placement.read.import_qdq import import_placement
+    from qdqspec.placement.scheme.scheme_file import IMPORTED, write_scheme
 
     given = [path for path in (arguments.model, arguments.reference) if path is not None]
     refuse_input_as_output(arguments.output, given)
@@ -240,7 +240,7 @@ def import_model(arguments: argparse.Namespace) -> int:
 @uncollected()
 def diff(arguments: argparse.Namespace) -> int:
     """Compare the Q/DQ of two models. Exits 0 when they are the same, 1 when not."""
-    from qdqspec.placement.diff import diff_models, render_text, to_json
+    from qdqspec.placement.read.diff import diff_models, render_text, to_json
 
     found = diff_models(model_given(arguments.first), model_given(arguments.second))
     answer(arguments, to_json(found), render_text(found, most=None if arguments.verbose else ROWS))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from qdqspec.arrays import Array, Floats
 from qdqspec.graph.model import Model
-from qdqspec.placement.equalize import (
+from qdqspec.placement.edit.equalize import (
     Absorber,
     Chain,
     Equalization,

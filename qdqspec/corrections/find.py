@@ -19,8 +19,8 @@ from qdqspec.corrections.ranges import FACTORS, Ranges, chosen_ranges, widened
 from qdqspec.corrections.statistics import Observe, observed_statistics
 from qdqspec.corrections.weights import bias_shift, is_better, rounded_weight
 from qdqspec.graph.model import Model
-from qdqspec.placement.biases import biased_layer
-from qdqspec.placement.equalize import Equalization, equalized
+from qdqspec.placement.edit.biases import biased_layer
+from qdqspec.placement.edit.equalize import Equalization, equalized
 from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, WeightNumbers, weight_key
 from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.quantizer import Quantizer

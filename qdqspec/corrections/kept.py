@@ -15,7 +15,7 @@ from qdqspec.codec import from_data
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
-from qdqspec.placement.equalize import EQUALIZATIONS, misfit_of
+from qdqspec.placement.edit.equalize import EQUALIZATIONS, misfit_of
 from qdqspec.plain_json import content_sum, read_json
 from qdqspec.quantize.corrections import Corrections, WeightKey, WeightNumbers, packed, unpacked
 from qdqspec.quantize.formats import number_format

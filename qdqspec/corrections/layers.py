@@ -12,7 +12,7 @@ import numpy.typing as npt
 from qdqspec.arrays import Array, Floats32
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_default
-from qdqspec.placement.units import weight_input
+from qdqspec.placement.space.units import weight_input
 from qdqspec.types import Site
 
 

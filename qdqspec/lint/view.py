@@ -17,7 +17,7 @@ from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import data_inputs, is_default, is_nearest
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.placement.recognize import (
+from qdqspec.placement.read.recognize import (
     blocks_of,
     is_constant,
     is_dynamic,
@@ -26,7 +26,7 @@ from qdqspec.placement.recognize import (
     makes_scale,
     scale_of,
 )
-from qdqspec.placement.units import weight_input
+from qdqspec.placement.space.units import weight_input
 from qdqspec.types import LintTarget
 
 Reals = npt.NDArray[np.floating]

@@ -1,1 +1,1 @@
-"""Placements of Q/DQ pairs: the search space, insertion, removal and comparison."""
+"""Placements of Q/DQ pairs: parts `space`, `edit`, `scheme`, `read`, each of which imports earlier ones only."""

@@ -19,8 +19,8 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.profiles import Load, Part
-from qdqspec.placement.excerpt import Excerpt, Excerpts, Spans, looks_like_shape
-from qdqspec.placement.insert import Inserter
+from qdqspec.placement.edit.excerpt import Excerpt, Excerpts, Spans, looks_like_shape
+from qdqspec.placement.edit.insert import Inserter
 from qdqspec.preparation.auxiliary_runs import half_model
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.types import LatencyEvidence, Placement, ShapeProfile

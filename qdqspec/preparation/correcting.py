@@ -18,8 +18,8 @@ from qdqspec.corrections.ranges import Ranges
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
-from qdqspec.placement.equalize import equalized, find_chains
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.edit.equalize import equalized, find_chains
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import reference_runtime
 from qdqspec.quantize.calibrate import calibrate_with
 from qdqspec.quantize.formats import BIAS_FORMAT

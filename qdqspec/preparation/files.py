@@ -19,10 +19,10 @@ from qdqspec.graph.save import refuse_overwriting, save_model, write_text
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import LARGE
 from qdqspec.measurement.journal import Journal
-from qdqspec.placement.cache import gather, write_cache
-from qdqspec.placement.equalize import equalized
-from qdqspec.placement.insert import Inserter
-from qdqspec.placement.scheme import write_scheme
+from qdqspec.placement.edit.equalize import equalized
+from qdqspec.placement.edit.insert import Inserter
+from qdqspec.placement.scheme.cache import gather, write_cache
+from qdqspec.placement.scheme.scheme_file import write_scheme
 from qdqspec.preparation.cached import (
     CORRECTIONS,
     FRONT,

@@ -26,9 +26,9 @@ from qdqspec.measurement.profiles import Load
 from qdqspec.parity.data import Dataset, data_warnings, open_data, random_feeds
 from qdqspec.parity.metrics import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
-from qdqspec.placement.equalize import Equalization, touched
-from qdqspec.placement.space import SchemeSpace
-from qdqspec.placement.units import format_choices
+from qdqspec.placement.edit.equalize import Equalization, touched
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.placement.space.units import format_choices
 from qdqspec.preparation.auxiliary_runs import FusionBuild, Groups, Observing, groups_of_file
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
 from qdqspec.preparation.start import KeptScales, kept_scales

@@ -13,14 +13,14 @@ from qdqspec.corrections.layers import find_layers
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.journal import read_journal
-from qdqspec.placement.cache import WarmStart, read_cache
-from qdqspec.placement.cache import warm_starts as cached_starts
-from qdqspec.placement.equalize import EQUALIZED
-from qdqspec.placement.import_qdq import Imported, import_placement, placement_for
-from qdqspec.placement.match import Matcher
-from qdqspec.placement.recognize import along
-from qdqspec.placement.scheme import read_scheme
-from qdqspec.placement.space import SchemeSpace, project
+from qdqspec.placement.edit.equalize import EQUALIZED
+from qdqspec.placement.read.import_qdq import Imported, import_placement, placement_for
+from qdqspec.placement.read.recognize import along
+from qdqspec.placement.scheme.cache import WarmStart, read_cache
+from qdqspec.placement.scheme.cache import warm_starts as cached_starts
+from qdqspec.placement.scheme.match import Matcher
+from qdqspec.placement.scheme.scheme_file import read_scheme
+from qdqspec.placement.space.search_space import SchemeSpace, project
 from qdqspec.quantize.corrections import WeightKey, WeightNumbers, weight_key
 from qdqspec.quantize.formats import BIAS_FORMAT, number_format
 from qdqspec.quantize.ranges import TensorRange

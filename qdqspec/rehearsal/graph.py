@@ -1,6 +1,6 @@
 """The graph of a rehearsal: a model in which every Q/DQ pair is in the branch of an If node of its own.
 
-The pairs are those of insertion (`placement.pairs`), so that the rehearsed arithmetic equals that of the inserted
+The pairs are those of insertion (`placement.edit.pairs`), so that the rehearsed arithmetic equals that of the inserted
 pairs.
 """
 
@@ -21,10 +21,10 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
 from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_inside, refill
 from qdqspec.graph.weights import WeightStore
-from qdqspec.placement.biases import BIAS_INPUT
-from qdqspec.placement.insert import RaisedInputs
-from qdqspec.placement.pairs import Pair, PairMaker, QuantSource
-from qdqspec.placement.units import Edge
+from qdqspec.placement.edit.biases import BIAS_INPUT
+from qdqspec.placement.edit.insert import RaisedInputs
+from qdqspec.placement.edit.pairs import Pair, PairMaker, QuantSource
+from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.scales import REALS
 from qdqspec.rehearsal.switches import Switches
 from qdqspec.types import Consumer

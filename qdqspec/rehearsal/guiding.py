@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS, copies_values, is_default
-from qdqspec.placement.units import Edge
+from qdqspec.placement.space.units import Edge
 from qdqspec.types import Consumer
 
 # The output is bounded, or a selection of the input's elements.

@@ -24,8 +24,8 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.memory import bytes_left
 from qdqspec.parity.compare import OutputComparison
-from qdqspec.placement.pairs import PairMaker, QuantSource
-from qdqspec.placement.units import Edge
+from qdqspec.placement.edit.pairs import PairMaker, QuantSource
+from qdqspec.placement.space.units import Edge
 from qdqspec.rehearsal.graph import SwitchedModel, SwitchGraph
 from qdqspec.rehearsal.guiding import guiding_outputs
 from qdqspec.rehearsal.switches import Switches, SwitchStates, is_foreign

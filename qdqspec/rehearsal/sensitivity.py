@@ -21,8 +21,8 @@ from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError
 from qdqspec.parity.compare import noise_power, signal_power, sqnr_db
 from qdqspec.parity.gate import MOST_DB
-from qdqspec.placement.space import SchemeSpace
-from qdqspec.placement.units import Edge
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.rehearsal.graph import SwitchedModel
 from qdqspec.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError, run

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.errors import PlacementError
-from qdqspec.placement.space import SchemeSpace
-from qdqspec.placement.units import Edge
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.formats import number_format
 from qdqspec.types import Consumer, Label, Placement, Site
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from qdqspec.graph.ops import WEIGHT_INPUT
-from qdqspec.placement.relative import Frames
-from qdqspec.placement.space import SchemeSpace
-from qdqspec.placement.units import Unit
+from qdqspec.placement.scheme.relative import Frames
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.placement.space.units import Unit
 from qdqspec.types import Label, LayerTime, format_of, kind_of
 
 LINEAR = frozenset(WEIGHT_INPUT)

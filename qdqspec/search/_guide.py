@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.parity.compare import power_of
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import UnitBlock, unit_labels
 from qdqspec.search.crossings import FP

@@ -21,7 +21,7 @@ from itertools import islice
 
 import numpy as np
 
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._bounded import TARGETS_DB, Bounded, NoiseModel, priced
 from qdqspec.search._classes import pure_labels, spent_by_unit, weighted_linear
 from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps

@@ -18,7 +18,7 @@ import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.graph.unify import joined
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._classes import LINEAR
 from qdqspec.search.crossings import FLOAT, FP, Codes, Crossing, Crossings, Domains, domains_of, edges_between
 from qdqspec.types import Label, LayerTime, Placement, Trial, format_of, kind_of

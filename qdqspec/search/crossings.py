@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.types import LABELS, format_of, kind_of
 
 Codes = npt.NDArray[np.int8]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TypeAlias
 
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._bounded import Bounded, NoiseModel
 from qdqspec.search._classes import pure_labels, spent_by_unit, weighted_linear
 from qdqspec.search._steps import MARGINS_DB, Steps, Stepwise

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qdqspec.errors import ConfigError
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._classes import ClassLabels, TiedClass, gathered, pure_choices, spread, tied_classes
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._classes import (
     ClassLabels,
     Labels,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._bounded import Bounded, NoiseModel
 from qdqspec.search._classes import spent_by_unit
 from qdqspec.search._guide import Guide

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqspec.graph.ops import ANCHORS, copies_values
-from qdqspec.placement.space import SchemeSpace
-from qdqspec.placement.units import Unit
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.placement.space.units import Unit
 from qdqspec.search._classes import Labels, spent_by_unit
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.arrays import Floats
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.regions.flow import flow_of
 from qdqspec.regions.pattern import PatternMaker
 from qdqspec.search.blocks import CostModel, UnitBlock

@@ -19,7 +19,7 @@ from qdqspec.lint import lint_model
 from qdqspec.measurement.race import MIXED_LAUNCHES
 from qdqspec.measurement.store import Store
 from qdqspec.parity.metrics import accuracy_evidence
-from qdqspec.placement.survival import check_survival
+from qdqspec.placement.read.survival import check_survival
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import profiles_of
 from qdqspec.preparation.resources import Resources

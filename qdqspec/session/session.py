@@ -27,7 +27,7 @@ from qdqspec.measurement.lock import log_wait
 from qdqspec.measurement.store import Store
 from qdqspec.measurement.twins import Twins
 from qdqspec.parity.metrics import joined_metrics
-from qdqspec.placement.import_qdq import import_placement
+from qdqspec.placement.read.import_qdq import import_placement
 from qdqspec.preparation.resources import Backends, Resources
 from qdqspec.session.compared_runtimes import compare_runtimes, grouped, side_of
 from qdqspec.session.evidence import CaseWork, skipped_record

@@ -26,7 +26,7 @@ from qdqspec.graph.save import write_text
 from qdqspec.measurement.bench import Built
 from qdqspec.measurement.journal import Journal
 from qdqspec.measurement.lock import RunLock
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.plain_json import read_json
 from qdqspec.preparation.cached import CORRECTIONS
 from qdqspec.preparation.case import CaseSetup

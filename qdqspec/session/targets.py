@@ -20,7 +20,7 @@ from qdqspec.accuracy.parity import compare_models
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import FLOOR_EPS
 from qdqspec.measurement.together import Together, ratios_between
-from qdqspec.placement.space import labels_of
+from qdqspec.placement.space.search_space import labels_of
 from qdqspec.preparation.files import make_folder, write_placed, write_placement
 from qdqspec.preparation.timing import BUILDS, ROUNDS
 from qdqspec.search.select import reaches

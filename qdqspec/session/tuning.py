@@ -22,9 +22,9 @@ from qdqspec.graph.weights import WeightStore, content_digest
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
 from qdqspec.measurement.together import Looks
 from qdqspec.measurement.twins import Twins, answer
-from qdqspec.placement.cache import WarmStart
-from qdqspec.placement.insert import Inserter
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.edit.insert import Inserter
+from qdqspec.placement.scheme.cache import WarmStart
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.cached import CORRECTIONS
 from qdqspec.preparation.candidates import ROLE, CandidateFiles, PartFiles, half_reference, note_half
 from qdqspec.preparation.case import CaseSetup

@@ -11,8 +11,8 @@ from typing import Literal
 from qdqspec.errors import BackendError, QdqspecError, StateError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.store import Store
-from qdqspec.placement.equalize import Equalization
-from qdqspec.placement.scheme import SchemeFile, read_scheme
+from qdqspec.placement.edit.equalize import Equalization
+from qdqspec.placement.scheme.scheme_file import SchemeFile, read_scheme
 from qdqspec.preparation.cached import CORRECTIONS, SCHEME, CachedSearch, recall
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import make_folder, take_results, write_results

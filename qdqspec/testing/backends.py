@@ -36,7 +36,7 @@ from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError, QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.lint import lint_model, rules_for
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.formats import FORMATS
 from qdqspec.types import LABELS
 

@@ -26,6 +26,9 @@ LAYERS = {
     "plugin": 10, "cli": 10, "api": 10, "testing": 10, "__main__": 10,
 }  # fmt: skip
 
+# The parts of `placement`, each of which imports those before it only.
+PARTS = ("space", "edit", "scheme", "read")
+
 # Within the layers: (package, what it must not import, why).
 BANS = [
     ("spec", {"onnx", "numpy", "onnxruntime", "qdqspec.graph"}, "collection opens YAML only"),
@@ -120,6 +123,24 @@ def test_lower_layers_never_import_higher_ones(path):
         if parts[0] == "qdqspec" and len(parts) > 1 and parts[1] in LAYERS:
             imported = LAYERS[package_in(parts[1:])]
             assert imported <= LAYERS[package], f"layer {LAYERS[package]} imports {name}"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_of_placement_import_earlier_parts_only(part):
+    earlier = PARTS[: PARTS.index(part)]
+    for path in (PACKAGE / "placement" / part).glob("*.py"):
+        for name in imports(path):
+            if name.startswith("qdqspec.placement."):
+                assert name.split(".")[2] in (*earlier, part), f"{path}: {name}"
+    text = ast.get_docstring(ast.parse((PACKAGE / "placement" / part / "__init__.py").read_text("utf-8")))
+    assert tuple(re.findall(r"`(\w+)`", text or "")) == earlier, "its first line lists what it imports"
+
+
+def test_each_module_of_placement_is_in_a_part():
+    assert {path.name for path in (PACKAGE / "placement").iterdir()} - {"__pycache__"} == {
+        "__init__.py",
+        *PARTS,
+    }
 
 
 def test_only_backends_import_modules_of_a_backend():

@@ -25,8 +25,8 @@ from qdqspec.graph.given import given_model
 from qdqspec.graph.model import Model, load_model
 from qdqspec.parity.data import random_feeds
 from qdqspec.parity.shapes import resolve_shapes
-from qdqspec.placement.scheme import write_scheme
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.scheme.scheme_file import write_scheme
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session

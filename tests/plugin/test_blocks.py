@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from qdqspec.cli import _parser
-from qdqspec.placement.scheme import read_scheme
+from qdqspec.placement.scheme.scheme_file import read_scheme
 from qdqspec.spec.load import load_spec
 
 ROOT = Path(__file__).parents[2]

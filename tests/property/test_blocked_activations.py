@@ -15,11 +15,11 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
 from qdqspec.graph.trt import as_e8m0, of_e8m0
 from qdqspec.lint import lint_model
-from qdqspec.placement.diff import diff_models
-from qdqspec.placement.import_qdq import import_placement
-from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.scheme import SchemeNumbers
-from qdqspec.placement.strip import strip_qdq
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.diff import diff_models
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.scheme.scheme_file import SchemeNumbers
 from qdqspec.quantize.formats import FORMATS
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange

@@ -17,10 +17,10 @@ from random_models import onnx_models, placements, random_inputs, ranges_for
 from qdqspec.graph.fold import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.diff import diff_models, render_text, to_json
-from qdqspec.placement.import_qdq import import_placement, placement_for
-from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.survival import check_survival
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.diff import diff_models, render_text, to_json
+from qdqspec.placement.read.import_qdq import import_placement, placement_for
+from qdqspec.placement.read.survival import check_survival
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.types import Consumer, Placement

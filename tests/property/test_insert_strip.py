@@ -18,9 +18,9 @@ from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import parts_of
-from qdqspec.placement.insert import Inserter, insert_qdq
-from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
-from qdqspec.placement.strip import strip_qdq
+from qdqspec.placement.edit.insert import Inserter, insert_qdq
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.types import Placement
 from tests.support.weights import floating

@@ -14,7 +14,7 @@ from qdqspec.config.hooks import all_names
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model, rules_for
 from qdqspec.lint.rules import render_findings
-from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.types import Placement

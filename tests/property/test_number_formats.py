@@ -15,8 +15,8 @@ from random_models import onnx_models, placements, ranges_for
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
-from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.strip import strip_qdq
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.strip import strip_qdq
 from qdqspec.quantize.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFormat
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange

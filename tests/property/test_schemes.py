@@ -11,8 +11,8 @@ from reorder import told_otherwise
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
-from qdqspec.placement.relative import Frames, parse_scheme, placement_of, schemes_of
-from qdqspec.placement.space import SchemeSpace, project
+from qdqspec.placement.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
+from qdqspec.placement.space.search_space import SchemeSpace, project
 from qdqspec.regions.search import find_regions
 from qdqspec.types import Label, Placement, QuantizeRules, RegionRules
 

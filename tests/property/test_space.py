@@ -16,9 +16,9 @@ from random_models import onnx_models, random_inputs, ranges_for
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
-from qdqspec.placement.insert import Inserter
-from qdqspec.placement.judging import judge
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.edit.insert import Inserter
+from qdqspec.placement.space.judging import judge
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.formats import RUN_TIME
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges

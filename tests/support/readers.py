@@ -28,8 +28,8 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.change import BuildTimes, change_between
 from qdqspec.measurement.journal import Journal
 from qdqspec.parity.sources import read_members
-from qdqspec.placement.cache import read_cache
-from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
+from qdqspec.placement.scheme.cache import read_cache
+from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.regions.expressions import parse
 from qdqspec.registry import names
 from qdqspec.report.compare import compare_runs, comparison_text, comparison_to_json

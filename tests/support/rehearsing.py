@@ -13,8 +13,8 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.pairs import QuantSource
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.edit.pairs import QuantSource
 from qdqspec.rehearsal import Rehearsal, Runtime, Subject
 from qdqspec.types import Placement, Site
 

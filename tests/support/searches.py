@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._classes import pure_labels
 from qdqspec.types import Placement
 

@@ -15,12 +15,12 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.onnxruntime.ops import BLOCKED_4, BLOCKED_8, BLOCKED_8_SINCE, BLOCKED_AXES
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.placement.diff import diff_models
-from qdqspec.placement.import_qdq import import_placement
-from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.scheme import apply_scheme, write_scheme
-from qdqspec.placement.space import SchemeSpace
-from qdqspec.placement.strip import strip_qdq
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.diff import diff_models
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session

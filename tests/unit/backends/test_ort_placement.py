@@ -16,8 +16,8 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.measurement.isolate import Isolated
-from qdqspec.placement.insert import Inserter
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.edit.insert import Inserter
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 

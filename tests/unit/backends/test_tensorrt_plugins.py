@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import BackendError, DataError
 from qdqspec.measurement import bench
-from qdqspec.placement.scheme import read_scheme
+from qdqspec.placement.scheme.scheme_file import read_scheme
 from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, TuneRules
 

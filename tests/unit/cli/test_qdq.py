@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
 from qdqspec.graph.model import load_model
-from qdqspec.placement.scheme import write_scheme
+from qdqspec.placement.scheme.scheme_file import write_scheme
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.types import Consumer, Placement, Site

@@ -12,7 +12,7 @@ from random_models import ranges_for
 
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
-from qdqspec.placement.scheme import write_scheme
+from qdqspec.placement.scheme.scheme_file import write_scheme
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.types import Consumer, Placement, Site
 

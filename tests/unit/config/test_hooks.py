@@ -14,8 +14,8 @@ from qdqspec import registry
 from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
-from qdqspec.placement.survival import run_optimizer
-from qdqspec.placement.units import apply_rules
+from qdqspec.placement.read.survival import run_optimizer
+from qdqspec.placement.space.units import apply_rules
 from qdqspec.spec import kinds
 
 PACKAGE = """

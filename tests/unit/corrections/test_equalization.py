@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
-from qdqspec.placement.equalize import equalized
+from qdqspec.placement.edit.equalize import equalized
 
 FACTORS = 2.0 ** np.array([4, -3, 0, 2])
 

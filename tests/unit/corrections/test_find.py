@@ -20,9 +20,9 @@ from qdqspec.corrections.judge import Errors, Judge
 from qdqspec.corrections.ranges import PARTS, _Fit, chosen_ranges, widened
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.scheme import apply_scheme, write_scheme
-from qdqspec.placement.strip import strip_qdq
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.preparation.files import write_placed, write_placement
 from qdqspec.preparation.prepare import Prepared

@@ -16,7 +16,7 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.declared import with_types
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.unify import assumed, unified
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 
 ONES = ", ".join(["1"] * 16)
 F, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

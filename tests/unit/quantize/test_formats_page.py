@@ -16,7 +16,7 @@ from qdqspec.backends.onnxruntime.ops import BLOCKED_8, BLOCKED_8_SINCE
 from qdqspec.backends.tensorrt import ops as trt_ops
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model
-from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME, NumberFormat
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange

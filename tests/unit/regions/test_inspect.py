@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.judging import judge
+from qdqspec.placement.space.judging import judge
 from qdqspec.regions.inspect import Judged, find_bodies, inspect_model, render_text, to_json
 from qdqspec.regions.search import find_regions
 from qdqspec.registry import resolve

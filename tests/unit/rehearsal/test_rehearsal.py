@@ -14,7 +14,7 @@ from rehearsing import built_outputs, rehearsal_of
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange

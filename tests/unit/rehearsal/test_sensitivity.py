@@ -14,7 +14,7 @@ from rehearsing import rehearsal_of
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import (
     Rehearsal,

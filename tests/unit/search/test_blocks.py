@@ -11,7 +11,7 @@ from searches import pure_placements
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
 from qdqspec.search.blocks import CostModel, Descent, block_codes, fuse, unit_labels

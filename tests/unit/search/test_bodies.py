@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.regions.search import find_regions
 from qdqspec.search._classes import spread, tied_classes
 from qdqspec.search.exhaustive import Exhaustive

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qdqspec.parity.compare import power_of
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._guide import Guide
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup, Strategy

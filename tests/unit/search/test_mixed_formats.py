@@ -15,8 +15,8 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.insert import Inserter
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.edit.insert import Inserter
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.registry import resolve

@@ -11,7 +11,7 @@ import pytest
 
 from qdqspec.parity.compare import power_of
 from qdqspec.parity.gate import NoiseBar
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._bounded import NoiseModel, priced
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup

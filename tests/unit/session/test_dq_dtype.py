@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto
 
 from qdqspec.graph.model import load_model
-from qdqspec.placement.scheme import apply_scheme, read_scheme
+from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme
 from qdqspec.session import Session
 
 MODEL = """<ir_version: 9, opset_import: ["" : 19, "mine" : 1]> g (float16[1, 8, 8] x) => (float16[1, 8, 8] y) {

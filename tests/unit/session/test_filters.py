@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import BackendError, PlacementError
 from qdqspec.graph.model import load_model
-from qdqspec.placement.import_qdq import placement_for
+from qdqspec.placement.read.import_qdq import placement_for
 from qdqspec.registry import names
 from qdqspec.search.base import Proposal
 from qdqspec.session import Session

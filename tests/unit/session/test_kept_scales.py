@@ -16,9 +16,9 @@ from random_models import ranges_for
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.import_qdq import placement_for
-from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.strip import strip_qdq
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.import_qdq import placement_for
+from qdqspec.placement.read.strip import strip_qdq
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.start import kept_scales
 from qdqspec.quantize.corrections import weight_key

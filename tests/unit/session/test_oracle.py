@@ -16,7 +16,7 @@ from qdqspec.accuracy.oracle import FIRST_DOUBT_DB, RehearsalOracle, Rehearser
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
 from qdqspec.parity.gate import AllData
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.rehearsal import RehearsedEngine, quick_runs
 from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, Placement, Trial, TuneRules

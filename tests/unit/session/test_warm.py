@@ -16,10 +16,10 @@ from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
 from qdqspec.measurement.journal import Journal
-from qdqspec.placement.cache import gather, write_cache
-from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.scheme import write_scheme
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.scheme.cache import gather, write_cache
+from qdqspec.placement.scheme.scheme_file import write_scheme
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.regions.search import find_regions

@@ -11,8 +11,8 @@ from onnx import numpy_helper
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
-from qdqspec.placement.cache import gather, write_cache
-from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.scheme.cache import gather, write_cache
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.regions.search import find_regions
 from qdqspec.types import Placement, Trial

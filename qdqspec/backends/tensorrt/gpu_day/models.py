@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.graph.model import Model
-from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.types import Consumer, Placement, Site

@@ -25,8 +25,8 @@ from qdqspec.graph.ops import FLOATS
 from qdqspec.graph.trt import FP4_DYNAMIC
 from qdqspec.lint.rules import Hit, formats_newer_than_opset
 from qdqspec.lint.view import View, type_name
-from qdqspec.placement.recognize import is_constant
-from qdqspec.placement.units import WEIGHT_AXES, dynamic_misfit
+from qdqspec.placement.read.recognize import is_constant
+from qdqspec.placement.space.units import WEIGHT_AXES, dynamic_misfit
 from qdqspec.quantize.formats import number_format
 
 _TAKEN = frozenset(

@@ -1,0 +1,1 @@
+"""The search space: units of operators with their labels, and the pairs of each choice. Imports no other part."""

@@ -1,0 +1,199 @@
+"""Corrected biases: inserted with their weights, rehearsed, written to schemes, and removed again bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from rehearsing import Exact, built_outputs, rehearsal_of
+
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.edit.biases import biased_layer
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.diff import diff_models
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.quantize.corrections import Corrections, weight_key
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.types import Consumer, Placement, Site
+
+CHANNELS = 3
+SITES = tuple(
+    Site(tensor=w, consumers=(Consumer(n, 1),), format="int8", axis=0, weight=True)
+    for w, n in (("w", "first"), ("v", "second"))
+)
+
+
+def model_of(bias: str, seed: int = 0, elem_type: int = TensorProto.FLOAT) -> Model:
+    """Two convolutions; ``bias`` is the form of both biases: initializer, constant, none, shared or fed."""
+    random = np.random.default_rng(seed)
+    real = helper.tensor_dtype_to_np_dtype(elem_type)
+
+    def drawn(name: str, *shape: int) -> TensorProto:
+        return numpy_helper.from_array(random.standard_normal(shape).astype(real), name)
+
+    names = {"none": ("", ""), "shared": ("b", "b")}.get(bias, ("b", "c"))
+    constants = [drawn(name, CHANNELS) for name in dict.fromkeys(names) if name]
+    inputs = [helper.make_tensor_value_info("x", elem_type, [1, 2, 4, 4])]
+    nodes = []
+    if bias == "constant":
+        nodes = [
+            helper.make_node("Constant", [], [t.name], name=f"{t.name}_made", value=t) for t in constants
+        ]
+        constants = []
+    if bias == "fed":
+        inputs += [helper.make_tensor_value_info(t.name, elem_type, [CHANNELS]) for t in constants]
+    ends = [("x", "w", names[0], "h", "first"), ("h", "v", names[1], "y", "second")]
+    nodes += [
+        helper.make_node("Conv", [x, w, *([b] if b else [])], [y], name=name) for x, w, b, y, name in ends
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        inputs,
+        [helper.make_tensor_value_info("y", elem_type, [1, CHANNELS, 4, 4])],
+        [drawn("w", CHANNELS, 2, 1, 1), *constants, drawn("v", CHANNELS, CHANNELS, 1, 1)],
+    )
+    opset = 13 if elem_type == TensorProto.FLOAT else 19
+    return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10))
+
+
+def numbers_of(model: Model, *shifts: list[float]) -> Quantizer:
+    biases = {weight_key(site): np.array(s, np.float32) for site, s in zip(SITES, shifts, strict=False)}
+    return Quantizer(model, {}, corrections=Corrections(biases=biases))
+
+
+FORMS = pytest.mark.parametrize("bias", ["initializer", "constant", "none"])
+SHIFTS = ([0.25, -0.5, 1e-3], [1.0, 0.1, -3.0])
+
+
+@FORMS
+@pytest.mark.parametrize("chosen", [SITES, SITES[:1], SITES[1:], ()])
+def test_the_rehearsal_computes_what_the_built_model_does(
+    bias: str, chosen: tuple[Site, ...], tmp_path: Path
+) -> None:
+    model = model_of(bias)
+    numbers = numbers_of(model, *SHIFTS)
+    feed = {"x": np.random.default_rng(1).standard_normal((1, 2, 4, 4)).astype(np.float32)}
+    placement = Placement(sites=frozenset(chosen))
+    with rehearsal_of(model, SITES, numbers, feed) as rehearsal:
+        found = rehearsal.outputs(placement, feed)
+    expected = built_outputs(model, placement, numbers, feed, tmp_path)
+    np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-6)
+
+
+def test_several_formats_of_a_weight_have_their_own_shifts(tmp_path: Path) -> None:
+    model = model_of("initializer")
+    other = Site(tensor="w", consumers=(Consumer("first", 1),), format="int16", axis=0, weight=True)
+    biases = {
+        weight_key(SITES[0]): np.float32([1.0, 2.0, 3.0]),
+        weight_key(other): np.float32([-1.0, 0.5, 4.0]),
+    }
+    numbers = Quantizer(model, {}, corrections=Corrections(biases=biases))
+    feed = {"x": np.ones((1, 2, 4, 4), np.float32)}
+    with rehearsal_of(model, (SITES[0], other), numbers, feed) as rehearsal:
+        for site in (SITES[0], other):
+            placement = Placement(sites=frozenset({site}))
+            expected = built_outputs(model, placement, numbers, feed, tmp_path)["y"]
+            np.testing.assert_allclose(rehearsal.outputs(placement, feed)["y"], expected, rtol=1e-6)
+
+
+@FORMS
+def test_a_float_layer_keeps_its_bias(bias: str) -> None:
+    model = model_of(bias)
+    made = Model(insert_qdq(model, Placement(sites=frozenset(SITES[:1])), numbers_of(model, *SHIFTS)).proto)
+    assert made.by_name["second"].proto == model.by_name["second"].proto
+    if bias != "none":
+        np.testing.assert_array_equal(made.array("c"), model.array("c"))
+        np.testing.assert_array_equal(made.array("b"), model.array("b") + np.float32(SHIFTS[0]))
+    else:
+        np.testing.assert_array_equal(made.array(made.by_name["first"].inputs[2]), np.float32(SHIFTS[0]))
+
+
+@pytest.mark.parametrize("bias", ["shared", "fed"])
+def test_a_bias_that_others_read_or_feed_is_not_corrected(bias: str) -> None:
+    model = model_of(bias)
+    assert biased_layer(model, SITES[0]) is None
+    made = Model(insert_qdq(model, Placement(sites=frozenset(SITES)), numbers_of(model, *SHIFTS)).proto)
+    np.testing.assert_array_equal(made.array("b"), model.array("b"))
+
+
+@given(
+    bias=st.sampled_from(["initializer", "constant", "none"]),
+    shifts=st.lists(
+        st.lists(st.floats(-1e6, 1e6, width=32), min_size=CHANNELS, max_size=CHANNELS), min_size=2, max_size=2
+    ),
+    chosen=st.sampled_from([SITES, SITES[:1], SITES[1:]]),
+    elem_type=st.sampled_from([TensorProto.FLOAT, TensorProto.FLOAT16]),
+    seed=st.integers(0, 99),
+)
+def test_schemes_repeat_biases_and_strip_restores_them(
+    tmp_path_factory: pytest.TempPathFactory,
+    bias: str,
+    shifts: list[list[float]],
+    chosen: tuple[Site, ...],
+    elem_type: int,
+    seed: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("biases")
+    shifts = [[min(max(x, -1e3), 1e3) for x in shift] for shift in shifts]  # float16 has to hold them
+    model = model_of(bias, seed, elem_type)
+    numbers = numbers_of(model, *shifts)
+    placement = Placement(sites=frozenset(chosen))
+    made = insert_qdq(model, placement, numbers)
+    onnx.checker.check_model(made.proto)
+    write_scheme(folder / "scheme.json", placement, numbers.placed(placement), "onnxruntime")
+    again = apply_scheme(model, folder / "scheme.json")
+    assert again.proto.SerializeToString() == made.proto.SerializeToString()
+    save_model(made.parts, folder / "q.onnx")
+    quantized = load_model(folder / "q.onnx")
+    assert strip_qdq(quantized, model).proto == model.proto
+    stripped = Model(strip_qdq(quantized).proto)
+    assert [node.proto for node in stripped.nodes] == [node.proto for node in model.nodes]
+    for name in {"b", "c"} & model.constants.keys():
+        assert stripped.constants[name] == model.constants[name]
+    imported = import_placement(quantized, model)
+    found = {pair.site: pair.bias for pair in imported.pairs}
+    assert found == {pair.site: pair.bias for pair in numbers.placed(placement)}
+
+
+def test_diff_names_a_corrected_bias() -> None:
+    model = model_of("initializer")
+    placement = Placement(sites=frozenset(SITES))
+    one, other = (
+        Model(insert_qdq(model, placement, numbers_of(model, *shifts)).proto) for shifts in ((), SHIFTS)
+    )
+    found = diff_models(one, other)
+    changes = {pair.tensor: [change.text for change in pair.changes] for pair in found.changed}
+    text = "bias of its layer as in the float model > corrected"
+    assert changes == {"w": [text], "v": [text]}
+    assert not found.skeleton.differs
+    assert diff_models(other, other).same
+
+
+def test_a_scheme_does_not_fit_a_layer_with_other_channels(tmp_path: Path) -> None:
+    model = model_of("initializer")
+    placement = Placement(sites=frozenset(SITES))
+    pairs = numbers_of(model, [1.0, 2.0], SHIFTS[1]).placed(placement)
+    write_scheme(tmp_path / "scheme.json", placement, pairs, "onnxruntime")
+    notes = apply_scheme(model, tmp_path / "scheme.json").notes
+    assert any("'w'" in note and "does not hold 3 values" in note for note in notes)
+
+
+def test_outputs_differ_by_the_shift(tmp_path: Path) -> None:
+    model = model_of("none")
+    placement = Placement(sites=frozenset(SITES[1:]))
+    feed = {"x": np.ones((1, 2, 4, 4), np.float32)}
+    values = []
+    for name, shifts in (("plain", ()), ("shifted", SHIFTS)):
+        save_model(insert_qdq(model, placement, numbers_of(model, *shifts)).parts, tmp_path / f"{name}.onnx")
+        values.append(Exact(tmp_path / f"{name}.onnx").run(feed)["y"])
+    difference = np.broadcast_to(np.reshape(SHIFTS[1], (1, 3, 1, 1)), values[0].shape)
+    np.testing.assert_allclose(values[1] - values[0], difference, atol=1e-5)

@@ -1,0 +1,161 @@
+"""Pairs in bodies of If, Loop and Scan: put in, computed, taken out."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from odd.bodies import BODIES
+from random_models import random_inputs, ranges_for
+
+from qdqspec.backends.base import Capabilities
+from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.registry import resolve
+from qdqspec.types import Consumer, Placement, Site
+
+HEAD = '<ir_version: 8, opset_import: ["": 17]> '
+SHARED = """g (float[1,8,8,8] x, bool c) => (float[1,8,8,8] y) {
+    h = Relu(x)
+    [choice] y = If(c) <
+        then_branch = t () => (float[1,8,8,8] p) { [conv] q = Conv<pads=[1,1,1,1]>(h, w) p = Sigmoid(q) },
+        else_branch = e () => (float[1,8,8,8] p) { [conv] q = Conv<pads=[1,1,1,1]>(h, w) p = Neg(q) }
+    >
+}"""
+IF_IN_LOOP = """g (float[1,8] x, bool c) => (float[1,8] y) <int64 three = {3}, bool yes = {1}> {
+    [loop] y = Loop(three, yes, x) <
+        body = turn (int64 i, bool go_on, float[1,8] state) => (bool goes_on, float[1,8] next) {
+            goes_on = Identity(go_on)
+            [choice] n = If(c) <
+                then_branch = t () => (float[1,8] p) { [mm] q = MatMul(state, v) p = Tanh(q) },
+                else_branch = e () => (float[1,8] p) { [mm] q = MatMul(state, v) p = Sigmoid(q) }
+            >
+            next = Tanh(n)
+        }
+    >
+}"""
+SHAPES = {"w": (8, 8, 3, 3), "v": (8, 8)}
+
+
+def model_of(text: str) -> Model:
+    proto = onnx.parser.parse_model(HEAD + text)
+    random = np.random.default_rng(0)
+    for name, shape in SHAPES.items():
+        if f" {name})" in text:
+            value = random.normal(size=shape).astype(np.float32)
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return Model(proto)
+
+
+def both(tensor: str, path: str, node: str, index: int, **more: object) -> Site:
+    branches = (f"{path}/{branch}/{node}" for branch in ("then_branch", "else_branch"))
+    ends = tuple(sorted(Consumer(name, index) for name in branches))
+    return Site(tensor=tensor, consumers=ends, **{"format": "int16", **more})  # type: ignore[arg-type]
+
+
+def inserted(model: Model, *sites: Site) -> Model:
+    numbers = Quantizer(model, ranges_for(model))
+    return Model(insert_qdq(model, Placement(sites=frozenset(sites)), numbers).proto)
+
+
+def run(model: Model, condition: bool) -> np.ndarray:
+    session = onnxruntime.InferenceSession(
+        model.proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    feeds = {name: value for name, value in random_inputs(model).items() if name != "c"}
+    return np.asarray(session.run(None, {**feeds, "c": np.array(condition)})[0])
+
+
+CASES = {
+    "shared": (SHARED, "choice", "conv", ("h", "w")),
+    "if in loop": (IF_IN_LOOP, "loop/body/choice", "mm", ("state", "v")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pairs_of_16_bits_change_next_to_nothing(case: str) -> None:
+    text, path, node, (data, weight) = CASES[case]
+    model = model_of(text)
+    made = inserted(model, both(data, path, node, 0), both(weight, path, node, 1, weight=True))
+    onnx.checker.check_model(made.proto, full_check=True)
+    for condition in (True, False):
+        clipped = np.clip(run(model, condition), -1e3, 1e3)
+        np.testing.assert_allclose(run(made, condition), clipped, atol=0.05)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_graph_has_pairs_of_its_own_and_shares_the_integers(case: str) -> None:
+    text, path, node, (data, weight) = CASES[case]
+    model = model_of(text)
+    made = inserted(model, both(data, path, node, 0), both(weight, path, node, 1, weight=True))
+    homes = [n.scope for n in made.nodes if n.op_type == "QuantizeLinear"]
+    assert homes == [f"{path}/then_branch", f"{path}/else_branch"]
+    assert [n.scope for n in made.nodes if n.op_type == "DequantizeLinear"] == [
+        h for h in homes for _ in "dw"
+    ]
+    assert f"{weight}_quantized" in {t.name for t in made.proto.graph.initializer}
+    assert weight not in made.initializers
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_strip_and_import_are_the_inverse(case: str) -> None:
+    text, path, node, (data, weight) = CASES[case]
+    model = model_of(text)
+    sites = both(data, path, node, 0), both(weight, path, node, 1, weight=True, axis=1)
+    made = inserted(model, *sites)
+    assert strip_qdq(made, model).proto == model.proto
+    stripped = strip_qdq(made)
+    assert [t.name for t in stripped.proto.graph.initializer] == [
+        t.name for t in model.proto.graph.initializer
+    ]
+    found = {(pair.site.tensor, end) for pair in import_placement(made).pairs for end in pair.site.consumers}
+    assert found == {(site.tensor, end) for site in sites for end in site.consumers}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_search_places_in_bodies_what_one_graph_reads(case: str) -> None:
+    text, path, node, _ = CASES[case]
+    model = model_of(text)
+    capabilities: Capabilities = resolve("backend", "onnxruntime")().capabilities()
+    space = SchemeSpace(model, capabilities)
+    assert {f"{path}/then_branch/{node}", f"{path}/else_branch/{node}"} <= space.by_id.keys()
+    placement = space.resolve(space.everything())
+    activations = [site for site in placement.ordered if not site.weight]
+    for site in activations:
+        assert len({model.by_name[end.node].scope for end in site.consumers}) == 1
+    made = inserted(model, *placement.ordered)
+    assert strip_qdq(made, model).proto == model.proto
+    for condition in (True, False):
+        assert np.isfinite(run(made, condition)).all()
+
+
+def test_what_a_body_reads_is_not_made_integer_outside() -> None:
+    model = model_of(
+        """g (float[1,8] x, bool c) => (float[1,8] y) {
+            [mm] h = MatMul(x, v)
+            y = If(c) <then_branch = t () => (float[1,8] p) { p = Tanh(h) },
+                       else_branch = e () => (float[1,8] q) { q = Sigmoid(h) }>
+        }"""
+    )
+    capabilities: Capabilities = resolve("backend", "onnxruntime")().capabilities()
+    (unit,) = (unit for unit in SchemeSpace(model, capabilities).units if unit.id == "mm")
+    assert unit.outputs == ()
+
+
+@pytest.mark.parametrize("name", ["if", "loop", "scan", "bodies-in-bodies"])
+def test_odd_models_are_quantized_inside(name: str) -> None:
+    model = Model(next(odd for odd in BODIES if odd.name == name).make())
+    capabilities: Capabilities = resolve("backend", "onnxruntime")().capabilities()
+    space = SchemeSpace(model, capabilities)
+    placement = space.resolve(space.everything())
+    made = inserted(model, *placement.ordered)
+    inside = [node for node in made.nodes if node.op_type in QDQ_OPS and node.scope]
+    assert inside
+    assert strip_qdq(made, model).proto == model.proto
+    session = onnxruntime.InferenceSession(made.proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert all(np.isfinite(value).all() for value in session.run(None, random_inputs(made)))

@@ -1,0 +1,476 @@
+"""Dynamic labels: insertion, what ONNX Runtime makes of it, and stripping, import and comparison of the result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.graph.dynamic_kernels import with_pairs
+from qdqspec.graph.fold import fold_weights
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.diff import diff_models
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.placement.space.judging import judge
+from qdqspec.placement.space.search_space import SchemeSpace, labels_of
+from qdqspec.quantize.formats import RUN_TIME
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.types import QuantizeRules
+from tests.support.weights import floating
+
+_WIDTH, _HIDDEN = 8, 4
+_random = np.random.default_rng(3)
+
+
+def _tensor(name: str, *shape: int) -> TensorProto:
+    return numpy_helper.from_array(_random.standard_normal(shape).astype(np.float32), name)
+
+
+def _model(nodes: list[onnx.NodeProto], weights: list[TensorProto], opset: int = 17) -> Model:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1, _WIDTH])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        weights,
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return Model(onnx.shape_inference.infer_shapes(proto))
+
+
+def _products() -> Model:
+    """Two products of one tensor, one with a bias."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["a"], "left"),
+        helper.make_node("MatMul", ["x", "w1"], ["b"], "right"),
+        helper.make_node("Add", ["b", "bias"], ["c"], "add"),
+        helper.make_node("Sub", ["a", "c"], ["y"], "sub"),
+    ]
+    return _model(nodes, [_tensor("w0", _WIDTH, 5), _tensor("w1", _WIDTH, 5), _tensor("bias", 5)])
+
+
+def _gemm(transposed: bool, bias: bool) -> Model:
+    shape = (5, _WIDTH) if transposed else (_WIDTH, 5)
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"], "flatten", axis=2),
+        helper.make_node(
+            "Gemm", ["f", "w", *(["bias"] if bias else [])], ["y"], "gemm", transB=int(transposed)
+        ),
+    ]
+    return _model(nodes, [_tensor("w", *shape), *([_tensor("bias", 5)] if bias else [])])
+
+
+def _lstm(directions: int) -> Model:
+    rows = 4 * _HIDDEN
+    attributes = {"hidden_size": _HIDDEN} | ({"direction": "bidirectional"} if directions > 1 else {})
+    nodes = [
+        helper.make_node("LSTM", ["x", "W", "R", "B"], ["h", "last"], "lstm", **attributes),
+        helper.make_node("Relu", ["h"], ["y"], "relu"),
+    ]
+    weights = [
+        _tensor("W", directions, rows, _WIDTH),
+        _tensor("R", directions, rows, _HIDDEN),
+        _tensor("B", directions, 2 * rows),
+    ]
+    return _model(nodes, weights)
+
+
+def _full_lstm() -> Model:
+    """An LSTM with every optional input: bias, sequence lengths, initial states, peepholes."""
+    rows = 4 * _HIDDEN
+    inputs = ["x", "W", "R", "B", "lengths", "state", "cell", "P"]
+    nodes = [
+        helper.make_node("LSTM", inputs, ["h", "last"], "lstm", hidden_size=_HIDDEN),
+        helper.make_node("Relu", ["h"], ["y"], "relu"),
+    ]
+    weights = [
+        _tensor("W", 1, rows, _WIDTH),
+        _tensor("R", 1, rows, _HIDDEN),
+        _tensor("B", 1, 2 * rows),
+        numpy_helper.from_array(np.array([2], np.int32), "lengths"),
+        _tensor("state", 1, 1, _HIDDEN),
+        _tensor("cell", 1, 1, _HIDDEN),
+        _tensor("P", 1, 3 * _HIDDEN),
+    ]
+    return _model(nodes, weights)
+
+
+def _normalized() -> Model:
+    """A product, a residual sum, and its normalization."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "product"),
+        helper.make_node("Add", ["a", "x"], ["s"], "residual"),
+        helper.make_node("LayerNormalization", ["s", "scale", "shift"], ["n"], "normalization"),
+        helper.make_node("Add", ["n", "constant"], ["m"], "add"),
+        helper.make_node("LayerNormalization", ["m", "scale", "shift"], ["y"], "again"),
+    ]
+    weights = [
+        _tensor("w", _WIDTH, _WIDTH),
+        *(_tensor(name, _WIDTH) for name in ("scale", "shift", "constant")),
+    ]
+    return _model(nodes, weights)
+
+
+def _in_body() -> Model:
+    """A product in each branch of an If."""
+    branches = {
+        name: helper.make_graph(
+            [helper.make_node("MatMul", ["x", weight], [f"{name}_out"], "product")],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)],
+            [_tensor(weight, _WIDTH, 5)],
+        )
+        for name, weight in (("then_branch", "w0"), ("else_branch", "w1"))
+    }
+    condition = numpy_helper.from_array(np.array(True), "yes")
+    nodes = [
+        helper.make_node("Abs", ["x"], ["positive"], "abs"),
+        helper.make_node("ReduceMax", ["positive"], ["most"], "most", keepdims=0),
+        helper.make_node("Less", ["most", "limit"], ["small"], "less"),
+        helper.make_node("If", ["small"], ["y"], "if", **branches),
+    ]
+    return _model(nodes, [condition, numpy_helper.from_array(np.float32(2), "limit")])
+
+
+MODELS = {
+    "products": _products,
+    "gemm": lambda: _gemm(False, True),
+    "gemm transposed": lambda: _gemm(True, True),
+    "gemm without bias": lambda: _gemm(True, False),
+    "lstm": lambda: _lstm(1),
+    "lstm of two directions": lambda: _lstm(2),
+    "lstm with all inputs": _full_lstm,
+    "bodies": _in_body,
+    "normalized": _normalized,
+}
+
+
+def _space(model: Model, *labels: str) -> SchemeSpace:
+    rules = replace(QuantizeRules(), labels=labels)  # type: ignore[arg-type]
+    return SchemeSpace(model, OnnxRuntime().capabilities(), rules=rules)
+
+
+def _inserted(model: Model, weights: str = "integer") -> onnx.ModelProto:
+    space = _space(model)
+    placement = space.resolve(space.uniform("dynamic"))
+    numbers = Quantizer(model, {}, reduce_range=True)
+    return insert_qdq(model, placement, numbers, floating=floating(placement.sites, weights)).proto
+
+
+def _run(proto: onnx.ModelProto) -> npt.NDArray[np.float32]:
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(0).standard_normal((3, 1, _WIDTH)).astype(np.float32)
+    return np.asarray(session.run(["y"], {"x": x})[0])
+
+
+def _kernels(proto: onnx.ModelProto, folder: Path) -> Counter[str]:
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return Counter(node.op_type for node in Model(onnx.load(options.optimized_model_filepath)).nodes)
+
+
+def _bytes(proto: onnx.ModelProto) -> bytes:
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_result_is_near_the_float_model(name: str) -> None:
+    model = MODELS[name]()
+    expected, found = _run(model.proto), _run(_inserted(model))
+    assert 0 < np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_onnx_runtime_has_one_kernel_for_each_operator(name: str, tmp_path: Path) -> None:
+    kernels = _kernels(_inserted(MODELS[name]()), tmp_path)
+    fused = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM")
+    assert sum(kernels[op_type] for op_type in fused) == {"products": 2, "bodies": 2}.get(name, 1)
+    assert not {"MatMul", "Gemm", "LSTM", "MatMulInteger", "DequantizeLinear", "Transpose"} & kernels.keys()
+
+
+def test_a_residual_sum_is_not_fused_with_its_normalization(tmp_path: Path) -> None:
+    model = _normalized()
+    kernels = _kernels(model.proto, tmp_path)
+    assert kernels["SkipLayerNormalization"] == 1
+    kernels = _kernels(_inserted(model), tmp_path)
+    assert (kernels["Sum"], kernels["Add"], kernels["LayerNormalization"]) == (1, 1, 2)
+    assert "SkipLayerNormalization" not in kernels
+    nodes = {node.name: node.op_type for node in _inserted(model).graph.node}
+    assert (nodes["residual"], nodes["add"]) == ("Sum", "Add")
+
+
+def test_products_of_one_tensor_share_its_quantization() -> None:
+    found = Counter(node.op_type for node in _inserted(_products()).graph.node)
+    assert (found["DynamicQuantizeLinear"], found["MatMulInteger"]) == (1, 2)
+    assert "DequantizeLinear" not in found
+
+
+def test_kernels_keep_the_names_of_the_nodes_they_replace() -> None:
+    nodes = {node.name: node.op_type for node in _inserted(_products()).graph.node}
+    assert (nodes["left"], nodes["right"], nodes["add"]) == ("MatMulInteger", "MatMulInteger", "Add")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_float_weights_keep_the_form_of_pairs_and_strip_gives_them_back(name: str) -> None:
+    model = MODELS[name]()
+    proto = _inserted(model, "float")
+    assert not any(node.op_type == "MatMulInteger" for node in Model(proto).nodes)
+    assert _bytes(strip_qdq(Model(proto)).proto) == _bytes(model.proto)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_strip_with_the_original_returns_it_bit_for_bit(name: str) -> None:
+    model = MODELS[name]()
+    stripped = strip_qdq(Model(_inserted(model)), model)
+    assert _bytes(stripped.proto) == _bytes(model.proto)
+    assert "equal to the reference" in stripped.notes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_strip_without_it_returns_everything_but_the_weights(name: str) -> None:
+    model = MODELS[name]()
+    stripped = strip_qdq(Model(_inserted(model))).proto
+    nodes = [node.proto for node in Model(stripped).nodes if not node.is_marker]
+    assert nodes == [node.proto for node in model.nodes if not node.is_marker]
+    assert stripped.opset_import == model.proto.opset_import
+    assert Model(stripped).constants.keys() == model.constants.keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_import_reads_the_placement_and_its_labels(name: str) -> None:
+    model = MODELS[name]()
+    space = _space(model)
+    imported = import_placement(Model(_inserted(model)), model)
+    assert imported.placement == space.resolve(space.uniform("dynamic"))
+    assert labels_of(space, imported.placement) == space.uniform("dynamic")
+    assert imported.notes == ()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_apply_repeats_a_scheme(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    space = _space(model)
+    placement = space.resolve(space.uniform("dynamic"))
+    numbers = Quantizer(model, {}, reduce_range=True)
+    write_scheme(tmp_path / "scheme.json", placement, numbers.placed(placement), "onnxruntime")
+    assert _bytes(apply_scheme(model, tmp_path / "scheme.json").proto) == _bytes(_inserted(model))
+
+
+def test_diff_names_what_is_quantized_at_run_time() -> None:
+    model = _products()
+    found = diff_models(model, Model(_inserted(model)))
+    assert {pair.tensor for pair in found.added} == {"x", "w0", "w1"}
+    assert [pair.after.dynamic for pair in found.added if pair.after and pair.tensor == "x"] == [True]
+    assert not found.skeleton.differs
+    assert diff_models(Model(_inserted(model)), Model(_inserted(model))).same
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("name", ["products", "gemm transposed", "lstm", "lstm of two directions"])
+def test_models_of_quantize_dynamic_come_back_as_float(name: str, per_channel: bool, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    onnx.save(model.proto, tmp_path / "float.onnx")
+    quantize_dynamic(
+        tmp_path / "float.onnx", tmp_path / "int8.onnx", per_channel=per_channel, weight_type=QuantType.QInt8
+    )
+    quantized = load_model(tmp_path / "int8.onnx")
+    assert any(node.op_type in ("MatMulInteger", "DynamicQuantizeLSTM") for node in quantized.nodes)
+    stripped = strip_qdq(quantized, model).proto
+    assert np.array_equal(_run(stripped), _run(model.proto))
+    assert not any(opset.domain == "com.microsoft" for opset in stripped.opset_import)
+
+
+def test_a_placement_of_quantize_dynamic_is_one_of_the_space(tmp_path: Path) -> None:
+    model = _products()
+    onnx.save(model.proto, tmp_path / "float.onnx")
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx", per_channel=True)
+    imported = import_placement(load_model(tmp_path / "int8.onnx"), model)
+    space = _space(model)
+    assert imported.placement == space.resolve(space.uniform("dynamic"))
+    assert imported.notes == ()
+
+
+def test_embeddings_of_quantize_dynamic_come_back_as_float(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["ids"], "cast", to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "ids"], ["e"], "gather"),
+        helper.make_node("Relu", ["e"], ["y"], "relu"),
+    ]
+    model = _model(nodes, [_tensor("table", 9, 6)])
+    onnx.save(model.proto, tmp_path / "float.onnx")
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx")
+    quantized = load_model(tmp_path / "int8.onnx")
+    assert _bytes(strip_qdq(quantized, model).proto) == _bytes(model.proto)
+    assert {site.tensor for site in import_placement(quantized, model).placement.sites} == {"table"}
+
+
+def test_kernels_with_computed_weights_are_not_changed() -> None:
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "quantize"),
+        helper.make_node("Transpose", ["q"], ["t"], "transpose", perm=[0, 2, 1]),
+        helper.make_node("MatMulInteger", ["q", "t", "z", "z"], ["p"], "product"),
+        helper.make_node("Cast", ["p"], ["y"], "cast", to=TensorProto.FLOAT),
+    ]
+    model = _model(nodes, [])
+    assert with_pairs(model) is model
+    assert _bytes(strip_qdq(model).proto) == _bytes(model.proto)
+
+
+def test_metadata_that_does_not_fit_the_graph_is_ignored() -> None:
+    proto = _inserted(_products())
+    for node in proto.graph.node:
+        for entry in node.metadata_props:
+            entry.value = "damaged" if entry.key == "qdqspec.replaced" else entry.value
+    stripped = strip_qdq(Model(proto), _products()).proto
+    assert [node.op_type for node in stripped.graph.node] == ["MatMul", "MatMul", "Add", "Sub"]
+
+
+def test_what_no_kernel_computes_has_no_dynamic_label() -> None:
+    scaled = _gemm(False, True).proto
+    scaled.graph.node[1].attribute.append(helper.make_attribute("alpha", 0.5))
+    assert not _space(Model(scaled)).uniform("dynamic")
+    computed = _model([helper.make_node("MatMul", ["x", "x"], ["y"], "product")], [])
+    assert not _space(computed).uniform("dynamic")
+    assert _space(computed).labels == ("fp", "in+out", "in-only")
+
+
+def _computed_lstm() -> Model:
+    """An LSTM in a body whose weights exporters compute: gates reordered by Slice and Concat, then Unsqueeze."""
+    rows = 4 * _HIDDEN
+    bounds = [numpy_helper.from_array(np.array([i * rows // 4]), f"at{i}") for i in range(5)]
+    axes = numpy_helper.from_array(np.array([0]), "axes")
+    nodes = []
+    for name in ("W", "R"):
+        nodes += [
+            helper.make_node("Slice", [f"raw{name}", f"at{i}", f"at{i + 1}", "axes"], [f"{name}{i}"])
+            for i in range(4)
+        ]
+        nodes.append(helper.make_node("Concat", [f"{name}{i}" for i in (0, 3, 1, 2)], [f"all{name}"], axis=0))
+        nodes.append(helper.make_node("Unsqueeze", [f"all{name}", "axes"], [name]))
+    inputs = ["x", "W", "R", "B", "", "state", "state"]
+    nodes.append(helper.make_node("LSTM", inputs, ["h", "last"], "lstm", hidden_size=_HIDDEN))
+    weights = [_tensor("rawW", rows, _WIDTH), _tensor("rawR", rows, _HIDDEN), _tensor("B", 1, 2 * rows)]
+    body = helper.make_graph(
+        nodes,
+        "then",
+        [],
+        [helper.make_tensor_value_info("h", TensorProto.FLOAT, None)],
+        [*weights, _tensor("state", 1, 1, _HIDDEN), axes, *bounds],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["zeros"], ["z"])],
+        "else",
+        [],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.zeros((3, 1, 1, _HIDDEN), np.float32), "zeros")],
+    )
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["most"], "most", keepdims=0),
+        helper.make_node("Less", ["most", "limit"], ["small"], "less"),
+        helper.make_node("If", ["small"], ["y"], "if", then_branch=body, else_branch=other),
+    ]
+    return _model(nodes, [numpy_helper.from_array(np.float32(100), "limit")])
+
+
+def test_weights_that_are_computed_from_constants_are_computed_first(tmp_path: Path) -> None:
+    given = _computed_lstm()
+    folded = fold_weights(given)
+    assert len(folded.computed) == 12  # four Slice, a Concat and an Unsqueeze of each weight
+    np.testing.assert_array_equal(_run(folded.model.proto), _run(given.proto))
+    quantized = _inserted(folded.model)
+    assert _kernels(quantized, tmp_path)["DynamicQuantizeLSTM"] == 1
+    error = np.abs(_run(quantized) - _run(given.proto)).max()
+    assert 0 < error < 0.05 * np.abs(_run(given.proto)).max()
+    space = _space(folded.model)
+    placement = space.resolve(space.uniform("dynamic"))
+    pairs = Quantizer(folded.model, {}, reduce_range=True).placed(placement)
+    write_scheme(tmp_path / "scheme.json", placement, pairs, "onnxruntime-cpu")
+    applied = apply_scheme(given, tmp_path / "scheme.json")
+    assert applied.notes == ("weights of LSTM computed, 12 nodes less, as tuning does",)
+    np.testing.assert_array_equal(_run(applied.proto), _run(quantized))
+
+
+def test_onnx_runtime_has_no_kernel_of_a_dynamic_gru() -> None:
+    """If this fails, the installed version has one, and GRU may take the label."""
+    model = _lstm(1).proto
+    node = model.graph.node[0]
+    node.op_type, node.domain = "DynamicQuantizeGRU", "com.microsoft"
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(Exception, match="DynamicQuantizeGRU"):
+        ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def _recurrent(op_type: str, gates: int, weights: bool = True, **attributes: int) -> Model:
+    node = helper.make_node(op_type, ["x", "W", "R"], ["h"], "cell", hidden_size=_HIDDEN, **attributes)
+    given = [_tensor("W", 1, gates * _HIDDEN, _WIDTH), _tensor("R", 1, gates * _HIDDEN, _HIDDEN)]
+    model = _model([node, helper.make_node("Neg", ["h"], ["y"], "end")], given if weights else []).proto
+    if not weights:
+        model.graph.input.extend(
+            helper.make_tensor_value_info(t.name, TensorProto.FLOAT, list(t.dims)) for t in given
+        )
+    return Model(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (_recurrent("GRU", 3), "GRU: there is no integer kernel of it, as DynamicQuantizeLSTM is of LSTM"),
+        (_recurrent("LSTM", 4, layout=1), "LSTM: it has attribute layout 1, which DynamicQuantizeLSTM lacks"),
+        (
+            _recurrent("LSTM", 4, weights=False),
+            "LSTM: its weights W and R are computed from inputs, and DynamicQuantizeLSTM needs constant ones",
+        ),
+        (_recurrent("LSTM", 4), ""),
+    ],
+)
+def test_the_reason_of_a_recurrent_operator_without_label(model: Model, reason: str) -> None:
+    assert judge(model, OnnxRuntime().capabilities(), backend="onnxruntime").reasons["cell"] == reason
+
+
+def test_rules_name_the_labels_that_are_offered() -> None:
+    assert _space(_products(), "dynamic").by_id["left"].labels == ("fp", "dynamic")
+    assert "dynamic" not in _space(_products(), "in+out", "in-only").labels
+
+
+def test_dynamic_labels_need_no_calibrated_range() -> None:
+    space = _space(_products()).known(())
+    assert space.by_id["left"].labels == ("fp", "dynamic")
+    placement = space.resolve(space.uniform("dynamic"))
+    assert {site.format for site in placement.sites if not site.weight} == {RUN_TIME}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(["fp", "in-only", "dynamic"]), min_size=3, max_size=3), st.booleans())
+def test_any_mixture_is_undone(labels: list[str], shared: bool) -> None:
+    weights = ["w0", "w0" if shared else "w1", "w2"]
+    nodes = [
+        helper.make_node("MatMul", ["x", weights[0]], ["a"], "m0"),
+        helper.make_node("MatMul", ["x", weights[1]], ["b"], "m1"),
+        helper.make_node("Add", ["a", "b"], ["c"], "add"),
+        helper.make_node("MatMul", ["c", weights[2]], ["y"], "m2"),
+    ]
+    made = [_tensor("w0", _WIDTH, 4), *([] if shared else [_tensor("w1", _WIDTH, 4)]), _tensor("w2", 4, 4)]
+    model = _model(nodes, made)
+    space = _space(model)
+    ranges = {tensor: TensorRange(low=-3, high=3) for tensor in space.tensors}
+    placement = space.resolve({f"m{i}": label for i, label in enumerate(labels)})
+    quantized = Model(insert_qdq(model, placement, Quantizer(model, ranges, biases=space.bias_sources)).proto)
+    assert _bytes(strip_qdq(quantized, model).proto) == _bytes(model.proto)
+    assert import_placement(quantized, model).placement == placement

@@ -1,0 +1,222 @@
+"""Equalization: what can be scaled, and models with scaled channels through schemes, strip, import and diff."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from chain_models import image_model, token_model
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.errors import PlacementError, StateError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.edit.equalize import EQUALIZED, equalized, find_chains, misfit_of, touched
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.diff import diff_models
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.scheme.scheme_file import SchemeNumbers, apply_scheme, read_scheme, write_scheme
+from qdqspec.types import Consumer, PlacedPair, Placement, Site
+
+EXPONENTS = (3, -2, 0, 1)
+
+
+def constants(model: Model) -> list[list[str]]:
+    return [[one.tensor for one in chain.constants] for chain in find_chains(model)]
+
+
+def changed(model: Model, change: object) -> Model:
+    """A copy of the model after ``change`` of its message."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    change(proto)  # type: ignore[operator]
+    return Model(proto)
+
+
+def test_a_chain_ends_at_the_weights_that_read_it() -> None:
+    model = image_model(0, ["relu", "depthwise", "max"], "gemm")
+    (first, second) = find_chains(model)
+    assert [c.tensor for c in first.constants] == ["c0", "c1", "c2"]
+    assert [c.tensor for c in second.constants] == ["c2", "c3"]
+    assert [(c.sign, c.repeat) for c in second.constants] == [(1, 1), (-1, 36)]  # after Flatten
+    assert first.absorbers[0].is_depthwise
+    assert not second.absorbers[0].is_depthwise
+
+
+def test_normalizations_are_scaled_by_scale_and_bias() -> None:
+    assert constants(token_model(0, [], "matmul")) == [["c0", "c1", "c2"]]
+
+
+@pytest.mark.parametrize(
+    "why", ["output", "shared", "fed", "residual", "sigmoid", "cast", "metadata", "body"]
+)
+def test_what_cannot_be_scaled_is_omitted(why: str) -> None:
+    model = image_model(0, ["relu"], "conv")
+    assert constants(model) == [["c0", "c1", "c2"]]
+
+    def change(proto: onnx.ModelProto) -> None:
+        graph, value = proto.graph, helper.make_tensor_value_info
+        if why == "output":
+            graph.output.append(value("t1", TensorProto.FLOAT, None))
+        elif why == "shared":
+            graph.node.add(op_type="Relu", input=["c0"], output=["again"])
+        elif why == "fed":
+            graph.input.append(value("c2", TensorProto.FLOAT, [2, 4, 1, 1]))
+        elif why == "residual":
+            graph.node.add(op_type="Add", input=["t0", "t1"], output=["sum"])
+        elif why == "sigmoid":
+            graph.node[1].op_type = "Sigmoid"
+        elif why == "cast":
+            graph.node[1].op_type = "Cast"
+            graph.node[1].attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
+        elif why == "metadata":
+            proto.metadata_props.add(key=EQUALIZED, value="[]")
+        else:
+            graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
+            branch = helper.make_graph(
+                [helper.make_node("Relu", ["t1"], ["inner"])],
+                "b",
+                [],
+                [value("inner", TensorProto.FLOAT, None)],
+            )
+            graph.node.append(
+                helper.make_node("If", ["always"], ["chosen"], then_branch=branch, else_branch=branch)
+            )
+
+    assert constants(changed(model, change)) == []
+
+
+@pytest.mark.parametrize("value", [1e-38, 3e38, np.inf, np.nan])
+def test_values_that_could_not_be_restored_are_refused(value: float) -> None:
+    def change(proto: onnx.ModelProto) -> None:
+        weights = numpy_helper.to_array(proto.graph.initializer[0]).copy()
+        weights[:, 0, 0, 0] = value
+        proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(weights, "c0"))
+
+    model = image_model(0, ["relu"], "conv")
+    (chain,) = find_chains(model)
+    assert misfit_of(model, [chain.by((-4, 4, -4, 4))]) is None
+    why = misfit_of(changed(model, change), [chain.by((-4, 4, -4, 4))])
+    assert why is not None
+    assert "too large or too small to be scaled exactly" in why
+
+
+def pairs_of(model: Model) -> tuple[PlacedPair, ...]:
+    """Pairs of the convolutions' weights and of the tensor between them."""
+    sites = (
+        Site(tensor="c0", consumers=(Consumer("n0", 1),), format="int8", axis=0, weight=True),
+        Site(tensor="t1", consumers=(Consumer("n2", 0),), format="uint8"),
+        Site(tensor="c2", consumers=(Consumer("n2", 1),), format="int8", axis=0, weight=True),
+    )
+    found = []
+    for site in sites:
+        largest = [0.05]
+        if site.weight:
+            weight = np.abs(model.array(site.tensor))
+            largest = (weight.reshape(len(weight), -1).max(axis=1) / 127).tolist()
+        found.append(PlacedPair(site=site, scale=tuple(largest), zero_point=(0,) * len(largest)))
+    return tuple(found)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> tuple[Model, Model, Path]:
+    """A float model, the same with pairs and scaled channels, and its scheme."""
+    path = tmp_path / "float.onnx"
+    save_model(image_model(0, ["relu"], "conv").proto, path)
+    model = load_model(path)
+    changes = [chain.by(EXPONENTS) for chain in find_chains(model)]
+    scaled = equalized(model, changes)
+    pairs = pairs_of(scaled)
+    placement = Placement(sites=frozenset(pair.site for pair in pairs))
+    scheme = tmp_path / "scheme.json"
+    write_scheme(scheme, placement, pairs, "onnxruntime", factors=changes)
+    made = insert_qdq(scaled, placement, SchemeNumbers(scaled, pairs))
+    save_model(made.parts, tmp_path / "q.onnx")
+    return model, load_model(tmp_path / "q.onnx"), scheme
+
+
+def test_a_scheme_repeats_the_factors(written: tuple[Model, Model, Path]) -> None:
+    model, quantized, scheme = written
+    assert [change.exponents for change in read_scheme(scheme).equalized] == [EXPONENTS]
+    assert apply_scheme(model, scheme).proto.SerializeToString() == quantized.proto.SerializeToString()
+
+
+def test_stripping_restores_the_constants(written: tuple[Model, Model, Path]) -> None:
+    model, quantized, _ = written
+    assert strip_qdq(quantized, model).proto.SerializeToString() == model.proto.SerializeToString()
+    alone = Model(strip_qdq(quantized).proto)
+    assert not any(prop.key == EQUALIZED for prop in alone.proto.metadata_props)
+    assert alone.array("c1").tobytes() == model.array("c1").tobytes()  # the bias is no pair
+    for name in ("c0", "c2"):  # dequantized, without the factors
+        np.testing.assert_allclose(alone.array(name), model.array(name), atol=0.2)
+
+
+@pytest.mark.parametrize("with_reference", [True, False])
+def test_an_imported_scheme_makes_the_same_model(
+    written: tuple[Model, Model, Path], tmp_path: Path, with_reference: bool
+) -> None:
+    model, quantized, _ = written
+    imported = import_placement(quantized, model if with_reference else None)
+    again = tmp_path / "again.json"
+    write_scheme(again, imported.placement, imported.pairs, "imported", factors=imported.equalized)
+    source = model if with_reference else Model(strip_qdq(quantized).proto)
+    assert not any(pair.rounding for pair in imported.pairs)
+    made, wanted = Model(apply_scheme(source, again).proto), quantized
+    for name in wanted.constants:
+        np.testing.assert_array_equal(made.array(name), wanted.array(name))
+
+
+def test_a_comparison_names_scaled_channels(written: tuple[Model, Model, Path]) -> None:
+    model, quantized, _ = written
+    plain = Model(
+        insert_qdq(
+            model,
+            Placement(sites=frozenset(pair.site for pair in pairs_of(model))),
+            SchemeNumbers(model, pairs_of(model)),
+        ).proto
+    )
+    found = diff_models(plain, quantized)
+    assert not found.skeleton.differs
+    texts = [change.text for pair in found.changed for change in pair.changes if change.kind == "channels"]
+    assert texts == ["channels as in the float model > scaled by powers of two"] * 2
+    assert diff_models(quantized, quantized).same
+
+
+def test_a_scheme_is_refused_for_a_model_that_cannot_be_scaled(written: tuple[Model, Model, Path]) -> None:
+    model, _, scheme = written
+
+    def change(proto: onnx.ModelProto) -> None:
+        proto.graph.output.append(helper.make_tensor_value_info("t1", TensorProto.FLOAT, None))
+
+    with pytest.raises(PlacementError, match="the channels that 'c0' makes cannot be scaled in it"):
+        apply_scheme(changed(model, change), scheme)
+
+
+def test_changed_factors_of_a_scheme_are_noticed(written: tuple[Model, Model, Path]) -> None:
+    model, _, scheme = written
+    content = json.loads(scheme.read_text())
+    content["equalized"][0]["exponents"][0] = 2
+    with pytest.raises(StateError, match="its numbers are not those that were written"):
+        apply_scheme(model, content)
+    content["equalized"][0]["constants"][0]["sign"] = 3
+    with pytest.raises(StateError, match="not a scheme"):
+        apply_scheme(model, content)
+
+
+def test_only_chains_that_a_placement_touches_are_kept() -> None:
+    model = image_model(0, ["relu", "conv", "relu"], "conv")
+    changes = [chain.by(EXPONENTS) for chain in find_chains(model)]
+    assert len(changes) == 2
+
+    def kept(*tensors: str) -> list[int]:
+        sites = {Site(tensor=t, consumers=(Consumer("n", 0),), format="uint8") for t in tensors}
+        return [changes.index(one) for one in touched(model, changes, Placement(sites=frozenset(sites)))]
+
+    assert kept("t1") == [0]
+    assert kept("t3") == [1]
+    assert kept("c2") == [0, 1]  # the weight between the chains
+    assert kept("x") == kept() == []

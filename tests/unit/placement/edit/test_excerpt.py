@@ -1,0 +1,186 @@
+"""Parts of a model: what they read and make, that they compute the same, and whose pairs they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+from random_models import random_inputs, ranges_for
+
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.observe import observe
+from qdqspec.graph.save import save_model
+from qdqspec.graph.weights import WeightStore
+from qdqspec.placement.edit.excerpt import Excerpt, Excerpts
+from qdqspec.placement.edit.insert import Inserter
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.types import Consumer, InputShape, Placement
+
+Array = np.ndarray
+
+
+def run(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def values_in(model: Model, feeds: Mapping[str, Array], tensors: tuple[str, ...]) -> dict[str, Array]:
+    made = [tensor for tensor in tensors if tensor not in feeds]
+    seen = run(observe(model, made).parts.proto(), feeds) if made else {}
+    return {tensor: feeds[tensor] if tensor in feeds else seen[tensor] for tensor in tensors}
+
+
+def cut(model: Model, nodes: list[str], feeds: Mapping[str, Array], path: Path) -> tuple[Excerpt, dict]:
+    shapes = {name: value.shape for name, value in feeds.items()}
+    excerpts = Excerpts(model, shapes, path)
+    values = values_in(model, feeds, excerpts.inputs(nodes))
+    return excerpts.cut(nodes, values), values
+
+
+def thirds(model: Model) -> list[list[str]]:
+    names = [node.name for node in model.nodes]
+    size = -(-len(names) // 3)
+    return [names[start : start + size] for start in range(0, len(names), size)]
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
+def test_a_part_computes_what_the_whole_computes_there(models: Path, name: str) -> None:
+    model = load_model(models / f"{name}.onnx")
+    feeds = random_inputs(model, seed=1)
+    for nodes in thirds(model):
+        part, values = cut(model, nodes, feeds, model.path)
+        found = run(part.model.proto, {tensor: values[tensor] for tensor in part.inputs})
+        results = tuple(part.readers)
+        expected = values_in(model, feeds, results)
+        assert results
+        for tensor in results:
+            np.testing.assert_allclose(
+                found[part.readers[tensor].node], expected[tensor], rtol=1e-3, atol=1e-4
+            )
+
+
+def test_a_part_has_its_nodes_and_a_reader_behind_each_result(models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    nodes = [node.name for node in model.nodes[:3]]
+    part, values = cut(model, nodes, random_inputs(model, seed=0), model.path)
+    assert [node.name for node in part.model.nodes] == [*nodes, *(end.node for end in part.readers.values())]
+    onnx.checker.check_model(part.model.proto, full_check=True)
+    (shape,) = (part.model.shape(name) for name in part.inputs)
+    assert shape == values[model.inputs[0]].shape
+
+
+def test_shapes_come_from_the_values_where_the_model_leaves_them_open() -> None:
+    model = Model(onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 4] x) => (float[n, 4] y) { [a] t = Relu(x)  [b] u = Neg(t)  [c] y = Abs(u) }"""
+    ))  # fmt: skip
+    part, _ = cut(model, ["b"], {"x": np.ones((3, 4), np.float32)}, Path())
+    assert part.model.shape("t") == (3, 4)
+    assert part.model.shape("u") == (3, 4)
+
+
+TWO_SHAPES = Model(onnx.parser.parse_model(
+    """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[n, 4] x) => (float[n, m] y, int64[2, k] i) {
+        [a] t = Relu(x)  [b] u = Neg(t)  [s] s = Shape(u)  [r] v = Reshape(u, s)  [c] y = Abs(v)  [z] i = NonZero(t)
+    }"""
+))  # fmt: skip
+
+
+def test_a_part_spans_what_the_shapes_of_the_model_come_to() -> None:
+    excerpts = Excerpts(TWO_SHAPES, {"x": (2, 4)}, Path())
+    ranges = [{"x": InputShape(min=(1, 4), opt=(rows, 4), max=(8, 4))} for rows in (2, 6)]
+    spans = excerpts.spans(["b"], ranges)
+    assert [own["t"] for own in spans] == [own["u"] for own in spans] == [own["x"] for own in ranges]
+    part = excerpts.cut(["b"], {"t": np.ones((2, 4), np.float32)}, spans)
+    dims = part.model.proto.graph.input[0].type.tensor_type.shape.dim
+    assert [(dim.dim_param, dim.dim_value) for dim in dims] == [("t:0", 0), ("", 4)]
+    onnx.checker.check_model(part.model.proto, full_check=True)
+    for rows in (1, 8):
+        (found,) = run(part.model.proto, {"t": np.ones((rows, 4), np.float32)}).values()
+        assert found.shape == (rows, 4)
+
+
+def test_constant_or_unknown_dimensions_have_no_spans() -> None:
+    excerpts = Excerpts(TWO_SHAPES, {"x": (2, 4)}, Path())
+    fixed = [{"x": InputShape(min=(2, 4), opt=(2, 4), max=(2, 4))}]
+    assert excerpts.spans(["b"], fixed) == ()
+    varies = [{"x": InputShape(min=(1, 4), opt=(2, 4), max=(8, 4))}]
+    assert excerpts.spans(["b"], varies)
+    assert excerpts.spans(["z"], varies) == (), "how many are not zero follows from no shape"
+
+
+def test_a_computed_shape_is_fixed() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 6] x) => (float[3, 4] y) {
+            [s] like = Shape(x)  [d] shape = Add(like, k)  [r] h = Reshape(x, shape)  [o] y = Relu(h)
+        }"""
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1, -2], np.int64), "k"))
+    model = Model(proto)
+    part, _ = cut(model, ["r"], {"x": np.ones((2, 6), np.float32)}, Path())
+    assert part.inputs == ("x",)
+    assert part.model.array("shape").tolist() == [3, 4]
+
+
+def test_nodes_without_names_keep_those_we_gave_them() -> None:
+    proto = helper.make_model(
+        helper.make_graph(
+            [
+                helper.make_node("Relu", ["x"], ["a"]),
+                helper.make_node("Relu", ["a"], ["b"]),
+                helper.make_node("Relu", ["b"], ["y"]),
+            ],
+            "g",
+            [helper.make_tensor_value_info("x", 1, [2])],
+            [helper.make_tensor_value_info("y", 1, [2])],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    model = Model(proto)
+    part, _ = cut(model, ["Relu#1"], {"x": np.ones(2, np.float32)}, Path())
+    assert part.model.nodes[0].name == "Relu#1"
+    assert all(not node.name for node in proto.graph.node)
+
+
+@pytest.mark.parametrize("label", ["in+out", "in-only"])
+def test_a_part_carries_the_pairs_that_the_placement_gives_its_nodes(
+    models: Path, tmp_path: Path, label: str
+) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    space = SchemeSpace(model, backend().capabilities())
+    unit = next(unit for unit in space.units if label in unit.labels)
+    placement = space.resolve({unit.id: label})
+    part, values = cut(model, list(unit.nodes), random_inputs(model, seed=0), model.path)
+    restricted = part.restricted(placement)
+    assert {site.tensor for site in restricted.sites} == {site.tensor for site in placement.sites}
+    own = {*unit.nodes, *(end.node for end in part.readers.values())}
+    assert {end.node for site in restricted.sites for end in site.consumers} <= own
+    numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources)
+    store = WeightStore(tmp_path, base=models)
+    save_model(Inserter(part.model, numbers, store=store).insert(restricted).parts, tmp_path / "part.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "part.onnx", providers=["CPUExecutionProvider"])
+    session.run(None, {tensor: values[tensor] for tensor in part.inputs})
+
+
+def test_pairs_elsewhere_are_left_out(models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    space = SchemeSpace(model, backend().capabilities())
+    first, last = space.units[0], space.units[-1]
+    part, _ = cut(model, list(first.nodes), random_inputs(model, seed=0), model.path)
+    assert part.restricted(space.resolve({last.id: last.full})) == Placement(sites=frozenset())
+    ends = {
+        end for site in part.restricted(space.resolve(space.everything())).sites for end in site.consumers
+    }
+    assert {*part.readers.values()} <= ends
+    assert Consumer(first.nodes[0], 0) in ends

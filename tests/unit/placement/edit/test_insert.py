@@ -1,0 +1,332 @@
+"""Where pairs are put, what they are called, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from random_models import random_inputs, ranges_for
+
+from qdqspec.errors import ModelError, PlacementError
+from qdqspec.graph import wire
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.save import save_model
+from qdqspec.graph.weights import WeightStore
+from qdqspec.placement.edit.insert import Inserter, insert_qdq
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.types import Consumer, Placement, Site
+
+
+def parsed(text: str, opset: int = 17, ir: int = 8) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": {opset}]> {text}')
+
+
+@dataclass
+class Net:
+    """``x -> Conv(w) -> Relu -> Add(Relu, Relu) -> y``, node names c, r, a."""
+
+    proto: onnx.ModelProto = field(
+        default_factory=lambda: parsed(
+            """g (float[1,2,4,4] x) => (float[1,2,4,4] y) {
+                [c] h = Conv<kernel_shape = [1, 1]>(x, w)
+                [r] t = Relu(h)
+                [a] y = Add(t, t)
+            }"""
+        )
+    )
+
+    def __post_init__(self) -> None:
+        weight = np.array([1.0, -2.0, 0.5, 4.0], np.float32).reshape(2, 2, 1, 1)
+        self.proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+
+    def insert(self, *sites: Site, floating: Collection[Site] = ()) -> Model:
+        model = Model(self.proto)
+        numbers = Quantizer(model, ranges_for(model))
+        return Model(
+            insert_qdq(model, Placement(sites=frozenset(sites)), numbers, floating=frozenset(floating)).proto
+        )
+
+
+def site(
+    tensor: str, *ends: tuple[str, int], fmt: str = "uint8", axis: int | None = None, weight: bool = False
+) -> Site:
+    return Site(
+        tensor=tensor, consumers=tuple(Consumer(*e) for e in ends), format=fmt, axis=axis, weight=weight
+    )
+
+
+WEIGHT = site("w", ("c", 1), fmt="int8", axis=0, weight=True)
+
+
+def order(model: Model) -> list[str]:
+    return [node.name for node in model.nodes]
+
+
+def test_an_activation_gets_q_and_dq_right_after_its_producer() -> None:
+    model = Net().insert(site("t", ("a", 0), ("a", 1)))
+    assert order(model) == ["c", "r", "t_QuantizeLinear", "t_DequantizeLinear", "a"]
+    assert model.by_name["t_QuantizeLinear"].inputs == ("t", "t_scale", "t_zero_point")
+    assert model.by_name["t_DequantizeLinear"].inputs == ("t_quantized", "t_scale", "t_zero_point")
+    assert model.by_name["a"].inputs == ("t_dequantized", "t_dequantized")
+
+
+def test_an_input_gets_its_pair_right_before_its_first_consumer() -> None:
+    net = Net()
+    net.proto.graph.node.insert(0, helper.make_node("Constant", [], ["k"], "k", value_float=1.0))
+    assert order(net.insert(site("x", ("c", 0))))[:4] == ["k", "x_QuantizeLinear", "x_DequantizeLinear", "c"]
+
+
+def test_consumers_the_site_does_not_name_stay_float() -> None:
+    assert Net().insert(site("t", ("a", 1))).by_name["a"].inputs == ("t", "t_dequantized.1")
+
+
+def test_every_input_of_a_node_can_have_a_pair_of_its_own() -> None:
+    net = Net(parsed("g (float[4] x) => (float[12] y) { [r] t = Relu(x) [a] y = Concat<axis = 0>(t, t, t) }"))
+    sites = [site("t", ("a", 0)), site("t", ("a", 1), fmt="int8"), site("t", ("a", 2))]
+    inputs = [net.insert(*some).by_name["a"].inputs for some in (sites[:1], sites[:2], sites)]
+    assert inputs == [
+        ("t_dequantized.0", "t", "t"),
+        ("t_dequantized.0", "t_dequantized.1", "t"),
+        ("t_dequantized.0", "t_dequantized.1", "t_dequantized.2"),
+    ]
+
+
+def test_two_sites_on_a_tensor_have_names_of_their_own() -> None:
+    model = Net().insert(site("t", ("a", 0)), site("t", ("a", 1), fmt="int8"))
+    assert model.by_name["a"].inputs == ("t_dequantized.0", "t_dequantized.1")
+    assert model.constants["t_zero_point.0"].data_type == TensorProto.UINT8
+    assert model.constants["t_zero_point.1"].data_type == TensorProto.INT8
+
+
+def test_names_the_model_uses_already_are_avoided() -> None:
+    net = Net()
+    net.proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "t_scale"))
+    net.proto.graph.node[0].name = "c"
+    net.proto.graph.node[1].name = "t_QuantizeLinear"
+    model = net.insert(site("t", ("a", 0), ("a", 1)))
+    assert model.by_name["t_QuantizeLinear~1"].inputs[1] == "t_scale~1"
+
+
+def test_scales_are_scalars_unless_they_are_per_channel() -> None:
+    model = Net().insert(site("t", ("a", 0), ("a", 1)), WEIGHT)
+    assert list(model.constants["t_scale"].dims) == list(model.constants["t_zero_point"].dims) == []
+    assert list(model.constants["w_scale"].dims) == list(model.constants["w_zero_point"].dims) == [2]
+    assert "axis" not in model.by_name["t_QuantizeLinear"].attributes
+    assert model.by_name["w_DequantizeLinear"].attributes == {"axis": 0}
+
+
+def test_a_stored_weight_takes_the_name_and_place_of_the_float_one() -> None:
+    net = Net()
+    net.proto.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.float32), "after"))
+    model = net.insert(WEIGHT)
+    assert order(model) == ["w_DequantizeLinear", "c", "r", "a"]
+    assert model.by_name["c"].inputs == ("x", "w")
+    assert list(model.initializers) == ["w_quantized", "after", "w_scale", "w_zero_point"]
+    assert model.constants["w_quantized"].data_type == TensorProto.INT8
+    np.testing.assert_array_equal(model.array("w_quantized").ravel(), [64, -127, 16, 127])
+
+
+def test_a_float_weight_stays_behind_q_and_dq() -> None:
+    model = Net().insert(WEIGHT, floating=[WEIGHT])
+    assert order(model)[:3] == ["w_QuantizeLinear", "w_DequantizeLinear", "c"]
+    assert model.array("w").dtype == np.float32
+    assert model.by_name["w_QuantizeLinear"].attributes == {"axis": 0}
+
+
+@pytest.mark.parametrize("reader", ["node", "body", "output"])
+def test_a_float_weight_with_another_reader_is_kept(reader: str) -> None:
+    net = Net()
+    info = helper.make_tensor_value_info("w", TensorProto.FLOAT, [2, 2, 1, 1])
+    if reader == "node":
+        net.proto.graph.node.append(helper.make_node("Neg", ["w"], ["z"], "n"))
+    if reader == "output":
+        net.proto.graph.output.append(info)
+    if reader == "body":
+        body = helper.make_graph(
+            [helper.make_node("Neg", ["w"], ["z"])], "b", [], [helper.make_tensor_value_info("z", 1, None)]
+        )
+        net.proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+        net.proto.graph.node.append(
+            helper.make_node("If", ["yes"], ["i"], then_branch=body, else_branch=body)
+        )
+    model = net.insert(WEIGHT)
+    assert model.array("w").dtype == np.float32
+    assert model.by_name["c"].inputs[1].startswith("w_dequantized")
+
+
+def test_a_weight_in_a_constant_node_becomes_an_integer_constant_node() -> None:
+    net = Net()
+    weight = net.proto.graph.initializer.pop()
+    net.proto.graph.node.insert(
+        0, helper.make_node("Constant", [], ["w"], "k", doc_string="kept", value=weight)
+    )
+    model = net.insert(WEIGHT)
+    assert order(model) == ["k", "w_DequantizeLinear", "c", "r", "a"]
+    assert model.nodes[0].outputs == ("w_quantized",)
+    assert model.nodes[0].proto.doc_string == "kept"
+    assert model.constants["w_quantized"].data_type == TensorProto.INT8
+
+
+def test_a_graph_output_keeps_its_name_and_float_value() -> None:
+    net = Net()
+    net.proto.graph.output.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, [1, 2, 4, 4]))
+    model = net.insert(site("t", ("a", 0), ("a", 1)))
+    assert model.outputs == ("y", "t")
+    assert model.producer["t"].op_type == "Relu"
+
+
+def test_a_weight_that_callers_could_replace_no_longer_is_an_input() -> None:
+    net = Net()
+    net.proto.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [2, 2, 1, 1]))
+    assert [i.name for i in net.insert(WEIGHT).proto.graph.input] == ["x"]
+
+
+def test_inserted_nodes_state_their_tensor() -> None:
+    model = Net().insert(WEIGHT, site("t", ("a", 0)))
+    marks = {
+        n.name: p.value for n in model.nodes for p in n.proto.metadata_props if p.key == "qdqspec.tensor"
+    }
+    assert marks == {"w_DequantizeLinear": "w", "t_QuantizeLinear.0": "t", "t_DequantizeLinear.0": "t"}
+
+
+MISFITS: Mapping[str, tuple[Site, str]] = {
+    "unknown tensor": (site("nobody", ("c", 0)), "tensor 'nobody' cannot be quantized: no node"),
+    "unknown node": (site("t", ("nobody", 0)), "node 'nobody' does not read it at input 0"),
+    "another input": (site("t", ("c", 0)), "node 'c' does not read it at input 0"),
+    "no consumer": (site("t"), "names no consumer"),
+    "bias format": (site("t", ("a", 0), fmt="int32"), "int32 is for constants"),
+    "no weight": (site("t", ("a", 0), weight=True), "is no constant"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_site_that_does_not_fit_is_refused(name: str) -> None:
+    wrong, message = MISFITS[name]
+    with pytest.raises(PlacementError, match=message):
+        Net().insert(wrong)
+
+
+def test_an_integer_tensor_is_refused() -> None:
+    model = Model(parsed("g (float[4] x) => (int64[1] y) { [s] t = Shape(x)  [n] y = Neg(t) }"))
+    numbers = Quantizer(model, ranges_for(model))
+    with pytest.raises(PlacementError, match=r"the model: tensor 't' .* INT64, not FLOAT"):
+        insert_qdq(model, Placement(sites=frozenset({site("t", ("n", 0))})), numbers)
+
+
+def test_a_model_in_more_pieces_is_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(Net().proto)
+    placement = Placement(sites=frozenset({WEIGHT, site("t", ("a", 0), ("a", 1))}))
+    inserted = insert_qdq(model, placement, Quantizer(model, ranges_for(model)))
+    monkeypatch.setattr(wire, "_AT_ONCE", 3)  # which ends chunks within nodes
+    written = b"".join(inserted.parts.chunks())
+    assert written == inserted.proto.SerializeToString(deterministic=True)
+
+
+def test_two_sites_for_one_consumer_are_refused() -> None:
+    with pytest.raises(PlacementError, match=r"two sites .* input 0 of node 'a'"):
+        Net().insert(site("t", ("a", 0)), site("t", ("a", 0), ("a", 1)))
+
+
+def test_float16_gets_float16_scales_and_the_opset_that_has_them() -> None:
+    model = Model(parsed("g (float16[4] x) => (float16[4] y) { [r] t = Relu(x)  [n] y = Neg(t) }"))
+    numbers = Quantizer(model, {"t": TensorRange(-1.0, 2.0)})
+    inserted = insert_qdq(model, Placement(sites=frozenset({site("t", ("n", 0))})), numbers)
+    onnx.checker.check_model(inserted.proto, full_check=True)
+    assert Model(inserted.proto).array("t_scale").dtype == np.float16
+    assert Model(inserted.proto).opset == 19
+
+
+def test_the_opset_is_raised_to_13_wherever_pairs_go_and_that_is_noted() -> None:
+    net = Net(parsed("g (float[1,2,4,4] x) => (float[1,2,4,4] y) { [c] y = Conv(x, w) }", opset=11))
+    model = Model(net.proto)
+    inserter = Inserter(model, Quantizer(model, ranges_for(model)))
+    for where in (site("x", ("c", 0)), WEIGHT):
+        inserted = inserter.insert(Placement(sites=frozenset({where})))
+        assert Model(inserted.proto).opset == 13
+        assert inserted.notes == (
+            "raised to opset 13, which its number formats need (was opset 11, IR version 8)",
+        )
+        onnx.checker.check_model(inserted.proto, full_check=True)
+
+
+def test_a_model_the_converter_cannot_raise_is_refused_with_the_reason() -> None:
+    net = Net(
+        parsed(
+            "g (float[1,2,4,4] x) => (float[1,2,4,4] y) { [n] h = NoSuchOperator(x) [c] y = Conv(h, w) }", 11
+        )
+    )
+    with pytest.raises(ModelError, match="from 11 to 13"):
+        net.insert(WEIGHT)
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
+def test_candidates_of_real_models_are_small_files_that_compute_the_same(
+    models: Path, tmp_path: Path, name: str
+) -> None:
+    model = load_model(models / f"{name}.onnx")
+    placement = everything(model)
+    numbers = Quantizer(model, ranges_for(model))
+    inserter = Inserter(model, numbers, store=WeightStore(tmp_path, base=models))
+    save_model(inserter.insert(placement).proto, tmp_path / "light.onnx")
+    whole = insert_qdq(model, placement, numbers).proto
+    onnx.checker.check_model(str(tmp_path / "light.onnx"), full_check=True)
+    assert (tmp_path / "light.onnx").stat().st_size < whole.ByteSize() / 2
+    feeds = random_inputs(model)
+    light = onnxruntime.InferenceSession(str(tmp_path / "light.onnx"), providers=["CPUExecutionProvider"])
+    inlined = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
+    for ours, theirs in zip(light.run(None, feeds), inlined.run(None, feeds), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def everything(model: Model) -> Placement:
+    """Every float activation, and every weight per channel."""
+    sites = []
+    for tensor, ends in model.consumers.items():
+        weight = tensor in model.constants
+        if model.elem_type(tensor) != TensorProto.FLOAT or (weight and len(model.shape(tensor) or ()) < 2):
+            continue
+        sites.append(
+            Site(
+                tensor=tensor,
+                consumers=ends,
+                format="int8" if weight else "uint8",
+                axis=0 if weight else None,
+                weight=weight,
+            )
+        )
+    return Placement(sites=frozenset(sites))
+
+
+def test_a_scalar_weight_stays_a_scalar() -> None:
+    """As a vector of one element it would raise the rank of what is computed with it."""
+    net = Net(parsed("g (float x) => (float y) <float w = {0.5}> { [m] y = Mul(x, w) }"))
+    del net.proto.graph.initializer[1:]
+    quantized = net.insert(site("w", ("m", 1), fmt="int8", weight=True))
+    assert quantized.array("w_quantized").shape == ()
+    onnx.checker.check_model(quantized.proto, full_check=True)
+
+
+def test_a_weight_stored_twice_comes_back_where_it_was() -> None:
+    """The place of the float weight goes to the integers whose reader comes first in the graph, not by name."""
+    net = Net(
+        parsed(
+            """g (float[4] x) => (float[4] y, float[4] z) {
+                w = Constant<value = float[4] {1, 2, 3, 4}>()
+                [b] y = Mul(x, w)
+                [a] z = Mul(y, w)
+            }"""
+        )
+    )
+    del net.proto.graph.initializer[:]
+    sites = [site("w", (name, 1), fmt="int8", weight=True) for name in "ab"]
+    stripped = strip_qdq(net.insert(*sites)).proto
+    assert [node.op_type for node in stripped.graph.node] == ["Constant", "Mul", "Mul"]
+    assert [node.output[0] for node in stripped.graph.node] == ["w", "y", "z"]

@@ -1,0 +1,178 @@
+"""Activations in NVFP4 and MXFP8: where they fit, and models that other tools wrote so."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.backends.base import Capabilities
+from qdqspec.graph.fold import fold_constants
+from qdqspec.graph.model import Model
+from qdqspec.graph.reference import evaluator_of
+from qdqspec.placement.edit.pairs import misfit
+from qdqspec.placement.read.diff import diff_models, render_text
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.quantize.formats import BLOCK_SIZES, FORMATS
+from qdqspec.types import Consumer, QuantizeRules, Site
+
+RANDOM = np.random.default_rng(0)
+BOTH = ("in+out", "in-only")
+
+
+def model_of(text: str, opset: int = 23, **constants: np.ndarray) -> Model:
+    proto = onnx.parser.parse_model(f'<ir_version: 11, opset_import: ["": {opset}, "trt": 1]> g {text}')
+    for name, values in constants.items():
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    for node in proto.graph.node:
+        node.name = f"/{node.output[0]}"
+    onnx.checker.check_model(proto, full_check=True)
+    return Model(proto)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+def exported(name: str) -> Model:
+    """A linear layer as NVIDIA's Model-Optimizer exports it: blocks along the last axis, and a Transpose behind."""
+    weight = RANDOM.normal(size=(8, 64))
+    if name == "nvfp4":
+        pairs = """
+          w_scale = DequantizeLinear(w_f8_scale, w_f32_scale)
+          w_back = DequantizeLinear<axis=-1, block_size=16>(w_f4, w_scale)
+          x_f4, x_f8 = trt.TRT_FP4DynamicQuantize<axis=-1, block_size=16, scale_type=17>(x, x_scale)
+          x_scales = DequantizeLinear(x_f8, x_scale)
+          x_back = DequantizeLinear<axis=-1, block_size=16>(x_f4, x_scales)"""
+        numbers = {
+            "w_f4": weight.astype(helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT4E2M1)),
+            "w_f8_scale": np.ones((8, 4), helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN)),
+            "w_f32_scale": np.array(0.5, np.float32),
+            "x_scale": np.array(0.002, np.float32),
+        }
+    else:
+        pairs = """
+          w_back = trt.TRT_MXFP8DequantizeLinear<axis=-1, block_size=32, output_dtype=1>(w_f8, w_exponent)
+          x_f8, x_exponent = trt.TRT_MXFP8DynamicQuantize<axis=-1, block_size=32, output_dtype=17>(x)
+          x_back = trt.TRT_MXFP8DequantizeLinear<axis=-1, block_size=32, output_dtype=1>(x_f8, x_exponent)"""
+        numbers = {
+            "w_f8": weight.astype(helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN)),
+            "w_exponent": np.full((8, 2), 125, np.uint8),
+        }
+    layer = "w_turned = Transpose(w_back)  y = MatMul(x_back, w_turned)"
+    return model_of(f"(float[2,3,64] x) => (float[2,3,8] y) {{ {pairs}  {layer} }}", **numbers)
+
+
+@pytest.mark.parametrize(("name", "worth"), [("nvfp4", 0.5), ("mxfp8", 0.25)])
+def test_what_model_optimizer_exports_is_read_and_taken_out(name: str, worth: float) -> None:
+    model = exported(name)
+    imported = import_placement(model)
+    found = {pair.site.tensor: pair for pair in imported.pairs}
+    assert imported.notes == ()
+    assert found["x"].site == Site(tensor="x", consumers=(Consumer("/y", 0),), format=name, axis=2)
+    weight = found.pop(next(t for t in found if t != "x"))
+    assert (weight.site.format, weight.site.axis, weight.site.weight) == (name, 1, True)
+    assert {scale * (weight.outer or 1.0) for scale in weight.scale} == {worth}
+    assert found["x"].outer == (pytest.approx(0.002) if name == "nvfp4" else None)
+    stripped = strip_qdq(model).proto
+    assert [node.op_type for node in stripped.graph.node] == ["Transpose", "MatMul"]
+    assert [opset.domain for opset in stripped.opset_import] == [""]
+    feeds = {"x": floats(2, 3, 64)}
+    (float_y,), (narrow_y,) = (evaluator_of(m).run(None, feeds) for m in (stripped, model.proto))
+    error = np.linalg.norm(narrow_y - float_y) / np.linalg.norm(float_y)
+    assert 0 < error < {"nvfp4": 0.15, "mxfp8": 0.04}[name]
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp8"])
+def test_folding_keeps_such_pairs_unchanged(name: str) -> None:
+    model = exported(name)
+    assert fold_constants(model).model is model
+
+
+def test_a_pair_that_does_not_undo_what_it_did_is_reported() -> None:
+    """The scale of scales is another one behind than before."""
+    model = model_of(
+        """(float[2,64] x) => (float[2,64] y) {
+          q, found = trt.TRT_FP4DynamicQuantize<axis=-1, block_size=16, scale_type=17>(x, s)
+          scales = DequantizeLinear(found, t)
+          back = DequantizeLinear<axis=-1, block_size=16>(q, scales)
+          y = Relu(back) }""",
+        s=np.array(0.002, np.float32),
+        t=np.array(0.003, np.float32),
+    )
+    imported = import_placement(model)
+    assert imported.placement.sites == frozenset()
+    assert imported.notes == ("1: 'x': its DequantizeLinear has other numbers than its QuantizeLinear",)
+
+
+def test_a_difference_names_scales_that_are_not_known() -> None:
+    model = exported("nvfp4")
+    text = render_text(diff_models(model, strip_qdq_model(model)))
+    assert "float4e2m1 in blocks of 16, scales found at run time, times 0.002" in text
+
+
+def strip_qdq_model(model: Model) -> Model:
+    return Model(strip_qdq(model).proto)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "why"),
+    [
+        ("2,3,64", 2, None),
+        ("N,64", 1, None),
+        ("2,3,4,64", 3, "nvfp4 activations are quantized in 2 or 3 dimensions, and it has 4"),
+        ("64", 0, "nvfp4 activations are quantized in 2 or 3 dimensions, and it has 1"),
+        ("2,3,64", 1, "nvfp4 activations come in blocks along the last axis, not along 1"),
+        ("2,24", 1, "nvfp4 comes in whole blocks of 16, and its last dimension is 24"),
+        ("2,K", 1, "nvfp4 comes in whole blocks of 16, and its last dimension is not known"),
+        ("2,64", None, "nvfp4 comes in blocks of 16, and the site names no axis for them"),
+    ],
+)
+def test_where_an_activation_does_not_fit(shape: str, axis: int | None, why: str | None) -> None:
+    model = model_of(f"(float[{shape}] x) => (float[{shape}] y) {{ y = Relu(x) }}")
+    site = Site(tensor="x", consumers=(Consumer("/y", 0),), format="nvfp4", axis=axis)
+    assert misfit(model, site) == why
+
+
+def space_of(model: Model, name: str) -> SchemeSpace:
+    capabilities = Capabilities(
+        formats=("int8", name),
+        labels={"MatMul": BOTH, "Gemm": BOTH},
+        activations={"int8": "int8", name: name},
+        weights={"int8": "int8", name: name},
+        blocked_axes={"MatMul": (0,), "Gemm": (0, 1)},
+    )
+    return SchemeSpace(model, capabilities, rules=QuantizeRules(format=name))
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp8"])
+def test_a_linear_layer_is_offered_with_both_sides_in_blocks(name: str) -> None:
+    model = model_of("(float[2,3,64] x) => (float[2,3,8] y) { y = MatMul(x, w) }", w=floats(64, 8))
+    space = space_of(model, name)
+    assert [unit.labels for unit in space.units] == [("fp", "in-only")]
+    sites = {site.tensor: site for site in space.resolve(space.everything()).sites}
+    assert (sites["x"].format, sites["x"].axis, sites["x"].weight) == (name, 2, False)
+    assert (sites["w"].format, sites["w"].axis, sites["w"].weight) == (name, 0, True)
+    assert space.tensors == {"x"}  # the scale of all scales wants its range
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[2,3,4,64] x) => (float[2,3,4,8] y) { y = MatMul(x, w) }",  # four dimensions
+        "(float[64,2] x) => (float[2,8] y) { y = Gemm<transA=1>(x, w) }",  # products are summed over the first
+        "(float[2,3,64] x, float[2,64,8] w2) => (float[2,3,8] y) { y = MatMul(x, w2) }",  # no weight
+    ],
+)
+def test_what_cannot_come_in_blocks_is_not_offered(text: str) -> None:
+    assert space_of(model_of(text, w=floats(64, 8)), "nvfp4").units == ()
+
+
+def test_formats_state_which_have_dynamic_activations() -> None:
+    assert {name for name, fmt in FORMATS.items() if fmt.dynamic} == {"nvfp4", "mxfp8", "uint8_dynamic"}
+    assert {name for name, fmt in FORMATS.items() if fmt.weight_only} == {
+        "int4", "uint4", *(f"int8_b{size}" for size in BLOCK_SIZES),
+    }  # fmt: skip

@@ -1,0 +1,251 @@
+"""What tells two models apart, as data and as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.read.diff import diff_models, render_text, to_json
+
+DATA = Path(__file__).parents[3] / "data"
+F32 = np.float32
+
+
+def parsed(text: str, **initializers: object) -> Model:
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items())
+    return Model(proto)
+
+
+def pair(scale: object = F32(0.5), zero_point: object = np.uint8(3), attributes: str = "") -> Model:
+    return parsed(
+        f"""g (float[2,2] x) => (float[2,2] y) {{
+            q = QuantizeLinear{attributes}(x, s, z)  d = DequantizeLinear{attributes}(q, s, z)
+            y = Neg(d) }}""",
+        s=scale,
+        z=zero_point,
+    )
+
+
+def stored(integers: list[int], scale: float = 0.5) -> Model:
+    return parsed(
+        "g (float[2] x) => (float[2] y) { w = DequantizeLinear(i, s)  y = Mul(x, w) }",
+        i=np.array(integers, np.int8),
+        s=F32(scale),
+    )
+
+
+def floating(weight: list[float]) -> Model:
+    return parsed("g (float[2] x) => (float[2] y) { y = Mul(x, w) }", w=np.array(weight, F32))
+
+
+@pytest.mark.parametrize(
+    ("other", "kinds", "words"),
+    [
+        (pair(F32(0.55)), ["scale"], "scale 0.5 > 0.55 (+10.0 %)"),
+        (pair(zero_point=np.uint8(4)), ["zero point"], "zero point 3 > 4"),
+        (pair(zero_point=np.int8(3)), ["format"], "uint8 > int8"),
+        (pair(np.array([0.5, 0.6], F32), np.array([3, 3], np.uint8)), ["axis", "scale"], "1 > 2 scales"),
+        (pair(np.nextafter(F32(0.5), F32(1))), ["scale"], "(+1.2e-05 %)"),
+    ],
+    ids=["scale", "zero point", "format", "axis", "last bit"],
+)
+def test_numbers_that_changed(other: Model, kinds: list[str], words: str) -> None:
+    found = diff_models(pair(), other)
+    (change,) = found.changed
+    assert [one.kind for one in change.changes] == kinds
+    assert words in ", ".join(one.text for one in change.changes)
+    assert (change.tensor, change.readers) == ("x", ("Neg#0:0",))
+    assert not found.same
+
+
+def test_scales_of_channels_have_bounds() -> None:
+    z = np.zeros(2, np.uint8)
+    found = diff_models(pair(np.array([1, 2], F32), z), pair(np.array([1.1, 1.9], F32), z))
+    (change,) = found.changed[0].changes
+    assert change.text == "2 of 2 scales (-5.0 % to +10.0 %)"
+    assert (change.low, change.high) == (pytest.approx(-0.05), pytest.approx(0.1))
+
+
+def test_names_of_pairs_mean_nothing() -> None:
+    renamed = parsed(
+        """g (float[2,2] x) => (float[2,2] y) {
+            c = Constant<value = float {0.5}>()  k = Constant<value = uint8 {3}>()
+            [any] a = QuantizeLinear(x, c, k)  [other] b = DequantizeLinear<axis = 0>(a, c, k)
+            y = Neg(b) }"""
+    )
+    found = diff_models(pair(), renamed)
+    assert found.same
+    assert found.equal == 1
+
+
+def test_a_weight_rounded_to_integers_is_the_same_float_model() -> None:
+    found = diff_models(floating([1.1, -2.2]), stored([2, -4]))
+    assert not found.skeleton.differs
+    assert [p.tensor for p in found.added] == ["w"]
+    far = diff_models(floating([1.4, -2.2]), stored([2, -4]))
+    assert far.skeleton.constants == ("'w': 1 of 2 values, by up to 0.4, by more than rounding to integers",)
+
+
+def test_one_integer_more_is_a_difference() -> None:
+    found = diff_models(stored([2, -4]), stored([3, -4]))
+    assert found.changed[0].changes[0].text == "1 of 2 integers, by up to 1 steps"
+    assert diff_models(stored([2, -4]), stored([2, -4])).same
+
+
+def test_a_float_weight_behind_both_is_another_storage() -> None:
+    both = parsed(
+        """g (float[2] x) => (float[2] y) {
+            q = QuantizeLinear<output_dtype = 3>(w, s)  d = DequantizeLinear(q, s)  y = Mul(x, d) }""",
+        w=np.array([1.0, -2.0], F32),
+        s=F32(0.5),
+    )
+    found = diff_models(both, stored([2, -4]))
+    assert [c.text for c in found.changed[0].changes] == ["float behind Q and DQ > stored as integers"]
+    assert not found.skeleton.differs
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "words"),
+    [
+        ("(float[2] x) => (float[2] y) { t = Abs(x)  y = Mul(t, w) }", "added", "Abs#0"),
+        ("(float[2] x) => (float[2] y) { y = Add(x, w) }", "added", "Add#0"),
+        (
+            "(float[2] x) => (float[2] y) { y = Mul(w, x) }",
+            "changed",
+            "'Mul#0': reads x, (constant) > (constant), x",
+        ),
+        ("(float[2] x) => (float[2] u) { u = Mul(x, w) }", "interface", "output 'y' removed"),
+        ("(float[2] x, float v) => (float[2] y) { y = Mul(x, w) }", "interface", "input 'v' added"),
+        ("(float[N] x) => (float[2] y) { y = Mul(x, w) }", "interface", "input 'x': other type or shape"),
+    ],
+)
+def test_float_models_that_differ(text: str, part: str, words: str) -> None:
+    w = np.array([1.0, 2.0], F32)
+    found = diff_models(floating([1, 2]), parsed(f"g {text}", w=w))
+    assert words in getattr(found.skeleton, part)
+    assert not found.same
+
+
+def test_names_of_inner_tensors_mean_nothing_and_what_nodes_read_does() -> None:
+    text = "g (float[2] x) => (float[2] y) {{ {0} = Abs(x)  {1} = Neg({2})  y = Add({0}, {1}) }}"
+    one, renamed = parsed(text.format("a", "b", "a")), parsed(text.format("c", "a", "c"))
+    assert diff_models(one, renamed).same
+    crossed = diff_models(one, parsed(text.format("a", "b", "x")))
+    assert crossed.skeleton.changed == ("'Neg#1': reads a > x",)
+    swapped = "g (float[2] x) => (float[2] y, float[2] z) {{ {} = Abs(x)  {} = Neg(x) }}"
+    found = diff_models(parsed(swapped.format("y", "z")), parsed(swapped.format("z", "y")))
+    assert found.skeleton.changed == ("'Abs#0': makes y > z", "'Neg#1': makes z > y")
+
+
+def test_a_folded_batch_normalization_is_no_difference_and_is_reported(models: Path) -> None:
+    given = load_model(models / "ultraface_rfb320.onnx")
+    folded = fold_batchnorm(given)
+    for first, second in ((given, folded.model), (folded.model, given)):
+        found = diff_models(first, second)
+        assert found.same
+        assert found.skeleton.folded == folded.removed
+        assert render_text(found).startswith("no Q/DQ in either; the float models are the same")
+        assert "35 BatchNormalization are folded into convolutions in one of them" in render_text(found)
+    assert diff_models(given, given).skeleton.folded == ()
+
+
+def test_a_folded_weight_that_was_changed_is_a_difference(models: Path) -> None:
+    given = load_model(models / "ultraface_rfb320.onnx")
+    other = fold_batchnorm(given).model
+    weight = next(t for t in other.proto.graph.initializer if t.name.endswith("/weight"))
+    values = numpy_helper.to_array(weight).copy()
+    values.flat[0] += 1
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    found = diff_models(given, Model(other.proto))
+    assert not found.same
+    assert len(found.skeleton.constants) == 1
+
+
+def test_attributes_opset_and_constants_count() -> None:
+    leaky = "g (float[2] x) => (float[2] y) {{ y = LeakyRelu<alpha = {}>(x) }}"
+    found = diff_models(parsed(leaky.format(0.1)), parsed(leaky.format(0.2)))
+    assert found.skeleton.changed == ("'LeakyRelu#0': other attributes",)
+    assert diff_models(floating([1, 2]), floating([1, 3])).skeleton.constants == (
+        "'w': 1 of 2 values, by up to 1",
+    )
+    older = Model(floating([1, 2]).proto)
+    older.proto.opset_import[0].version = 19
+    assert diff_models(older, floating([1, 2])).skeleton.interface == ("opset 19 > 21",)
+
+
+def test_pairs_that_a_scheme_cannot_represent_are_compared() -> None:
+    def fp8(scale: float) -> Model:
+        return parsed(
+            """g (float[2] x) => (float[2] y) {
+                q = QuantizeLinear<output_dtype = 17>(x, s)  d = DequantizeLinear(q, s)  y = Neg(d) }""",
+            s=F32(scale),
+        )
+
+    def blocks(scale: float) -> Model:
+        return parsed(
+            """g (float[2,4] x) => (float[2,4] y) {
+                w = DequantizeLinear<axis = 1, block_size = 2>(i, s)  y = Add(x, w) }""",
+            i=np.ones((2, 4), np.int8),
+            s=np.full((2, 2), scale, F32),
+        )
+
+    def output(scale: float) -> Model:
+        return parsed(
+            """g (float[2] x) => (float[2] y) {
+                t = Neg(x)  q = QuantizeLinear(t, s)  y = DequantizeLinear(q, s) }""",
+            s=F32(scale),
+        )
+
+    for make in (fp8, blocks, output):
+        assert diff_models(make(0.5), make(0.5)).same
+        (change,) = diff_models(make(0.5), make(0.6)).changed
+        assert [one.kind for one in change.changes] == ["scale"]
+    assert diff_models(output(0.5), output(0.6)).changed[0].readers == ("graph output 'y'",)
+
+
+def test_tools_that_removed_a_relu_have_the_same_float_model(models: Path) -> None:
+    found = diff_models(
+        load_model(models / "digits_resnet.onnx"), load_model(DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx")
+    )
+    assert found.skeleton.added == found.skeleton.removed == found.skeleton.changed == ()
+    assert found.skeleton.constants == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("few", "digits_resnet_qat_qdq", "qdq_modelopt_digits_resnet"),
+        ("many", "qdq_ort_u8s8_digits_resnet_b1", "qdq_nncf_digits_resnet"),
+    ],
+)
+def test_text(name: str, first: str, second: str, golden: Callable[[str, str], None]) -> None:
+    found = diff_models(load_model(DATA / f"{first}.onnx"), load_model(DATA / f"{second}.onnx"))
+    golden(f"placement/diff-{name}.txt", render_text(found, most=3 if name == "many" else None) + "\n")
+
+
+def test_text_of_two_and_of_five_hundred_differences() -> None:
+    def chain(length: int, scale: float) -> Model:
+        nodes = "".join(
+            f"q{i} = QuantizeLinear(t{i}, s)  d{i} = DequantizeLinear(q{i}, s)  t{i + 1} = Relu(d{i})  "
+            for i in range(length)
+        )
+        return parsed(f"g (float[2] t0) => (float[2] t{length}) {{ {nodes} }}", s=F32(scale))
+
+    two = render_text(diff_models(chain(2, 0.5), chain(2, 0.6)))
+    assert two.splitlines()[0] == "Q/DQ pairs: 2 changed; the float models are the same"
+    assert "more" not in two
+    many = diff_models(chain(500, 0.5), chain(500, 0.6))
+    short = render_text(many)
+    assert len(short.splitlines()) < 20
+    assert "scale of 500 (+20.0 %)" in short
+    assert "and 488 more" in short
+    assert len(render_text(many, most=None).splitlines()) > 500
+    assert len(to_json(many)["changed"]) == 500

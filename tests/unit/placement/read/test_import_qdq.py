@@ -1,0 +1,424 @@
+"""Reading placements out of models that other tools, training or a person quantized."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from random_models import ranges_for
+
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.import_qdq import Imported, import_placement, placement_for
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.scheme.scheme_file import SchemeNumbers, apply_scheme, write_scheme
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.types import Consumer, Placement, Site
+
+DATA = Path(__file__).parents[3] / "data"
+LEVELS = onnxruntime.GraphOptimizationLevel
+IMAGES = np.random.default_rng(5).uniform(size=(6, 1, 1, 16, 16)).astype(np.float32)
+
+# Model: activation pairs, weight pairs, and whether one of them makes the graph's output.
+DIALECTS = {
+    "qdq_modelopt_digits_resnet": (11, 10, False),
+    "qdq_nncf_digits_resnet": (23, 16, False),
+    "qdq_ort_s8s8_digits_resnet_b1": (38, 32, True),
+    "qdq_ort_u8s8_digits_resnet_b1": (25, 32, True),
+    "digits_resnet_qat_qdq": (13, 15, False),
+}
+
+
+def reapplied(model: Model, imported: Imported, folder: Path, reference: Model | None = None) -> Model:
+    """Imported, stripped, written to a file, and applied again."""
+    scheme = folder / "scheme.json"
+    write_scheme(scheme, imported.placement, imported.pairs, "imported")
+    stripped = Model(strip_qdq(model, reference).proto, path=model.path)
+    return Model(apply_scheme(stripped, scheme).proto, path=model.path)
+
+
+def ran(model: Model, level: LEVELS, folder: Path) -> tuple[list[np.ndarray], Counter[str]]:
+    """What the model answers, and how often each operator stands in the graph that really ran."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    session = onnxruntime.InferenceSession(model.proto.SerializeToString(), options)
+    answers = [session.run(None, {model.inputs[0]: image})[0] for image in IMAGES]
+    optimized = onnx.load(options.optimized_model_filepath)
+    return answers, Counter(node.op_type for node in optimized.graph.node)
+
+
+def parsed(text: str, opset: int = 21, **initializers: np.ndarray) -> Model:
+    head = f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>'
+    proto = onnx.parser.parse_model(f"{head} {text}")
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items())
+    return Model(proto)
+
+
+F32 = np.float32
+ONE = {"s": np.array(0.5, F32), "z": np.array(3, np.uint8)}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_every_pair_of_a_dialect_is_read(name: str) -> None:
+    activations, weights, _ = DIALECTS[name]
+    imported = import_placement(load_model(DATA / f"{name}.onnx"))
+    assert imported.placement.pairs == activations
+    assert len(imported.pairs) - activations == weights
+    assert {pair.site for pair in imported.pairs} == imported.placement.sites
+
+
+@pytest.mark.parametrize("level", [LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_ALL], ids=["plain", "optimized"])
+@pytest.mark.parametrize("renamed", [False, True], ids=["its own names", "names of the reference"])
+@pytest.mark.parametrize("name", DIALECTS)
+def test_applied_again_it_computes_the_same(
+    name: str, renamed: bool, level: LEVELS, models: Path, tmp_path: Path
+) -> None:
+    """Bit for bit, without optimization and with all of it; and in the very same kernels."""
+    model = load_model(DATA / f"{name}.onnx")
+    reference = load_model(models / "digits_resnet.onnx") if renamed else None
+    again = reapplied(model, import_placement(model, reference), tmp_path, reference)
+    ours, kernels = ran(again, level, tmp_path)
+    theirs, wanted = ran(model, level, tmp_path)
+    for mine, its in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine, its)
+    if level == LEVELS.ORT_ENABLE_ALL:
+        assert kernels == wanted
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_pair_that_makes_the_output_is_read(name: str) -> None:
+    imported = import_placement(load_model(DATA / f"{name}.onnx"))
+    of_output = [s for s in imported.placement.sites if any(end.is_output for end in s.consumers)]
+    found = [(site.tensor, site.consumers) for site in of_output]
+    assert found == ([("logits", (Consumer("", 0),))] if DIALECTS[name][2] else [])
+
+
+@pytest.mark.parametrize("name", [*DIALECTS, "qdq_conv_polygraphy"])
+def test_what_was_applied_is_imported_as_it_was(name: str, tmp_path: Path) -> None:
+    model = load_model(DATA / f"{name}.onnx")
+    imported = import_placement(model)
+    again = import_placement(reapplied(model, imported, tmp_path))
+    assert again.placement == imported.placement
+    assert again.pairs == imported.pairs
+
+
+def test_weights_stay_as_they_were_stored(tmp_path: Path) -> None:
+    for name, stored in (("digits_resnet_qat_qdq", False), ("qdq_nncf_digits_resnet", True)):
+        imported = import_placement(load_model(DATA / f"{name}.onnx"))
+        assert {pair.stored for pair in imported.pairs if pair.site.weight} == {stored}
+        scheme = tmp_path / "scheme.json"
+        write_scheme(scheme, imported.placement, imported.pairs, "imported")
+        kept = [
+            site.get("stored", True) for site in json.loads(scheme.read_text())["sites"] if site["weight"]
+        ]
+        assert set(kept) == {stored}
+
+
+def test_a_negative_axis_is_counted_from_the_front() -> None:
+    imported = import_placement(load_model(DATA / "qdq_nncf_digits_resnet.onnx"))
+    (last,) = [pair for pair in imported.pairs if pair.site.consumers == (Consumer("/fc/Gemm", 1),)]
+    assert (last.site.axis, len(last.scale)) == (0, 10)
+
+
+def test_a_reference_gives_names_and_what_the_tool_removed(models: Path) -> None:
+    model, original = (
+        load_model(DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"),
+        load_model(models / "digits_resnet.onnx"),
+    )
+    tensors = {site.tensor for site in import_placement(model, original).placement.sites}
+    assert "/Relu_output_0" in tensors
+    assert all(original.ends(tensor) for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_without_a_reference_every_pair_is_applied_to_the_float_model(
+    name: str, models: Path, tmp_path: Path
+) -> None:
+    imported = import_placement(load_model(DATA / f"{name}.onnx"))
+    scheme = tmp_path / "scheme.json"
+    write_scheme(scheme, imported.placement, imported.pairs, "imported", imported.positions)
+    applied = apply_scheme(load_model(models / "digits_resnet.onnx"), scheme)
+    assert not [note for note in applied.notes if "left out" in note]
+    assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == len(imported.pairs)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_placement_fits_the_float_original(name: str, models: Path) -> None:
+    original = load_model(models / "digits_resnet.onnx")
+    quantized = load_model(DATA / f"{name}.onnx")
+    fitted = placement_for(original, quantized)
+    imported = import_placement(quantized)
+    assert {(s.consumers, s.format) for s in fitted.placement.sites} == {
+        (s.consumers, s.format) for s in imported.placement.sites
+    }
+    assert all(original.ends(site.tensor) for site in fitted.placement.sites)
+
+
+def test_pairs_that_do_not_fit_another_model_are_reported(models: Path) -> None:
+    quantized = load_model(DATA / "qdq_nncf_digits_resnet.onnx")
+    fitted = placement_for(load_model(models / "squeezenet10.onnx"), quantized)
+    assert fitted.placement.sites == frozenset()
+    assert any("the model has no node '" in note for note in fitted.notes)
+
+
+def test_one_quantizer_for_several_readers_is_one_site() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y) {
+            q = QuantizeLinear(x, s, z)
+            a = DequantizeLinear(q, s, z)  b = DequantizeLinear(q, s, z)
+            y = Add(a, b)
+        }""",
+        **ONE,
+    )
+    (pair,) = import_placement(model).pairs
+    assert pair.site == Site(
+        tensor="x", consumers=(Consumer("Add#0", 0), Consumer("Add#0", 1)), format="uint8"
+    )
+    assert (pair.scale, pair.zero_point) == ((0.5,), (3,))
+
+
+def test_quantizers_of_their_own_are_sites_of_their_own() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y) {
+            q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
+            p = QuantizeLinear(x, t, z)  b = DequantizeLinear(p, t, z)
+            y = Add(a, b)
+        }""",
+        t=np.array(0.25, F32),
+        **ONE,
+    )
+    assert {(p.site.consumers[0].input, p.scale) for p in import_placement(model).pairs} == {
+        (0, (0.5,)),
+        (1, (0.25,)),
+    }
+
+
+def test_without_a_zero_point_it_is_uint8_and_zero() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y)
+           { q = QuantizeLinear(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
+        s=ONE["s"],
+    )
+    (pair,) = import_placement(model).pairs
+    assert (pair.site.format, pair.zero_point) == ("uint8", (0,))
+
+
+def test_output_dtype_states_the_format() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y)
+           { q = QuantizeLinear<output_dtype = 3>(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
+        s=ONE["s"],
+    )
+    (pair,) = import_placement(model).pairs
+    assert pair.site.format == "int8"
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "expected"), [((), 1, None), ((1,), 1, None), ((1,), 0, 0), ((4,), -1, 1)]
+)
+def test_one_scale_is_for_the_whole_tensor_unless_its_axis_has_one_element(shape, axis, expected) -> None:
+    model = parsed(
+        f"""g (float[1,4] x) => (float[1,4] y)
+           {{ q = QuantizeLinear<axis = {axis}>(x, s)  a = DequantizeLinear<axis = {axis}>(q, s)  y = Neg(a) }}""",
+        s=np.full(shape, 0.5, F32),
+    )
+    (pair,) = import_placement(model).pairs
+    assert pair.site.axis == expected
+    assert len(pair.scale) == max(1, int(np.prod(shape)))
+
+
+def test_numbers_from_constant_nodes_and_another_domain() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y) {
+            s = Constant<value_float = 0.5>()  t = Constant<value = float {0.5}>()
+            z = Constant<value = int8 {0}>()
+            q = com.microsoft.QuantizeLinear(x, t, z)  a = com.microsoft.DequantizeLinear(q, t, z)
+            y = Mul(a, s)
+        }"""
+    )
+    (pair,) = import_placement(model).pairs
+    assert (pair.site.consumers, pair.site.format) == ((Consumer("Mul#1", 0),), "int8")
+
+
+def test_the_same_pair_twice_is_one_and_another_after_it_is_reported() -> None:
+    text = """g (float[4] x) => (float[4] y) {{
+        q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
+        p = QuantizeLinear(a, {t}, z)  b = DequantizeLinear(p, {t}, z)  y = Neg(b) }}"""
+    twice = import_placement(parsed(text.format(t="s"), **ONE))
+    assert (len(twice.pairs), twice.notes) == (1, ())
+    other = import_placement(parsed(text.format(t="t"), t=np.array(0.25, F32), **ONE))
+    assert [pair.scale for pair in other.pairs] == [(0.25,)]
+    assert "quantized again at once, with other numbers" in other.notes[0]
+
+
+UNSAYABLE = {
+    "computed": (
+        """g (float[4] x) => (float[4] y) { t = Add(s, s)
+           q = QuantizeLinear(x, t, z)  a = DequantizeLinear(q, t, z)  y = Neg(a) }""",
+        ONE,
+        "is computed",
+    ),
+    "rescaled": (
+        """g (float[4] x) => (float[4] y) {
+           q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, t, z)  y = Neg(a) }""",
+        {"t": np.array(0.25, F32), **ONE},
+        "other numbers than its QuantizeLinear",
+    ),
+    "blocked": (
+        """g (float[2,4] x) => (float[2,4] y) {
+           w = DequantizeLinear<axis = 1, block_size = 2>(i, s)  y = Add(x, w) }""",
+        {"i": np.ones((2, 4), np.int8), "s": np.ones((2, 2), F32)},
+        "int8 in blocks of 2",
+    ),
+    "e5m2": (
+        """g (float[4] x) => (float[4] y) {
+           q = QuantizeLinear<output_dtype = 19>(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
+        {"s": ONE["s"]},
+        "is float8e5m2, which schemes do not carry",
+    ),
+    "constant output": (
+        "g (float[4] x) => (float[4] y, float[4] u) { y = DequantizeLinear(i, s, z)  u = Neg(x) }",
+        ONE | {"i": np.arange(4, dtype=np.uint8)},
+        "makes a graph output of a constant",
+    ),
+    "zero scale": (
+        """g (float[4] x) => (float[4] y) {
+           q = QuantizeLinear(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
+        {"s": np.array(0, F32)},
+        "a scale that is zero",
+    ),
+    "graph input": (
+        "g (uint8[4] x) => (float[4] y) { a = DequantizeLinear(x, s, z)  y = Neg(a) }",
+        ONE,
+        "reads what no QuantizeLinear made, but a graph input",
+    ),
+    "trt": (
+        """<ir_version: 10, opset_import: ["": 21, "trt": 1]> g (float[4] x) => (float[4] y)
+           { q = trt.TRT_INT4QuantizeLinear(x, s)  y = Neg(x) }""",
+        {"s": ONE["s"]},
+        "operators of domain trt",
+    ),
+    "kernel": (
+        """g (uint8[4] x) => (uint8[4] y) {
+           y = com.microsoft.QLinearAdd(x, s, z, x, s, z, s, z) }""",
+        ONE,
+        "operators that compute in integers themselves",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNSAYABLE)
+def test_pairs_that_a_scheme_cannot_represent_are_noted(kind: str) -> None:
+    text, numbers, words = UNSAYABLE[kind]
+    if text.startswith("<"):
+        proto = onnx.parser.parse_model(text)
+        proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in numbers.items())
+        model = Model(proto)
+    else:
+        model = parsed(text, **numbers)
+    imported = import_placement(model)
+    assert imported.pairs == ()
+    assert any(words in note for note in imported.notes), imported.notes
+
+
+def test_four_bit_weights_are_recognized() -> None:
+    weight = helper.make_tensor("i", TensorProto.INT4, [2, 4], np.ones(8, np.int8))
+    model = parsed(
+        "g (float[2,4] x) => (float[2,4] y) { w = DequantizeLinear(i, s)  y = Add(x, w) }", s=ONE["s"]
+    )
+    model.proto.graph.initializer.append(weight)
+    imported = import_placement(Model(model.proto))
+    assert imported.pairs == ()
+    assert "is int4, which schemes do not carry" in imported.notes[0]
+
+
+def test_a_pair_that_bodies_read_too_has_their_nodes_as_consumers() -> None:
+    model = parsed(
+        """g (float[4] x, bool c) => (float[4] y) {
+            q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  n = Neg(a)
+            b = If (c) <then_branch = t () => (float[4] u) { u = Add(a, a) },
+                        else_branch = e () => (float[4] v) { v = Neg(a) }>
+            y = Add(n, b)
+        }""",
+        **ONE,
+    )
+    imported = import_placement(model)
+    assert [pair.site.consumers for pair in imported.pairs] == [
+        (
+            Consumer("If#1/else_branch/Neg#0", 0),
+            Consumer("If#1/then_branch/Add#0", 0),
+            Consumer("If#1/then_branch/Add#0", 1),
+            Consumer("Neg#0", 0),
+        )
+    ]
+    assert imported.notes == ()
+
+
+def test_integers_that_a_float_weight_cannot_hold_are_reported() -> None:
+    big = np.array([2**30 + 1, 5], np.int32)
+    model = parsed(
+        "g (float[2] x) => (float[2] y) { b = DequantizeLinear(i, s)  y = Add(x, b) }",
+        i=big,
+        s=np.array(1e-3, F32),
+    )
+    imported = import_placement(model)
+    assert [pair.site.format for pair in imported.pairs] == ["int32"]
+    (note,) = imported.notes
+    assert "steps away from its integers: float32 cannot hold its integers" in note
+    small = import_placement(
+        parsed(
+            "g (float[2] x) => (float[2] y) { b = DequantizeLinear(i, s)  y = Add(x, b) }",
+            i=np.array([2**20 + 1, -7], np.int32),
+            s=np.array(1e-3, F32),
+        )
+    )
+    assert small.notes == ()
+
+
+def test_a_float_model_has_an_empty_placement(models: Path) -> None:
+    imported = import_placement(load_model(models / "digits_resnet.onnx"))
+    assert (imported.placement.sites, imported.notes) == (frozenset(), ())
+
+
+def test_nameless_nodes_are_called_as_in_the_reference_whatever_raising_the_opset_added() -> None:
+    """Slice of opset 9 gets its bounds from Constant nodes in opset 13, and all that follow count on."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 4, opset_import: ["": 9]> g (float[4, 4] x) => (float[2, 2] y) {
+            a = Slice<starts = [0], ends = [2]>(x)
+            y = MatMul(a, w)
+        }"""
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((4, 2), np.float32), "w"))
+    model = Model(proto)
+    site = Site(tensor="a", consumers=(Consumer("MatMul#1", 0),), format="uint8")
+    inserted = insert_qdq(model, Placement(sites=frozenset([site])), Quantizer(model, ranges_for(model)))
+    assert import_placement(Model(inserted.proto), model).placement.sites == {site}
+
+
+def test_integers_that_are_not_the_nearest_of_the_reference_are_kept() -> None:
+    lots = np.random.default_rng(3)
+    weight = lots.normal(size=(4, 3)).astype(F32)
+    scale = np.array(0.02, F32)
+    nearest = np.clip(np.round(weight / scale), -128, 127)
+    stored = np.clip(nearest + lots.integers(-2, 3, (4, 3)), -128, 127).astype(np.int8)
+    body = "g (float[2,4] x) => (float[2,3] y) {{ {} y = MatMul(x, w) }}"
+    quantized = parsed(
+        body.format("w = DequantizeLinear(i, s, z) "), i=stored, s=scale, z=np.array(0, np.int8)
+    )
+    reference = parsed(body.format(""), w=weight)
+    imported = import_placement(quantized, reference)
+    assert imported.notes == ()
+    (pair,) = imported.pairs
+    assert pair.rounding
+    again = SchemeNumbers(reference, imported.pairs).integer_weight(pair.site)
+    assert np.array_equal(again, stored)
+    assert not import_placement(quantized).pairs[0].rounding

@@ -1,0 +1,460 @@
+"""Taking out pairs that other tools, or training, put in; and saying what cannot be taken out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from random_models import ranges_for
+
+from qdqspec.graph.fold import fold_weights
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.strip import Stripped, strip_qdq
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.types import Consumer, Placement, Site
+
+SCALE = "s = Constant<value_float = 0.5>()  z = Constant<value = uint8 {3}>()"
+
+
+def parsed(text: str, **initializers: np.ndarray) -> Model:
+    proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> {text}')
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items())
+    onnx.checker.check_model(proto, full_check=True)
+    return Model(proto)
+
+
+def numbers() -> dict[str, np.ndarray]:
+    return {"s": np.array(0.5, np.float32), "z": np.array(3, np.uint8)}
+
+
+def lines(stripped: Stripped) -> list[str]:
+    """The nodes of a model, one a line."""
+    onnx.checker.check_model(stripped.proto, full_check=True)
+    return [f"{', '.join(n.output)} = {n.op_type}({', '.join(n.input)})" for n in stripped.proto.graph.node]
+
+
+def initializers(stripped: Stripped) -> list[str]:
+    return [tensor.name for tensor in stripped.proto.graph.initializer]
+
+
+def test_a_pair_with_several_dequantizers_goes_with_its_numbers() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y) {
+            q = QuantizeLinear(x, s, z)
+            a = DequantizeLinear(q, s, z)  b = DequantizeLinear(q, s, z)
+            y = Add(a, b)
+        }""",
+        **numbers(),
+    )
+    stripped = strip_qdq(model)
+    assert lines(stripped) == ["y = Add(x, x)"]
+    assert initializers(stripped) == []
+    assert stripped.notes == ()
+
+
+def test_numbers_from_constant_nodes_go_too() -> None:
+    model = parsed(
+        f"""g (float[4] x) => (float[4] y) {{
+            {SCALE} q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Neg(a)
+        }}"""
+    )
+    assert lines(strip_qdq(model)) == ["y = Neg(x)"]
+
+
+def test_scales_with_another_reader_stay() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y) {
+            q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Mul(a, s)
+        }""",
+        **numbers(),
+    )
+    stripped = strip_qdq(model)
+    assert lines(stripped) == ["y = Mul(x, s)"]
+    assert initializers(stripped) == ["s"]
+
+
+def test_computed_numbers_go_with_what_computed_them() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y) {
+            two = Add(s, s)  q = QuantizeLinear(x, two, z)  a = DequantizeLinear(q, two, z)  y = Neg(a)
+        }""",
+        **numbers(),
+    )
+    assert lines(strip_qdq(model)) == ["y = Neg(x)"]
+
+
+def test_pairs_in_a_row_go_all() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y) {
+            q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
+            p = QuantizeLinear(a, s, z)  b = DequantizeLinear(p, s, z)  y = Neg(b)
+        }""",
+        **numbers(),
+    )
+    assert lines(strip_qdq(model)) == ["y = Neg(x)"]
+
+
+def test_a_pair_that_makes_a_graph_output_hands_its_name_to_the_producer() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y, float[4] o) {
+            t = Relu(x)  q = QuantizeLinear(t, s, z)  y = DequantizeLinear(q, s, z)  o = Neg(t)
+        }""",
+        **numbers(),
+    )
+    assert lines(strip_qdq(model)) == ["y = Relu(x)", "o = Neg(y)"]
+
+
+def test_an_input_quantized_into_an_output_is_unchanged_and_reported() -> None:
+    model = parsed(
+        "g (float[4] x) => (float[4] y) { q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }",
+        **numbers(),
+    )
+    stripped = strip_qdq(model)
+    assert len(lines(stripped)) == 2
+    assert "makes a graph output out of an input" in stripped.notes[0]
+
+
+def test_a_quantizer_whose_integers_are_an_output_is_unchanged_and_reported() -> None:
+    model = parsed(
+        """g (float[4] x) => (uint8[4] q, float[4] y) {
+            q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Neg(a)
+        }""",
+        **numbers(),
+    )
+    stripped = strip_qdq(model)
+    assert lines(stripped) == ["q = QuantizeLinear(x, s, z)", "y = Neg(x)"]
+    assert stripped.notes == ("not removed, 1: 'QuantizeLinear#0': has an integer output that others read",)
+
+
+def test_a_dequantizer_of_a_graph_input_is_unchanged_and_reported() -> None:
+    model = parsed(
+        "g (uint8[4] x) => (float[4] y) { a = DequantizeLinear(x, s, z)  y = Neg(a) }", **numbers()
+    )
+    stripped = strip_qdq(model)
+    assert len(lines(stripped)) == 2
+    assert stripped.notes == (
+        "not removed, 1: 'DequantizeLinear#0': reads what no QuantizeLinear made, but a graph input",
+    )
+
+
+def test_integers_that_pass_through_an_operator_are_unchanged_and_reported() -> None:
+    model = parsed(
+        """g (float[1,1,4,4] x) => (float[1,1,3,3] y) {
+            q = QuantizeLinear(x, s, z)
+            m = MaxPool<kernel_shape = [2, 2]>(q)
+            a = DequantizeLinear(m, s, z)  y = Neg(a)
+        }""",
+        **numbers(),
+    )
+    stripped = strip_qdq(model)
+    assert len(lines(stripped)) == 4
+    assert any("no QuantizeLinear made, but MaxPool" in note for note in stripped.notes)
+
+
+def weight_model(
+    integers: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, attributes: str = ""
+) -> Model:
+    shape = ",".join(map(str, integers.shape))
+    third = "" if zero is None else ", w_z"
+    given = {"w_quantized": integers, "w_s": scale} | ({} if zero is None else {"w_z": zero})
+    text = f"""g (float[{shape}] x) => (float[{shape}] y) {{
+        [dq] w_DequantizeLinear_Output = DequantizeLinear{attributes}(w_quantized, w_s{third})
+        [add] y = Add(x, w_DequantizeLinear_Output)
+    }}"""
+    return parsed(text, **given)
+
+
+RANDOM = np.random.default_rng(0)
+SIGNED = RANDOM.integers(-128, 128, (3, 4)).astype(np.int8)
+UNSIGNED = RANDOM.integers(0, 256, (3, 4)).astype(np.uint8)
+WEIGHTS = {
+    "per tensor": (SIGNED, np.float32(0.1), np.int8(5), ""),
+    "per channel": (SIGNED, np.float32([1, 2, 3]), np.int8([0, 1, 2]), "<axis = 0>"),
+    "negative axis": (UNSIGNED, np.float32([1, 2, 3]), np.uint8([9, 8, 7]), "<axis = -2>"),
+    "default axis": (UNSIGNED, np.float32([1, 2, 3, 4]), np.uint8([4, 3, 2, 1]), ""),
+    "int32 bias": (np.int32([-(2**31), 2**31 - 1, 16777217]), np.float32([0.1] * 3), None, "<axis = 0>"),
+}
+
+
+@pytest.mark.parametrize("made", ["initializer", "Constant"])
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_a_weight_with_several_pairs_comes_back_where_it_stood(made: str, names: str) -> None:
+    weight = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    text = f"[{names[0]}] t = MatMul(x, w) [{names[1]}] u = MatMul(t, w) [c] y = MatMul(u, v)"
+    model = parsed(f"g (float[2,4] x) => (float[2,4] y) {{ {text} }}", w=weight, v=weight)
+    if made == "Constant":
+        value = model.proto.graph.initializer.pop(0)
+        model.proto.graph.node.insert(0, helper.make_node("Constant", [], ["w"], "k", value=value))
+        model = Model(model.proto)
+    sites = [Site(tensor="w", consumers=(Consumer(n, 1),), format="int8", weight=True) for n in names]
+    inserted = insert_qdq(model, Placement(sites=frozenset(sites)), Quantizer(model, ranges_for(model)))
+    stripped = strip_qdq(Model(inserted.proto)).proto
+    assert [node.op_type for node in stripped.graph.node] == [node.op_type for node in model.nodes]
+    assert [t.name for t in stripped.graph.initializer] == list(model.initializers)
+    assert strip_qdq(Model(inserted.proto), model).proto == model.proto
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_integer_weights_come_back_as_the_operator_defines_them(kind: str) -> None:
+    integers, scale, zero, attributes = WEIGHTS[kind]
+    model = weight_model(integers, np.asarray(scale), None if zero is None else np.asarray(zero), attributes)
+    expected = ReferenceEvaluator(model.proto).run(None, {"x": np.zeros(integers.shape, np.float32)})[0]
+    stripped = strip_qdq(model)
+    assert lines(stripped) == ["y = Add(x, w)"]
+    assert initializers(stripped) == ["w"]
+    np.testing.assert_allclose(Model(stripped.proto).array("w"), expected, rtol=1e-6)
+    assert stripped.notes == (
+        "dequantized, not equal to the original weights, 1: 'w': give the original as reference to restore them",
+    )
+
+
+def test_blocked_weights_come_back() -> None:
+    scale = np.float32([[0.5, 2.0], [1.0, 4.0], [3.0, 1.0]])
+    integers = RANDOM.integers(-8, 8, (3, 6)).astype(np.int8)
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[3,6] x) => (float[3,6] y) {
+            d = DequantizeLinear<axis = 1, block_size = 3>(w, s)  y = Add(x, d)
+        }"""
+    )
+    proto.graph.initializer.extend(
+        [numpy_helper.from_array(integers, "w"), numpy_helper.from_array(scale, "s")]
+    )
+    stripped = Model(strip_qdq(Model(proto)).proto)
+    np.testing.assert_array_equal(stripped.array("d"), integers * np.repeat(scale, 3, axis=1))
+
+
+def test_the_reference_gives_the_weight_its_bytes_and_its_name() -> None:
+    """The name is what the same node reads there; nothing in the quantized model says it."""
+    model = weight_model(np.int8([[1, 2]]), np.asarray(np.float32(0.1)), None)
+    reference = parsed(
+        "g (float[1,2] x) => (float[1,2] y) { [add] y = Add(x, m_weight) }",
+        m_weight=np.float32([[0.11, 0.22]]),
+    )
+    stripped = strip_qdq(model, reference)
+    assert stripped.proto.graph.initializer == reference.proto.graph.initializer
+    assert stripped.notes[0] == "taken from the reference, 1: 'm_weight'"
+
+
+def test_a_reference_of_another_model_is_not_believed() -> None:
+    model = weight_model(np.int8([[1, 2]]), np.asarray(np.float32(0.1)), None)
+    reference = parsed("g (float[3] x) => (float[3] y) { [add] y = Add(x, w) }", w=np.zeros(3, np.float32))
+    stripped = strip_qdq(model, reference)
+    assert Model(stripped.proto).array("w").shape == (1, 2)
+    assert any("the reference has no such weight" in note for note in stripped.notes)
+
+
+def test_float_weights_behind_a_pair_stay_bit_for_bit() -> None:
+    weight = RANDOM.normal(size=(2, 3)).astype(np.float32)
+    model = parsed(
+        f"""g (float[1,2] x) => (float[1,3] y) {{
+            {SCALE} q = QuantizeLinear<axis = 0>(w, s, z)  d = DequantizeLinear<axis = 0>(q, s, z)  y = MatMul(x, d)
+        }}""",
+        w=weight,
+    )
+    stripped = strip_qdq(model)
+    assert lines(stripped) == ["y = MatMul(x, w)"]
+    assert stripped.proto.graph.initializer == model.proto.graph.initializer
+
+
+def test_bodies_read_the_tensor_before_the_pair() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] n) {
+            q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  n = Neg(a)
+        }""",
+        yes=np.array(True),
+        **numbers(),
+    )
+    body = helper.make_graph(
+        [helper.make_node("Relu", ["a"], ["r"])], "body", [], [helper.make_tensor_value_info("r", 1, [4])]
+    )
+    model.proto.graph.node.append(helper.make_node("If", ["yes"], ["y"], then_branch=body, else_branch=body))
+    model.proto.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [4]))
+    stripped = strip_qdq(Model(model.proto))
+    assert lines(stripped) == ["n = Neg(x)", "y = If(yes)"]
+    assert [a.g.node[0].input[0] for a in stripped.proto.graph.node[1].attribute] == ["x", "x"]
+
+
+def test_a_pair_without_which_a_body_has_no_output_is_left_and_reported() -> None:
+    model = parsed("g (float[4] x) => (float[4] n) { n = Neg(x) }", yes=np.array(True), **numbers())
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["r"]),
+    ]
+    body = helper.make_graph(nodes, "inner", [], [helper.make_tensor_value_info("r", 1, [4])])
+    model.proto.graph.node.append(helper.make_node("If", ["yes"], ["y"], then_branch=body, else_branch=body))
+    stripped = strip_qdq(Model(model.proto))
+    assert initializers(stripped) == ["yes", "s", "z"]
+    assert "makes an output of a body out of a tensor of another graph" in stripped.notes[0]
+
+
+CUT = """g (float[2,2] x) => (float[2,2] y) {
+    [mm] t = MatMul(x, x)  q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)  [neg] y = Neg(a)
+}"""
+
+
+def cut() -> Model:
+    """ONNX Runtime's quantizer leaves this of a MatMul with a Relu."""
+    return parsed(CUT, s=np.array(0.5, np.float32), zero=np.array(0, np.uint8))
+
+
+def test_a_relu_replaces_a_zero_point_that_clipped() -> None:
+    stripped = strip_qdq(cut())
+    assert lines(stripped) == ["t = MatMul(x, x)", "a = Relu(t)", "y = Neg(a)"]
+    assert any(re.search("a Relu was inserted where .*'t'.*--reference", note) for note in stripped.notes)
+
+
+@pytest.mark.parametrize("function", ["Relu(m)", "Clip(m, low, high)"])
+def test_the_reference_gives_back_the_function_that_a_tool_removed(function: str) -> None:
+    bounds = {"low": np.array(0, np.float32), "high": np.array(6, np.float32)} if "Clip" in function else {}
+    reference = parsed(
+        f"g (float[2,2] x) => (float[2,2] y) {{ [mm] m = MatMul(x, x) [act] t = {function} [neg] y = Neg(t) }}",
+        **bounds,
+    )
+    stripped = strip_qdq(cut(), reference)
+    assert stripped.notes[-1] == "equal to the reference"
+    assert stripped.proto == reference.proto
+
+
+def test_a_function_that_a_tool_removed_before_a_graph_output_comes_back() -> None:
+    head = "g (float[2,2] x) => (float[2,2] y)"
+    reference = parsed(f"{head} {{ [mm] m = MatMul(x, x) [act] y = Relu(m) }}")
+    model = parsed(
+        f"""{head} {{ [mm] y_before = MatMul(x, x)
+            q = QuantizeLinear(y_before, s, zero)  y = DequantizeLinear(q, s, zero) }}""",
+        s=np.array(0.5, np.float32),
+        zero=np.array(0, np.uint8),
+    )
+    assert strip_qdq(model, reference).proto == reference.proto
+    assert lines(strip_qdq(model)) == ["y_before = MatMul(x, x)", "y = Relu(y_before)"]
+
+
+def test_no_relu_is_made_up_where_the_reference_has_none() -> None:
+    reference = parsed("g (float[2,2] x) => (float[2,2] y) { [mm] t = MatMul(x, x)  [neg] y = Neg(t) }")
+    assert strip_qdq(cut(), reference).proto == reference.proto
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("t = MatMul(x, x)", "y = Relu(a)"),
+        ("t = MatMul(x, x)", "y = Clip(a, low, high)"),
+        ("t = MatMul(x, x)", "b = Transpose(a)  y = Relu(b)"),
+        ("u = Relu(x)  v = Sigmoid(x)  t = Add(u, v)", "y = Neg(a)"),
+    ],
+)
+def test_no_relu_is_made_up_where_none_can_have_been_removed(before: str, after: str) -> None:
+    model = parsed(
+        f"""g (float[2,2] x) => (float[2,2] y) {{
+            {before}  q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)  {after} }}""",
+        s=np.array(0.5, np.float32),
+        zero=np.array(0, np.uint8),
+        low=np.array(0, np.float32),
+        high=np.array(6, np.float32),
+    )
+    expected = f"{before}  {after}".replace("(a", "(t")
+    assert lines(strip_qdq(model)) == [line.strip() for line in expected.split("  ")]
+
+
+def test_inserted_pairs_never_replace_a_relu() -> None:
+    model = parsed("g (float[2,2] x) => (float[2,2] y) { [mm] t = MatMul(x, x)  [neg] y = Neg(t) }")
+    site = Site(tensor="t", consumers=(Consumer("neg", 0),), format="uint8")
+    numbers = Quantizer(model, {"t": TensorRange(0.0, 4.0)})
+    assert (
+        strip_qdq(Model(insert_qdq(model, Placement(sites=frozenset({site})), numbers).proto)).proto
+        == model.proto
+    )
+
+
+def test_nodes_that_cannot_be_restored_are_reported() -> None:
+    model = parsed("g (float[4] x) => (float[4] y) { [n] y = Neg(x) }")
+    reference = parsed("g (float[4] x) => (float[4] y) { [i] t = Identity(x)  [n] y = Neg(t) }")
+    assert strip_qdq(model, reference).notes == (
+        "not like the reference, which has more nodes, 1: 'i': the quantizing tool removed them",
+    )
+
+
+def test_a_raised_opset_stays_and_is_reported_unless_the_reference_shows_it() -> None:
+    original = Model(
+        onnx.parser.parse_model(
+            """<ir_version: 3, opset_import: ["": 11]> g (float[1, 4] x) => (float[4] y) {
+                [s] y = Squeeze<axes = [0]>(x)
+            }"""
+        )
+    )
+    site = Site(tensor="x", consumers=(Consumer("s", 0),), format="int16")
+    inserted = insert_qdq(
+        original, Placement(sites=frozenset({site})), Quantizer(original, ranges_for(original))
+    )
+    alone = strip_qdq(Model(inserted.proto))
+    assert alone.notes == ("stays at opset 21, to which it was raised (was opset 11, IR version 3)",)
+    assert lines(alone)[-1].startswith("y = Squeeze(x, ")
+    with_reference = strip_qdq(Model(inserted.proto), original)
+    assert with_reference.notes[-1] == "equal to the reference"
+    assert with_reference.proto == original.proto
+
+
+def test_weights_are_taken_from_a_reference_with_external_data(tmp_path: Path, models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    weights = frozenset(
+        Site(tensor=t, consumers=e, format="int8", axis=0, weight=True)
+        for t, e in model.consumers.items()
+        if t in model.constants and len(model.shape(t) or ()) == 4
+    )
+    inserted = insert_qdq(model, Placement(sites=weights), Quantizer(model, {}))
+    (tmp_path / "quantized").mkdir()
+    onnx.save(inserted.proto, tmp_path / "quantized" / "q.onnx")
+    moved = onnx.load(models / "digits_resnet.onnx")  # saving turns its tensors into references
+    onnx.save(moved, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=64)
+    stripped = strip_qdq(load_model(tmp_path / "quantized" / "q.onnx"), load_model(tmp_path / "m.onnx"))
+    assert stripped.notes[-1] == "equal to the reference"
+    back = tmp_path / "quantized" / "back.onnx"
+    save_model(stripped.proto, back, base=back.parent)
+    assert {t.name: numpy_helper.to_array(t).tobytes() for t in onnx.load(back).graph.initializer} == {
+        name: model.array(name).tobytes() for name in model.initializers
+    }
+
+
+def test_stripping_changes_nothing_in_a_model_without_pairs(models: Path) -> None:
+    model = load_model(models / "ultraface_rfb320.onnx")
+    stripped = strip_qdq(model)
+    assert stripped.proto == model.proto
+    assert stripped.notes == ()
+
+
+def with_norm(scale: float = 2.0) -> Model:
+    values = {
+        name: np.full(2, value, np.float32) for name, value in (("s", scale), ("b", 1), ("m", 3), ("v", 4))
+    }
+    return parsed(
+        "g (float[1,2,4,4] x) => (float[1,2,4,4] y) { [conv] c = Conv(x, w) "
+        "[norm] n = BatchNormalization(c, s, b, m, v) [relu] y = Relu(n) }",
+        w=np.arange(4, dtype=np.float32).reshape(2, 2, 1, 1),
+        **values,
+    )
+
+
+def test_what_tuning_folded_is_restored_from_the_reference() -> None:
+    reference = with_norm()
+    folded = fold_weights(reference)
+    sites = frozenset({Site(tensor="x", consumers=(Consumer("conv", 0),), format="uint8")})
+    quantizer = Quantizer(folded.model, ranges_for(folded.model))
+    model = Model(insert_qdq(folded.model, Placement(sites=sites), quantizer).proto)
+    assert "norm" not in model.by_name
+    stripped = strip_qdq(model, reference)
+    assert stripped.proto == reference.proto
+    assert stripped.notes[-1] == "with the nodes that quantizing folded into weights, 1: 'norm'"
+
+
+def test_a_reference_with_other_weights_in_what_was_folded_is_not_returned() -> None:
+    other = with_norm(scale=5.0)
+    stripped = strip_qdq(fold_weights(with_norm()).model, other)
+    assert stripped.proto != other.proto
+    assert any("not like the reference" in note for note in stripped.notes)

@@ -1,0 +1,274 @@
+"""The pattern cache: pruning, merging, the file, and what a search starts from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.errors import StateError
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.scheme.cache import (
+    MOST_BYTES,
+    CacheEntry,
+    Key,
+    PatternCache,
+    WarmStart,
+    cache_text,
+    gather,
+    pruned,
+    read_cache,
+    warm_starts,
+    write_cache,
+)
+from qdqspec.placement.scheme.relative import parse_scheme
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.regions.search import find_regions
+from qdqspec.types import Interval, Placement, Trial
+
+HERE = ("onnxruntime-cpu", "this-machine")
+
+
+def entry(sites: str, ratio: float, interval: tuple[float, float] | None = None) -> CacheEntry:
+    return CacheEntry(scheme=parse_scheme(sites), ratio=ratio, interval=interval)
+
+
+WORDS = [f"in{node}.{slot}=uint8" for node in range(4) for slot in range(2)]
+ENTRIES = st.builds(
+    entry,
+    st.lists(st.sampled_from(WORDS), unique=True).map(" ".join),
+    st.floats(0.1, 3.0) | st.just(1),  # a reference's ratio is a whole number
+    st.none() | st.just((0.2, 0.4)),
+)
+CACHES = st.dictionaries(
+    st.builds(Key, st.sampled_from("ab"), st.sampled_from("xy"), st.sampled_from(("p1-1", "p1-2"))),
+    st.lists(ENTRIES, min_size=1, max_size=6).map(pruned),
+).map(lambda entries: PatternCache(entries=entries, texts={key.pattern: "Conv" for key in entries}))
+
+
+@given(st.lists(ENTRIES, max_size=60), st.integers(1, 6))
+def test_no_two_kept_schemes_are_near_duplicates(entries: list[CacheEntry], distance: int) -> None:
+    kept = pruned(entries, minimum_distance=distance)
+    assert len(kept) <= 32
+    assert [e.rank for e in kept] == sorted(e.rank for e in kept)
+    for one, other in itertools.combinations(kept, 2):
+        assert one.scheme.distance(other.scheme) >= distance
+
+
+@given(st.lists(ENTRIES, max_size=60), st.integers(1, 6))
+def test_what_is_left_out_is_near_something_better(entries: list[CacheEntry], distance: int) -> None:
+    kept = pruned(entries, minimum_distance=distance)
+    for lost in set(entries) - set(kept) if len(kept) < 32 else ():
+        assert any(k.rank <= lost.rank and k.scheme.distance(lost.scheme) < distance for k in kept)
+
+
+def test_all_near_duplicates_of_a_better_one_go() -> None:
+    near = [entry("in0.0=uint8 " + word, 0.8) for word in WORDS[1:]]
+    assert pruned([*near, entry("in0.0=uint8", 0.5)]) == (entry("in0.0=uint8", 0.5),)
+
+
+def test_at_most_so_many_are_kept_and_the_best_of_them() -> None:
+    many = [entry(f"in{n}.0=uint8 in{n}.1=uint8", 0.5 + n / 100) for n in range(50)]
+    assert pruned(reversed(many)) == tuple(many[:32])
+
+
+def test_a_confirmed_ratio_counts_more_than_a_lucky_one() -> None:
+    confirmed = entry("in0.0=uint8 in0.1=uint8", 0.50, (0.495, 0.505))
+    lucky = entry("in3.0=uint8 in3.1=uint8", 0.497)
+    assert pruned([lucky, confirmed])[0] == confirmed
+
+
+@given(CACHES)
+def test_a_cache_comes_back_from_its_file(
+    tmp_path_factory: pytest.TempPathFactory, cache: PatternCache
+) -> None:
+    path = tmp_path_factory.mktemp("cache") / "patterns.yaml"
+    write_cache(path, cache)
+    assert read_cache(path) == cache
+    assert cache_text(read_cache(path)) == path.read_text()
+
+
+def test_the_file_reads_well(golden) -> None:
+    rows = (entry("in0.0=uint8 in0.1=w:int8/0 out1.0=uint8", 0.67, (0.66, 0.68)), entry("", 1.0))
+    cache = PatternCache(entries={Key(*HERE, "p1-07ec1c620b5a4971"): rows},
+                         texts={"p1-07ec1c620b5a4971": "Conv > Relu"})  # fmt: skip
+    golden("placement/patterns.yaml", cache_text(cache))
+
+
+SOME = b"""schema_version: 1
+caches:
+- backend: onnxruntime-cpu
+  device: this
+  patterns:
+  - pattern: p1-1
+    text: Conv
+    schemes:
+    - {ratio: 0.5, interval: [0.4, 0.6], sites: in0.0=uint8 out1.0=uint8}
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "the whole file"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"a: [", "not YAML"),
+        (b"[" * 1_000_000, "nests too deep"),
+        (b"a: &a [1]\nb: [*a, *a]", "no aliases"),
+        (SOME.replace(b": 1\nc", b": 2\nc"), "schema_version"),
+        (SOME.replace(b"0.5", b".nan"), "ratio"),
+        (SOME.replace(b"0.5", b"-1"), "ratio"),
+        (SOME.replace(b"[0.4, 0.6]", b"[0.4]"), "interval"),
+        (SOME.replace(b"in0.0", b"at0.0"), "'at0.0=uint8' is not a site"),
+        (SOME.replace(b"text", b"test"), "test"),
+        (b"x" * (MOST_BYTES + 1), "at most"),
+    ],
+)  # fmt: skip
+def test_what_is_no_cache_is_refused_with_its_name(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "patterns.yaml"
+    path.write_bytes(data)
+    with pytest.raises(StateError) as caught:
+        read_cache(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_cache_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="No such file"):
+        read_cache(tmp_path / "patterns.yaml")
+
+
+@given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode) | st.data())
+def test_any_bytes_are_a_cache_or_refused(tmp_path_factory: pytest.TempPathFactory, drawn) -> None:
+    path = tmp_path_factory.mktemp("cache") / "patterns.yaml"
+    path.write_bytes(drawn if isinstance(drawn, bytes) else damaged(drawn))
+    try:
+        cache = read_cache(path)
+    except StateError:
+        return
+    assert read_cache(path) == cache
+
+
+def damaged(drawn: st.DataObject) -> bytes:
+    whole = bytearray(SOME)
+    for _ in range(drawn.draw(st.integers(1, 3))):
+        whole[drawn.draw(st.integers(0, len(whole) - 1))] = drawn.draw(st.integers(0, 255))
+    return bytes(whole[: drawn.draw(st.integers(len(whole) // 2, len(whole)))])
+
+
+# ---- out of a search and into the next ----------------------------------------------------------
+
+
+@pytest.fixture
+def space(models: Path) -> SchemeSpace:
+    model = fold_batchnorm(load_model(models / "digits_resnet.onnx")).model
+    return SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
+
+
+def trial(number: int, placement: Placement, ratio: float, **more: object) -> Trial:
+    return Trial(number=number, phase="pure", placement=placement, ratio=ratio, **more)
+
+
+def everything(space: SchemeSpace) -> Placement:
+    return space.resolve(space.everything())
+
+
+def searched(space: SchemeSpace) -> list[Trial]:
+    return [
+        trial(0, space.resolve({}), 1.0),
+        trial(1, everything(space), 0.6),
+        trial(2, space.resolve(space.uniform("in-only")), 0.8),
+        trial(3, space.resolve({space.units[0].id: space.units[0].full}), 0.1, status="failed"),
+    ]
+
+
+def test_the_first_warm_start_is_what_won(space: SchemeSpace) -> None:
+    cache = gather(searched(space), space, *HERE)
+    starts = warm_starts(cache, space.regions, space, *HERE)
+    assert starts[0].placement.digest == everything(space).digest
+    assert starts[0].placement.labels == everything(space).labels
+    assert [start.proved for start in starts] == [True, *(False for _ in starts[1:])]
+
+
+def test_a_failed_trial_teaches_nothing(space: SchemeSpace) -> None:
+    failed = [t for t in searched(space) if not t.ok]
+    assert gather(failed, space, *HERE).entries == {}
+
+
+def test_confirmed_ratios_replace_screened_ones(space: SchemeSpace) -> None:
+    confirmed = {everything(space).digest: Interval(median=1.2, low=1.19, high=1.21)}
+    cache = gather(searched(space), space, *HERE, confirmed=confirmed)
+    seen = {row.interval: row.ratio for rows in cache.entries.values() for row in rows}
+    assert seen[1.19, 1.21] == 1.2
+    assert {rows[0].interval for rows in cache.entries.values()} == {None}
+
+
+def test_a_model_of_other_shapes_finds_its_patterns_by_structure(space: SchemeSpace, models: Path) -> None:
+    cache = gather(searched(space), space, *HERE)
+    proto = load_model(models / "digits_resnet.onnx").proto
+    for info in (*proto.graph.input, *proto.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_value = 3
+    del proto.graph.value_info[:]
+    other = fold_batchnorm(Model(proto)).model
+    regions = find_regions(other)
+    assert {r.pattern for r in regions}.isdisjoint({r.pattern for r in space.regions})
+    sister = SchemeSpace(other, backend().capabilities(), regions=regions)
+    assert warm_starts(cache, regions, sister, *HERE)[0].placement.digest == everything(space).digest
+
+
+def test_a_cache_of_another_backend_is_refused(space: SchemeSpace) -> None:
+    cache = gather(searched(space), space, "tensorrt-10", "some-gpu")
+    with pytest.raises(StateError, match=r"made on tensorrt-10, not on onnxruntime-cpu"):
+        warm_starts(cache, space.regions, space, *HERE)
+
+
+def test_this_device_counts_more_than_others(space: SchemeSpace) -> None:
+    own = gather([trial(0, space.resolve({}), 1.0)], space, *HERE)
+    other = gather([trial(1, everything(space), 0.2)], space, HERE[0], "another-machine")
+    assert warm_starts(other, space.regions, space, *HERE) == ((everything(space), False),)
+    here = warm_starts(PatternCache(entries={**own.entries, **other.entries}), space.regions, space, *HERE)
+    assert here == ((space.resolve({}), True),)  # on this device float was best
+
+
+def test_a_second_best_is_a_start_where_it_is_close(space: SchemeSpace) -> None:
+    def starts(ratio: float, device: str) -> list[WarmStart]:
+        trials = [trial(1, everything(space), 0.6), trial(2, space.resolve(space.uniform("in+out")), ratio)]
+        return list(warm_starts(gather(trials, space, HERE[0], device), space.regions, space, *HERE))
+
+    assert [len(starts(ratio, "another-machine")) for ratio in (0.62, 0.9)] == [2, 1]
+    assert starts(0.62, HERE[1]) == [(everything(space), True)]  # what is proved needs no second
+
+
+def test_regions_of_unknown_patterns_stay_float_or_are_quantized_whole(space: SchemeSpace) -> None:
+    cache = gather(searched(space), space, *HERE)
+    known = next(key for key, rows in cache.entries.items() if key.pattern == most_common(space))
+    starts = warm_starts(PatternCache(entries={known: cache.entries[known]}), space.regions, space, *HERE)
+    whole, alone = (start.placement for start in starts[:2])
+    assert not any(start.proved for start in starts)
+    assert alone.sites < whole.sites
+    units = {unit.id for unit in space.units}
+    assert len(dict(whole.labels)) > len(dict(alone.labels)) > 0
+    assert set(dict(whole.labels)) <= units
+
+
+def most_common(space: SchemeSpace) -> str:
+    leaves: Sequence[str] = [r.pattern for r in space.regions if not r.children and "Conv" in r.pattern_text]
+    return max(leaves, key=leaves.count)
+
+
+def test_a_cache_without_tensors_of_the_model_gives_nothing(space: SchemeSpace) -> None:
+    cache = PatternCache(entries={Key(*HERE, "p1-unknown"): (entry("in0.0=uint8", 0.5),)})
+    assert warm_starts(cache, space.regions, space, *HERE) == ()
+    assert warm_starts(PatternCache(), space.regions, space, *HERE) == ()
+
+
+def test_entries_that_do_not_fit_their_pattern_are_passed_over(space: SchemeSpace) -> None:
+    leaf = next(region for region in space.regions if not region.children)
+    cache = PatternCache(entries={Key(*HERE, leaf.pattern): (entry("in99.0=uint8", 0.5),)})
+    assert warm_starts(cache, space.regions, space, *HERE) == ()

@@ -1,0 +1,197 @@
+"""Placements told relative to patterns, and found again: in the same model, in another, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.errors import PlacementError
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
+from qdqspec.placement.space.search_space import SchemeSpace, labels_of, project
+from qdqspec.regions.search import find_regions
+from qdqspec.types import Consumer, Placement, Region, RegionRules, Site
+
+HEAD = '<ir_version: 8, opset_import: ["": 17]>'
+NAMES = ("digits_resnet", "squeezenet10", "ultraface_rfb320")
+
+
+def model_of(text: str) -> Model:
+    proto = onnx.parser.parse_model(HEAD + text)
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    weight = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return Model(proto)
+
+
+TWINS = """
+g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+{
+  a = Conv(x, w)
+  b = Relu(a)
+  c = Conv(b, w)
+  d = Relu(c)
+  y = Softmax(d)
+}
+"""
+
+
+def cut(model: Model, *groups: Sequence[str]) -> tuple[Region, ...]:
+    return find_regions(model, RegionRules(by="manual", manual=tuple(map(tuple, groups))))
+
+
+def leaf_with(regions: Sequence[Region], node: str) -> Region:
+    return next(region for region in regions if not region.children and node in region.nodes)
+
+
+def edges(placement: Placement) -> set[tuple[str, str]]:
+    return {(site.tensor, end.node) for site in placement.sites for end in site.consumers}
+
+
+@pytest.fixture(params=NAMES)
+def real(request: pytest.FixtureRequest, models: Path) -> SchemeSpace:
+    model = fold_batchnorm(load_model(models / f"{request.param}.onnx")).model
+    return SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
+
+
+def random_placements(space: SchemeSpace, count: int = 12) -> list[Placement]:
+    random = np.random.default_rng(0)
+    labelled = [{unit.id: random.choice(unit.labels) for unit in space.units} for _ in range(count)]
+    return [space.resolve(labels) for labels in ({}, space.everything(), space.uniform("in-only"), *labelled)]
+
+
+def test_real_placements_come_back_from_their_schemes(real: SchemeSpace) -> None:
+    for placement in random_placements(real):
+        frames = Frames(real.model, real.regions)
+        assert placement_of(frames, schemes_of(frames, placement)).digest == placement.digest
+
+
+def test_real_placements_are_their_own_projections(real: SchemeSpace) -> None:
+    for placement in random_placements(real):
+        assert project(real, placement).digest == placement.digest
+
+
+def renamed(model: Model) -> Model:
+    """Every node and tensor under another name."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for index, node in enumerate(proto.graph.node):
+        node.name = f"node{index}"
+    return Model(onnx.compose.add_prefix(proto, "other_", rename_nodes=False))
+
+
+def test_a_placement_is_carried_to_a_model_of_other_names(real: SchemeSpace) -> None:
+    copy = renamed(real.model)
+    tensors = {t: f"other_{t}" for node in real.model.nodes for t in (*node.inputs, *node.outputs)}
+    nodes = {node.name: twin.name for node, twin in zip(real.model.nodes, copy.nodes, strict=True)}
+    for placement in random_placements(real, count=4):
+        schemes = schemes_of(Frames(real.model, real.regions), placement)
+        carried = placement_of(Frames(copy, find_regions(copy)), schemes)
+        expected = {
+            Site(
+                tensor=tensors[site.tensor],
+                consumers=tuple(Consumer(nodes[end.node], end.input) for end in site.consumers),
+                format=site.format,
+                axis=site.axis,
+                weight=site.weight,
+            )
+            for site in placement.sites
+        }
+        assert carried.sites == expected
+
+
+def test_a_tensor_that_leaves_its_region_whole_is_distinguished_by_both_sides() -> None:
+    model = model_of(TWINS)
+    regions = cut(model, ["a", "b"], ["c", "d"])
+    placement = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("c", 0),), format="uint8")}))
+    schemes = schemes_of(Frames(model, regions), placement)
+    first, second = leaf_with(regions, "a").id, leaf_with(regions, "c").id
+    assert {key: str(value) for key, value in schemes.items() if value.sites} == {
+        first: "out1.0=uint8",
+        second: "in0.0=uint8",
+    }
+    for key in (first, second):
+        assert placement_of(Frames(model, regions), {key: schemes[key]}) == placement
+
+
+def test_operands_that_may_change_places_are_distinguished_by_their_makers() -> None:
+    text = """
+    g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] z)
+    {{
+      a = Conv(x, w)
+      b = Relu(a)
+      p = Add({})
+      y = Sigmoid(p)
+      c = Conv(x, w)
+      d = Relu(c)
+      q = Add({})
+      z = Sigmoid(q)
+    }}
+    """
+    model = model_of(text.format("a, b", "d, c"))
+    regions = cut(model, ["a", "b", "p", "y"], ["c", "d", "q", "z"])
+    one = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("p", 1),), format="uint8")}))
+    first, second = leaf_with(regions, "a"), leaf_with(regions, "c")
+    assert first.pattern == second.pattern
+    scheme = schemes_of(Frames(model, regions), one)[first.id]
+    assert edges(placement_of(Frames(model, regions), {second.id: scheme})) == {("d", "q")}
+
+
+LEVELS = """
+g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+{
+  a = Conv(x, w)
+  b = Relu(a)
+  c = Conv(b, w)
+  d = Relu(c)
+  e = Add(d, b)
+  f = Conv(e, w)
+  y = Softmax(f)
+}
+"""
+
+
+def levels() -> tuple[Model, tuple[Region, ...]]:
+    """A root over three leaves, made by hand."""
+    model = model_of(LEVELS)
+    regions = cut(model, ["a", "b"], ["c", "d", "e"], ["f", "y"])
+    assert sorted(r.nodes for r in regions if not r.children) == [("a", "b"), ("c", "d", "e"), ("f", "y")]
+    return model, regions
+
+
+def test_edges_of_one_tensor_merge_where_their_formats_agree() -> None:
+    model, regions = levels()
+    leaf = leaf_with(regions, "c").id
+    alike = placement_of(Frames(model, regions), {leaf: parse_scheme("in0.0=uint8 in2.0=uint8 in2.1=uint8")})
+    assert sorted((site.tensor, len(site.consumers)) for site in alike.sites) == [("b", 2), ("d", 1)]
+    unlike = placement_of(Frames(model, regions), {leaf: parse_scheme("in0.0=uint8 in2.0=int8 in2.1=int8")})
+    assert sorted((site.tensor, site.format) for site in unlike.sites) == [
+        ("b", "int8"), ("b", "uint8"), ("d", "int8"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["in9.0=uint8", "in0.7=uint8", "out0.3=uint8"])
+def test_a_scheme_of_another_pattern_is_refused(text: str) -> None:
+    model = model_of(TWINS)
+    regions = cut(model, ["a", "b"], ["c", "d"])
+    with pytest.raises(PlacementError, match="is not in region"):
+        placement_of(Frames(model, regions), {leaf_with(regions, "a").id: parse_scheme(text)})
+
+
+def test_a_half_quantized_operator_is_projected_to_float(models: Path) -> None:
+    model = load_model(models / "squeezenet10.onnx")
+    space = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
+    everything = space.resolve(space.everything())
+    conv = next(unit for unit in space.units if unit.op_type == "Conv")
+    without = frozenset(s for s in everything.sites if not (s.weight and s.consumers[0].node == conv.id))
+    labels = labels_of(space, Placement(sites=without))
+    assert conv.id not in labels
+    assert len(labels) == len(space.units) - 1

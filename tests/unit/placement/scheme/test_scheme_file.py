@@ -1,0 +1,301 @@
+"""The scheme file: what it looks like, what is refused, and applying it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_models import ranges_for
+
+from qdqspec.errors import PlacementError, StateError
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.quantize.corrections import Corrections, WeightNumbers, rounding_text, weight_key
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.types import Consumer, Placement, Site
+
+
+@pytest.fixture
+def model(models: Path) -> Model:
+    return load_model(models / "digits_resnet.onnx")
+
+
+@pytest.fixture
+def placement(model: Model) -> Placement:
+    conv = next(node for node in model.nodes if node.op_type == "Conv")
+    relu = model.consumers[conv.outputs[0]][0].node
+    output = model.by_name[relu].outputs[0]
+    return Placement(
+        sites=frozenset(
+            {
+                Site(tensor=conv.inputs[0], consumers=(Consumer(conv.name, 0),), format="uint8"),
+                Site(
+                    tensor=conv.inputs[1],
+                    consumers=(Consumer(conv.name, 1),),
+                    format="int8",
+                    axis=0,
+                    weight=True,
+                ),
+                Site(tensor=output, consumers=model.consumers[output], format="uint8"),
+            }
+        )
+    )
+
+
+@pytest.fixture
+def path(model: Model, placement: Placement, tmp_path: Path) -> Path:
+    path = tmp_path / "scheme.json"
+    write_scheme(path, placement, Quantizer(model, ranges_for(model)).placed(placement), "onnxruntime")
+    return path
+
+
+def test_the_file_reads_as_promised(path: Path, golden: Callable[[str, str], None]) -> None:
+    golden("placement/scheme.json", path.read_text())
+
+
+def test_it_comes_back_whole(path: Path, placement: Placement, model: Model) -> None:
+    known = read_scheme(path)
+    assert known.backend == "onnxruntime"
+    assert known.placement == placement
+    assert set(known.pairs) == set(Quantizer(model, ranges_for(model)).placed(placement))
+
+
+def test_only_the_numbers_of_the_placement_are_written(placement: Placement, tmp_path: Path) -> None:
+    with pytest.raises(PlacementError, match="not those of the placement"):
+        write_scheme(tmp_path / "scheme.json", placement, (), "onnxruntime")
+    assert not (tmp_path / "scheme.json").exists()
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    return content
+
+
+def first(content: dict[str, Any], **values: object) -> None:
+    content["sites"][0].update(values)
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "version": (lambda c: c.update(schema_version=2), "schema_version: Input should be 1"),
+    "no sites": (lambda c: c.pop("sites"), "sites: Field required"),
+    "format": (lambda c: first(c, format="int9"), r"sites\.0: .*unknown number format 'int9'"),
+    "zero scale": (lambda c: first(c, scale=0.0), "a scale must be a positive float32"),
+    "infinite scale": (lambda c: first(c, scale=float("inf")), "Infinity is no number of JSON"),
+    "too large a scale": (lambda c: first(c, scale=1e300), "a scale must be a positive float32"),
+    "no scale": (lambda c: first(c, scale=[], zero_point=[]), "equally many"),
+    "lengths": (lambda c: first(c, scale=[1.0, 2.0]), "equally many"),
+    "no axis": (lambda c: first(c, scale=[1.0, 2.0], zero_point=[0, 0]), "several scales need an axis"),
+    "zero point": (lambda c: first(c, zero_point=300), "lies between"),
+    "consumers": (lambda c: first(c, consumers=[]), "at least 1 item"),
+    "a site gone": (lambda c: c["sites"].pop(), "the scheme is damaged: its sites have digest"),
+    "another scale": (lambda c: first(c, scale=0.5), "the scheme is damaged: its numbers are not those"),
+    "another backend": (lambda c: c.update(backend="b"), "the scheme is damaged: its numbers are not those"),
+    "another tensor": (lambda c: first(c, tensor="other"), "the scheme is damaged: its sites have digest"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_is_damaged_is_refused_with_the_place_and_a_cure(path: Path, kind: str) -> None:
+    change, message = DAMAGE[kind]
+    edited(path, change)  # type: ignore[arg-type]
+    with pytest.raises(StateError, match=rf"scheme\.json: .*{message}") as caught:
+        read_scheme(path)
+    assert "qdqspec tune" in (caught.value.cure or "")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000, b"null", b"[]", b'"s"']
+)
+def test_what_is_no_scheme_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "scheme.json"
+    path.write_bytes(content)
+    with pytest.raises(StateError, match=r"scheme\.json: .*scheme"):
+        read_scheme(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"nowhere\.json: the scheme cannot be read: .*\n  check the path"):
+        read_scheme(tmp_path / "nowhere.json")
+
+
+def test_order_does_not_matter_and_an_edit_by_hand_is_accepted_without_digest(
+    path: Path, model: Model
+) -> None:
+    whole = apply_scheme(model, path).proto
+    edited(path, lambda c: c["sites"].reverse())
+    assert apply_scheme(model, path).proto == whole
+    edited(path, lambda c: (c["sites"].pop(), c.pop("digest"))[0])
+    assert len(read_scheme(path).pairs) == 2
+
+
+def test_the_numbers_in_the_file_are_used(path: Path, model: Model) -> None:
+    def change(content: dict[str, Any]) -> None:
+        for site in content["sites"]:
+            site.update({} if site["weight"] else {"scale": 0.25, "zero_point": 7})
+        del content["digest"]
+
+    content = edited(path, change)
+    applied = Model(apply_scheme(model, content).proto)
+    activation = next(s["tensor"] for s in content["sites"] if not s["weight"])
+    assert applied.array(f"{activation}_scale") == np.float32(0.25)
+    assert applied.array(f"{activation}_zero_point") == 7
+
+
+def test_a_tensor_of_another_name_is_found_by_the_nodes_that_read_it(path: Path, model: Model) -> None:
+    content = edited(path, lambda c: (first(c, tensor="renamed"), c.pop("digest"))[0])
+    applied = apply_scheme(model, content)
+    assert applied.proto == apply_scheme(model, path).proto
+    assert applied.notes == (
+        "found by the nodes that read them, 1: 'renamed': this model names them otherwise",
+    )
+
+
+def test_several_sites_that_no_longer_fit_are_one_note(path: Path, model: Model) -> None:
+    """Each was a line of its own: hundreds for the scheme of another model."""
+
+    def change(content: dict[str, Any]) -> None:
+        for number, site in enumerate(content["sites"][:-1]):
+            site.update(tensor=f"gone{number}", consumers=[{"node": f"lost{number}", "input": 0}])
+        del content["digest"]
+
+    (note,) = apply_scheme(model, edited(path, change)).notes
+    assert note.startswith("left out ")
+    assert "'gone0', 'gone1'" in note
+    assert note.endswith("; 'gone0': the model has no node 'lost0', and none in its position")
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "imported"])
+def test_sites_that_no_longer_fit_are_left_out_with_a_cure(path: Path, model: Model, backend: str) -> None:
+    def change(content: dict[str, Any]) -> None:
+        ends = [{"node": "gone", "input": 0}]
+        first(content, tensor="gone", consumers=ends)
+        content["backend"] = backend
+        del content["digest"]
+
+    applied = apply_scheme(model, edited(path, change))
+    left_out, *cure = applied.notes
+    assert left_out == "left out 'gone': the model has no node 'gone', and none in its position"
+    assert [("--reference" in note) for note in cure] == ([True] if backend == "imported" else [])
+    assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == 2
+
+
+def test_a_weight_with_another_number_of_channels_does_not_fit(path: Path, model: Model) -> None:
+    def shorten(content: dict[str, Any]) -> None:
+        weight = next(s for s in content["sites"] if s["weight"])
+        weight["scale"].pop()
+        weight["zero_point"].pop()
+        del content["digest"]
+
+    applied = apply_scheme(model, edited(path, shorten))
+    assert len(applied.notes) == 1
+    assert "channels on axis 0, the scheme" in applied.notes[0]
+
+
+def test_a_scheme_of_which_nothing_fits_is_refused(path: Path, models: Path) -> None:
+    with pytest.raises(PlacementError, match=r"scheme\.json: none of the 3 sites fits"):
+        apply_scheme(load_model(models / "squeezenet10.onnx"), path)
+
+
+def test_a_scheme_without_sites_changes_nothing(model: Model, tmp_path: Path) -> None:
+    write_scheme(tmp_path / "s.json", Placement(sites=frozenset()), (), "onnxruntime")
+    assert apply_scheme(model, tmp_path / "s.json").proto == model.proto
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_a_scheme_for_either_form_of_a_model_with_batch_normalization_applies(
+    models: Path, tmp_path: Path, fold: bool
+) -> None:
+    """Its nodes have no names, so folding gives them other numbers."""
+    given = load_model(models / "ultraface_rfb320.onnx")
+    model = fold_batchnorm(given).model if fold else given
+    sites = [
+        Site(tensor=node.inputs[1], consumers=(Consumer(node.name, 1),), format="int8", axis=0, weight=True)
+        for node in model.nodes
+        if node.op_type == "Conv"
+    ]
+    placement, numbers = Placement(sites=frozenset(sites)), Quantizer(model, {})
+    write_scheme(tmp_path / "s.json", placement, numbers.placed(placement), "onnxruntime")
+    applied = apply_scheme(given, tmp_path / "s.json")
+    assert applied.proto == insert_qdq(model, placement, numbers).proto
+    assert bool(applied.notes) == fold
+
+
+def test_batch_normalization_is_folded_first_as_tuning_does() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,1,2,2] x) => (float[1,1,2,2] y)
+        <float[1,1,1,1] w = {2}, float[1] one = {1}, float[1] zero = {0}> {
+            [c] h = Conv(x, w)
+            y = BatchNormalization(h, one, zero, zero, one)
+        }"""
+    scheme = {
+        "schema_version": 1,
+        "backend": "onnxruntime",
+        "sites": [
+            {
+                "tensor": "x",
+                "consumers": [{"node": "c", "input": 0}],
+                "format": "uint8",
+                "scale": 0.1,
+                "zero_point": 0,
+                "axis": None,
+            }
+        ],
+    }
+    applied = apply_scheme(Model(onnx.parser.parse_model(text)), scheme)
+    assert applied.notes == ("1 BatchNormalization folded, as tuning does",)
+    assert [n.op_type for n in applied.proto.graph.node] == ["QuantizeLinear", "DequantizeLinear", "Conv"]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), change=st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128]))
+def test_a_change_of_any_byte_is_refused_or_changes_nothing(path: Path, place: float, change: int) -> None:
+    whole = path.read_bytes()
+    at = int(place * len(whole))
+    spoilt = path.with_name("spoilt.json")
+    spoilt.write_bytes(whole[:at] + bytes([whole[at] ^ change]) + whole[at + 1 :])
+    try:
+        known = read_scheme(spoilt)
+    except StateError as error:
+        assert error.cure  # noqa: PT017 - that there is a cure is what is tested
+    else:
+        assert known == read_scheme(path), "only the space between values"
+
+
+@given(seed=st.integers(0, 99))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_scheme_repeats_corrected_weights_bit_for_bit(
+    model: Model, placement: Placement, tmp_path: Path, seed: int
+) -> None:
+    plain = Quantizer(model, ranges_for(model))
+    (weight,) = (site for site in placement.ordered if site.weight)
+    random = np.random.default_rng(seed)
+    moved = plain.integer_weight(weight).astype(int) + random.integers(
+        -2, 3, model.array(weight.tensor).shape
+    )
+    own = WeightNumbers(
+        scale=plain.params(weight).scale * np.float32(0.75),
+        integers=np.clip(moved, -127, 127).astype(np.int8),
+    )
+    numbers = plain.corrected(Corrections(weights={weight_key(weight): own}))
+    write_scheme(tmp_path / "corrected.json", placement, numbers.placed(placement), "onnxruntime")
+    again = apply_scheme(model, tmp_path / "corrected.json")
+    assert again.proto == insert_qdq(model, placement, numbers).proto
+
+
+def test_rounding_of_another_size_is_left_out(model: Model, placement: Placement, path: Path) -> None:
+    content = json.loads(path.read_text())
+    del content["digest"]
+    site = next(site for site in content["sites"] if site["weight"])
+    site["rounding"] = rounding_text(np.ones(3, np.int8), np.zeros(3, np.int8))
+    notes = apply_scheme(model, content).notes
+    assert any("its rounding does not fit" in note for note in notes)

@@ -1,0 +1,100 @@
+"""Labels that quantize half of a unit: its weights alone, or its activations alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from random_models import ranges_for
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.codec import from_data, to_data
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.types import HALVES, Placement, QuantizeRules, kind_of
+
+
+@pytest.fixture
+def space(models: Path) -> SchemeSpace:
+    return SchemeSpace(load_model(models / "digits_resnet.onnx"), OnnxRuntime().capabilities())
+
+
+def test_a_unit_with_weights_and_activations_has_halves(space: SchemeSpace) -> None:
+    offered = {unit.op_type: tuple(map(kind_of, unit.halves)) for unit in space.units}
+    assert offered["Conv"] == offered["Gemm"] == HALVES
+    assert offered["Add"] == offered["GlobalAveragePool"] == ()
+
+
+def test_no_half_is_in_the_space_that_is_searched(space: SchemeSpace) -> None:
+    assert set(HALVES).isdisjoint(space.labels)
+    assert all(set(unit.halves).isdisjoint(unit.labels) for unit in space.units)
+
+
+def test_two_halves_are_the_whole(space: SchemeSpace) -> None:
+    for unit in (unit for unit in space.units if unit.op_type == "Conv"):
+        weights, activations = (space.resolve({unit.id: half}) for half in unit.halves)
+        assert weights.sites
+        assert all(site.weight for site in weights.sites)
+        assert activations.sites
+        assert not any(site.weight for site in activations.sites)
+        assert weights.sites | activations.sites == space.resolve({unit.id: "in+out"}).sites
+
+
+def products(formats: str) -> SchemeSpace:
+    """Two products in a row, on a device that can hand out floats after either."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 19]> net (float[8,64] x) => (float[8,64] z) {
+        y = MatMul(x, w0)  z = MatMul(y, w1) }"""
+    )
+    for node, name in zip(proto.graph.node, ("maker", "reader"), strict=True):
+        node.name = name
+    for name in ("w0", "w1"):
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones((64, 64), np.float32), name))
+    return SchemeSpace(Model(proto), FakeDevice().capabilities(), rules=QuantizeRules(format=formats))
+
+
+def test_a_format_of_weights_alone_has_no_halves() -> None:
+    space = products("int8+int4")
+    assert all("int4:in-only" in unit.labels for unit in space.units)
+    assert {half for unit in space.units for half in unit.halves} == set(HALVES)
+
+
+def test_weights_alone_read_floats_where_the_producer_outputs_them() -> None:
+    space = products("int8")
+    both = space.resolve({"maker": "in+out", "reader": "weight-only"})
+    assert both.sites == space.resolve({"maker": "in-only", "reader": "weight-only"}).sites
+    assert {site.tensor for site in both.sites} == {"x", "w0", "w1"}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_half_quantized_model_is_valid_runs_and_is_close(
+    space: SchemeSpace, tmp_path: Path, half: str
+) -> None:
+    placement = space.resolve({unit.id: half for unit in space.units if half in unit.halves})
+    assert from_data(Placement, to_data(placement)) == placement
+    numbers = Quantizer(space.model, ranges_for(space.model), biases=space.bias_sources)
+    proto = insert_qdq(space.model, placement, numbers).proto
+    onnx.checker.check_model(proto, full_check=True)
+    save_model(proto, tmp_path / "half.onnx")
+    feeds = {name: _image(space, name) for name in space.model.inputs}
+    found = []
+    for path in (space.model.path, tmp_path / "half.onnx"):
+        assert path is not None
+        engine = OnnxRuntime().build(path, BuildOptions())
+        found.append(next(iter(engine.run(feeds).values())))
+        engine.close()
+    reference, halved = found
+    assert 0 < np.abs(halved - reference).max() < 0.5 * np.abs(reference).max()
+
+
+def _image(space: SchemeSpace, name: str) -> np.ndarray:
+    shape = [dim or 1 for dim in space.model.shape(name) or ()]
+    return np.random.default_rng(0).uniform(0, 1, shape).astype(np.float32)

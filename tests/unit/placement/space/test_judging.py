@@ -1,0 +1,208 @@
+"""Why something is not offered: the reasons that `inspect` prints, each by a model that gives cause for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.backends.base import Capabilities
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.space.judging import NOT_ASKED, judge
+from qdqspec.registry import resolve
+from qdqspec.types import QuantizeRules
+
+IMAGE = "float[1,4,6,6]"
+BACKEND = resolve("backend", "onnxruntime")().capabilities()
+
+
+def model_of(text: str, opset: int = 17) -> Model:
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "mine": 1]> {text}')
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    weight = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return Model(proto)
+
+
+def reasons(model: Model, can: Capabilities = BACKEND, **rules: bool) -> dict[str, str]:
+    return dict(judge(model, can, backend="any", rules=QuantizeRules(**rules)).reasons)
+
+
+REASONS = {
+    "shapes": (
+        f"g ({IMAGE} x) => (int64[4] y, {IMAGE} z) {{ s = Shape(x) y = Mul(s, s) z = Neg(x) }}",
+        "y",
+        "computed from shapes or constants alone",
+    ),
+    "domain": (
+        f"g ({IMAGE} x) => ({IMAGE} y) {{ y = mine.Conv(x, w) }}",
+        "y",
+        "mine:Conv: an operator that the backend does not know",
+    ),
+    "float only": (
+        f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Tanh(x) }}",
+        "y",
+        "Tanh: the backend runs it in floating point only",
+    ),
+    "cast": (
+        f"g ({IMAGE} x) => (double[1,4,6,6] y) {{ y = Cast<to = 11>(x) }}",
+        "y",
+        "Cast: never quantized by itself",
+    ),
+    "together": (
+        f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) b = Relu(a) y = Neg(b) }}",
+        "b",
+        "Relu: quantized together with the operator before it",
+    ),
+    "integers": (
+        "g (int64[4] x) => (int64[4] y) { y = Add(x, x) }",
+        "y",
+        "Add: no floating point input of 16 or 32 bits",
+    ),
+    "double": (
+        "g (double[4] x) => (double[4] y) { y = Add(x, x) }",
+        "y",
+        "Add: no floating point input of 16 or 32 bits",
+    ),
+    "unknown type": (
+        "g (float[4] x) => (y) { a = mine.Odd(x) b = Reshape(a, x) y = Neg(b) }",
+        "b",
+        "Reshape: element type not known",
+    ),
+    "computed weight": (
+        f"g ({IMAGE} x, float[4,4,1,1] v) => ({IMAGE} y) {{ a = Conv(x, v) y = Neg(a) }}",
+        "a",
+        "Conv: its weight is computed, and integer kernels need a constant one",
+    ),
+    "no scale": (
+        f"g ({IMAGE} x) => ({IMAGE} y) <float[0] none = {{}}> {{ a = Add(x, none) y = Neg(a) }}",
+        "a",
+        "Add: one of its constants is empty, infinite or not a number, so that it has no scale",
+    ),
+    "dead": (
+        f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) y = Neg(x) }}",
+        "a",
+        "Conv: no node reads its output",
+    ),
+    "a bound": (
+        "g (float[1] x, float[4] v) => (float[4] y) { a = Add(x, x) y = Clip(v, a) }",
+        "a",
+        "Add: its output is read as a bound, a scale or a shape",
+    ),
+    "a body": (
+        f"""g ({IMAGE} x, bool c) => ({IMAGE} y) {{ a = Conv(x, w) b = Relu(a)
+            y = If (c) <then_branch = t () => ({IMAGE} u) {{ u = Neg(b) }},
+                        else_branch = e () => ({IMAGE} v) {{ v = Neg(x) }}> }}""",
+        "a",
+        "Conv: a body of If, Loop or Scan reads its output",
+    ),
+    "control": (
+        f"""g ({IMAGE} x, bool c) => ({IMAGE} y) {{
+            y = If (c) <then_branch = t () => ({IMAGE} u) {{ u = Neg(x) }},
+                        else_branch = e () => ({IMAGE} v) {{ v = Abs(x) }}> }}""",
+        "y",
+        "If: control flow; the nodes of its bodies count by themselves",
+    ),
+    "graph output": (
+        f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Sigmoid(x) }}",
+        "y",
+        f"Sigmoid: it makes a graph output, and {NOT_ASKED}",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_the_reason_is_reported(kind: str) -> None:
+    text, node, reason = REASONS[kind]
+    assert reasons(model_of(text))[node] == reason
+
+
+def test_a_requested_output_is_offered() -> None:
+    model = model_of(f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Sigmoid(x) }}")
+    asked = judge(model, BACKEND, backend="any", rules=QuantizeRules(outputs=True))
+    assert (asked.reasons["y"], asked.outputs) == ("", {"y": ""})
+    assert judge(model, BACKEND, backend="any").outputs == {"y": NOT_ASKED}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"g ({IMAGE} y) => ({IMAGE} y, {IMAGE} z) {{ z = Neg(y) }}", "no node computes it"),
+        (f"g ({IMAGE} x) => (int64[4] y) {{ y = Shape(x) }}", "it holds INT64"),
+        (
+            f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Tanh(x) }}",
+            "Tanh: the backend runs it in floating point only",
+        ),
+        (
+            f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) y = Relu(a) }}",
+            "",
+        ),
+        (
+            f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Mul(x, x) y = Relu(a) }}",
+            NOT_ASKED,
+        ),
+    ],
+    ids=["input", "integers", "float operator", "function after a convolution", "function"],
+)
+def test_outputs_have_reasons_of_their_own(text: str, reason: str) -> None:
+    assert judge(model_of(text), BACKEND, backend="any").outputs["y"] == reason
+
+
+def test_a_normalization_is_folded_as_tuning_does() -> None:
+    """Nodes without a name are found again though folding counts them anew."""
+    model = model_of(
+        f"""g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) b = BatchNormalization(a, s, s, s, s)
+            c = Conv(b, w) y = Tanh(c) }}"""
+    )
+    model.proto.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "s"))
+    for node in model.proto.graph.node:
+        node.name = ""
+    assert reasons(Model(model.proto)) == {
+        "Conv#0": "",
+        "BatchNormalization#1": "BatchNormalization: folded into the operator before it",
+        "Conv#2": "",
+        "Tanh#3": "Tanh: the backend runs it in floating point only",
+    }
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "trtexec", "fake"])
+def test_a_backend_need_not_be_here_to_judge(backend: str, models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    found = judge(model, resolve("backend", backend)().capabilities(), backend=backend)
+    assert found.reasons["/layer2/layer2.0/conv2/Conv"] == ""
+    small = backend in ("tensorrt", "trtexec")  # one column a class, of which there are ten
+    assert found.outputs == {"logits": "Gemm: rule small-gemm leaves it in float" if small else NOT_ASKED}
+
+
+def test_a_product_of_two_activations_is_not_offered_where_the_weight_must_be_constant() -> None:
+    model = model_of(
+        "g (float[4,4] x) => (float[4,4] y) <float[4,4] v = {1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}> "
+        "{ a = MatMul(x, v) y = MatMul(a, a) }"
+    )
+    can = replace(BACKEND, constant_weight=frozenset({"MatMul"}))
+    assert reasons(model)["y"] == ""
+    assert reasons(model, can) == {
+        "a": "",
+        "y": "MatMul: its weight is computed, and integer kernels need a constant one",
+    }
+
+
+def test_parameters_that_constant_nodes_define_may_be_folded() -> None:
+    """With BatchNormalization its Constant nodes go: `init` ended with an error of Python."""
+    values = ", ".join(f"v{n} = Constant<value = float[4] {{1.0, 2.0, 3.0, 4.0}}>()" for n in range(4))
+    text = f"g ({IMAGE} x) => ({IMAGE} y) {{ {values.replace(', v', ' v')} a = Conv(x, w)"
+    model = model_of(f"{text} b = BatchNormalization(a, v0, v1, v2, v3) c = Relu(b) y = Tanh(c) }}")
+    for node in model.proto.graph.node:
+        node.name = ""  # as exporters leave it
+    found = list(reasons(Model(model.proto)).values())
+    assert [text for text in found if text] == [
+        "Relu: quantized together with the operator before it",
+        "Tanh: the backend runs it in floating point only",
+        "BatchNormalization: folded into the operator before it",
+    ]
+    assert found.count("") == 1  # of Conv

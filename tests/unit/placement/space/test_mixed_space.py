@@ -1,0 +1,203 @@
+"""A space of several formats: what each unit offers, what a choice comes to, and how labels are read back."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.backends.base import Capabilities
+from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.graph.model import Model
+from qdqspec.measurement.journal import trial_from_json, trial_to_json
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.scheme.cache import gather, warm_starts
+from qdqspec.placement.space.search_space import SchemeSpace, labels_of, project
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.regions.search import find_regions
+from qdqspec.types import Placement, QuantizeRules, Site, Trial, format_of, kind_of, label_of
+
+TEXT = """<ir_version: 9, opset_import: ["": 19]> net (float[8,64] x) => (float[8,64] y) {
+  a = MatMul(x, w0)  b = Relu(a)  c = MatMul(b, w1)  d = Add(b, c)  y = MatMul(d, w2) }"""
+
+
+def net() -> Model:
+    """Three products and a residual: ``b`` is read by a MatMul and an Add."""
+    proto = onnx.parser.parse_model(TEXT)
+    random = np.random.default_rng(0)
+    for name in ("w0", "w1", "w2"):
+        weight = random.normal(size=(64, 64)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weight, name))
+    for node, name in zip(proto.graph.node, ("m0", "relu", "m1", "add", "m2"), strict=True):
+        node.name = name
+    return Model(proto)
+
+
+def space_of(formats: str, capabilities: Capabilities | None = None) -> SchemeSpace:
+    capabilities = capabilities or FakeDevice().capabilities()
+    return SchemeSpace(net(), capabilities, rules=QuantizeRules(format=formats))
+
+
+def sites(placement: Placement, tensor: str) -> dict[str, set[str]]:
+    """The nodes that read a tensor quantized, by format."""
+    return {s.format: {end.node for end in s.consumers} for s in placement.sites if s.tensor == tensor}
+
+
+# ---- what is offered ------------------------------------------------------------------------------
+
+
+def test_each_format_has_labels_where_it_is_legal() -> None:
+    offered = {unit.id: unit.labels for unit in space_of("int8+fp8+int4").units}
+    product = ("fp", "in+out", "in-only", "fp8:in+out", "fp8:in-only", "int4:in-only")
+    last = ("fp", "in-only", "fp8:in-only", "int4:in-only")  # it makes the graph's output
+    assert offered == {"m0": product, "m1": product, "add": ("fp", "in+out", "fp8:in+out"), "m2": last}
+
+
+def test_the_first_format_of_a_case_needs_no_name() -> None:
+    assert {label for unit in space_of("fp8").units for label in unit.labels} == {"fp", "in+out", "in-only"}
+    assert space_of("fp8+int8").labels == ("fp", "in+out", "in-only", "int8:in+out", "int8:in-only")
+
+
+def test_a_format_can_be_offered_on_other_operators() -> None:
+    capabilities = Capabilities(
+        formats=("int8", "fp8"),
+        labels={"MatMul": ("in+out", "in-only"), "Add": ("in+out",)},
+        labels_of={"fp8": {"MatMul": ("in-only",)}},
+        activations={"int8": "int8", "fp8": "fp8"},
+        weights={"int8": "int8", "fp8": "fp8"},
+    )
+    offered = {unit.id: unit.labels for unit in space_of("int8+fp8", capabilities).units}
+    assert offered["add"] == ("fp", "in+out")
+    assert offered["m1"] == ("fp", "in+out", "in-only", "fp8:in-only")
+    assert {u.id: u.labels for u in space_of("fp8+int8", capabilities).units}["add"] == ("fp", "int8:in+out")
+
+
+def test_formats_that_are_stored_alike_are_one_choice() -> None:
+    space = space_of("int8+uint8+int4", OnnxRuntime().capabilities())
+    assert [choice.format for choice in space.choices] == ["int8", "int4"]
+
+
+def test_a_format_that_the_backend_has_not_is_no_choice() -> None:
+    assert [choice.format for choice in space_of("int16+fp8+int8").choices] == ["fp8", "int8"]
+
+
+def test_one_int32_bias_has_the_scale_of_one_format() -> None:
+    """It is stored in steps of input scale times weight scale, which another format has not."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[2,8] x) => (float[2,8] y) { y = Gemm(x, w, b) }"""
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(8, np.float32), "b"))
+    capabilities = Capabilities(
+        formats=("int8", "int16"),
+        labels={"Gemm": ("in-only",)},
+        activations={"int8": "uint8", "int16": "uint16"},
+        weights={"int8": "int8", "int16": "int16"},
+        integer_bias=frozenset({"Gemm"}),
+    )
+    rules = QuantizeRules(format="int8+int16")
+    (unit,) = SchemeSpace(Model(proto), capabilities, rules=rules).units
+    assert unit.labels == ("fp", "in-only")
+
+
+def test_weights_alone_need_no_calibration() -> None:
+    space = space_of("int8+int4").known(())
+    assert {unit.id: unit.labels for unit in space.units} == dict.fromkeys(
+        ("m0", "m1", "m2"), ("fp", "int4:in-only")
+    )
+    assert space.tensors == frozenset()
+
+
+# ---- what a choice comes to -------------------------------------------------------------------------
+
+
+def test_weights_alone_read_floats() -> None:
+    placement = space_of("int8+int4").resolve({"m0": "in+out", "m1": "int4:in-only"})
+    assert sites(placement, "b") == {"uint8": {"add"}}
+    assert sites(placement, "w1") == {"int4": {"m1"}}
+    assert not sites(placement, "c")
+
+
+def test_what_can_only_give_integers_gives_them_to_weights_alone_too() -> None:
+    placement = space_of("int8+int4").resolve({"add": "in+out", "m2": "int4:in-only"})
+    assert sites(placement, "d") == {"uint8": {"m2"}}  # an Add with integers in must have integers out
+
+
+def test_where_formats_meet_the_reader_has_what_it_needs() -> None:
+    placement = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in+out", "add": "in+out"})
+    assert sites(placement, "b") == {"uint8": {"add"}, "fp8": {"m1"}}
+    assert sites(placement, "c") == {"uint8": {"add"}}  # made as 8-bit floats, read as integers
+    everyone = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in-only", "add": "fp8:in+out"})
+    assert sites(everyone, "b") == {"fp8": {"m1", "add"}}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_choice_is_a_model_that_can_be_made(seed: int) -> None:
+    space, random = space_of("int8+fp8+int4"), np.random.default_rng(seed)
+    labels = {unit.id: str(random.choice(unit.labels)) for unit in space.units}
+    ranges = {tensor: TensorRange(-1.0, 2.0) for tensor in space.tensors}
+    numbers = Quantizer(space.model, ranges, biases=space.bias_sources)
+    proto = insert_qdq(space.model, space.resolve(labels), numbers).proto
+    onnx.checker.check_model(proto, full_check=True)
+
+
+# ---- labels read back -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"m0": "in+out", "m1": "int4:in-only", "m2": "fp8:in-only"},
+        {"m0": "fp8:in-only", "m1": "in-only"},
+        {"m0": "int4:in-only", "m1": "int4:in-only", "m2": "int4:in-only"},
+    ],
+)
+def test_a_placement_reports_which_format_each_unit_has(labels: dict[str, str]) -> None:
+    space = space_of("int8+fp8+int4")
+    assert labels_of(space, space.resolve(labels)) == labels
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_placement_that_the_space_made_comes_back_as_it_was(seed: int) -> None:
+    space, random = space_of("int8+fp8+int4"), np.random.default_rng(seed)
+    placement = space.resolve({unit.id: str(random.choice(unit.labels)) for unit in space.units})
+    assert project(space, placement) == placement
+
+
+def test_a_start_from_one_format_is_a_choice_among_several() -> None:
+    alone, several = space_of("fp8"), space_of("int8+fp8")
+    start = project(several, alone.resolve(alone.everything()))
+    assert start == several.resolve(several.everything("fp8"))
+    other = Site(tensor="w0", consumers=(("m0", 1),), format="uint4", axis=0, weight=True)
+    assert labels_of(space_of("int8+int4"), Placement(sites=frozenset({other}))) == {"m0": "int4:in-only"}
+
+
+def test_a_pattern_cache_keeps_the_format_of_each_place() -> None:
+    space = space_of("int8+fp8+int4")
+    space.regions = find_regions(space.model)
+    mixed = space.resolve({"m0": "in+out", "add": "in+out", "m1": "fp8:in+out", "m2": "int4:in-only"})
+    trial = Trial(number=1, phase="compose", placement=mixed, ratio=0.5)
+    cache = gather([trial], space, "fake", "here")
+    assert mixed in [start.placement for start in warm_starts(cache, space.regions, space, "fake", "here")]
+
+
+def test_a_journal_keeps_labels_with_their_formats() -> None:
+    placement = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in+out"})
+    line = trial_to_json(Trial(number=1, phase="pure", placement=placement))
+    again = trial_from_json(line).placement
+    assert (again, again.labels) == (placement, placement.labels)
+    line["scheme"]["labels"] = [["m0", "fp8:both"]]
+    with pytest.raises(ValueError, match="unknown label 'fp8:both'"):
+        trial_from_json(line)
+
+
+def test_a_label_is_a_kind_and_maybe_a_format() -> None:
+    assert [label_of("", "in+out"), label_of("fp8", "in-only"), label_of("fp8", "fp")] == [
+        "in+out", "fp8:in-only", "fp",
+    ]  # fmt: skip
+    assert [(format_of(label), kind_of(label)) for label in ("fp", "in+out", "int4:in-only")] == [
+        ("", "fp"), ("", "in+out"), ("int4", "in-only"),
+    ]  # fmt: skip

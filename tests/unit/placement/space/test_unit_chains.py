@@ -1,0 +1,265 @@
+"""What a unit takes in: activations behind it, biases that must be int32, constants that are shared."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+from onnx import TensorProto, numpy_helper
+from random_models import random_inputs, ranges_for
+
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.graph.model import Model
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import tie_ranges
+from qdqspec.types import Consumer, Label
+
+CAPABILITIES = backend().capabilities()
+
+
+def model_of(text: str, opset: int = 17, **weights: tuple[int, ...]) -> Model:
+    """A model whose nodes are called as their outputs; ``weights`` are seeded constants of these shapes."""
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>' + text)
+    random = np.random.default_rng(0)
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    for name, shape in weights.items():
+        values = random.normal(size=shape).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    return Model(proto)
+
+
+def space_of(model: Model, **more) -> SchemeSpace:
+    return SchemeSpace(model, CAPABILITIES, **more)
+
+
+def run(proto: onnx.ModelProto, feeds, level: str = "ALL") -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, feeds)
+
+
+def worst_error(model: Model, label: Label) -> float:
+    """Of the outputs under one label everywhere, against the float model, as a share of the largest value."""
+    space = space_of(model)
+    numbers = Quantizer(model, tie_ranges(model, ranges_for(model)), biases=space.bias_sources)
+    inserted = insert_qdq(model, space.resolve(space.uniform(label)), numbers).proto
+    onnx.checker.check_model(inserted, full_check=True)
+    random = np.random.default_rng(1)
+    feeds = {name: random.uniform(-1, 1, v.shape).astype(v.dtype) for name, v in random_inputs(model).items()}
+    pairs = zip(run(inserted, feeds, "ENABLE_ALL"), run(model.proto, feeds, "DISABLE_ALL"), strict=True)
+    return max(float(np.abs(ours - theirs).max() / np.abs(theirs).max()) for ours, theirs in pairs)
+
+
+# ---- what is taken in ---------------------------------------------------------------------------
+
+
+def test_an_activation_that_alone_reads_a_convolution_is_absorbed() -> None:
+    text = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { c = Conv(x, w)\n r = Relu(c)\n y = Conv(r, v) }"
+    space = space_of(model_of(text, w=(4, 4, 1, 1), v=(4, 4, 1, 1)))
+    assert space.by_id["c"].nodes == ("c", "r")
+    assert space.by_id["c"].outputs == ("r",)
+    assert {site.tensor for site in space.resolve({"c": "in+out"}).sites} == {"x", "w", "r"}
+
+
+def test_bounds_that_are_computed_are_not_taken_in() -> None:
+    text = """g (float[1,4,6,6] x, float low, float high) => (float[1,4,6,6] y)
+    { c = Conv(x, w)\n r = Clip(c, low, high)\n y = Conv(r, v) }"""
+    space = space_of(model_of(text, w=(4, 4, 1, 1), v=(4, 4, 1, 1)))
+    assert space.by_id["c"].nodes == ("c",)
+
+
+def test_a_result_that_two_read_takes_nothing_in_and_is_quantized_for_both() -> None:
+    text = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { c = Conv(x, w)\n r = Relu(c)\n y = Add(c, r) }"
+    space = space_of(model_of(text, w=(4, 4, 1, 1)))
+    assert space.by_id["c"].nodes == ("c",)
+    (site,) = [s for s in space.resolve({"c": "in+out"}).sites if s.tensor == "c"]
+    assert site.consumers == (Consumer("r", 0), Consumer("y", 0))
+
+
+def test_a_residual_counts_a_shared_tensor_once() -> None:
+    text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+    { a = Conv(x, w)\n b = Conv(a, v)\n s = Add(a, b)\n y = Conv(s, w) }"""
+    space = space_of(model_of(text, w=(4, 4, 1, 1), v=(4, 4, 1, 1)))
+    placement = space.resolve(space.everything())
+    (site,) = [site for site in placement.sites if site.tensor == "a"]
+    assert site.consumers == (Consumer("b", 0), Consumer("s", 0))
+
+
+def test_all_operands_of_a_concat_are_quantized_constants_too() -> None:
+    text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+    { a = Relu(x)\n k = Concat<axis=1>(x, a, c)\n y = Conv(k, w) }"""
+    space = space_of(model_of(text, c=(1, 2, 6, 6), w=(4, 10, 1, 1)))
+    sites = {site.tensor: site for site in space.resolve({"k": "in+out"}).sites}
+    assert set(sites) == {"x", "a", "c", "k"}
+    assert sites["c"].weight
+    assert sites["c"].format == sites["x"].format == "uint8"
+    assert sites["c"].axis is None
+
+
+# ---- parameters are no activations --------------------------------------------------------------
+
+
+def test_a_result_that_is_read_as_a_parameter_is_not_made_integer() -> None:
+    """A bound that an 8-bit grid moves would cut off what it should let through."""
+    text = """g (float[1,4,6,6] x, float a, float b) => (float[1,4,6,6] y)
+    { low = Mul(a, b)\n y = Clip(x, low) }"""
+    assert "low" not in space_of(model_of(text)).tensors
+
+
+def test_scales_that_come_from_shapes_are_not_offered() -> None:
+    """Exporters compute the scales of a Resize in floats; rounded ones give another shape."""
+    text = """g (float[1,4,6,6] x) => (float[1,4,N,M] y)
+    <float[4] grow = {1.0, 1.0, 2.0, 2.0}, float half = {0.5}>
+    {
+      s = Shape(x)
+      f = Cast<to=1>(s)
+      d = Mul(f, grow)
+      m = Mul(d, half)
+      k = Add(m, m)
+      q = Div(k, f)
+      t = Concat<axis=0>(q)
+      e = Conv(x, w)
+      y = Resize<mode="nearest">(e, , t)
+    }"""
+    model = model_of(text, w=(4, 4, 1, 1))
+    assert {unit.id for unit in space_of(model).units} <= {"e", "y"}
+    assert space_of(model).tensors <= {"x", "e", "y"}
+
+
+def test_what_a_body_computes_is_not_made_of_shapes_for_its_condition_is() -> None:
+    text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) <int64[1] most = {100}> {
+      s = Size(x)
+      less = Less(s, most)
+      i = If (less) <
+        then_branch = then () => (float[1,4,6,6] p) { p = Neg(x) },
+        else_branch = other () => (float[1,4,6,6] q) { q = Relu(x) }
+      >
+      c = Conv(i, w)
+      y = Neg(c)
+    }"""
+    assert [unit.id for unit in space_of(model_of(text, w=(4, 4, 1, 1))).units] == ["c"]
+
+
+# ---- biases -------------------------------------------------------------------------------------
+
+GEMM = "g (float[3,8] x) => (float[3,5] y) { y = Gemm(x, w, b) }"
+
+
+def test_a_bias_is_int32_where_the_output_stays_float() -> None:
+    space = space_of(model_of(GEMM, w=(8, 5), b=(5,)))
+    sites = {site.tensor: site for site in space.resolve({"y": "in-only"}).sites}
+    assert {name: site.format for name, site in sites.items()} == {"x": "uint8", "w": "int8", "b": "int32"}
+    assert (sites["w"].axis, sites["b"].axis) == (1, 0)
+    activation, weight = space.bias_sources[Consumer("y", 2)]
+    assert (activation.tensor, weight.tensor) == ("x", "w")
+
+
+def test_a_bias_stays_float_where_the_output_is_integer_too() -> None:
+    text = "g (float[3,8] x) => (float[3,5] y) { h = Gemm(x, w, b)\n y = Relu(h) }"
+    space = space_of(model_of(text.replace("y = Relu(h)", "y = Add(h, h)"), w=(8, 5), b=(5,)))
+    assert {site.tensor for site in space.resolve({"h": "in+out"}).sites} == {"x", "w", "h"}
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (3, 1), ()])
+def test_a_bias_that_is_broadcast_otherwise_is_not_offered_with_a_float_output(
+    shape: tuple[int, ...],
+) -> None:
+    space = space_of(model_of(GEMM, w=(8, 5), b=shape))
+    assert all("in-only" not in unit.labels for unit in space.units)
+
+
+def test_a_computed_bias_is_not_offered_with_a_float_output() -> None:
+    text = "g (float[3,8] x, float[5] b) => (float[3,5] y) { y = Gemm(x, w, b) }"
+    (unit,) = space_of(model_of(text, w=(8, 5))).units
+    assert unit.labels == ("fp", "dynamic")
+
+
+def test_the_add_behind_a_matmul_is_its_bias() -> None:
+    for operands in ("m, b", "b, m"):
+        text = f"g (float[3,8] x) => (float[3,5] y) {{ m = MatMul(x, w)\n y = Add({operands}) }}"
+        space = space_of(model_of(text, w=(8, 5), b=(5,)))
+        assert space.by_id["m"].nodes == ("m", "y")
+        formats = {site.tensor: site.format for site in space.resolve({"m": "in-only"}).sites}
+        assert formats == {"x": "uint8", "w": "int8", "b": "int32"}
+
+
+def test_a_bias_that_two_products_share_is_quantized_for_each() -> None:
+    """Its scale is the product of two others, and these differ."""
+    text = "g (float[3,8] x, float[3,8] z) => (float[3,5] y, float[3,5] u) { y = Gemm(x, w, b)\n u = Gemm(z, v, b) }"
+    model = model_of(text, w=(8, 5), v=(8, 5), b=(5,))
+    space = space_of(model)
+    sites = [site for site in space.resolve(space.uniform("in-only")).sites if site.tensor == "b"]
+    assert sorted(site.consumers for site in sites) == [(Consumer("u", 2),), (Consumer("y", 2),)]
+    assert worst_error(model, "in-only") < 0.05
+
+
+def test_a_weight_that_two_share_is_one_site_where_axes_agree() -> None:
+    text = "g (float[3,5] x) => (float[3,5] y) { a = Gemm(x, w)\n b = Gemm(a, w)\n y = Gemm<transB=1>(b, w) }"
+    space = space_of(model_of(text, w=(5, 5)))
+    sites = [site for site in space.resolve(space.uniform("in-only")).sites if site.tensor == "w"]
+    assert {(site.axis, len(site.consumers)) for site in sites} == {(1, 2), (0, 1)}
+    per_tensor = space_of(model_of(text, w=(5, 5)), rules=space.rules.__class__(weights="per-tensor"))
+    (site,) = [s for s in per_tensor.resolve(per_tensor.uniform("in-only")).sites if s.tensor == "w"]
+    assert len(site.consumers) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GEMM,
+        GEMM.replace("Gemm(", "Gemm<alpha=0.5>("),
+        GEMM.replace("Gemm(", "Gemm<beta=0.25>("),
+        GEMM.replace("Gemm(", "Gemm<alpha=2.0, beta=3.0>("),
+        "g (float[3,8] x) => (float[3,5] y) { m = MatMul(x, w)\n y = Add(b, m) }",
+        "g (float[3,8] x) => (float[3,5] y) { m = MatMul(x, w)\n a = Add(m, b)\n y = Relu(a) }",
+    ],
+)
+def test_products_with_int32_biases_compute_what_floats_do(text: str) -> None:
+    """ONNX Runtime does not look at the bias's scale, so it must be the product of the other two."""
+    assert worst_error(model_of(text, w=(8, 5), b=(5,)), "in-only") < 0.05
+
+
+# ---- never ---------------------------------------------------------------------------------------
+
+
+def test_a_computed_weight_is_not_offered() -> None:
+    text = "g (float[1,4,6,6] x, float[4,4,1,1] k) => (float[1,4,6,6] y) { y = Conv(x, k) }"
+    assert space_of(model_of(text)).units == ()
+
+
+def test_a_result_that_a_body_reads_is_not_made_integer() -> None:
+    text = """g (float[1,4,6,6] x, bool yes) => (float[1,4,6,6] y) {
+      c = Conv(x, w)
+      d = Conv(c, w)
+      i = If (yes) <
+        then_branch = then () => (float[1,4,6,6] p) { p = Neg(c) },
+        else_branch = other () => (float[1,4,6,6] q) { q = Relu(c) }
+      >
+      y = Add(d, i)
+    }"""
+    space = space_of(model_of(text, w=(4, 4, 1, 1)))
+    assert "c" not in {unit.id for unit in space.units}  # Conv offers nothing but integer results
+    assert ("c", Consumer("d", 0)) in space.by_id["d"].edges
+
+
+def test_what_is_quantized_already_is_left() -> None:
+    text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) <float s = {0.1}, uint8 z = {128}>
+    { q = QuantizeLinear(x, s, z)\n d = DequantizeLinear(q, s, z)\n y = Relu(d) }"""
+    assert space_of(model_of(text)).units == ()
+
+
+@pytest.mark.parametrize("elem_type", [TensorProto.DOUBLE, TensorProto.INT32])
+def test_constants_of_other_types_keep_an_operator_float(elem_type: int) -> None:
+    text = "g (double[4] x) => (double[4] y) { y = Mul(x, x) }"
+    if elem_type == TensorProto.INT32:
+        text = text.replace("double", "int32")
+    assert space_of(model_of(text)).units == ()

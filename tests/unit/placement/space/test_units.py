@@ -1,0 +1,156 @@
+"""What is never offered for quantization."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.graph.model import Model
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.types import QuantizeRules
+
+HEAD = '<ir_version: 8, opset_import: ["": 17]>'
+
+
+def model_of(text: str) -> Model:
+    proto = onnx.parser.parse_model(HEAD + text)
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    weight = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
+    if any("w" in node.input for node in proto.graph.node):
+        proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return Model(proto)
+
+
+def space_of(model: Model, rules: QuantizeRules | None = None) -> SchemeSpace:
+    return SchemeSpace(model, backend().capabilities(), rules=rules)
+
+
+def test_integer_tensors_are_not_offered() -> None:
+    space = space_of(model_of("g (int64[4] x) => (int64[4] y) { a = Add(x, x)\n y = Mul(a, x) }"))
+    assert space.units == ()
+
+
+def test_shape_inputs_and_indices_are_not_offered() -> None:
+    text = """
+    g (float[1,4,6,6] x, int64[2] at) => (float[2,4] y)
+    <int64[2] to = {6, 24}>
+    {
+      c = Conv(x, w)
+      f = Reshape(c, to)
+      s = Slice(f, at, at)
+      y = Gather(f, at)
+    }
+    """
+    model = model_of(text)
+    offered = set(space_of(model).tensors)
+    offered |= {
+        site.tensor for unit in space_of(model).units for form in unit.forms for site in form.constants
+    }
+    assert offered.isdisjoint({"to", "at"})
+    assert {"x", "c", "f"} <= offered
+
+
+CONV_LAST = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { a = Conv(x, w)  y = Relu(a) }"
+OTHERS_LAST = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { a = Conv(x, w)  y = Sigmoid(a) }"
+
+
+@pytest.mark.parametrize(
+    ("text", "outputs", "is_offered"),
+    [
+        (CONV_LAST, "auto", True),  # it would run in floating point otherwise
+        (OTHERS_LAST, "auto", False),
+        (CONV_LAST, False, False),
+        (OTHERS_LAST, True, True),
+    ],
+)
+def test_a_graph_output_is_offered_where_a_convolution_makes_it_or_on_request(
+    text: str, outputs: bool | Literal["auto"], is_offered: bool
+) -> None:
+    space = space_of(model_of(text), rules=QuantizeRules(outputs=outputs))
+    assert ("y" in space.tensors) == is_offered
+    assert any("y" in unit.outputs for unit in space.units) == is_offered
+
+
+def test_an_output_of_an_operator_that_can_give_floats_is_not_offered() -> None:
+    text = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { y = MatMul(x, m) }"
+    model = model_of(text)
+    model.proto.graph.initializer.append(numpy_helper.from_array(np.ones((6, 6), np.float32), "m"))
+    (unit,) = space_of(Model(model.proto)).units
+    assert (unit.labels, unit.outputs) == (("fp", "in-only", "dynamic"), ())
+
+
+def test_an_output_that_is_read_inside_too_stays_float_where_it_is_made() -> None:
+    text = """
+    g (float[1,4,6,6] x) => (float[1,4,6,6] a, float[1,4,6,6] y)
+    {
+      a = Conv(x, w)
+      b = Conv(a, w)
+      c = Conv(b, w)
+      y = Relu(c)
+    }
+    """
+    space = space_of(model_of(text), rules=QuantizeRules(outputs=False))
+    assert set(space.by_id) == {"b"}  # a Conv of this backend is quantized on both sides or not at all
+
+
+@pytest.mark.parametrize("elem_type", [TensorProto.DOUBLE, TensorProto.INT32, TensorProto.BOOL])
+def test_other_types_than_short_floats_are_not_offered(elem_type: int) -> None:
+    model = model_of("g (float[1,4,6,6] x) => (float[4,4] y) { a = Flatten(x)\n y = Transpose(a) }")
+    for info in (*model.proto.graph.input, *model.proto.graph.output):
+        info.type.tensor_type.elem_type = elem_type
+    assert space_of(Model(model.proto)).units == ()
+
+
+def test_tensors_of_unknown_type_are_not_offered() -> None:
+    text = """
+    g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+    {
+      c = Conv(x, w)
+      u = odd.Thing(c)
+      v = Transpose(u)
+      y = odd.Other(v)
+    }
+    """
+    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17, "odd": 1]>' + text)
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    model = Model(proto)
+    assert model.elem_type("u") is None
+    assert {"u", "v"}.isdisjoint(space_of(model).tensors)
+
+
+def test_operators_of_other_domains_are_not_taken_for_ours() -> None:
+    text = "g (float[4,4] x) => (float[4,4] y) { a = odd.Add(x, x)\n y = Identity(a) }"
+    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17, "odd": 1]>' + text)
+    assert space_of(Model(proto)).units == ()
+
+
+@pytest.mark.parametrize(
+    ("constant", "offered"),
+    [
+        (np.full((4, 4), -3, np.float32), True),
+        (np.full((4, 4), -np.inf, np.float32), False),
+        (np.array(np.nan, np.float32), False),
+        (np.zeros((0, 4), np.float32), False),
+    ],
+    ids=["numbers", "infinite", "NaN", "no element"],
+)
+def test_constants_that_have_no_scale_are_not_offered(constant: np.ndarray, offered: bool) -> None:
+    """An attention mask is minus infinity; of nothing, and of what is not a number, there is no range."""
+    model = model_of(
+        "g (float[4,4] x) => (float[N,4] y) { a = MatMul(x, x)\n b = Add(a, m)\n y = MatMul(b, x) }"
+    )
+    model.proto.graph.initializer.append(numpy_helper.from_array(constant, "m"))
+    assert ("b" in space_of(Model(model.proto)).by_id) is offered
+
+
+def test_a_weight_without_elements_is_not_offered() -> None:
+    model = model_of("g (float[4,4] x) => (float[N,M] y) { a = MatMul(x, m)\n y = Relu(a) }")
+    model.proto.graph.initializer.append(numpy_helper.from_array(np.zeros((4, 0), np.float32), "m"))
+    assert space_of(Model(model.proto)).units == ()
