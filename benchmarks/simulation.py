@@ -25,7 +25,7 @@ from qdqspec.placement.edit.insert import Inserter
 from qdqspec.preparation.files import open_journal
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
-from qdqspec.session.tuning import Tuned, Tuning
+from qdqspec.session.tuning import Tuned, open_tuning
 from qdqspec.types import Case, Interval, Label, LayerTime, Placement, Samples, Trial
 
 # What was found on real machines: 3 % between runs, 1.2 % between builds. Twice that; and where half of all integer
@@ -191,7 +191,7 @@ def search(ready: Prepared, words: Mapping[str, str], seed: int) -> Outcome:
     with (
         TemporaryDirectory() as folder,
         open_journal(Path(folder), {}, []) as journal,
-        Tuning(ready, work, journal) as tuning,
+        open_tuning(ready, work, journal) as tuning,
     ):
         tuning.search.run()
         tuned = tuning.confirm()

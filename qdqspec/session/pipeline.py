@@ -42,7 +42,7 @@ from qdqspec.preparation.files import (
     write_results,
 )
 from qdqspec.registry import resolve
-from qdqspec.session.tuning import Tuning
+from qdqspec.session.tuning import open_tuning
 from qdqspec.types import CheckSpec, LatencyEvidence, Verdict
 from qdqspec.units import count_text, seconds_text
 
@@ -83,7 +83,7 @@ def tune(
             )
         prepared.keep_corrections(setup.output / CORRECTIONS, setup.journal_header)
         # Opening it makes regions, space, calibrated ranges, corrections, limits and the rehearsal.
-        with Tuning(prepared, setup.resources, journal) as tuning:
+        with open_tuning(prepared, setup.resources, journal) as tuning:
             tuning.search.run()  # ask, rehearse, build, race, tell; each trial is in the journal before the next
             tuning.repair()
             tuned = tuning.confirm()

@@ -43,7 +43,7 @@ from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
-from qdqspec.session.tuning import MakeStrategy, Tuned, Tuning, named
+from qdqspec.session.tuning import MakeStrategy, Tuned, named, open_tuning
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial
 
@@ -95,7 +95,7 @@ class Study(Closing):
             self._logs = BuildLogs(self._journal, self._folder)
             setup.prepared.keep_corrections(self._folder / CORRECTIONS, setup.journal_header)
             self._tuning = opened.enter_context(
-                Tuning(setup.prepared, setup.resources, self._logs, make=make, name=name)
+                open_tuning(setup.prepared, setup.resources, self._logs, make=make, name=name)
             )
             self._rehearser = opened.enter_context(Rehearser(setup.prepared, setup.resources))
             self._describe(self._folder)
@@ -227,7 +227,7 @@ class Study(Closing):
 
     def __iter__(self) -> Iterator[Trial]:
         yield from self._search
-        self._tuning.rest()
+        self._tuning.bench.close()  # the incumbent is built again when needed
 
     @property
     def _search(self) -> Search:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,6 @@ import numpy as np
 
 from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser, SecondsLeft
-from qdqspec.closing import Closing
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import require_path
 from qdqspec.graph.save import write_text
@@ -83,97 +82,158 @@ class Tuned:
         return {**found, self.result.winner.digest: ratios["tuned"]}
 
 
-class Tuning(Closing):
-    """The search of a case with its bench, to be run at once or step by step, and then confirmed.
+class Steps:
+    """Reports the steps of a search with the time that is left for them, and measures how long the search takes.
+
+    The time limit is ``minutes`` from `begin` to `end`, without the time spent waiting for other runs. Candidates after
+    the search have the time of `begin_overtime` instead.
+    """
+
+    def __init__(self, resources: Resources, minutes: float | None) -> None:
+        self._resources, self._minutes = resources, minutes
+        self._started = time.monotonic(), time.process_time()
+        self._began: float | None = None
+        self._overtime_ends: float | None = None
+
+    def begin(self) -> None:
+        """Begin the time limit."""
+        self._began = time.monotonic() - self._resources.waited()
+
+    def begin_overtime(self, seconds: float) -> None:
+        """Begin the time for candidates after the search."""
+        self._overtime_ends = time.monotonic() + seconds
+
+    def end(self) -> None:
+        """End the time for candidates; steps after it have no limit."""
+        self._began = None
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds since the first step, including those spent waiting."""
+        return time.monotonic() - self._started[0]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Seconds of CPU time of this process since the first step."""
+        return time.process_time() - self._started[1]
+
+    @property
+    def used_seconds(self) -> float:
+        """Seconds since the time limit began, without those spent waiting for other runs."""
+        return 0.0 if self._began is None else time.monotonic() - self._resources.waited() - self._began
+
+    @property
+    def overtime_left(self) -> float | None:
+        """Seconds left of the overtime; ``None`` before it."""
+        return None if self._overtime_ends is None else max(0.0, self._overtime_ends - time.monotonic())
+
+    def report(self, text: str) -> None:
+        """Report the beginning of a step, with the time left of the limit while it runs."""
+        is_limited = self._minutes is not None and self._began is not None
+        left = max(0.0, 60 * (self._minutes or 0.0) - self.used_seconds) if is_limited else None
+        case = self._resources.case
+        self.watch(Progress(case=case, phase="", done=0, total=0, doing=text, seconds_left=left))
+
+    def report_builds(self, text: str) -> None:
+        """Report a step of a measurement of fresh builds: of noise during the search, of finalists after it."""
+        self.report(f"confirming: {text}" if self._began is None else f"measuring the noise: {text}")
+
+    def watch(self, progress: Progress) -> None:
+        """Report progress; during the overtime with the time left of that."""
+        if self._resources.watch is None:
+            return
+        if self.overtime_left is not None and progress.seconds_left is not None:
+            progress = replace(progress, seconds_left=self.overtime_left)
+        self._resources.watch(progress)
+
+
+@contextmanager
+def open_tuning(
+    prepared: Prepared,
+    resources: Resources,
+    journal: BuildLogs,
+    *,
+    make: MakeStrategy | None = None,
+    name: str | None = None,
+) -> Iterator[Tuning]:
+    """Prepare the search of a case: all steps before its first build. Its processes stop at the end of the ``with``.
 
     It resumes where ``journal`` ends. ``make`` makes a strategy, called ``name``, that replaces the one of the case.
     """
+    rules = prepared.case.tune
+    steps = Steps(resources, rules.minutes)
+    make = make or named(rules.strategy)
+    refuse(make, prepared.candidates)
+    # Separate generators, so that a resumed run, which measures less, asks for the same placements.
+    for_strategy, for_bench, for_first = np.random.default_rng(resources.settings.seed).spawn(3)
+    steps.report("calibrating")
+    space = prepared.space
+    steps.report("running the reference")
+    constraint = constraint_of(prepared, resources.backend, resources.options)
+    trials = trials_of(rules, space, make)
+    starts = _starts(prepared, resources)
+    steps.begin()
+    first = _find_corrections(prepared, resources, journal, constraint, for_first, starts, trials, steps)
+    starts = [*(WarmStart(placement, proved=False) for placement in first), *starts]
+    with ExitStack() as opened:
+        folder = opened.enter_context(TemporaryFolder())
+        bench = _bench(prepared, resources, folder, for_bench, constraint, steps.report_builds)
+        opened.callback(bench.close)
+        budget = Budget(
+            trials=trials,
+            seconds=None if rules.minutes is None else 60 * rules.minutes,
+            used=steps.used_seconds,  # for the first placement and corrections
+            confirming=CONFIRM_BUILDS * FINALISTS,
+            waited=resources.waited,
+            run_left=resources.seconds_left,
+        )
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        resources: Resources,
-        journal: BuildLogs,
-        *,
-        make: MakeStrategy | None = None,
-        name: str | None = None,
-    ) -> None:
-        self._prepared, self._resources = prepared, resources
-        self._started = time.monotonic(), time.process_time()
-        self._has_ended = False  # the search, with its overtime
-        self._overtime: float | None = None  # when it ends
-        rules = prepared.case.tune
-        make = make or named(rules.strategy)
-        refuse(make, prepared.candidates)
-        resources.report_step("calibrating")
-        space = prepared.space
-        # Separate generators, so that a resumed run, which measures less, asks for the same placements.
-        lots, order, early = np.random.default_rng(resources.settings.seed).spawn(3)
-        self._name = name or rules.strategy
-        resources.report_step("running the reference")
-        self._constraint = constraint_of(prepared, resources.backend, resources.options)
-        trials = trials_of(rules, space, make)
-        with ExitStack() as opened:
-            folder = self._folder = opened.enter_context(TemporaryFolder())
-            starts = _starts(prepared, resources)
-            self._began = began = time.monotonic() - resources.waited()
-            first, excluded = _first_trials(
-                prepared, resources, journal, self._constraint, early, starts, trials, self._step
-            )
-            found = [trial.placement for trial in first if trial.incumbent]
-            near = promising(first, self._constraint)
-            prepared.judge_corrections_at(near, excluded)
-            share = "" if rules.minutes is None else f", up to {SHARE:.0%} of the search's time"
-            self._step(f"looking for corrections{share}")
-            self._bench = _bench(prepared, resources, folder, order, self._constraint, self._bench_step)
-            opened.callback(self._bench.close)
-            budget = Budget(
-                trials=trials,
-                seconds=None if rules.minutes is None else 60 * rules.minutes,
-                used=time.monotonic() - resources.waited() - began,  # for the first placement and corrections
-                confirming=CONFIRM_BUILDS * FINALISTS,
-                waited=resources.waited,
-                run_left=resources.seconds_left,
-            )
-            self._oracle = _oracle(prepared, resources, self._constraint, opened, lambda: self._left(budget))
-            clock, constraint, oracle = self._bench.clock, self._constraint, self._oracle
-            if near is not None and any(gain.taken for gain in prepared.corrections.gains):
-                found.append(near)
-            own = [WarmStart(placement, proved=False) for placement in dict.fromkeys(found)]
-            setup = _setup(prepared, clock, trials, constraint, oracle, [*own, *starts])
-            self.search = Search(
-                make(setup, lots),
-                self._bench,
-                budget,
-                journal,
-                case=prepared.case.name,
-                replay=[trial for trial in journal.trials() if trial.phase != FIRST],
-                watch=self._watch,
-                twins=resources.twins,
-            )
-            if resources.twins is not None:
-                open_twins(resources.twins, prepared, self._bench)
-            self._opened = opened.pop_all()
+        def seconds_left() -> float | None:
+            return budget.left if steps.overtime_left is None else steps.overtime_left
 
-    def _step(self, text: str) -> None:
-        """Report the beginning of a step, with the time left of the search's limit while there is a search."""
-        minutes = self._prepared.case.tune.minutes
-        spent = time.monotonic() - self._resources.waited() - self._began
-        left = None if minutes is None or self._has_ended else max(0.0, 60 * minutes - spent)
-        name = self._prepared.case.name
-        self._watch(Progress(case=name, phase="", done=0, total=0, doing=text, seconds_left=left))
+        oracle = _oracle(prepared, resources, constraint, opened, seconds_left)
+        strategy = make(_setup(prepared, bench.clock, trials, constraint, oracle, starts), for_strategy)
+        search = Search(
+            strategy,
+            bench,
+            budget,
+            journal,
+            case=prepared.case.name,
+            replay=[trial for trial in journal.trials() if trial.phase != FIRST],
+            watch=steps.watch,
+            twins=resources.twins,
+        )
+        if resources.twins is not None:
+            open_twins(resources.twins, prepared, bench)
+        yield Tuning(
+            prepared=prepared,
+            resources=resources,
+            strategy=name or rules.strategy,
+            constraint=constraint,
+            folder=folder,
+            bench=bench,
+            oracle=oracle,
+            search=search,
+            steps=steps,
+        )
 
-    def _bench_step(self, text: str) -> None:
-        """Report a step of a measurement of fresh builds: of noise during the search, of finalists after it."""
-        self._step(f"confirming: {text}" if self._has_ended else f"measuring the noise: {text}")
 
-    def _watch(self, progress: Progress) -> None:
-        """Report progress. After the search the time left is that of candidates that just missed the limit."""
-        if self._overtime is not None and progress.seconds_left is not None:
-            left = max(0.0, self._overtime - time.monotonic())
-            progress = replace(progress, seconds_left=left)
-        if self._resources.watch is not None:
-            self._resources.watch(progress)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """A search that `open_tuning` has prepared: run ``search`` whole or step by step, then `repair`, then `confirm`.
+
+    ``strategy`` is the name of the strategy; candidates are written to ``folder``.
+    """
+
+    prepared: Prepared
+    resources: Resources
+    strategy: str
+    constraint: AccuracyConstraint
+    folder: Path
+    bench: Bench
+    oracle: RehearsalOracle | None
+    search: Search
+    steps: Steps
 
     def repair(self) -> None:
         """Race the fastest candidates that just missed the SQNR limit, without their noisiest units.
@@ -181,35 +241,31 @@ class Tuning(Closing):
         Only if nothing has won, or only a much slower candidate. With a time limit this may take
         `OVERTIME_SHARE` of it in addition.
         """
-        rules, near_miss, oracle = self._prepared.case.tune, near_miss_of(self._constraint), self._oracle
+        rules, near_miss, oracle = self.prepared.case.tune, near_miss_of(self.constraint), self.oracle
         if near_miss is None or oracle is None or rules.objective == "pareto":
             return
-        if self._resources.seconds_left() == 0:
+        if self.resources.seconds_left() == 0:
             return
-        seconds = SECONDS[rules.preset] if rules.minutes is None else OVERTIME_SHARE * 60 * rules.minutes
-        self._overtime = time.monotonic() + seconds
-        for placement in repaired(self.search.trials, near_miss, oracle, self._prepared.space):
+        self.steps.begin_overtime(
+            SECONDS[rules.preset] if rules.minutes is None else OVERTIME_SHARE * 60 * rules.minutes
+        )
+        for placement in repaired(self.search.trials, near_miss, oracle, self.prepared.space):
             trial = self.search.evaluate_also(Proposal(placement=placement, phase="repair"))
             oracle.learn(trial)
-            if trial.incumbent or time.monotonic() > self._overtime:
+            if trial.incumbent or self.steps.overtime_left == 0:
                 return
-
-    def _left(self, budget: Budget) -> float | None:
-        """The seconds left to choose and build candidates; ``None`` without a limit."""
-        return budget.left if self._overtime is None else max(0.0, self._overtime - time.monotonic())
 
     def confirm(self) -> Tuned:
         """Rebuild the finalists, time them together, and select the final model."""
-        prepared, space = self._prepared, self._prepared.space
-        trials, everything = tuple(self.search.trials), space.resolve(space.everything())
-        self._has_ended = True
-        self._step("confirming")
-        half = half_reference(prepared, self._folder)
+        prepared, trials = self.prepared, tuple(self.search.trials)
+        self.steps.end()
+        self.steps.report("confirming")
+        half = half_reference(prepared, self.folder)
         confirmed = confirm(
             trials,
-            everything,
-            self._bench,
-            self._constraint,
+            prepared.space.resolve(prepared.space.everything()),
+            self.bench,
+            self.constraint,
             pareto=prepared.case.tune.objective == "pareto",
             ended_by=self.search.ended_by,
             beside={} if half is None else {ROLE: half},
@@ -226,30 +282,30 @@ class Tuning(Closing):
 
     def _has_time(self, seconds: float) -> bool:
         """Whether one more measurement ends before twice the search's time limit."""
-        minutes = self._prepared.case.tune.minutes
+        minutes = self.prepared.case.tune.minutes
         return minutes is None or self.search.spent_seconds + seconds <= 2 * 60 * minutes
 
     def _result(self, confirmed: Confirmed) -> SearchResult:
-        prepared, (started, cpu_started) = self._prepared, self._started
+        prepared, choice = self.prepared, confirmed.choice
         errors, errors_missing = self._block_errors()
-        choice, seconds = confirmed.choice, time.monotonic() - started
+        seconds = self.steps.total_seconds
         return SearchResult(
             winner=choice.placement,
             trials=confirmed.trials,
             unchanged=choice.unchanged,
             reason=prepared.nothing or "; ".join(filter(None, (choice.reason, self._rehearsed(choice)))),
-            strategy=self._name,
+            strategy=self.strategy,
             seconds=seconds,
-            cpu_seconds=time.process_time() - cpu_started,
-            eps=self._bench.eps,
+            cpu_seconds=self.steps.cpu_seconds,
+            eps=self.bench.eps,
             blocks=len(prepared.space.units),
             regions=len(prepared.regions),
             patterns=len({region.pattern for region in prepared.regions}),
             float_runs=1e3 * seconds / confirmed.latency.samples["reference"].median_ms("wall"),
             ended_by=self.search.ended_by,
             front=confirmed.front,
-            accuracy=self._constraint.bound(choice.placement),
-            limits=self._constraint.limits,
+            accuracy=self.constraint.bound(choice.placement),
+            limits=self.constraint.limits,
             errors=errors,
             errors_missing=errors_missing,
             corrections=prepared.corrections.gains,
@@ -260,36 +316,27 @@ class Tuning(Closing):
 
         The time is limited by a share of the search's, by the preset, and by the search's own limit.
         """
-        if self._oracle is None and not self._prepared.space.units:
-            return (), "no block can be quantized"
-        if self._oracle is None and self._constraint.admission is None:
-            return (), "the search had neither an accuracy constraint nor accuracy as an objective"
-        if self._oracle is None:
+        if self.oracle is None:
+            if not self.prepared.space.units:
+                return (), "no block can be quantized"
+            if self.constraint.admission is None:
+                return (), "the search had neither an accuracy constraint nor accuracy as an objective"
             return (), "the device is simulated"
-        self._step("measuring the error of each block")
-        rules = self._prepared.case.tune
-        spent = time.monotonic() - self._started[0]
-        left = [ERRORS_SHARE * spent, SECONDS[rules.preset], self._resources.seconds_left()]
+        self.steps.report("measuring the error of each block")
+        rules, spent = self.prepared.case.tune, self.steps.total_seconds
+        left = [ERRORS_SHARE * spent, SECONDS[rules.preset], self.resources.seconds_left()]
         if rules.minutes is not None:
             left.append(60 * rules.minutes - spent)
-        return self._oracle.block_errors(min(seconds for seconds in left if seconds is not None))
+        return self.oracle.block_errors(min(seconds for seconds in left if seconds is not None))
 
     def _rehearsed(self, choice: Selection) -> str:
         """The rehearsed figures for the reason of a choice."""
-        least = self._constraint.min_sqnr_db
-        if self._oracle is None:
+        least = self.constraint.min_sqnr_db
+        if self.oracle is None:
             return ""
         if choice.unchanged:
-            return self._oracle.refused_text(least)
-        return "" if least is None else self._oracle.text(choice.placement)
-
-    def rest(self) -> None:
-        """Stop the incumbent's process; it is built again when needed."""
-        self._bench.close()
-
-    def close(self) -> None:
-        """Stop all processes, and remove the candidates' files. Closing twice is harmless."""
-        self._opened.close()
+            return self.oracle.refused_text(least)
+        return "" if least is None else self.oracle.text(choice.placement)
 
 
 def open_twins(twins: Twins, prepared: Prepared, bench: Bench) -> None:
@@ -407,6 +454,30 @@ def _oracle(
     )
 
 
+def _find_corrections(
+    prepared: Prepared,
+    resources: Resources,
+    journal: BuildLogs,
+    constraint: AccuracyConstraint,
+    random: np.random.Generator,
+    starts: Sequence[WarmStart],
+    trials: int,
+    steps: Steps,
+) -> list[Placement]:
+    """Find the corrections of the case, judged also at a placement that meets the limits without them.
+
+    Returns the placements, found for that, which the search begins with.
+    """
+    first, excluded = _first_trials(prepared, resources, journal, constraint, random, starts, trials, steps)
+    near, minutes = promising(first, constraint), prepared.case.tune.minutes
+    prepared.judge_corrections_at(near, excluded)
+    share = "" if minutes is None else f", up to {SHARE:.0%} of the search's time"
+    steps.report(f"looking for corrections{share}")
+    are_taken = any(gain.taken for gain in prepared.corrections.gains)
+    won = [trial.placement for trial in first if trial.incumbent]
+    return list(dict.fromkeys([*won, near] if near is not None and are_taken else won))
+
+
 def _first_trials(
     prepared: Prepared,
     resources: Resources,
@@ -415,7 +486,7 @@ def _first_trials(
     random: np.random.Generator,
     starts: Sequence[WarmStart],
     trials: int,
-    report_step: Callable[[str], None],
+    steps: Steps,
 ) -> tuple[list[Trial], frozenset[str]]:
     """Trials of the first placements that are expected to meet the limits, before corrections take their time.
 
@@ -450,7 +521,7 @@ def _first_trials(
             case=prepared.case.name,
             replay=known,
             watch=lambda progress: (
-                report_step(f"{progress.doing} for a first placement") if progress.doing else None
+                steps.report(f"{progress.doing} for a first placement") if progress.doing else None
             ),
         )
         return [trial for trial in search.run() if trial.phase == FIRST], strategy.excluded
