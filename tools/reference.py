@@ -150,7 +150,7 @@ def _commands() -> Iterator[str]:
     yield ""
     yield "`pytest` exits with its own codes: [continuous integration](../how-to/ci.md). `--json` of each verb:"
     yield "[fields](verbs-json.md)."
-    for name, verb in cli._parser()[1].items():  # noqa: SLF001 - the parser has no other owner
+    for name, verb in cli.parsers()[1].items():
         yield from ("", f"## {name}", "", " ".join(str(verb.description).split()), "", "```sh")
         yield from (line.strip() for line in str(verb.epilog).splitlines()[1:])
         yield "```"

@@ -51,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     AS_JSON.set("--json" in words)
     if "_ARGCOMPLETE" in os.environ:
-        _complete(*_parser())
+        _complete(*parsers())
     if not words:
-        _parser()[0].print_help()
+        parsers()[0].print_help()
         return FINE
     try:
         arguments = _parsed(words)
@@ -102,7 +102,7 @@ def _values(action: argparse.Action) -> Sequence[str]:
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; options of ModelOpt's autotune are errors that name the equivalent option."""
-    parser, verbs = _parser()
+    parser, verbs = parsers()
     known = [*verbs, *parser._option_string_actions]  # noqa: SLF001 - argparse has no other list of its options
     if words[0] not in known:
         what = "option" if words[0].startswith("-") else "verb"
@@ -155,7 +155,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(IMPOSSIBLE)
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser of the command, and that of each verb."""
     parser: argparse.ArgumentParser = _Parser(
         prog="qdqspec",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec.cli.draft import DataDraft, quoted, relative_text
 from qdqspec.errors import ConfigError, QdqspecError
 from qdqspec.types import Inputs
 from qdqspec.units import count_text
@@ -20,6 +21,26 @@ if TYPE_CHECKING:
 _CALIBRATION, _EVALUATION = re.compile("calib|train"), re.compile("eval|val|test")
 _SIDE = 224  # pixels of a side of images that the model leaves open
 _MANY = 4  # more files than this without telling names are one data set
+
+
+_SAFE = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
+_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})  # not text for some YAML
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataDraft:
+    """Data that fits the model, as written in the spec. ``metric`` is a built-in one that its labels fit."""
+
+    calibration: str = ""
+    evaluation: str = ""
+    labelled: bool = False
+    metric: str = ""
+    guessed: str = ""  # sides of images that the model leaves open, as `height 224 and width 224`
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one data set is used for both."""
+        return bool(self.calibration) and self.calibration == self.evaluation
 
 
 def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, list[str]]:
@@ -197,3 +218,16 @@ def _input_text(model: Model, name: str) -> str:
 
     shape = model.shape(name)
     return name if shape is None else f"{name} {shape_text(shape)}"
+
+
+def quoted(text: str) -> str:
+    """A text as YAML reads it back: unquoted if that is safe, else in double quotes."""
+    if _SAFE.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    written = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in written)
+
+
+def relative_text(path: Path, base: Path) -> str:
+    """A path relative to a folder, with slashes, as a spec there names it."""
+    return Path(os.path.relpath(path.absolute(), base)).as_posix()

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec import __version__
 from qdqspec.cases import SPEC_SUFFIXES
 from qdqspec.cli.arguments import MODEL, argument, output, settings_from, verb
-from qdqspec.cli.draft import DataDraft, Draft, InputDraft, counted, relative_text
+from qdqspec.cli.found_data import DataDraft, find_data, quoted, relative_text
 from qdqspec.cli.models import judged
 from qdqspec.cli.output import conclude
 from qdqspec.collector import uncollected
 from qdqspec.config import Settings
+from qdqspec.config.hooks import declaration_of, declares
+from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import ConfigError, OutputError
 from qdqspec.files import create_file, unwritable
 from qdqspec.types import TRIALS, Inputs, QuantizeRules
+from qdqspec.units import plain
 
 if TYPE_CHECKING:
     from qdqspec.backends.base import Capabilities
@@ -32,6 +37,36 @@ _IMAGE, _SEQUENCE, _SOUND, _OTHER = 224, 128, 16000, 16  # guesses for dimension
 _OF_SOUND = re.compile("sample|audio|sound|wav")
 _REASONS = 3  # shown for operators that stay float
 _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
+
+
+_TAIL = """\
+# matrix: {{quant: [{formats}]}}   # a case for each; formats that operators of this model can have
+# patterns: {{deny: [{denied}], nodes: {{exclude: [{excluded}]}}}}   # operators and nodes that stay float
+# quantize: {{calibration: entropy, weights: per-channel}}
+
+tune: {{preset: default, minutes: 5, min_sqnr_db: 20}}   # no placement below 20 dB wins
+
+checks:
+  - {{kind: speedup, min: 1.1}}             # reference time over tuned time; fails if the model gains less
+  - {{kind: parity, min_sqnr_db: 20}}       # of its outputs on all data against the float model's
+{accuracy}  # - {{kind: latency, max_ms: {{{target}: 10}}}}
+  # - {{kind: regression, max: 5%}}         # against a committed baseline: pytest --qdq-update=new
+  # - {{kind: lint, target: [{lint}]}}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputDraft:
+    """An input of a model. ``shape`` is the proposal of the spec, ``open_dims`` the dimensions that are not fixed.
+
+    ``from_data`` is true if data fixed those dimensions.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...] | None
+    open_dims: tuple[int, ...] = ()
+    from_data: bool = False
 
 
 @verb(
@@ -52,7 +87,7 @@ def init(arguments: argparse.Namespace) -> int:
 
     An existing file is never overwritten.
     """
-    from qdqspec.cli.found_data import find_data
+    from qdqspec.graph.cautions import cautions
     from qdqspec.graph.model import load_model
 
     settings = settings_from(arguments)
@@ -61,10 +96,10 @@ def init(arguments: argparse.Namespace) -> int:
     data, inputs, remarks = DataDraft(), Inputs(), list[str]()
     if arguments.data is not None:
         data, inputs, remarks = find_data(arguments.data, model, output.absolute().parent)
-    draft = _draft(model, output, settings, data, inputs)
-    _write_new(output, draft.text())
-    notes = [*draft.cautions, *remarks, *_outside([model.path, arguments.data], settings)]
-    shapes = {one.name: one.shape for one in draft.inputs}
+    proposed, warned = _proposed(model, inputs), list(cautions(model))
+    _write_new(output, _spec_text(model, output, settings, data, proposed, warned))
+    notes = [*warned, *remarks, *_outside([model.path, arguments.data], settings)]
+    shapes = {one.name: one.shape for one in proposed}
     known = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
     command = f"pytest {shlex.quote(str(output))}"
     found = {"inputs": shapes, "data": known, "command": command}
@@ -95,29 +130,100 @@ def _write_new(path: Path, text: str) -> None:
         raise unwritable("the spec", path, error, "choose another folder with -o") from None
 
 
-def _draft(model: Model, output: Path, settings: Settings, data: DataDraft, inputs: Inputs) -> Draft:
-    from qdqspec.backends.base import BuildOptions, backend_named
-    from qdqspec.graph.cautions import cautions
-    from qdqspec.graph.model import require_path
+def _proposed(model: Model, inputs: Inputs) -> list[InputDraft]:
+    """The inputs of the model, with sizes for their dynamic dimensions."""
     from qdqspec.parity.data import shaped_by_data
 
-    backend, options = backend_named(settings.backend), BuildOptions.of(settings)
     known = shaped_by_data(model, inputs).profiles[0].opt()
-    proposed = _named_alike(model, [_input(model, name, known.get(name)) for name in model.inputs])
-    shapes = {one.name: one.shape for one in proposed if one.shape is not None}
+    return _named_alike(model, [_input(model, name, known.get(name)) for name in model.inputs])
+
+
+def _spec_text(
+    model: Model,
+    output: Path,
+    settings: Settings,
+    data: DataDraft,
+    proposed: Sequence[InputDraft],
+    warned: Sequence[str],
+) -> str:
+    """The text of the spec: facts of the model as comments, its inputs, and all other keys as comments."""
+    from qdqspec.backends.base import BuildOptions, backend_named
+    from qdqspec.graph.model import require_path
+
+    backend, options = backend_named(settings.backend), BuildOptions.of(settings)
     found = judged(model, settings)
-    return Draft(
-        model=relative_text(require_path(model), output.absolute().parent),
-        version=__version__,
-        facts=list(_facts(model, found, backend.target, shapes)),
-        cautions=list(cautions(model)),
-        inputs=proposed,
-        data=data,
-        denied=_denied(model, found),
-        excluded=next((node.name for node in reversed(model.nodes) if not node.is_marker), "/head/*"),
-        formats=_formats(model, backend.capabilities(options)),
+    shapes = {one.name: one.shape for one in proposed if one.shape is not None}
+    head = [f"# Written by qdqspec init {__version__}. Editors complete it from: qdqspec schema", "#"]
+    for sentence in (*_facts(model, found, backend.target, shapes), *(f"Note: {one}" for one in warned)):
+        head += textwrap.wrap(plain(sentence), 110, initial_indent="# ", subsequent_indent="#   ")
+    head.append("# Each line below that is a comment can be used alone: remove its '# '.")
+    path = relative_text(require_path(model), output.absolute().parent)
+    body = ["qdqspec: 1", f"model: {quoted(path)}", "", *_input_lines(proposed, data), ""]
+    excluded = next((node.name for node in reversed(model.nodes) if not node.is_marker), "/head/*")
+    is_linted = declares("lint_targets", backend.target)
+    tail = _TAIL.format(
+        formats=", ".join(_formats(model, backend.capabilities(options))),
         target=backend.target,
+        lint=backend.target if is_linted else declaration_of(DEFAULT_BACKEND).lint_targets[0],
+        accuracy=f"  # - {{kind: accuracy, metric: {data.metric}, max_drop: 1%}}\n" if data.metric else "",
+        denied=_denied(model, found),
+        excluded=json.dumps(excluded, ensure_ascii=False),
     )
+    return "\n".join([*head, *body]) + "\n" + tail
+
+
+def _input_lines(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]:
+    shaped = [one for one in inputs if one.shape and all(one.shape)]
+    scalars = [one for one in inputs if one.shape == () and one.kind not in _FLOATS]
+    yield "inputs:"
+    if shaped:
+        yield "  shapes:                                 # at which the model is timed"
+        yield from (f"    {_shape(one)}" for one in shaped)
+        yield from (
+            f"    # {quoted(one.name)}: [1]  # {one.kind}, of unknown rank" for one in _unknown(inputs)
+        )
+    else:
+        yield "  values: {}                              # inputs fixed to a value, by name"
+    if scalars and shaped:
+        fixed = ", ".join(f"{quoted(one.name)}: {'true' if one.kind == 'bool' else 1}" for one in scalars)
+        yield f"  # values: {{{fixed}}}   # fixed in the tuned model; write the value that is used"
+    about = "one array per input, first axis = samples" + (
+        "" if data.calibration else "; without it inputs are random"
+    )
+    if data.calibration.startswith("{images"):
+        about = "images, and their transform"
+        if data.guessed:
+            about += f"; guessed, since the model leaves it open: {data.guessed}"
+    yield f"  {_line('calibration', data.calibration)}  # {about}"
+    more = "" if data.labelled else "; with `labels` also for {kind: accuracy, max_drop: 1%}"
+    judged = "the same data as calibration: name other samples" if data.is_shared else "the same to judge by"
+    yield f"  {_line('evaluation', data.evaluation)}  # {judged}{more}"
+
+
+_FLOATS = frozenset({"float", "double", "float16", "bfloat16"})
+
+
+def _unknown(inputs: Sequence[InputDraft]) -> list[InputDraft]:
+    return [one for one in inputs if one.shape is None and one.kind != "no tensor"]
+
+
+def _line(key: str, found: str) -> str:
+    """A line for data that was found, else a comment with an example."""
+    return f"{key}: {found}" if found else f"# {key}: data.npz".ljust(34)
+
+
+def _shape(one: InputDraft) -> str:
+    assert one.shape is not None
+    shape = "[" + ", ".join(map(str, one.shape)) + "]"
+    origin = "fixed"
+    if one.open_dims:
+        which = ", ".join(map(str, one.open_dims))
+        single = len(one.open_dims) == 1
+        source = "taken from the data" if one.from_data else "a guess" if single else "guesses"
+        origin = f"dimension {which} is dynamic, and this is {source}"
+        if not single:
+            origin = f"dimensions {which} are dynamic, and these are {source}"
+    return f"{quoted(one.name)}: {shape}  # {one.kind}, {origin}"
 
 
 def _formats(model: Model, capabilities: Capabilities) -> Sequence[str]:
@@ -145,14 +251,21 @@ def _facts(model: Model, found: Judged, target: str, shapes: Mapping[str, Sequen
     from qdqspec.regions.inspect import forecast_line
 
     ops = Counter(node.op_type for node in model.nodes if not node.is_marker)
-    yield f"opset {model.opset}, {ops.total()} nodes: {counted(ops)}"
+    yield f"opset {model.opset}, {ops.total()} nodes: {_counted(ops)}"
     integer = Counter(model.by_name[name].op_type for name, reason in found.reasons.items() if not reason)
-    yield f"{target} can run in integers: {counted(integer) or 'nothing'}"
+    yield f"{target} can run in integers: {_counted(integer) or 'nothing'}"
     refused = Counter(reason for reason in found.reasons.values() if reason and not _OF_COURSE.search(reason))
     yield from (f"stays float, {count}: {reason}" for reason, count in refused.most_common(_REASONS))
     if found.note:
         yield f"{found.backend}: {found.note}"
     yield forecast_line(forecast_tuning(model, TRIALS["default"], shapes))
+
+
+def _counted(counts: Mapping[str, int], most: int = 12) -> str:
+    """Counts of operators, the most frequent first: ``Conv 26, MaxPool 3``."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    more = f" and {len(ranked) - most} more" if len(ranked) > most else ""
+    return ", ".join(f"{name} {count}" for name, count in ranked[:most]) + more
 
 
 def _input(model: Model, name: str, known: tuple[int, ...] | None) -> InputDraft:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import yaml
 
-from qdqspec.cli import _parser
+from qdqspec.cli import parsers
 from qdqspec.placement.scheme.scheme_file import read_scheme
 from qdqspec.spec.load import load_spec
 
@@ -89,13 +89,13 @@ def test_a_command_is_accepted(line: str, pytester: pytest.Pytester) -> None:
     if program == "pytest":
         pytester.parseconfig(*words)
     else:
-        _parser()[0].parse_args(words)
+        parsers()[0].parse_args(words)
 
 
 @pytest.mark.parametrize("line", [*quoted()])
 def test_a_quoted_command_has_its_verb_and_options(line: str) -> None:
     _, verb, *words = shlex.split(line)
-    known = _parser()[1][verb]._option_string_actions
+    known = parsers()[1][verb]._option_string_actions
     assert [word for word in words if word.startswith("-") and word.partition("=")[0] not in known] == []
 
 

@@ -156,7 +156,7 @@ def test_json_has_the_same_exit_code_and_is_json(verb, project: Path, words: str
 
 def test_every_verb_has_a_row_for_each_outcome() -> None:
     known = {words.split()[0] for words in CODES}
-    (verbs,) = (action.choices for action in cli._parser()[0]._actions if action.choices)
+    (verbs,) = (action.choices for action in cli.parsers()[0]._actions if action.choices)
     assert known == set(verbs)
     for verb in known:
         codes = {code for words, code in CODES.items() if words.split()[0] == verb}

@@ -18,6 +18,7 @@ from PIL import Image
 
 from qdqspec.cases import load_cases
 from qdqspec.config import Settings
+from qdqspec.graph.cautions import cautions
 from qdqspec.graph.model import load_model
 from qdqspec.parity.data import open_data
 from qdqspec.parity.shapes import InputSpec, require_inputs
@@ -66,6 +67,12 @@ def test_the_spec_of_any_model_loads(verb, tmp_path, odd):
     shapes = case.inputs.profiles[0].opt()
     for name, shape in shapes.items():
         assert list(shape) == result.json["inputs"][name]
+    warned = [*cautions(load_model(tmp_path / "net.onnx"))]
+    assert [note for note in result.json["notes"] if note in warned] == warned
+    comments = " ".join((tmp_path / result.json["output"]).read_text(encoding="utf-8").split()).replace(
+        " # ", " "
+    )
+    assert [caution for caution in warned if " ".join(caution.split()) not in comments] == []
 
 
 def test_the_forecast_counts_at_the_proposed_shapes(verb, tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from json_audit import lost
 
-from qdqspec.cli import _parser, main
+from qdqspec.cli import main, parsers
 
 MODEL, QUANTIZED = "digits_resnet.onnx", "out/tuned.onnx"
 FAKE = ("--backend", "fake")
@@ -85,13 +85,13 @@ ELSEWHERE = {"upgrade-check", "reduce", "schema", "worker"}
 
 
 def test_each_verb_is_among_the_calls() -> None:
-    assert {call[0] for call in CALLS} | ELSEWHERE == set(_parser()[1])
+    assert {call[0] for call in CALLS} | ELSEWHERE == set(parsers()[1])
 
 
 def test_the_reference_has_the_json_of_each_verb() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "verbs-json.md").read_text(encoding="utf-8")
     calls = [line.split()[1:] for line in page.splitlines() if line.startswith("## ")]
-    verbs = _parser()[1]
+    verbs = parsers()[1]
     assert {call[0] for call in calls} | {"schema"} == set(verbs)
     listed = {tuple(call[:2]) for call in calls} | {("cache", "list")}  # the same as without an action
     for verb, parser in verbs.items():
