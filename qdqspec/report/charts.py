@@ -48,8 +48,10 @@ class _Axis:
         return ticks(self.low, self.high)
 
 
-def _upright(x: float, top: float, bottom: float, style: str = "grid") -> str:
-    return element("line", style, x1=x, x2=x, y1=top, y2=bottom)
+def _upright(x: float, top: float, bottom: float, label: str = "", style: str = "grid") -> str:
+    """A vertical line with its value below it."""
+    line = element("line", style, x1=x, x2=x, y1=top, y2=bottom)
+    return line + text(x, bottom + 14, label, "tick middle") if label else line
 
 
 def _level(y: float, left: float, right: float, label: str, style: str = "grid") -> str:
@@ -75,11 +77,7 @@ def latency_chart(latency: LatencyEvidence) -> str:
     top = max(_quantile(values, 0.97) for values in runs.values()) * 1.06 or 1.0
     height = 50 * len(runs) + 34
     x = _Axis(0, top, 8, WIDTH - 14)
-    parts = [
-        _upright(x(tick), 2, height - 26)
-        + (text(x(tick), height - 12, f"{tick:g}", "tick middle") if tick else "")
-        for tick in x.ticks()
-    ]
+    parts = [_upright(x(tick), 2, height - 26, f"{tick:g}" if tick else "") for tick in x.ticks()]
     parts.append(text(x.start, height - 12, "0 ms", "tick"))
     for row, (role, values) in enumerate(runs.items()):
         name, label = names[role]
@@ -129,15 +127,14 @@ def search_chart(search: SearchResult) -> str:
     y = _Axis(max(0.0, min([0.9, *ratios]) - 0.08), top, height - 38, 24)
     parts = [text(8, 12, "time over the reference's", "tick")]
     parts += [_level(y(level), x.start, x.end, f"{level:g}", _style_at(level)) for level in y.ticks()]
-    for number in sorted({int(tick) for tick in x.ticks() if tick == int(tick)}):
-        parts.append(_upright(x(number), height - 38, height - 34))
-        parts.append(text(x(number), height - 20, str(number), "tick middle"))
+    numbers = sorted({int(tick) for tick in x.ticks() if tick == int(tick)})
+    parts += [_upright(x(number), height - 38, height - 34, str(number)) for number in numbers]
     best = [
         (x(trial.number), y(trial.ratio))
         for trial in trials
         if trial.ok and trial.ratio is not None and trial.incumbent
     ]
-    parts.append(_steps(best, x.end) if best else "")
+    parts += [_steps(best, x.end)] if best else []
     parts += [_candidate(trial, x, y) for trial in trials]
     parts.append(text((x.start + x.end) / 2, height - 4, "candidate", "tick middle"))
     return frame(WIDTH, height, "Search: time of each candidate over the reference's", parts)
@@ -199,7 +196,7 @@ def front_chart(search: SearchResult) -> str:
     x, y = _front_axes([(ratio, at) for ratio, at, _ in (*front, *behind)])
     parts = [_level(y(tick), x.start, x.end, f"{tick:g}") for tick in y.ticks()]
     for tick in x.ticks():
-        parts.append(_upright(x(tick), 20, y.start, _style_at(tick)))
+        parts.append(_upright(x(tick), 20, y.start, style=_style_at(tick)))
         parts.append(text(x(tick), y.start + 16, f"{tick:g}", "tick middle"))
     parts.append(text((x.start + x.end) / 2, y.start + 34, "time over the reference's", "tick middle"))
     parts.append(text(8, 12, title, "tick"))
@@ -297,11 +294,8 @@ def baseline_chart(found: RegressionEvidence) -> str:
     mark = [found.history[-1].ratio.median] if found.history else []
     x = _ratio_axis([ratio for _, ratio, _ in rows], mark)
     height = 26 * len(rows) + 34
-    parts = [
-        _upright(x(tick), 2, height - 26) + text(x(tick), height - 12, f"{tick:g}", "tick middle")
-        for tick in x.ticks()
-    ]
-    parts += [_upright(x(value), 2, height - 26, "grid one") for value in mark]
+    parts = [_upright(x(tick), 2, height - 26, f"{tick:g}") for tick in x.ticks()]
+    parts += [_upright(x(value), 2, height - 26, style="grid one") for value in mark]
     for number, (name, ratio, style) in enumerate(rows):
         y = 26 * number + 15
         parts.append(

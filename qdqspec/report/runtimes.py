@@ -18,9 +18,7 @@ from qdqspec.types import (
 )
 from qdqspec.units import count_text, db_text, interval_text, list_text, ms_text, plain, ratio_text
 
-TUNE_SCHEMA_VERSION = 1
 UPGRADE_SCHEMA_VERSION = 1
-TUNE = "tune.json"  # beside the folders of the cases
 MOST_LAYERS = 12  # of a case in the text of an upgrade check
 _NAMED = 4  # nodes of a change
 
@@ -43,19 +41,6 @@ def comparison_text(found: RuntimeComparison) -> str:
 
 def _text_of(table: Table, sentences: list[str]) -> str:
     return "\n".join([table.title, *([table.text] if table.rows else []), *sentences])
-
-
-def tune_to_json(
-    version: str, found: list[dict[str, Any]], files: dict[str, str], common: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """The content of ``tune.json``: comparisons as in the run record, and the file of each winner by name."""
-    return {
-        "schema_version": TUNE_SCHEMA_VERSION,
-        "qdqspec": version,
-        "runtimes": found,
-        "winners": files,
-        "common": common,
-    }
 
 
 # ---- the models of all runtimes ------------------------------------------------------------------

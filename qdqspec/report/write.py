@@ -16,10 +16,11 @@ from qdqspec.files import RESULT, write_whole
 from qdqspec.registry import names, resolve
 from qdqspec.report.formats import ReportFormat
 from qdqspec.report.record import case_to_json, json_text, record_from_json, record_to_json
-from qdqspec.report.runtimes import TUNE, tune_to_json
 from qdqspec.types import RunRecord
 from qdqspec.units import plain
 
+TUNE = "tune.json"  # beside the folders of the cases
+TUNE_SCHEMA_VERSION = 1
 NAME = "github"
 _SUMMARY, _REPOSITORY = "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"
 MOST_ANNOTATIONS = 10  # of each kind that GitHub shows for a step
@@ -155,13 +156,13 @@ def write_results(record: RunRecord) -> None:
 def write_comparisons(record: RunRecord) -> None:
     """Write the comparisons of runtimes to ``tune.json``, in each folder that holds folders of their cases.
 
+    They are those of the run record, with the file of each winner by name.
     Raises `OutputError` if a folder cannot be written.
     """
     outputs = {case.evidence.case.name: case.evidence.output for case in record.cases}
     data = record_to_json(record)
-    written = data["runtimes"]
     folders: dict[Path, tuple[list[dict[str, Any]], dict[str, str]]] = {}
-    for found, comparison in zip(record.runtimes, written, strict=True):
+    for found, comparison in zip(record.runtimes, data["runtimes"], strict=True):
         winner = found.named(found.winner)
         output = outputs.get(winner.case)
         if output is not None:
@@ -169,9 +170,14 @@ def write_comparisons(record: RunRecord) -> None:
             comparisons.append(comparison)
             files[found.name] = f"{output.name}/{'tuned' if winner.model == 'tuned' else 'reference'}.onnx"
     for folder, (comparisons, files) in folders.items():
-        common = [each for each in data["common"] if each["name"] in files]
-        text = json_text(tune_to_json(record.version, comparisons, files, common))
-        write_whole(folder / TUNE, text, what="the comparison")
+        content = {
+            "schema_version": TUNE_SCHEMA_VERSION,
+            "qdqspec": record.version,
+            "runtimes": comparisons,
+            "winners": files,
+            "common": [each for each in data["common"] if each["name"] in files],
+        }
+        write_whole(folder / TUNE, json_text(content), what="the comparison")
 
 
 def _write(path: Path, content: bytes | str) -> None:
