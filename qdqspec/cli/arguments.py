@@ -181,11 +181,9 @@ def values(text: str) -> list[tuple[str, bool | int | float]]:
 def _pairs(item: re.Pattern[str], text: str) -> list[tuple[str, str]]:
     """Names and values of a list with commas; none if ``item`` does not match all of it."""
     matches = list(item.finditer(text))
-    return (
-        [(match["name"], match["value"]) for match in matches]
-        if "".join(m[0] for m in matches) == text
-        else []
-    )
+    if "".join(match[0] for match in matches) != text:
+        return []
+    return [(match["name"], match["value"]) for match in matches]
 
 
 class Joined(argparse.Action):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,34 +56,24 @@ def cache(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"cache {arguments.action}: FILE is for export and import, which need it")
     if arguments.action == "list":
         return _list(arguments, store)
-    if arguments.action in ("info", "export", "import"):
-        return _one_line(arguments, store)
-    removed = store.prune(arguments.older_than if arguments.action == "prune" else 0.0)
-    text = f"{store.folder}: {removed} {'entry' if removed == 1 else 'entries'} removed"
-    answer(arguments, {"folder": str(store.folder), "removed": removed}, text)
-    return FINE
-
-
-def _one_line(arguments: argparse.Namespace, store: Store) -> int:
-    """Describe the cache, or write or read an archive."""
     found: dict[str, Any] = {"folder": str(store.folder)}
     if arguments.file is not None:
         found["file"] = str(arguments.file)
     if arguments.action == "info":
         info = store.info()
-        found |= {
-            "entries": info.entries,
-            "bytes": info.size_bytes,
-            "oldest_seconds": round(info.oldest_seconds, 1),
-        }
+        found["entries"], found["bytes"] = info.entries, info.size_bytes
+        found["oldest_seconds"] = round(info.oldest_seconds, 1)
         size, age = size_text(info.size_bytes), seconds_text(info.oldest_seconds)
         text = f"{_searches(info.entries)}, {size}, the oldest {age}"
     elif arguments.action == "export":
         found["exported"] = store.export(arguments.file)
         text = f"{_searches(found['exported'])} written to {arguments.file}"
-    else:
+    elif arguments.action == "import":
         found["added"], found["present"] = store.take(arguments.file)
         text = f"{_searches(found['added'])} added, {found['present']} were there"
+    else:
+        found["removed"] = store.prune(arguments.older_than if arguments.action == "prune" else 0.0)
+        text = f"{count_text(found['removed'], 'entry', 'entries')} removed"
     answer(arguments, found, f"{store.folder}: {text}")
     return FINE
 
@@ -91,26 +82,19 @@ def _searches(number: int) -> str:
     return count_text(number, "finished search", "finished searches")
 
 
-def _list(arguments: argparse.Namespace, store: Any) -> int:
+def _list(arguments: argparse.Namespace, store: Store) -> int:
     entries = store.entries()
     size = sum(entry.size_bytes for entry in entries)
     head = f"{store.folder}: {_searches(len(entries))}, {size_text(size)}"
-    found = {"folder": str(store.folder), "size_bytes": size, "entries": list(map(_row, entries))}
-    answer(arguments, found, "\n".join([head, *map(_line, entries)]))
+    rows = list(map(_row, entries))
+    found = {"folder": str(store.folder), "size_bytes": size, "entries": rows}
+    answer(arguments, found, "\n".join([head, *map(_line, entries, rows)]))
     damaged = [entry for entry in entries if entry.damage]
     for entry in damaged:
         complain(
             f"{entry.folder}: {entry.damage}\n  it is ignored and made anew; qdqspec cache clear removes it"
         )
     return WANTING if damaged else FINE
-
-
-def _line(entry: StoreEntry) -> str:
-    from qdqspec.preparation.cached import about
-
-    known = about(entry.folder)
-    what = " on ".join(known[word] for word in ("case", "device") if word in known) or "(not stated)"
-    return f"  {entry.folder.name[:12]}  {size_text(entry.size_bytes):>9}  {seconds_text(entry.age_seconds):>9}  {what}"
 
 
 def _row(entry: StoreEntry) -> dict[str, Any]:
@@ -124,3 +108,8 @@ def _row(entry: StoreEntry) -> dict[str, Any]:
         "damage": entry.damage,
         **about(entry.folder),
     }
+
+
+def _line(entry: StoreEntry, row: Mapping[str, Any]) -> str:
+    what = " on ".join(row[word] for word in ("case", "device") if word in row) or "(not stated)"
+    return f"  {entry.folder.name[:12]}  {size_text(entry.size_bytes):>9}  {seconds_text(entry.age_seconds):>9}  {what}"
