@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from qdqspec.types import NOT_CAPTURED
@@ -21,49 +21,37 @@ from qdqspec.types import NOT_CAPTURED
 RunOutcome: TypeAlias = Literal["PASSED", "FAILED", ""]
 
 _BANNER = re.compile(r"&&&& (RUNNING|PASSED|FAILED) TensorRT\.trtexec(?: \[TensorRT v(\d{4,9})\])?")
-_SUMMARY = re.compile(
-    r"(Latency|Enqueue Time|H2D Latency|GPU Compute Time|D2H Latency): (?=min = |max = |mean = |median = )"
-)
-_STATISTIC = re.compile(r"(min|max|mean|median|percentile\([\d.]{1,12}%\)) = ([-+\w.]{1,40})")
-_FACT = re.compile(r"(Selected Device|Compute Capability|TensorRT version|Precision): (.+)")
+_MEDIAN = re.compile(r"GPU Compute Time: (?:.*, )?median = ([-+\w.]{1,40})")
 _PROFILE = "=== Profile ("
 _TOTAL = "Total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The parsed output of one run of trtexec. ``statistics`` are in ms: ``{"GPU Compute Time": {"median": ...}}``.
+    """The parsed output of one run of trtexec. ``verdict`` is empty after a crash.
 
-    ``verdict`` is empty after a crash; ``profile`` contains mean milliseconds of the layers it printed;
-    ``layers`` are those of ``--dumpLayerInfo``, one line each.
+    ``median_ms`` is that of the GPU compute time; ``None`` where the run printed no summary, or no usable one.
+    ``profile`` contains mean milliseconds of the layers it printed.
     """
 
     verdict: RunOutcome = ""
     version: tuple[int, int, int] | None = None
-    statistics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    facts: Mapping[str, str] = field(default_factory=dict)
+    median_ms: float | None = None
     findings: tuple[MatchedMessage, ...] = ()
     errors: tuple[str, ...] = ()
     profile: tuple[tuple[str, float], ...] = ()
-    layers: tuple[str, ...] = ()
-
-    @property
-    def median_ms(self) -> float | None:
-        """The median GPU compute time; ``None`` where the run printed no summary, or no usable one."""
-        return self.statistics.get("GPU Compute Time", {}).get("median")
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Warnings of trtexec about its own measurement."""
-        found = (finding for finding in self.findings if finding.weight == "note")
-        return tuple(
-            dict.fromkeys(
-                f"{NOT_CAPTURED}: {each.text}"
-                if each.kind == "no_cuda_graph"
-                else each.text.removeprefix("* ")
-                for each in found
-            )
+        found = (finding for finding in self.findings if finding.rule.weight == "note")
+        texts = (
+            f"{NOT_CAPTURED}: {each.text}"
+            if each.rule.kind == "no_cuda_graph"
+            else each.text.removeprefix("* ")
+            for each in found
         )
+        return tuple(dict.fromkeys(texts))
 
 
 def read_log(log: str) -> Report:
@@ -71,25 +59,20 @@ def read_log(log: str) -> Report:
     lines = list(plain_lines(log))
     verdict: RunOutcome = ""
     version = None
-    statistics: dict[str, Mapping[str, float]] = {}
-    facts: dict[str, str] = {}
+    median_ms = None
     for _, text in lines:
         if banner := _BANNER.match(text):
             version = _version(banner[2]) or version
             verdict = "PASSED" if banner[1] == "PASSED" else "FAILED" if banner[1] == "FAILED" else verdict
-        elif summary := _SUMMARY.match(text):
-            statistics[summary[1]] = _statistics(text)
-        elif fact := _FACT.match(text):
-            facts[fact[1]] = fact[2]
+        elif summary := _MEDIAN.match(text):
+            median_ms = _number(summary[1])
     return Report(
         verdict=verdict,
         version=version,
-        statistics=statistics,
-        facts=facts,
+        median_ms=median_ms,
         findings=find_all(log),
         errors=tuple(dict.fromkeys(shortened(text) for level, text in lines if level in ("E", "F") and text)),
         profile=tuple(_profile_rows(log)),
-        layers=tuple(_layer_lines(log)),
     )
 
 
@@ -102,12 +85,6 @@ def _version(digits: str | None) -> tuple[int, int, int] | None:
         return number // 10_000, number // 100 % 100, number % 100
     rest = number % 100
     return number // 1000, number // 100 % 10, rest if rest < 10 else rest // 10
-
-
-def _statistics(text: str) -> dict[str, float]:
-    """The numeric values of a summary line."""
-    found = {name: _number(value) for name, value in _STATISTIC.findall(text)}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _number(text: str) -> float | None:
@@ -146,18 +123,6 @@ def _row(text: str, heading: str) -> tuple[str, float] | None:
     return None if mean is None else (cells[-1], mean)
 
 
-def _layer_lines(log: str) -> Iterator[str]:
-    """The lines between ``Layers:`` and the blank line or heading that ends them."""
-    inside = False
-    for line in log.split("\n"):  # not splitlines, which splits at the separators of metadata
-        if line.rstrip().endswith("Layers:"):
-            inside = True
-        elif inside and (not line.strip() or line.startswith(("Bindings:", "I/O Tensors:", "&&&&"))):
-            inside = False
-        elif inside:
-            yield line
-
-
 Weight: TypeAlias = Literal["fatal", "note"]
 
 
@@ -173,12 +138,10 @@ class MessageRule:
 
 @dataclass(frozen=True, slots=True)
 class MatchedMessage:
-    """A message that matches a rule. ``text`` is the line without time and severity."""
+    """A message and the rule that it matches. ``text`` is the line without time and severity."""
 
-    kind: str
-    weight: Weight
+    rule: MessageRule
     text: str
-    cure: str
 
 
 def _rule(kind: str, weight: Weight, pattern: str, cure: str = "") -> MessageRule:
@@ -266,7 +229,12 @@ RULES = (
 _LINE = re.compile(
     r"(?:\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] )?(?:\[TRT\] )?(?:\[(?P<level>[A-Z])\] ?)?(?:\[TRT\] )?(?P<text>.*)"
 )
-_CRASH = re.compile(r"^\S+: \S+:\d+: .*Assertion `")
+_CRASH = _rule(
+    "crash_no_verdict",
+    "fatal",
+    r"^\S+: \S+:\d+: .*Assertion `",
+    "TensorRT itself crashed: leave this candidate out",
+)  # found first, and the least specific one
 _RETRIED = (
     "Error message: "  # continues "Engine generation failed with backend strategy": another one follows
 )
@@ -286,29 +254,16 @@ def find_all(log: str) -> tuple[MatchedMessage, ...]:
     """Every message that matches a rule, in order, each text once."""
     found: dict[MatchedMessage, None] = {}
     for _, text in plain_lines(log):
-        rule = None if text.startswith(_RETRIED) else _fitting(text)
-        if rule:
-            found[MatchedMessage(rule.kind, rule.weight, shortened(text), rule.cure)] = None
+        rule = next((rule for rule in (_CRASH, *RULES) if rule.pattern.search(text[:_READ])), None)
+        if rule is not None and not text.startswith(_RETRIED):
+            found[MatchedMessage(rule, shortened(text))] = None
     return tuple(found)
 
 
 def cause_of(findings: Iterable[MatchedMessage]) -> MatchedMessage | None:
     """The most specific of the messages that end a run."""
-    fatal = [finding for finding in findings if finding.weight == "fatal"]
-    order = {rule.kind: index for index, rule in enumerate((*RULES, CRASH))}
-    return min(fatal, key=lambda finding: order[finding.kind], default=None)
-
-
-CRASH = _rule(
-    "crash_no_verdict", "fatal", _CRASH.pattern, "TensorRT itself crashed: leave this candidate out"
-)
-
-
-def _fitting(text: str) -> MessageRule | None:
-    text = text[:_READ]
-    if _CRASH.match(text):
-        return CRASH
-    return next((rule for rule in RULES if rule.pattern.search(text)), None)
+    fatal = [finding for finding in findings if finding.rule.weight == "fatal"]
+    return min(fatal, key=lambda finding: (*RULES, _CRASH).index(finding.rule), default=None)
 
 
 def shortened(text: str) -> str:

@@ -107,22 +107,22 @@ class _Outcome:
     @property
     def unknown(self) -> tuple[str, ...]:
         """Options that it reported as unknown."""
-        texts = (f.text for f in self.report.findings if f.kind == "unknown_option")
+        texts = (f.text for f in self.report.findings if f.rule.kind == "unknown_option")
         return tuple(text.removeprefix("Unknown option: ") for text in texts)
 
     def report_or_error(self, model: Path) -> Report:
         """The report of a successful run; otherwise the error with the most specific reason."""
-        assumed = next((f for f in self.report.findings if f.kind == "shapes_assumed"), None)
+        assumed = next((f for f in self.report.findings if f.rule.kind == "shapes_assumed"), None)
         if assumed is not None:
             raise BackendError(
-                f"trtexec measured another shape: {assumed.text}", where=model, cure=assumed.cure
+                f"trtexec measured another shape: {assumed.text}", where=model, cure=assumed.rule.cure
             )
         if self.code == 0 and self.report.verdict == "PASSED":
             return self.report
         cause = cause_of(self.report.findings)
         if cause is not None:
             raise BackendError(
-                f"trtexec {self._result_text}: {cause.text}", where=model, cure=cause.cure or None
+                f"trtexec {self._result_text}: {cause.text}", where=model, cure=cause.rule.cure or None
             )
         message = (
             " | ".join(self.report.errors[-_LAST_LINES:]) or _last_lines(self.log) or "it printed nothing"
