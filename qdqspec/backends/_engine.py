@@ -1,4 +1,4 @@
-"""Shared parts of engines: bound inputs, times of runs, checks of inputs, programs that end with this process."""
+"""Shared parts of engines: bound inputs, times of runs, checks of files and inputs, programs that they start."""
 
 from __future__ import annotations
 
@@ -104,9 +104,8 @@ def time_runs(run: Callable[[], object], runs: int, warmup: int, *, alone: bool)
 
 def cannot_run(feeds: Mapping[str, Array]) -> str:
     """The beginning of the message of a run that failed, with the shapes of its inputs."""
-    return (
-        f"the model could not be run with {', '.join(f'{name} {list(v.shape)}' for name, v in feeds.items())}"
-    )
+    shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in feeds.items())
+    return f"the model could not be run with {shapes}"
 
 
 def check_names(inputs: Collection[str], feeds: Mapping[str, Any], model: Path) -> None:
@@ -118,6 +117,12 @@ def check_names(inputs: Collection[str], feeds: Mapping[str, Any], model: Path) 
         raise BackendError(
             f"the inputs do not fit the model: {' and '.join(texts)}", where=model, cure=CHECK_INPUTS
         )
+
+
+def require_file(model: Path) -> None:
+    """Raise `BackendError` if there is no model file."""
+    if not model.is_file():
+        raise BackendError("there is no such model file", where=model, cure="check the path")
 
 
 def refusals_of(
@@ -142,6 +147,12 @@ def refusals_of(
 
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux' prctl
+
+
+def python_command(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The command that runs a module in a new interpreter, and its environment: it imports what this one does."""
+    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    return [sys.executable, "-P", "-m", module, *arguments], {**os.environ, "PYTHONPATH": paths}
 
 
 def start_program(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from qdqspec.backends._engine import require_file
 from qdqspec.errors import BackendError
 from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
@@ -22,8 +23,7 @@ def read_source(path: Path) -> Model:
 
 def read_given(path: Path) -> Model:
     """The same, of a file that the runtime has not read yet. Raises `BackendError` if it is no ONNX model."""
-    if not path.is_file():
-        raise BackendError("there is no such model file", where=path, cure="check the path")
+    require_file(path)
     try:
         return read_source(path)
     except Exception as error:  # noqa: BLE001 - protobuf raises various exceptions

@@ -29,6 +29,7 @@ from qdqspec.backends._engine import (
     cannot_run,
     profile_warmup,
     refusals_of,
+    require_file,
     time_runs,
 )
 from qdqspec.backends._source import read_source
@@ -295,8 +296,7 @@ def open_session(
         raise BackendUnavailableError(
             f"onnxruntime cannot be imported: {plainly(error)}", cure=_INSTALL
         ) from None
-    if not model.is_file():
-        raise BackendError("there is no such model file", where=model, cure="check the path")
+    require_file(model)
     settings = _session_options(options)
     if optimized is not None:
         settings.optimized_model_filepath = str(optimized)

@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 from qdqspec.backends._cpu import slug_from_text
+from qdqspec.backends._engine import python_command
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.cuda import INSTALL
 from qdqspec.backends._nvidia.smi import gpu_settings
 from qdqspec.backends.tensorrt.api import NEWEST, installed_version, parts, require_tensorrt
+from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendError
 from qdqspec.units import signal_text
 
@@ -64,38 +65,26 @@ def look(index: int = 0) -> DeviceState:
 def _look(index: int, visible: str | None, paths: tuple[str, ...]) -> DeviceState:  # noqa: ARG001 - what it depends on
     if installed_version() is None:
         return DeviceState(why="tensorrt is not installed", install=INSTALL)
-    here = os.pathsep.join(path or str(Path.cwd()) for path in paths)
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "qdqspec.backends.tensorrt.device", str(index)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT,
-            check=False,
-            env={**os.environ, "PYTHONPATH": here},
-        )
+        done = _run_here(index)
     except subprocess.TimeoutExpired:
         return DeviceState(why=f"{_PROBE} gave no answer for {_TIMEOUT:g} s and was ended", install=_SEE_WHY)
     except OSError as error:
         return DeviceState(why=f"{_PROBE} could not be started: {error}", install=INSTALL)
-    return _found_from(done)
-
-
-def _found_from(done: subprocess.CompletedProcess[str]) -> DeviceState:
-    lines = done.stdout.strip().splitlines()
     try:
-        state = json.loads(lines[-1])
-        return DeviceState(**{**state, "capability": tuple(state["capability"])})
-    except (IndexError, ValueError, TypeError, KeyError):
-        words = " ".join(done.stderr.split())[-300:]
-        return DeviceState(
-            why=f"{_PROBE} {_end(done.returncode)}; the end of its log: {words}", install=_SEE_WHY
-        )
+        return from_data(DeviceState, json.loads(done.stdout.strip().splitlines()[-1]))
+    except (IndexError, ValueError):
+        code, words = done.returncode, " ".join(done.stderr.split())[-300:]
+        end = f"ended with code {code}" if code >= 0 else f"was killed by {signal_text(-code)}"
+        return DeviceState(why=f"{_PROBE} {end}; the end of its log: {words}", install=_SEE_WHY)
 
 
-def _end(code: int) -> str:
-    return f"ended with code {code}" if code >= 0 else f"was killed by {signal_text(-code)}"
+def _run_here(index: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run this module in a process of its own."""
+    command, env = python_command("qdqspec.backends.tensorrt.device", str(index), *words)
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
+    )
 
 
 # ---- in the separate process --------------------------------------------------------------------
@@ -145,13 +134,7 @@ def _require_room_for_two(index: int) -> None:
         return
     cuda.select(index)
     with closing(cuda.Stream()):
-        second = subprocess.run(
-            [sys.executable, "-P", "-m", "qdqspec.backends.tensorrt.device", str(index), _SECOND],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-            check=False,
-        )
+        second = _run_here(index, _SECOND)
     if second.returncode:
         raise BackendError(
             "the GPU is in compute mode EXCLUSIVE_PROCESS and refuses a second process, but engines that are compared "
@@ -169,9 +152,7 @@ def main(arguments: list[str]) -> None:
         except BackendError as error:
             sys.exit(error.what)
         return
-    found = find(int(arguments[0]))
-    names = ("why", "install", "tensorrt", "gpu", "capability", "facts")
-    sys.stdout.write("\n" + json.dumps({name: getattr(found, name) for name in names}) + "\n")
+    sys.stdout.write("\n" + json.dumps(to_data(find(int(arguments[0])))) + "\n")
 
 
 if __name__ == "__main__":

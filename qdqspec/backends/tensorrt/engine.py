@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec.arrays import Array, Shape
-from qdqspec.backends._engine import BoundEngine
+from qdqspec.backends._engine import BoundEngine, require_file
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.smi import GpuWatch
 from qdqspec.backends._source import read_source
@@ -34,7 +34,7 @@ from qdqspec.backends.tensorrt.log import open_log, refusals
 from qdqspec.backends.tensorrt.ops import capabilities
 from qdqspec.backends.tensorrt.options import OPTIONS, options_from
 from qdqspec.backends.tensorrt.run import Bound, Execution, check_feeds, ports_of
-from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.errors import BackendUnavailableError
 from qdqspec.files import write_whole
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
 
@@ -94,8 +94,7 @@ class TensorRt:
         """
         options_from(options.extra)  # an invalid option is reported before anything is loaded
         require_tensorrt()
-        if not model.is_file():
-            raise BackendError("there is no such model file", where=model, cure="check the path")
+        require_file(model)
         cuda.select(options.device)
         return TensorRtEngine(model, options)
 
@@ -124,9 +123,8 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         self._stream = cuda.Stream()
         self._held = max(free - cuda.memory()[0], built.facts["plan_bytes"])
         self._watch = GpuWatch(cuda.bus_id(options.device))
-        self._launches: deque[float] = deque(
-            maxlen=_LAUNCHES
-        )  # time to launch a run over its time on the device
+        # time to launch a run over its time on the device
+        self._launches: deque[float] = deque(maxlen=_LAUNCHES)
         self._last_run = -math.inf  # on the clock of `time.perf_counter`
         self._runner: tuple[dict[str, Shape], Execution] | None = None
 

@@ -35,6 +35,7 @@ from qdqspec.backends.tensorrt.gpu_day.archive import (
 )
 from qdqspec.backends.tensorrt.gpu_day.models import REFUSED
 from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, PARTS, Day, DayPart
+from qdqspec.codec import from_data, to_data
 from qdqspec.errors import OutputError
 from qdqspec.lint import lint_model, rules_for
 
@@ -62,9 +63,8 @@ LARGE_MIB = 1
 
 def here(part: DayPart, day: Day, log: Path) -> str:
     """Run a part in this process: an interpreter for each takes a second or more."""
-    words = {"device": day.device, "extra": dict(day.extra), "large_mib": day.large_mib}
     with log.open("w") as file, contextlib.redirect_stderr(file):
-        run_part(part.name, day.folder, words)
+        run_part(part.name, from_data(Day, to_data(day)))
     return ""
 
 

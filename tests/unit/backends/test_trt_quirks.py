@@ -67,7 +67,9 @@ def test_quirk_01_layers_are_objects_texts_or_none() -> None:
     detailed = parse_layers(text("trt10.16-mnist-detailed.graph.json"))
     names = [entry.name for entry in detailed]
     assert [entry.name for entry in parse_layers({"Layers": names})] == names
-    lines = [line for line in text("trt10.16-mnist-dumpLayerInfo.log").split("\n") if line.startswith("Name: ")]
+    lines = [
+        line for line in text("trt10.16-mnist-dumpLayerInfo.log").split("\n") if line.startswith("Name: ")
+    ]
     assert [entry.nodes for entry in parse_layers({"Layers": lines})] == [e.nodes for e in detailed]
     assert parse_layers({"Layers": []}) == ()
 

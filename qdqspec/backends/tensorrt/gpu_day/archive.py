@@ -1,13 +1,12 @@
 """Runs the parts one after the other, each in a process of its own, and writes all of their files as one archive.
 
-The process of one part is ``python -m qdqspec.backends.tensorrt.gpu_day.archive PART FOLDER OPTIONS``, options as JSON.
+The process of one part is ``python -m qdqspec.backends.tensorrt.gpu_day.archive PART DAY``, a `Day` as JSON.
 
 Names, folders and serial numbers, which identify a person or a machine, are removed from texts of the archive.
 """
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import io
 import json
@@ -23,13 +22,14 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from qdqspec import __version__
-from qdqspec.backends._engine import end_program, start_program
+from qdqspec.backends._engine import end_program, python_command, start_program
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, LARGE_MIB, PARTS, SCRATCH, Day, DayPart, Facts
 from qdqspec.backends.tensorrt.options import options_from
+from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendUnavailableError, QdqspecError
 from qdqspec.files import write_whole
 from qdqspec.temporary import TemporaryFolder
@@ -88,21 +88,10 @@ def write_bundle(
 
 def start(part: DayPart, day: Day, log: Path) -> str:
     """Run a part in a fresh interpreter, which is ended with all of its children after the part's time."""
-    words = json.dumps({"device": day.device, "extra": dict(day.extra), "large_mib": day.large_mib})
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "qdqspec.backends.tensorrt.gpu_day.archive",
-        part.name,
-        str(day.folder),
-        words,
-    ]
-    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    module = "qdqspec.backends.tensorrt.gpu_day.archive"
+    command, env = python_command(module, part.name, json.dumps(to_data(day)))
     with log.open("wb") as output:
-        process = start_program(
-            command, output=output, env={**os.environ, "PYTHONPATH": paths}, install="see: qdqspec doctor"
-        )
+        process = start_program(command, output=output, env=env, install="see: qdqspec doctor")
         try:
             code = process.wait(part.seconds)
         except subprocess.TimeoutExpired:
@@ -114,9 +103,8 @@ def start(part: DayPart, day: Day, log: Path) -> str:
     return f"its process ended with exit code {code}" if code else ""
 
 
-def run_part(name: str, folder: Path, words: Mapping[str, Any]) -> None:
+def run_part(name: str, day: Day) -> None:
     """Run a part in this process and write its result; called in the process of the part."""
-    day = Day(folder=folder, device=words["device"], extra=words["extra"], large_mib=words["large_mib"])
     status, why, facts = "done", "", {}
     try:
         facts = BY_NAME[name].run(day)
@@ -127,9 +115,8 @@ def run_part(name: str, folder: Path, words: Mapping[str, Any]) -> None:
     except Exception as error:  # noqa: BLE001 - a fault that was not foreseen must not cost the other parts
         traceback.print_exc()
         status, why = "failed", f"{type(error).__name__}: {error}"
-    (folder / _RESULT).write_text(
-        json.dumps({"status": status, "why": why, "facts": facts}), encoding="utf-8"
-    )
+    result = {"status": status, "why": why, "facts": facts}
+    (day.folder / _RESULT).write_text(json.dumps(result), encoding="utf-8")
 
 
 def _result(part: DayPart, day: Day, run: Launch) -> Facts:
@@ -137,7 +124,7 @@ def _result(part: DayPart, day: Day, run: Launch) -> Facts:
     log, file = day.folder / f"{part.name}.log", day.folder / _RESULT
     why = run(part, day, log)
     found: Facts = {"status": "ended", "why": why, "facts": {}}
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         found = json.loads(file.read_text(encoding="utf-8"))
     file.unlink(missing_ok=True)
     seconds = round(time.perf_counter() - began, 3)
@@ -200,17 +187,15 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 _SHORTEST = 3  # letters of a name that is replaced: a shorter one is part of too many words
-_NAMES = frozenset(
-    {"root", "user", "localhost", "nobody", "runner", "docker"}
-)  # of no person, and words in logs
+# of no person, and words in logs
+_NAMES = frozenset({"root", "user", "localhost", "nobody", "runner", "docker"})
 _HOMES = re.compile(r"(/home|/Users|[A-Za-z]:\\Users)[/\\][^/\\\s\"':,;]+")
 _UUID = re.compile(r"\b((?:GPU|MIG)-)[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _IDENTIFIED = re.compile(
     r"^(\s*(?:Serial Number|Board ID|Chassis Serial Number|Module ID|GPU GUID)\s*:).*$", re.MULTILINE
 )
-_PROCESSES = re.compile(
-    r"^(\s*)Processes\b.*(?:\n(?:\1\s+.*)?$)*", re.MULTILINE
-)  # of nvidia-smi -q, with their paths
+# of nvidia-smi -q, with their paths
+_PROCESSES = re.compile(r"^(\s*)Processes\b.*(?:\n(?:\1\s+.*)?$)*", re.MULTILINE)
 
 
 def hidden_words(given: Iterable[Path] = ()) -> dict[str, str]:
@@ -255,4 +240,4 @@ def cleaned(text: str, hidden: Mapping[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    run_part(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))
+    run_part(sys.argv[1], from_data(Day, json.loads(sys.argv[2])))
