@@ -28,8 +28,7 @@ _CURES = {
     "cudaErrorNoDevice": "check that nvidia-smi lists a GPU, and CUDA_VISIBLE_DEVICES",
     "cudaErrorInsufficientDriver": "update the NVIDIA driver, or install the packages for a driver of CUDA 12: "
     "pip install 'qdqspec[tensorrt-cu12]'",
-    "cudaErrorDevicesUnavailable": "another process holds the GPU in compute mode EXCLUSIVE_PROCESS: engines "
-    "that are "
+    "cudaErrorDevicesUnavailable": "another process holds the GPU in compute mode EXCLUSIVE_PROCESS: engines that are "
     "compared are open in two processes; set it with nvidia-smi --compute-mode=DEFAULT",
     "cudaErrorInitializationError": "CUDA was initialized before this process was forked",
 }

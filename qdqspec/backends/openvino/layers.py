@@ -147,9 +147,8 @@ class _Mapping:
         for index, kernel in enumerate(kernels):
             for maker in kernel.inputs:
                 self._readers.setdefault(maker, []).append(index)
-        self._owner: dict[
-            str, int
-        ] = {}  # of a node: the first kernel that names it, and is no mere conversion
+        # of a node: the first kernel that names it, and is no mere conversion
+        self._owner: dict[str, int] = {}
         for index in sorted(range(len(kernels)), key=lambda i: (kernels[i].layer_type in _MAY_CONVERT, i)):
             for node in self._named[index].nodes:
                 self._owner.setdefault(node, index)

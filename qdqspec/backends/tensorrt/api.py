@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 
 OLDEST = (10, 9)
 NEWEST = (11, 4)  # versions the names were checked against; later versions of 11 are accepted
-_DISTRIBUTIONS = (
-    "tensorrt",
-    "tensorrt-cu13",
-    "tensorrt-cu12",
-)  # the first is missing if an extra selected one of the others
+# The first is missing if an extra selected one of the others.
+_DISTRIBUTIONS = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
 
 # TensorRT's name of an element type, and numpy's. `trt.nptype` has none for the last two.
 _NUMPY = {

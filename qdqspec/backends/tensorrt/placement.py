@@ -12,10 +12,10 @@ affected; nor are NVFP4 and MXFP8, which the sources do not mention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from qdqspec.backends.tensorrt.sizes import (
+from qdqspec.backends.tensorrt.ops import (
     is_one_line,
     too_few_channels,
     too_large_for_fp8,
@@ -27,8 +27,6 @@ from qdqspec.placement.space.units import Edge, Form, Unit, Units, weight_input,
 from qdqspec.types import Consumer
 
 INT8, FP8 = "int8", "fp8"
-_CONVS = frozenset({"Conv"})
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
 def few_channel_conv(model: Model, units: Units) -> Units:
@@ -40,15 +38,13 @@ def few_channel_conv(model: Model, units: Units) -> Units:
     missing or slower.
     """
 
-    def excluded(node: Node, fmt: str) -> bool:
-        dims = _weight(model, node)
-        if dims is None or len(dims) < 3:
-            return False
-        group = int(str(node.attributes.get("group", 1)))
-        first = node.inputs[0] in model.inputs
-        return too_few_channels(dims, group=group, fp8=fmt == FP8, first=first)
+    def excluded(unit: Unit, fmt: str) -> bool:
+        node, dims = model.by_name[unit.id], _kernel(model, unit)
+        return len(dims) > 2 and too_few_channels(
+            dims, group=node.number("group", 1), fp8=fmt == FP8, first=node.inputs[0] in model.inputs
+        )
 
-    return _without(model, units, _CONVS, excluded)
+    return _without(units, excluded)
 
 
 def large_fp8_kernel(model: Model, units: Units) -> Units:
@@ -58,11 +54,7 @@ def large_fp8_kernel(model: Model, units: Units) -> Units:
     are missing or slower.
     """
 
-    def excluded(node: Node, fmt: str) -> bool:
-        dims = _weight(model, node)
-        return fmt == FP8 and dims is not None and too_large_for_fp8(dims)
-
-    return _without(model, units, _CONVS, excluded)
+    return _without(units, lambda unit, fmt: fmt == FP8 and too_large_for_fp8(_kernel(model, unit)))
 
 
 def small_gemm(model: Model, units: Units) -> Units:
@@ -74,35 +66,32 @@ def small_gemm(model: Model, units: Units) -> Units:
     a vector does not use tensor cores, and theirs need 16 rows and columns.
     """
 
-    def excluded(node: Node, fmt: str) -> bool:  # noqa: ARG001 - alike in both formats
-        return is_one_line(model.shape(node.outputs[0])) or too_small_to_multiply(model.shape(node.inputs[1]))
+    def excluded(unit: Unit, fmt: str) -> bool:  # noqa: ARG001 - alike in both formats
+        node = model.by_name[unit.id]
+        return unit.op_type in ("Gemm", "MatMul") and (
+            is_one_line(model.shape(node.outputs[0])) or too_small_to_multiply(model.shape(node.inputs[1]))
+        )
 
-    return _without(model, units, _PRODUCTS, excluded)
+    return _without(units, excluded)
 
 
-def _without(
-    model: Model, units: Units, op_types: Collection[str], excluded: Callable[[Node, str], bool]
-) -> Units:
-    """The units without the int8 and fp8 forms that the rule excludes for a unit's operator, one of ``op_types``."""
+def _without(units: Units, excluded: Callable[[Unit, str], bool]) -> Units:
+    """The units without those int8 and fp8 forms that a rule excludes."""
 
     def kept(unit: Unit) -> Unit:
-        if unit.op_type not in op_types:
-            return unit
-        node = model.by_name[unit.id]
-        forms = tuple(
-            form
-            for form in unit.forms
-            if form.choice.format not in (INT8, FP8) or not excluded(node, form.choice.format)
-        )
-        return unit if len(forms) == len(unit.forms) else replace(unit, forms=forms)
+        formats = {form.choice.format for form in unit.forms} & {INT8, FP8}
+        removed = {fmt for fmt in formats if excluded(unit, fmt)}
+        forms = tuple([form for form in unit.forms if form.choice.format not in removed])
+        return replace(unit, forms=forms) if removed else unit
 
     return tuple(kept(unit) for unit in units)
 
 
-def _weight(model: Model, node: Node) -> tuple[int, ...] | None:
-    """The shape of a constant weight."""
-    index = weight_input(model, node)
-    return None if index is None else tuple(model.constants[node.inputs[index]].dims)
+def _kernel(model: Model, unit: Unit) -> tuple[int, ...]:
+    """The shape of a convolution's constant weight; empty for other operators and weights."""
+    node = model.by_name[unit.id]
+    index = weight_input(model, node) if unit.op_type == "Conv" else None
+    return () if index is None else tuple(model.constants[node.inputs[index]].dims)
 
 
 # Operators allowed between a product and the Softmax: scaling, masks, layout. In fp8 the order matters too: a
@@ -177,9 +166,9 @@ def _joined(model: Model, attention: _Attention, scores: Unit, mixed: Unit) -> U
 def _fits(model: Model, attention: _Attention, form: Form) -> bool:
     shape = model.shape(attention.scores.inputs[1])
     head, positions = shape[-2:] if shape is not None and len(shape) > 1 else (None, None)
-    if form.choice.format == "fp8":
+    if form.choice.format == FP8:
         return attention.plain and (head is None or head in _HEADS_IN_FP8)
-    return form.choice.format != "int8" or positions is None or positions <= _LONGEST_IN_INT8
+    return form.choice.format != INT8 or positions is None or positions <= _LONGEST_IN_INT8
 
 
 # ---- finding ------------------------------------------------------------------------------------
@@ -217,16 +206,9 @@ def _before(model: Model, softmax: Node) -> tuple[Node, list[Node]] | None:
 
 def _source(model: Model, node: Node) -> Node | None:
     """The producer of the data of a scale, mask or layout: of two operands the one after a product."""
-    makers = [
-        model.producer[name]
-        for name in node.inputs[:2]
-        if name in model.producer and name not in model.constants
-    ]
-    if node.op_type in _LAYOUT:
-        makers = makers[:1]
-    near = [
-        maker for maker in makers if _is_product(model, maker) or maker.op_type in _LAYOUT | _SCALES | _MASKS
-    ]
+    names = [name for name in node.inputs[:2] if name in model.producer and name not in model.constants]
+    makers = [model.producer[name] for name in (names[:1] if node.op_type in _LAYOUT else names)]
+    near = [m for m in makers if _is_product(model, m) or m.op_type in _LAYOUT | _SCALES | _MASKS]
     return max(near, key=lambda maker: (_is_product(model, maker), maker.index), default=None)
 
 
@@ -325,19 +307,14 @@ def fp8_operators(model: Model, units: Units) -> Units:
     Source: github.com/NVIDIA/Model-Optimizer, onnx/quantization/fp8.py: "The quantizable op types for FP8 are
     limited to Conv, Gemm, Matmul, and Residual-Add".
     """
-
     makers = _weighted_makers(units)
 
-    def computed(unit: Unit) -> bool:
+    def excluded(unit: Unit, fmt: str) -> bool:
         if unit.op_type == "Add":
-            return _weighted_side(model, makers, unit) is not None
-        return unit.op_type in _FP8_OPERATORS
+            return fmt == FP8 and _weighted_side(model, makers, unit) is None
+        return fmt == FP8 and unit.op_type not in _FP8_OPERATORS
 
-    def kept(unit: Unit) -> Unit:
-        forms = tuple([form for form in unit.forms if form.choice.format != FP8])
-        return unit if len(forms) == len(unit.forms) or computed(unit) else replace(unit, forms=forms)
-
-    return tuple(kept(unit) for unit in units)
+    return _without(units, excluded)
 
 
 # ---- residual Add -------------------------------------------------------------------------------
@@ -425,7 +402,7 @@ def _pads_alike(model: Model, pad: Node) -> bool:
     """Whether a Pad adds zeros or values of its input."""
     if pad.attributes.get("mode", b"constant") != b"constant":
         return True
-    if float(str(pad.attributes.get("value", 0.0))) != 0.0:  # an attribute before opset 11
+    if pad.number("value", 0.0) != 0.0:  # an attribute before opset 11
         return False
     value = pad.inputs[2] if len(pad.inputs) > 2 else ""
     return not value or (value in model.constants and not model.array(value).any())

@@ -236,7 +236,7 @@ _CRASH = _rule(
     "TensorRT itself crashed: leave this candidate out",
 )  # found first, and the least specific one
 _RETRIED = (
-    "Error message: "  # continues "Engine generation failed with backend strategy": another one follows
+    "Error message: "  # after "Engine generation failed with backend strategy": another strategy follows
 )
 _READ = 4000  # characters of a line that are searched
 _LONGEST = 400  # characters of a message that are shown: node names of fused layers have thousands

@@ -9,26 +9,23 @@ versions is right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import set_external_data
 
+from qdqspec.arrays import Array
 from qdqspec.graph.model import Model
 from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.types import Consumer, Placement, Site
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from qdqspec.arrays import Array
 
 IMAGE = (1, 16, 32, 32)
 ROWS = (32, 256)
@@ -160,9 +157,6 @@ def resnet18(placement: str) -> Model:
 
 def write_large(path: Path, size_mib: int) -> None:
     """Write a chain of MatMuls in float16 whose weights take ``size_mib``, in one file of external data."""
-    import onnx
-    from onnx.external_data_helper import set_external_data
-
     rows = min(_SIDE, max(32, int((size_mib << 18) ** 0.5)))  # at least two weights
     each = 2 * rows * rows
     count = -(-(size_mib << 20) // each)

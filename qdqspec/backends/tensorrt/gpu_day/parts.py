@@ -17,32 +17,32 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 
+from qdqspec.arrays import Array
 from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.smi import gpu_settings, gpu_state
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.tensorrt.build import exports_creators
+from qdqspec.backends.tensorrt.api import parts
+from qdqspec.backends.tensorrt.build import build_routes, exports_creators, parse_model
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.gpu_day import models
 from qdqspec.backends.tensorrt.gpu_day.models import REFUSED
 from qdqspec.backends.tensorrt.layers import read_times
+from qdqspec.backends.tensorrt.log import open_log
 from qdqspec.backends.tensorrt.options import options_from
-from qdqspec.backends.trtexec.process import MEASURING, require_tool
+from qdqspec.backends.trtexec.log import Report
+from qdqspec.backends.trtexec.process import MEASURING, Tool, require_tool
 from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
 from qdqspec.lint import lint_model
 from qdqspec.parity.compare import sqnr_db
-from qdqspec.types import InputShape, ShapeProfile
-
-if TYPE_CHECKING:
-    from qdqspec.arrays import Array
-    from qdqspec.types import Samples
+from qdqspec.types import InputShape, Samples, ShapeProfile
 
 Facts: TypeAlias = dict[str, Any]
 
@@ -52,7 +52,6 @@ LARGE_MIB = 2200  # weights of the large model
 _WARMUP = 20
 _CLOSE = 0.03  # largest difference between the medians of the Python API and of trtexec
 _ASK_SECONDS = 60.0
-_MANY_REFUSED_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +126,6 @@ def _trtexec_help(day: Day) -> Facts:
 
 def _routes(day: Day) -> Facts:
     """The compiler's knobs, which TensorRT lists from version 11 on."""
-    from qdqspec.backends.tensorrt.build import build_routes
-    from qdqspec.backends.tensorrt.log import open_log
-
     cuda.select(day.device)
     text = build_routes(open_log()[1])
     (day.folder / "build-routes.json").write_text(text or "{}", encoding="utf-8")
@@ -139,15 +135,11 @@ def _routes(day: Day) -> Facts:
 # ---- engines ------------------------------------------------------------------------------------
 
 
-def _built(day: Day, name: str, model: Model) -> Facts:
+def _built(day: Day, name: str, make: Callable[[], Model]) -> Facts:
     """Build, time and profile a model, and compare its outputs with ONNX's reference implementation."""
-    return _engine(
-        day, name, _saved(model, day.folder / f"{name}.onnx"), models.feeds_for(model), exact=model
-    )
-
-
-def _format(day: Day, name: str, make: Callable[[], Model]) -> Facts:
-    return _built(day, name, make())
+    model = make()
+    path = _saved(model, day.folder / f"{name}.onnx")
+    return _engine(day, name, path, models.feeds_for(model), exact=model)
 
 
 def _resnet(day: Day, placement: str) -> Facts:
@@ -180,7 +172,7 @@ def _plugins(day: Day) -> Facts:
     """The given plugin libraries are loaded and the small model is built beside them; how each is loaded."""
     if "tensorrt.plugins" not in day.extra:
         raise BackendUnavailableError("no plugin library was given", cure="name one with --plugin LIB.so")
-    found = _built(day, "plugins", models.three_layers())
+    found = _built(day, "plugins", models.three_layers)
     kinds = {
         library.name: "plugin registry" if exports_creators(library) else "system loader"
         for library in options_from(day.extra).plugins
@@ -200,13 +192,8 @@ def _engine(
 ) -> Facts:
     """Build a model and write the recordings of its engine; ``others`` are the inputs of further shape profiles."""
     stem = day.folder / f"{_prefix(day)}-{name}"
-    folder = day.scratch
-    options = BuildOptions(
-        device=day.device,
-        extra={**day.extra, "tensorrt.verbose": "on"},
-        profiles=tuple(profiles),
-        state=folder,
-    )
+    extra = {**day.extra, "tensorrt.verbose": "on"}
+    options = BuildOptions(device=day.device, extra=extra, profiles=tuple(profiles), state=day.scratch)
     try:
         with closing(TensorRt().build(path, options)) as engine:
             found = _measured(engine, stem, feeds)
@@ -217,7 +204,7 @@ def _engine(
                 found |= _error(engine, exact, feeds)
             return found
     finally:
-        builds = folder / "builds.jsonl"
+        builds = day.scratch / "builds.jsonl"
         if builds.is_file():
             shutil.copyfile(builds, f"{stem}.builds.jsonl")
 
@@ -289,19 +276,28 @@ def _by_trtexec(day: Day) -> Facts:
         *MEASURING, "--stronglyTyped", "--verbose", "--profilingVerbosity=detailed", "--dumpProfile",
         f"--exportLayerInfo={stem}.graph.json",
     ]  # fmt: skip
-    folder = day.scratch
-    plan = folder / "engine.plan"
+    plan = day.scratch / "engine.plan"
     words = [f"--onnx={path}", f"--saveEngine={plan}", "--skipInference", *_device(day)]
     tool.run(words, model=path, seconds=_ASK_SECONDS * 4, wanted=wanted)
-    words = [f"--loadEngine={plan}", f"--iterations={RUNS}", "--duration=0", *_device(day)]
-    exports = [
-        *MEASURING,
-        "--dumpProfile",
-        f"--exportTimes={stem}.times.json",
-        f"--exportProfile={stem}.profile.json",
-    ]
-    report = tool.run(words, model=path, seconds=_ASK_SECONDS, wanted=exports)
+    exports = ["--dumpProfile", f"--exportProfile={stem}.profile.json"]
+    report = _timed_by(tool, day, path, plan, stem, wanted=exports)
     return {"median_ms": report.median_ms, "notes": list(report.notes)}
+
+
+def _timed_by(
+    tool: Tool,
+    day: Day,
+    model: Path,
+    plan: Path,
+    stem: Path,
+    *,
+    words: Sequence[str] = (),
+    wanted: Sequence[str] = (),
+) -> Report:
+    """Time an engine file of a model with trtexec, which writes ``STEM.times.json``."""
+    words = [f"--loadEngine={plan}", f"--iterations={RUNS}", "--duration=0", *words, *_device(day)]
+    wanted = [*MEASURING, f"--exportTimes={stem}.times.json", *wanted]
+    return tool.run(words, model=model, seconds=_ASK_SECONDS, wanted=wanted)
 
 
 def _cross_check(day: Day) -> Facts:
@@ -310,26 +306,13 @@ def _cross_check(day: Day) -> Facts:
     model = models.three_layers()
     path = _saved(model, day.folder / "cross-check.onnx")
     stem = day.folder / "cross-check"
-    folder = day.scratch
-    plan = folder / "engine.plan"
-    options = BuildOptions(device=day.device, extra=day.extra, state=folder)
+    plan = day.scratch / "engine.plan"
+    options = BuildOptions(device=day.device, extra=day.extra, state=day.scratch)
     with closing(TensorRt().build(path, options)) as engine:
         engine.save(plan)
         engine.bind(models.feeds_for(model))
         before = _median_ms(engine)
-        words = [
-            f"--loadEngine={plan}",
-            f"--iterations={RUNS}",
-            "--duration=0",
-            "--warmUp=500",
-            *_device(day),
-        ]
-        tool.run(
-            words,
-            model=path,
-            seconds=_ASK_SECONDS,
-            wanted=[*MEASURING, f"--exportTimes={stem}.times.json"],
-        )
+        _timed_by(tool, day, path, plan, stem, words=["--warmUp=500"])
         after = _median_ms(engine)
     ours = statistics.fmean((before, after))
     theirs = statistics.median(read_times(Path(f"{stem}.times.json").read_text(encoding="utf-8")))
@@ -351,10 +334,6 @@ def _device(day: Day) -> list[str]:
 def _rejected(day: Day, rule: str) -> Facts:
     """Parse the model that breaks a lint rule; lint for this version and the parser should agree."""
     import tensorrt as trt
-
-    from qdqspec.backends.tensorrt.api import parts
-    from qdqspec.backends.tensorrt.build import parse_model
-    from qdqspec.backends.tensorrt.log import open_log
 
     cuda.select(day.device)
     model = REFUSED[rule].model()
@@ -399,7 +378,7 @@ PARTS: tuple[DayPart, ...] = (
     DayPart(
         name="three-layers",
         asks="does a small float32 model build, run and get timed, and are its outputs right",
-        run=lambda day: _built(day, "three-layers", models.three_layers()),
+        run=partial(_built, name="three-layers", make=models.three_layers),
     ),
     DayPart(name="trtexec-help", asks="the options of trtexec", run=_trtexec_help, seconds=120.0),
     DayPart(name="trtexec", asks="log and exported files of trtexec", run=_by_trtexec),
@@ -413,7 +392,7 @@ PARTS: tuple[DayPart, ...] = (
         DayPart(
             name=name,
             asks=f"does it build, how fast and how accurate: {asks}",
-            run=partial(_format, name=name, make=make),
+            run=partial(_built, name=name, make=make),
         )
         for name, (asks, make) in _FORMATS.items()
     ),
@@ -434,7 +413,7 @@ PARTS: tuple[DayPart, ...] = (
             name=f"refused-{rule}",
             asks=f"does the parser reject what lint rule {rule} reports",
             run=partial(_rejected, rule=rule),
-            seconds=_MANY_REFUSED_SECONDS,
+            seconds=_ASK_SECONDS,
         )
         for rule in REFUSED
     ),

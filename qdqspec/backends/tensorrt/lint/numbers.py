@@ -225,8 +225,7 @@ def foreign_pairs(view: View) -> Iterator[Hit]:
     "refused",
     "An activation is quantized dynamically where TensorRT does not support it",
     cure="leave this operator in float: exclude it in patterns.nodes; or give the shapes to the export",
-    source="NVIDIA, TensorRT operators, DynamicQuantize: 2 or 3 dimensions, the last a constant and a whole "
-    "number of "
+    source="NVIDIA, TensorRT operators, DynamicQuantize: 2 or 3 dimensions, the last a constant and a whole number of "
     "blocks of 16 (NVFP4) or 32 (MXFP8)",
 )
 def dynamic_blocks(view: View) -> Iterator[Hit]:

@@ -13,8 +13,9 @@ from math import prod
 from onnx import TensorProto
 
 from qdqspec.backends.tensorrt.lint.rule import MODEL_OPTIMIZER, rule
-from qdqspec.backends.tensorrt.ops import FORMATS, formats_for
-from qdqspec.backends.tensorrt.sizes import (
+from qdqspec.backends.tensorrt.ops import (
+    FORMATS,
+    formats_for,
     is_one_line,
     too_few_channels,
     too_large_for_fp8,
@@ -51,7 +52,7 @@ def _small_convolution(view: View, node: Node) -> str:
     if dequantizer is None or len(dims) < 3:
         return ""
     made, read, *kernel = dims
-    group = int(str(node.attributes.get("group", 1)))
+    group = node.number("group", 1)
     fp8 = view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN
     first = view.before_pair(node.inputs[0]) in view.model.inputs
     if not too_few_channels(dims, group=group, fp8=fp8, first=first):
