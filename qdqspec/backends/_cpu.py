@@ -66,7 +66,7 @@ class Cpu:
     @property
     def isa(self) -> str:
         """The slug of the instruction set that 8-bit products run on: ``avx512-vnni``."""
-        return self._path.slug or platform_slug()
+        return self._path.slug or slug_from_text(platform.machine())
 
     @property
     def saturates(self) -> bool | None:
@@ -156,11 +156,6 @@ def slug_from_text(text: str) -> str:
 def major_minor(version: str) -> str:
     """``1.32`` of ``1.32.0``."""
     return ".".join(version.split(".")[:2])
-
-
-def platform_slug() -> str:
-    """The machine architecture, used if no instruction set is known."""
-    return slug_from_text(platform.machine())
 
 
 def _usable_cores() -> int:

@@ -188,6 +188,13 @@ def start_program(
             ) from None
 
 
+def end_of_log(log: IO[bytes], most_bytes: int) -> str:
+    """The last bytes of an open file as text."""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - most_bytes))
+    return log.read().decode("utf-8", "replace")
+
+
 def end_program(process: subprocess.Popen[bytes]) -> None:
     """Kill a program of `start_program` with all processes that it started, and wait for its end."""
     with suppress(ProcessLookupError, PermissionError):

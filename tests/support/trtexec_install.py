@@ -68,7 +68,8 @@ def put_trtexec(
     _executable(folder / "trtexec", f"#!{sys.executable}\n{source}")
     _executable(folder / "nvidia-smi", answering_for(GPU, OTHER_GPU))
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
-    nvidia_smi._asked.cache_clear()
+    # a cache of its own: other tests do not see this GPU
+    monkeypatch.setattr(nvidia_smi, "_asked", functools.cache(nvidia_smi._asked.__wrapped__))
     return Trtexec(folder)
 
 

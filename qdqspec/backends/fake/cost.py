@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from onnx import TensorProto
@@ -238,11 +237,8 @@ def _structure(model: Model, layers: tuple[LayerTime, ...]) -> str:
         digest.update(repr((layer.op_type, layer.nodes, layer.tensors, layer.milliseconds)).encode())
     for node in model.nodes:
         if node.op_type in QDQ_OPS:
-            digest.update(repr(node.inputs).encode() + _numbers(model, node))
+            digest.update(repr(node.inputs).encode())
+            for tensor in node.inputs[1:3]:  # scale and zero point
+                if tensor in model.constants:
+                    digest.update(model.array(tensor).tobytes())
     return digest.hexdigest()[:16]
-
-
-def _numbers(model: Model, node: Node) -> bytes:
-    """Scale and zero point of a Q or DQ, if they are constants."""
-    array: Callable[[str], bytes] = lambda tensor: model.array(tensor).tobytes()  # noqa: E731
-    return b"".join(array(tensor) for tensor in node.inputs[1:3] if tensor in model.constants)

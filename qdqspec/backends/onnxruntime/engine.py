@@ -34,7 +34,13 @@ from qdqspec.backends._engine import (
 )
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, read_graph, read_profile
+from qdqspec.backends.onnxruntime.layers import (
+    graph_hash,
+    layer_times,
+    map_kernels,
+    parse_profile,
+    read_graph,
+)
 from qdqspec.backends.onnxruntime.ops import (
     BLOCKED_4,
     BLOCKED_8,
@@ -243,7 +249,7 @@ class OnnxRuntimeEngine(TimedEngine["ort.InferenceSession", dict[str, Array]]):
             with _refusals("the model could not be run", self.model):
                 for _ in range(profile_warmup(runs) + runs):
                     session.run(self._outputs, feeds)
-            events = read_profile(Path(session.end_profiling()))
+            events = parse_profile(Path(session.end_profiling()).read_text(encoding="utf-8"))
             kernels = read_source(optimized)
         origins = map_kernels(kernels.flat.graph, read_source(self.model))
         total_ms = self._latency_ms(runs, profile)

@@ -17,6 +17,7 @@ import hashlib
 import json
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,115 +173,45 @@ def _source_ops(kernel: str) -> tuple[str, ...]:
     return _KERNEL_OPS.get(kernel, (kernel,))
 
 
-__all__ = ["graph_hash", "read_graph"]
-
-
-def read_graph(path: Path) -> onnx.GraphProto:
-    """Read an optimized model's graph; large weights stay in their external file."""
-    return onnx.load(str(path), load_external_data=False).graph
-
-
-def graph_hash(graph: onnx.GraphProto, folder: Path) -> str:
-    """Hash the computation of a graph: operators, attributes, constants and connections, without names.
-
-    Node and tensor names inside are excluded, because ONNX Runtime numbers generated names anew in
-    every build; names of graph inputs and outputs count. Independent of node order: every tensor
-    has the hash of the node that makes it (a Merkle tree), and the graph's hash covers all nodes and outputs.
-    """
-    weights = _ExternalWeights(folder)
-    try:
-        return _hash_graph(graph, {}, weights)
-    finally:
-        weights.close()
-
-
-def _hash_graph(graph: onnx.GraphProto, outer: Mapping[str, str], weights: _ExternalWeights) -> str:
-    known = dict(outer)
-    known.update((i.name, _digest("input", i.name)) for i in graph.input)
-    known.update((t.name, _hash_tensor(t, weights)) for t in graph.initializer)
-    nodes = []
-    for node in graph.node:  # ONNX requires topological order, so every input is known by now
-        inner = known if any(a.HasField("g") for a in node.attribute) else {}
-        attributes = sorted(_hash_attribute(a, inner, weights) for a in node.attribute)
-        inputs = (known.get(name, "") for name in node.input)
-        digest = _digest(node.domain, node.op_type, len(node.output), *attributes, "|", *inputs)
-        nodes.append(digest)
-        known.update((name, _digest(digest, index)) for index, name in enumerate(node.output) if name)
-    outputs = (f"{o.name}={known.get(o.name, '')}" for o in graph.output)
-    return _digest(*sorted(nodes), "|", *outputs)
-
-
-def _hash_attribute(
-    attribute: onnx.AttributeProto, outer: Mapping[str, str], weights: _ExternalWeights
-) -> str:
-    if attribute.HasField("g"):
-        return _digest(attribute.name, _hash_graph(attribute.g, outer, weights))
-    return _digest(attribute.name, attribute.SerializeToString(deterministic=True).hex())
-
-
-def _hash_tensor(tensor: onnx.TensorProto, weights: _ExternalWeights) -> str:
-    digest = hashlib.sha256(f"{tensor.data_type} {list(tensor.dims)} ".encode())
-    if external_data_helper.uses_external_data(tensor):
-        digest.update(weights.of(tensor))
-    elif tensor.HasField("raw_data"):
-        digest.update(tensor.raw_data)
-    else:
-        digest.update(onnx.numpy_helper.to_array(tensor).tobytes())
-    return digest.hexdigest()
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
-
-
-class _ExternalWeights:
-    """Weight files mapped into memory, each opened once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: dict[str, np.memmap[tuple[int], np.dtype[np.uint8]]] = {}
-
-    def of(self, tensor: onnx.TensorProto) -> memoryview:
-        """The bytes of one tensor."""
-        info = external_data_helper.ExternalDataInfo(tensor)
-        if info.location not in self._files:
-            self._files[info.location] = np.memmap(self._folder / info.location, dtype=np.uint8, mode="r")
-        start = info.offset or 0
-        return self._files[info.location][start : start + (info.length or 0)].data
-
-    def close(self) -> None:
-        """Close the files, so that their folder can be removed."""
-        self._files.clear()
-
+# ---- times of kernels, from a profile -----------------------------------------------------------
 
 _SUFFIX = "_kernel_time"
 _INTEGER_OPS = ("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantize")
 _INTEGER_TYPES = frozenset({"uint8", "int8"})
 
 
-def read_profile(path: Path) -> tuple[KernelEvent, ...]:
-    """Kernel executions in the order they ended, over all runs."""
-    return parse_profile(path.read_text(encoding="utf-8"))
+@dataclass(frozen=True, slots=True)
+class KernelEvent:
+    """One execution of one kernel. ``dtype`` is the type of its first input."""
+
+    name: str
+    op_type: str
+    microseconds: int
+    dtype: str
+
+
+# Unique name of the node, and microseconds without those of its bodies.
+TimedEvent: TypeAlias = tuple[str, KernelEvent, int]
+_Found: TypeAlias = tuple[list[TimedEvent], int]  # and the index of the next event
 
 
 def parse_profile(text: str) -> tuple[KernelEvent, ...]:
-    """Parse the text of a profile; see `read_profile`."""
-    events = json.loads(text)
-    return tuple(
-        _event(e) for e in events if e.get("cat") == "Node" and str(e.get("name", "")).endswith(_SUFFIX)
-    )
-
-
-def _event(event: dict[str, object]) -> KernelEvent:
-    arguments = event["args"]
-    assert isinstance(arguments, dict)
-    inputs = arguments.get("input_type_shape") or [{}]
-    return KernelEvent(
-        name=str(event["name"]).removesuffix(_SUFFIX),
-        op_type=str(arguments.get("op_name", "")),
-        microseconds=int(str(event["dur"])),
-        dtype=next(iter(inputs[0]), ""),
-    )
+    """Kernel executions in the order they ended, over all runs, from the text of a profile."""
+    found = []
+    for event in json.loads(text):
+        if event.get("cat") != "Node" or not str(event.get("name", "")).endswith(_SUFFIX):
+            continue
+        arguments = event["args"]
+        inputs = arguments.get("input_type_shape") or [{}]
+        found.append(
+            KernelEvent(
+                name=event["name"].removesuffix(_SUFFIX),
+                op_type=arguments.get("op_name", ""),
+                microseconds=int(event["dur"]),
+                dtype=next(iter(inputs[0]), ""),
+            )
+        )
+    return tuple(found)
 
 
 def layer_times(
@@ -299,10 +230,15 @@ def layer_times(
     found = runs_of(find_scopes(optimized.proto), events)
     if found is None or len(found) < runs:
         return ()
-    spent = [_microseconds_of(run) for run in found[-runs:]]
-    sample = {name: event for run in found[-runs:] for name, event, _ in reversed(run)}
+    spent: list[Counter[str]] = []  # microseconds of each kernel in one run
+    sample: dict[str, KernelEvent] = {}
+    for run in found[-runs:]:
+        spent.append(Counter())
+        for name, event, microseconds in reversed(run):
+            spent[-1][name] += microseconds
+            sample[name] = event
     ran = [(n, o) for n, o in zip(optimized.nodes, origins, strict=True) if n.name in sample]
-    times = [_trimmed_mean([run.get(node.name, 0) for run in spent]) for node, _ in ran]
+    times = [_trimmed_mean([run[node.name] for run in spent]) for node, _ in ran]
     scale = total_ms / sum(times) if sum(times) else 0.0
     return tuple(
         LayerTime(
@@ -318,14 +254,6 @@ def layer_times(
     )
 
 
-def _microseconds_of(run: Sequence[TimedEvent]) -> dict[str, int]:
-    """Microseconds of each kernel in one run."""
-    spent: dict[str, int] = {}
-    for name, _, microseconds in run:
-        spent[name] = spent.get(name, 0) + microseconds
-    return spent
-
-
 def _is_integer(event: KernelEvent) -> bool:
     return event.op_type.startswith(_INTEGER_OPS) or (
         event.dtype in _INTEGER_TYPES and event.op_type != "Cast"
@@ -336,22 +264,6 @@ def _trimmed_mean(values: Sequence[int]) -> float:
     """The mean without the lowest and highest fifth: a finer resolution than the profile's whole microseconds."""
     cut = len(values) // 5
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
-
-
-@dataclass(frozen=True, slots=True)
-class KernelEvent:
-    """One execution of one kernel. ``dtype`` is the type of its first input."""
-
-    name: str
-    op_type: str
-    microseconds: int
-    dtype: str
-
-
-TimedEvent: TypeAlias = tuple[
-    str, KernelEvent, int
-]  # unique name of the node; microseconds without those of its bodies
-_Found: TypeAlias = tuple[list[TimedEvent], int]  # and the index of the next event
 
 
 def runs_of(scopes: Scopes, events: Sequence[KernelEvent]) -> list[list[TimedEvent]] | None:
@@ -451,3 +363,84 @@ def _nodes(scope: Scope) -> Iterator[tuple[str, onnx.NodeProto]]:
 
 def _fits(event: KernelEvent, node: onnx.NodeProto) -> bool:
     return event.op_type == node.op_type and node.name in ("", event.name)
+
+
+# ---- hash of an optimized graph -----------------------------------------------------------------
+
+
+def read_graph(path: Path) -> onnx.GraphProto:
+    """Read an optimized model's graph; large weights stay in their external file."""
+    return onnx.load(str(path), load_external_data=False).graph
+
+
+def graph_hash(graph: onnx.GraphProto, folder: Path) -> str:
+    """Hash the computation of a graph: operators, attributes, constants and connections, without names.
+
+    Node and tensor names inside are excluded, because ONNX Runtime numbers generated names anew in
+    every build; names of graph inputs and outputs count. Independent of node order: every tensor
+    has the hash of the node that makes it (a Merkle tree), and the graph's hash covers all nodes and outputs.
+    """
+    weights = _ExternalWeights(folder)
+    try:
+        return _hash_graph(graph, {}, weights)
+    finally:
+        weights.close()
+
+
+def _hash_graph(graph: onnx.GraphProto, outer: Mapping[str, str], weights: _ExternalWeights) -> str:
+    known = dict(outer)
+    known.update((i.name, _digest("input", i.name)) for i in graph.input)
+    known.update((t.name, _hash_tensor(t, weights)) for t in graph.initializer)
+    nodes = []
+    for node in graph.node:  # ONNX requires topological order, so every input is known by now
+        inner = known if any(a.HasField("g") for a in node.attribute) else {}
+        attributes = sorted(_hash_attribute(a, inner, weights) for a in node.attribute)
+        inputs = (known.get(name, "") for name in node.input)
+        digest = _digest(node.domain, node.op_type, len(node.output), *attributes, "|", *inputs)
+        nodes.append(digest)
+        known.update((name, _digest(digest, index)) for index, name in enumerate(node.output) if name)
+    outputs = (f"{o.name}={known.get(o.name, '')}" for o in graph.output)
+    return _digest(*sorted(nodes), "|", *outputs)
+
+
+def _hash_attribute(
+    attribute: onnx.AttributeProto, outer: Mapping[str, str], weights: _ExternalWeights
+) -> str:
+    if attribute.HasField("g"):
+        return _digest(attribute.name, _hash_graph(attribute.g, outer, weights))
+    return _digest(attribute.name, attribute.SerializeToString(deterministic=True).hex())
+
+
+def _hash_tensor(tensor: onnx.TensorProto, weights: _ExternalWeights) -> str:
+    digest = hashlib.sha256(f"{tensor.data_type} {list(tensor.dims)} ".encode())
+    if external_data_helper.uses_external_data(tensor):
+        digest.update(weights.of(tensor))
+    elif tensor.HasField("raw_data"):
+        digest.update(tensor.raw_data)
+    else:
+        digest.update(onnx.numpy_helper.to_array(tensor).tobytes())
+    return digest.hexdigest()
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+class _ExternalWeights:
+    """Weight files mapped into memory, each opened once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, np.memmap[tuple[int], np.dtype[np.uint8]]] = {}
+
+    def of(self, tensor: onnx.TensorProto) -> memoryview:
+        """The bytes of one tensor."""
+        info = external_data_helper.ExternalDataInfo(tensor)
+        if info.location not in self._files:
+            self._files[info.location] = np.memmap(self._folder / info.location, dtype=np.uint8, mode="r")
+        start = info.offset or 0
+        return self._files[info.location][start : start + (info.length or 0)].data
+
+    def close(self) -> None:
+        """Close the files, so that their folder can be removed."""
+        self._files.clear()

@@ -471,7 +471,8 @@ def staying_relu(view: View) -> Iterator[Hit]:
 
 def _float_reader(view: View, node: Node) -> str:
     """The float reader of the result of an operator and of the nodes fused into it; empty if there is none."""
-    chain = view.fused(node, ABSORBED | _passed(view))
+    passed = _PASSED if view.model.opset >= _MAX_POOL_SINCE else _PASSED - {"MaxPool"}
+    chain = view.fused(node, ABSORBED | passed)
     result = chain[-1].outputs[0]
     readers = view.readers(result)
     quantizers = view.quantizers(result)
@@ -489,10 +490,6 @@ def _float_reader(view: View, node: Node) -> str:
         beside = "also " if quantizers else ""
         return f"{others[0].op_type} '{others[0].name}' {beside}reads it in float"
     return ""
-
-
-def _passed(view: View) -> frozenset[str]:
-    return _PASSED if view.model.opset >= _MAX_POOL_SINCE else _PASSED - {"MaxPool"}
 
 
 def _folds_into_quantizer(view: View, node: Node, quantizer: Node) -> bool:

@@ -34,13 +34,8 @@ from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
 from qdqspec.wire import Header
 
-LEVELS = {
-    "all": "all",
-    "extended": "extended",
-    "basic": "basic",
-    "off": "disabled",
-}  # the package's own names
-
+# The package's own names.
+LEVELS = {"all": "all", "extended": "extended", "basic": "basic", "off": "disabled"}
 NONE = "none"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from qdqspec.arrays import Array
-from qdqspec.backends._engine import start_program
+from qdqspec.backends._engine import end_of_log, start_program
 from qdqspec.backends.onnxruntime import engine
 from qdqspec.backends.onnxruntime_web.install import HERE, NODE, require_node, require_package
 from qdqspec.errors import BackendError
@@ -80,7 +80,8 @@ class NodeProcess:
             raise self._ended(request["do"]) from None
         answer, values = self._receive(request["do"], seconds)
         if "error" in answer:
-            raise self._refused(str(answer["error"]))
+            why = plainly(str(answer["error"]))
+            raise BackendError(f"ONNX Runtime Web: {why}", where=self._model, cure=cure_for(why))
         return answer, values
 
     def close(self) -> None:
@@ -120,10 +121,6 @@ class NodeProcess:
             cure=cure_for(words),
         )
 
-    def _refused(self, text: str) -> BackendError:
-        why = plainly(text)
-        return BackendError(f"ONNX Runtime Web: {why}", where=self._model, cure=cure_for(why))
-
 
 def _end(
     process: subprocess.Popen[bytes],
@@ -146,9 +143,7 @@ def _end(
 def _last_words(log: IO[bytes]) -> str:
     if log.closed:
         return ""
-    size = log.seek(0, os.SEEK_END)
-    log.seek(max(0, size - _LAST_BYTES))
-    lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in end_of_log(log, _LAST_BYTES).splitlines() if line.strip()]
     return " | ".join(lines[-6:])
 
 

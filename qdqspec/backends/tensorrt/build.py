@@ -122,10 +122,13 @@ class Build:
             if exports_creators(library):
                 if trt.get_plugin_registry().load_library(str(library)) is None:
                     raise self._log.failure(f"the plugin library {library} could not be loaded", self._model)
-            elif why := load_self_registering(library):
+                continue
+            try:  # its symbols must be visible to all others
+                ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
                 raise BackendError(
-                    f"the plugin library {library} could not be loaded: {why}", where=self._model
-                )
+                    f"the plugin library {library} could not be loaded: {error}", where=self._model
+                ) from None
 
     def _parse(self, network: trt.INetworkDefinition) -> None:
         """Parse the file, not a copy in memory: external data is found, and the 2 GB limit does not apply."""
@@ -364,15 +367,6 @@ def exports_creators(library: Path) -> bool:
         return False
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(_EXPORT) >= 0
-
-
-def load_self_registering(library: Path) -> str:
-    """Load a library with its symbols visible to all others; returns the reason of a failure, or nothing."""
-    try:
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 def trtexec_option(library: Path) -> str:

@@ -26,6 +26,8 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.types import LayerTime
 
+Json: TypeAlias = Mapping[str, Any]
+
 # TensorRT's names of types, found as words in texts such as "Channel major FP16 format where channel % 8 == 0".
 _TYPES = {
     "float": "fp32", "fp32": "fp32", "half": "fp16", "fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16", "tf32": "fp32",
@@ -229,6 +231,8 @@ def _pair_type(layer: Layer, named: tuple[str, ...]) -> str:
     return "DequantizeLinear" if "dequant" in text else "QuantizeLinear"
 
 
+# ---- names --------------------------------------------------------------------------------------
+
 _PREFIX = "[ONNX Layer: "
 # Between layers fused by Cask and inside Myelin; if a terminal removed both, entries are adjacent.
 _SEPARATORS = re.compile(r"[\x1e\x1f]|(?<=\])(?=\[ONNX Layer: )")
@@ -393,7 +397,7 @@ def _unwrapped(part: str) -> list[str]:
     return [*found, part[start:-1]]
 
 
-Json: TypeAlias = Mapping[str, Any]
+# ---- files --------------------------------------------------------------------------------------
 
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"

@@ -19,13 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import onnx
 
 from qdqspec.arrays import Array
-from qdqspec.backends._engine import end_program, start_program
+from qdqspec.backends._engine import end_of_log, end_program, start_program
 from qdqspec.backends._nvidia.smi import environment
 from qdqspec.backends.trtexec.log import Report, cause_of, read_log
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -183,7 +182,7 @@ def _run(command: Sequence[str], seconds: float, model: Path) -> _Outcome:
             code = None
         finally:
             end_program(process)
-        log = without_passwords(_end_of(output))
+        log = without_passwords(end_of_log(output, _LOG_BYTES))
     sys.stderr.write(f"{without_passwords(shlex.join(command))}\n{log}\n")
     if code is None:
         raise BackendError(
@@ -192,12 +191,6 @@ def _run(command: Sequence[str], seconds: float, model: Path) -> _Outcome:
             cure="give it more time with --qdq-build-limit, or a lower --builderOptimizationLevel",
         )
     return _Outcome(code=code, log=log, report=read_log(log))
-
-
-def _end_of(output: IO[bytes]) -> str:
-    size = output.seek(0, os.SEEK_END)
-    output.seek(max(0, size - _LOG_BYTES))
-    return output.read().decode("utf-8", "replace")
 
 
 def _last_lines(log: str) -> str:

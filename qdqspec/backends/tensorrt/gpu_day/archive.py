@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from qdqspec import __version__
-from qdqspec.backends._engine import end_program, python_command, start_program
+from qdqspec.backends._engine import end_of_log, end_program, python_command, start_program
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, LARGE_MIB, PARTS, SCRATCH, Day, DayPart, Facts
 from qdqspec.backends.tensorrt.options import options_from
@@ -174,9 +174,8 @@ def _packed(folder: Path, summary: Facts, hidden: Mapping[str, str]) -> bytes:
                 _add(archive, name, file.read_bytes())
                 continue
             with file.open("rb") as opened:
-                opened.seek(max(0, file.stat().st_size - _MOST_LOG))
-                text = opened.read().decode("utf-8", "replace")
-            _add(archive, name, cleaned(text, hidden).encode())
+                text = cleaned(end_of_log(opened, _MOST_LOG), hidden)
+            _add(archive, name, text.encode())
     return content.getvalue()
 
 
