@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -30,24 +30,6 @@ from qdqspec.files import replace_file
 from qdqspec.measurement.twins import LostTwinError, Twin, Twins
 
 REQUEST, ANSWER, LOG = "request.json", "answer.json", "log.txt"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """The options that the command line of a worker adds to a request."""
-
-    device: int = 0
-    plugin: tuple[Path, ...] = ()
-    backend_option: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, settings: Settings) -> WorkerOptions:
-        """The options in the settings of a worker."""
-        return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
-
-    def settings(self) -> Settings:
-        """Settings with these options, and defaults for the others."""
-        return Settings(**{each.name: getattr(self, each.name) for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +73,16 @@ class Answer:
 
 
 def main() -> int:
-    """Run the case of the folder that is the first argument."""
+    """Run the case of the folder that is the first argument; the second one are the settings of the worker."""
     folder = Path(sys.argv[1])
     request = from_data(CaseRequest, json.loads((folder / REQUEST).read_text(encoding="utf-8")))
-    options = from_data(WorkerOptions, json.loads(sys.argv[2]))
+    worker = from_data(Settings, json.loads(sys.argv[2]))
     channel = Channel(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # whatever else is printed belongs to the log
     threading.Thread(target=_read_lines, args=(request.lease, channel.receive), daemon=True).start()
     if request.helps:
-        _help(request, folder, options, channel)
-    answer = _answer(request, folder, options, channel)
+        _help(request, folder, worker, channel)
+    answer = _answer(request, folder, worker, channel)
     replace_file(folder / ANSWER, json.dumps(to_data(answer)))
     return 0
 
@@ -175,13 +157,13 @@ class _Twin:
             each.set_exception(LostTwinError(self.name))
 
 
-def _help(request: CaseRequest, folder: Path, options: WorkerOptions, channel: Channel) -> NoReturn:
+def _help(request: CaseRequest, folder: Path, worker: Settings, channel: Channel) -> NoReturn:
     """Answer the requests of a case that runs on another device of the same key, until this process is ended."""
     from qdqspec.session import Session
     from qdqspec.session.tuning import TwinBench
     from qdqspec.temporary import TemporaryFolder
 
-    case, settings = unpack(request, folder, options.settings())
+    case, settings = unpack(request, folder, worker)
     with closing(Session(settings)) as session, TemporaryFolder() as candidates:
         bench = TwinBench(session.work(case).setup, candidates)
         while True:
@@ -189,7 +171,7 @@ def _help(request: CaseRequest, folder: Path, options: WorkerOptions, channel: C
             channel.send({"id": asked["id"], "answer": bench.answer(asked["request"])})
 
 
-def _answer(request: CaseRequest, folder: Path, options: WorkerOptions, channel: Channel) -> Answer:
+def _answer(request: CaseRequest, folder: Path, worker: Settings, channel: Channel) -> Answer:
     from qdqspec.report.record import record_to_json
     from qdqspec.session import Session
 
@@ -197,7 +179,7 @@ def _answer(request: CaseRequest, folder: Path, options: WorkerOptions, channel:
         channel.send({"progress": to_data(state)})
 
     try:
-        case, settings = unpack(request, folder, options.settings())
+        case, settings = unpack(request, folder, worker)
         with closing(Session(settings, watch=watch, twins=Twins(channel.joined))) as session:
             found = session.availability(case)
             if not found.usable:

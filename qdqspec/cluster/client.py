@@ -14,8 +14,9 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from qdqspec import __version__
 from qdqspec.cluster.address import Address
 from qdqspec.cluster.case_process import Answer
-from qdqspec.cluster.content import CHUNK, IN_FLIGHT, send_file
+from qdqspec.cluster.content import fetch_file, send_file
 from qdqspec.cluster.inventory import Device, WorkerInfo
 from qdqspec.cluster.request import FileEntry, Package
-from qdqspec.cluster.worker import HANDLERS, run_case
+from qdqspec.cluster.worker import run_case
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError, StateError
 from qdqspec.files import file_digest
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 4
 LEASE = 30.0  # seconds without an answer after which a worker counts as lost, and a client as gone
 STUCK = (
-    3600.0  # seconds without progress of a case after which its attempt is given up, beside its build limit
+    3600.0  # seconds without progress, beside the build limit, after which an attempt of a case is given up
 )
 _ASK = 0.5  # seconds between questions
 _CONNECT = 10.0
@@ -46,6 +47,15 @@ _MISSING = 20.0  # seconds for which a device may have no worker: a Nanny restar
 
 class LostError(Exception):
     """An attempt failed because of its worker: the case can run elsewhere."""
+
+
+@contextmanager
+def _transfer(worker: str) -> Iterator[None]:
+    """A transfer: errors of the connection mean that the worker is lost."""
+    try:
+        yield
+    except (OSError, TimeoutError, KeyError) as error:
+        raise LostError(f"worker {worker} was lost during a transfer ({error})") from None
 
 
 class Listener(Protocol):
@@ -262,8 +272,8 @@ class Cluster:
         self._fetched(
             worker, job, news["files"], package.local, lambda files: listener.results(files, answer)
         )
-        with suppress(LostError):
-            self._lost_if(worker, self._call, worker, "stop", 5.0, job=job, taken=True)
+        with suppress(LostError), _transfer(worker):
+            self._call(worker, "stop", 5.0, job=job, taken=True)
 
     def _fetched(
         self,
@@ -278,7 +288,8 @@ class Cluster:
 
         found = tuple(from_data(FileEntry, entry) for entry in entries)
         with TemporaryFolder() as folder:
-            self._lost_if(worker, self._client.sync, self._fetch, worker, job, found, folder, dict(own))
+            with _transfer(worker):
+                self._client.sync(self._fetch, worker, job, found, folder, dict(own))
             take({entry.path: entry.below(folder) for entry in found})
 
     def _ask(self, worker: str, job: str, seen: int) -> dict[str, Any]:
@@ -304,7 +315,8 @@ class Cluster:
             if digest not in local:
                 raise StateError(f"worker {worker} asks for a file that is not of this case")
             self._require_open()
-            self._lost_if(worker, self._client.sync, self._send_file, worker, job, digest, local[digest])
+            with _transfer(worker):
+                self._client.sync(self._send_file, worker, job, digest, local[digest])
 
     async def _send_file(self, worker: str, job: str, digest: str, path: Path) -> None:
         sent = await send_file(self._client.rpc(worker), job, digest, path, self._lease + 60)
@@ -322,38 +334,18 @@ class Cluster:
                 await asyncio.to_thread(shutil.copyfile, own[entry.sha256], path)
                 if await asyncio.to_thread(file_digest, path) == entry.sha256:
                     continue  # else it has changed since
-            await self._fetch_file(worker, job, entry, path)
+            remote = self._client.rpc(worker)
+            found = await fetch_file(remote, job, entry.path, entry.size, path, self._lease)
+            if found != entry.sha256:
+                raise OSError(f"{entry.path} differs from the file of the worker")
             own[entry.sha256] = path
-
-    async def _fetch_file(self, worker: str, job: str, entry: FileEntry, path: Path) -> None:
-        """Fetch a result in chunks, a few at a time, and verify it."""
-        limit = asyncio.Semaphore(IN_FLIGHT)
-
-        async def fetch(offset: int) -> None:
-            async with limit:
-                data = await asyncio.wait_for(
-                    self._client.rpc(worker).qdqspec_get(job=job, path=entry.path, offset=offset), self._lease
-                )
-                await asyncio.to_thread(_write_at, path, offset, data)
-
-        path.write_bytes(b"")
-        await asyncio.gather(*(fetch(offset) for offset in range(0, entry.size, CHUNK)))
-        if await asyncio.to_thread(file_digest, path) != entry.sha256:
-            raise OSError(f"{entry.path} differs from the file of the worker")
 
     def _call(self, worker: str, method: str, timeout: float, **words: Any) -> Any:
         async def call() -> Any:
-            handler = getattr(self._client.rpc(worker), HANDLERS[method])
+            handler = getattr(self._client.rpc(worker), f"qdqspec_{method}")
             return await asyncio.wait_for(handler(**words), timeout)
 
         return self._client.sync(call)
-
-    def _lost_if(self, worker: str, function: Callable[..., Any], *words: Any, **more: Any) -> Any:
-        """Call a function; errors of the connection mean that the worker is lost."""
-        try:
-            return function(*words, **more)
-        except (OSError, TimeoutError, KeyError) as error:
-            raise LostError(f"worker {worker} was lost during a transfer ({error})") from None
 
     def _fitting(self) -> tuple[WorkerInfo, ...]:
         """The workers of this version: another one may measure and store otherwise."""
@@ -361,22 +353,22 @@ class Cluster:
 
     def _with(self, device: Device, lost: Iterable[str]) -> list[str]:
         """Addresses of the workers with a device, without those lost if there are others."""
-        found = [w.address for w in self._fitting() if w.device(device.backend, device.key) is not None]
+        wanted = (device.backend, device.key)
+        found = [
+            worker.address
+            for worker in self._fitting()
+            if any((each.backend, each.key) == wanted for each in worker.announcement.devices)
+        ]
         return [address for address in found if address not in set(lost)] or found
 
     def _inventory(self) -> str:
         """The devices of all workers, as text."""
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         for worker in self.workers():
             other = worker.announcement.version
-            note = (
-                ""
-                if other == __version__
-                else f" with qdqspec {other}, which differs from {__version__} here"
-            )
-            for each in worker.announcement.devices:
-                text = f"{each.backend} on {each.key}{note}"
-                found[text] = found.get(text, 0) + 1
+            differs = f" with qdqspec {other}, which differs from {__version__} here"
+            note = "" if other == __version__ else differs
+            found.update(f"{each.backend} on {each.key}{note}" for each in worker.announcement.devices)
         return ", ".join(f"{text} ({count})" for text, count in sorted(found.items())) or "no worker at all"
 
     def _require_open(self) -> None:
@@ -389,9 +381,3 @@ class Cluster:
         if job is not None and not job.event.is_set():
             job.worker, job.host = str(message["worker"]), str(message["host"])
             job.event.set()
-
-
-def _write_at(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)

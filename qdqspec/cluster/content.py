@@ -1,4 +1,7 @@
-"""The content store of a machine: files by SHA-256, shared by its workers, evicted by age and size."""
+"""Files of jobs: their transfer in chunks, and the content store of a machine, from which they are linked into jobs.
+
+The store holds files by SHA-256. It is shared by the workers of the machine, and evicted by age and size.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +28,51 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PARTIAL = "receiving"
 
 
+def read_chunk(path: Path, offset: int) -> bytes:
+    """A chunk of a file, at most `CHUNK` bytes."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(CHUNK)
+
+
+def write_chunk(path: Path, offset: int, data: bytes) -> None:
+    """Write a chunk; the file is made with the first one, whichever that is."""
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
 async def send_file(remote: Any, job: str, digest: str, path: Path, seconds: float) -> bool:
     """Send a file to a job in chunks, a few at a time; the last one, which lets it be verified, after the others.
 
     ``remote`` are the handlers of the job's worker; a chunk may take ``seconds``. False: the file has another digest.
     """
-    size, limit = path.stat().st_size, asyncio.Semaphore(IN_FLIGHT)
-    *offsets, last = range(0, size, CHUNK) or (0,)
-
-    def read(offset: int) -> bytes:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(CHUNK)
+    limit = asyncio.Semaphore(IN_FLIGHT)
+    *offsets, last = range(0, path.stat().st_size, CHUNK) or (0,)
 
     async def send(offset: int, *, is_last: bool) -> bool:
         async with limit:
-            data = await asyncio.to_thread(read, offset)
+            data = await asyncio.to_thread(read_chunk, path, offset)
             words = {"job": job, "digest": digest, "offset": offset, "data": data, "last": is_last}
             found: bool = await asyncio.wait_for(remote.qdqspec_put(**words), seconds)
             return found
 
     await asyncio.gather(*(send(offset, is_last=False) for offset in offsets))
     return await send(last, is_last=True)
+
+
+async def fetch_file(remote: Any, job: str, name: str, size: int, path: Path, seconds: float) -> str:
+    """Fetch a result of a job by its name to ``path``, as `send_file` sends one; returns its digest."""
+    limit = asyncio.Semaphore(IN_FLIGHT)
+
+    async def fetch(offset: int) -> None:
+        async with limit:
+            data = await asyncio.wait_for(remote.qdqspec_get(job=job, path=name, offset=offset), seconds)
+            await asyncio.to_thread(write_chunk, path, offset, data)
+
+    path.write_bytes(b"")
+    await asyncio.gather(*(fetch(offset) for offset in range(0, size, CHUNK)))
+    return await asyncio.to_thread(file_digest, path)
 
 
 class ContentStore:

@@ -61,11 +61,6 @@ class WorkerInfo:
     free_bytes: int
     silent_seconds: float
 
-    def device(self, backend: str, key: str | None = None) -> Device | None:
-        """Its device of a backend, or the one with that key; ``None`` if it has none."""
-        fit = (each for each in self.announcement.devices if each.backend == backend)
-        return next((each for each in fit if key is None or each.key == key), None)
-
     @classmethod
     def of(cls, address: str, known: Mapping[str, Any], now: float) -> WorkerInfo | None:
         """The worker of an entry of the scheduler; ``None`` if it is not a worker of qdqspec."""

@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from qdqspec import __version__
-from qdqspec.cluster.case_process import ANSWER, LOG, REQUEST, Answer, Failure, WorkerOptions
-from qdqspec.cluster.content import CHUNK, ContentStore
+from qdqspec.cluster.case_process import ANSWER, LOG, REQUEST, Answer, Failure
+from qdqspec.cluster.content import ContentStore, read_chunk, write_chunk
 from qdqspec.cluster.inventory import Announcement
-from qdqspec.cluster.request import CACHE, OUTPUT, CaseRequest, FileEntry
+from qdqspec.cluster.request import CACHE, INPUTS, OUTPUT, CaseRequest, FileEntry
 from qdqspec.codec import from_data, to_data
+from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, QdqspecError, StateError
 from qdqspec.files import file_digest, replace_file
 from qdqspec.preparation.cached import CORRECTIONS
@@ -87,7 +88,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one worker process.
+    """The jobs of one worker process, whose command line gave the ``settings``.
 
     ``report`` sends a message to a topic; ``announced`` is the announcement of the worker. ``connect`` connects
     a running job to its twins, and returns a function that ends that.
@@ -96,13 +97,13 @@ class Jobs:
     def __init__(
         self,
         folder: Path,
-        options: WorkerOptions,
+        settings: Settings,
         report: Callable[[str, dict[str, Any]], None],
         announced: Announcement,
         connect: Callable[[Job], Callable[[], None]],
     ) -> None:
         self._folder = folder
-        self._options = options
+        self._settings = settings
         self._report = report
         self._announced = announced
         self._connect = connect
@@ -187,11 +188,10 @@ class Jobs:
                 job.require_client()
                 time.sleep(_STEP / 4)
             for entry in job.request.files:
-                self._store.place(entry.sha256, entry.below(job.folder), linked=entry.linked)
+                is_read_only = entry.path.startswith(f"{INPUTS}/")  # the case writes to the others
+                self._store.place(entry.sha256, entry.below(job.folder), linked=entry.linked and is_read_only)
         finally:
             lock.release()
-        for name in (JOURNAL, CORRECTIONS, CACHE):  # files that the case writes must be its own
-            _unlink_copies(job.folder / (name if name == CACHE else f"{OUTPUT}/{name}"))
 
     def _run(self, job: Job) -> None:
         """Run the case's process until it ends, the client is gone, or it asks to stop.
@@ -204,7 +204,7 @@ class Jobs:
         words = (sys.executable, "-m", "qdqspec.cluster.case_process", str(job.folder))
         with (job.folder / LOG).open("wb") as log:
             process = subprocess.Popen(
-                [*words, json.dumps(to_data(self._options))],
+                [*words, json.dumps(to_data(self._settings))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -273,14 +273,7 @@ class Jobs:
         if digest not in found.need:
             return True
         path = self._partial.setdefault((job, digest), self._store.partial())
-
-        def write() -> bool:
-            with path.open("r+b" if path.exists() else "w+b") as file:
-                file.seek(offset)
-                file.write(data)
-            return True
-
-        await asyncio.to_thread(write)
+        await asyncio.to_thread(write_chunk, path, offset, data)
         if not last:
             return True
         del self._partial[job, digest]
@@ -292,13 +285,7 @@ class Jobs:
         entry = next((each for each in (*found.files, found.corrections) if each and each.path == path), None)
         if entry is None:
             raise StateError(f"the job has no file {path[:200]}")
-
-        def read() -> bytes:
-            with entry.below(found.folder).open("rb") as file:
-                file.seek(offset)
-                return file.read(CHUNK)
-
-        return await asyncio.to_thread(read)
+        return await asyncio.to_thread(read_chunk, entry.below(found.folder), offset)
 
     async def stop(self, job: str, taken: bool) -> None:
         """End a job: its results are ``taken``, or it is not wanted any more."""
@@ -365,11 +352,3 @@ def _corrections(folder: Path) -> FileEntry | None:
         return FileEntry(path=f"{OUTPUT}/{CORRECTIONS}", size=path.stat().st_size, sha256=file_digest(path))
     except OSError:
         return None
-
-
-def _unlink_copies(path: Path) -> None:
-    """Replace hard links to the content store by copies, because these files are written to."""
-    for file in [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]:
-        copy = file.with_name(f".{file.name}.own")
-        shutil.copyfile(file, copy)
-        copy.replace(file)

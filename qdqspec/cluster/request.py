@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -176,19 +176,18 @@ def unpack(request: CaseRequest, folder: Path, worker: Settings) -> tuple[Case, 
         return replace(source, path=here(source.path), labels=here(source.labels))
 
     case = replace(_moved(case, here, data_here), checks=checks)
-    given = {name: request.settings[name] for name in _SENT if name in request.settings}
-    given |= {name: tuple(given[name]) for name in ("require", "backend_option")}
-    for option in given["backend_option"]:
+    given = from_data(Settings, {name: request.settings[name] for name in _SENT if name in request.settings})
+    for option in given.backend_option:
         check_option(option, "the client's --qdq-backend-option", command_line=False)
-    given["backend_option"] = (*given["backend_option"], *worker.backend_option)
-    return case, Settings(
+    return case, replace(
+        given,
         root=folder / INPUTS,
         output=folder / OUTPUT,
         cache_dir=folder / CACHE,
         layout="",
         device=worker.device,
         plugin=worker.plugin,
-        **given,
+        backend_option=(*given.backend_option, *worker.backend_option),
     )
 
 
@@ -276,9 +275,6 @@ def _add_baselines(package: Package, case: Case, place: str) -> None:
     from qdqspec.baseline.store import FOLDER
 
     assert case.spec is not None
-    for file in _files(case.spec.parent / FOLDER / case.spec_name):
-        package.add(f"{place}/{FOLDER}/{case.spec_name}/{file.name}", file)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return iter(sorted(path for path in folder.glob("*") if path.is_file()))
+    for file in sorted((case.spec.parent / FOLDER / case.spec_name).glob("*")):
+        if file.is_file():
+            package.add(f"{place}/{FOLDER}/{case.spec_name}/{file.name}", file)

@@ -212,7 +212,7 @@ class _CaseRun:
         self._position = 0  # lines received in this attempt
         self._held: list[
             tuple[dict[str, Any], str]
-        ] = []  # of the confirmation, until the results are written
+        ] = []  # lines of the confirmation, until the results are written
         self._host = ""
         self._notes: list[str] = []
         self._answer: Answer | None = None
@@ -246,8 +246,12 @@ class _CaseRun:
         """Write new trials to the journal, and show progress."""
         for entry in news["entries"]:
             self._position += 1
-            if self._position > self._lines(news["header"]):
-                self._append(entry)
+            if self._position <= self._lines(news["header"]):
+                continue
+            if entry["phase"] == "confirm":
+                self._held.append((entry, self._host))
+            else:
+                self._write(entry, self._host)
         if news["progress"] is not None:
             self._session.tell(from_data(Progress, news["progress"]))
 
@@ -258,12 +262,6 @@ class _CaseRun:
             self._journal = self._opened.enter_context(open_journal(self._folder, own, self._notes))
             self._written = len(self._journal.trials())
         return self._written + len(self._held)
-
-    def _append(self, entry: dict[str, Any]) -> None:
-        if entry["phase"] == "confirm":
-            self._held.append((entry, self._host))
-            return
-        self._write(entry, self._host)
 
     def _write(self, entry: dict[str, Any], host: str) -> None:
         assert self._journal is not None

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec.cluster.address import Address
-from qdqspec.cluster.case_process import WorkerOptions
 from qdqspec.cluster.content import send_file
 from qdqspec.cluster.inventory import ANNOUNCED, Announcement, announce
 from qdqspec.cluster.jobs import Job, Jobs
@@ -37,11 +36,19 @@ _CONFIG = (
 )
 _REACH_S = 30.0  # for an answer of the scheduler
 _START_S = 120.0  # for the start of its process; importing all took more than 30 s on a loaded machine
+_RETRY = 5.0  # seconds until a worker that was busy is asked again
+_STEP = 0.1  # seconds between messages to a twin
+_SILENT = 15.0  # seconds without an answer after which a twin is lost
+_WORKER_TTL = "60s"  # a worker that is silent for so long is removed; Dask's own default is five minutes
 _JOBS: list[Jobs] = []  # of this process; one, set by `dask_setup`
-HANDLERS = {
-    "ask": "qdqspec_ask", "put": "qdqspec_put", "get": "qdqspec_get", "stop": "qdqspec_stop",
-    "help": "qdqspec_help", "exchange": "qdqspec_exchange",
-}  # fmt: skip
+_HANDLERS = (
+    "ask",
+    "put",
+    "get",
+    "stop",
+    "help",
+    "exchange",
+)  # methods of `Jobs` that others call, as qdqspec_ask
 
 
 def run_worker(
@@ -65,7 +72,7 @@ def run_worker(
             "no backend is usable on this machine", cure="qdqspec doctor shows what each of them needs"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    given = [str(folder), json.dumps(to_data(WorkerOptions.of(settings))), json.dumps(found.to_data())]
+    given = [str(folder), json.dumps(to_data(settings)), json.dumps(found.to_data())]
 
     async def serve() -> None:
         await _require_scheduler(address, security)
@@ -120,11 +127,11 @@ def dask_setup(worker: Worker) -> None:
     """Prepare the worker's process; called by Dask before it connects to the scheduler."""
     import dask
 
-    folder, options, announcement = dask.config.get(f"{_CONFIG}.given")
+    folder, settings, announcement = dask.config.get(f"{_CONFIG}.given")
     known = json.loads(announcement)
     jobs = Jobs(
         Path(folder),
-        from_data(WorkerOptions, json.loads(options)),
+        from_data(Settings, json.loads(settings)),
         lambda topic, message: worker.log_event(
             topic, {**message, "worker": worker.address, "host": platform.node()}
         ),
@@ -134,8 +141,8 @@ def dask_setup(worker: Worker) -> None:
     _JOBS[:] = [jobs]
     worker.startup_information[ANNOUNCED] = lambda _: known
     worker.metrics[ANNOUNCED] = lambda _: jobs.free_bytes
-    for method, name in HANDLERS.items():
-        worker.handlers[name] = getattr(jobs, method)
+    for method in _HANDLERS:
+        worker.handlers[f"qdqspec_{method}"] = getattr(jobs, method)
 
 
 def relayed(worker: Worker, job: Job) -> Callable[[], None]:
@@ -153,11 +160,6 @@ def relayed(worker: Worker, job: Job) -> Callable[[], None]:
 def run_case(request: str) -> str:
     """The task of a case."""
     return _JOBS[0].run(request)
-
-
-_RETRY = 5.0  # seconds until a worker that was busy is asked again
-_STEP = 0.1  # seconds between messages to a twin
-_SILENT = 15.0  # seconds without an answer after which a twin is lost
 
 
 class Relay:
@@ -213,9 +215,6 @@ class Relay:
             await asyncio.sleep(_STEP)
 
 
-WORKER_TTL = "60s"  # a worker that is silent for so long is removed; Dask's own default is five minutes
-
-
 def run_scheduler(address: Address, certificates: Path, ready: Callable[[str], None]) -> None:
     """Serve until interrupted; ``ready`` is called with the address for workers and clients.
 
@@ -229,7 +228,7 @@ def run_scheduler(address: Address, certificates: Path, ready: Callable[[str], N
     security = address.security(certificates)
     rules = {
         "distributed.scheduler.work-stealing": False,
-        "distributed.scheduler.worker-ttl": WORKER_TTL,
+        "distributed.scheduler.worker-ttl": _WORKER_TTL,
         "distributed.scheduler.allowed-failures": 0,
         "distributed.admin.large-graph-warning-threshold": "1 GiB",
     }

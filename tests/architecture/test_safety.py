@@ -71,8 +71,8 @@ WRITES_IN_PLACE = {
     "cluster/case_process.py": "the pipe of its progress",
     "cluster/address.py": "a private key, which is readable by its owner only from the first byte",
     "cluster/client.py": "results, in a temporary folder until they are verified",
-    "cluster/content.py": "into the folder of a job",
-    "cluster/jobs.py": "received chunks, which are verified before they are moved, and a job's own folder",
+    "cluster/content.py": "received chunks, which are verified before they are moved, and into the folder of a job",
+    "cluster/jobs.py": "the log of a job, in its folder",
     "cluster/session.py": "into a hidden folder of the cache",
     "testing/backends.py": "models of a test, in its folder",
 }

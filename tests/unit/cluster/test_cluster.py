@@ -102,12 +102,17 @@ def processes_of_cases(processes: Processes) -> list:
 
 
 def test_a_case_on_a_cluster_gives_what_it_gives_here(settings, case, tmp_path, monkeypatch):
-    from qdqspec.cluster.client import Cluster
+    from qdqspec.cluster import client, content
 
-    fetched, fetch_file = [], Cluster._fetch_file
-    monkeypatch.setattr(
-        Cluster, "_fetch_file", lambda self, *words: fetched.append(words[2]) or fetch_file(self, *words)
-    )
+    names, digests = [], []
+
+    async def fetch_file(remote, job, name, *words) -> str:
+        digest = await content.fetch_file(remote, job, name, *words)
+        names.append(name)
+        digests.append(digest)
+        return digest
+
+    monkeypatch.setattr(client, "fetch_file", fetch_file)
     with opened(settings) as session:
         there = session.evidence(case, NEEDS)
         folder, record = session.output(case), session.record()
@@ -120,7 +125,6 @@ def test_a_case_on_a_cluster_gives_what_it_gives_here(settings, case, tmp_path, 
     assert {"reference.onnx", "tuned.onnx", "scheme.json", "trials.jsonl"} <= {
         p.name for p in folder.iterdir()
     }
-    names, digests = [entry.path for entry in fetched], [entry.sha256 for entry in fetched]
     assert any(name.endswith("scheme.json") for name in names)
     assert not any(name.endswith("reference.onnx") for name in names), "it is the client's own model"
     assert len({*digests}) == len(digests), "the cache entry's copies are not sent a second time"

@@ -13,7 +13,6 @@ import pytest
 from chains import chain_model
 
 from qdqspec.cluster import jobs
-from qdqspec.cluster.case_process import WorkerOptions
 from qdqspec.cluster.inventory import Announcement
 from qdqspec.cluster.request import CaseRequest
 from qdqspec.cluster.session import _CaseRun
@@ -37,7 +36,7 @@ def job(tmp_path, monkeypatch) -> jobs.Job:
 
 @pytest.fixture
 def own(tmp_path) -> jobs.Jobs:
-    return jobs.Jobs(tmp_path, WorkerOptions(), print, ANNOUNCED, lambda job: lambda: None)
+    return jobs.Jobs(tmp_path, Settings(), print, ANNOUNCED, lambda job: lambda: None)
 
 
 def test_a_process_that_ends_without_an_answer_is_a_failure_of_its_case(own, job, monkeypatch):
