@@ -36,8 +36,9 @@ def read_chunk(path: Path, offset: int) -> bytes:
 
 
 def write_chunk(path: Path, offset: int, data: bytes) -> None:
-    """Write a chunk; the file is made with the first one, whichever that is."""
-    with path.open("r+b" if path.exists() else "w+b") as file:
+    """Write a chunk. Chunks may arrive in any order and together, so that none of them truncates the file."""
+    path.touch()
+    with path.open("r+b") as file:
         file.seek(offset)
         file.write(data)
 

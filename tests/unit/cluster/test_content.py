@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import onnx
 import pytest
 from chains import chain_model
 from packaging.version import Version
 
-from qdqspec.cluster.content import ContentStore
+from qdqspec.cluster.content import ContentStore, write_chunk
 
 
 def put(store: ContentStore, content: bytes) -> str:
@@ -83,3 +84,11 @@ def test_onnx_reads_external_data_that_is_not_linked(tmp_path):
         with pytest.raises(onnx.checker.ValidationError, match="hard links"):
             onnx.load(tmp_path / "linked" / "chain.onnx")
     assert onnx.load(tmp_path / "job" / "chain.onnx").graph.initializer[0].raw_data
+
+
+def test_chunks_that_arrive_together_are_all_kept(tmp_path, monkeypatch):
+    """The file of the first chunks was truncated by each that had not found it."""
+    monkeypatch.setattr(Path, "exists", lambda self: False)  # as each of them finds it
+    write_chunk(tmp_path / "file", 4, b"last")
+    write_chunk(tmp_path / "file", 0, b"data")
+    assert (tmp_path / "file").read_bytes() == b"datalast"
