@@ -100,24 +100,16 @@ class FakeDevice:
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """Those of ONNX Runtime, on a few more operators, and TensorRT's float formats."""
-        from qdqspec.backends.fake.cost import (
-            BLOCKED_AXES,
-            FP8,
-            FUSED,
-            INT4,
-            INT8,
-            LABELS,
-            MXFP8,
-            NVFP4,
-        )
+        from qdqspec.backends.fake import cost
 
+        formats = (cost.INT8, cost.FP8, cost.INT4, cost.NVFP4, cost.MXFP8)
         return Capabilities(
-            formats=(INT8, FP8, INT4, NVFP4, MXFP8),
-            labels=LABELS,
-            activations={INT8: "uint8", FP8: FP8, NVFP4: NVFP4, MXFP8: MXFP8},
-            weights={name: name for name in (INT8, FP8, INT4, NVFP4, MXFP8)},
-            absorbs=FUSED,
-            blocked_axes=BLOCKED_AXES,
+            formats=formats,
+            labels=cost.LABELS,
+            activations={name: name for name in formats if name != cost.INT4} | {cost.INT8: "uint8"},
+            weights={name: name for name in formats},
+            absorbs=cost.FUSED,
+            blocked_axes=cost.BLOCKED_AXES,
             computes=False,
         )
 

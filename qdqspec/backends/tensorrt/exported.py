@@ -32,8 +32,8 @@ def read_exported(files: Sequence[Path], model: Model | None = None) -> Exported
     With ``model``, layers are named after its nodes. Raises `StateError` for a file that cannot be read, and
     `BackendError` for one in another format.
     """
-    graph, rest = files[0], [*files[1:], None, None]
-    profile, times = rest[0], rest[1]
+    graph = files[0]
+    profile, times = (*files[1:3], None, None)[:2]
     text = _text_of(graph)
     profile = profile or _beside(graph, ".profile.json")
     timed = _text_of(profile) if profile is not None else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -104,14 +104,10 @@ class Execution:
         check_feeds(ports, feeds, model)
         try:
             with refusals(log, _CANNOT_RUN, model):
-                self._open(engine, {name: np.asarray(feeds[name], order="C") for name in self._names})
+                self._open(engine, {p.name: np.asarray(feeds[p.name], order="C") for p in self._inputs})
         except BaseException:
             self.close()
             raise
-
-    @property
-    def _names(self) -> Iterator[str]:
-        return (port.name for port in self._inputs)
 
     def feed(self, feeds: Mapping[str, Array]) -> None:
         """Copy other values of the same shapes to the device."""
