@@ -37,7 +37,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ArgumentGroup:
     """Arguments below a heading in the help; without a title, arguments that exclude each other."""
 
     title: str
@@ -64,7 +64,7 @@ class Verb:
     name: str
     does: str
     example: str
-    arguments: tuple[Argument | Group, ...]
+    arguments: tuple[Argument | ArgumentGroup, ...]
     options: Collection[str]
     run: Callable[[argparse.Namespace], int]
 
@@ -86,7 +86,9 @@ class Verb:
         add_options(machine.add_argument, prefix="--", only=self.options)
         seldom = [action.dest for action in machine._group_actions if action.dest not in _COMMON]  # noqa: SLF001 - no other list
         own = [
-            one for each in self.arguments for one in (each.arguments if isinstance(each, Group) else [each])
+            one
+            for each in self.arguments
+            for one in (each.arguments if isinstance(each, ArgumentGroup) else [each])
         ]
         hidden = {*(one.key for one in own if one.rare), *(seldom if len(seldom) >= _MANY else ())}
         parser.add_argument("-h", "--help", action=_Help, hidden=hidden, help="Show this help and exit.")
@@ -104,7 +106,7 @@ class Verb:
 
 
 def verb(
-    name: str, example: str, *arguments: Argument | Group, options: Collection[str] = ()
+    name: str, example: str, *arguments: Argument | ArgumentGroup, options: Collection[str] = ()
 ) -> Callable[[Callable[[argparse.Namespace], int]], Verb]:
     """Declare a function as a command; its description is the first paragraph of the docstring."""
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqspec.cli.arguments import Group, Joined, argument, data_given, number, shapes_option, values
+from qdqspec.cli.arguments import ArgumentGroup, Joined, argument, data_given, number, shapes_option, values
 from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 from qdqspec.types import Case
@@ -28,7 +28,7 @@ def _truth(text: str) -> bool | str:
 
 
 GROUPS = (
-    Group("data and shapes", (
+    ArgumentGroup("data and shapes", (
         argument("--calibration", "PATH",
             "Data for the ranges of activations: .npz or .npy, a folder or a quoted glob of them, or a quoted"
             " table as in a spec, such as '{images: photos, size: 224}'.", type=data_given),
@@ -44,7 +44,7 @@ GROUPS = (
         shapes_option("--opt-shapes", "The shapes at which models are timed, in place of --shapes.", rare=True),
         shapes_option("--max-shapes", "Largest shapes (default: --opt-shapes).", rare=True),
     )),
-    Group("quantization", (
+    ArgumentGroup("quantization", (
         argument("--quant", "FORMAT", "Number format (default of a model: int8)."),
         argument("--corrections", "auto|none|LIST",
             "Corrections of scales, weights and biases, which cost no time in the model: auto (default), "
@@ -62,7 +62,7 @@ GROUPS = (
             "A file of globs over node names, one a line; for operator patterns use --allow.", rare=True),
         argument("--exclude", "GLOB", "Do not quantize nodes with matching names. Repeatable.", action="append"),
     )),
-    Group("limits", (
+    ArgumentGroup("limits", (
         argument("--min-sqnr-db", "DB|none",
             "Smallest SQNR of the selected model in dB (default: 20 without a task metric); none: no limit.",
             type=number),
@@ -75,7 +75,7 @@ GROUPS = (
             "Share of the time that the selected model must save, proved by its interval, such as 0.02 or 2% "
             "(default: 2%).", type=number),
     )),
-    Group("search", (
+    ArgumentGroup("search", (
         argument("--strategy", "NAME", "Search strategy (default: attribution)."),
         argument("--preset", "quick|default|extensive", "Size of the search."),
         argument("--trials", "N", "Largest number of builds.", type=number),

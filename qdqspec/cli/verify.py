@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.cli.arguments import Group, argument, data_given, input_options, settings_from, verb
+from qdqspec.cli.arguments import ArgumentGroup, argument, data_given, input_options, settings_from, verb
 from qdqspec.cli.output import FINE, WANTING, answer, note
 from qdqspec.config.settings import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
@@ -26,7 +26,7 @@ _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps")
     "  qdqspec verify model.onnx tuned.onnx --input reports/model/default/parity/parity.npz",
     argument("model", "MODEL", "The original model.", type=Path),
     argument("tuned", "TUNED", "A model with the same inputs.", type=Path),
-    Group(
+    ArgumentGroup(
         "",
         (
             argument(
