@@ -261,8 +261,10 @@ class Noisiest(Generic[T]):
         self._measure = measure
         self._groups: list[tuple[float, int, Sequence[T]]] = []  # a heap: the noisiest first
         self._measured = 0
-        for group in _parts(items, wanted):
-            self._add(group)
+        are_few = wanted is not None and 2 * wanted * math.log2(max(len(items), 1)) < len(items)
+        size = math.ceil(len(items) / 2) if are_few else 1
+        for start in range(0, len(items), size):
+            self._add(items[start : start + size])
 
     def __iter__(self) -> Iterator[tuple[T, float]]:
         while self._groups:
@@ -282,11 +284,3 @@ class Noisiest(Generic[T]):
     def _add(self, group: Sequence[T]) -> None:
         heapq.heappush(self._groups, (-self._measure(group), self._measured, group))
         self._measured += 1
-
-
-def _parts(items: Sequence[T], wanted: int | None) -> Iterator[Sequence[T]]:
-    """The first groups to measure: two halves if few items are wanted, else each item alone."""
-    few = wanted is not None and 2 * wanted * math.log2(max(len(items), 1)) < len(items)
-    size = math.ceil(len(items) / 2) if few else 1
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

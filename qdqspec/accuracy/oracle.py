@@ -287,7 +287,8 @@ class RehearsalOracle:
 
         An offset of zero counts as one build more, so that a single build with an odd error does not refuse all others.
         """
-        return float(np.median([0.0, *self._residuals(rehearsed_db)]))
+        near = sorted(self._measured.values(), key=lambda pair: abs(pair[0] - rehearsed_db))[:NEAREST]
+        return float(np.median([0.0, *(measured - rehearsed for rehearsed, measured in near)]))
 
     @property
     def doubt_db(self) -> float:
@@ -318,24 +319,22 @@ class RehearsalOracle:
 
     def refused_text(self, least_db: float | None) -> str:
         """The number of rehearsed placements expected below the limits and not built; empty for none."""
-        by_metric = "" if self._metric is None else self._metric.refused_text()
-        return "; ".join(filter(None, (self._refused_db_text(least_db), by_metric)))
-
-    def _refused_db_text(self, least_db: float | None) -> str:
-        if least_db is None:
-            return ""
-        others = [digest for digest in self._known if digest not in self._measured]
-        below = [
-            expected
-            for digest in others
-            if (db := self._known[digest]) is not None and (expected := self._expected(digest, db)) < least_db
-        ]
-        if not below:
-            return ""
-        return (
-            f"expected below {least_db:g} dB and not built: {count_text(len(below), 'rehearsed placement')}, "
-            f"{max(below):.1f} dB at most"
-        )
+        texts = []
+        if least_db is not None:
+            expected = [
+                self._expected(digest, db)
+                for digest, db in self._known.items()
+                if db is not None and digest not in self._measured
+            ]
+            below = [sqnr_db for sqnr_db in expected if sqnr_db < least_db]
+            if below:
+                placements = count_text(len(below), "rehearsed placement")
+                texts.append(
+                    f"expected below {least_db:g} dB and not built: {placements}, {max(below):.1f} dB at most"
+                )
+        if self._metric is not None:
+            texts.append(self._metric.refused_text())
+        return "; ".join(filter(None, texts))
 
     def _expected(self, digest: str, rehearsed_db: float) -> float:
         if digest in self._on_all_data:
@@ -350,10 +349,6 @@ class RehearsalOracle:
             return None
         least = self._least_db - self.difference.at(self._least_db)
         return least - self.offset_db(least)
-
-    def _residuals(self, rehearsed_db: float) -> list[float]:
-        near = sorted(self._measured.values(), key=lambda pair: abs(pair[0] - rehearsed_db))[:NEAREST]
-        return [measured - rehearsed for rehearsed, measured in near]
 
     def _rehearsed(self, placement: Placement, *, roughly: bool = False) -> float | None:
         try:

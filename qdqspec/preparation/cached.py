@@ -37,7 +37,7 @@ _FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CachedSearch:
+class FinishedSearch:
     """A finished search and its files. ``model`` is ``None`` if the reference itself is selected.
 
     ``is_cut_short``: the time limit of the run ended it.
@@ -78,7 +78,7 @@ def data_digest(source: DataSource | None) -> str:
     return digest.hexdigest()
 
 
-def keep(store: Store, key: str, found: CachedSearch, about: Mapping[str, str]) -> CachedSearch:
+def keep(store: Store, key: str, found: FinishedSearch, about: Mapping[str, str]) -> FinishedSearch:
     """Put a finished search into the cache, with the files in its folder; returns the search with the cached files.
 
     ``about`` describes the entry for ``qdqspec cache``: names of case, model, backend and device. If another process
@@ -112,7 +112,7 @@ def table_of(folder: Path) -> Path:
     return folder / f"{folder.name}.csv"
 
 
-def recall(store: Store, key: str) -> CachedSearch | None:
+def recall(store: Store, key: str) -> FinishedSearch | None:
     """The finished search under a key, or ``None``. The store has already excluded damaged entries."""
     folder = store.get(key)
     if folder is None:
@@ -124,7 +124,7 @@ def recall(store: Store, key: str) -> CachedSearch | None:
         placements = {trial.placement.digest: trial.placement for trial in trials}
         cached = Provenance(source="cached", age_seconds=store.age_seconds(folder))
         result = replace(from_data(SearchResult, data), trials=trials, provenance=cached)
-        return CachedSearch(result=result, folder=folder, raw_winner=placements[data["raw_winner"]])
+        return FinishedSearch(result=result, folder=folder, raw_winner=placements[data["raw_winner"]])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         # The entry is intact but not of this version's format; or another process has just removed it.
         store.warn(f"{folder}: a cache entry cannot be read and was ignored ({error!r:.100})")

@@ -31,7 +31,7 @@ from qdqspec.preparation.cached import (
     RAW_MODEL,
     REGIONS,
     SCHEME,
-    CachedSearch,
+    FinishedSearch,
     table_of,
 )
 from qdqspec.preparation.prepare import Prepared
@@ -222,7 +222,7 @@ def write_patterns(
     write_cache(path, gather(fit, prepared.space, backend, device, confirmed=confirmed))
 
 
-def take_results(kept: CachedSearch, given: Model, folder: Path) -> None:
+def take_results(kept: FinishedSearch, given: Model, folder: Path) -> None:
     """Copy the files of a cached search to the folder of this run; an existing journal is kept."""
     with staged(folder, given) as stage:
         _copy(given, stage / REFERENCE)

@@ -305,11 +305,8 @@ class Prepared:
 
     def uncorrected(self) -> Prepared:
         """The same case without corrections. Other properties that are computed already are shared."""
-        self.calibrated  # noqa: B018 - calibrated once, for both
         other = copy(self)
-        for name in ("corrections", "numbers"):
-            vars(other).pop(name, None)
-        other.keep_corrections(None, {}, finds=False)
+        other.corrections, other.numbers = FoundCorrections(), self.calibrated[1]
         return other
 
     @property

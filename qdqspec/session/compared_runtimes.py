@@ -86,7 +86,7 @@ class Side:
 
 def side_of(work: CaseWork) -> Side:
     """A case that was searched."""
-    kept = work.finder.kept
+    kept = work.finder.find()
     if kept.model is None:
         return Side(setup=work.setup)
     return Side(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from qdqspec.accuracy.culprits import culprits_of
@@ -83,7 +83,7 @@ class CaseWork:
     @property
     def search(self) -> SearchResult:
         """The search's result."""
-        return self.finder.kept.result
+        return self.finder.find().result
 
     @property
     def unsearched(self) -> Evidence:
@@ -159,9 +159,9 @@ class CaseWork:
         """Reference and tuned model timed against each other; ``None`` for a run without timing."""
         if self.setup.settings.mode == "verify":
             return None
-        kept = self.finder.kept
+        self.finder.find()  # a search, or the recheck of a cached winner, has measured it
         if self.finder.latency is None:
-            self.finder.latency = self.finder.measured(kept)
+            self.finder.latency = self.finder.measure()
         return self.finder.latency
 
     @property
@@ -194,25 +194,19 @@ class CaseWork:
             if isinstance(request, ScoreRequest):
                 self.setup.prepared.scores.of_file(self.finder.tuned_path, request.metric, request.output)
             elif isinstance(request, ParityRequest):
-                self._attribute(request.culpable(self.parity))
+                output = request.culpable(self.parity)
+                if output is not None and self.culprits is None:
+                    pairs, factors = self.finder.pairs, self.finder.factors
+                    self.culprits = culprits_of(
+                        self.setup, pairs, output, factors=factors, seconds=CULPRIT_SECONDS
+                    )
             elif isinstance(request, InputRequest):
-                self._search_input(request, check.id)
+                is_known = request.key in self.parity_search
+                if not is_known and not request.limits.broken_by(self.parity.outputs, whole=True):
+                    found = search_input(self.setup, self.finder.tuned_path, request, check.id)
+                    self.parity_search[request.key] = found
             elif isinstance(request, FigureRequest):
                 self._measure(request)
-
-    def _attribute(self, output: str | None) -> None:
-        if output is not None and self.culprits is None:
-            finder = self.finder
-            self.culprits = culprits_of(
-                self.setup, finder.pairs, output, factors=finder.factors, seconds=CULPRIT_SECONDS
-            )
-
-    def _search_input(self, request: InputRequest, check: str) -> None:
-        if request.key not in self.parity_search and not request.limits.broken_by(
-            self.parity.outputs, whole=True
-        ):
-            found = search_input(self.setup, self.finder.tuned_path, request, check)
-            self.parity_search[request.key] = found
 
     def _measure(self, request: FigureRequest) -> None:
         if request.key not in self._figures:
@@ -297,9 +291,14 @@ class CaseWork:
         now = conditions_of(
             self.setup.case, self.setup.device, self.setup.given.sha256, self.search.winner.digest, latency
         )
-        measure, note = partial(self.finder.measured, self.finder.kept), self.setup.prepared.warnings.append
         return Gatekeeper(
-            self.setup.case, self.setup.settings, self.setup.device, now, latency, measure, note
+            case=self.setup.case,
+            settings=self.setup.settings,
+            device=self.setup.device,
+            conditions=now,
+            first=latency,
+            measure=self.finder.measure,
+            note=self.setup.prepared.warnings.append,
         ).gate()
 
     @property

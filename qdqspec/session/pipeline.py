@@ -1,16 +1,16 @@
 """The pipeline of a case, from its model to the verdict of a check.
 
-    case > model > regions > units > space of placements > strategy
-                                                             |  ^
-                                                   placement v  | trial
-                                        rehearse > insert Q/DQ > build > race
-                                                             |
-        finalists: built anew and timed with the reference > winner
-                                                             |
-        latency, parity, accuracy, size, survival, lint > evidence > check > verdict
+    case > model > regions > units > space of placements > limits > corrections > strategy
+                                                                                    |  ^
+                                                                          placement v  | trial
+                                                               rehearse > insert Q/DQ > build > race
+                                                                                    |
+                               finalists: built anew and timed with the reference > winner
+                                                                                    |
+                       latency, parity, accuracy, size, survival, lint > evidence > check > verdict
 
-`judge` is the whole pipeline, `tune` its part up to the winner. Each step is done once for a case; steps before
-the search are computed on first access. The modules of the steps, here and in `preparation`, `accuracy` and `search`:
+`judge` is the whole pipeline, `tune` its part up to the winner, and `open_tuning` the part of that up to the first
+build. Each step is done once for a case. The modules of the steps, here and in `preparation`, `accuracy`, `search`:
 
     prepare    preparation: case, prepare, start, correcting, auxiliary_runs
     search     tuning; search.loop, a strategy; accuracy: constraint, oracle
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, cast
 from qdqspec.checks.base import Check, needs_of
 from qdqspec.checks.verdicts import timed_out
 from qdqspec.measurement.store import Store
-from qdqspec.preparation.cached import CORRECTIONS, MODEL, PATTERNS, RAW_MODEL, CachedSearch, keep
+from qdqspec.preparation.cached import CORRECTIONS, MODEL, PATTERNS, RAW_MODEL, FinishedSearch, keep
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import (
     JOURNAL,
@@ -57,7 +57,7 @@ def judge(work: CaseWork, check: CheckSpec) -> Verdict:
     if work.seconds_left() == 0 and work.finder.found is None:
         return timed_out(limit)
     work.require(check)  # prepare and probe: its data, labels and metric can be used
-    winner = work.finder.kept  # search and confirm: `tune`, or a cached winner that passes its recheck
+    winner = work.finder.find()  # search and confirm: `tune`, or a cached winner that passes its recheck
     work.gather(check)  # winner against reference
     verdict = kind.judge(check.params, work.evidence(needs_of(check) | {"parity"}))
     if verdict.outcome == "fail" and winner.is_cut_short:
@@ -67,7 +67,7 @@ def judge(work: CaseWork, check: CheckSpec) -> Verdict:
 
 def tune(
     setup: CaseSetup, store: Store, validate: Callable[[], None]
-) -> tuple[CachedSearch, LatencyEvidence]:
+) -> tuple[FinishedSearch, LatencyEvidence]:
     """Search for the fastest placement within the limits of a case; write its results to its folder and the cache.
 
     ``validate`` raises if inputs of the checks cannot be used. The latency is the one measured by the confirmation.
@@ -82,17 +82,17 @@ def tune(
                 f"continues from {count_text(known, 'build')} in {setup.output / JOURNAL}"
             )
         prepared.keep_corrections(setup.output / CORRECTIONS, setup.journal_header)
-        # Opening it makes regions, space, calibrated ranges, corrections, limits and the rehearsal.
+        # Regions, space, calibrated ranges, the reference's score and the limits, corrections, and the strategy.
         with open_tuning(prepared, setup.resources, journal) as tuning:
             tuning.search.run()  # ask, rehearse, build, race, tell; each trial is in the journal before the next
-            tuning.repair()
-            tuned = tuning.confirm()
+            tuning.repair()  # candidates that just missed the limit
+            tuned = tuning.confirm()  # finalists, built anew
         result, raw_winner, target = tuned.result, tuned.raw_winner, setup.target
         write_results(prepared, result, raw_winner, setup.output, target)
         patterns = setup.output / PATTERNS
         write_patterns(prepared, result, tuned.intervals, patterns, target, setup.device.key)
         is_cut_short = setup.resources.seconds_left() == 0  # by the time limit of the run: not cached
-        found = CachedSearch(
+        found = FinishedSearch(
             result=result, folder=setup.output, raw_winner=raw_winner, is_cut_short=is_cut_short
         )
         if not (setup.settings.no_cache or is_cut_short):

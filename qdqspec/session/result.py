@@ -8,7 +8,7 @@ from pathlib import Path
 from qdqspec.errors import StateError
 from qdqspec.files import RESULT, write_whole
 from qdqspec.graph.model import Model, require_path
-from qdqspec.preparation.cached import CachedSearch
+from qdqspec.preparation.cached import FinishedSearch
 from qdqspec.preparation.files import make_folder, take_results
 from qdqspec.session.given_data import GivenFiles
 from qdqspec.types import (
@@ -34,7 +34,7 @@ class Result:
     """
 
     record: RunRecord
-    kept: CachedSearch
+    kept: FinishedSearch
     given: Model
     files: GivenFiles | None = None  # a model given in memory is a file as long as this
 

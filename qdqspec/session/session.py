@@ -127,7 +127,7 @@ class Session(Closing):
         case = self._asked(model, asked)
         evidence = self.evidence(case, frozenset({"latency", "parity"}))
         record = self._run_record([CaseRecord(evidence=evidence)])
-        kept = self.work(case).finder.kept
+        kept = self.work(case).finder.find()
         return Result(record=record, kept=kept, given=self.model(case), files=self._files)
 
     def find_culprits(

@@ -188,7 +188,7 @@ class _Search:
     def _target(
         self, work: CaseWork, ratios: Mapping[_Label, Interval], loss: Interval, candidate: _Candidate
     ) -> TargetResult:
-        result = work.finder.kept.result
+        result = work.finder.find().result
         return TargetResult(
             case=work.setup.case.name,
             target=work.setup.target,
@@ -233,7 +233,7 @@ def _candidates(works: Sequence[CaseWork], folder: Path) -> Iterator[_Candidate]
 
 def _best(work: CaseWork) -> list[Placement]:
     """The winner of a search, and its fastest candidates that were accurate enough."""
-    result, rules = work.finder.kept.result, work.setup.case.tune
+    result, rules = work.finder.find().result, work.setup.case.tune
     least = None if result.accuracy is None else result.accuracy.least
     fits = partial(reaches, min_sqnr_db=rules.limits.min_sqnr_db, min_accuracy=least)
     good = [t for t in result.trials if t.ok and t.phase not in NOT_CANDIDATES and not t.subgraph]

@@ -13,7 +13,7 @@ from qdqspec.graph.model import require_path
 from qdqspec.measurement.store import Store
 from qdqspec.placement.edit.equalize import Equalization
 from qdqspec.placement.scheme.scheme_file import SchemeFile, read_scheme
-from qdqspec.preparation.cached import CORRECTIONS, SCHEME, CachedSearch, recall
+from qdqspec.preparation.cached import CORRECTIONS, SCHEME, FinishedSearch, recall
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import make_folder, take_results, write_results
 from qdqspec.preparation.timing import BUILDS, ROUNDS, Measure
@@ -30,7 +30,7 @@ RecheckOutcome = Literal["faster", "inconclusive", "slower", "broken"]
 class Finder:
     """Finds the winner of a case once. ``latency`` is the measurement of the search, if any.
 
-    ``found`` is the finished search, or ``None`` before `kept` was read. ``validate`` raises if inputs of the checks
+    ``found`` is the finished search, or ``None`` before `find`. ``validate`` raises if inputs of the checks
     cannot be used; it is called before a search begins.
     """
 
@@ -38,13 +38,12 @@ class Finder:
         self.setup = setup
         self.store = store
         self.latency: LatencyEvidence | None = None
-        self.found: CachedSearch | None = None
+        self.found: FinishedSearch | None = None
         self._validate = validate
         self._failure: QdqspecError | None = None
 
-    @property
-    def kept(self) -> CachedSearch:
-        """The finished search: from the cache if it passes its recheck, else run now.
+    def find(self) -> FinishedSearch:
+        """The finished search: from the cache if its winner passes the recheck, else run now; once in a session.
 
         A failure is not retried in this session: every check of the case raises the same error.
         """
@@ -64,11 +63,11 @@ class Finder:
     @cached_property
     def tuned_path(self) -> Path:
         """The file of the selected model: the tuned model, or the user's own if unchanged."""
-        return self.kept.model or require_path(self.setup.given)
+        return self.find().model or require_path(self.setup.given)
 
     @cached_property
     def _scheme(self) -> SchemeFile | None:
-        kept = self.kept
+        kept = self.find()
         return None if kept.result.unchanged else read_scheme(kept.folder / SCHEME)
 
     @property
@@ -81,11 +80,12 @@ class Finder:
         """The factors of channels in the selected model."""
         return () if self._scheme is None else self._scheme.equalized
 
-    def measured(self, kept: CachedSearch, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
+    def measure(self, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Time the reference and the selected model, interleaved, from fresh builds.
 
         Raises `BackendError` if the tuned model does not run any more.
         """
+        kept = self.find()
         if kept.model is None:
             return self._timed(kept, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
         measured = self._timed(kept, builds, rounds)
@@ -97,7 +97,7 @@ class Finder:
             )
         return measured
 
-    def _found(self) -> CachedSearch:
+    def _found(self) -> FinishedSearch:
         settings = self.setup.settings
         self.setup.resources.report_step("reading the model and its data")
         known = None if settings.no_cache else recall(self.store, self.setup.key)
@@ -123,7 +123,7 @@ class Finder:
         found, self.latency = tune(self.setup, self.store, self._validate)
         return found
 
-    def _is_kept(self, known: CachedSearch) -> bool:
+    def _is_kept(self, known: FinishedSearch) -> bool:
         """Whether a cached winner is reused. If not, a new search follows, which CI must request explicitly."""
         if known.model is None:
             return True
@@ -138,7 +138,7 @@ class Finder:
             return True
         return self._is_kept_in_ci(known, found.finding, is_usable=found.outcome == "slower")
 
-    def _is_kept_in_ci(self, known: CachedSearch, finding: str, *, is_usable: bool) -> bool:
+    def _is_kept_in_ci(self, known: FinishedSearch, finding: str, *, is_usable: bool) -> bool:
         """Whether a cached winner that is not proved faster is reused: in CI a search runs only on request."""
         if not self.setup.settings.in_ci:
             self._note(f"{finding}; it was tuned again")
@@ -171,7 +171,7 @@ class Finder:
             f"{metric_text(rules.metric, least)} that tune.accuracy requires"
         )
 
-    def _chosen(self, digest: str, known: CachedSearch | None) -> CachedSearch:
+    def _chosen(self, digest: str, known: FinishedSearch | None) -> FinishedSearch:
         """The placement of a known trial whose digest begins with ``digest``, rebuilt from its labels."""
         case, trials = self.setup.case, known.result.trials if known else ()
         found = {t.placement.digest: t.placement for t in trials if t.ok}
@@ -191,7 +191,7 @@ class Finder:
             return known
         return self._rebuilt(known, meant[0])
 
-    def _rebuilt(self, known: CachedSearch, placement: Placement) -> CachedSearch:
+    def _rebuilt(self, known: FinishedSearch, placement: Placement) -> FinishedSearch:
         result = replace(
             known.result,
             winner=placement,
@@ -202,9 +202,9 @@ class Finder:
         folder = self.setup.output / placement.digest
         make_folder(folder)
         write_results(self.setup.prepared, result, placement, folder, self.setup.target)
-        return CachedSearch(result=result, folder=folder, raw_winner=placement)
+        return FinishedSearch(result=result, folder=folder, raw_winner=placement)
 
-    def _timed(self, kept: CachedSearch, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
+    def _timed(self, kept: FinishedSearch, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Time the reference and the selected model, interleaved, from fresh builds."""
         return self.setup.timed(kept.model or require_path(self.setup.given), builds, rounds)
 

@@ -283,13 +283,13 @@ def test_what_another_process_put_meanwhile_stays_and_ours_is_what_we_found(
 
     def put_late(*_: object) -> Path:
         first.search(case)
-        kept = first.work(case).finder.kept.folder
+        kept = first.work(case).finder.find().folder
         (kept / "scheme.json").write_bytes(b"of another search")
         return kept
 
     monkeypatch.setattr(second._store, "put", put_late)
     second.search(case)
-    theirs, ours = first.work(case).finder.kept, second.work(case).finder.kept
+    theirs, ours = first.work(case).finder.find(), second.work(case).finder.find()
     assert theirs.model is not None
     assert theirs.model.is_file()
     assert ours.folder == second.output(case)
