@@ -19,7 +19,7 @@ from pathlib import Path
 from qdqspec.accuracy.parity import compare_models
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import FLOOR_EPS
-from qdqspec.measurement.together import Together, ratios_between
+from qdqspec.measurement.together import ratios_between
 from qdqspec.placement.space.search_space import labels_of
 from qdqspec.preparation.files import make_folder, write_placed, write_placement
 from qdqspec.preparation.timing import BUILDS, ROUNDS
@@ -27,15 +27,22 @@ from qdqspec.search.select import reaches
 from qdqspec.session.compared_runtimes import TimedFile, float_file, time_across
 from qdqspec.session.evidence import CaseWork
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import NOT_CANDIDATES, Clock, CommonPlacement, Interval, Placement, TargetResult
+from qdqspec.types import NOT_CANDIDATES, Clock, CommonPlacement, Interval, Placement, Samples, TargetResult
 
 BEST = 3  # placements of each search that become candidates
 FINALISTS = 3
 SCREENING_ROUNDS = 12
 _FLOAT, _OWN = "float", "own"
 
-_Timed = tuple[Together, Clock]  # samples, and the clock that compares them
 _Label = tuple[str, str]  # a runtime, and a digest, `_FLOAT` or `_OWN`
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """The samples of each model by runtime, and the clock that compares them."""
+
+    samples: Mapping[str, Mapping[str, Sequence[Samples]]]
+    clock: Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ def find_common(
     started = time.monotonic()
     with TemporaryFolder() as folder:
         candidates = {c.placement.digest: c for c in _candidates(works, folder)}
-        search = _Search(works, candidates)
+        search = _Search(works)
         timed = search.timed(candidates, builds=1, rounds=SCREENING_ROUNDS)
         ratios = search.ratios(timed)
         ranked = sorted(
@@ -83,12 +90,11 @@ def find_common(
 class _Search:
     """Times candidates on all runtimes, and chooses among the finalists."""
 
-    def __init__(self, works: Sequence[CaseWork], candidates: Mapping[str, _Candidate]) -> None:
+    def __init__(self, works: Sequence[CaseWork]) -> None:
         self._works = works
         weights = {_on(work): work.setup.case.targets[_on(work)] for work in works}
         total = math.fsum(weights.values())
         self._weights = {on: weight / total for on, weight in weights.items()}
-        self._candidates = candidates
 
     def timed(
         self, candidates: Mapping[str, _Candidate], *, builds: int, rounds: int, own: bool = False
@@ -97,31 +103,37 @@ class _Search:
 
         Raises `BackendError` if a float model does not run.
         """
-        files: dict[str, TimedFile] = {}
+        files: dict[_Label, TimedFile] = {}
         for work in self._works:
-            blank = files[_text((_on(work), _FLOAT))] = float_file(work.setup)
+            blank = files[_on(work), _FLOAT] = float_file(work.setup)
             if own:
-                files[_text((_on(work), _OWN))] = replace(blank, path=work.finder.tuned_path)
+                files[_on(work), _OWN] = replace(blank, path=work.finder.tuned_path)
             for digest, candidate in candidates.items():
-                files[_text((_on(work), digest))] = replace(blank, path=candidate.path)
-        setups = [work.setup for work in self._works]
-        found, clock = time_across(files, setups, builds=builds, rounds=rounds)
-        for work in self._works:
-            if (error := found.failures.get(_text((_on(work), _FLOAT)))) is not None:
-                raise BackendError(f"the float model does not run on {_on(work)}: {error}")
-        return found, clock
+                files[_on(work), digest] = replace(blank, path=candidate.path)
+        texts = {" ".join(label): label for label in files}
+        found, clock = time_across(
+            {text: files[label] for text, label in texts.items()},
+            [work.setup for work in self._works],
+            builds=builds,
+            rounds=rounds,
+        )
+        for text, error in found.failures.items():
+            on, name = texts[text]
+            if name == _FLOAT:
+                raise BackendError(f"the float model does not run on {on}: {error}")
+        samples: dict[str, dict[str, list[Samples]]] = {_on(work): {} for work in self._works}
+        for text, taken in found.samples.items():
+            on, name = texts[text]
+            samples[on][name] = taken
+        return _Timed(samples, clock)
 
     def ratios(self, timed: _Timed, base: str = _FLOAT) -> dict[_Label, Interval]:
         """The time of each model over that of the ``base`` model on the same runtime."""
-        found = {}
-        together, clock = timed
-        for work in self._works:
-            own = {
-                text: builds for text, builds in together.samples.items() if text.startswith(f"{_on(work)} ")
-            }
-            for label, ratio in ratios_between(own, _text((_on(work), base)), clock).items():
-                found[_on(work), label.partition(" ")[2]] = ratio
-        return found
+        return {
+            (on, name): ratio
+            for on, own in timed.samples.items()
+            for name, ratio in ratios_between(own, base, timed.clock).items()
+        }
 
     def center(self, ratios: Mapping[_Label, Interval], digest: str) -> float:
         """The weighted geometric mean of the ratios of a candidate; from one build there are no intervals."""
@@ -152,7 +164,7 @@ class _Search:
                 mean = self.mean(ratios, digest)
                 return CommonPlacement(
                     name=name,
-                    clock=timed[1],
+                    clock=timed.clock,
                     builds=BUILDS,
                     targets=tuple(
                         self._target(w, ratios, over_own[_on(w), digest], candidate) for w in self._works
@@ -168,7 +180,7 @@ class _Search:
         reason = self._fault(ratios, ranked[0], gain) if ranked else none
         one = Interval(median=1.0, low=1.0, high=1.0)
         return CommonPlacement(
-            name=name, clock=timed[1], builds=BUILDS, targets=(), mean=one, unchanged=True, reason=reason
+            name=name, clock=timed.clock, builds=BUILDS, targets=(), mean=one, unchanged=True, reason=reason
         )
 
     def _fault(self, ratios: Mapping[_Label, Interval], digest: str, gain: float) -> str:
@@ -210,10 +222,6 @@ def folder_of(works: Sequence[CaseWork]) -> Path:
 
 def _on(work: CaseWork) -> str:
     return work.setup.backend.name
-
-
-def _text(label: _Label) -> str:
-    return " ".join(label)
 
 
 def _is_complete(ratios: Mapping[_Label, Interval], works: Sequence[CaseWork], digest: str) -> bool:

@@ -1,4 +1,4 @@
-"""The search of one case, from the first build to the confirmed winner, and its size before anything is built."""
+"""The search of one case: `open_tuning` prepares it, `Tuning` runs it and confirms its winner."""
 
 from __future__ import annotations
 
@@ -60,91 +60,6 @@ OVERTIME_SHARE = 0.25  # of the time limit, for candidates that just missed the 
 ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks that it did not need
 
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """The outcome of a search: its result, the confirming measurement, and the winner before confirmation.
-
-    ``confirmed`` are the finalists' lines for the journal, by role.
-    """
-
-    result: SearchResult
-    latency: LatencyEvidence
-    raw_winner: Placement
-    confirmed: tuple[tuple[str, Trial], ...]
-
-    @property
-    def intervals(self) -> dict[str, Interval]:
-        """Confirmed ratios to the reference, by digest of the placement."""
-        ratios = self.latency.ratios
-        found = {trial.placement.digest: ratios[role] for role, trial in self.confirmed if role in ratios}
-        return {**found, self.result.winner.digest: ratios["tuned"]}
-
-
-class Steps:
-    """Reports the steps of a search with the time that is left for them, and measures how long the search takes.
-
-    The time limit is ``minutes`` from `begin` to `end`, without the time spent waiting for other runs. Candidates after
-    the search have the time of `begin_overtime` instead.
-    """
-
-    def __init__(self, resources: Resources, minutes: float | None) -> None:
-        self._resources, self._minutes = resources, minutes
-        self._started = time.monotonic(), time.process_time()
-        self._began: float | None = None
-        self._overtime_ends: float | None = None
-
-    def begin(self) -> None:
-        """Begin the time limit."""
-        self._began = time.monotonic() - self._resources.waited()
-
-    def begin_overtime(self, seconds: float) -> None:
-        """Begin the time for candidates after the search."""
-        self._overtime_ends = time.monotonic() + seconds
-
-    def end(self) -> None:
-        """End the time for candidates; steps after it have no limit."""
-        self._began = None
-
-    @property
-    def total_seconds(self) -> float:
-        """Seconds since the first step, including those spent waiting."""
-        return time.monotonic() - self._started[0]
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Seconds of CPU time of this process since the first step."""
-        return time.process_time() - self._started[1]
-
-    @property
-    def used_seconds(self) -> float:
-        """Seconds since the time limit began, without those spent waiting for other runs."""
-        return 0.0 if self._began is None else time.monotonic() - self._resources.waited() - self._began
-
-    @property
-    def overtime_left(self) -> float | None:
-        """Seconds left of the overtime; ``None`` before it."""
-        return None if self._overtime_ends is None else max(0.0, self._overtime_ends - time.monotonic())
-
-    def report(self, text: str) -> None:
-        """Report the beginning of a step, with the time left of the limit while it runs."""
-        is_limited = self._minutes is not None and self._began is not None
-        left = max(0.0, 60 * (self._minutes or 0.0) - self.used_seconds) if is_limited else None
-        case = self._resources.case
-        self.watch(Progress(case=case, phase="", done=0, total=0, doing=text, seconds_left=left))
-
-    def report_builds(self, text: str) -> None:
-        """Report a step of a measurement of fresh builds: of noise during the search, of finalists after it."""
-        self.report(f"confirming: {text}" if self._began is None else f"measuring the noise: {text}")
-
-    def watch(self, progress: Progress) -> None:
-        """Report progress; during the overtime with the time left of that."""
-        if self._resources.watch is None:
-            return
-        if self.overtime_left is not None and progress.seconds_left is not None:
-            progress = replace(progress, seconds_left=self.overtime_left)
-        self._resources.watch(progress)
 
 
 @contextmanager
@@ -339,51 +254,89 @@ class Tuning:
         return "" if least is None else self.oracle.text(choice.placement)
 
 
-def open_twins(twins: Twins, prepared: Prepared, bench: Bench) -> None:
-    """Request that twins prepare the same search, with the corrections of this device."""
-    found = prepared.found_corrections
-    everything = prepared.space.resolve(prepared.space.everything())
-    twins.open(
-        {"corrections": None if found is None else found.read_text(encoding="utf-8")},
-        cache(lambda: content_digest(bench.file_of(everything))),
-        bench.clock,
-        prepared.note_once,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """The outcome of a search: its result, the confirming measurement, and the winner before confirmation.
+
+    ``confirmed`` are the finalists' lines for the journal, by role.
+    """
+
+    result: SearchResult
+    latency: LatencyEvidence
+    raw_winner: Placement
+    confirmed: tuple[tuple[str, Trial], ...]
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """Confirmed ratios to the reference, by digest of the placement."""
+        ratios = self.latency.ratios
+        found = {trial.placement.digest: ratios[role] for role, trial in self.confirmed if role in ratios}
+        return {**found, self.result.winner.digest: ratios["tuned"]}
 
 
-class TwinBench:
-    """The bench of a twin: prepared like that of a search elsewhere, whose requests it answers."""
+class Steps:
+    """Reports the steps of a search with the time that is left for them, and measures how long the search takes.
 
-    def __init__(self, setup: CaseSetup, folder: Path) -> None:
-        """``folder`` is where candidates are written."""
-        self._setup, self._folder = setup, folder
-        self._bench: Bench | None = None
-        setup.prepared.space  # noqa: B018 - calibrates, while the search does the same
+    The time limit is ``minutes`` from `begin` to `end`, without the time spent waiting for other runs. Candidates after
+    the search have the time of `begin_overtime` instead.
+    """
 
-    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answer to a request; an ``error`` if the search cannot use this device."""
-        try:
-            if self._bench is None:
-                return {"digest": self._open(request["corrections"])}
-            return answer(self._bench, request)
-        except QdqspecError as error:
-            return {"error": str(error)}
+    def __init__(self, resources: Resources, minutes: float | None) -> None:
+        self._resources, self._minutes = resources, minutes
+        self._started = time.monotonic(), time.process_time()
+        self._began: float | None = None
+        self._overtime_ends: float | None = None
 
-    def _open(self, corrections: str | None) -> str:
-        setup, prepared = self._setup, self._setup.prepared
-        path = setup.output / CORRECTIONS
-        if corrections is not None:
-            write_text(path, corrections)
-        prepared.keep_corrections(path, setup.journal_header, finds=False)
-        constraint = constraint_of(prepared, setup.resources.backend, setup.resources.options)
-        self._bench = _bench(prepared, setup.resources, self._folder, np.random.default_rng(), constraint)
-        half_reference(prepared, self._folder)
-        return content_digest(self._bench.file_of(prepared.space.resolve(prepared.space.everything())))
+    def begin(self) -> None:
+        """Begin the time limit."""
+        self._began = time.monotonic() - self._resources.waited()
 
-    def close(self) -> None:
-        """Close all open engines."""
-        if self._bench is not None:
-            self._bench.close()
+    def begin_overtime(self, seconds: float) -> None:
+        """Begin the time for candidates after the search."""
+        self._overtime_ends = time.monotonic() + seconds
+
+    def end(self) -> None:
+        """End the time for candidates; steps after it have no limit."""
+        self._began = None
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds since the first step, including those spent waiting."""
+        return time.monotonic() - self._started[0]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Seconds of CPU time of this process since the first step."""
+        return time.process_time() - self._started[1]
+
+    @property
+    def used_seconds(self) -> float:
+        """Seconds since the time limit began, without those spent waiting for other runs."""
+        return 0.0 if self._began is None else time.monotonic() - self._resources.waited() - self._began
+
+    @property
+    def overtime_left(self) -> float | None:
+        """Seconds left of the overtime; ``None`` before it."""
+        return None if self._overtime_ends is None else max(0.0, self._overtime_ends - time.monotonic())
+
+    def report(self, text: str) -> None:
+        """Report the beginning of a step, with the time left of the limit while it runs."""
+        is_limited = self._minutes is not None and self._began is not None
+        left = max(0.0, 60 * (self._minutes or 0.0) - self.used_seconds) if is_limited else None
+        case = self._resources.case
+        self.watch(Progress(case=case, phase="", done=0, total=0, doing=text, seconds_left=left))
+
+    def report_builds(self, text: str) -> None:
+        """Report a step of a measurement of fresh builds: of noise during the search, of finalists after it."""
+        self.report(f"confirming: {text}" if self._began is None else f"measuring the noise: {text}")
+
+    def watch(self, progress: Progress) -> None:
+        """Report progress; during the overtime with the time left of that."""
+        if self._resources.watch is None:
+            return
+        if self.overtime_left is not None and progress.seconds_left is not None:
+            progress = replace(progress, seconds_left=self.overtime_left)
+        self._resources.watch(progress)
 
 
 def _bench(
@@ -610,3 +563,50 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = 
         return TRIALS[rules.preset]
     each = () if rules.trials_per_region is None else (rules.trials_per_region,)
     return own(rules.preset, space, *each)
+
+
+def open_twins(twins: Twins, prepared: Prepared, bench: Bench) -> None:
+    """Request that twins prepare the same search, with the corrections of this device."""
+    found = prepared.found_corrections
+    everything = prepared.space.resolve(prepared.space.everything())
+    twins.open(
+        {"corrections": None if found is None else found.read_text(encoding="utf-8")},
+        cache(lambda: content_digest(bench.file_of(everything))),
+        bench.clock,
+        prepared.note_once,
+    )
+
+
+class TwinBench:
+    """The bench of a twin: prepared like that of a search elsewhere, whose requests it answers."""
+
+    def __init__(self, setup: CaseSetup, folder: Path) -> None:
+        """``folder`` is where candidates are written."""
+        self._setup, self._folder = setup, folder
+        self._bench: Bench | None = None
+        setup.prepared.space  # noqa: B018 - calibrates, while the search does the same
+
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answer to a request; an ``error`` if the search cannot use this device."""
+        try:
+            if self._bench is None:
+                return {"digest": self._open(request["corrections"])}
+            return answer(self._bench, request)
+        except QdqspecError as error:
+            return {"error": str(error)}
+
+    def _open(self, corrections: str | None) -> str:
+        setup, prepared = self._setup, self._setup.prepared
+        path = setup.output / CORRECTIONS
+        if corrections is not None:
+            write_text(path, corrections)
+        prepared.keep_corrections(path, setup.journal_header, finds=False)
+        constraint = constraint_of(prepared, setup.resources.backend, setup.resources.options)
+        self._bench = _bench(prepared, setup.resources, self._folder, np.random.default_rng(), constraint)
+        half_reference(prepared, self._folder)
+        return content_digest(self._bench.file_of(prepared.space.resolve(prepared.space.everything())))
+
+    def close(self) -> None:
+        """Close all open engines."""
+        if self._bench is not None:
+            self._bench.close()
