@@ -136,12 +136,12 @@ class PartFiles:
         return np.random.default_rng(0).standard_normal(shape).astype(dtype)
 
 
-ROLE = "float16"
-FILE = "reference_float16.onnx"
+_HALF = "float16"  # a role
+_HALF_FILE = "reference_float16.onnx"
 
 
-def half_reference(prepared: Prepared, folder: Path) -> Path | None:
-    """The model of a case in float16, written to a folder; ``None`` if it is not requested or the model has no floats.
+def half_reference(prepared: Prepared, folder: Path) -> dict[str, Path]:
+    """The model of a case in float16, written to a folder, by its role; empty if not requested or without floats.
 
     The conversion is a hook of the backend, or of the default one. Inputs and outputs keep their types, so that all
     roles have the same inputs, and casts are inserted at the graph's borders. Outputs are not compared: a model whose
@@ -150,27 +150,27 @@ def half_reference(prepared: Prepared, folder: Path) -> Path | None:
     """
     asked, able = prepared.case.tune.float16, prepared.capabilities.computes_in_half
     if asked is False or (asked is None and not able) or not has_floats(prepared.given):
-        return None
+        return {}
     if not able:
         prepared.note_once(
             "float16 was requested, and this backend has few float16 kernels: float32 casts were inserted"
         )
-    path = folder / FILE
+    path = folder / _HALF_FILE
     try:
         given = prepared.given
         proto = half_model(given, require_path(given), backend=prepared.backend.name, keep_io=True)
     except ModelError as error:
         prepared.note_once(f"no float16 reference: {error.what}")
-        return None
-    onnx.save(proto, path, save_as_external_data=True, location=f"{FILE}.data")
-    return path
+        return {}
+    onnx.save(proto, path, save_as_external_data=True, location=f"{_HALF_FILE}.data")
+    return {_HALF: path}
 
 
 def note_half(prepared: Prepared, latency: LatencyEvidence) -> None:
     """Add a warning if the float16 model did not run, or is significantly faster than the tuned model."""
-    if why := latency.failures.get(ROLE):
+    if why := latency.failures.get(_HALF):
         prepared.note_once(f"the float16 reference did not run: {why}")
-    half, tuned = latency.tested.get(ROLE), latency.tested.get("tuned")
+    half, tuned = latency.tested.get(_HALF), latency.tested.get("tuned")
     if half is not None and tuned is not None and half.high < tuned.low:
         prepared.note_once(
             f"the model in float16 is faster than the tuned one: {half.median:.2f} of the reference's time, "

@@ -19,7 +19,7 @@ from qdqspec.measurement.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
 from qdqspec.preparation.cached import data_digest, key_of
-from qdqspec.preparation.candidates import ROLE, half_reference, note_half
+from qdqspec.preparation.candidates import half_reference, note_half
 from qdqspec.preparation.files import REFERENCE
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
@@ -174,8 +174,7 @@ class CaseSetup:
         files = {"reference": require_path(self.given), "tuned": tuned}
         loads, rules = self.prepared.loads, self.case.tune
         with TemporaryFolder() as folder:
-            half = half_reference(self.prepared, folder)
-            files |= {} if half is None else {ROLE: half}
+            files |= half_reference(self.prepared, folder)
             measured = time_files(self.resources, files, loads, rules, builds=builds, rounds=rounds)
         note_half(self.prepared, measured)
         return measured

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, cast
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qdqspec.accuracy.oracle import Rehearser
@@ -41,7 +40,7 @@ from qdqspec.preparation.files import (
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
-from qdqspec.search.base import Proposal, SearchSetup, Strategy
+from qdqspec.search.base import Proposal, Strategy
 from qdqspec.search.loop import Search
 from qdqspec.session.tuning import MakeStrategy, Tuned, named, open_tuning
 from qdqspec.temporary import TemporaryFolder
@@ -302,12 +301,6 @@ def _strategy(given: AnyStrategy | None, case: Case) -> tuple[MakeStrategy, str]
         name = given or case.tune.strategy
         return named(name), name
     if isinstance(given, type) or not hasattr(given, "ask"):
-        make: Any = given
-        return make, getattr(given, "__qualname__", type(given).__qualname__)
-    ready: Any = given
-
-    def as_given(setup: SearchSetup, random: np.random.Generator) -> Strategy:  # noqa: ARG001 - the seam's signature
-        strategy: Strategy = ready
-        return strategy
-
-    return as_given, type(given).__qualname__
+        return cast("MakeStrategy", given), getattr(given, "__qualname__", type(given).__qualname__)
+    ready = cast("Strategy", given)
+    return lambda *_: ready, type(given).__qualname__

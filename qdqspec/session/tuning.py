@@ -25,7 +25,7 @@ from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.scheme.cache import WarmStart
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.cached import CORRECTIONS
-from qdqspec.preparation.candidates import ROLE, CandidateFiles, PartFiles, half_reference, note_half
+from qdqspec.preparation.candidates import CandidateFiles, PartFiles, half_reference, note_half
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.correcting import SECONDS, SHARE
 from qdqspec.preparation.files import BuildLogs
@@ -175,7 +175,6 @@ class Tuning:
         prepared, trials = self.prepared, tuple(self.search.trials)
         self.steps.end()
         self.steps.report("confirming")
-        half = half_reference(prepared, self.folder)
         confirmed = confirm(
             trials,
             prepared.space.resolve(prepared.space.everything()),
@@ -183,7 +182,7 @@ class Tuning:
             self.constraint,
             pareto=prepared.case.tune.objective == "pareto",
             ended_by=self.search.ended_by,
-            beside={} if half is None else {ROLE: half},
+            beside=half_reference(prepared, self.folder),
             has_time=self._has_time,
         )
         note_half(prepared, confirmed.latency)
