@@ -50,7 +50,12 @@ class SideBySide(Closing):
         self._reference = self._engine(lambda: resources.backend.build(reference, options))
         self._tuned = self._engine(lambda: resources.backend.build(tuned, options))
         self._is_same = tuned == reference and not self._fixed
-        self._arithmetic = self._unfused(resources, tuned) if divided and tuned != reference else None
+        self._arithmetic: _Rebuilt | None = None
+        if divided and tuned != reference:
+            arithmetic = resources.backend
+            if arithmetic.name != ARITHMETIC:
+                arithmetic = self._opened.enter_context(Isolated(ARITHMETIC))
+            self._arithmetic = self._engine(lambda: arithmetic.build(tuned, unfused(resources.options)))
 
     def run(self, feeds: Mapping[str, Array]) -> SampleOutputs:
         """The outputs for one input; raises `BackendError` if a model does not run on it."""
@@ -108,12 +113,6 @@ class SideBySide(Closing):
         engine = _Rebuilt(build)
         self._opened.callback(engine.close)
         return engine
-
-    def _unfused(self, resources: Resources, model: Path) -> _Rebuilt:
-        backend = resources.backend
-        if backend.name != ARITHMETIC:
-            backend = self._opened.enter_context(Isolated(ARITHMETIC))
-        return self._engine(lambda: backend.build(model, unfused(resources.options)))
 
     def _computed(self, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
         if self._arithmetic is None:

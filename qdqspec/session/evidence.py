@@ -157,12 +157,7 @@ class CaseWork:
     @property
     def latency(self) -> LatencyEvidence | None:
         """Reference and tuned model timed against each other; ``None`` for a run without timing."""
-        if self.setup.settings.mode == "verify":
-            return None
-        self.finder.find()  # a search, or the recheck of a cached winner, has measured it
-        if self.finder.latency is None:
-            self.finder.latency = self.finder.measure()
-        return self.finder.latency
+        return None if self.setup.settings.mode == "verify" else self.finder.latency
 
     @property
     def parity(self) -> ParityEvidence:
@@ -337,8 +332,8 @@ class CaseWork:
 
     def _own_warnings(self) -> Iterator[str]:
         """Warnings of the measurement, of a model below its limit and of quantized outputs."""
-        if self.finder.latency is not None:
-            yield from _latency_warnings(self.finder.latency)
+        if self.finder.measured is not None:
+            yield from _latency_warnings(self.finder.measured)
         parity, least = self._parity, self.setup.case.tune.limits.min_sqnr_db
         if parity is not None and least is not None and parity.sqnr_db < least:
             # its scheme was requested, or data or runtime changed since

@@ -207,24 +207,21 @@ class Session(Closing):
 
         A case of a spec accepts ``metrics`` only: a spec names metrics and holds no code.
         """
-        words = {word: value for word, value in asked.items() if word != "metrics"}
-        case = self._case(self.file(model), self._files.asked(words))
+        given = self.file(model)
+        words = self._files.asked({word: value for word, value in asked.items() if word != "metrics"})
+        if not isinstance(given, Case) and SPEC_SUFFIXES[0] not in str(given):
+            case = inline_case(given, words)
+        elif words:
+            raise ConfigError(
+                "a case of a spec has its options in the spec", where=str(given), cure="change them there"
+            )
+        else:
+            case = given if isinstance(given, Case) else find_case(str(given), self.settings, Path.cwd())
         return replace(case, metrics=joined_metrics(case.metrics, asked.get("metrics", {})))
 
     def file(self, model: GivenModel | Case) -> PathLike | Case:
         """A model in memory as a file; anything else as it is."""
         return self._files.model(model) if is_model(model) else cast("PathLike | Case", model)
-
-    def _case(self, model: PathLike | Case, asked: Mapping[str, object]) -> Case:
-        if not isinstance(model, Case) and SPEC_SUFFIXES[0] not in str(model):
-            return inline_case(model, asked)
-        if asked:
-            raise ConfigError(
-                "a case of a spec has its options in the spec", where=str(model), cure="change them there"
-            )
-        if isinstance(model, Case):
-            return model
-        return find_case(str(model), self.settings, Path.cwd())
 
     def model(self, case: Case) -> Model:
         """The user's model, loaded and validated."""

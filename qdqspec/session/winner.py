@@ -28,7 +28,7 @@ RecheckOutcome = Literal["faster", "inconclusive", "slower", "broken"]
 
 
 class Finder:
-    """Finds the winner of a case once. ``latency`` is the measurement of the search, if any.
+    """Finds the winner of a case once. ``measured`` is its last measurement: of a search, a recheck, or `latency`.
 
     ``found`` is the finished search, or ``None`` before `find`. ``validate`` raises if inputs of the checks
     cannot be used; it is called before a search begins.
@@ -37,7 +37,7 @@ class Finder:
     def __init__(self, setup: CaseSetup, store: Store, validate: Callable[[], None] = lambda: None) -> None:
         self.setup = setup
         self.store = store
-        self.latency: LatencyEvidence | None = None
+        self.measured: LatencyEvidence | None = None
         self.found: FinishedSearch | None = None
         self._validate = validate
         self._failure: QdqspecError | None = None
@@ -80,6 +80,14 @@ class Finder:
         """The factors of channels in the selected model."""
         return () if self._scheme is None else self._scheme.equalized
 
+    @property
+    def latency(self) -> LatencyEvidence:
+        """Reference and selected model timed against each other: by the search or the recheck, else now."""
+        self.find()
+        if self.measured is None:
+            self.measured = self.measure()
+        return self.measured
+
     def measure(self, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Time the reference and the selected model, interleaved, from fresh builds.
 
@@ -120,7 +128,7 @@ class Finder:
             return known
         if known is not None:  # now rather than later: another process may store its own result meanwhile
             self.store.discard(self.setup.key)
-        found, self.latency = tune(self.setup, self.store, self._validate)
+        found, self.measured = tune(self.setup, self.store, self._validate)
         return found
 
     def _is_kept(self, known: FinishedSearch) -> bool:
@@ -131,7 +139,7 @@ class Finder:
         if lacking := self._inaccuracy(known.model):
             return self._is_kept_in_ci(known, lacking, is_usable=False)
         found = recheck(partial(self._timed, known), self.setup.case.tune.min_gain)
-        self.latency = found.latency
+        self.measured = found.latency
         if found.outcome == "inconclusive":
             self._note(f"{found.finding}; it is kept. Measure again later, or tune again with --qdq-retune")
         if found.outcome in ("faster", "inconclusive"):
