@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -87,13 +87,13 @@ def open_tuning(
     constraint = constraint_of(prepared, resources.backend, resources.options)
     trials = trials_of(rules, space, make)
     starts = _starts(prepared, resources)
+    problem = _Problem(prepared=prepared, resources=resources, constraint=constraint)
     steps.begin()
-    first = _find_corrections(prepared, resources, journal, constraint, for_first, starts, trials, steps)
+    first = _find_corrections(problem, journal, for_first, starts, trials, steps)
     starts = [*(WarmStart(placement, proved=False) for placement in first), *starts]
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
-        bench = _bench(prepared, resources, folder, for_bench, constraint, steps.report_builds)
-        opened.callback(bench.close)
+        bench = opened.enter_context(closing(problem.bench(folder, for_bench, steps.report_builds)))
         budget = Budget(
             trials=trials,
             seconds=None if rules.minutes is None else 60 * rules.minutes,
@@ -106,8 +106,8 @@ def open_tuning(
         def seconds_left() -> float | None:
             return budget.left if steps.overtime_left is None else steps.overtime_left
 
-        oracle = _oracle(prepared, resources, constraint, opened, seconds_left)
-        strategy = make(_setup(prepared, bench.clock, trials, constraint, oracle, starts), for_strategy)
+        oracle = problem.oracle(opened, seconds_left)
+        strategy = make(problem.setup(bench.clock, trials, oracle, starts), for_strategy)
         search = Search(
             strategy,
             bench,
@@ -338,79 +338,106 @@ class Steps:
         self._resources.watch(progress)
 
 
-def _bench(
-    prepared: Prepared,
-    resources: Resources,
-    folder: Path,
-    random: np.random.Generator,
-    constraint: AccuracyConstraint,
-    report: Callable[[str], None] = lambda _: None,
-) -> Bench:
-    rules = prepared.case.tune
-    store = WeightStore(folder, base=require_path(prepared.given).parent)
-    inserter = Inserter(prepared.model, prepared.numbers, store=store)
-    clock = clock_for(rules, resources.settings.threads)
-    is_real = resources.backend.capabilities(
-        resources.options
-    ).computes  # simulated states would last no time
-    return Bench(
-        resources.backend,
-        CandidateFiles(
-            folder,
-            require_path(prepared.given),
-            lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
-        ),
-        prepared.loads,
-        clock=clock,
-        random=random,
-        options=resources.options,
-        exclusive=resources.exclusive,
-        looks=Looks(clock=clock, random=random) if is_real else None,
-        admission=constraint.admission,
-        extract=PartFiles(prepared, folder, store),
-        folder=folder,
-        jobs=resources.jobs,
-        twins=resources.twins,
-        report=report,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Problem:
+    """A prepared case on its device with its constraints, of which a search makes its bench, oracle and strategy."""
 
+    prepared: Prepared
+    resources: Resources
+    constraint: AccuracyConstraint
 
-def _oracle(
-    prepared: Prepared,
-    resources: Resources,
-    constraint: AccuracyConstraint,
-    opened: ExitStack,
-    left: SecondsLeft,
-) -> RehearsalOracle | None:
-    """The oracle of a search with accuracy constraints or objective; ``None`` on a simulated device.
+    @property
+    def computes(self) -> bool:
+        """Whether the device computes outputs; a simulated one does not."""
+        return self.resources.backend.capabilities(self.resources.options).computes
 
-    ``left`` gives the seconds that the search has left to choose and build candidates.
-    """
-    computes = resources.backend.capabilities(resources.options).computes
-    if constraint.admission is None or not prepared.space.units or not computes:
-        return None
-    rehearser = opened.enter_context(Rehearser(prepared, resources, prepared.comparison_data()))
-    metric = None
-    if constraint.rules is not None and constraint.min_accuracy is not None:
-        reference = constraint.score(NO_PLACEMENT)
-        assert reference is not None  # it was computed for the limit
-        metric = RehearsedMetric(prepared.scores, constraint.rules, reference, constraint.min_accuracy, left)
-    return RehearsalOracle(
-        rehearser,
-        prepared.space,
-        prepared.note_once,
-        left,
-        metric,
-        constraint.min_sqnr_db,
-        constraint.admission.difference,
-    )
+    def uncorrected(self) -> _Problem:
+        """The same without corrections, of which nothing is measured yet."""
+        constraint = self.constraint.for_other_numbers()
+        return replace(self, prepared=self.prepared.uncorrected(), constraint=constraint)
+
+    def bench(
+        self, folder: Path, random: np.random.Generator, report: Callable[[str], None] = lambda _: None
+    ) -> Bench:
+        """A bench that writes candidates to ``folder``."""
+        prepared, resources = self.prepared, self.resources
+        given = require_path(prepared.given)
+        store = WeightStore(folder, base=given.parent)
+        inserter = Inserter(prepared.model, prepared.numbers, store=store)
+        clock = clock_for(prepared.case.tune, resources.settings.threads)
+        return Bench(
+            resources.backend,
+            CandidateFiles(
+                folder,
+                given,
+                lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
+            ),
+            prepared.loads,
+            clock=clock,
+            random=random,
+            options=resources.options,
+            exclusive=resources.exclusive,
+            # the states of a simulated device would last no time
+            looks=Looks(clock=clock, random=random) if self.computes else None,
+            admission=self.constraint.admission,
+            extract=PartFiles(prepared, folder, store),
+            folder=folder,
+            jobs=resources.jobs,
+            twins=resources.twins,
+            report=report,
+        )
+
+    def oracle(self, opened: ExitStack, left: SecondsLeft) -> RehearsalOracle | None:
+        """The oracle of a search with accuracy constraints or objective; ``None`` on a simulated device.
+
+        ``left`` gives the seconds that the search has left to choose and build candidates.
+        """
+        prepared, constraint = self.prepared, self.constraint
+        if constraint.admission is None or not prepared.space.units or not self.computes:
+            return None
+        rehearser = opened.enter_context(Rehearser(prepared, self.resources, prepared.comparison_data()))
+        metric = None
+        if constraint.rules is not None and constraint.min_accuracy is not None:
+            reference = constraint.score(NO_PLACEMENT)
+            assert reference is not None  # it was computed for the limit
+            metric = RehearsedMetric(
+                prepared.scores, constraint.rules, reference, constraint.min_accuracy, left
+            )
+        return RehearsalOracle(
+            rehearser,
+            prepared.space,
+            prepared.note_once,
+            left,
+            metric,
+            constraint.min_sqnr_db,
+            constraint.admission.difference,
+        )
+
+    def setup(
+        self, clock: Clock, trials: int, oracle: RehearsalOracle | None, starts: Sequence[WarmStart]
+    ) -> SearchSetup:
+        """The setup of a strategy, which starts from these placements."""
+        rules = self.prepared.case.tune
+        return SearchSetup(
+            space=self.prepared.space,
+            clock=clock,
+            preset=rules.preset,
+            trials=trials,
+            trials_per_region=rules.trials_per_region,
+            validate_groups=rules.validate_groups,
+            seeds=tuple(dict.fromkeys(known.placement for known in starts if known.placement.sites)),
+            proved=frozenset(known.placement.digest for known in starts if known.proved),
+            min_sqnr_db=self.constraint.min_sqnr_db,
+            min_accuracy=self.constraint.min_accuracy,
+            pareto=rules.objective == "pareto",
+            fused=self.prepared.fused,
+            accuracy=oracle,
+        )
 
 
 def _find_corrections(
-    prepared: Prepared,
-    resources: Resources,
+    problem: _Problem,
     journal: BuildLogs,
-    constraint: AccuracyConstraint,
     random: np.random.Generator,
     starts: Sequence[WarmStart],
     trials: int,
@@ -420,8 +447,9 @@ def _find_corrections(
 
     Returns the placements, found for that, which the search begins with.
     """
-    first, excluded = _first_trials(prepared, resources, journal, constraint, random, starts, trials, steps)
-    near, minutes = promising(first, constraint), prepared.case.tune.minutes
+    first, excluded = _first_trials(problem, journal, random, starts, trials, steps)
+    prepared, near = problem.prepared, promising(first, problem.constraint)
+    minutes = prepared.case.tune.minutes
     prepared.judge_corrections_at(near, excluded)
     share = "" if minutes is None else f", up to {SHARE:.0%} of the search's time"
     steps.report(f"looking for corrections{share}")
@@ -431,10 +459,8 @@ def _find_corrections(
 
 
 def _first_trials(
-    prepared: Prepared,
-    resources: Resources,
+    problem: _Problem,
     journal: BuildLogs,
-    constraint: AccuracyConstraint,
     random: np.random.Generator,
     starts: Sequence[WarmStart],
     trials: int,
@@ -445,26 +471,24 @@ def _first_trials(
     They have no corrections, which are judged on the last of them. The search begins with the one that won, built again
     with corrections. A resumed search has those of its journal. The units are those that the limits exclude.
     """
+    prepared, resources, known = problem.prepared, problem.resources, journal.trials()
     rules = prepared.case.tune
-    known = journal.trials()
     if _has_begun(known) or rules.objective == "pareto" or not prepared.may_correct:
         return [trial for trial in known if trial.phase == FIRST], frozenset()
-    plain, own = prepared.uncorrected(), constraint.for_other_numbers()
+    plain = problem.uncorrected()
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
-        bench = _bench(plain, resources, folder, random, own)
-        opened.callback(bench.close)
+        bench = opened.enter_context(closing(plain.bench(folder, random)))
         budget = Budget(
             trials=trials,
             seconds=SECONDS[rules.preset] if rules.minutes is None else 60 * FIRST_SHARE * rules.minutes,
             waited=resources.waited,
             run_left=resources.seconds_left,
         )
-        oracle = _oracle(plain, resources, own, opened, lambda: budget.left)
+        oracle = plain.oracle(opened, lambda: budget.left)
         if oracle is None:
             return [], frozenset()
-        setup = _setup(plain, bench.clock, trials, own, oracle, starts)
-        strategy = FirstPlacement(setup)
+        strategy = FirstPlacement(plain.setup(bench.clock, trials, oracle, starts))
         search = Search(
             strategy,
             bench,
@@ -510,32 +534,6 @@ def _starts(prepared: Prepared, resources: Resources) -> list[WarmStart]:
         space=prepared.space, backend=resources.backend.target, device=device, note=prepared.warnings.append
     )
     return list(warm_starts(prepared.case.tune.start_from, start))
-
-
-def _setup(
-    prepared: Prepared,
-    clock: Clock,
-    trials: int,
-    constraint: AccuracyConstraint,
-    oracle: RehearsalOracle | None,
-    starts: Sequence[WarmStart],
-) -> SearchSetup:
-    rules, space = prepared.case.tune, prepared.space
-    return SearchSetup(
-        space=space,
-        clock=clock,
-        preset=rules.preset,
-        trials=trials,
-        trials_per_region=rules.trials_per_region,
-        validate_groups=rules.validate_groups,
-        seeds=tuple(dict.fromkeys(known.placement for known in starts if known.placement.sites)),
-        proved=frozenset(known.placement.digest for known in starts if known.proved),
-        min_sqnr_db=constraint.min_sqnr_db,
-        min_accuracy=constraint.min_accuracy,
-        pareto=rules.objective == "pareto",
-        fused=prepared.fused,
-        accuracy=oracle,
-    )
 
 
 def named(strategy: str) -> MakeStrategy:
@@ -601,7 +599,8 @@ class TwinBench:
             write_text(path, corrections)
         prepared.keep_corrections(path, setup.journal_header, finds=False)
         constraint = constraint_of(prepared, setup.resources.backend, setup.resources.options)
-        self._bench = _bench(prepared, setup.resources, self._folder, np.random.default_rng(), constraint)
+        problem = _Problem(prepared=prepared, resources=setup.resources, constraint=constraint)
+        self._bench = problem.bench(self._folder, np.random.default_rng())
         half_reference(prepared, self._folder)
         return content_digest(self._bench.file_of(prepared.space.resolve(prepared.space.everything())))
 
