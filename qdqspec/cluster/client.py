@@ -254,13 +254,8 @@ class Cluster:
             seen += len(news["entries"])
             if seen and news["corrections"] and news["corrections"]["sha256"] not in known:
                 known.add(news["corrections"]["sha256"])
-                self._fetched(
-                    worker,
-                    job,
-                    [news["corrections"]],
-                    {},
-                    lambda files: listener.corrections(*files.values()),
-                )
+                with self._fetched(worker, job, [news["corrections"]], {}) as files:
+                    listener.corrections(*files.values())
             if news["phase"] == "done":
                 break
             if news["need"]:
@@ -268,29 +263,23 @@ class Cluster:
                 moved = time.monotonic()
             else:
                 time.sleep(_ASK)
-        answer = from_data(Answer, news["answer"])
-        self._fetched(
-            worker, job, news["files"], package.local, lambda files: listener.results(files, answer)
-        )
+        with self._fetched(worker, job, news["files"], package.local) as files:
+            listener.results(files, from_data(Answer, news["answer"]))
         with suppress(LostError), _transfer(worker):
             self._call(worker, "stop", 5.0, job=job, taken=True)
 
+    @contextmanager
     def _fetched(
-        self,
-        worker: str,
-        job: str,
-        entries: Iterable[Any],
-        own: Mapping[str, Path],
-        take: Callable[[Mapping[str, Path]], None],
-    ) -> None:
-        """Fetch files of a job, and pass them by name; they are removed afterwards."""
+        self, worker: str, job: str, entries: Iterable[Any], own: Mapping[str, Path]
+    ) -> Iterator[Mapping[str, Path]]:
+        """Fetched files of a job, by name; they are removed afterwards."""
         from qdqspec.temporary import TemporaryFolder
 
         found = tuple(from_data(FileEntry, entry) for entry in entries)
         with TemporaryFolder() as folder:
             with _transfer(worker):
                 self._client.sync(self._fetch, worker, job, found, folder, dict(own))
-            take({entry.path: entry.below(folder) for entry in found})
+            yield {entry.path: entry.below(folder) for entry in found}
 
     def _ask(self, worker: str, job: str, seen: int) -> dict[str, Any]:
         """News of a job. Raises `LostError` if the worker does not answer for the lease, or knows the job no more."""

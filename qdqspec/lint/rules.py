@@ -150,17 +150,12 @@ def lint_model(
         raise ConfigError(
             f"unknown lint target '{target}'{did_you_mean(target, known)}", cure=f"known: {', '.join(known)}"
         )
-    found = _findings(View(_without_functions(model), target, compute_capability))
+    if model.proto.functions:
+        import onnx.inliner
+
+        model = Model(onnx.inliner.inline_local_functions(model.proto), path=model.path)
+    found = _findings(View(model, target, compute_capability))
     return tuple(sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.id)))
-
-
-def _without_functions(model: Model) -> Model:
-    """The model with its local functions inlined; itself if it has none."""
-    if not model.proto.functions:
-        return model
-    import onnx.inliner
-
-    return Model(onnx.inliner.inline_local_functions(model.proto), path=model.path)
 
 
 def _findings(view: View) -> Iterator[Finding]:
@@ -182,7 +177,10 @@ def _findings(view: View) -> Iterator[Finding]:
 
 def render_findings(target: LintTarget, findings: Sequence[Finding], *, most: int = 5) -> str:
     """Findings by rule, most severe first, ``most`` nodes each; all of them if ``most`` is 0."""
-    lines = [f"{target}: {_counts(findings)}"]
+    counts = Counter(finding.severity for finding in findings)
+    counted = [f"{counts[severity]} {severity}" for severity in ("refused", "slow") if counts[severity]]
+    counted += [count_text(counts["note"], "note")] if counts["note"] else []
+    lines = [f"{target}: {', '.join(counted) or 'nothing found'}"]
     for (severity, name), group in groupby(findings, key=lambda finding: (finding.severity, finding.id)):
         found = list(group)
         lines += ["", f"{severity} {name}: {found[0].title}"]
@@ -201,12 +199,3 @@ def findings_to_json(found: Mapping[LintTarget, Sequence[Finding]]) -> dict[str,
             target: Counter(finding.severity for finding in findings) for target, findings in found.items()
         },
     }
-
-
-def _counts(findings: Iterable[Finding]) -> str:
-    severities = [finding.severity for finding in findings]
-    counted = [(severities.count("refused"), "refused"), (severities.count("slow"), "slow")]
-    parts = [f"{count} {what}" for count, what in counted if count]
-    if notes := severities.count("note"):
-        parts.append(count_text(notes, "note"))
-    return ", ".join(parts) or "nothing found"

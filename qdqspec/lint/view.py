@@ -30,21 +30,12 @@ from qdqspec.placement.space.units import weight_input
 from qdqspec.types import LintTarget
 
 Reals = npt.NDArray[np.floating]
-# The first opset whose QuantizeLinear and DequantizeLinear support a stored type, if it is not the first of
-# all.
+# The first opset whose QuantizeLinear and DequantizeLinear support a stored type, if it is not the first of all.
 _SINCE_OPSET: dict[int, int] = {
-    **dict.fromkeys(
-        (
-            TensorProto.FLOAT8E4M3FN,
-            TensorProto.FLOAT8E4M3FNUZ,
-            TensorProto.FLOAT8E5M2,
-            TensorProto.FLOAT8E5M2FNUZ,
-        ),
-        19,
-    ),
-    **dict.fromkeys((TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4), 21),
-    TensorProto.FLOAT4E2M1: 23,
-}
+    TensorProto.FLOAT8E4M3FN: 19, TensorProto.FLOAT8E4M3FNUZ: 19, TensorProto.FLOAT8E5M2: 19,
+    TensorProto.FLOAT8E5M2FNUZ: 19, TensorProto.INT16: 21, TensorProto.UINT16: 21, TensorProto.INT4: 21,
+    TensorProto.UINT4: 21, TensorProto.FLOAT4E2M1: 23,
+}  # fmt: skip
 _LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 LAYOUT = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
@@ -152,13 +143,15 @@ class View:
     def numbers(self, node: Node) -> QdqNumbers:
         """The numbers of a Q or DQ."""
         if node.name not in self._numbers:
-            self._numbers[node.name] = self._read(node)
+            maker = self.model.producer.get(node.inputs[0]) if is_op(node, "DequantizeLinear") else node
+            if maker is not None and is_dynamic(maker):
+                self._numbers[node.name] = self._computed(maker)
+            else:
+                self._numbers[node.name] = self._stored(node)
         return self._numbers[node.name]
 
-    def _read(self, node: Node) -> QdqNumbers:
-        finds = self._finds_scales(node)
-        if finds is not None:
-            return self._found_later(finds)
+    def _stored(self, node: Node) -> QdqNumbers:
+        """The numbers of a Q or DQ whose inputs state them."""
         stored = node.outputs[0] if is_op(node, "QuantizeLinear") else node.inputs[0]
         scale = scale_of(self.model, node) if is_constant(self.model, node.inputs[1:2]) else None
         zero_point: Reals | None = None if scale is None else np.zeros(scale.shape)
@@ -174,20 +167,14 @@ class View:
             block=block,
         )
 
-    def _finds_scales(self, node: Node) -> Node | None:
-        """The dynamically quantizing node of a pair, given that node or the DQ after it."""
-        maker = self.model.producer.get(node.inputs[0]) if is_op(node, "DequantizeLinear") else node
-        return maker if maker is not None and is_dynamic(maker) else None
-
-    def _found_later(self, node: Node) -> QdqNumbers:
-        """The numbers of a dynamically quantizing node: the common factor of its scales, if any."""
+    def _computed(self, node: Node) -> QdqNumbers:
+        """The numbers of a pair whose node computes its scales at run time: their common factor, if any."""
         known = [name for name in node.inputs[1:2] if name in self.model.constants]
         scale = self.model.array(known[0]).astype(np.float64) if known else np.ones(())
         axis, block = blocks_of(node)
+        is_eight_bit = node.op_type == QUANTIZE
         return QdqNumbers(
-            elem_type=TensorProto.UINT8
-            if node.op_type == QUANTIZE
-            else self.model.elem_type(node.outputs[0]),
+            elem_type=TensorProto.UINT8 if is_eight_bit else self.model.elem_type(node.outputs[0]),
             scale=None if len(node.inputs) > 1 and not known else scale,
             zero_point=np.zeros(scale.shape),
             axis=axis,
