@@ -6,10 +6,10 @@ result of all measurements of a case, a verdict is the result of a check on it.
 
 from __future__ import annotations
 
-from qdqspec.types.asked import *  # noqa: F403 - this package is the sum of its modules
+from qdqspec.types.case import *  # noqa: F403 - this package is the sum of its modules
 from qdqspec.types.evidence import *  # noqa: F403
-from qdqspec.types.measured import *  # noqa: F403
+from qdqspec.types.measurement import *  # noqa: F403
 from qdqspec.types.parity import *  # noqa: F403
-from qdqspec.types.placed import *  # noqa: F403
+from qdqspec.types.placement import *  # noqa: F403
 from qdqspec.types.runtimes import *  # noqa: F403
 from qdqspec.types.words import *  # noqa: F403

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from qdqspec.types.asked import Case, ShapeProfile
-from qdqspec.types.measured import DeviceKey, Interval, Provenance, Samples, SearchResult
+from qdqspec.types.case import Case, ShapeProfile
+from qdqspec.types.measurement import DeviceKey, Interval, Provenance, Samples, SearchResult
 from qdqspec.types.parity import CulpritEvidence, ParityEvidence, ParitySearch
-from qdqspec.types.placed import Site
+from qdqspec.types.placement import Site
 from qdqspec.types.runtimes import CommonPlacement, RuntimeComparison
 from qdqspec.types.words import Clock, FindingSeverity, LintTarget, Optimizer, Outcome, Severity, Status
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from qdqspec.types.placed import Site
+from qdqspec.types.placement import Site
 
 EXACT_DB = 200.0  # the SQNR of equal outputs as a finite number
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from qdqspec.types.measured import Interval, Samples
+from qdqspec.types.measurement import Interval, Samples
 from qdqspec.types.words import Clock
 
 

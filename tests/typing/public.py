@@ -21,10 +21,10 @@ result = tune("net.onnx", trials=30, quant="int8", calibration="data.npz", backe
 reveal_type(result)  # qdqspec.session.result.Result
 reveal_type(result.speedup.low)  # float
 reveal_type(result.model)  # pathlib.Path
-reveal_type(result.scheme)  # qdqspec.types.placed.Placement
-reveal_type(result.trials)  # tuple[qdqspec.types.measured.Trial, ...]
+reveal_type(result.scheme)  # qdqspec.types.placement.Placement
+reveal_type(result.trials)  # tuple[qdqspec.types.measurement.Trial, ...]
 reveal_type(result.unchanged)  # bool
-reveal_type(result.front)  # tuple[qdqspec.types.measured.FrontPoint, ...]
+reveal_type(result.front)  # tuple[qdqspec.types.measurement.FrontPoint, ...]
 reveal_type(result.save("folder"))  # pathlib.Path
 
 reveal_type(measure("net.onnx", "tuned.onnx"))  # qdqspec.types.evidence.LatencyEvidence
@@ -33,16 +33,16 @@ reveal_type(verify("net.qdq.yaml::default"))  # qdqspec.types.evidence.RunRecord
 reveal_type(compare("a.json", result.record))  # qdqspec.report.compare.Comparison
 reveal_type(render(result.record, "run.html"))  # pathlib.Path
 reveal_type(find_culprits("net.onnx", "tuned.onnx").pairs)  # tuple[qdqspec.types.parity.Culprit, ...]
-reveal_type(find_regions("net.onnx"))  # tuple[qdqspec.types.placed.Region, ...]
+reveal_type(find_regions("net.onnx"))  # tuple[qdqspec.types.placement.Region, ...]
 
 with Session(backend="onnxruntime") as session, session.study("net.onnx", trials=3) as study:
     reveal_type(study)  # qdqspec.session.study.Study
     for trial in study:
-        reveal_type(trial)  # qdqspec.types.measured.Trial
+        reveal_type(trial)  # qdqspec.types.measurement.Trial
     reveal_type(study.ask(2))  # typing.Sequence[qdqspec.search.base.Proposal]
-    reveal_type(study.best)  # qdqspec.types.measured.Trial | None
-    reveal_type(study.evaluate({"conv": "in+out"}))  # qdqspec.types.measured.Trial
-    reveal_type(study.rehearse({"conv": "in+out"}))  # qdqspec.types.measured.Rehearsed
+    reveal_type(study.best)  # qdqspec.types.measurement.Trial | None
+    reveal_type(study.evaluate({"conv": "in+out"}))  # qdqspec.types.measurement.Trial
+    reveal_type(study.rehearse({"conv": "in+out"}))  # qdqspec.types.measurement.Rehearsed
     reveal_type(study.rehearse({"conv": "in+out"}).guiding_db)  # float
     reveal_type(study.build(study.ask()[0]))  # qdqspec.measurement.bench.Built
 reveal_type(Study.load("folder"))  # qdqspec.session.study.Study

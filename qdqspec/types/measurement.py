@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from qdqspec.types.asked import SearchLimits
+from qdqspec.types.case import SearchLimits
 from qdqspec.types.parity import TensorParity
-from qdqspec.types.placed import Placement
+from qdqspec.types.placement import Placement
 from qdqspec.types.words import Clock
 
 # Prefix of a note on an engine whose runs are launched one by one, not as a CUDA graph.

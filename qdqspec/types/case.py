@@ -1,4 +1,4 @@
-"""Records of a request: a case, with all rules of its spec."""
+"""Records of a case: one model, with all rules of its spec."""
 
 from __future__ import annotations
 
