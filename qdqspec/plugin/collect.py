@@ -121,14 +121,14 @@ def _cases_of_module(names: dict[str, object], path: Path) -> list[Case]:
 
 def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
     """Apply the path restrictions of YAML specs to a spec in Python."""
-    from qdqspec.spec.place import CURE, LEADS_OUT, place_of
+    from qdqspec.spec.paths import CURE, LEADS_OUT, path_rules
 
-    place = place_of(path, settings.root, settings.allow_path)
+    rules = path_rules(path, settings.root, settings.allow_path)
     named: list[Path | None] = [case.model, case.inputs.scales, case.regions.graph]
     for source in (case.inputs.calibration, case.inputs.evaluation):
         named += [source.path, source.labels] if isinstance(source, Data) else [source]
     named += case.tune.start_from
-    for far in (place.far(one) for one in named if one is not None):
+    for far in (rules.far(one) for one in named if one is not None):
         if far is not None:
             raise SpecError(f"'{case.id}': {LEADS_OUT.format(text=far)}", where=path.name, cure=CURE)
 

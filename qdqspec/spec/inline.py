@@ -17,11 +17,11 @@ from pydantic import Field, ValidationError
 
 from qdqspec.errors import ConfigError
 from qdqspec.registry import did_you_mean
-from qdqspec.spec.explain import error_without_file
 from qdqspec.spec.fields import SpecSection
 from qdqspec.spec.inputs import InputsSection
-from qdqspec.spec.locate import Loc
-from qdqspec.spec.place import SpecPath
+from qdqspec.spec.messages import error_without_file
+from qdqspec.spec.paths import SpecPath
+from qdqspec.spec.reader import Loc
 from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection
 from qdqspec.types import (
     Case,

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from qdqspec.codec import record_of
 from qdqspec.spec.fields import Count, Listed, Positive, SpecSection, Words
-from qdqspec.spec.place import DataPath, SpecPath
+from qdqspec.spec.paths import DataPath, SpecPath
 from qdqspec.types import Data, DataSource, ImageRules, Inputs, InputShape, ShapeProfile
 
 

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from qdqspec.errors import SpecError
 from qdqspec.registry import did_you_mean
-from qdqspec.spec.explain import findings
-from qdqspec.spec.locate import MAX_BYTES, Document, read_quickly, read_yaml
+from qdqspec.spec.messages import findings
 from qdqspec.spec.models import Spec
-from qdqspec.spec.place import Place, place_of
+from qdqspec.spec.paths import PathRules, path_rules
 from qdqspec.spec.problems import Problem, source_lines, spec_error
+from qdqspec.spec.reader import MAX_BYTES, Document, read_quickly, read_yaml
 
 
 def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Path] = ()) -> Spec:
@@ -28,27 +28,27 @@ def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Pat
     path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
     within = Path(os.path.abspath(root or Path.cwd()))  # noqa: PTH100 - as the path itself
     name = path.relative_to(within).as_posix() if path.is_relative_to(within) else str(path)
-    text, place = _text(path, name), place_of(path, root, allow_paths)
+    text, rules = _text(path, name), path_rules(path, root, allow_paths)
     document, spec, problems = read_quickly(text), None, list[Problem]()
     if document is not None:
-        spec = _validated(document, place, problems)
+        spec = _validated(document, rules, problems)
     if document is None or spec is None or problems:  # again, with the parser that reports all problems
         document = read_yaml(text)
         problems = [*document.problems]
-        spec = _validated(document, place, problems) if document.data or not problems else None
+        spec = _validated(document, rules, problems) if document.data or not problems else None
         if spec is None or problems:
             raise spec_error(problems, document.lines, name)
     lines = tuple(document.line(("checks", n)) for n in range(len(spec.checks)))
     return spec.located(path, document.line(("matrix",)), lines)
 
 
-def _validated(document: Document, place: Place, problems: list[Problem]) -> Spec | None:
+def _validated(document: Document, rules: PathRules, problems: list[Problem]) -> Spec | None:
     """The spec; ``None`` after adding problems."""
     if "qdqspec" not in document.data:
         message = "'qdqspec' is missing in the spec"
         problems.append(document.problem((), message, hint="add 'qdqspec: 1' as the first line"))
     try:
-        return Spec.model_validate(document.data, context=place)
+        return Spec.model_validate(document.data, context=rules)
     except ValidationError as error:
         problems += [
             document.problem(f.loc, f.message, at_key=f.at_key, hint=f.hint, note=f.note)

@@ -17,13 +17,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.choices import AXES, Choice, MatrixSection
-from qdqspec.spec.explain import error_without_file
 from qdqspec.spec.fields import Listed, Reason, SpecSection, Words
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.kinds import CheckEntry, Checks, check_ids, needs_labels, refused
-from qdqspec.spec.locate import Loc
-from qdqspec.spec.place import Place, SpecPath
+from qdqspec.spec.matrix import AXES, Choice, MatrixSection
+from qdqspec.spec.messages import error_without_file
+from qdqspec.spec.paths import PathRules, SpecPath
+from qdqspec.spec.reader import Loc
 from qdqspec.spec.sections import (
     PatternsSection,
     QuantizeSection,
@@ -88,14 +88,14 @@ class Spec(SpecSection):
                 raise refused({("tune", "targets"): PydanticCustomError("targets", both)})
             return spec
         except ValidationError as error:
-            if isinstance(info.context, Place) and info.context.from_file:
+            if isinstance(info.context, PathRules) and info.context.from_file:
                 raise
             raise error_without_file(error, cls, value, where=f"{cls.__name__}(...)") from None
 
     @classmethod
     def relative_to(cls, base: Path, **keys: Any) -> Self:
         """A spec whose paths are relative to ``base``: ``Spec.relative_to(Path(__file__).parent, ...)``."""
-        return cls.model_validate(keys, context=Place(base=base))
+        return cls.model_validate(keys, context=PathRules(base=base))
 
     def cases(self) -> tuple[Case, ...]:
         """One case for each combination of the matrix, in its order, with all checks; ``default`` without a matrix."""

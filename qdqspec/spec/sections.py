@@ -29,7 +29,7 @@ from qdqspec.spec.fields import (
     Words,
 )
 from qdqspec.spec.kinds import BackendName, StrategyName, Target
-from qdqspec.spec.place import NamesFile, SpecPath
+from qdqspec.spec.paths import NamesFile, SpecPath
 from qdqspec.types import (
     AccuracyRules,
     ClockChoice,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from qdqspec import load_spec
 from qdqspec.errors import SpecError
-from qdqspec.spec.locate import read_quickly, read_yaml
 from qdqspec.spec.models import Spec
+from qdqspec.spec.reader import read_quickly, read_yaml
 
 VALID = """\
 qdqspec: 1

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.spec.choices import MatrixError, case_id, combinations, named_combinations
 from qdqspec.spec.fields import is_id
+from qdqspec.spec.matrix import MatrixError, case_id, combinations, named_combinations
 
 AXES = {"quant": ["int8", "uint8"], "batch": [1, 8]}
 

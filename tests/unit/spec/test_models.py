@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from qdqspec import Spec, load_spec
 from qdqspec.errors import SpecError
 from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME
-from qdqspec.spec.choices import AXES, ChoiceSection, MatrixSection
 from qdqspec.spec.fields import Activations, Format
 from qdqspec.spec.inputs import InputsSection
+from qdqspec.spec.matrix import AXES, ChoiceSection, MatrixSection
 from qdqspec.spec.sections import (
     PatternsSection,
     QuantizeSection,

@@ -15,14 +15,14 @@ from typing import Annotated, TypeAlias
 from pydantic import BeforeValidator, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.locate import MAX_BYTES
+from qdqspec.spec.reader import MAX_BYTES
 
 _WILD = frozenset("*?[")
 _SHOWN = 40  # characters of a name that is too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PathRules:
     """Base folder and restriction of paths.
 
     They are relative to ``base``, and below one of ``roots`` if there are any. ``from_file`` is true if
@@ -88,30 +88,30 @@ LEADS_OUT = "path '{text}' leads out of the root directory"
 CURE = "move it below, or allow its folder with --qdq-allow-path"
 
 
-def place_of(path: Path, root: Path | None, allow: Sequence[Path]) -> Place:
+def path_rules(path: Path, root: Path | None, allow: Sequence[Path]) -> PathRules:
     """The restriction of a spec file: relative to its folder; inside the root, its own folder or ``allow``."""
     base = path.parent
     roots = (root or Path.cwd(), base, *allow)
-    return Place(base=base, roots=tuple(Path(os.path.realpath(r)) for r in roots), from_file=True)
+    return PathRules(base=base, roots=tuple(Path(os.path.realpath(r)) for r in roots), from_file=True)
 
 
-def _place(info: ValidationInfo) -> Place:
-    return info.context if isinstance(info.context, Place) else Place(base=Path.cwd())
+def _rules_of(info: ValidationInfo) -> PathRules:
+    return info.context if isinstance(info.context, PathRules) else PathRules(base=Path.cwd())
 
 
 def _absolute(value: object, info: ValidationInfo) -> object:
-    return _place(info).path(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
+    return _rules_of(info).path(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
 
 
 def _absolute_data(value: object, info: ValidationInfo) -> object:
-    return _place(info).data_path(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
+    return _rules_of(info).data_path(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
 
 
 def _listed_names(value: object, info: ValidationInfo) -> tuple[str, ...]:
     """Node-name wildcards of a text file, one per line; ``#`` begins a comment."""
     if not isinstance(value, str | os.PathLike):
         raise PydanticCustomError("path", "a path to a text file is wanted here")
-    path = _place(info).path(os.fspath(value))
+    path = _rules_of(info).path(os.fspath(value))
     lines = (line.partition("#")[0].strip() for line in _text(path, value).splitlines())
     return tuple(line for line in lines if line)
 

@@ -13,8 +13,8 @@ from pydantic_core import ErrorDetails
 from qdqspec import registry
 from qdqspec.errors import SpecError
 from qdqspec.spec.kinds import params_of
-from qdqspec.spec.locate import Loc
 from qdqspec.spec.problems import MAX_MESSAGE, MAX_PROBLEMS
+from qdqspec.spec.reader import Loc
 from qdqspec.units import plain
 
 _MAX_SHOWN = 60  # characters of a value in a message

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from qdqspec.spec.locate import MAX_ALIASES, MAX_NODES, read_yaml
+from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, read_yaml
 
 
 @pytest.mark.parametrize(
