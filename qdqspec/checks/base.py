@@ -16,6 +16,30 @@ from qdqspec.types.requests import BaselineRequest, Request, ScoreRequest
 AnyRequest = TypeVar("AnyRequest")
 
 
+# As everywhere in a spec, text is not a number and `true` is not 1.
+NotNegative = Annotated[Number, Field(ge=0)]
+Whole = Annotated[int, Field(strict=True)]
+Switch = Annotated[bool, Field(strict=True)]
+
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def _bytes(value: object) -> object:
+    """``4MiB`` or a plain number of bytes."""
+    if isinstance(value, str):
+        for unit in sorted(_BYTES, key=len, reverse=True):
+            if value.strip().endswith(unit):
+                try:
+                    return int(float(value.strip().removesuffix(unit)) * _BYTES[unit])
+                except (ValueError, OverflowError):
+                    break
+        raise ValueError(f"'{value}' is not a size such as 4MiB")
+    return value
+
+
+ByteSize = Annotated[int, Field(strict=True), BeforeValidator(_bytes, json_schema_input_type=int | str)]
+
+
 class CheckParams(BaseModel):
     """The keys of every check, beside those of its kind. Unknown keys are errors."""
 
@@ -40,53 +64,6 @@ class Check(Protocol):
     def judge(self, params: Any, evidence: Evidence) -> Verdict:
         """Compare the evidence with the parameters."""
         ...
-
-
-_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-def _bytes(value: object) -> object:
-    """``4MiB`` or a plain number of bytes."""
-    if isinstance(value, str):
-        for unit in sorted(_BYTES, key=len, reverse=True):
-            if value.strip().endswith(unit):
-                try:
-                    return int(float(value.strip().removesuffix(unit)) * _BYTES[unit])
-                except ValueError:
-                    break
-        raise ValueError(f"'{value}' is not a size such as 4MiB")
-    return value
-
-
-ByteSize = Annotated[int, Field(strict=True), BeforeValidator(_bytes, json_schema_input_type=int | str)]
-
-
-def longest_match(names: Iterable[str], target: str) -> str | None:
-    """The most specific match for ``target``: the longest name equal to it or to its head up to a dash.
-
-    Of ``a`` and ``a-cpu`` the second for ``a-cpu``, the first for ``a-gpu``. A backend's name matches its own targets
-    only: ``a-web-wasm`` is no target of ``a`` if there is a backend ``a-web``.
-    """
-    owner = owner_of(target)
-    fits = [
-        name
-        for name in names
-        if target == name or (target.startswith(f"{name}-") and len(name) >= len(owner))
-    ]
-    return max(fits, key=len) if fits else None
-
-
-# As everywhere in a spec, text is not a number and `true` is not 1.
-NotNegative = Annotated[Number, Field(ge=0)]
-Whole = Annotated[int, Field(strict=True)]
-Switch = Annotated[bool, Field(strict=True)]
-
-
-def require_a_limit(params: object, *names: str) -> None:
-    """Raise ``ValueError`` if none of the named limits is given: the check would check nothing."""
-    if all(getattr(params, name) in (None, ()) for name in names):
-        known = ", ".join(names)
-        raise ValueError(f"nothing to check: give at least one of {known}")
 
 
 class RequestingCheck(Check, Protocol):
@@ -123,3 +100,25 @@ def needs_of(check: CheckSpec) -> frozenset[EvidenceKind]:
     """All kinds of evidence that a check of a case needs."""
     kind = cast("Check", resolve("check", check.kind))
     return kind.needs | {request.kind for request in requests_of(check)}
+
+
+def require_a_limit(params: object, *names: str) -> None:
+    """Raise ``ValueError`` if none of the named limits is given: the check would check nothing."""
+    if all(getattr(params, name) in (None, ()) for name in names):
+        known = ", ".join(names)
+        raise ValueError(f"nothing to check: give at least one of {known}")
+
+
+def longest_match(names: Iterable[str], target: str) -> str | None:
+    """The most specific match for ``target``: the longest name equal to it or to its head up to a dash.
+
+    Of ``a`` and ``a-cpu`` the second for ``a-cpu``, the first for ``a-gpu``. A backend's name matches its own targets
+    only: ``a-web-wasm`` is no target of ``a`` if there is a backend ``a-web``.
+    """
+    owner = owner_of(target)
+    fits = [
+        name
+        for name in names
+        if target == name or (target.startswith(f"{name}-") and len(name) >= len(owner))
+    ]
+    return max(fits, key=len) if fits else None

@@ -177,14 +177,15 @@ def qdq_common(
             rest = _without_backend(_one_case(reference, pytestconfig))
             cases = tuple(case for case in cases if _without_backend(case) == rest)
         kinds = {str(_without_backend(case)): case.id for case in cases}
-        if len(kinds) != 1 or not all(case.targets for case in cases):
+        if len(kinds) != 1:
             raise SpecError(
-                f"'{reference}' means {len(kinds)} placements, and one is wanted"
-                if len(kinds) != 1
-                else f"'{reference}' has no tune.targets",
-                cure=f"append one of: {', '.join(f'::{case}' for case in kinds.values())}"
-                if len(kinds) != 1
-                else "name the runtimes: tune: {targets: [BACKEND, BACKEND]}",
+                f"'{reference}' means {len(kinds)} placements, and one is wanted",
+                cure=f"append one of: {', '.join(f'::{case}' for case in kinds.values())}",
+            )
+        if not all(case.targets for case in cases):
+            raise SpecError(
+                f"'{reference}' has no tune.targets",
+                cure="name the runtimes: tune: {targets: [BACKEND, BACKEND]}",
             )
         full = [_qdq_own(case) for case in cases]
         with _recorded(pytestconfig, qdq_session):

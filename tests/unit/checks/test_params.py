@@ -93,6 +93,12 @@ def test_units_are_read() -> None:
     assert params_of("size", max_bytes="4MiB").max_bytes == 4 * 2**20
 
 
+@pytest.mark.parametrize("text", ["1e999MiB", "nanMiB", "four MiB", "4"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="is not a size such as 4MiB"):
+        params_of("size", max_bytes=text)
+
+
 def test_the_kind_is_required_and_closed() -> None:
     with pytest.raises(ValidationError, match="kind"):
         type(params_of("speedup", min=1)).model_validate({"kind": "latency", "min": 1})
