@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -208,9 +209,8 @@ Minutes: TypeAlias = Annotated[Positive, BeforeValidator(_minutes, json_schema_i
 
 def _sqnr_limit(value: object) -> object:
     """A number of decibels, or ``none``; one error for anything else."""
-    if value == "none" or (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    ):
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if value == "none" or abs(number) <= sys.float_info.max:
         return value
     raise PydanticCustomError(
         "sqnr_limit", "'min_sqnr_db' should be a finite number or none, not {text}", {"text": str(value)}

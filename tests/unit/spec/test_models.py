@@ -172,3 +172,8 @@ def test_a_backend_of_the_matrix_that_does_not_exist_is_refused_with_the_nearest
     with pytest.raises(SpecError) as caught:
         Spec(model="m.onnx", checks=[SPEEDUP], matrix={"backend": ["openvin"]})
     assert "matrix.backend[0]: unknown backend 'openvin' (did you mean 'openvino'?)" in str(caught.value)
+
+
+def test_a_limit_beyond_all_floats_is_refused() -> None:
+    with pytest.raises(SpecError, match="should be a finite number or none"):
+        Spec(model="m.onnx", checks=[SPEEDUP], tune={"min_sqnr_db": 10**400})
