@@ -76,7 +76,7 @@ def open_tuning(
     It resumes where ``journal`` ends. ``make`` makes a strategy, called ``name``, that replaces the one of the case.
     """
     rules = prepared.case.tune
-    steps = Steps(resources, rules.minutes)
+    steps = TimedSteps(resources, rules.minutes)
     make = make or named(rules.strategy)
     refuse(make, prepared.candidates)
     # Separate generators, so that a resumed run, which measures less, asks for the same placements.
@@ -148,7 +148,7 @@ class Tuning:
     bench: Bench
     oracle: RehearsalOracle | None
     search: Search
-    steps: Steps
+    steps: TimedSteps
 
     def repair(self) -> None:
         """Race the fastest candidates that just missed the SQNR limit, without their noisiest units.
@@ -273,7 +273,7 @@ class Tuned:
         return {**found, self.result.winner.digest: ratios["tuned"]}
 
 
-class Steps:
+class TimedSteps:
     """Reports the steps of a search with the time that is left for them, and measures how long the search takes.
 
     The time limit is ``minutes`` from `begin` to `end`, without the time spent waiting for other runs. Candidates after
@@ -441,7 +441,7 @@ def _find_corrections(
     random: np.random.Generator,
     starts: Sequence[WarmStart],
     trials: int,
-    steps: Steps,
+    steps: TimedSteps,
 ) -> list[Placement]:
     """Find the corrections of the case, judged also at a placement that meets the limits without them.
 
@@ -464,7 +464,7 @@ def _first_trials(
     random: np.random.Generator,
     starts: Sequence[WarmStart],
     trials: int,
-    steps: Steps,
+    steps: TimedSteps,
 ) -> tuple[list[Trial], frozenset[str]]:
     """Trials of the first placements that are expected to meet the limits, before corrections take their time.
 
