@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -11,13 +11,18 @@ from typing import TypeAlias
 
 import numpy as np
 
-from qdqspec.corrections.bits import overflow_free_scale, without_overflow
 from qdqspec.corrections.equalization import LARGE_GAIN, LEAST_GAIN, WeightSteps, chosen_equalizations
 from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, TensorKind, lower_bound_db
 from qdqspec.corrections.layers import LinearLayer, find_layers
 from qdqspec.corrections.ranges import FACTORS, Ranges, chosen_ranges, widened
-from qdqspec.corrections.statistics import Observe, observed_statistics
-from qdqspec.corrections.weights import bias_shift, is_better, rounded_weight
+from qdqspec.corrections.statistics import InputStatistics, Observe, observed_statistics
+from qdqspec.corrections.weights import (
+    bias_shift,
+    is_better,
+    overflow_free_scale,
+    rounded_weight,
+    without_overflow,
+)
 from qdqspec.graph.model import Model
 from qdqspec.placement.edit.biases import biased_layer
 from qdqspec.placement.edit.equalize import Equalization, equalized
@@ -37,9 +42,8 @@ MARGIN_SAMPLES = 4  # held out, at least, to judge margins
 OF_ACTIVATIONS = ("ranges",)  # corrections of ranges; the other steps change weights or biases
 NEEDS_INPUTS = ("equalization", "bias")  # corrections for layers whose inputs are quantized too
 JUDGEMENTS = 25  # time limit, in times of the first judgement: a small model needs less than a large one
-EQUALIZING = (
-    3  # times of the first judgement that equalization takes: statistics, calibration, another rehearsal
-)
+# times of the first judgement that equalization takes: statistics, calibration, another rehearsal
+EQUALIZING = 3
 EXACT_SAMPLES = 2  # on which an equalized model has to compute the same bits
 STATISTICS_SHARE = 0.5  # of the time that is left, for the statistics of biases or of rounding
 STATISTICS = 64  # samples for the statistics of layer inputs, every second one held out
@@ -124,7 +128,8 @@ class _Search:
         late = started + question.seconds / LEAST_JUDGEMENTS
         self.errors = question.judge.errors(question.numbers, is_late=lambda: question.clock() > late)
         self.judged = len(self.errors[0].powers) if self.errors else question.judge.samples
-        self.question = self._on_judged(question)
+        # corrections are judged on as many samples
+        self.question = replace(question, judge=replace(question.judge, samples=self.judged))
         self._judging = question.clock() - started
         self.until = started + min(question.seconds, JUDGEMENTS * self._judging)
         is_usable = any(
@@ -152,11 +157,20 @@ class _Search:
         """Whether the time is up."""
         return self.question.clock() > self.until
 
-    @property
-    def late_for_statistics(self) -> float:
-        """The time at which a step that begins now stops collecting statistics."""
-        now = self.question.clock()
-        return now + STATISTICS_SHARE * (self.until - now)
+    def statistics(
+        self, weights: Collection[str], numbers: Quantizer, *, moments: bool
+    ) -> Iterator[tuple[LinearLayer, InputStatistics, InputStatistics]]:
+        """The statistics of the inputs of layers with these weights, collected in a share of the time that is left."""
+        question, now = self.question, self.question.clock()
+        late = now + STATISTICS_SHARE * (self.until - now)
+        return observed_statistics(
+            [layer for name, layer in self.layers.items() if name in weights],
+            lambda: islice(question.judge.feeds(), STATISTICS),
+            question.observe,
+            self.pairs(numbers),
+            lambda: question.clock() > late,
+            moments=moments,
+        )
 
     def numbers(self, corrections: Corrections) -> Quantizer:
         """The numbers with these corrections."""
@@ -222,10 +236,6 @@ class _Search:
         self._record("equalization", before, after, len(changes), taken=taken)
         if taken:
             self.question, self.errors, self.equalized = other, after, changes
-
-    def _on_judged(self, question: Question) -> Question:
-        """The question, judged on as many samples as the first judgement."""
-        return replace(question, judge=replace(question.judge, samples=self.judged))
 
     def rejected(self, name: str) -> bool:
         """Whether a correction was tried and not accepted."""
@@ -374,11 +384,8 @@ class _Search:
         }
         for name, layer in self.layers.items():
             site = by_end.get((layer.source, Consumer(layer.node.name, 0)))
-            if (
-                site is not None
-                and not number_format(site.format).dynamic
-                and not number_format(site.format).at_run_time
-            ):
+            fmt = None if site is None else number_format(site.format)
+            if site is not None and fmt is not None and not (fmt.dynamic or fmt.at_run_time):
                 found[name] = numbers.params(site)
         return found
 
@@ -468,22 +475,10 @@ def _with_bias(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
     of_layer: dict[str, list[Site]] = {}
     for site, layer in search.weights():
         biased = biased_layer(question.model, site)
-        if (
-            biased is not None and biased.bias not in placed
-        ):  # a bias that is quantized itself keeps its value
+        if biased is not None and biased.bias not in placed:  # a quantized bias keeps its value
             of_layer.setdefault(layer.weight, []).append(site)
-    layers = [layer for name, layer in search.layers.items() if name in of_layer]
-    samples = sum(1 for _ in islice(question.judge.feeds(), STATISTICS))
-    biases, late = dict(taken.biases), search.late_for_statistics
-    for layer, fit, held_out in observed_statistics(
-        layers,
-        lambda: islice(question.judge.feeds(), samples),
-        samples,
-        question.observe,
-        search.pairs(numbers),
-        lambda: question.clock() > late,
-        moments=False,
-    ):
+    biases = dict(taken.biases)
+    for layer, fit, held_out in search.statistics(of_layer, numbers, moments=False):
         weight = question.model.array(layer.weight)
         for site in of_layer[layer.weight]:
             integers = numbers.integer_weight(site)
@@ -499,18 +494,8 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
     of_layer: dict[str, list[Site]] = {}
     for site, layer in search.weights():
         of_layer.setdefault(layer.weight, []).append(site)
-    layers = [layer for name, layer in search.layers.items() if name in of_layer]
     weights, biases, changed = dict(taken.weights), dict(taken.biases), 0
-    samples = sum(1 for _ in islice(question.judge.feeds(), STATISTICS))
-    late = search.late_for_statistics
-    for layer, fit, held_out in observed_statistics(
-        layers,
-        lambda: islice(question.judge.feeds(), samples),
-        samples,
-        question.observe,
-        search.pairs(numbers),
-        lambda: question.clock() > late,
-    ):
+    for layer, fit, held_out in search.statistics(of_layer, numbers, moments=True):
         weight = question.model.array(layer.weight)
         for site in of_layer[layer.weight]:
             params = numbers.params(site)

@@ -13,9 +13,10 @@ from qdqspec.arrays import Array, Feed, Floats
 from qdqspec.closing import Closing
 from qdqspec.graph.model import Model
 from qdqspec.parity.gate import MOST_DB
+from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, Runtime, Subject
-from qdqspec.rehearsal.rehearsal import Values
+from qdqspec.rehearsal.graph import Values
 from qdqspec.types import Placement
 
 SampleSplit: TypeAlias = Literal["fit", "held-out"]
@@ -46,12 +47,14 @@ class OpenRehearsals(Closing):
         """The rehearsal of a subject, ``opened`` if none has these weights, and the numbers to run it with."""
         known = self._open.pop(subject, None)
         if known is not None:
-            if _have_equal_weights(known[0], numbers):
-                adjusted = known[1].adjusted(numbers)
-                if adjusted is not None:
-                    self._open[subject] = known
-                    return known[1], adjusted
-            known[1].close()
+            old, rehearsal = known
+            mine, its = numbers.corrections, old.corrections
+            has_equal_weights = mine.weights is its.weights and mine.biases is its.biases
+            adjusted = rehearsal.adjusted(numbers) if has_equal_weights else None
+            if adjusted is not None:
+                self._open[subject] = known
+                return rehearsal, adjusted
+            rehearsal.close()
         while len(self._open) >= MOST_OPEN:
             self._open.pop(next(iter(self._open)))[1].close()
         try:
@@ -70,11 +73,6 @@ class OpenRehearsals(Closing):
             self._open.popitem()[1][1].close()
 
 
-def _have_equal_weights(one: Quantizer, other: Quantizer) -> bool:
-    mine, its = one.corrections, other.corrections
-    return mine.weights is its.weights and mine.biases is its.biases
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
     """Rehearses placements with other numbers. Even samples are for finding corrections, odd ones for validation."""
@@ -88,7 +86,7 @@ class Judge:
     rehearsals: OpenRehearsals = field(default_factory=OpenRehearsals)
 
     def part(self, part: SampleSplit, samples: int | None = None) -> Iterator[Feed]:
-        """The samples of a part."""
+        """The first ``samples`` of a part, by default those that placements are judged on."""
         return islice(self.feeds(), int(part == "held-out"), 2 * (samples or self.samples), 2)
 
     def rehearsal(self, numbers: Quantizer, part: SampleSplit) -> tuple[Rehearsal, _Adjusted]:
@@ -109,14 +107,9 @@ class Judge:
         known = self.known.setdefault((id(self.model), part), {})
         return Rehearsal(subject, self.runtime, known=known, adjustable=True)
 
-    def errors(
-        self,
-        numbers: Quantizer,
-        part: SampleSplit = "held-out",
-        is_late: Callable[[], bool] = lambda: False,
-    ) -> tuple[Errors, ...]:
-        """The error of each placement; from `LEAST_SAMPLES` on, no further sample runs once ``is_late``."""
-        return self._errors(numbers, part, self.placements, lambda _: is_late())
+    def errors(self, numbers: Quantizer, is_late: Callable[[], bool] = lambda: False) -> tuple[Errors, ...]:
+        """The held-out error of each placement; from `LEAST_SAMPLES` on, no further sample runs once ``is_late``."""
+        return self._errors(numbers, "held-out", self.placements, lambda _: is_late())
 
     def compared(
         self,
@@ -169,7 +162,7 @@ class Judge:
         for feed, reference in islice(rehearsal.references(), most):
             for row, setting in zip(rows, settings, strict=True):
                 values = rehearsal.values(setting, feed, adjusted)
-                row.append(powers([(reference[e], values[e]) for e in rehearsal.guiding_edges]))
+                row.append(powers_at(rehearsal.guiding_edges, reference, values))
             found = tuple(Errors(np.array(row)) for row in rows)
             if len(rows[0]) >= least and is_enough(found):
                 break
@@ -185,14 +178,10 @@ class Judge:
         """
         left: list[str] = []
         most = min(MOST_LEFT, len(units) // LEFT_SHARE)
-        rehearsal, adjusted = self.rehearsal(numbers, "fit")
-        references = list(islice(rehearsal.references(), LEAST_SAMPLES))
 
         def total_db(some: Collection[str]) -> float:
-            setting = rehearsal.switches.setting(place(some))
-            runs = [(reference, rehearsal.values(setting, feed, adjusted)) for feed, reference in references]
-            rows = [powers([(known[e], found[e]) for e in rehearsal.guiding_edges]) for known, found in runs]
-            return Errors(np.array(rows)).total_db
+            (errors,) = self._errors(numbers, "fit", [place(some)], lambda _: True)
+            return errors.total_db
 
         while total_db(rest := [unit for unit in units if unit not in left]) < USABLE_DB:
             if len(left) >= most:
@@ -239,17 +228,18 @@ def lower_bound_db(gains: Floats, errors: float = 1.0) -> float:
     return float(gains.mean() - errors * deviation / max(len(gains), 1) ** 0.5)
 
 
-def powers(pairs: Iterable[tuple[Array, Array]]) -> Floats:
-    """Signal and noise power of values against references, (tensor, 2). Values that are no floats count as exact."""
+def powers_at(edges: Iterable[Edge], references: Values, values: Values) -> Floats:
+    """Signal and noise power of values against references, (edge, 2). Values that are no floats count as exact."""
     found = []
-    for reference, value in pairs:
+    for edge in edges:
+        reference = references[edge]
         if not np.issubdtype(reference.dtype, np.floating):
             found.append((1.0, 0.0))
             continue
         known = np.isfinite(reference)
         exact = np.where(known, reference, 0).astype(np.float64)
         with np.errstate(invalid="ignore"):
-            wrong = np.where(known, value.astype(np.float64) - exact, 0)
+            wrong = np.where(known, values[edge].astype(np.float64) - exact, 0)
         found.append((float((exact**2).sum()), float(np.nan_to_num((wrong**2).sum(), nan=np.inf))))
     return np.array(found, np.float64)
 

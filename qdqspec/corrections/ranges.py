@@ -17,12 +17,12 @@ from itertools import islice
 import numpy as np
 
 from qdqspec.arrays import Feed
-from qdqspec.corrections.judge import Errors, Judge, lower_bound_db, powers
+from qdqspec.corrections.judge import Errors, Judge, lower_bound_db, powers_at
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges, tied_groups
-from qdqspec.rehearsal.rehearsal import Values
+from qdqspec.rehearsal.graph import Values
 from qdqspec.types import Placement
 
 Ranges = Mapping[str, TensorRange]
@@ -118,7 +118,7 @@ class _Fit:
         rows = []
         for feed, reference in self.feeds:
             found = rehearsal.values(setting, feed, adjusted)
-            rows.append(powers([(reference[e], found[e]) for e in rehearsal.guiding_edges]))
+            rows.append(powers_at(rehearsal.guiding_edges, reference, found))
             if best is not None and len(rows) == LOST_SAMPLES:
                 errors = Errors(np.array(rows))
                 if errors.gains_db(best).max() < 0 and errors.gain_db(best) < 0:

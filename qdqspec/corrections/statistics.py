@@ -34,9 +34,28 @@ class Means(NamedTuple):
 class InputStatistics:
     """Sums of ``x x^T``, of ``x`` and of quantized ``x`` over ``rows`` rows of one layer's input, by group."""
 
-    moments: Moments  # (group, column, column); zero if only means are wanted
+    moments: Moments  # (group, column, column); of no dimension if only means are wanted
     sums: Means
     rows: int = 0
+
+    @classmethod
+    def none_of(cls, layer: LinearLayer, *, moments: bool) -> InputStatistics:
+        """Those of no rows."""
+        groups, columns = layer.groups, layer.columns
+        return cls(
+            moments=np.zeros((groups, columns, columns) if moments else (), np.float32),
+            sums=Means(*np.zeros((2, groups, columns), np.float32)),
+        )
+
+    def add(self, layer: LinearLayer, patches: Moments, params: QuantParams | None) -> None:
+        """Add inputs of a layer, in patches, that reads them quantized by ``params``, or exact. Changes these."""
+        stored = patches if params is None else dequantize(quantize(patches, params), params)
+        totals = (layer.grouped(each.sum(axis=0)[None])[:, 0] for each in (patches, stored))
+        self.sums = Means(*(old + new for old, new in zip(self.sums, totals, strict=True)))
+        self.rows += len(patches)
+        if self.moments.ndim:
+            rows = layer.grouped(patches)
+            self.moments += np.matmul(rows.transpose(0, 2, 1), rows)
 
     @property
     def means(self) -> Means:
@@ -47,7 +66,6 @@ class InputStatistics:
 def observed_statistics(
     layers: Iterable[LinearLayer],
     feeds: Callable[[], Iterable[Feed]],
-    samples: int,
     observe: Observe,
     pairs: Mapping[str, QuantParams] | None = None,
     is_late: Callable[[], bool] = lambda: False,
@@ -56,11 +74,12 @@ def observed_statistics(
 ) -> Iterator[tuple[LinearLayer, InputStatistics, InputStatistics]]:
     """The statistics of each layer over even and over odd samples, in batches that fit into memory.
 
-    ``samples`` is the number of ``feeds``: of many samples, fewer rows of each are enough. Layers whose inputs
-    are not observed in both parts are omitted. ``pairs`` are the parameters by which inputs are quantized, by weight;
-    without them inputs are exact. Once it ``is_late``, a batch ends with the samples it has, and no other begins.
-    Without ``moments`` only means are collected, of all layers at once.
+    Of many ``feeds``, fewer rows of each are enough. Layers whose inputs are not observed in both parts are omitted.
+    ``pairs`` are the parameters by which inputs are quantized, by weight; without them inputs are exact. Once it
+    ``is_late``, a batch ends with the samples it has, and no other begins. Without ``moments`` only means are
+    collected, of all layers at once.
     """
+    samples = sum(1 for _ in feeds())
     small = [layer for layer in layers if layer.columns <= MOST_COLUMNS] if moments else list(layers)
     for batch in _batches(small) if moments else [small]:
         if is_late():
@@ -70,50 +89,19 @@ def observed_statistics(
         for index, values in enumerate(observe(sources, feeds())):
             for layer in batch:
                 value = values.get(layer.source)
-                if value is not None and value.size:
-                    patches = layer.patches(value, _rows(layer, samples))
-                    if patches is not None and np.isfinite(patches).all():
-                        own = found[index % 2]
-                        if layer.weight not in own:
-                            own[layer.weight] = _none_of(layer, moments=moments)
-                        _add(
-                            own[layer.weight],
-                            layer,
-                            patches,
-                            (pairs or {}).get(layer.weight),
-                            moments=moments,
-                        )
+                if value is None or not value.size:
+                    continue
+                patches = layer.patches(value, _rows(layer, samples))
+                if patches is not None and np.isfinite(patches).all():
+                    own = found[index % 2]
+                    if layer.weight not in own:
+                        own[layer.weight] = InputStatistics.none_of(layer, moments=moments)
+                    own[layer.weight].add(layer, patches, (pairs or {}).get(layer.weight))
             if is_late():
                 break
         for layer in batch:
             if all(layer.weight in part for part in found):
                 yield layer, found[0][layer.weight], found[1][layer.weight]
-
-
-def _none_of(layer: LinearLayer, *, moments: bool) -> InputStatistics:
-    groups, columns = layer.groups, layer.columns
-    return InputStatistics(
-        moments=np.zeros((groups, columns, columns) if moments else (), np.float32),
-        sums=Means(np.zeros((groups, columns), np.float32), np.zeros((groups, columns), np.float32)),
-    )
-
-
-def _add(
-    known: InputStatistics,
-    layer: LinearLayer,
-    patches: Moments,
-    params: QuantParams | None,
-    *,
-    moments: bool,
-) -> None:
-    """Add the inputs of a sample to the statistics of a layer that reads them quantized by ``params``."""
-    stored = patches if params is None else dequantize(quantize(patches, params), params)
-    totals = (layer.grouped(each.sum(axis=0)[None])[:, 0] for each in (patches, stored))
-    known.sums = Means(*(old + new for old, new in zip(known.sums, totals, strict=True)))
-    known.rows += len(patches)
-    if moments:
-        rows = layer.grouped(patches)
-        known.moments += np.matmul(rows.transpose(0, 2, 1), rows)
 
 
 def _rows(layer: LinearLayer, samples: int) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qdqspec.corrections.bits import overflows
 from qdqspec.corrections.layers import find_layers
+from qdqspec.corrections.weights import overflows
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.journal import read_journal

@@ -15,20 +15,22 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.arrays import Array, Floats
+from qdqspec.arrays import Array, Feed, Floats
+from qdqspec.backends.base import Engine
 from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
-from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_inside, refill
+from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_inside, refill, size_of
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.edit.biases import BIAS_INPUT
 from qdqspec.placement.edit.insert import RaisedInputs
 from qdqspec.placement.edit.pairs import Pair, PairMaker, QuantSource
 from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.scales import REALS
-from qdqspec.rehearsal.switches import Switches
+from qdqspec.rehearsal.switches import Switches, SwitchStates
 from qdqspec.types import Consumer
 
+Values: TypeAlias = dict[Edge, Array]
 _Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
 
 _SPLIT_TAKES_NUMBER = 18  # the first opset whose Split has the number of outputs as an attribute
@@ -60,6 +62,19 @@ class SwitchedModel:
         own = {self.input, *self.adjustable}
         return tuple(i.name for i in self.proto.graph.input if i.name not in own)
 
+    def run(
+        self, engine: Engine, setting: SwitchStates, feed: Feed, adjusted: Mapping[str, Array] | None = None
+    ) -> Values:
+        """The values that an engine of it computes, by edge; ``setting`` covers all switches, also those it lacks.
+
+        Inputs with a default value may be absent from ``feed``. Outputs that are not arrays are omitted.
+        """
+        given = {name: feed[name] for name in self.inputs if name in feed} | dict(adjusted or {})
+        if self.input:
+            given[self.input] = setting[list(self.numbers)]
+        found = engine.run(given)
+        return {edge: found[name] for edge, name in self.names.items() if name in found}
+
 
 class SwitchGraph:
     """Builds models with switches from one model: the whole, and parts of it for single switches.
@@ -85,18 +100,15 @@ class SwitchGraph:
         while any(name.startswith(prefix) for name in _names(self._base)):
             prefix += ":"
         self._prefix = prefix
+        self._switch_input = f"{prefix}switches"
         self._inputs = {edge: self._places(edge) for edge in self._edges}
         self._at = {edge: min(index for index, _ in inputs) for edge, inputs in self._inputs.items()}
 
     @property
-    def initializers(self) -> Iterable[TensorProto]:
-        """The float weights, as references."""
-        yield from self._base.graph.initializer
-
-    @property
-    def integers(self) -> Iterable[TensorProto]:
-        """The stored weights of all switches, as references."""
-        return (pair.integer for pair in self._pairs if pair.integer is not None)
+    def needed_bytes(self) -> int:
+        """The memory of all weights: a switched one is copied while its reader runs, a float one may be too."""
+        integers = (pair.integer for pair in self._pairs if pair.integer is not None)
+        return 2 * sum(map(size_of, self._base.graph.initializer)) + sum(map(size_of, integers))
 
     def place(self, edge: Edge) -> int:
         """The index of the node that a switch precedes; for graph outputs, the number of nodes."""
@@ -128,22 +140,21 @@ class SwitchGraph:
 
         Of an ``adjustable`` model single scales and zero points of activations can be fed.
         """
-        whole = self.part(0, len(self.nodes), (0, len(self.nodes) + 1), wanted)
+        whole = self.part(0, len(self.nodes) + 1, wanted)
         return self._adjustable(whole) if adjustable else whole
 
     def head(self, stop: int, tensors: Sequence[str]) -> SwitchedModel:
         """The nodes before ``stop`` without switches, with these tensors as outputs."""
         return self._assembled(range(stop), (), (), {(name, Consumer("", 0)): name for name in tensors})
 
-    def part(self, start: int, stop: int, switched: tuple[int, int], wanted: Iterable[Edge]) -> SwitchedModel:
-        """The nodes from ``start`` to ``stop``, with the switches whose places are in the range ``switched``.
+    def part(self, low: int, high: int, wanted: Iterable[Edge]) -> SwitchedModel:
+        """The nodes from ``low`` on, with the switches whose places are below ``high``.
 
         Outputs of earlier nodes become inputs.
         """
-        low, high = switched
         edges = [edge for edge in self._edges if low <= self._at[edge] < high]
         names = {edge: self._value(edge) if edge in set(edges) else edge[0] for edge in wanted}
-        return self._assembled(range(start, stop), edges, self.live(start) if start else (), names)
+        return self._assembled(range(low, len(self.nodes)), edges, self.live(low) if low else (), names)
 
     def live(self, index: int) -> tuple[str, ...]:
         """The activations that are computed before the node of that index, or fed, and read at or after it."""
@@ -171,7 +182,10 @@ class SwitchGraph:
         self, nodes: range, edges: Sequence[Edge], live: tuple[str, ...], names: Mapping[Edge, str]
     ) -> SwitchedModel:
         numbers = tuple(number for edge in edges for number in self._edges[edge])
-        graph_nodes = [*self._split(numbers), *self._switched(nodes, edges)]
+        graph_nodes = list(self._switched(nodes, edges))
+        if numbers:
+            conditions = [self._name(number, "condition") for number in numbers]
+            graph_nodes.insert(0, self._taken_apart(self._switch_input, conditions))
         constants = [c for number in numbers for c in self._constants(number)]
         read = {name for node in graph_nodes for name in (*node.input, *names_read_inside(node))}
         read |= set(names.values())
@@ -237,9 +251,14 @@ class SwitchGraph:
 
     def _switch(self, edge: Edge) -> onnx.NodeProto:
         """An If for each pair of the edge, each nested in the other branch of the previous one."""
-        tensor, _ = edge
-        number, *others = self._edges[edge]
-        return self._if(tensor, number, others, self._value(edge))
+        tensor, numbers = edge[0], self._edges[edge]
+        name = self._name(numbers[-1], "float")
+        node = helper.make_node("Identity", [tensor], [name], name=name)
+        for index, number in reversed(list(enumerate(numbers))):
+            otherwise = helper.make_graph([node], "off", [], [self._info(node.output[0], of=tensor)])
+            output = self._name(numbers[index - 1], "next") if index else self._value(edge)
+            node = self._if_node(number, "if", output, self._branch(number, tensor), otherwise)
+        return node
 
     def _biases(self, edge: Edge) -> Iterable[onnx.NodeProto]:
         """An If for each corrected bias of the layer that reads a weight; the last one has its own bias, or zeros."""
@@ -260,23 +279,12 @@ class SwitchGraph:
             first = self._name(self._edges[edge][0], "bias")
             yield helper.make_node("Identity", [value], [first], name=first)
 
-    def _if(self, tensor: str, number: int, others: Sequence[int], output: str) -> onnx.NodeProto:
-        then = self._branch(number, tensor)
-        if others:
-            inner = self._name(number, "next")
-            other = [self._if(tensor, others[0], others[1:], inner)]
-        else:
-            inner = self._name(number, "float")
-            other = [helper.make_node("Identity", [tensor], [inner], name=inner)]
-        otherwise = helper.make_graph(other, "off", [], [self._info(inner, of=tensor)])
-        return self._if_node(number, "if", output, then, otherwise)
-
     def _if_node(
         self, number: int, kind: str, output: str, then: onnx.GraphProto, otherwise: onnx.GraphProto
     ) -> onnx.NodeProto:
-        branches = {"then_branch": then, "else_branch": otherwise}
+        condition, name = self._name(number, "condition"), self._name(number, kind)
         return helper.make_node(
-            "If", [self._condition(number)], [output], name=self._name(number, kind), **branches
+            "If", [condition], [output], name=name, then_branch=then, else_branch=otherwise
         )
 
     def _branch(self, number: int, tensor: str) -> onnx.GraphProto:
@@ -303,11 +311,6 @@ class SwitchGraph:
             if pair.bias.is_added:
                 yield numpy_helper.from_array(np.zeros_like(value), self._name(number, "bias:off"))
 
-    def _split(self, numbers: Sequence[int]) -> Iterable[onnx.NodeProto]:
-        """A Split of the switch input into one condition for each switch."""
-        if numbers:
-            yield self._taken_apart(self._switch_input, [self._condition(number) for number in numbers])
-
     def _taken_apart(self, tensor: str, parts: Sequence[str]) -> onnx.NodeProto:
         """A Split of a tensor into its elements."""
         split = helper.make_node("Split", [tensor], parts, axis=0)
@@ -324,13 +327,6 @@ class SwitchGraph:
         if end.is_output:
             return [(len(self.nodes), 0)]
         return self._raised.of(tensor, end, [end], "rehearsed", "build the placement and measure it")
-
-    @property
-    def _switch_input(self) -> str:
-        return f"{self._prefix}switches"
-
-    def _condition(self, number: int) -> str:
-        return self._name(number, "condition")
 
     def _value(self, edge: Edge) -> str:
         return self._name(self._edges[edge][0], "value")

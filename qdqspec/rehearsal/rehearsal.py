@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
@@ -19,20 +18,17 @@ from qdqspec.backends.base import Engine
 from qdqspec.closing import Closing
 from qdqspec.errors import BackendError, ModelError, PlacementError, QdqspecError
 from qdqspec.graph.model import Model
-from qdqspec.graph.protos import size_of
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.memory import bytes_left
 from qdqspec.parity.compare import OutputComparison
 from qdqspec.placement.edit.pairs import PairMaker, QuantSource
 from qdqspec.placement.space.units import Edge
-from qdqspec.rehearsal.graph import SwitchedModel, SwitchGraph
+from qdqspec.rehearsal.graph import SwitchedModel, SwitchGraph, Values
 from qdqspec.rehearsal.guiding import guiding_outputs
 from qdqspec.rehearsal.switches import Switches, SwitchStates, is_foreign
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Placement, Rehearsed, Site
-
-Values: TypeAlias = dict[Edge, Array]
 
 SAMPLES = 8
 MEMORY_SHARE = 0.5  # of the available memory
@@ -100,7 +96,7 @@ class Rehearsal(Closing):
             self.switches = Switches(site for site in subject.sites if not is_foreign(site))
             try:
                 self.graph = self._graph()
-                self._refuse_above(_limit(memory_limit))
+                self._refuse_above(memory_limit)
                 self._model = self.graph.whole(self.edges, adjustable=adjustable)
                 self._engine = self.load(self._model, "whole", runtime.exact)
             except (BackendError, ModelError, PlacementError) as error:
@@ -163,7 +159,7 @@ class Rehearsal(Closing):
         self, setting: SwitchStates, feed: Feed, adjusted: Mapping[str, Array] | None = None
     ) -> Values:
         """The values on `edges` with these switches on, and ``adjusted`` numbers."""
-        return run(self._model, self._engine, setting, feed, adjusted)
+        return self._model.run(self._engine, setting, feed, adjusted)
 
     def adjusted(self, numbers: QuantSource) -> dict[str, Array] | None:
         """The numbers of activations to run with instead of the subject's; ``None`` if not all can be replaced."""
@@ -201,8 +197,10 @@ class Rehearsal(Closing):
         return SwitchGraph(subject.model, self.switches, maker, store)
 
     def _refuse_above(self, limit: int | None) -> None:
-        """Raise if memory is short: a switched weight is copied while its reader runs, a float one may be too."""
-        needed = 2 * sum(map(size_of, self.graph.initializers)) + sum(map(size_of, self.graph.integers))
+        """Raise if the weights take more memory than ``limit``, by default than a share of the free memory."""
+        needed = self.graph.needed_bytes
+        if limit is None and (left := bytes_left()) is not None:
+            limit = int(MEMORY_SHARE * left)
         if limit is not None and needed > limit:
             raise RehearsalRefusedError(
                 f"the model cannot be rehearsed: it would take {needed >> 20} MiB, and {limit >> 20} MiB are allowed",
@@ -259,24 +257,6 @@ class RehearsedEngine:
         """The rehearsal stays open."""
 
 
-def run(
-    model: SwitchedModel,
-    engine: Engine,
-    setting: SwitchStates,
-    feed: Feed,
-    adjusted: Mapping[str, Array] | None = None,
-) -> Values:
-    """The values that a model with switches computes, by edge; ``setting`` covers all switches, also those it lacks.
-
-    Inputs with a default value may be absent from ``feed``. Outputs that are not arrays are omitted.
-    """
-    given = {name: feed[name] for name in model.inputs if name in feed} | dict(adjusted or {})
-    if model.input:
-        given[model.input] = setting[list(model.numbers)]
-    found = engine.run(given)
-    return {edge: found[name] for edge, name in model.names.items() if name in found}
-
-
 def _digest(feed: Feed) -> bytes:
     """The contents of an input."""
     digest = hashlib.blake2b(digest_size=16)
@@ -289,13 +269,6 @@ def _digest(feed: Feed) -> bytes:
 
 def _size(outputs: Mapping[str, Array]) -> int:
     return sum(value.nbytes for value in outputs.values())
-
-
-def _limit(given: int | None) -> int | None:
-    if given is not None:
-        return given
-    left = bytes_left()
-    return None if left is None else int(MEMORY_SHARE * left)
 
 
 def _by_tensor(values: Values, edges: Iterable[Edge]) -> dict[str, Array]:

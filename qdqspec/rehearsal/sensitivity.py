@@ -25,8 +25,8 @@ from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.rehearsal.graph import SwitchedModel
-from qdqspec.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError, run
-from qdqspec.rehearsal.switches import Switches, with_labels
+from qdqspec.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError
+from qdqspec.rehearsal.switches import Switches, is_foreign, labelled_sites
 from qdqspec.types import Label, Placement, Site
 
 SEGMENTS = 6
@@ -51,28 +51,25 @@ class Sensitivities:
     noise: Floats
     samples: npt.NDArray[np.int64]
 
-    def noise_of(self, sites: Iterable[Site]) -> Floats:
-        """The noise of several pairs at each guide, assuming independent errors.
+    def noise_of(self, sites: Iterable[Site]) -> float:
+        """The noise of several pairs at their worst guide, assuming independent errors.
 
         The sum is accurate above about 20 dB; below it, rehearse the placement instead. Raises `PlacementError` for a
         pair without a switch.
         """
         numbers = [number for site in sites for number in self.switches.numbers(site)]
-        return np.asarray(self.noise[numbers].sum(axis=0), np.float64)
+        return float(self.noise[numbers].sum(axis=0).max(initial=0.0))
 
     def guiding_db(self, placement: Placement) -> float:
         """The predicted SQNR of a placement at its worst guide."""
-        return _db(self.noise_of(placement.ordered))
-
-    def alone_db(self, site: Site) -> float:
-        """The SQNR at the worst guide with only this pair."""
-        return _db(self.noise_of([site]))
+        return min(MOST_DB, sqnr_db(1.0, self.noise_of(placement.ordered)))
 
     def by_label(self, space: SchemeSpace) -> dict[tuple[str, Label], float]:
-        """The noise of each (unit, label) alone at its worst guide."""
+        """The noise of each (unit, label) alone at its worst guide, for those that can be rehearsed."""
         return {
-            choice: float(self.noise[list(numbers)].sum(axis=0).max(initial=0.0))
-            for choice, numbers in with_labels(space, self.switches).items()
+            choice: self.noise_of(sites)
+            for choice, sites in labelled_sites(space).items()
+            if not any(map(is_foreign, sites))
         }
 
 
@@ -148,7 +145,7 @@ def _segment(
     ``edges`` are those that they can change.
     """
     graph = rehearsal.graph
-    model = graph.part(low, len(graph.nodes), (low, high), edges)
+    model = graph.part(low, high, edges)
     groups = _groups(rehearsal, model.numbers, quick=quick, tensors=tensors)
     if not groups or not edges:
         return {}
@@ -201,11 +198,11 @@ def _measure(
 ) -> None:
     """Run one sample with each of these groups of switches on, and with none."""
     setting = np.zeros(count, np.bool_)
-    reference = run(model, engine, setting, feed)
+    reference = model.run(engine, setting, feed)
     signal = np.array(list(map(signal_power, reference.values())))
     for group, tally in tallies.items():
         setting[list(group)] = True
-        seen = run(model, engine, setting, feed)
+        seen = model.run(engine, setting, feed)
         setting[list(group)] = False
         tally.add(signal, np.array([noise_power(value, seen.get(edge)) for edge, value in reference.items()]))
 
@@ -261,7 +258,3 @@ def _guiding_floats(rehearsal: Rehearsal) -> list[Edge]:
         for edge in rehearsal.guiding_edges
         if edge in values and np.issubdtype(values[edge].dtype, np.floating)
     ]
-
-
-def _db(noise: Floats) -> float:
-    return min(MOST_DB, sqnr_db(1.0, float(noise.max(initial=0.0))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -101,12 +101,3 @@ def is_foreign(site: Site) -> bool:
     """Whether a pair consists of operators of domain ``trt``, which the reference runtime lacks."""
     fmt = number_format(site.format)
     return fmt.dynamic and not fmt.at_run_time
-
-
-def with_labels(space: SchemeSpace, switches: Switches) -> Mapping[tuple[str, Label], tuple[int, ...]]:
-    """The numbers of the switches of each (unit, label) alone, for those that can be rehearsed."""
-    return {
-        choice: tuple(number for site in sites for number in switches.numbers(site))
-        for choice, sites in labelled_sites(space).items()
-        if not any(map(is_foreign, sites))
-    }

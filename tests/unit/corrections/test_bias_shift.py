@@ -24,7 +24,7 @@ def test_the_shift_is_the_mean_difference_of_the_outputs(groups: int) -> None:
     integers = quantize(weight, params)
     samples = [{"x": random.uniform(0, 3, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
     ((_, fit, held_out),) = observed_statistics(
-        [layer], lambda: samples, len(samples), lambda tensors, feeds: iter(feeds), moments=False
+        [layer], lambda: samples, lambda tensors, feeds: iter(feeds), moments=False
     )
     values = np.concatenate([sample["x"] for sample in samples[::2]])
     x = values.transpose(0, 2, 3, 1).reshape(-1, groups, 4 // groups)
@@ -60,7 +60,6 @@ def test_the_shift_includes_that_of_the_quantized_input() -> None:
     ((_, fit, _),) = observed_statistics(
         [layer],
         lambda: samples,
-        len(samples),
         lambda tensors, feeds: iter(feeds),
         {layer.weight: pair},
         moments=False,
@@ -88,9 +87,7 @@ def test_statistics_end_with_the_samples_they_have_once_the_time_is_over() -> No
 
     def rows(late: int) -> list[int]:
         seen.clear()
-        found = observed_statistics(
-            [layer], lambda: samples, len(samples), observe, is_late=lambda: len(seen) >= late
-        )
+        found = observed_statistics([layer], lambda: samples, observe, is_late=lambda: len(seen) >= late)
         return [part.rows for _, *parts in found for part in parts]
 
     assert rows(9) == [100, 100]
@@ -102,7 +99,7 @@ def test_statistics_end_with_the_samples_they_have_once_the_time_is_over() -> No
     def means(late: int) -> int:
         seen.clear()
         found = observed_statistics(
-            [layer], lambda: samples, len(samples), observe, is_late=lambda: len(seen) >= late, moments=False
+            [layer], lambda: samples, observe, is_late=lambda: len(seen) >= late, moments=False
         )
         return len(list(found))
 

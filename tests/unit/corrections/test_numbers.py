@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 from linear_models import layer_of, linear_model
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.corrections.bits import overflow_free_scale, overflows, without_overflow
 from qdqspec.corrections.statistics import InputStatistics, Means
-from qdqspec.corrections.weights import gptq, is_better, output_error, rounded_weight
+from qdqspec.corrections.weights import (
+    gptq,
+    is_better,
+    output_error,
+    overflow_free_scale,
+    overflows,
+    rounded_weight,
+    without_overflow,
+)
 from qdqspec.quantize.corrections import rounded, rounding_text
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.scales import quantize, weight_params

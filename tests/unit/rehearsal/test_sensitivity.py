@@ -55,6 +55,10 @@ def all_sites(model: Model) -> list[Site]:
     return sites
 
 
+def alone(site: Site) -> Placement:
+    return Placement(sites=frozenset({site}))
+
+
 def feeds(count: int) -> list[dict[str, np.ndarray]]:
     random = np.random.default_rng(1)
     return [{"x": random.normal(size=(1, 16)).astype(np.float32)} for _ in range(count)]
@@ -62,7 +66,7 @@ def feeds(count: int) -> list[dict[str, np.ndarray]]:
 
 def by_whole_runs(rehearsal: Rehearsal) -> list[float]:
     """The same, one placement at a time."""
-    return [rehearsal.error(Placement(sites=frozenset({site}))).guiding_db for site in rehearsal.switches]
+    return [rehearsal.error(alone(site)).guiding_db for site in rehearsal.switches]
 
 
 @pytest.mark.parametrize("segments", [1, 3, 8])
@@ -73,7 +77,9 @@ def test_noise_behind_a_cut_is_that_of_the_whole_model(
     with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(3)) as rehearsal:
         found = find_sensitivities(rehearsal, segments=segments)
         expected = by_whole_runs(rehearsal)
-        assert [found.alone_db(site) for site in rehearsal.switches] == pytest.approx(expected, abs=0.05)
+        assert [found.guiding_db(alone(site)) for site in rehearsal.switches] == pytest.approx(
+            expected, abs=0.05
+        )
     assert found.guides == ("y", "h")
     assert set(found.samples) == {3}
 
@@ -96,7 +102,9 @@ def test_a_guide_that_is_complete_before_a_cut_has_no_noise_of_pairs_behind_it(s
     with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(2)) as rehearsal:
         found = find_sensitivities(rehearsal, segments=segments)
         expected = by_whole_runs(rehearsal)
-        assert [found.alone_db(site) for site in rehearsal.switches] == pytest.approx(expected, abs=0.05)
+        assert [found.guiding_db(alone(site)) for site in rehearsal.switches] == pytest.approx(
+            expected, abs=0.05
+        )
     assert found.guides == ("j", "y", "h")
     late = next(number for number, site in enumerate(found.switches) if site.tensor == "g")
     assert found.noise[late, 0] == 0
@@ -148,8 +156,8 @@ def test_a_weight_of_one_element_counts_as_exact() -> None:
     weight = Site(tensor="c", consumers=model.consumers["c"], format="uint8", weight=True)
     with rehearsal_of(model, [weight], Quantizer(model, ranges_for(model)), *feeds(2)) as rehearsal:
         assert quick_runs(rehearsal) == 0
-        assert find_sensitivities(rehearsal).alone_db(weight) == 200
-        assert rehearsal.error(Placement(sites=frozenset({weight}))).guiding_db > 120
+        assert find_sensitivities(rehearsal).guiding_db(alone(weight)) == 200
+        assert rehearsal.error(alone(weight)).guiding_db > 120
 
 
 def test_noise_of_several_pairs_is_about_the_sum(model: Model) -> None:
