@@ -128,7 +128,7 @@ _LEAST_KERNEL_IN_GROUPS = 3
 _MULTIPLE = 8
 _LARGEST_FP8_KERNEL = 32  # elements: kernels of at least this size are slower
 
-Dims: TypeAlias = Sequence[int | None]
+KnownSizes: TypeAlias = Sequence[int | None]
 
 
 def too_few_channels(weight: Sequence[int], *, group: int, fp8: bool, first: bool) -> bool:
@@ -155,11 +155,11 @@ def too_large_for_fp8(weight: Sequence[int]) -> bool:
     return prod(weight[2:]) >= _LARGEST_FP8_KERNEL
 
 
-def is_one_line(result: Dims | None) -> bool:
+def is_one_line(result: KnownSizes | None) -> bool:
     """Whether a product has one row or one column: it is a product by a vector, which tensor cores do not speed up."""
     return result is not None and len(result) > 1 and 1 in result[-2:]
 
 
-def too_small_to_multiply(weight: Dims | None) -> bool:
+def too_small_to_multiply(weight: KnownSizes | None) -> bool:
     """Whether the second operand of a product has fewer than 16 rows or columns. Unknown sizes are large enough."""
     return weight is not None and len(weight) > 1 and any(size and size < _LEAST for size in weight[-2:])
