@@ -135,7 +135,7 @@ class Observing:
             raise BackendError(what, where=self.given.where, cure=error.cure or cure) from None
 
 
-_FUSIONS = "fusion.json"
+FUSIONS = "fusion.json"
 _MOST_BYTES = 256 << 20
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
@@ -190,7 +190,7 @@ class FusionBuild:
 
     @property
     def _file(self) -> Path | None:
-        return self.options.state and self.options.state / _FUSIONS
+        return self.options.state and self.options.state / FUSIONS
 
     @property
     def _of(self) -> dict[str, object]:

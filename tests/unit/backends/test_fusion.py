@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from qdqspec.errors import StateError
-from qdqspec.preparation.auxiliary_runs import FILE
+from qdqspec.preparation.auxiliary_runs import FUSIONS
 from qdqspec.session import Session
 from qdqspec.types import Case, RegionRules, TuneRules
 
@@ -56,13 +56,13 @@ def test_one_build_in_float16_shows_fusions_and_is_kept(
     with session() as second:
         assert leaves(second, case) == found
     assert builds(state) == ["half.onnx"], "it was found out once"
-    (state / FILE).write_text("{ damaged")
+    (state / FUSIONS).write_text("{ damaged")
     with session() as third:
         assert leaves(third, case) == found
     assert builds(state) == ["half.onnx"] * 2
-    told = json.loads((state / FILE).read_text())
+    told = json.loads((state / FUSIONS).read_text())
     told["of"]["model_sha256"] = "another"
-    (state / FILE).write_text(json.dumps(told))
+    (state / FUSIONS).write_text(json.dumps(told))
     with session() as fourth:
         leaves(fourth, case)
     assert builds(state) == ["half.onnx"] * 3
