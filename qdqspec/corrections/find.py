@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TypeAlias
 
 import numpy as np
 
@@ -39,16 +38,12 @@ SURE = 2.0  # standard errors by which a loss on the first samples is sure
 RANGES_SHARE = 0.7  # of the time that is left
 LEAST_JUDGEMENTS = 6  # that fit in the time: where one on all samples takes longer, it is on fewer of them
 MARGIN_SAMPLES = 4  # held out, at least, to judge margins
-OF_ACTIVATIONS = ("ranges",)  # corrections of ranges; the other steps change weights or biases
-NEEDS_INPUTS = ("equalization", "bias")  # corrections for layers whose inputs are quantized too
 JUDGEMENTS = 25  # time limit, in times of the first judgement: a small model needs less than a large one
 # times of the first judgement that equalization takes: statistics, calibration, another rehearsal
 EQUALIZING = 3
 EXACT_SAMPLES = 2  # on which an equalized model has to compute the same bits
 STATISTICS_SHARE = 0.5  # of the time that is left, for the statistics of biases or of rounding
 STATISTICS = 64  # samples for the statistics of layer inputs, every second one held out
-
-_Step: TypeAlias = Callable[["_Search", Corrections], tuple[Corrections, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +104,7 @@ def find_corrections(question: Question) -> FoundCorrections:
         if name in question.allowed and name in _STEPS and not search.is_over:
             search.attempt(name, _STEPS[name])
     if {"bits", "rounding"} <= {*question.allowed} and search.rejected("bits") and not search.is_over:
-        search.attempt("bits", _with_rounded_bits)
+        search.attempt("bits", _Step(_with_rounded_bits))
     found = FoundCorrections(corrections=search.taken, gains=tuple(search.gains))
     if not search.equalized:
         return found
@@ -178,14 +173,12 @@ class _Search:
 
     def attempt(self, name: str, step: _Step) -> None:
         """Accept the result of a step if it gains on held-out samples, and record the gain."""
-        before, needs_inputs = self.errors, name in NEEDS_INPUTS
-        tried, changed = step(self, self.taken)
+        tried, changed = step.corrected(self, self.taken)
         if not changed:
             return
-        numbers: TensorKind = "activations" if name in OF_ACTIVATIONS else "weights"
-        after = self.judged_errors(tried, numbers, needs_inputs=needs_inputs)
-        taken = self.accepts(after, needs_inputs=needs_inputs)
-        self._record(name, before, after, changed, taken=taken)
+        after = self.judged_errors(tried, step.numbers, needs_inputs=step.needs_inputs)
+        taken = self.accepts(after, needs_inputs=step.needs_inputs)
+        self._record(name, self.errors, after, changed, taken=taken)
         if taken:
             self.taken, self.errors = tried, after
 
@@ -521,9 +514,21 @@ def _with_rounded_bits(search: _Search, taken: Corrections) -> tuple[Corrections
     return (_with_rounding(search, tried)[0], changed) if changed else (taken, 0)
 
 
-_STEPS: Mapping[str, _Step] = {
-    "ranges": _with_ranges,
-    "bits": _with_bits,
-    "bias": _with_bias,
-    "rounding": _with_rounding,
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A correction: the accepted ones with it and how much they change, and what it changes.
+
+    One that ``needs_inputs`` is for layers whose inputs are quantized too.
+    """
+
+    corrected: Callable[[_Search, Corrections], tuple[Corrections, int]]
+    numbers: TensorKind = "weights"  # biases are computed with them
+    needs_inputs: bool = False
+
+
+_STEPS = {
+    "ranges": _Step(_with_ranges, numbers="activations"),
+    "bits": _Step(_with_bits),
+    "bias": _Step(_with_bias, needs_inputs=True),
+    "rounding": _Step(_with_rounding),
 }
