@@ -17,13 +17,14 @@ from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import ASSUMED_EPS, Bench, Built
 from qdqspec.measurement.twins import Twins
 from qdqspec.search.base import Proposal, Strategy
-from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Race, Trial
+from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Trial
 from qdqspec.units import count_text, seconds_text
 
 Watch = Callable[[Progress], None]
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
 
 NOISE_SHARE = 0.1  # of the time of a search, for the variation between builds
+ESTIMATING = 3  # candidates from which the time of the others is estimated
 
 _REPEATS = ("noise", "confirm")  # rebuilds of placements, which no strategy asks for
 OWN, COMMIT = "own", "commit"  # phases of proposals by the caller instead of the strategy
@@ -310,7 +311,8 @@ class Search:
 
     def _enter(self, trial: Trial) -> Trial:
         if not self.trials:
-            _check_reference(trial)
+            if trial.number == 0 and not trial.ok:
+                raise BackendError(f"the model does not run without any Q/DQ: {trial.error}")
             left = self._budget.left
             self._noise_seconds = None if left is None else NOISE_SHARE * left
             self._bench.eps = ASSUMED_EPS
@@ -352,27 +354,17 @@ def _candidates(trials: Sequence[Trial]) -> int:
     return sum(trial.phase not in NOT_CANDIDATES for trial in trials)
 
 
-def _check_reference(trial: Trial) -> None:
-    if trial.number == 0 and not trial.ok:
-        raise BackendError(f"the model does not run without any Q/DQ: {trial.error}")
-
-
-def _race_verdict(trial: Trial, race: Race) -> str:
-    """The verdict of a trial's race; a winner that was not accurate enough counts as slower."""
-    return "slower" if race.verdict == "faster" and not trial.incumbent else race.verdict
-
-
-_TELLING = 3  # candidates from which the time of the others is estimated
-
-
 def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) -> Progress:
     spent = budget.spent_seconds
     done = _candidates(trials)
     limits = [budget.run_left(), None if budget.allowed is None else budget.allowed - spent]
-    if done >= _TELLING:
+    if done >= ESTIMATING:
         limits.append(spent / len(trials) * (budget.trials - done))
     left = [max(0.0, seconds) for seconds in limits if seconds is not None]
-    verdicts = [_race_verdict(t, t.race) for t in trials if t.race and not t.subgraph]
+    raced = [(trial, trial.race.verdict) for trial in trials if trial.race and not trial.subgraph]
+    verdicts = [  # a faster one that was not accurate enough counts as slower
+        "slower" if verdict == "faster" and not trial.incumbent else verdict for trial, verdict in raced
+    ]
     return Progress(
         case=case,
         phase=trials[-1].phase if trials else "",
