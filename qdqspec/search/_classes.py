@@ -105,8 +105,8 @@ def pure_labels(space: SchemeSpace) -> Iterator[Labels]:
         yield {name: label for name, label in everything.items() if space.by_id[name].op_type in LINEAR}
 
 
-def weighted_linear(space: SchemeSpace) -> Iterator[Labels]:
-    """Linear operators with weights under each label with float outputs, as in manual quantization."""
+def simple_labels(space: SchemeSpace) -> Iterator[Labels]:
+    """Those that other tools give: only linear operators with weights, with float outputs; then `pure_labels`."""
     weighted = {
         unit.id
         for unit in space.units
@@ -115,6 +115,7 @@ def weighted_linear(space: SchemeSpace) -> Iterator[Labels]:
     for choice in space.choices:
         for label in _giving_floats(choice.labels):
             yield {name: given for name, given in space.uniform(label).items() if name in weighted}
+    yield from pure_labels(space)
 
 
 def _giving_floats(labels: tuple[Label, ...]) -> Iterator[Label]:

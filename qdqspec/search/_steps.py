@@ -11,7 +11,7 @@ import numpy as np
 from qdqspec.parity.gate import NoiseBar
 from qdqspec.search._classes import spent_by_unit
 from qdqspec.search._guide import Guide
-from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.types import Label, Placement, Trial
 
 Steps: TypeAlias = Generator[list[Proposal], list[Trial], None]
@@ -38,6 +38,7 @@ class Stepwise:
         self.guide = Guide(setup.accuracy)
         self.bar = NoiseBar()  # estimate from scored and rehearsed placements
         self._setup = setup
+        self._space = setup.space
         self._rehearsed: set[str] = set()  # digests of placements whose metric was rehearsed
         self._steps = steps
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
@@ -68,7 +69,7 @@ class Stepwise:
 
     def _first_proposals(self) -> list[Proposal]:
         """The reference, which is profiled, and the seeds."""
-        reference = Proposal(placement=self._setup.space.resolve({}), phase="pure", profile=True)
+        reference = profiled(self._space.resolve({}), "pure")
         return [reference, *(Proposal(placement=seed, phase="seed") for seed in self._setup.seeds)]
 
     def done(self) -> bool:
@@ -104,14 +105,14 @@ class Stepwise:
         return max((db for db in (self._setup.min_sqnr_db, self.bar.next_db) if db is not None), default=None)
 
     @property
-    def is_missed(self) -> bool:
-        """Whether a placement missed the task metric's limit."""
-        return bool(self.bar.lost)
+    def is_limited(self) -> bool:
+        """Whether the SQNR limit is binding, or a placement missed the task metric's limit."""
+        return self.is_bound or bool(self.bar.lost)
 
     @cached_property
     def is_bound(self) -> bool:
         """Whether the SQNR limit is binding, decided once from the prediction for everything quantized."""
-        return not self._setup.pareto and self.guide.is_binding(self._setup.space, self._setup.min_sqnr_db)
+        return not self._setup.pareto and self.guide.is_binding(self._space, self._setup.min_sqnr_db)
 
     @property
     def asked(self) -> int:
@@ -158,15 +159,14 @@ class Stepwise:
         """Whether everything quantized has so low an SQNR that it is unlikely to keep the task metric."""
         if self._setup.min_accuracy is None:
             return False
-        space = self._setup.space
-        roughly_db = self.guide.roughly_db(space.resolve(space.everything()))
+        roughly_db = self.guide.roughly_db(self._space.resolve(self._space.everything()))
         return roughly_db is not None and roughly_db < UNLIKELY_DB
 
     @cached_property
     def everything_keeps_metric(self) -> bool:
         """Whether everything quantized is not expected to miss the limit of the task metric; true without one."""
-        space = self._setup.space
-        return self._setup.min_accuracy is None or self.keeps_metric(space.resolve(space.everything()))
+        everything = self._space.resolve(self._space.everything())
+        return self._setup.min_accuracy is None or self.keeps_metric(everything)
 
     def rehearse_metric(self, past: Sequence[Trial]) -> None:
         """Bracket the SQNR at which the task metric meets its limit, without builds, if everything quantized misses it.
@@ -176,9 +176,7 @@ class Stepwise:
         """
         if self.everything_keeps_metric:
             return
-        space = self._setup.space
-        everything = space.everything()
-        spent = self._spent(past)
+        space, everything, spent = self._space, self._space.everything(), self._spent(past)
         for _ in range(APPROACHES):
             aim = self.least_db
             if aim is None or min(self.bar.kept, default=np.inf) - self.bar.rejected_db < BRACKET_DB:
@@ -197,14 +195,20 @@ class Stepwise:
         the noise of neighbours together ranks the units.
         """
         least = self.least_db
-        if least is None or not (self.is_bound or self.is_missed):
+        if least is None or not self.is_limited:
             return labels
-        space, spent = self._setup.space, self._spent(past)
+        spent = self._spent(past)
         for more in (0.0, *MARGINS_DB):
-            found = self.guide.thinned(space, labels, least + more, spent, rough=rough)
-            if self._setup.min_accuracy is None or self.keeps_metric(space.resolve(found)):
+            found = self.guide.thinned(self._space, labels, least + more, spent, rough=rough)
+            if self._setup.min_accuracy is None or self.keeps_metric(self._space.resolve(found)):
                 return found
         return {}
 
-    def _spent(self, past: Sequence[Trial]) -> Mapping[str, float]:
-        return spent_by_unit(self._setup.space, past[0].layers if past else ())
+    def _thinned_everything(self, past: Sequence[Trial]) -> list[Placement]:
+        """Everything quantized, in each format, `thinned`."""
+        everything = (self._space.everything(choice.name) for choice in self._space.choices)
+        return [self._space.resolve(self.thinned(labels, past)) for labels in everything]
+
+    def _spent(self, past: Sequence[Trial]) -> dict[str, float]:
+        """Milliseconds of each unit in floating point; ``past`` begins with the reference."""
+        return spent_by_unit(self._space, past[0].layers if past else ())

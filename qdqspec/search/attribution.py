@@ -23,12 +23,12 @@ import numpy as np
 
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._bounded import TARGETS_DB, Bounded, NoiseModel, priced
-from qdqspec.search._classes import pure_labels, spent_by_unit, weighted_linear
+from qdqspec.search._classes import pure_labels
 from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps
-from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.search.blocks import CostModel, flips
 from qdqspec.search.crossings import FP, Codes
-from qdqspec.search.first import FirstPlacements, Phase, profiled
+from qdqspec.search.first import FirstPlacements, Phase
 from qdqspec.search.select import reaches
 from qdqspec.search.surrogate import Surrogate, classes_of
 from qdqspec.types import NOT_CANDIDATES, Placement, Trial, format_of, kind_of
@@ -55,7 +55,7 @@ class Attribution(FirstPlacements):
         self._measured: list[Trial] = []
         self._bounded: Bounded | None = None  # set once the noise of blocks is known
         self._turn = 0  # which draws first: the cost model (0) or the surrogate (1)
-        super().__init__(self._phases(setup.space), setup)
+        super().__init__(self._phases(), setup)
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Receive trials; once those of a whole step are complete, advance to the next step."""
@@ -77,19 +77,19 @@ class Attribution(FirstPlacements):
         known = [t.ratio for t in self._measured if t.ratio and t.placement.digest in self._setup.proved]
         return bool(known) and (self._incumbent.ratio or 1.0) >= SURPRISE * min(known)
 
-    def _phases(self, space: SchemeSpace) -> Steps:
-        reference = space.resolve({})
+    def _phases(self) -> Steps:
+        reference = self._space.resolve({})
         trials = yield [profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
         if self.is_bound or self.is_hardly_kept or not self.everything_keeps_metric:
-            trials += yield from self.simple(space, trials)
-            trials += yield from self.roughly_thinned(space, trials)
+            trials += yield from self.simple(trials)
+            trials += yield from self.roughly_thinned(trials)
         self.rehearse_metric(trials)
-        is_bound = (self.is_bound or self.is_missed) and self.guide.has_noise
-        trials += yield from self._thinned(space, trials) if is_bound else self._pure(space)
-        costs = CostModel.of(space, trials)
+        is_limited = self.is_limited and self.guide.has_noise
+        trials += yield from self._thinned(trials) if is_limited else self._pure()
+        costs = CostModel.of(self._space, trials)
         if costs.blocks:
-            if is_bound:
-                self._rehearse_blocks(costs)
+            if is_limited:
+                self._bounded = self.bounded(costs)
             yield from self._compose(costs)
             yield from self._apply_accuracy(costs)
             yield from self._explore(costs)
@@ -98,10 +98,10 @@ class Attribution(FirstPlacements):
                 yield from self._explore(costs)
             yield from self._refine(costs)
 
-    def _pure(self, space: SchemeSpace) -> Phase:
+    def _pure(self) -> Phase:
         """P1 without a binding limit, or without the noise of labels."""
-        placements = [space.resolve(labels) for labels in pure_labels(space)]
-        if self.is_bound or self.is_missed:  # without the noise of labels
+        placements = [self._space.resolve(labels) for labels in pure_labels(self._space)]
+        if self.is_limited:  # without the noise of labels
             placements = [placement for placement in placements if self.is_worth_building(placement)]
         if not placements:
             return []
@@ -113,30 +113,19 @@ class Attribution(FirstPlacements):
             trials += yield pure
         return trials
 
-    def _thinned(self, space: SchemeSpace, past: Sequence[Trial]) -> Phase:
+    def _thinned(self, past: Sequence[Trial]) -> Phase:
         """P1 under a limit: simple and pure placements without the units with the most noise for their time.
 
         Those that are expected to quantize most of the time come first; each is built before the next is thinned.
         """
-        trials = list[Trial]()
-        spent, least = spent_by_unit(space, past[0].layers if past else ()), self.least_db
-        pure = [*weighted_linear(space), *pure_labels(space)]
-        if least is not None:
-            aim = least
-            pure.sort(key=lambda labels: -self.guide.most_spent(labels, aim, spent))
-        trials += yield from self.recomposed(space, past, rough=False)
-        for labels in pure:
-            placement = space.resolve(self.thinned(labels, past))
+        trials, simple = list[Trial](), self._by_thinned_time(past)
+        trials += yield from self.recomposed(past, rough=False)
+        for labels in simple:
+            placement = self._space.resolve(self.thinned(labels, past))
             if placement.sites and not self._is_proved:
                 trials += yield [profiled(placement, "pure")]
-                trials += yield from self.recomposed(space, [*past, *trials], rough=False)
+                trials += yield from self.recomposed([*past, *trials], rough=False)
         return trials
-
-    def _rehearse_blocks(self, costs: CostModel) -> bool:
-        """Set the noise of blocks from the oracle; false if the oracle does not know it."""
-        found = self.bounded(costs)
-        self._bounded = found or self._bounded
-        return found is not None
 
     @property
     def _must_analyse(self) -> bool:
@@ -146,13 +135,8 @@ class Attribution(FirstPlacements):
         """
         if self._bounded is not None or not (self._setup.pareto or self._is_exceeded):
             return False
-        return self._setup.pareto or self.guide.has_noise or not self._predicts
-
-    @property
-    def _predicts(self) -> bool:
-        """Whether the oracle predicts placements."""
-        space = self._setup.space
-        return self.guide.predicted_db(space.resolve(space.everything())) is not None
+        everything = self._space.resolve(self._space.everything())
+        return self._setup.pareto or self.guide.has_noise or self.guide.predicted_db(everything) is None
 
     @property
     def _is_exceeded(self) -> bool:
@@ -185,9 +169,10 @@ class Attribution(FirstPlacements):
 
     def _sensitivity_analysis(self, costs: CostModel) -> Steps:
         """Sensitivity analysis: the SQNR with one block quantized, for each block and format, and with all; untimed."""
-        if self._rehearse_blocks(costs):
+        self._bounded = self.bounded(costs)
+        if self._bounded is not None:
             return
-        space = costs.space
+        space = self._space
         alone = [
             {
                 name: costs.placed(_single(costs, block.index, code))
@@ -272,7 +257,7 @@ class Attribution(FirstPlacements):
         """P3: build the surrogate's proposals, until the expected gain is too small or there was no win for long."""
         # eps is two standard deviations of a build; a ratio has the variance of two builds
         noise = self.eps / 2**0.5
-        surrogate = Surrogate(costs, classes_of(costs.space, costs.blocks), noise)
+        surrogate = Surrogate(costs, classes_of(self._space, costs.blocks), noise)
         for trial in self._measured:
             surrogate.observe(costs.codes_of(trial.placement), trial.ratio or 1.0)
         winless = 0

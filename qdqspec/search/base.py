@@ -28,6 +28,11 @@ class Proposal:
     subgraph: tuple[str, ...] = ()
 
 
+def profiled(placement: Placement, phase: str) -> Proposal:
+    """A proposal whose layers are timed too."""
+    return Proposal(placement=placement, phase=phase, profile=True)
+
+
 class AccuracyOracle(Protocol):
     """Predicts the SQNR of placements without building them.
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TypeAlias
 
-from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._bounded import Bounded, NoiseModel
-from qdqspec.search._classes import pure_labels, spent_by_unit, weighted_linear
+from qdqspec.search._classes import Labels, simple_labels
 from qdqspec.search._steps import MARGINS_DB, Steps, Stepwise
-from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.search.blocks import CostModel
 from qdqspec.search.crossings import Codes
 from qdqspec.types import FIRST, Placement, Trial
@@ -31,7 +30,7 @@ class FirstPlacements(Stepwise):
 
     phase = "pure"
 
-    def simple(self, space: SchemeSpace, past: Sequence[Trial], *, most_wins: int | None = None) -> Phase:
+    def simple(self, past: Sequence[Trial], *, most_wins: int | None = None) -> Phase:
         """Placements by one rule that quantize most of the time and meet the limits as they are.
 
         These are the placements that other tools make. Those that quantize most of the time come first, or under a task
@@ -39,11 +38,11 @@ class FirstPlacements(Stepwise):
         ``most_wins``.
         """
         trials = list[Trial]()
-        spent = spent_by_unit(space, past[0].layers if past else ())
-        whole = sum(spent[unit] for unit in space.everything())
+        spent = self._spent(past)
+        whole = sum(spent[unit] for unit in self._space.everything())
         large = dict[Placement, float]()
-        for labels in (*weighted_linear(space), *pure_labels(space)):
-            takes, placement = sum(spent[unit] for unit in labels), space.resolve(labels)
+        for labels in simple_labels(self._space):
+            takes, placement = sum(spent[unit] for unit in labels), self._space.resolve(labels)
             if takes > whole / 2 and self.guide.admits(placement, self._setup.min_sqnr_db):
                 large.setdefault(placement, takes)
         if self._setup.min_accuracy is not None:
@@ -53,10 +52,10 @@ class FirstPlacements(Stepwise):
                 break
             trials += yield [profiled(placement, self.phase)]
             if most_wins is None or _wins(trials) < most_wins:
-                trials += yield from self.recomposed(space, [*past, *trials])
+                trials += yield from self.recomposed([*past, *trials])
         return trials
 
-    def recomposed(self, space: SchemeSpace, past: Sequence[Trial], *, rough: bool = True) -> Phase:
+    def recomposed(self, past: Sequence[Trial], *, rough: bool = True) -> Phase:
         """The labelling of least time by the profiles so far that is expected to meet the limits, if that is a gain.
 
         Integer kernels are known from at least one placement then. The noise allowed goes to the blocks that save most
@@ -64,7 +63,7 @@ class FirstPlacements(Stepwise):
         """
         if not any(trial.ok and trial.layers and trial.placement.sites for trial in past):
             return []
-        costs = CostModel.of(space, past)
+        costs = CostModel.of(self._space, past)
         codes = self.quickest(costs, self.bounded(costs, rough=rough) if self.is_limited else None)
         best = min(costs.predict(costs.codes_of(trial.placement)) for trial in past if trial.incumbent)
         placement = costs.placed(codes)
@@ -72,11 +71,6 @@ class FirstPlacements(Stepwise):
         if not is_gain or not placement.sites or not self.is_worth_building(placement):
             return []
         return (yield [profiled(placement, self.phase)])
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether an SQNR limit is binding, or a placement missed the task metric's limit."""
-        return self.least_db is not None and (self.is_bound or self.is_missed)
 
     def bounded(self, costs: CostModel, *, rough: bool = False) -> Bounded | None:
         """Labellings of least time for an SQNR, by the noise of single labels; ``None`` if that is unknown."""
@@ -101,29 +95,31 @@ class FirstPlacements(Stepwise):
                 break
         return codes
 
-    def roughly_thinned(self, space: SchemeSpace, past: Sequence[Trial]) -> Phase:
+    def roughly_thinned(self, past: Sequence[Trial]) -> Phase:
         """A placement that meets the limits, if none by one rule does, before the noise of each label is measured.
 
         Only where that takes much of the time: the noise of neighbouring tensors together ranks the units then.
         """
         trials = list[Trial]()
-        least, spent = self.least_db, spent_by_unit(space, past[0].layers if past else ())
-        if _wins(past) or least is None or not self.is_limited or not self.guide.has_rough_noise:
+        if _wins(past) or not self.is_limited or not self.guide.has_rough_noise:
             return trials
-        aim = least
-        pure = sorted(
-            (*weighted_linear(space), *pure_labels(space)),
-            key=lambda labels: -self.guide.most_spent(labels, aim, spent, rough=True),
-        )
-        for labels in (each for each in pure[:FIRSTS] for _ in range(ATTEMPTS)):
-            placement = space.resolve(self.thinned(labels, past, rough=True))
+        simple = self._by_thinned_time(past, rough=True)
+        for labels in (each for each in simple[:FIRSTS] for _ in range(ATTEMPTS)):
+            placement = self._space.resolve(self.thinned(labels, past, rough=True))
             if placement.sites and self.is_new(placement):
                 trials += yield [profiled(placement, self.phase)]
             if not _wins(trials):
-                trials += yield from self.recomposed(space, [*past, *trials])
+                trials += yield from self.recomposed([*past, *trials])
             if _wins(trials):
                 break
         return trials
+
+    def _by_thinned_time(self, past: Sequence[Trial], *, rough: bool = False) -> list[Labels]:
+        """Labels by one rule, those first of which most time is expected to remain quantized under the limit."""
+        labels, least, spent = list(simple_labels(self._space)), self.least_db, self._spent(past)
+        if least is not None:
+            labels.sort(key=lambda each: -self.guide.most_spent(each, least, spent, rough=rough))
+        return labels
 
 
 class FirstPlacement(FirstPlacements):
@@ -136,30 +132,21 @@ class FirstPlacement(FirstPlacements):
 
     def __init__(self, setup: SearchSetup) -> None:
         self.excluded = frozenset[str]()
-        super().__init__(self._phases(setup.space), setup)
+        super().__init__(self._phases(), setup)
 
-    def _phases(self, space: SchemeSpace) -> Steps:
-        trials = yield [profiled(space.resolve({}), "pure")]
+    def _phases(self) -> Steps:
+        trials = yield [profiled(self._space.resolve({}), "pure")]
         for seed in self._setup.seeds:
             if not _wins(trials):
                 trials += yield [Proposal(placement=seed, phase=FIRST)]
         if not _wins(trials):
-            trials += yield from self.simple(space, trials, most_wins=1)
-        yield from self.roughly_thinned(space, trials)
-        self.excluded = self._too_noisy(space, trials)
-
-    def _too_noisy(self, space: SchemeSpace, past: Sequence[Trial]) -> frozenset[str]:
-        least, everything = self.least_db, space.everything()
-        if least is None or not self.is_limited:
-            return frozenset()
-        spent = spent_by_unit(space, past[0].layers if past else ())
-        kept = self.guide.thinned(space, everything, least - GAIN_DB, spent, rough=True)
-        return frozenset(everything).difference(kept) if kept else frozenset()
-
-
-def profiled(placement: Placement, phase: str) -> Proposal:
-    """A proposal whose layers are timed too."""
-    return Proposal(placement=placement, phase=phase, profile=True)
+            trials += yield from self.simple(trials, most_wins=1)
+        yield from self.roughly_thinned(trials)
+        least, everything = self.least_db, self._space.everything()
+        if least is not None and self.is_limited:
+            spent = self._spent(trials)
+            kept = self.guide.thinned(self._space, everything, least - GAIN_DB, spent, rough=True)
+            self.excluded = frozenset(everything).difference(kept) if kept else frozenset()
 
 
 def _wins(trials: Sequence[Trial]) -> int:

@@ -43,10 +43,8 @@ class OptunaSearch(Stepwise):
         trials = yield self._first_proposals()
         self._add_trials(trials)
         self.rehearse_metric(trials)
-        if self.is_bound or self.is_missed:
-            thinned = [
-                space.resolve(self.thinned(space.everything(choice.name), trials)) for choice in space.choices
-            ]
+        if self.is_limited:
+            thinned = self._thinned_everything(trials)
             pure = [Proposal(placement=p, phase="pure") for p in thinned if self.is_worth_building(p)]
             self._add_trials((yield pure))
         if not self._classes:

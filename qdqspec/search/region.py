@@ -25,7 +25,7 @@ from qdqspec.search._classes import (
     tied_classes,
 )
 from qdqspec.search._steps import Steps, Stepwise
-from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.search.select import reaches
 from qdqspec.types import Label, Trial
 
@@ -44,7 +44,6 @@ class RegionSearch(Stepwise):
     """One pattern after the other. Deterministic for a generator and a sequence of trials."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
-        self._space = setup.space
         self._random = random
         super().__init__(self._search(), setup)
 
@@ -55,14 +54,14 @@ class RegionSearch(Stepwise):
         return 2 + (trials_per_region or SCHEMES[preset]) * len(patterns)
 
     def _search(self) -> Steps:
-        space = self._space
         trials = yield self._first_proposals()
         self.rehearse_metric(trials)
-        everything = [self.thinned(space.everything(choice.name), trials) for choice in space.choices]
-        proposals = [_proposal(space, labels, "pure", profile=True) for labels in everything]
-        trials += yield [one for one in proposals if self.is_worth_building(one.placement)]
+        pure = self._thinned_everything(trials)
+        trials += yield [
+            profiled(placement, "pure") for placement in pure if self.is_worth_building(placement)
+        ]
         best: Labels = next((dict(t.placement.labels) for t in reversed(trials) if t.incumbent), {})
-        groups = _by_share(space, tied_classes(space), trials)
+        groups = _by_share(self._space, tied_classes(self._space), trials)
         left = math.fsum(share for _, share in groups)
         for classes, share in groups:
             budget = self._budget(share / left if left > 0 else 1.0)
@@ -87,10 +86,10 @@ class RegionSearch(Stepwise):
         for choice in self._choices(classes, gathered(classes, best), measured, DRAWS * budget):
             if built == budget or losses == patience:
                 break
-            proposal = _proposal(self._space, {**best, **spread(self._space, classes, choice)}, "region")
-            if not self.is_worth_building(proposal.placement):
+            placement = self._space.resolve({**best, **spread(self._space, classes, choice)})
+            if not self.is_worth_building(placement):
                 continue
-            (trial,) = yield [proposal]
+            (trial,) = yield [Proposal(placement=placement, phase="region")]
             built += 1
             losses = 0 if trial.incumbent else losses + 1
             if trial.incumbent:
@@ -156,12 +155,6 @@ def best_by_pattern(
                 best[changed] = trial
         held = labels if trial.incumbent else held
     return best
-
-
-def _proposal(
-    space: SchemeSpace, labels: Mapping[str, Label], phase: str, *, profile: bool = False
-) -> Proposal:
-    return Proposal(placement=space.resolve(labels), phase=phase, profile=profile)
 
 
 def _by_share(

@@ -21,7 +21,7 @@ from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import Unit
 from qdqspec.search._classes import Labels, spent_by_unit
 from qdqspec.search._steps import Steps, Stepwise
-from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.search.blocks import UnitBlock, fuse
 from qdqspec.search.surrogate import classes_of
 from qdqspec.types import HALVES, Label, LayerTime, Trial, kind_of, label_of
@@ -42,7 +42,6 @@ class SubgraphSearch(Stepwise):
     """Parts first, then the whole. Deterministic for a sequence of trials: it uses no random numbers."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
-        self._space = setup.space
         super().__init__(self._search(), setup)
 
     def _search(self) -> Steps:
@@ -94,17 +93,15 @@ class SubgraphSearch(Stepwise):
                     rejected.append(step)
                     continue
                 phase = "raw" if placement.digest == raw.digest else "validate"
-                trials = yield [Proposal(placement=placement, phase=phase, profile=True)]
+                trials = yield [profiled(placement, phase)]
                 if any(trial.incumbent for trial in trials):
                     held = dict(placement.labels)
                 else:
                     rejected.append(step)
             waiting = rejected
-        everything = (self._space.everything(choice.name) for choice in self._space.choices)
-        pure = [self._space.resolve(self.thinned(labels, past)) for labels in everything]
-        last = [Proposal(placement=raw, phase="raw", profile=True)] if wins else []
-        proposals = [*last, *(Proposal(placement=each, phase="pure", profile=True) for each in pure)]
-        yield [each for each in proposals if self.is_worth_building(each.placement)]
+        last = [profiled(raw, "raw")] if wins else []
+        last += [profiled(placement, "pure") for placement in self._thinned_everything(past)]
+        yield [proposal for proposal in last if self.is_worth_building(proposal.placement)]
 
 
 def schemes_of(space: SchemeSpace, group: UnitBlock) -> list[tuple[str, Labels]]:

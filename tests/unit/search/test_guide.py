@@ -13,10 +13,10 @@ from qdqspec.parity.compare import power_of
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._guide import Guide
 from qdqspec.search.attribution import Attribution
-from qdqspec.search.base import SearchSetup, Strategy
+from qdqspec.search.base import SearchSetup, Strategy, profiled
 from qdqspec.search.blocks import fuse
 from qdqspec.search.exhaustive import Exhaustive
-from qdqspec.search.first import GAIN_DB, FirstPlacement, profiled
+from qdqspec.search.first import GAIN_DB, FirstPlacement
 from qdqspec.search.optuna import OptunaSearch
 from qdqspec.search.region import RegionSearch
 from qdqspec.search.repair import NearMiss, repaired
