@@ -1,4 +1,4 @@
-"""The page on accuracy says what works: its Python runs, and its specs are judged with its own conftest."""
+"""The page on accuracy: its Python blocks run, and its specs load and are judged with the conftest of the page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
-def test_every_spec_of_the_page_is_one(block: str, tmp_path: Path) -> None:
+def test_every_spec_of_the_page_loads(block: str, tmp_path: Path) -> None:
     text = block if block.startswith("qdqspec") else HEAD + block
     text = text if "inputs:" in text else text.replace("checks:", f"{DATA}checks:")
     (tmp_path / "a.qdq.yaml").write_text(text, encoding="utf-8")
@@ -49,7 +49,7 @@ def test_the_python_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("engine_threads")
-def test_the_spec_of_a_search_with_a_constraint_meets_it(
+def test_the_search_of_the_page_meets_its_accuracy_constraint(
     folder: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (held,) = (block for block in blocks("yaml") if "tune:" in block)

@@ -1,4 +1,4 @@
-"""The pages on Python say what works: their blocks are run, in order, in one folder, on the simulated device."""
+"""The code blocks of the pages on Python run, in order, in one folder, on the simulated device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def test_the_blocks_of_the_page_run(
     assert len(blocks) >= 8
     shutil.copy(models / "digits_resnet.onnx", tmp_path)
     calibration = arrays_of(ROOT / "specs" / "data" / "digits_calibration.npz")
-    few = {name: values[:SAMPLES] for name, values in calibration.items()}  # each call calibrates anew
+    # Few samples, since each call repeats the calibration.
+    few = {name: values[:SAMPLES] for name, values in calibration.items()}
     np.savez(tmp_path / "digits_calibration.npz", **few)
     (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
     monkeypatch.chdir(tmp_path)

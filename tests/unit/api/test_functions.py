@@ -1,4 +1,4 @@
-"""The package's functions on the simulated device: what they give back, and what they refuse."""
+"""The package's functions on the simulated device: what they return, and which arguments they refuse."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -
     assert (own / "result.json").read_bytes() == (saved / "result.json").read_bytes()
 
 
-def test_noise_of_fp8_is_distinguished_from_what_the_runtime_adds(models: Path, model: Path) -> None:
+def test_errors_of_fp8_are_distinguished_from_those_of_the_runtime(models: Path, model: Path) -> None:
     """ONNX Runtime computes Q and DQ of e4m3 one by one, so that both steps of the comparison are known."""
     parity = tune(models / "digits_resnet.onnx", quant="fp8", trials=3, **HERE).parity
     assert parity.undivided == ""
@@ -85,7 +85,7 @@ def test_noise_of_fp8_is_distinguished_from_what_the_runtime_adds(models: Path, 
     assert runtime.sqnr_db > quantization.sqnr_db + 3
 
 
-def test_an_unchanged_model_is_its_own_tuned_model(model: Path, tmp_path: Path) -> None:
+def test_an_unchanged_result_has_the_float_model_as_tuned_model(model: Path, tmp_path: Path) -> None:
     result = tune(model, exclude=["*"], **HERE)
     assert result.unchanged
     assert repr(result) == f"Result(unchanged: {result.reason}, SQNR exact, model={str(model)!r})"
@@ -94,7 +94,7 @@ def test_an_unchanged_model_is_its_own_tuned_model(model: Path, tmp_path: Path) 
     assert onnx.load(result.save(tmp_path / "saved") / "tuned.onnx") == onnx.load(model)
 
 
-def test_what_was_tuned_is_measured_anew(model: Path) -> None:
+def test_a_tuned_model_is_measured_again(model: Path) -> None:
     with pytest.raises(StateError, match="no winner is known"):
         measure(model, trials=6, **HERE)
     result = tune(model, trials=6, **HERE)
@@ -106,7 +106,7 @@ def test_what_was_tuned_is_measured_anew(model: Path) -> None:
         assert set(latency.samples) >= {"reference", "tuned"}
 
 
-def test_a_model_against_itself_is_as_fast(model: Path) -> None:
+def test_the_speedup_of_a_model_over_itself_is_one(model: Path) -> None:
     assert measure(model, model, **HERE).speedup.median == pytest.approx(1, abs=0.05)
 
 
@@ -133,7 +133,7 @@ def test_a_specs_untimed_checks_are_judged(model: Path, tmp_path: Path) -> None:
     }
 
 
-def test_a_case_of_a_spec_needs_no_other_arguments(model: Path, tmp_path: Path) -> None:
+def test_a_case_of_a_spec_takes_its_options_from_the_spec(model: Path, tmp_path: Path) -> None:
     (tmp_path / "net.qdq.yaml").write_text(SPEC + "matrix: {weights: [per-channel, per-tensor]}\n")
     with pytest.raises(ConfigError, match="this spec has 2 cases"):
         tune("net.qdq.yaml", **HERE)
@@ -146,7 +146,7 @@ def test_a_case_of_a_spec_needs_no_other_arguments(model: Path, tmp_path: Path) 
     assert tune(case, **HERE).unchanged
 
 
-def test_runs_are_rendered_and_compared(model: Path, tmp_path: Path) -> None:
+def test_records_are_rendered_and_compared(model: Path, tmp_path: Path) -> None:
     result = tune(model, trials=1, **HERE)
     assert render(result.record, "run.json") == tmp_path / "run.json"
     assert "net" in render(result.record, "run.md").read_text()
@@ -155,7 +155,7 @@ def test_runs_are_rendered_and_compared(model: Path, tmp_path: Path) -> None:
         render(result.record, "run.docx")
 
 
-def test_regions_of_a_file(model: Path) -> None:
+def test_regions_of_a_model_file_are_found(model: Path) -> None:
     leaves = [region for region in find_regions("net.onnx") if region.type == "LEAF"]
     assert sorted(node for leaf in leaves for node in leaf.nodes) == [
         "Add#3",
@@ -192,7 +192,7 @@ def test_parts_are_searched_on_the_simulated_device(model: Path, tmp_path: Path)
         ({"backend": "fak"}, QdqspecError),
     ],
 )
-def test_what_is_wrong_is_one_error(model: Path, words: dict[str, Any], error: type[Exception]) -> None:
+def test_wrong_arguments_raise_one_error(model: Path, words: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         tune(model, **words)
 
@@ -203,7 +203,7 @@ def test_a_missing_model_is_named() -> None:
         tune("nowhere.onnx", **HERE)
 
 
-def test_the_package_offers_what_it_lists() -> None:
+def test_each_public_name_is_an_attribute_of_the_package() -> None:
     for name in qdqspec.__all__:
         assert getattr(qdqspec, name) is not None
     assert qdqspec.measure is measure
@@ -211,7 +211,7 @@ def test_the_package_offers_what_it_lists() -> None:
         _ = qdqspec.nothing
 
 
-def test_names_that_were_not_used_yet_are_listed() -> None:
+def test_dir_lists_public_names_before_their_import() -> None:
     program = "import qdqspec; print(*{*qdqspec.__all__}.difference(dir(qdqspec)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -1,4 +1,4 @@
-"""A fake TensorRT of any version we claim, put where the backend and its child processes find it."""
+"""A fake TensorRT of any supported version, installed where the backend and its child processes import it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def install_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.fixture(params=VERSIONS)
 def tensorrt_version(request: pytest.FixtureRequest, install_tensorrt: Callable[[str], None]) -> str:
-    """Each version that the backend claims, installed as a fake."""
+    """Each supported version, installed as a fake."""
     version: str = request.param
     install_tensorrt(version)
     return version
@@ -51,15 +51,16 @@ def tensorrt_version(request: pytest.FixtureRequest, install_tensorrt: Callable[
 
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """``fail("null-engine")`` makes the fake break down in this way."""
+    """``fail("null-engine")`` makes the fake TensorRT fail in this way."""
     return lambda name: monkeypatch.setenv("FAKE_TRT", name)
 
 
 @pytest.fixture
 def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """``put_nvidia_smi(**{"clocks.sm": "1980"})`` puts one on PATH that answers these fields; again, it answers anew.
+    """``put_nvidia_smi(**{"clocks.sm": "1980"})`` puts a fake nvidia-smi with these fields on PATH; another call
+    replaces it.
 
-    A query for a field that it does not know fails, as the real one's does.
+    A query for any other field fails, as with the real tool.
     """
     from qdqspec.backends._nvidia import smi as gpu_state
 
@@ -79,11 +80,12 @@ def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 @pytest.fixture
 def install_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trtexec]:
-    """``install_trtexec("10.16", fault={"time": "crash"})`` puts a stand-in and its GPU on PATH."""
+    """``install_trtexec("10.16", fault={"time": "crash"})`` puts a stand-in for trtexec and for its GPU on PATH."""
     return partial(put_trtexec, tmp_path / "trtexec", monkeypatch)
 
 
 @pytest.fixture
 def trtexec_here(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in runs in this process: a search calls it hundreds of times, each an interpreter otherwise."""
+    """Runs the stand-in in this process: a search calls it hundreds of times, and an interpreter takes long to
+    start."""
     monkeypatch.setattr("qdqspec.backends.trtexec.process.start_program", run_here)

@@ -1,4 +1,4 @@
-"""The page on backends: its package is installed, passes the contract suite, and tunes a model."""
+"""The page on backends: the package that it builds is installed, passes the contract suite, and tunes a model."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_passes_the_contract(installed: Path):
+def test_the_backend_of_the_page_passes_the_contract_suite(installed: Path):
     done = run(installed, "pytest", "-q", "-p", "no:cacheprovider", "test_basic.py")
     assert done.returncode == 0, done.stdout
 
 
-def test_its_first_model_is_tuned(installed: Path, models: Path):
+def test_the_backend_of_the_page_tunes_a_model(installed: Path, models: Path):
     told = run(installed, "qdqspec", "doctor", "--backend", "basic")
     assert "basic: works (chosen)" in told.stdout
     model = str(models / "digits_resnet.onnx")
@@ -67,7 +67,7 @@ def test_its_first_model_is_tuned(installed: Path, models: Path):
     assert (installed / "tuned" / "tuned.onnx").is_file()
 
 
-def test_its_placement_rule_is_applied(installed: Path):
+def test_the_placement_rule_of_the_page_is_applied(installed: Path):
     text = "(float[1,64] x) => (float[1,1] y, float[1,64] z) { y = MatMul(x, v)  z = MatMul(x, w) }"
     model = model_of(text, v=(64, 1), w=(64, 64))
     onnx.save(model.proto, installed / "products.onnx")
@@ -76,6 +76,6 @@ def test_its_placement_rule_is_applied(installed: Path):
     assert not re.search(r"\bz\b.*no-vector-product", done.stdout)
 
 
-def test_it_names_each_field_of_the_declaration():
+def test_the_page_names_each_field_of_the_declaration():
     words = set(re.findall(r"\w+", PAGE.read_text(encoding="utf-8")))
     assert {one.name for one in fields(Declaration)} <= words

@@ -34,7 +34,7 @@ def ended(backend: Isolated, model: Path, options: BuildOptions) -> BackendError
     return caught.value
 
 
-def test_the_limit_of_the_run_is_that_of_each_build() -> None:
+def test_the_build_limit_of_the_settings_applies_to_each_build() -> None:
     assert BuildOptions.of(Settings(build_limit=2.5)).build_seconds == 2.5
     assert BuildOptions.of(Settings()).build_seconds == BUILD_SECONDS
 
@@ -45,7 +45,7 @@ def test_a_build_is_ended_at_its_limit(name: str, model: Path) -> None:
         found = backend.probe()
         if not found.usable:
             pytest.skip(found.why)
-        error = ended(backend, model, BuildOptions(build_seconds=1e-4))  # no build is as fast
+        error = ended(backend, model, BuildOptions(build_seconds=1e-4))  # no build takes so little time
         assert "gave no answer to 'build' for 0.0001 s and was ended" in error.what
         backend.build(model, BuildOptions()).close()
 

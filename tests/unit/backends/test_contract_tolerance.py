@@ -16,7 +16,7 @@ def tf32(values: np.ndarray) -> np.ndarray:
     return (np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def test_a_device_that_computes_in_tf32_keeps_the_contract() -> None:
+def test_a_device_that_computes_in_tf32_passes_the_contract() -> None:
     model = small_model()
     for constant in model.graph.initializer:
         if constant.name in ("w", "fc"):

@@ -1,4 +1,4 @@
-"""What a processor is called, and whether its 8-bit products are safe."""
+"""The name of a processor, and whether its sums of 8-bit products saturate."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ flags\t\t: sse2 avx2 avx_vnni
 SKYLAKE = """model name\t: Intel(R) Xeon(R) Gold 6130 CPU @ 2.10GHz
 flags\t\t: sse2 avx2 avx512f avx512dq avx512bw avx512vl
 """
-# A hypervisor may hide AVX512-VNNI and leave AVX-VNNI: ONNX Runtime then takes its AVX512 kernels, which saturate.
+# A hypervisor may hide AVX512-VNNI but not AVX-VNNI: ONNX Runtime then takes its AVX512 kernels, which saturate.
 MASKED = """model name\t: Intel Xeon Processor
 flags\t\t: sse2 avx2 avx512f avx512dq avx512bw avx512vl avx_vnni
 """
@@ -68,27 +68,27 @@ flags\t\t: sse2 sse4_1
         pytest.param(NEHALEM, "x86_64", "intel-core-i7-9xx-nehalem-class-core-i7-sse2", False, id="sse2"),
     ],
 )
-def test_linux_processors(text: str, machine: str, slug: str, saturates: bool) -> None:
+def test_name_and_saturation_of_linux_processors(text: str, machine: str, slug: str, saturates: bool) -> None:
     cpu = _cpu.cpu_from_cpuinfo(text, 4, machine=machine)
     assert cpu.slug == slug
     assert cpu.saturates is saturates
 
 
-def test_a_mac() -> None:
+def test_name_and_saturation_of_a_mac_processor() -> None:
     text = "machdep.cpu.brand_string: Apple M2 Pro\nhw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.FEAT_I8MM: 0\n"
     cpu = _cpu.cpu_from_sysctl(text, 8)
     assert cpu.slug == "apple-m2-pro-neon-dotprod"
     assert not cpu.saturates
 
 
-def test_an_unknown_processor_is_treated_with_care() -> None:
+def test_saturation_of_an_unknown_processor_is_not_known() -> None:
     cpu = _cpu.Cpu(product="", flags=frozenset(), cores=1)
     assert cpu.saturates is None
     assert cpu.int8_text(saturates=True).startswith("not known")
 
 
 @given(st.text())
-def test_any_text_gives_a_file_name(text: str) -> None:
+def test_any_processor_name_gives_a_valid_file_name(text: str) -> None:
     for cpu in (_cpu.cpu_from_cpuinfo(text, 1), _cpu.cpu_from_sysctl(text, 1)):
         assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", cpu.slug)
 

@@ -1,4 +1,4 @@
-"""CUDA through cuda-bindings, on a fake runtime: what is asked of it, and that everything is freed."""
+"""CUDA through cuda-bindings, on a fake runtime: which calls are made, and that everything is freed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_device_is_described():
     assert cuda.memory() == (40 << 30, 80 << 30)
 
 
-def test_errors_carry_cudas_name():
+def test_errors_have_the_name_of_the_cuda_error():
     with pytest.raises(CudaError) as caught:
         cuda.DeviceBuffer(200 << 30)
     assert caught.value.name == "cudaErrorMemoryAllocation"
@@ -40,14 +40,14 @@ def test_errors_carry_cudas_name():
     assert "free memory" in str(caught.value.cure)
 
 
-def test_without_the_bindings_it_states_how_to_get_them(monkeypatch: pytest.MonkeyPatch):
+def test_without_cuda_bindings_the_error_states_how_to_install_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(BackendUnavailableError, match="cuda-bindings cannot be imported"):
         cuda.runtime()
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_arrays_go_there_and_back(shape: tuple[int, ...]):
+def test_arrays_are_equal_after_upload_and_download(shape: tuple[int, ...]):
     from fake_gpu import gpu
 
     values = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
@@ -70,7 +70,7 @@ def test_arrays_go_there_and_back(shape: tuple[int, ...]):
     assert not gpu.streams
 
 
-def test_what_is_captured_runs_only_when_launched():
+def test_captured_work_runs_only_when_the_graph_is_launched():
     from fake_gpu import gpu
 
     done: list[int] = []
@@ -95,7 +95,7 @@ def test_a_stream_continues_after_a_failed_capture(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("runs", [0, 1, 64, 65, 200])
-def test_every_run_is_timed_alone(runs: int):
+def test_each_run_has_its_own_time(runs: int):
     from fake_gpu import gpu
 
     lasting = iter(range(1, runs + 1))
@@ -107,19 +107,19 @@ def test_every_run_is_timed_alone(runs: int):
         assert cuda.time_runs(stream, work, runs).device_ms == tuple(range(1, runs + 1))
 
 
-def test_the_time_to_launch_each_run_is_the_hosts():
+def test_the_launch_time_of_each_run_is_measured_on_the_host():
     ticks = iter(range(100))
     with closing(cuda.Stream()) as stream:
         timed = cuda.time_runs(stream, lambda: None, 3, clock=lambda: 1e-3 * next(ticks))
     assert timed.host_ms == pytest.approx((1.0, 1.0, 1.0))
 
 
-def test_an_exclusive_gpu_is_known():
+def test_a_gpu_in_default_compute_mode_is_not_exclusive():
     assert not cuda.is_exclusive()
     assert cuda.bus_id() == "00000000:01:00.0"
 
 
-def test_warming_up_counts_runs_and_time():
+def test_warm_up_lasts_for_the_given_runs_or_time():
     with closing(cuda.Stream()) as stream:
         assert cuda.warm_up(stream, lambda: None, 0, 0) == 0
         assert cuda.warm_up(stream, lambda: None, 7, 0) == 7

@@ -1,6 +1,6 @@
 """Every CUDA name that is used exists in NVIDIA's bindings for CUDA 12 and 13, and the fake has no others.
 
-The bindings can be imported without a driver. They are downloaded here, or the tests skip and say why.
+The bindings can be imported without a driver. They are downloaded here, or the tests skip with the reason.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def used() -> set[str]:
     return {word for word in words if re.fullmatch(r"cuda[A-Z]\w+|cudaError_t", word)}
 
 
-def test_what_is_used_is_there(real: dict[str, object]):
+def test_each_used_name_exists_in_the_bindings(real: dict[str, object]):
     members = {member for value in real.values() if isinstance(value, dict) for member in value}
     assert len(used()) > 20
     assert used() <= set(real) | members
 
 
-def test_the_fake_takes_what_the_real_ones_take(real: dict[str, object]):
+def test_functions_of_the_fake_have_the_parameters_of_the_bindings(real: dict[str, object]):
     tree = ast.parse((ROOT / "tests/support/fake_trt/cuda/bindings/runtime.py").read_text(encoding="utf-8"))
     functions = [f for f in tree.body if isinstance(f, ast.FunctionDef) and not f.name.startswith("_")]
     assert {f.name: len(f.args.args) for f in functions} == {f.name: real[f.name] for f in functions}

@@ -1,4 +1,4 @@
-"""The simulated device: made-up times that behave like measured ones."""
+"""The simulated device: its times, noise, drift, failures and outputs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def build(path: Path, device: FakeDevice | None = None, **extra: str) -> FakeEng
     return engine
 
 
-def test_layers_add_up_to_the_true_cost(models: Path) -> None:
+def test_times_of_layers_add_up_to_the_configured_time(models: Path) -> None:
     path = models / "squeezenet10.onnx"
     quiet = {key.removeprefix("fake."): value for key, value in QUIET.items()}
     layers = build(path, **quiet).layers()
@@ -80,17 +80,17 @@ def test_layers_add_up_to_the_true_cost(models: Path) -> None:
     assert build(path, **quiet).time(2).cpu_ms == pytest.approx([true_ms(path)] * 2)
 
 
-def test_an_activation_is_free_behind_its_convolution(tmp_path: Path) -> None:
+def test_an_activation_function_is_fused_into_its_convolution(tmp_path: Path) -> None:
     layers = build(chain(tmp_path, PLAIN)).layers()
     assert [layer.op_type for layer in layers] == ["Conv", "Conv"]
     assert [len(layer.nodes) for layer in layers] == [2, 1]
 
 
-def test_an_integer_convolution_takes_in_the_pairs_around_it(tmp_path: Path) -> None:
+def test_an_integer_convolution_fuses_the_pairs_around_it(tmp_path: Path) -> None:
     layers = build(chain(tmp_path, FIRST_IN_INTEGERS)).layers()
     kinds = [(layer.op_type, layer.integer, layer.boundary) for layer in layers]
     assert kinds == [
-        ("QuantizeLinear", False, True),  # the graph's input, made by no integer kernel
+        ("QuantizeLinear", False, True),  # the graph's input, which no integer kernel writes
         ("QLinearConv", True, False),
         ("DequantizeLinear", False, True),  # read by a float kernel
         ("Conv", False, False),
@@ -98,26 +98,26 @@ def test_an_integer_convolution_takes_in_the_pairs_around_it(tmp_path: Path) -> 
     assert [layer.tensors for layer in layers if layer.boundary] == [("x",), ("r",)]
 
 
-def test_a_pair_that_no_integer_kernel_takes_in_only_costs(tmp_path: Path) -> None:
+def test_a_pair_that_no_integer_kernel_fuses_makes_the_model_slower(tmp_path: Path) -> None:
     layers = build(chain(tmp_path, INPUT_ONLY)).layers()
     assert [layer.op_type for layer in layers] == ["QuantizeLinear", "DequantizeLinear", "Conv", "Conv"]
     assert true_ms(chain(tmp_path, INPUT_ONLY)) > true_ms(chain(tmp_path, PLAIN))
 
 
-def test_the_graph_hash_follows_the_structure(tmp_path: Path) -> None:
+def test_the_graph_hash_depends_on_the_structure(tmp_path: Path) -> None:
     plain, integer = chain(tmp_path, PLAIN), chain(tmp_path, FIRST_IN_INTEGERS)
     assert build(plain).graph_hash == build(plain).graph_hash
     assert build(plain).graph_hash != build(integer).graph_hash
 
 
-def test_seeds_are_different_devices(tmp_path: Path) -> None:
+def test_each_seed_is_a_device_with_other_times(tmp_path: Path) -> None:
     path = chain(tmp_path, FIRST_IN_INTEGERS)
     assert true_ms(path) == true_ms(path, {"fake.seed": "0"})
     assert true_ms(path) != true_ms(path, {"fake.seed": "1"})
     assert true_ms(path, {"fake.scale": "1.1"}) == pytest.approx(1.1 * true_ms(path))
 
 
-def test_integer_kernels_can_be_made_slower_alone(tmp_path: Path) -> None:
+def test_only_integer_kernels_are_slowed_by_their_factor(tmp_path: Path) -> None:
     plain, integer = chain(tmp_path, PLAIN), chain(tmp_path, FIRST_IN_INTEGERS)
     costs = [true_ms(integer, {"fake.integer": factor}) for factor in ("1", "2", "3")]
     assert costs[2] - costs[1] == pytest.approx(costs[1] - costs[0])
@@ -143,7 +143,7 @@ def test_noise_has_the_configured_size(tmp_path: Path) -> None:
     assert statistics.stdev(map(math.log, builds)) == pytest.approx(0.02, rel=0.25)
 
 
-def test_drift_moves_all_engines_of_a_device_alike(tmp_path: Path) -> None:
+def test_drift_is_common_to_all_engines_of_a_device(tmp_path: Path) -> None:
     path, device = chain(tmp_path, PLAIN), FakeDevice()
     words = {key.removeprefix("fake."): value for key, value in QUIET.items()}
     first, second = (build(path, device, drift="0.3", drift_period="0.1", **words) for _ in range(2))
@@ -153,7 +153,7 @@ def test_drift_moves_all_engines_of_a_device_alike(tmp_path: Path) -> None:
     assert max(abs(math.log(pair)) for pair in pairs) < 0.01
 
 
-def test_outputs_are_real(models: Path) -> None:
+def test_outputs_equal_those_of_onnx_runtime(models: Path) -> None:
     path = models / "digits_resnet.onnx"
     feeds = {"input": np.random.default_rng(0).random((2, 1, 16, 16), dtype=np.float32)}
     expected = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
@@ -161,13 +161,13 @@ def test_outputs_are_real(models: Path) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_without_pairs_is_never_refused(tmp_path: Path) -> None:
+def test_a_model_without_pairs_builds_at_any_fail_rate(tmp_path: Path) -> None:
     build(chain(tmp_path, PLAIN), fail_rate="1")
     with pytest.raises(BackendError, match="refuses this placement"):
         build(chain(tmp_path, FIRST_IN_INTEGERS), fail_rate="1")
 
 
-def test_the_configured_share_of_builds_fails_and_always_the_same(tmp_path: Path) -> None:
+def test_the_configured_share_of_builds_fails_reproducibly(tmp_path: Path) -> None:
     path = chain(tmp_path, FIRST_IN_INTEGERS)
 
     def refused(seed: int) -> bool:
@@ -189,14 +189,14 @@ def test_a_fault_rate_of_zero_means_no_fault(tmp_path: Path) -> None:
     build(path, fault_rate="0", **{"raise": "build"})
 
 
-def test_a_build_may_take_real_time(tmp_path: Path) -> None:
+def test_a_build_takes_the_configured_time(tmp_path: Path) -> None:
     path, start = chain(tmp_path, PLAIN), time.monotonic()
     build(path, build_s="0.2")
     assert time.monotonic() - start >= 0.2
 
 
 @pytest.mark.parametrize("call", ["time", "layers"])
-def test_times_want_bound_inputs_like_any_backend(tmp_path: Path, call: str) -> None:
+def test_timing_requires_bound_inputs(tmp_path: Path, call: str) -> None:
     engine = FakeDevice().build(chain(tmp_path, PLAIN), BuildOptions())
     with pytest.raises(BackendError, match="call bind"):
         getattr(engine, call)(1)
@@ -210,17 +210,17 @@ def test_times_want_bound_inputs_like_any_backend(tmp_path: Path, call: str) -> 
         ({"fake.crash": "lunch"}, "'lunch' does not fit fake.crash: one of build, run"),
     ],
 )
-def test_wrong_words_are_named(extra: dict[str, str], text: str) -> None:
+def test_wrong_options_are_named(extra: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         true_ms(Path("any.onnx"), extra)
     assert text in str(caught.value)
 
 
-def test_words_of_other_backends_are_not_ours(tmp_path: Path) -> None:
+def test_options_of_other_backends_are_ignored(tmp_path: Path) -> None:
     FakeDevice().build(chain(tmp_path, PLAIN), BuildOptions(extra={"onnxruntime.level": "all"}))
 
 
-def test_a_model_that_only_moves_values_takes_time_as_well(tmp_path: Path) -> None:
+def test_a_model_of_copies_takes_time(tmp_path: Path) -> None:
     copies = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 13]> g (float[4] x) => (float[4] y) { y = Identity(x) }'
     )
@@ -229,8 +229,8 @@ def test_a_model_that_only_moves_values_takes_time_as_well(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("opset", [10, 13, 19, 21])
-def test_pairs_of_every_opset_are_computed(tmp_path: Path, opset: int) -> None:
-    """The reference implementation of onnx 1.23 knows DequantizeLinear from opset 19 on."""
+def test_pairs_of_each_opset_are_computed(tmp_path: Path, opset: int) -> None:
+    """The reference implementation of onnx 1.23 has DequantizeLinear from opset 19 on only."""
     pair = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": {opset}]>
         g (float[4] x) => (float[4] y) <float s = {{0.5}}, uint8 z = {{128}}> {{
@@ -244,7 +244,7 @@ def test_pairs_of_every_opset_are_computed(tmp_path: Path, opset: int) -> None:
     np.testing.assert_array_equal(outputs["y"], np.array([0, 0.5, 0.5, -1], np.float32))
 
 
-def test_an_operator_that_the_reference_implementation_lacks_is_answered_with_another_backend(
+def test_the_error_for_an_operator_that_the_reference_implementation_lacks_suggests_another_backend(
     tmp_path: Path,
 ) -> None:
     model = onnx.parser.parse_model(
@@ -258,7 +258,7 @@ def test_an_operator_that_the_reference_implementation_lacks_is_answered_with_an
 
 
 def test_a_stored_constant_of_a_node_may_be_dequantized_alone(tmp_path: Path) -> None:
-    """The build of such a candidate failed: a Constant node has no input to name the conversion by."""
+    """A Constant node has no input after which the conversion could be named."""
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) {
         q = Constant<value = int8[2] {3, -4}>()  s = Constant<value = float {0.5}>()
         d = DequantizeLinear(q, s)  y = Sub(x, d) }"""

@@ -40,7 +40,7 @@ def builds(folder: Path) -> list[str]:
     return [line["model"] for line in lines if "plan_bytes" in line]
 
 
-def test_one_build_in_float16_shows_fusions_and_is_kept(
+def test_fusions_are_read_from_one_build_in_float16_that_is_kept(
     case: Case, tmp_path: Path, install_tensorrt: Install
 ):
     install_tensorrt("10.16.1.11")
@@ -55,7 +55,7 @@ def test_one_build_in_float16_shows_fusions_and_is_kept(
     assert any(len(nodes) > 1 for nodes in found)
     with session() as second:
         assert leaves(second, case) == found
-    assert builds(state) == ["half.onnx"], "it was found out once"
+    assert builds(state) == ["half.onnx"], "the float16 build was not repeated"
     (state / FUSIONS).write_text("{ damaged")
     with session() as third:
         assert leaves(third, case) == found
@@ -68,7 +68,7 @@ def test_one_build_in_float16_shows_fusions_and_is_kept(
     assert builds(state) == ["half.onnx"] * 3
 
 
-def test_a_model_that_is_no_float16_model_is_built_as_it_is(
+def test_a_model_that_cannot_be_float16_is_built_in_float32(
     case: Case, tmp_path: Path, install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch
 ):
     from onnxruntime.transformers import float16
@@ -84,8 +84,8 @@ def test_a_model_that_is_no_float16_model_is_built_as_it_is(
     assert builds(tmp_path / "reports" / "tensorrt") == [MODEL]
 
 
-def test_a_file_of_the_user_is_taken_in_place_of_a_build(case: Case, tmp_path: Path):
-    """As trtexec exports it; here beside ONNX Runtime, which is asked nothing."""
+def test_a_file_of_fusions_replaces_the_build(case: Case, tmp_path: Path):
+    """The file is one that trtexec exports; the backend is ONNX Runtime, which builds nothing for this."""
     names = [node.name for node in onnx.load(case.model).graph.node]
     groups = [names[0:3], names[3:5]]
     layers = [
@@ -113,7 +113,9 @@ def test_a_file_of_the_user_is_taken_in_place_of_a_build(case: Case, tmp_path: P
         (None, "it cannot be read: No such file"),
     ],
 )
-def test_a_file_of_another_model_or_none_is_an_error(case: Case, tmp_path: Path, text: str | None, said: str):
+def test_a_file_of_fusions_of_another_model_or_a_missing_one_is_an_error(
+    case: Case, tmp_path: Path, text: str | None, said: str
+):
     graph = tmp_path / "engine.graph.json"
     if text is not None:
         graph.write_text(text)
@@ -127,7 +129,7 @@ def test_a_file_of_another_model_or_none_is_an_error(case: Case, tmp_path: Path,
     assert "--exportLayerInfo" in str(caught.value.cure)
 
 
-def test_the_subgraph_strategy_follows_the_file(case: Case, tmp_path: Path):
+def test_the_parts_of_strategy_subgraph_are_the_fusions_of_the_file(case: Case, tmp_path: Path):
     names = [node.name for node in onnx.load(case.model).graph.node]
     layers = [{"Name": "k", "Metadata": "\x1e".join(f"[ONNX Layer: {name}]" for name in names[:4])}]
     graph = tmp_path / "engine.graph.json"

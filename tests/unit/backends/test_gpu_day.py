@@ -1,4 +1,5 @@
-"""A first day on a GPU runs to its end on the stand-ins, also with each of their faults."""
+"""The bundle of `doctor --bundle` (a first day on a GPU) is completed on the stand-ins, also with each of their
+faults."""
 
 from __future__ import annotations
 
@@ -56,13 +57,13 @@ GPU 00000000:01:00.0
     Temperature
         GPU Current Temp                  : 31 C
 """
-# Parts that are tried with each fault; the others do the same with other models.
+# Parts that run with each fault; the others do the same with other models.
 FEW = ("machine", "three-layers", "cross-check", "refused-TRT001", "refused-TRT029")
 LARGE_MIB = 1
 
 
 def here(part: DayPart, day: Day, log: Path) -> str:
-    """Run a part in this process: an interpreter for each takes a second or more."""
+    """Run a part in this process: an interpreter for each part takes a second or more."""
     with log.open("w") as file, contextlib.redirect_stderr(file):
         run_part(part.name, from_data(Day, to_data(day)))
     return ""
@@ -92,11 +93,11 @@ def machine(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Callable[[str], None]:
-    """A machine with TensorRT, trtexec and nvidia-smi of a person called alice.secret."""
+    """A machine with TensorRT, trtexec and nvidia-smi, whose user is named alice.secret."""
 
     def install(version: str) -> None:
         tool = install_trtexec("11.1" if version.startswith("11") else "10.16")
-        (tool.folder / "nvidia-smi").unlink()  # the other one answers more
+        (tool.folder / "nvidia-smi").unlink()  # the first one has fewer fields
         install_tensorrt(version)
         script = put_nvidia_smi(
             **{"clocks.sm": "1980", "clocks.mem": "1593", "temperature.gpu": "31", "power.draw": "70",
@@ -113,7 +114,7 @@ def machine(
     return install
 
 
-def test_a_whole_day(machine: Callable[[str], None], tmp_path: Path) -> None:
+def test_all_parts_are_done_with_the_newest_version(machine: Callable[[str], None], tmp_path: Path) -> None:
     version = "11.4.0.106"
     machine(version)
     said: list[str] = []
@@ -121,7 +122,7 @@ def test_a_whole_day(machine: Callable[[str], None], tmp_path: Path) -> None:
     summary = write_bundle(tmp_path / "out.tgz", options, say=said.append, large_mib=LARGE_MIB, launch=here)
     by_name = {part["name"]: part for part in summary["parts"]}
     failed = {name: part["why"] for name, part in by_name.items() if part["status"] != "done"}
-    # The stand-in knows no operators of TensorRT's own domain, and no plugin library was given.
+    # The stand-in has no operators of TensorRT's own domain, and no plugin library is given.
     assert failed.keys() - OLD_STAND_IN == {"plugins", "nvfp4", "mxfp8"}
     assert by_name["plugins"]["status"] == "unavailable"
     assert summary["whole"]
@@ -151,7 +152,7 @@ def test_a_whole_day(machine: Callable[[str], None], tmp_path: Path) -> None:
     assert json.loads(files["gpu-day/build-routes/build-routes.json"])["tuner_options"]
 
 
-def test_another_version(machine: Callable[[str], None], tmp_path: Path) -> None:
+def test_all_parts_are_done_with_the_oldest_version(machine: Callable[[str], None], tmp_path: Path) -> None:
     machine("10.9.0.34")
     parts = [part for part in PARTS if not part.name.startswith("resnet18")]
     summary = write_bundle(tmp_path / "out.tgz", PLAIN, parts=parts, large_mib=LARGE_MIB, launch=here)
@@ -161,7 +162,9 @@ def test_another_version(machine: Callable[[str], None], tmp_path: Path) -> None
     assert files_in(tmp_path / "out.tgz")["gpu-day/build-routes/build-routes.json"] == b"{}"
 
 
-def test_its_files_read_as_recordings(machine: Callable[[str], None], tmp_path: Path) -> None:
+def test_files_of_the_bundle_are_read_like_recorded_samples(
+    machine: Callable[[str], None], tmp_path: Path
+) -> None:
     machine("10.16.1.11")
     parts = [BY_NAME[name] for name in ("three-layers", "int8", "trtexec", "shape-profiles")]
     write_bundle(tmp_path / "out.tgz", PLAIN, parts=parts, launch=here)
@@ -200,7 +203,7 @@ rare = pytest.mark.skipif(
 def test_each_fault_ends_in_an_archive(
     machine: Callable[[str], None], fail: Callable[[str], None], fault: str, tmp_path: Path
 ) -> None:
-    """A fault is a status and a reason of the parts it hits, and the others are done."""
+    """A part with the fault has a status and a reason, and the other parts are done."""
     machine("11.4.0.106")
     fail(fault)
     parts = [BY_NAME[name] for name in FEW]
@@ -224,7 +227,7 @@ def test_each_fault_ends_in_an_archive(
         ("hang-in-parse", "did not end within 4 s"),
     ],
 )
-def test_a_crash_or_hang_costs_one_part(
+def test_a_crash_or_hang_ends_one_part_only(
     machine: Callable[[str], None], fail: Callable[[str], None], fault: str, said: str, tmp_path: Path
 ) -> None:
     machine("11.4.0.106")
@@ -239,7 +242,7 @@ def test_a_crash_or_hang_costs_one_part(
         assert b"Assertion failed" in files_in(tmp_path / "out.tgz")["gpu-day/three-layers/three-layers.log"]
 
 
-def test_a_gpu_that_another_process_holds(
+def test_each_part_reports_a_gpu_that_another_process_holds(
     machine: Callable[[str], None], fail: Callable[[str], None], tmp_path: Path
 ) -> None:
     machine("11.4.0.106")
@@ -254,7 +257,7 @@ def test_a_gpu_that_another_process_holds(
 
 @rare
 @pytest.mark.parametrize("fault", ["crash", "garbage", "no-summary", "silent"])
-def test_trtexec_fails(
+def test_a_failure_of_trtexec_fails_its_part_only(
     machine: Callable[[str], None], fault: str, install_trtexec: Any, tmp_path: Path
 ) -> None:
     machine("11.4.0.106")
@@ -264,7 +267,7 @@ def test_trtexec_fails(
     assert [part["status"] for part in summary["parts"]] == ["failed", "done"], summary["parts"][0]
 
 
-def test_a_part_with_a_defect_costs_one_part(
+def test_an_exception_in_a_part_fails_that_part_only(
     machine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def broken(day: Day) -> dict[str, object]:
@@ -280,7 +283,7 @@ def test_a_part_with_a_defect_costs_one_part(
     assert b"in broken" in files_in(tmp_path / "o.tgz")["gpu-day/broken/broken.log"]
 
 
-def test_an_interrupted_day_leaves_what_it_has(machine: Callable[[str], None], tmp_path: Path) -> None:
+def test_an_interrupted_bundle_has_the_finished_parts(machine: Callable[[str], None], tmp_path: Path) -> None:
     machine("10.9.0.34")
 
     def interrupted(part: DayPart, day: Day, log: Path) -> str:
@@ -305,10 +308,10 @@ def test_a_place_that_cannot_be_written_is_reported_first(tmp_path: Path) -> Non
         write_bundle(tmp_path / "none" / "o.tgz", PLAIN, launch=never)
 
 
-# ---- what it is made of -------------------------------------------------------------------------
+# ---- models, placements and texts ---------------------------------------------------------------
 
 
-def test_there_is_a_model_for_each_rule_of_what_is_refused() -> None:
+def test_each_refusing_lint_rule_has_a_model() -> None:
     rules = {
         rule.id
         for target in ("tensorrt-10", "tensorrt-11")
@@ -325,7 +328,7 @@ def test_each_model_breaks_its_rule_in_some_version(rule: str) -> None:
     assert rule in {found.id for version in versions for found in lint_model(model, f"tensorrt-{version}")}
 
 
-def test_placements_of_resnet18() -> None:
+def test_pairs_of_the_placements_of_resnet18() -> None:
     found = {name: models.resnet18(name) for name in models.PLACEMENTS}
     pairs = {
         name: sum(node.op_type == "QuantizeLinear" for node in model.nodes) for name, model in found.items()
@@ -339,7 +342,7 @@ def test_placements_of_resnet18() -> None:
     assert rejected == []
 
 
-def test_the_order_of_placements() -> None:
+def test_the_order_of_placements_is_compared_with_the_recorded_one() -> None:
     def facts(**medians: float) -> Mapping[str, dict[str, float]]:
         return {f"resnet18-{name.replace('_', '-')}": {"median_ms": value} for name, value in medians.items()}
 
@@ -354,7 +357,9 @@ def test_the_order_of_placements() -> None:
     assert answers_from(facts(fp16=0.9))["resnet18_order_as_recorded"] is None
 
 
-def test_texts_are_cleaned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_names_paths_and_passwords_are_removed_from_texts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("USER", "bob.smith")
     monkeypatch.setenv("HOME", str(tmp_path / "bob.smith"))
     monkeypatch.chdir(tmp_path)
@@ -383,7 +388,7 @@ _UNDEFINED = "int missing(void);\nint needs(void) { return missing(); }\n"
 
 
 def compiled(folder: Path, name: str, source: str) -> tuple[Path, Path]:
-    """A shared library, and the file that it makes when the system loads it."""
+    """A shared library, and the file that it creates when it is loaded."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -406,7 +411,7 @@ def plugin_part(folder: Path, *libraries: Path) -> dict[str, Any]:
 def test_plugin_libraries_of_both_kinds_are_loaded(
     machine: Callable[[str], None], tmp_path: Path, version: str
 ) -> None:
-    """The common kind, which registers itself, and one for the registry of plugins."""
+    """A library that registers itself (the common kind), and one for the registry of plugins."""
     machine(version)
     own, own_mark = compiled(tmp_path, "registers-itself", _MARK)
     registry, registry_mark = compiled(tmp_path, "for-the-registry", _MARK + _CREATORS)

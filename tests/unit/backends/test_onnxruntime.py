@@ -1,4 +1,4 @@
-"""The ONNX Runtime engine: quiet, honest about failures, and identical builds have identical hashes."""
+"""The ONNX Runtime engine: no output on standard error, failures with reasons, equal hashes of equal builds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def engine(tmp_path: Path) -> OnnxRuntimeEngine:
 def test_nothing_reaches_standard_error(
     tmp_path: Path, models: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # ultraface has unused initializers, which ONNX Runtime warns of; wrong shapes it logs as errors
+    # ONNX Runtime warns of ultraface's unused initializers, and logs wrong shapes as errors.
     OnnxRuntime().build(models / "ultraface_rfb320.onnx", BuildOptions()).close()
     engine = build(tmp_path / "small.onnx", small_model())
     with pytest.raises(BackendError):
@@ -45,7 +45,7 @@ def test_nothing_reaches_standard_error(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_refusal_is_one_line_with_the_reason_and_the_file(tmp_path: Path) -> None:
+def test_the_error_of_a_refused_model_is_one_line_with_reason_and_file(tmp_path: Path) -> None:
     model = small_model()
     model.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(BackendError, match="NoSuchOperator") as caught:
@@ -75,8 +75,8 @@ def test_a_wrong_name_is_refused_when_bound_and_a_wrong_shape_when_timed(engine:
         engine.time(1)
 
 
-def test_bound_inputs_are_the_engines_own(tmp_path: Path) -> None:
-    """Changing the caller's array afterwards changes nothing."""
+def test_bound_inputs_are_copies(tmp_path: Path) -> None:
+    """A later change of the caller's array has no effect."""
     engine = build(tmp_path / "small.onnx", small_model())
     mine = np.ones((1, 3, 8, 8), np.float32)
     engine.bind({"x": mine})
@@ -84,21 +84,21 @@ def test_bound_inputs_are_the_engines_own(tmp_path: Path) -> None:
     np.testing.assert_array_equal(engine._bound[0]["x"], FEEDS["x"])
 
 
-def test_a_closed_engine_states_it(engine: OnnxRuntimeEngine) -> None:
+def test_calls_of_a_closed_engine_report_that_it_is_closed(engine: OnnxRuntimeEngine) -> None:
     engine.close()
     for call in (lambda: engine.run(FEEDS), lambda: engine.time(1)):
         with pytest.raises(BackendError, match="closed"):
             call()
 
 
-def test_thread_time_is_kept_only_where_one_thread_works(tmp_path: Path) -> None:
+def test_thread_time_is_recorded_with_one_thread_only(tmp_path: Path) -> None:
     for threads, expected in ((1, 3), (2, 0)):
         engine = build(tmp_path / f"{threads}.onnx", small_model(), threads)
         engine.bind(FEEDS)
         assert len(engine.time(3).cpu_ms) == expected
 
 
-def test_garbage_collection_is_back_after_timing(engine: OnnxRuntimeEngine) -> None:
+def test_garbage_collection_is_enabled_again_after_timing(engine: OnnxRuntimeEngine) -> None:
     assert gc.isenabled()
     engine.time(2)
     assert gc.isenabled()
@@ -113,7 +113,7 @@ def test_threads_are_part_of_the_device_key() -> None:
     assert OnnxRuntime().device(BuildOptions(threads=4)).key.endswith("-t4")
 
 
-def test_probing_survives_a_broken_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_reports_a_broken_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     availability = OnnxRuntime().probe()
     assert not availability.usable
@@ -122,7 +122,7 @@ def test_probing_survives_a_broken_installation(monkeypatch: pytest.MonkeyPatch)
     assert availability.facts["cpu"]
 
 
-def test_weights_in_a_file_beside_the_model(tmp_path: Path) -> None:
+def test_external_weights_give_the_same_outputs_and_hash(tmp_path: Path) -> None:
     plain = build(tmp_path / "plain.onnx", small_model())
     path = tmp_path / "external.onnx"
     onnx.save(small_model(), path, save_as_external_data=True, location="external.weights", size_threshold=0)
@@ -137,7 +137,7 @@ def test_weights_in_a_file_beside_the_model(tmp_path: Path) -> None:
 
 
 def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with other inner names."""
+    """The same model with other names of nodes and inner tensors."""
     outer = {"x", "y"}
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -157,7 +157,7 @@ def test_inner_names_do_not_change_the_hash(tmp_path: Path, quantized: bool) -> 
     assert build(tmp_path / "b.onnx", renamed(model)).graph_hash == original
 
 
-def test_an_engine_that_is_not_hashed_runs_the_same_graph(tmp_path: Path) -> None:
+def test_an_engine_without_a_hash_runs_the_same_graph(tmp_path: Path) -> None:
     hashed = build(tmp_path / "model.onnx", small_model(quantized=True))
     plain = OnnxRuntime().build(tmp_path / "model.onnx", BuildOptions(hashed=False))
     assert hashed.graph_hash
@@ -195,7 +195,7 @@ def test_a_changed_attribute_changes_the_hash(tmp_path: Path) -> None:
 
 
 def branching(inner: str) -> onnx.ModelProto:
-    """An If whose branches read a tensor of the graph around them."""
+    """An If whose branches read a tensor of the outer graph."""
 
     def branch(op: str) -> onnx.GraphProto:
         output = helper.make_tensor_value_info(f"{op}_y", 1, (4,))
@@ -210,7 +210,7 @@ def branching(inner: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_bodies_count_and_their_kernels_have_times_of_their_own(tmp_path: Path) -> None:
+def test_the_hash_includes_bodies_and_their_kernels_have_times(tmp_path: Path) -> None:
     engines = [build(tmp_path / f"{op}.onnx", branching(op)) for op in ("Neg", "Sqrt")]
     assert engines[0].graph_hash != engines[1].graph_hash
     engines[0].bind({"x": np.ones(4, np.float32), "c": np.array(False)})
@@ -233,7 +233,7 @@ def test_unknown_options_are_refused(tmp_path: Path, word: str, value: str, word
         OnnxRuntime().device(options)
 
 
-def test_without_optimization_nothing_runs_in_integers(tmp_path: Path) -> None:
+def test_without_optimization_no_kernel_runs_in_integers(tmp_path: Path) -> None:
     onnx.save(small_model(quantized=True), tmp_path / "small.onnx")
     integer = {}
     for level in ("all", "off"):
@@ -277,7 +277,7 @@ def test_messages_of_onnx_runtime_are_reported_without_its_source_files(
     assert found is None if cure is None else cure in (found or "")
 
 
-def test_a_library_that_has_no_operators_is_named(tmp_path: Path) -> None:
+def test_a_library_without_operators_is_named_in_the_error(tmp_path: Path) -> None:
     build(tmp_path / "m.onnx", small_model())
     library = tmp_path / "lib.so"
     library.write_bytes(b"no library")
@@ -287,8 +287,8 @@ def test_a_library_that_has_no_operators_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["onnxruntime.providers", "onnxruntime.provider"])
-def test_other_providers_are_refused_with_the_cure(tmp_path: Path, word: str) -> None:
-    """Or who asks for CUDA would be given times of the CPU."""
+def test_other_execution_providers_are_refused_with_the_cure(tmp_path: Path, word: str) -> None:
+    """Otherwise a user who selects CUDA would get times of the CPU."""
     onnx.save(small_model(), tmp_path / "small.onnx")
     with pytest.raises(ConfigError, match=rf"{word} cannot be set: the CPU provider") as caught:
         OnnxRuntime().build(tmp_path / "small.onnx", BuildOptions(extra={word: "CUDAExecutionProvider"}))
@@ -296,10 +296,10 @@ def test_other_providers_are_refused_with_the_cure(tmp_path: Path, word: str) ->
 
 
 @pytest.mark.parametrize("package", ["onnxruntime-gpu", "onnxruntime-openvino"])
-def test_other_builds_of_onnxruntime_are_known_by_their_version(
+def test_the_version_of_other_packages_of_onnxruntime_is_found(
     monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    """Their packages have other names, and the module is called the same."""
+    """These packages have other names, and the same module name."""
 
     def version(name: str) -> str:
         if name != package:

@@ -30,7 +30,7 @@ from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
 
-# Run in an interpreter of its own: what the import starts is visible only there.
+# Run in another interpreter: threads and processes that the import starts are visible only there.
 IMPORTED = """
 import json, os, sys, threading
 from pathlib import Path
@@ -112,7 +112,7 @@ def test_nothing_reaches_standard_error(tmp_path: Path, capfd: pytest.CaptureFix
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_refusal_is_one_line_with_the_reason_the_file_and_a_cure(tmp_path: Path) -> None:
+def test_the_error_of_a_refused_model_is_one_line_with_reason_file_and_cure(tmp_path: Path) -> None:
     model = small_model()
     model.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(BackendError, match="NoSuchOperator") as caught:
@@ -144,7 +144,7 @@ def test_bound_inputs_are_copies(tmp_path: Path) -> None:
     np.testing.assert_array_equal(engine._bound[0][0].get_input_tensor(0).data, FEEDS["x"])
 
 
-def test_a_closed_engine_reports_it(engine: OpenVinoEngine) -> None:
+def test_calls_of_a_closed_engine_report_that_it_is_closed(engine: OpenVinoEngine) -> None:
     engine.close()
     for call in (lambda: engine.run(FEEDS), lambda: engine.time(1)):
         with pytest.raises(BackendError, match="closed"):
@@ -169,8 +169,8 @@ def test_arithmetic_and_threads_are_pinned(tmp_path: Path, threads: int) -> None
     assert len(engine.time(3).cpu_ms) == (3 if threads == 1 else 0)
 
 
-def test_one_thread_computes_in_the_thread_that_calls(tmp_path: Path) -> None:
-    """So that its processor time is that of the model."""
+def test_with_one_thread_the_calling_thread_computes(tmp_path: Path) -> None:
+    """The processor time of that thread is then the time of the model."""
     import time
 
     engine = build(tmp_path / "big.onnx", convolutions())
@@ -219,7 +219,7 @@ def test_fused_operators_belong_to_one_kernel(engine: OpenVinoEngine) -> None:
     assert groups_of(engine.layers())[0] == ("conv", "relu")
 
 
-def test_a_relu_that_the_quantization_replaces_belongs_to_its_convolution(tmp_path: Path) -> None:
+def test_a_relu_replaced_by_the_quantization_belongs_to_the_kernel_of_its_convolution(tmp_path: Path) -> None:
     engine = build(tmp_path / "small.onnx", small_model(quantized=True))
     engine.bind(FEEDS)
     layers = engine.layers()
@@ -233,7 +233,7 @@ def test_a_relu_that_the_quantization_replaces_belongs_to_its_convolution(tmp_pa
     assert not next(layer for layer in layers if "gemm" in layer.nodes).integer
 
 
-def test_names_with_commas_and_slashes_are_found(tmp_path: Path) -> None:
+def test_node_names_with_commas_and_slashes_are_found_in_kernels(tmp_path: Path) -> None:
     model = small_model(quantized=True)
     for node in model.graph.node:
         node.name = f"/net/block,{node.name}/{node.op_type}"
@@ -297,10 +297,10 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("asked", ["python", "spec"])
-def test_a_search_on_a_real_model(
+def test_a_search_on_a_real_model_selects_a_faster_placement(
     tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    """Regions follow what OpenVINO fuses; candidates are built and timed in processes of their own."""
+    """Regions follow what OpenVINO fuses; candidates are built and timed in separate processes."""
     hasten(monkeypatch)
     monkeypatch.chdir(tmp_path)
     shutil.copy(models / "digits_resnet.onnx", tmp_path)

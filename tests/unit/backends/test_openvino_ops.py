@@ -1,4 +1,5 @@
-"""Verifies the operator table against the installed OpenVINO: one small model an entry, its kernels read back."""
+"""Verifies the operator table against the installed OpenVINO: one small model per entry, and the precision of its
+kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ MORE: dict[str, Maker] = {
     "ReduceMean": lambda g, x: g.node("ReduceMean", x, indices(g, 2, 3)),
     "ReduceSum": lambda g, x: g.node("ReduceSum", x, indices(g, 2, 3)),
 }
-# those that are computed in the kernel of a convolution, or of operands of its own kind
+# those that are computed in the kernel of a convolution, or of operands of the same kind
 JOINED: dict[str, Maker] = {
     "Add": lambda g, x: g.node("Add", g.pair(conv(g, x)), g.pair(conv(g, x))),
     "Mul": lambda g, x: squeeze_and_excitation(g, x),
@@ -98,7 +99,7 @@ def build_one(op: str, make: Maker, *, out: bool) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("op", "out"), [(op, kind == "in+out") for op in sorted(table.LABELS) for kind in table.LABELS[op]]
 )
-def test_runs_in_integers_under_each_label(
+def test_an_operator_runs_in_integers_under_each_of_its_labels(
     integer: Callable[[onnx.ModelProto, str], bool], op: str, out: bool
 ) -> None:
     assert integer(build_one(op, maker_of(op), out=out), op)
@@ -124,7 +125,7 @@ def test_operators_not_offered_run_in_float(integer: Callable[[onnx.ModelProto, 
     ],
     ids=["ConvTranspose", "Pad", "Resize linear", "Mul of equal shapes", "Add of one pair"],
 )
-def test_conditions_that_the_table_cannot_express(
+def test_exceptions_that_the_table_cannot_express_run_in_float(
     integer: Callable[[onnx.ModelProto, str], bool], op: str, make: Maker
 ) -> None:
     assert not integer(build_one(op, make, out=True), op)
@@ -140,10 +141,10 @@ def test_a_product_of_two_activations_runs_in_float(
 
 
 @pytest.mark.parametrize("op", sorted(table.ABSORBED))
-def test_what_is_computed_with_the_convolution_before_it(
+def test_operators_that_a_convolution_absorbs_are_computed_in_its_kernel(
     layers_of: Callable[[onnx.ModelProto], tuple[LayerTime, ...]], op: str
 ) -> None:
-    """The convolution writes integers after it, and no other kernel computes."""
+    """The kernel of the convolution includes the operator and writes integers; no other kernel computes."""
     g = Graph()
     y = ABSORBED[op](g, conv(g, g.input(IMAGE)))
     model = g.model(conv(g, g.pair(y, zero=100)), opset=20)

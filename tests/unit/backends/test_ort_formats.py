@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of number formats other than 8-bit integers, on the version that is installed."""
+"""How the installed ONNX Runtime runs number formats other than 8-bit integers."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_blocks_along_the_first_axis_become_one_kernel(tmp_path: Path, op_type: 
     proto = weight_only(linear(op_type, 0), fmt, 0)
     engine = built(proto, tmp_path)
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": X})
-    # Its own arithmetic quantizes rows of the input to 8 bits.
+    # The kernel quantizes rows of the input to 8 bits.
     np.testing.assert_allclose(engine.run({"x": X})["y"], expected, atol=0.02 * np.abs(expected).max())
     assert kernels(engine) == {"MatMulNBits"}
 
 
 @pytest.mark.parametrize("fmt", BLOCKED_8)
 def test_eight_bits_in_blocks_do_not_saturate(tmp_path: Path, fmt: str) -> None:
-    """Weights and inputs that are all at the end of their range: sums of two products exceed 16 bits."""
+    """All weights and inputs are at the end of their range: sums of two products exceed 16 bits."""
     model = linear("MatMul", 0, np.where(WEIGHT > 0, 1, 0.99).astype(np.float32))
     proto, x = weight_only(model, fmt, 0), np.ones_like(X)
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
@@ -87,8 +87,8 @@ def test_eight_bits_in_blocks_do_not_saturate(tmp_path: Path, fmt: str) -> None:
 
 
 @pytest.mark.parametrize("fmt", BLOCKED_8)
-def test_eight_bits_in_blocks_come_back(tmp_path: Path, fmt: str) -> None:
-    """Strip, import, apply and diff of a weight in blocks."""
+def test_a_weight_in_blocks_of_8_bits_is_equal_after_strip_import_and_apply(tmp_path: Path, fmt: str) -> None:
+    """`diff` finds no difference after `strip`, `import` and `apply`."""
     model = linear("MatMul", 0)
     quantized = Model(weight_only(model, fmt, 0))
     assert strip_qdq(quantized, model).notes[-1] == "equal to the reference"
@@ -111,7 +111,7 @@ def test_a_transposed_weight_is_dequantized_in_every_run(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp8"])
-def test_what_is_not_offered_does_not_build(tmp_path: Path, fmt: str) -> None:
+def test_formats_that_are_not_offered_do_not_build(tmp_path: Path, fmt: str) -> None:
     assert fmt not in OnnxRuntime().capabilities().formats
     with pytest.raises(BackendError, match=r"Could not find an implementation|is not a registered function"):
         built(weight_only(linear("MatMul", 0), fmt, 0), tmp_path)
@@ -128,8 +128,8 @@ def test_eight_bits_in_blocks_are_offered_from_the_version_that_fuses_them(
         assert tuple(name for name in formats if name in BLOCKED_8) == offered
 
 
-def test_a_search_times_them_like_other_labels(tmp_path: Path) -> None:
-    """One row of input, where the kernel is faster than float by far."""
+def test_a_search_selects_weights_of_8_bits_in_blocks(tmp_path: Path) -> None:
+    """With one row of input the kernel is much faster than float."""
     weight = RANDOM.normal(size=(1024, 4096)).astype(np.float32)
     proto = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]> g (float[1,1024] x) => (float[1,4096] y) { y = MatMul(x, w) }"""
@@ -145,7 +145,7 @@ def test_a_search_times_them_like_other_labels(tmp_path: Path) -> None:
     assert [site.format for site in found.winner.sites] == ["int8_b64"]
 
 
-def test_only_weights_that_become_a_kernel_are_offered() -> None:
+def test_only_weights_with_a_kernel_are_offered() -> None:
     capabilities = OnnxRuntime().capabilities()
 
     def labels(model: Model) -> list[tuple[str, ...]]:
@@ -158,7 +158,7 @@ def test_only_weights_that_become_a_kernel_are_offered() -> None:
     assert labels(Model(linear("MatMul", 0, WEIGHT[:96]).proto)) == []  # not a whole number of blocks
 
 
-def test_the_whole_choice_is_one_dequantized_weight() -> None:
+def test_a_weight_only_unit_has_one_site_the_weight() -> None:
     model = linear("MatMul", 0)
     space = SchemeSpace(model, OnnxRuntime().capabilities(), rules=QuantizeRules(format="uint4"))
     (site,) = space.resolve(space.everything()).sites
@@ -166,8 +166,8 @@ def test_the_whole_choice_is_one_dequantized_weight() -> None:
     assert space.tensors == frozenset()
 
 
-def test_two_formats_run_in_their_own_kernels_side_by_side(tmp_path: Path) -> None:
-    """The first product takes 8-bit integers and gives floats, which the second one wants beside 4-bit weights."""
+def test_two_formats_in_one_model_run_in_their_kernels(tmp_path: Path) -> None:
+    """The first product reads 8-bit integers and writes floats, which the second one needs with 4-bit weights."""
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[2,256] x) => (float[2,64] y) {
       a = MatMul(x, u)  b = Tanh(a)  y = MatMul(b, w) }"""
     proto = onnx.parser.parse_model(text)
@@ -189,7 +189,7 @@ def test_two_formats_run_in_their_own_kernels_side_by_side(tmp_path: Path) -> No
 
 
 def test_weights_alone_fuse_only_where_they_read_floats(tmp_path: Path) -> None:
-    """Why a maker that can give floats gives them to a reader of which the weight alone is quantized."""
+    """A producer that can output floats therefore outputs them to a reader of which only the weight is quantized."""
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[2,256] x) => (float[2,64] y) {
       q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = MatMul(d, w) }"""
     proto = onnx.parser.parse_model(text)

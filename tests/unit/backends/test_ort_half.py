@@ -1,4 +1,4 @@
-"""Models in float16: what a runtime is shown to learn what it fuses."""
+"""Models in float16, of which one build reports the fusions of a runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qdqspec.graph.ops import has_floats
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_nothing_is_float32_any_more_and_names_are_ours(models: Path, name: str):
+def test_the_float16_form_has_no_float32_tensor_and_keeps_node_names(models: Path, name: str):
     path = models / f"{name}.onnx"
     model = load_model(path)
     assert has_floats(model)
@@ -28,7 +28,7 @@ def test_nothing_is_float32_any_more_and_names_are_ours(models: Path, name: str)
 
 
 def resized(path: Path) -> Model:
-    """A Resize, which reads float32 scales in any case: the converter puts casts around it."""
+    """A Resize, which always reads float32 scales: the converter inserts casts around it."""
     nodes = [
         helper.make_node("Relu", ["x"], ["a"]),
         helper.make_node("Resize", ["a", "", "scales"], ["y"], "resize"),
@@ -44,12 +44,14 @@ def resized(path: Path) -> Model:
     return load_model(path)
 
 
-def test_casts_are_before_what_reads_them(tmp_path: Path):
+def test_casts_precede_their_readers(tmp_path: Path):
     model = resized(tmp_path / "m.onnx")
     half = half_model(model, tmp_path / "m.onnx")
     made = {value.name for value in half.graph.input} | {t.name for t in half.graph.initializer}
     for node in half.graph.node:
-        assert {name for name in node.input if name} <= made, f"{node.name} reads what comes later"
+        assert {name for name in node.input if name} <= made, (
+            f"{node.name} reads a tensor that a later node writes"
+        )
         made.update(node.output)
     assert [node.name for node in half.graph.node if node.op_type != "Cast"] == ["Relu#0", "resize"]
 

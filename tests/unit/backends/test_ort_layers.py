@@ -1,4 +1,4 @@
-"""All of a profile is charged to ONNX nodes or tensors, on real models, float and quantized."""
+"""All kernel times of a profile are attributed to ONNX nodes or tensors, on real models, float and quantized."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAVY = ("Conv", "Gemm", "MatMul")
 
 @pytest.fixture(autouse=True)
 def _tools_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its quantizer finds modules by a search path that it sets once a process; tests that run pytest take it back."""
+    """The quantizer of ONNX Runtime sets a module search path once per process, which tests that run pytest reset."""
     monkeypatch.syspath_prepend(Path(onnxruntime.__file__).parent / "transformers")
 
 
@@ -77,14 +77,14 @@ def check_attribution(model: Model, layers: tuple[LayerTime, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_float_models(models: Path, name: str) -> None:
+def test_kernels_of_float_models_are_attributed(models: Path, name: str) -> None:
     model, layers = layers_of(models / f"{name}.onnx")
     check_attribution(model, layers)
     assert not any(layer.integer for layer in layers)
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_quantized_models(tmp_path: Path, models: Path, name: str) -> None:
+def test_kernels_of_quantized_models_are_attributed(tmp_path: Path, models: Path, name: str) -> None:
     model, layers = layers_of(quantize_everything(models / f"{name}.onnx", tmp_path / "quantized.onnx"))
     check_attribution(model, layers)
     convolutions = {n.name for n in model.nodes if n.op_type == "Conv"}
@@ -92,7 +92,7 @@ def test_quantized_models(tmp_path: Path, models: Path, name: str) -> None:
 
 
 def test_a_residual_block_is_one_kernel(models: Path) -> None:
-    """The blocked convolution keeps its own tensor's name when Add and Relu join it."""
+    """A convolution in blocked layout keeps the name of its output when Add and Relu are fused into it."""
     _, layers = layers_of(models / "digits_resnet.onnx")
     block = next(x for x in layers if "/layer1/layer1.0/conv2/Conv" in x.nodes)
     assert set(block.nodes) == {f"/layer1/layer1.0/{n}" for n in ("conv2/Conv", "Add", "Relu_1")}
@@ -100,7 +100,7 @@ def test_a_residual_block_is_one_kernel(models: Path) -> None:
 
 @pytest.mark.parametrize("bias", ["", "[bias] y = Add(z, b)"], ids=["no bias", "a bias that is added"])
 def test_a_fused_activation_between_blocked_convolutions_has_its_nodes(tmp_path: Path, bias: str) -> None:
-    """No tensor beside that kernel has a name of the model: both convolutions use the blocked layout."""
+    """No input or output of that kernel has a name of the model: both convolutions use the blocked layout."""
     proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
         g (float[1, 16, 8, 8] x) => (float[1, 16, 4, 4] y)
           <float root = {{1.4142135}}, float one = {{1.0}}, float half = {{0.5}}> {{
@@ -132,7 +132,7 @@ def event(name: str, op: str, microseconds: int, dtype: str = "float") -> Kernel
     return KernelEvent(name, op, microseconds, dtype)
 
 
-def test_times_add_up_to_the_latency_and_forget_outliers() -> None:
+def test_times_add_up_to_the_latency_without_outliers() -> None:
     nodes = [
         onnx.helper.make_node("Conv", ["x"], ["y"], "a"),
         onnx.helper.make_node("Relu", ["y"], ["z"], ""),
@@ -171,7 +171,7 @@ LOOP = """<ir_version: 8, opset_import: ["": 17]> g (float[64,64] x) => (float[6
         (LOOP, {"loop", "loop/body/mm"}, set()),
     ],
 )
-def test_kernels_in_bodies_have_times_of_their_own(
+def test_kernels_in_bodies_have_separate_times(
     text: str, timed: set[str], idle: set[str], tmp_path: Path
 ) -> None:
     proto = onnx.parser.parse_model(text)
@@ -185,7 +185,7 @@ def test_kernels_in_bodies_have_times_of_their_own(
     assert all(layer.milliseconds >= 0 for layer in layers.values())
 
 
-def test_a_profile_that_does_not_fit_is_not_guessed_at() -> None:
+def test_a_profile_of_another_graph_gives_no_layers() -> None:
     node = onnx.helper.make_node("Conv", ["x"], ["y"], "a")
     graph = Model(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [])))
     assert layer_times(graph, [], [event("other", "Relu", 1)], runs=1, total_ms=1.0) == ()

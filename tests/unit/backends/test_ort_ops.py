@@ -1,4 +1,5 @@
-"""Verifies the operator table against the installed ONNX Runtime: one small model an entry, read back optimized."""
+"""Verifies the operator table against the installed ONNX Runtime: one small model per entry, whose optimized graph is
+read."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def build_one(op: str, *, out: bool, scale: float = 0.02) -> onnx.ModelProto:
     return g.model(*(g.pair(y, scale=scale) if out else y for y in outputs))
 
 
-def test_every_entry_of_the_table_is_tried() -> None:
+def test_every_entry_of_the_table_has_a_model() -> None:
     assert set(ONE) == set(ort_ops.LABELS)
 
 
@@ -70,7 +71,7 @@ def test_runs_in_integers_between_pairs(integer: Callable[[onnx.ModelProto], boo
 
 
 @pytest.mark.parametrize("op", sorted(ort_ops.LINEAR + ort_ops.COMPUTING))
-def test_in_only_is_offered_exactly_where_it_fuses(
+def test_label_in_only_is_offered_exactly_where_it_fuses(
     integer: Callable[[onnx.ModelProto], bool], op: str
 ) -> None:
     assert integer(build_one(op, out=False)) == ("in-only" in ort_ops.LABELS[op])
@@ -133,7 +134,7 @@ def clip(low: float, high: float) -> Callable[[Graph, str], str]:
     ],
 )
 @pytest.mark.parametrize("producer", ["Conv", "Add"])
-def test_what_vanishes_into_the_q_behind_it(
+def test_activation_functions_that_the_following_q_absorbs_are_removed(
     integer: Callable[[onnx.ModelProto], bool],
     producer: str,
     after: Callable[[Graph, str], str],
@@ -177,7 +178,7 @@ def test_a_linear_operator_with_float_output_needs_an_integer_bias(
 
 @pytest.mark.parametrize("follower", ["Relu", "Clip", "Tanh"])
 @pytest.mark.parametrize("op", ["Gemm", "MatMul", "MatMul+Add"])
-def test_a_linear_operator_gives_no_floats_to_an_activation_function_that_could_vanish(
+def test_a_linear_operator_outputs_no_floats_to_an_activation_function_that_a_q_could_absorb(
     layers_of: Callable[[onnx.ModelProto], tuple[LayerTime, ...]], op: str, follower: str
 ) -> None:
     g = Graph()
@@ -203,7 +204,7 @@ def test_a_batch_normalization_before_the_q_stops_the_fusion(
 def test_matmul_weights_per_channel_must_be_flat_and_last(
     integer: Callable[[onnx.ModelProto], bool], shape: tuple[int, ...]
 ) -> None:
-    """Before 1.32 it builds and fails when run, from then on it runs in float: a placement must not offer it."""
+    """Before 1.32 it builds and fails when run, from then on it runs in float, so that no placement may contain it."""
     axis = 0 if len(shape) == 2 else 2
     g = Graph()
     x = g.input((*shape[:-2], 4, 32))

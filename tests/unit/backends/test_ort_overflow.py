@@ -1,4 +1,4 @@
-"""Whether 8-bit weights overflow is computed, and described beside the instruction set."""
+"""Overflow of 8-bit weights is found by a computation, and reported with the instruction set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def computed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 
 def test_capabilities_agree_with_a_quantized_convolution() -> None:
-    """Another kernel than the one that is probed: a convolution with the largest weights and activations."""
+    """A convolution with the largest weights and activations, which is another kernel than the probed one."""
     weight = np.full((8, 4, 3, 3), 127, np.int8)
     constants = {
         "w": weight,
@@ -67,12 +67,14 @@ def test_capabilities_agree_with_a_quantized_convolution() -> None:
     ],
     indirect=["computed"],
 )
-def test_what_is_computed_decides_before_flags(computed: None, cpu: Cpu, expected: bool, text: str) -> None:
+def test_the_computed_overflow_takes_precedence_over_processor_flags(
+    computed: None, cpu: Cpu, expected: bool, text: str
+) -> None:
     assert ops.overflows(cpu) is expected
     assert ops.describe(cpu) == text
 
 
-def test_without_onnxruntime_the_flags_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnxruntime_processor_flags_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     ops._measured.cache_clear()
     try:

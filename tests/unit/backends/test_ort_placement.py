@@ -1,4 +1,4 @@
-"""The rule `copies-read-in-bodies`: with it no placement beside If and Loop ends the runtime's process."""
+"""The rule `copies-read-in-bodies`: with it no placement in a model with If or Loop crashes the runtime."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ READERS = {  # an If whose condition is constant would be inlined
 
 
 def drawn(copy: str, reader: str) -> Model:
-    """A convolution, a copy of its result, and a reader of the copy in a body, or beside it."""
+    """A convolution, a copy of its result, and a reader of the copy in a body or in the main graph."""
     second = "s = Reshape (r, shape)" if "(s)" in COPIES[copy] else ""
     proto = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 17]>
@@ -69,7 +69,7 @@ def test_every_label_builds(backend: Isolated, tmp_path: Path, copy: str, reader
     model = drawn(copy, reader)
     space = SchemeSpace(model, backend.capabilities())
     labels = space.everything()
-    assert labels or reader != "neither"  # a convolution has no other label than one with a quantized result
+    assert labels or reader != "neither"  # a convolution has only labels with a quantized result
     ranges = {name: TensorRange(-3.0, 3.0) for name in ("x", "h", "r", "s", "p", "y")}
     for chosen in (labels, *({unit.id: label} for unit in space.units for label in unit.labels)):
         made = Inserter(model, Quantizer(model, ranges)).insert(space.resolve(chosen))
@@ -80,7 +80,7 @@ def test_every_label_builds(backend: Isolated, tmp_path: Path, copy: str, reader
 
 
 @pytest.mark.parametrize(("reader", "units"), [("If", set()), ("neither", {"Conv#0"})])
-def test_the_rule_concerns_bodies_alone(reader: str, units: set[str]) -> None:
+def test_the_rule_applies_to_bodies_only(reader: str, units: set[str]) -> None:
     capabilities = FakeDevice().capabilities()
     model = drawn("Reshape", reader)
     without, with_rule = (

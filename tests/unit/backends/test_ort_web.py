@@ -1,4 +1,5 @@
-"""The backend `onnxruntime-web`: Node ends with its engine, failures have reasons, files are pinned and shipped."""
+"""The backend `onnxruntime-web`: Node ends with its engine, failures have reasons, versions are pinned and files
+packaged."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def has_ended(pid: int) -> bool:
 # ---- without Node ---------------------------------------------------------------------------------
 
 
-def test_without_node_it_reports_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_node_the_probe_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     availability = OnnxRuntimeWeb().probe()
     assert not availability.usable
@@ -66,7 +69,7 @@ def test_without_node_it_reports_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert "Node 20" in availability.install
 
 
-def test_without_the_package_it_names_the_command_that_installs_it(
+def test_without_the_package_the_probe_names_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -97,13 +100,13 @@ def test_the_lock_file_pins_the_version_and_names_no_host() -> None:
     assert not re.search(r'"resolved"|https?://[^"]*(registry|npm)', text)
 
 
-def test_its_files_are_shipped() -> None:
+def test_the_package_contains_the_files_of_the_backend() -> None:
     text = Path(__file__).parents[3].joinpath("pyproject.toml").read_text(encoding="utf-8")
     assert "backends/onnxruntime_web/*.mjs" in text
     assert "backends/onnxruntime_web/*.json" in text
 
 
-def test_a_budget_of_onnxruntime_is_none_of_onnxruntime_web() -> None:
+def test_a_budget_of_onnxruntime_does_not_apply_to_onnxruntime_web() -> None:
     assert longest_match(["onnxruntime"], "onnxruntime-cpu") == "onnxruntime"
     assert longest_match(["onnxruntime"], "onnxruntime-web-wasm") is None
     assert longest_match(["onnxruntime", "onnxruntime-web"], "onnxruntime-web-wasm") == "onnxruntime-web"
@@ -138,7 +141,7 @@ def test_node_ends_when_the_process_that_started_it_is_killed(small: Path) -> No
     assert has_ended(pid)
 
 
-def test_a_crash_is_an_error_with_the_reason_and_another_build_works(small: Path) -> None:
+def test_a_crash_is_an_error_with_the_reason_and_a_later_build_works(small: Path) -> None:
     engine = build(small)
     os.kill(pid_of(engine), signal.SIGKILL)
     with pytest.raises(BackendError, match="Node ended with code -9 during 'run'"):
@@ -156,7 +159,9 @@ def test_a_call_that_takes_too_long_ends_node(small: Path, monkeypatch: pytest.M
     assert has_ended(pid)
 
 
-def test_a_refusal_has_the_reason_of_the_runtime(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_model_is_an_error_with_the_reason_of_the_runtime(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     require_web()
     model = small_model()
     model.graph.node[0].op_type = "NoSuchOperator"
@@ -211,8 +216,8 @@ def test_tensors_of_all_types_pass_through(tmp_path: Path, dtype: str) -> None:
     np.testing.assert_array_equal(result, value)
 
 
-def test_hot_code_is_compiled_before_runs_are_timed(tmp_path: Path) -> None:
-    """V8's first code of these kernels takes more than twice as long as its second."""
+def test_kernels_are_compiled_by_the_optimizing_compiler_before_runs_are_timed(tmp_path: Path) -> None:
+    """V8's baseline code of these kernels takes more than twice as long as its optimized code."""
     require_web()
     weight = helper.make_tensor(
         "w", TensorProto.FLOAT, (32, 32, 3, 3), np.full(32 * 32 * 9, 0.01, np.float32).tobytes(), raw=True

@@ -1,4 +1,5 @@
-"""The backend `onnxruntime-web` in headless Chromium: the results of Node, elapsed time, an orderly end."""
+"""The backend `onnxruntime-web` in headless Chromium: the same results as in Node, elapsed time, and the end of its
+processes."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def happens(what: Callable[[], bool]) -> bool:
 # ---- without a browser ----------------------------------------------------------------------------
 
 
-def test_without_a_browser_it_reports_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_browser_the_probe_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     require_web()
     node = shutil.which("node")
     monkeypatch.setattr(install, "require_package", lambda *_: Path())
@@ -83,7 +84,7 @@ def test_without_a_browser_it_reports_what_to_install(monkeypatch: pytest.Monkey
     assert "no Chromium" in OnnxRuntimeWeb().probe().facts["browser"]
 
 
-def test_without_playwright_it_names_the_command_that_installs_it(
+def test_without_playwright_the_probe_names_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -107,15 +108,13 @@ def test_the_key_of_results_names_the_browser() -> None:
     assert "-chromium" in keys[1]
 
 
-def test_it_computes_what_node_computes_with_the_same_kernels(
-    engine: OnnxRuntimeWebEngine, small: Path
-) -> None:
+def test_outputs_and_kernels_equal_those_of_node(engine: OnnxRuntimeWebEngine, small: Path) -> None:
     with closing(OnnxRuntimeWeb().build(small, BuildOptions())) as node:
         np.testing.assert_array_equal(engine.run(FEEDS)["y"], node.run(FEEDS)["y"])
         assert engine.graph_hash == node.graph_hash
 
 
-def test_it_takes_elapsed_time_in_steps_of_microseconds_and_times_layers(
+def test_elapsed_time_has_a_resolution_of_microseconds_and_layers_have_times(
     engine: OnnxRuntimeWebEngine,
 ) -> None:
     engine.bind(FEEDS)
@@ -164,4 +163,4 @@ def test_a_crash_of_the_page_is_an_error_with_the_reason(engine: OnnxRuntimeWebE
     assert engine._native._thread is not None
     os.kill(engine._native._thread, signal.SIGKILL)
     with pytest.raises(BackendError, match=r"ended with code 70 during 'run': .*the page crashed"):
-        happens(lambda: not engine.run(FEEDS))  # a run may end before the page has died
+        happens(lambda: not engine.run(FEEDS))  # a run may end before the page has crashed

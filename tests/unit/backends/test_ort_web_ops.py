@@ -1,4 +1,4 @@
-"""Verifies the operator table against the installed onnxruntime-web: kernels of one model with all operators."""
+"""Verifies the operator table against the installed onnxruntime-web: the kernels of one model with all operators."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def built(model: onnx.ModelProto, folder: Path):
     return engine
 
 
-def test_what_the_table_offers_runs_in_integers_between_pairs(tmp_path: Path) -> None:
+def test_operators_of_the_table_run_in_integers_between_pairs(tmp_path: Path) -> None:
     assert set(ONE) == set(table.LABELS)
     assert [op for op, integer in integer_operators(ONE, tmp_path, out=True).items() if not integer] == []
 
 
-def test_in_only_is_offered_exactly_where_it_fuses(tmp_path: Path) -> None:
+def test_label_in_only_is_offered_exactly_where_it_fuses(tmp_path: Path) -> None:
     found = integer_operators(ONE, tmp_path, out=False)
     computing = {op for op in found if op not in ("Concat",)}
     moving = {"DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "MaxPool", "Reshape", "Resize"}
@@ -77,7 +77,7 @@ def test_operators_not_offered_run_in_float(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zero", [0, 128])
 def test_products_with_8_bit_weights_are_exact(tmp_path: Path, zero: int) -> None:
-    """The largest activations and weights: sums of two products in 16 bits would saturate."""
+    """With the largest activations and weights, sums of two products in 16 bits would saturate."""
     g = Graph()
     x = g.input((1, 64, 4, 4), zero=zero)
     scales = g.const(np.full(8, 0.01), np.float32), g.const(np.zeros(8), np.int8)

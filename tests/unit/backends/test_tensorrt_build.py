@@ -1,4 +1,4 @@
-"""From a file to an engine on the fake TensorRT of each version: what is asked of it, and what goes wrong."""
+"""Builds of engines from files on the fake TensorRT of each version: calls, failures, caches and options."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_refusal_of_the_parser_is_reported(tmp_path: Path, tensorrt_versio
     assert "only supports symmetric quantization" in error.what
 
 
-def test_a_file_that_is_no_model_is_reported(tmp_path: Path, newest: None):
+def test_a_file_that_is_not_a_model_is_reported(tmp_path: Path, newest: None):
     path = tmp_path / "garbage.onnx"
     path.write_bytes(b"garbage")
     assert refusal(path).what == (
@@ -80,7 +80,7 @@ def test_a_file_that_is_no_model_is_reported(tmp_path: Path, newest: None):
         ("silent-parser", "could not read the model: TensorRT gave no reason"),
     ],
 )
-def test_a_step_that_fails_is_reported_with_the_log(
+def test_a_failed_step_is_reported_with_the_log(
     model: Path, tensorrt_version: str, fail: Fail, fault: str, said: str
 ):
     fail(fault)
@@ -107,7 +107,7 @@ def test_a_plugin_that_cannot_be_loaded_is_reported(model: Path, tmp_path: Path,
     assert f"the plugin library {library} could not be loaded: Unable to load" in refusal(model, options).what
 
 
-def test_a_library_without_creators_is_loaded_as_one_that_registers_itself(model: Path, newest: None):
+def test_a_plugin_library_without_creators_is_loaded_as_one_that_registers_itself(model: Path, newest: None):
     """The common kind (``REGISTER_TENSORRT_PLUGIN``): TensorRT's own loader refuses it (TensorRT issue 4121)."""
     import tensorrt as trt
 
@@ -116,14 +116,14 @@ def test_a_library_without_creators_is_loaded_as_one_that_registers_itself(model
     TensorRt().build(model, BuildOptions(extra={"tensorrt.plugins": library})).close()
 
 
-def test_a_file_that_is_no_library_is_reported(model: Path, tmp_path: Path, newest: None):
+def test_a_plugin_file_that_is_not_a_library_is_reported(model: Path, tmp_path: Path, newest: None):
     library = tmp_path / "plugin.so"
     library.touch()
     options = BuildOptions(extra={"tensorrt.plugins": str(library)})
     assert f"the plugin library {library} could not be loaded: " in refusal(model, options).what
 
 
-def test_an_engine_for_later_versions_is_loaded_with_its_host_code(model: Path, tensorrt_version: str):
+def test_a_version_compatible_engine_is_loaded_with_its_host_code(model: Path, tensorrt_version: str):
     options = BuildOptions(extra={"tensorrt.version-compatible": "on"})
     with closing(TensorRt().build(model, options)) as engine:
         assert engine._native is not None
@@ -133,7 +133,7 @@ def test_an_engine_for_later_versions_is_loaded_with_its_host_code(model: Path, 
         assert not engine._native.runtime.engine_host_code_allowed
 
 
-def test_without_tensorrt_it_states_how_to_get_it(model: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_tensorrt_the_error_states_how_to_install_it(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(BackendUnavailableError) as caught:
         TensorRt().build(model, BuildOptions())
@@ -145,8 +145,8 @@ def test_a_missing_gpu_is_reported(model: Path, newest: None):
         TensorRt().build(model, BuildOptions(device=3))
 
 
-def test_weights_beside_the_file_are_found(tmp_path: Path, tensorrt_version: str):
-    """The parser reads the file itself, so that neither external data nor 2 GB are in its way."""
+def test_external_weights_are_found(tmp_path: Path, tensorrt_version: str):
+    """The parser reads the file itself, so that external data and models above 2 GB are possible."""
     plain, apart = tmp_path / "plain.onnx", tmp_path / "apart" / "model.onnx"
     onnx.save(small_model(), plain)
     apart.parent.mkdir()
@@ -189,7 +189,7 @@ def test_a_dynamic_dimension_without_a_shape_is_an_error(tmp_path: Path, tensorr
     assert "no shape is given" in refusal(tmp_path / "m.onnx", BuildOptions(profiles=(ShapeProfile(),))).what
 
 
-def test_a_shape_that_the_model_does_not_take_is_an_error(tmp_path: Path, newest: None):
+def test_a_shape_that_does_not_fit_the_model_is_an_error(tmp_path: Path, newest: None):
     wrong = ShapeProfile(shapes={"x": InputShape(min=(1, 4, 8), opt=(1, 4, 8), max=(1, 4, 8))})
     path = dynamic_model(tmp_path / "m.onnx")
     assert "declared with shape [1, 4, 8], but the model has [?, 3, ?]" in (
@@ -202,7 +202,7 @@ def test_an_input_whose_values_decide_shapes_is_an_error(tmp_path: Path, newest:
     assert "the values of input 'decides_shapes' decide shapes" in refusal(path).what
 
 
-def test_several_profiles_in_the_order_of_the_spec(tmp_path: Path, tensorrt_version: str):
+def test_shape_profiles_have_the_order_of_the_spec(tmp_path: Path, tensorrt_version: str):
     small, large = spans(1, 1, 2, weight=0.3), spans(4, 8, 16, weight=0.7)
     path = dynamic_model(tmp_path / "m.onnx")
     engine = TensorRt().build(path, BuildOptions(profiles=(small, large), state=tmp_path / "state"))
@@ -219,8 +219,8 @@ def test_several_profiles_in_the_order_of_the_spec(tmp_path: Path, tensorrt_vers
     engine.close()
 
 
-def test_each_profile_runs_its_own_kernels(tmp_path: Path, tensorrt_version: str):
-    """Though the first one takes the second one's shapes, too: its kernels were chosen for others."""
+def test_each_shape_profile_runs_its_own_kernels(tmp_path: Path, tensorrt_version: str):
+    """The first profile also accepts the shapes of the second, but its kernels were chosen for other shapes."""
     wide, narrow = spans(1, 1, 16), spans(8, 8, 8)
     path = dynamic_model(tmp_path / "m.onnx")
     engine = TensorRt().build(path, BuildOptions(profiles=(wide, narrow), state=tmp_path / "state"))
@@ -244,14 +244,14 @@ def test_each_profile_runs_its_own_kernels(tmp_path: Path, tensorrt_version: str
     assert not gpu.blocks
 
 
-# ---- what the builds of a run share -------------------------------------------------------------
+# ---- timing caches and state of a run -------------------------------------------------------------
 
 
 def records(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "builds.jsonl").read_text("utf-8").splitlines()]
 
 
-def test_one_timing_cache_for_all_builds(model: Path, tmp_path: Path, tensorrt_version: str):
+def test_all_builds_of_a_run_share_one_timing_cache(model: Path, tmp_path: Path, tensorrt_version: str):
     state = tmp_path / "state"
     TensorRt().build(model, BuildOptions(state=state)).close()
     (cache,) = state.glob("*.timing-cache")
@@ -264,9 +264,7 @@ def test_one_timing_cache_for_all_builds(model: Path, tmp_path: Path, tensorrt_v
     assert first < set(json.loads(cache.read_bytes()))
 
 
-def test_builds_that_share_a_cache_hide_what_fresh_ones_show(
-    model: Path, tmp_path: Path, tensorrt_version: str
-):
+def test_only_fresh_builds_differ_in_their_kernels(model: Path, tmp_path: Path, tensorrt_version: str):
     state = tmp_path / "state"
 
     def milliseconds(*, fresh: bool) -> float:
@@ -282,11 +280,11 @@ def test_builds_that_share_a_cache_hide_what_fresh_ones_show(
     assert len(shared) == 1
     assert len(fresh) == 3
     assert not shared & fresh
-    assert cache.read_bytes() == before, "a fresh build teaches the run nothing"
+    assert cache.read_bytes() == before, "a fresh build does not change the cache of the run"
     assert [record["timing_cache"] for record in records(state)] == ["shared"] * 3 + ["empty"] * 3
 
 
-def test_a_damaged_timing_cache_is_started_anew(model: Path, tmp_path: Path, newest: None):
+def test_a_damaged_timing_cache_is_replaced_by_an_empty_one(model: Path, tmp_path: Path, newest: None):
     state = tmp_path / "state"
     TensorRt().build(model, BuildOptions(state=state)).close()
     (cache,) = state.glob("*.timing-cache")
@@ -298,10 +296,10 @@ def test_a_damaged_timing_cache_is_started_anew(model: Path, tmp_path: Path, new
 
 
 @pytest.mark.parametrize("spoil", ["a byte", "half", "its digest gone"])
-def test_what_tensorrt_would_take_is_not_given_to_it_once_spoilt(
+def test_a_timing_cache_with_a_wrong_digest_is_not_given_to_tensorrt(
     model: Path, tmp_path: Path, newest: None, spoil: str
 ):
-    """A cache that native code still reads, but not as it was written, must not decide about kernels."""
+    """A changed cache that TensorRT would still accept must not affect the choice of kernels."""
     state = tmp_path / "state"
     TensorRt().build(model, BuildOptions(state=state)).close()
     (cache,) = state.glob("*.timing-cache")
@@ -317,7 +315,7 @@ def test_what_tensorrt_would_take_is_not_given_to_it_once_spoilt(
     assert records(state)[-1]["warnings"] == []
 
 
-def test_a_timing_cache_of_the_users_is_kept_across_runs(model: Path, tmp_path: Path, newest: None):
+def test_a_timing_cache_of_the_user_is_used_by_later_runs(model: Path, tmp_path: Path, newest: None):
     cache = tmp_path / "mine" / "gpu.cache"
     words = {"tensorrt.timing-cache": str(cache)}
     times = set()
@@ -328,11 +326,11 @@ def test_a_timing_cache_of_the_users_is_kept_across_runs(model: Path, tmp_path: 
             times.add(engine._native.engine._cost.milliseconds)
         assert records(tmp_path / run)[0]["timing_cache"] == "shared"
         assert not list((tmp_path / run).glob("*.timing-cache"))
-    assert len(times) == 1, "the second run took the kernels of the first"
+    assert len(times) == 1, "the second run uses the kernels of the first"
     assert "conv_kernel" in json.loads(cache.read_bytes())
 
 
-def test_a_timing_cache_of_the_users_that_is_refused_is_left_as_it_is(
+def test_a_timing_cache_of_the_user_that_tensorrt_refuses_is_not_changed(
     model: Path, tmp_path: Path, newest: None
 ):
     cache = tmp_path / "gpu.cache"
@@ -343,7 +341,7 @@ def test_a_timing_cache_of_the_users_that_is_refused_is_left_as_it_is(
     assert cache.read_bytes() == b"of another GPU"
 
 
-def test_builds_side_by_side_lose_nothing(tmp_path: Path, newest: None):
+def test_parallel_builds_keep_all_entries_of_the_timing_cache(tmp_path: Path, newest: None):
     import tensorrt as trt
 
     def build(name: str) -> None:
@@ -373,7 +371,7 @@ def test_a_build_route_is_applied_and_recorded(model: Path, tmp_path: Path, tens
         return
     TensorRt().build(model, ours).close()
     TensorRt().build(model, BuildOptions(state=state)).close()
-    assert [r["build_route"] for r in records(state)] == [route, ""], "nothing is set unless it is asked for"
+    assert [r["build_route"] for r in records(state)] == [route, ""], "no route is set without the option"
     assert not list(state.glob("*.build-route"))
 
 
@@ -385,8 +383,9 @@ def test_a_build_route_is_applied_and_recorded(model: Path, tmp_path: Path, tens
         ("knob_a=7", "it has no 'knob_a'"),
     ],
 )
-def test_a_build_route_that_tensorrt_drops_is_refused(model: Path, newest: None, route: str, said: str):
-    """The bindings' setter drops the answer of the C++ one, so that a mistyped route would be built without."""
+def test_a_build_route_that_tensorrt_rejects_is_an_error(model: Path, newest: None, route: str, said: str):
+    """The setter of the bindings discards the result of the C++ setter, so that TensorRT alone would ignore a
+    mistyped route."""
     error = refusal(model, BuildOptions(extra={"tensorrt.build-route": route}))
     assert error.what.startswith(f"TensorRT does not take the build route '{route}': ")
     assert re.search(said, error.what), error.what
@@ -399,7 +398,7 @@ def refusal_without_where(model: Path, options: BuildOptions) -> str:
     return caught.value.what
 
 
-def test_kernels_dropped_for_want_of_memory_are_recorded(
+def test_kernels_skipped_for_lack_of_memory_are_recorded(
     model: Path, tmp_path: Path, newest: None, fail: Fail
 ):
     TensorRt().build(model, BuildOptions(state=tmp_path / "a")).close()

@@ -1,4 +1,4 @@
-"""The backend contract, on a fake TensorRT of every version we claim, in this process and in child processes."""
+"""The backend contract, on a fake TensorRT of every supported version, in this process and in child processes."""
 
 from __future__ import annotations
 

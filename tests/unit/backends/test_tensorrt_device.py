@@ -1,4 +1,4 @@
-"""Which TensorRT and GPU are here is found out by another process; this one stays fit to be forked."""
+"""The installed TensorRT and the GPU are found by another process, so that this one can still be forked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nobody should be asked"))
 
 
-def test_not_installed(nothing_installed: None):
+def test_a_missing_tensorrt_is_reported_with_the_command_that_installs_it(nothing_installed: None):
     availability = TensorRt().probe()
     assert not availability.usable
     assert availability.why == "tensorrt is not installed"
@@ -48,7 +48,7 @@ def test_not_installed(nothing_installed: None):
     assert TensorRt().capabilities().formats == ("int8",)
 
 
-def test_what_is_here(tensorrt_version: str):
+def test_the_probe_reports_versions_gpu_and_driver(tensorrt_version: str):
     backend = TensorRt()
     availability = backend.probe()
     assert availability.usable, availability.why
@@ -78,7 +78,7 @@ def test_this_process_imports_neither_tensorrt_nor_cuda(install_tensorrt: Instal
     assert not {name.split(".")[0] for name in sys.modules} & {"tensorrt", "cuda", "fake_gpu"}
 
 
-def test_no_gpu(install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_gpu_is_reported(install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAKE_TRT", "no-gpu")
     install_tensorrt("11.4.0.106")
     availability = TensorRt().probe()
@@ -88,10 +88,10 @@ def test_no_gpu(install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch):
     assert availability.facts == {"tensorrt": "11.4.0.106"}
 
 
-def test_a_gpu_that_takes_one_process_only_is_refused_before_a_search(
+def test_a_gpu_in_exclusive_process_mode_is_refused_before_a_search(
     install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """Engines that are compared are open in two processes: the second would fail in every race."""
+    """Compared engines are open in two processes, of which the second would fail in every race."""
     monkeypatch.setenv("FAKE_TRT", "exclusive-process")
     monkeypatch.setenv("FAKE_GPU_LOCK", str(tmp_path / "gpu"))
     install_tensorrt("11.4.0.106")
@@ -102,7 +102,7 @@ def test_a_gpu_that_takes_one_process_only_is_refused_before_a_search(
     assert availability.install == "nvidia-smi --compute-mode=DEFAULT"
 
 
-def test_settings_of_the_gpu_are_facts(
+def test_the_probe_reports_settings_of_the_gpu(
     install_tensorrt: Install, put_nvidia_smi: Callable[..., Path], tmp_path: Path
 ):
     put_nvidia_smi(
@@ -114,7 +114,7 @@ def test_settings_of_the_gpu_are_facts(
     assert (facts["compute mode"], facts["MIG"]) == ("Default", "Disabled")
 
 
-def test_a_gpu_with_a_wrong_number(install_tensorrt: Install):
+def test_a_gpu_number_that_does_not_exist_is_an_error(install_tensorrt: Install):
     install_tensorrt("11.4.0.106")
     with pytest.raises(BackendError, match="there is no GPU 2: 1 can be used"):
         TensorRt().device(BuildOptions(device=2))
@@ -141,7 +141,7 @@ def test_the_chosen_gpu_is_queried_and_used(
     assert cache.name.startswith("nvidia-fake-40-sm86")
 
 
-def test_a_session_works_on_the_gpu_of_its_settings(
+def test_a_session_uses_the_gpu_of_its_settings(
     install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("FAKE_TRT", "two-gpus")
@@ -157,8 +157,8 @@ def test_a_session_works_on_the_gpu_of_its_settings(
     assert "tensorrt has no fp8 on this device" in found.why
 
 
-def test_a_library_that_crashes_when_loaded(install_tensorrt: Install, tmp_path: Path):
-    """Other libraries may have written to standard error before it, and a core file would take time to write."""
+def test_a_library_that_crashes_when_loaded_is_reported(install_tensorrt: Install, tmp_path: Path):
+    """Other libraries may have written to standard error before the crash, and a core file would take time to write."""
     install_tensorrt("11.4.0.106")
     (tmp_path / "site" / "tensorrt.py").write_text(
         "import os, resource, sys\n"
@@ -175,7 +175,7 @@ def test_a_library_that_crashes_when_loaded(install_tensorrt: Install, tmp_path:
     assert availability.why.endswith("bad driver")
 
 
-def test_a_library_that_hangs_when_loaded(
+def test_a_library_that_hangs_when_loaded_is_reported(
     install_tensorrt: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     install_tensorrt("11.4.0.106")
@@ -186,27 +186,29 @@ def test_a_library_that_hangs_when_loaded(
     )
 
 
-def test_a_library_that_is_broken(install_tensorrt: Install, tmp_path: Path):
+def test_a_library_that_cannot_be_imported_is_reported(install_tensorrt: Install, tmp_path: Path):
     install_tensorrt("11.4.0.106")
     (tmp_path / "site" / "tensorrt.py").write_text("raise OSError('libnvinfer.so.11: cannot open')\n")
     availability = TensorRt().probe()
     assert availability.why == "tensorrt cannot be imported: libnvinfer.so.11: cannot open"
 
 
-def test_it_may_print_what_it_likes(install_tensorrt: Install, tmp_path: Path):
+def test_output_of_a_library_does_not_affect_the_probe(install_tensorrt: Install, tmp_path: Path):
     install_tensorrt("11.4.0.106")
     (tmp_path / "site" / "sitecustomize.py").write_text("print('{} welcome')\n")
     assert TensorRt().probe().usable
 
 
-def test_versions():
+def test_versions_outside_the_supported_range_are_refused():
     assert unsupported("8.6.1") == "TensorRT 8.6.1 is too old: 10.9 is the oldest that qdqspec knows"
     assert "too old" in str(unsupported("10.8.0.43"))
     assert unsupported("10.9.0.34") is unsupported("11.4.0.106") is unsupported("11.9.1") is None
     assert "too new" in str(unsupported("12.0.0"))
 
 
-def test_the_package_of_one_cuda_version_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_version_is_found_in_a_package_for_one_cuda_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     package = tmp_path / "tensorrt_cu12-10.13.0.35.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt-cu12\nVersion: 10.13.0.35\n")
@@ -226,7 +228,7 @@ def test_the_package_of_one_cuda_version_counts(tmp_path: Path, monkeypatch: pyt
         ((12, 0), {"int8", "int4", "fp8", "nvfp4"}),
     ],
 )
-def test_formats_by_compute_capability(capability: tuple[int, int], formats: set[str]):
+def test_formats_depend_on_the_compute_capability(capability: tuple[int, int], formats: set[str]):
     assert set(formats_for(capability, (11, 4))) == formats
 
 
@@ -247,20 +249,20 @@ def test_a_missing_feature_of_the_gpu_is_reported_with_the_reason(
     assert name not in formats_for(capability, version)
 
 
-def test_capabilities_follow_the_documents(install_tensorrt: Install):
+def test_capabilities_are_those_of_the_documentation(install_tensorrt: Install):
     install_tensorrt("10.9.0.34")
     capabilities = TensorRt().capabilities()
     assert capabilities.activations["int8"] == capabilities.weights["int8"] == "int8"
     assert capabilities.symmetric_activations
-    assert not capabilities.integer_bias  # the parser refuses an int32 bias behind a DequantizeLinear
+    assert not capabilities.integer_bias  # the parser refuses an int32 bias with a DequantizeLinear
     assert {"skip-side-of-residual-add", "conv-to-layernorm", "q-before-pad"} <= set(capabilities.rules)
     assert set(capabilities.formats) <= set(FORMATS)
     assert "in-only" in capabilities.labels["Conv"]
     assert not {"Softmax", "LayerNormalization", "Gelu"} & set(capabilities.labels)
 
 
-def test_each_extra_holds_bindings_of_cuda_and_tensorrt_for_one_driver():
-    """Wheels of TensorRT for CUDA 13 with bindings of CUDA 13 want a driver of CUDA 13."""
+def test_each_extra_installs_cuda_and_tensorrt_for_one_major_version_of_cuda():
+    """Wheels of TensorRT for CUDA 13 with bindings of CUDA 13 need a driver for CUDA 13."""
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     for major, oldest in (("12", "10.9.0.34"), ("13", "10.13.3.9")):

@@ -30,7 +30,7 @@ def model(tmp_path: Path) -> Path:
 def version(request: pytest.FixtureRequest, install_tensorrt: Callable[[str], None]) -> Iterator[str]:
     install_tensorrt(request.param)
     yield request.param
-    assert "tensorrt" not in sys.modules, "the parent process must stay fit to be forked"
+    assert "tensorrt" not in sys.modules, "the parent process can no longer be forked"
 
 
 def test_a_crash_of_the_compiler_is_a_failed_build_with_its_log(
@@ -43,7 +43,7 @@ def test_a_crash_of_the_compiler_is_a_failed_build_with_its_log(
     assert "Assertion failed in the fake compiler" in caught.value.what
 
 
-def test_a_compiler_that_hangs_is_ended(model: Path, version: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_build_that_hangs_is_ended(model: Path, version: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAKE_TRT", "hang-in-parse")
     with Isolated("tensorrt", build_timeout=3.0) as backend, pytest.raises(BackendError) as caught:
         backend.build(model, BuildOptions())
@@ -53,7 +53,7 @@ def test_a_compiler_that_hangs_is_ended(model: Path, version: str, monkeypatch: 
 @pytest.mark.parametrize(
     ("fault", "said"), [("crash-in-run", "SIGSEGV during 'bind'"), ("null-engine", "Error Code 10")]
 )
-def test_the_next_candidate_builds(
+def test_a_candidate_builds_after_a_failed_one(
     model: Path, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, said: str
 ):
     options = BuildOptions(state=tmp_path / "state")
@@ -61,7 +61,7 @@ def test_the_next_candidate_builds(
         monkeypatch.setenv("FAKE_TRT", fault)
         with pytest.raises(BackendError, match=said):
             backend.build(model, options).bind(FEEDS)
-        backend.close()  # the next children get the environment of now
+        backend.close()  # child processes started from here on get the current environment
         monkeypatch.delenv("FAKE_TRT")
         engine = backend.build(model, options)
         engine.bind(FEEDS)
@@ -84,7 +84,7 @@ def test_memory_of_the_gpu_is_reported_and_grows_with_what_is_bound(model: Path,
 
 
 def test_engines_that_do_not_fit_a_gpu_are_timed_two_at_a_time(model: Path, version: str) -> None:
-    """Each engine counts with a CUDA context of half a GiB; 40 GiB are free on the fake GPU."""
+    """Half a GiB is added to each engine for its CUDA context; 40 GiB are free on the fake GPU."""
     with Isolated("tensorrt") as backend:
         engine = backend.build(model, BuildOptions())
         assert has_memory([engine], 20)

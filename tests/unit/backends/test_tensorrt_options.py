@@ -1,4 +1,4 @@
-"""The words after ``tensorrt.``."""
+"""Options of the backend, whose names begin with ``tensorrt.``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from qdqspec.backends.tensorrt.options import TensorRtOptions, options_from
 from qdqspec.errors import ConfigError
 
 
-def test_without_options_tensorrt_decides():
+def test_without_options_defaults_of_tensorrt_are_kept():
     words = options_from({"fake.seed": "1"})
     assert words == TensorRtOptions()
     assert words.opt_level is words.workspace is words.build_route is None
     assert words.tf32
 
 
-def test_words_are_read(tmp_path: Path):
+def test_options_are_parsed(tmp_path: Path):
     first, second = tmp_path / "a.so", tmp_path / "b.so"
     first.touch()
     second.touch()
@@ -49,22 +49,22 @@ def test_words_are_read(tmp_path: Path):
         ("tf32", "perhaps", "on or off"),
         ("hardware", "ampere", "did you mean 'ampere-plus'"),
         ("plugins", "nowhere.so", "there is no file"),
-        ("build-route", "", "a word is expected"),  # as if it were not set: it would pin nothing
+        ("build-route", "", "a word is expected"),  # the same as no value: it would pin nothing
         ("opt-levle", "3", "did you mean 'tensorrt.opt-level'"),
         ("fp16", "on", "strongly typed"),
         ("int8", "true", "in the types the model has"),
     ],
 )
-def test_an_option_that_does_not_fit_is_reported(word: str, text: str, said: str):
+def test_a_wrong_value_of_an_option_is_reported(word: str, text: str, said: str):
     with pytest.raises(ConfigError, match=said):
         options_from({f"tensorrt.{word}": text})
 
 
-def test_every_word_is_explained():
+def test_every_option_has_a_help_text():
     for option in trt_options.OPTIONS.options:
         assert option.help.endswith(".")
 
 
-def test_every_field_is_declared():
+def test_every_field_is_a_declared_option():
     declared = {option.key for option in trt_options.OPTIONS.options}
     assert declared == set(TensorRtOptions.__dataclass_fields__)

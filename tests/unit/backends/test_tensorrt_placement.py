@@ -1,4 +1,4 @@
-"""What each placement rule of TensorRT moves or leaves out, on graphs as compilers see them."""
+"""Which pairs each placement rule of TensorRT moves or omits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def space_of(model: Model, *rules: str) -> SchemeSpace:
 
 
 def edges_of(space: SchemeSpace, **labels: str) -> set[tuple[str, str]]:
-    """What is quantized, as (tensor, reader); weights left out."""
+    """The quantized edges as (tensor, reader), without weights."""
     chosen = labels or space.everything()
     sites = space.resolve(chosen).sites
     return {(site.tensor, end.node) for site in sites if not site.weight for end in site.consumers}
@@ -83,7 +83,7 @@ def test_an_add_of_two_activations_keeps_both_sides() -> None:
     assert [tensor for tensor, _ in space.by_id["d"].edges] == ["f", "b"]
 
 
-def test_a_branch_that_is_read_elsewhere_is_no_branch_to_fuse() -> None:
+def test_a_branch_with_another_reader_is_not_fused() -> None:
     text = RESIDUAL.replace(
         "y = Conv<pads=[1,1,1,1]>(e, w3)", "h = Conv<pads=[1,1,1,1]>(e, w3)\n  y = Add(h, c)"
     )
@@ -92,8 +92,8 @@ def test_a_branch_that_is_read_elsewhere_is_no_branch_to_fuse() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_looks_at_no_unit_for_each_other_one(rule: str, monkeypatch) -> None:
-    """Ten times the blocks are ten times the work, or a large model would take for ever."""
+def test_the_work_of_a_rule_is_linear_in_the_number_of_units(rule: str, monkeypatch) -> None:
+    """Ten times the blocks take at most twelve times the calls: quadratic work would make large models impossible."""
 
     def looks(blocks: int) -> int:
         body = "".join(f"c{i} = Conv(x{i}, w) x{i + 1} = Add(c{i}, x{i}) " for i in range(blocks))
@@ -134,7 +134,7 @@ def test_a_conv_right_before_a_layernorm_keeps_its_pair_there() -> None:
     assert edges_of(space_of(Model(model), NORM)) == {("x", "a"), ("a", "y")}
 
 
-def test_the_activation_of_a_conv_belongs_to_its_group() -> None:
+def test_the_activation_function_of_a_conv_belongs_to_its_group() -> None:
     model = norm_model("r = Relu(a)\n t = Transpose<perm=[0,2,3,1]>(r)", "t")
     assert edges_of(space_of(model, NORM)) == {("x", "a"), ("t", "y")}
 
@@ -149,7 +149,7 @@ def test_other_readers_of_the_conv_keep_their_pair_too() -> None:
 @pytest.mark.parametrize(
     "between",
     [
-        "t = Mul(a, a)\n u = Transpose<perm=[0,2,3,1]>(t)",  # something is computed on the way
+        "t = Mul(a, a)\n u = Transpose<perm=[0,2,3,1]>(t)",  # there is a computation between
         "s = Shape(a)\n f = Reshape(x, s)\n u = Transpose<perm=[0,2,3,1]>(f)",  # only the shape comes from the Conv
     ],
 )
@@ -177,7 +177,7 @@ def test_the_pair_is_before_a_pad(pad: str) -> None:
     assert edges_of(space_of(pad_model(pad), PAD), y="in-only") == {("r", "p")}
 
 
-def test_a_pad_with_another_constant_is_left() -> None:
+def test_the_pair_is_after_a_pad_with_another_constant() -> None:
     assert edges_of(space_of(pad_model("Pad(r, pads, one)"), PAD), y="in-only") == {("p", "y")}
 
 

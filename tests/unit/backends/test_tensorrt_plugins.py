@@ -1,4 +1,4 @@
-"""Models with operators that only a TensorRT plugin knows: how their activations get ranges."""
+"""Ranges of activations in models with operators that only a TensorRT plugin implements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ACTIVATIONS = ("x", "a", "b", "d")
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
-    """Conv, an operator of domain ``plugins``, Conv, Relu, Conv: large enough that integers pay."""
+    """Conv, an operator of domain ``plugins``, Conv, Relu, Conv: large enough that integer kernels are faster."""
     random = np.random.default_rng(0)
     nodes = [
         helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
@@ -50,7 +50,7 @@ def case(tmp_path: Path) -> Case:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges are what is looked at: two builds and a few rounds must do."""
+    """Two builds and a few rounds: the tests look at ranges only."""
     monkeypatch.setattr(bench, "NOISE_BUILDS", 2)
     monkeypatch.setattr(bench, "NOISE_ROUNDS", 3)
     monkeypatch.setattr(bench.Bench.compare, "__kwdefaults__", {"builds": 2, "rounds": 4})
@@ -58,7 +58,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    """What the fake TensorRT takes for a plugin library: what it computes, as a function."""
+    """A plugin library of the fake TensorRT: a Python module with the function that the operator computes."""
     body = [helper.make_node("Tanh", ["v"], ["w"])]
     function = helper.make_function("plugins", "SoftCap", ["v"], ["w"], body, [helper.make_opsetid("", 19)])
     path = tmp_path / "softcap.so"
@@ -66,7 +66,7 @@ def library(tmp_path: Path) -> Path:
     return path
 
 
-def test_tensorrt_itself_is_calibrated_on(
+def test_ranges_are_calibrated_on_tensorrt_itself(
     case: Case, library: Path, tmp_path: Path, install_tensorrt: Install
 ):
     install_tensorrt("11.4.0.106")
@@ -79,13 +79,13 @@ def test_tensorrt_itself_is_calibrated_on(
     assert found.search.failed == 0
     assert not found.search.unchanged
     assert ranges.keys() == set(ACTIVATIONS)
-    assert ranges["b"].high == pytest.approx(1, abs=0.01), "behind a tanh"
+    assert ranges["b"].high == pytest.approx(1, abs=0.01), "the output of a Tanh"
     (note,) = [warning for warning in found.warnings if "calibrated on" in warning]
     assert note.startswith("calibrated on tensorrt itself, since onnxruntime cannot run the model: ")
     assert "plugins:SoftCap" in note
 
 
-def test_without_its_library_the_error_states_both_cures(
+def test_without_the_plugin_library_the_error_states_both_cures(
     case: Case, tmp_path: Path, install_tensorrt: Install
 ):
     install_tensorrt("10.16.1.11")
@@ -114,7 +114,7 @@ def test_a_calibration_cache_needs_no_run(
     lines = [f"{name}: {struct.pack('!f', scale).hex()}" for name, scale in scales.items()]
     cache = tmp_path / "calibration.cache"
     cache.write_text("\n".join(["TRT-8601-EntropyCalibration2", *lines, "(Unnamed Layer* 3): 3c010a14", ""]))
-    unlimited = replace(case.tune, min_sqnr_db="none")  # these scales suit no data
+    unlimited = replace(case.tune, min_sqnr_db="none")  # these scales fit no data
     asked = replace(case, inputs=replace(case.inputs, scales=cache), tune=unlimited)
     with Session(backend="tensorrt", root=tmp_path, plugin=(library,), layout="") as session:
         found = session.tune(asked).record.cases[0].evidence
@@ -139,7 +139,7 @@ def test_a_cache_of_another_model_is_an_error(case: Case, tmp_path: Path):
         session.tune(told)
 
 
-def test_another_cache_is_another_search(case: Case, tmp_path: Path):
+def test_another_calibration_cache_is_another_search(case: Case, tmp_path: Path):
     cache = tmp_path / "calibration.cache"
     told = replace(case, inputs=replace(case.inputs, scales=cache))
     keys = set()

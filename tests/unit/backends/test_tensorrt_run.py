@@ -24,7 +24,7 @@ Open = Callable[..., TensorRtEngine]
 
 @pytest.fixture
 def opened(install_tensorrt: Callable[[str], None], tmp_path: Path) -> Iterator[Open]:
-    """Builds the small model, or one that is given, under TensorRT 10.16; looks for leaks at the end."""
+    """Builds the small model, or a given one, with TensorRT 10.16; checks at the end that everything was freed."""
     install_tensorrt("10.16.1.11")
     engines = []
 
@@ -50,7 +50,7 @@ def records(tmp_path: Path) -> list[dict[str, object]]:
     ]
 
 
-def test_times_are_gpu_times(opened: Open):
+def test_times_are_measured_on_the_gpu(opened: Open):
     engine = opened()
     engine.bind(FEEDS)
     cost = engine._native.engine._cost.milliseconds
@@ -75,7 +75,7 @@ def test_the_run_is_recorded_as_a_cuda_graph(opened: Open, tmp_path: Path):
     assert engine.time(5).wall_ms
 
 
-def test_a_graph_that_could_not_be_recorded_is_tried_again(opened: Open, tmp_path: Path, fail: Fail):
+def test_a_cuda_graph_whose_recording_failed_is_recorded_again(opened: Open, tmp_path: Path, fail: Fail):
     engine = opened()
     fail("no-graph-at-first")
     engine.bind(FEEDS)
@@ -83,7 +83,7 @@ def test_a_graph_that_could_not_be_recorded_is_tried_again(opened: Open, tmp_pat
     assert not [note for note in engine.time(1).notes if "CUDA graph" in note]
 
 
-def test_kernels_left_out_for_want_of_memory_are_noted_on_the_samples(opened: Open, fail: Fail):
+def test_kernels_skipped_for_lack_of_memory_are_noted_on_the_samples(opened: Open, fail: Fail):
     fail("short-of-memory")
     engine = opened()
     engine.bind(FEEDS)
@@ -105,13 +105,13 @@ def test_a_run_that_is_shorter_than_its_launch_is_noted(opened: Open, fail: Fail
     engine = opened()
     engine.bind(FEEDS)
     fail("slow-launch")  # 2 ms, and a run takes a few microseconds
-    assert not [note for note in engine.time(2).notes if "enqueue-bound" in note], "too few to tell"
+    assert not [note for note in engine.time(2).notes if "enqueue-bound" in note], "too few samples to decide"
     (note,) = [note for note in engine.time(8).notes if "enqueue-bound" in note]
     assert "to launch a run as the GPU to compute it" in note
     assert all(note in engine.time(8).notes for _ in range(3)), "one note for all measurements"
 
 
-def test_throttling_and_moving_clocks_are_noted(
+def test_throttling_and_changed_clock_rates_are_noted(
     opened: Open, tmp_path: Path, put_nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ):
     from qdqspec.backends._nvidia import smi as gpu_state
@@ -134,7 +134,7 @@ def test_throttling_and_moving_clocks_are_noted(
     assert second["throttled"] == ["power cap", "software thermal slowdown"]
 
 
-def test_where_it_cannot_be_recorded_it_runs_without_and_states_why(opened: Open, tmp_path: Path, fail: Fail):
+def test_an_engine_without_a_cuda_graph_runs_and_states_the_reason(opened: Open, tmp_path: Path, fail: Fail):
     fail("no-graph")
     engine = opened()
     engine.bind(FEEDS)
@@ -146,14 +146,14 @@ def test_where_it_cannot_be_recorded_it_runs_without_and_states_why(opened: Open
     assert len(engine.time(5, warmup=2).wall_ms) == 5
 
 
-def test_the_graph_can_be_switched_off(opened: Open, tmp_path: Path):
+def test_the_cuda_graph_can_be_switched_off(opened: Open, tmp_path: Path):
     engine = opened(cuda_graph="off")
     engine.bind(FEEDS)
     assert engine._bound[0].graph is None
     assert records(tmp_path)[-1]["why_not"] == "switched off by tensorrt.cuda-graph"
 
 
-def test_only_a_gpu_that_stood_still_is_warmed_up(opened: Open):
+def test_only_an_idle_gpu_is_warmed_up(opened: Open):
     engine = opened(warmup_ms="40")
     engine.bind(FEEDS)
     assert engine._warmup_ms() == 40
@@ -161,7 +161,7 @@ def test_only_a_gpu_that_stood_still_is_warmed_up(opened: Open):
     assert engine._warmup_ms() == 0
 
 
-def test_outputs_whose_shape_depends_on_data(opened: Open, tmp_path: Path):
+def test_outputs_whose_shape_depends_on_data_are_read(opened: Open, tmp_path: Path):
     graph = helper.make_graph(
         [helper.make_node("NonZero", ["x"], ["y"], "nonzero")],
         "data",
@@ -179,7 +179,7 @@ def test_outputs_whose_shape_depends_on_data(opened: Open, tmp_path: Path):
     assert "the shape of output y depends on data" in str(records(tmp_path)[-1]["why_not"])
 
 
-def test_other_values_and_other_types(opened: Open):
+def test_outputs_follow_input_values_and_wrong_inputs_are_refused(opened: Open):
     engine = opened()
     first = engine.run(FEEDS)["y"]
     second = engine.run({"x": FEEDS["x"] * 2})["y"]
@@ -195,7 +195,7 @@ def test_other_values_and_other_types(opened: Open):
         engine.bind({})
 
 
-def test_strided_inputs_arrive_whole(opened: Open):
+def test_strided_inputs_are_copied_correctly(opened: Open):
     engine = opened()
     wide = np.zeros((1, 8, 8, 3), np.float32)
     wide[...] = FEEDS["x"].transpose(0, 2, 3, 1)
@@ -220,7 +220,7 @@ def test_a_failure_while_running_is_reported(opened: Open, fail: Fail, fault: st
         engine.bind(FEEDS)
 
 
-def test_layers_are_those_of_the_profile(opened: Open):
+def test_layers_are_attributed_to_nodes_and_add_up_to_the_profile(opened: Open):
     engine = opened(small_model(quantized=True, activations="int8"))
     engine.bind(FEEDS)
     layers = engine.layers(12)
@@ -232,7 +232,7 @@ def test_layers_are_those_of_the_profile(opened: Open):
     assert math.isclose(total, 1.2 * engine.time(50).median_ms("wall"), rel_tol=0.05)
 
 
-def test_a_closed_engine_states_it(opened: Open):
+def test_calls_of_a_closed_engine_report_that_it_is_closed(opened: Open):
     engine = opened()
     engine.close()
     for ask in (lambda: engine.run(FEEDS), lambda: engine.bind(FEEDS), lambda: engine.time(1), engine.layers):
@@ -247,7 +247,7 @@ def information(*names: str, tactic: str = "i8i8") -> str:
     return json.dumps({"Layers": [{"Name": name, "TacticName": tactic} for name in names]})
 
 
-def test_the_hash_leaves_out_what_every_build_numbers_anew(tmp_path: Path):
+def test_the_hash_ignores_numbers_that_differ_between_builds(tmp_path: Path):
     hashed = lambda text: graph_hash(text, tmp_path / "not read.onnx")  # noqa: E731
     assert hashed(information("__myl_MulSum_myl4_1")) == hashed(information("__myl_MulSum_myl12_3"))
     assert hashed(information("a")) != hashed(information("a", tactic="f16f16"))
@@ -255,7 +255,7 @@ def test_the_hash_leaves_out_what_every_build_numbers_anew(tmp_path: Path):
     assert hashed("no json at all") != hashed("another")
 
 
-def test_an_opaque_layer_is_distinguished_by_the_model(tmp_path: Path):
+def test_the_hash_of_an_opaque_layer_includes_the_model(tmp_path: Path):
     first, second = tmp_path / "a.onnx", tmp_path / "b.onnx"
     first.write_bytes(b"one")
     second.write_bytes(b"two")

@@ -1,4 +1,4 @@
-"""A whole search on the fake TensorRT, and the tests for hardware on it: they need no change to run on a GPU."""
+"""A whole search on the fake TensorRT, and a run of the hardware tests, unchanged, on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ MODEL = ROOT / "specs" / "models" / "squeezenet10.onnx"
 
 
 @pytest.mark.parametrize("version", ["10.9.0.34", "11.4.0.106"])
-def test_a_search(version: str, install_tensorrt: Callable[[str], None], tmp_path: Path):
+def test_a_search_selects_a_faster_placement(
+    version: str, install_tensorrt: Callable[[str], None], tmp_path: Path
+):
     install_tensorrt(version)
     case = Case(id="default", model=MODEL, inputs=Inputs(batch=1), tune=TuneRules(trials=2))
     words = ("tensorrt.opt-level=4",)
@@ -33,7 +35,7 @@ def test_a_search(version: str, install_tensorrt: Callable[[str], None], tmp_pat
         work = session.work(case)
         search = work.search
         assert all(trial.ok for trial in search.trials), [trial.error for trial in search.trials]
-        assert not search.unchanged  # the simulated kernels gain from integers
+        assert not search.unchanged  # the simulated kernels are faster in integers
         assert work.latency is not None
         assert work.latency.speedup.low > 1
         assert {site.format for site in search.winner.sites} == {"int8"}
@@ -51,7 +53,7 @@ def test_a_search(version: str, install_tensorrt: Callable[[str], None], tmp_pat
 def test_notes_of_the_runtime_reach_record_and_reports(
     install_tensorrt: Callable[[str], None], fail: Callable[[str], None], tmp_path: Path, engine_threads: None
 ):
-    """From the samples of an engine through trial and record to the table's footnotes and the page."""
+    """Notes on samples of an engine are in the trial, the record, the footnotes of the table and the HTML page."""
     from qdqspec.report.tables import warning_lines
     from qdqspec.report.write import render, write_results
 
@@ -106,7 +108,9 @@ def run_device_tests(site: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_the_tests_for_hardware_pass_on_the_fake(install_tensorrt: Callable[[str], None], tmp_path: Path):
+def test_the_hardware_tests_pass_on_the_fake_tensorrt(
+    install_tensorrt: Callable[[str], None], tmp_path: Path
+):
     install_tensorrt("10.16.1.11")
     said = run_device_tests(tmp_path / "site", "--qdq-backend=tensorrt")
     skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]
@@ -114,7 +118,7 @@ def test_the_tests_for_hardware_pass_on_the_fake(install_tensorrt: Callable[[str
     assert "passed" in said
 
 
-def test_without_hardware_they_skip_and_state_why(tmp_path: Path):
+def test_without_hardware_the_hardware_tests_skip_with_a_reason(tmp_path: Path):
     if importlib.util.find_spec("tensorrt") is not None:
         pytest.skip("TensorRT is installed here")
     said = run_device_tests(tmp_path / "nothing", "--qdq-backend=tensorrt")
@@ -124,10 +128,10 @@ def test_without_hardware_they_skip_and_state_why(tmp_path: Path):
     )
 
 
-def test_the_tests_for_hardware_pass_with_the_simulated_trtexec(
+def test_the_hardware_tests_pass_with_the_simulated_trtexec(
     install_trtexec: Callable[..., object], tmp_path: Path
 ):
-    """What is about the Python API skips and says so; the rest runs through the tool."""
+    """Tests of the Python API are skipped with a reason; the others run with the tool."""
     install_trtexec("10.16")
     said = run_device_tests(tmp_path / "nothing", "--qdq-backend=trtexec")
     assert "this is about the Python API: pytest tests/device --qdq-backend=tensorrt" in said

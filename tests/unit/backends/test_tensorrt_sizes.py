@@ -1,4 +1,4 @@
-"""Rules about sizes, attention and fp8: each leaves out what its source says, in its formats, and nothing else."""
+"""Placement rules for sizes, attention and fp8: each omits the units that its source names, in its formats only."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def conv(made: int, read: int, kernel: str = "3,3", group: int = 1, *, first: bo
     return model_of(text, w=(made, read, *sides))
 
 
-# In int8 with few channels: what Model-Optimizer keeps, and what it leaves out.
+# In int8 with few channels: the convolutions that Model-Optimizer quantizes, and those that it does not.
 @pytest.mark.parametrize(
     ("model", "int8", "fp8"),
     [
         (conv(32, 32), True, True),
-        (conv(16, 16), True, False),  # fp8 wants more than 16
+        (conv(16, 16), True, False),  # fp8 needs more than 16
         (conv(32, 3), True, False),  # a multiple of 8 on one side, 16 on one
         (conv(8, 4), True, False),  # the first of the model
         (conv(8, 4, first=False), False, False),
@@ -59,14 +59,16 @@ def conv(made: int, read: int, kernel: str = "3,3", group: int = 1, *, first: bo
         (conv(32, 1, "1,1", group=32, first=False), False, False),
     ],
 )
-def test_convolutions_of_few_channels(model: Model, int8: bool, fp8: bool) -> None:
+def test_few_channel_convolutions_are_quantized_as_in_model_optimizer(
+    model: Model, int8: bool, fp8: bool
+) -> None:
     for fmt, offered in (("int8", int8), ("fp8", fp8)):
         assert "y" in space_of(model, fmt=fmt).by_id
         assert ("y" in space_of(model, "few-channel-conv", fmt=fmt).by_id) == offered, fmt
 
 
 @pytest.mark.parametrize(("kernel", "fp8"), [("5,5", True), ("4,8", False), ("7,7", False), ("31,1", True)])
-def test_large_kernels_are_not_for_fp8(kernel: str, fp8: bool) -> None:
+def test_large_kernels_are_not_offered_in_fp8(kernel: str, fp8: bool) -> None:
     model = (
         conv(32, 32, kernel)
         if kernel != "31,1"
@@ -97,7 +99,7 @@ def test_small_products_stay_float(text: str, weight: tuple[int, ...], offered: 
     assert ("y" in space_of(model, "small-gemm", fmt=fmt).by_id) == offered
 
 
-def test_weights_alone_are_for_products_of_one_row() -> None:
+def test_weight_only_labels_are_offered_for_products_of_one_row() -> None:
     model = model_of("(float[1,64] x) => (float[1,32] y) { y = MatMul(x, w) }", w=(64, 32))
     assert "y" in space_of(model, "small-gemm", fmt="int4").by_id
     assert space_of(model, "small-gemm", fmt="int8+int4").by_id["y"].labels == ("fp", "int4:in-only")
@@ -108,10 +110,10 @@ CHAIN = """(float[1,32,8,8] x) => (float[1,32,4,4] y) {
   d = Add(s, t)  e = MaxPool<kernel_shape=[2,2], strides=[2,2]>(d)  y = Conv<pads=[1,1,1,1]>(e, w) }"""
 
 
-def test_fp8_is_for_few_operators() -> None:
+def test_fp8_is_offered_for_few_operators() -> None:
     model = model_of(CHAIN, w=(32, 32, 3, 3))
     assert {"b", "d", "e"} <= space_of(model, fmt="fp8").by_id.keys()
-    # b is residual: one side comes straight out of a convolution; d is not.
+    # b is residual, since one of its inputs is the output of a convolution; d is not.
     assert space_of(model, "fp8-operators", fmt="fp8").by_id.keys() == {"a", "b", "c", "y"}
     assert {"b", "d", "e"} <= space_of(model, "fp8-operators").by_id.keys()
     mixed = space_of(model, "fp8-operators", fmt="int8+fp8").by_id["e"]
@@ -151,7 +153,7 @@ def test_an_attention_is_one_unit_of_both_products() -> None:
         ("s = Mul(d, c)  r = Mul(s, c)  p = Softmax(r)", False),
     ],
 )
-def test_fp8_wants_a_scale_and_then_a_mask(between: str, fp8: bool) -> None:
+def test_attention_in_fp8_needs_a_scale_followed_by_a_mask(between: str, fp8: bool) -> None:
     model = attention(between)
     assert len(space_of(model, "whole-attention").units) == 1
     assert len(space_of(model, "whole-attention", fmt="fp8").units) == int(fp8)
@@ -175,8 +177,8 @@ def test_an_attention_of_a_size_without_a_kernel_stays_float(
     assert bool(space_of(model, "whole-attention", fmt="fp8").units) == fp8
 
 
-def test_half_an_attention_is_not_offered() -> None:
-    """Of the second product a size is wrong, so the first stays float too."""
+def test_one_product_of_an_attention_alone_is_not_offered() -> None:
+    """The second product has a wrong size, so the first stays float too."""
     model = model_of(
         """(float[2,32,64] q, float[2,64,32] t, float[2,32,8] v) => (float[2,32,8] y)
         { d = MatMul(q, t)  p = Softmax(d)  y = MatMul(p, v) }"""
@@ -185,7 +187,7 @@ def test_half_an_attention_is_not_offered() -> None:
     assert space_of(model, "whole-attention", "small-gemm").units == ()
 
 
-def test_products_without_a_softmax_between_are_two_units() -> None:
+def test_products_without_a_softmax_between_them_are_two_units() -> None:
     model = attention("p = Tanh(d)")
     assert {unit.id for unit in space_of(model, "whole-attention").units} == {"d", "a"}
 

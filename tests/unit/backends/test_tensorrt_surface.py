@@ -1,7 +1,7 @@
 """Every name that the backend uses exists in each TensorRT it claims, and the fake has no others.
 
 A type checker reads the backend against stubs made of the recorded surface of each version: attributes, keywords,
-enum members, with the types that methods really give. Nothing lists the names, so no list can go stale.
+enum members, with the types that methods really give. The names come from the source of the backend, not from a list.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import pytest
 import trt_surface
 from trt_surface import SOURCES, VERSIONS, Surface
 
-# Fakes of a class that the backend makes subclasses of, and what it implements there is told in prose only.
+# Classes of which the backend has subclasses; their methods are described in TensorRT's prose documentation only.
 CALLBACKS = {"reallocate_output_async", "notify_shape"}
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What mypy knows of Python itself, which is most of what it reads."""
+    """mypy's cache of the standard library, which is most of what it reads."""
     return tmp_path_factory.mktemp("mypy")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_backend_uses_only_what_is_there(version: str, tmp_path: Path, cache: Path):
+def test_the_backend_uses_only_names_of_the_recorded_surface(version: str, tmp_path: Path, cache: Path):
     assert trt_surface.complaints(trt_surface.load(version), tmp_path, cache) == []
 
 
-def test_a_name_that_is_not_there_is_noticed(tmp_path: Path, cache: Path):
+def test_a_missing_name_is_found(tmp_path: Path, cache: Path):
     surface = trt_surface.load("11.4.0.106")
     for entry in surface["classes"].values():
         entry["methods"] = {name: told for name, told in entry["methods"].items() if name == "__init__"}
@@ -48,7 +48,7 @@ def test_a_name_that_is_not_there_is_noticed(tmp_path: Path, cache: Path):
     assert len(missing) > 50
 
 
-def test_a_keyword_or_a_name_at_the_end_of_a_chain_is_noticed(tmp_path: Path, cache: Path):
+def test_a_missing_keyword_or_name_at_the_end_of_a_chain_is_found(tmp_path: Path, cache: Path):
     surface = trt_surface.load("11.4.0.106")
     del surface["classes"]["EngineInspector"]["methods"]["get_engine_information"]
     for told in surface["classes"]["IBuilderConfig"]["methods"]["set_timing_cache"]:
@@ -58,21 +58,22 @@ def test_a_keyword_or_a_name_at_the_end_of_a_chain_is_noticed(tmp_path: Path, ca
     assert any('"get_engine_information"' in line for line in said)
 
 
-def test_each_name_that_is_used_exists_in_some_version():
+def test_each_optional_name_exists_in_some_version():
     everywhere = {name for version in VERSIONS for name in members(trt_surface.load(version))}
     asked = trt_surface.optional_names()
     assert "STRONGLY_TYPED" in asked
     assert asked <= everywhere
 
 
-def test_numbers_of_flags_did_change():
-    """Why nothing may know a number: the strongly typed flag's old one is another flag's now."""
+def test_numbers_of_flags_differ_between_versions():
+    """The backend must use names: the former number of the strongly typed flag is that of another flag in TensorRT
+    11."""
     numbers = [trt_surface.load(version)["enums"]["NetworkDefinitionCreationFlag"] for version in VERSIONS]
     assert [n["STRONGLY_TYPED"] for n in numbers] == [1, 1, 0]
     assert numbers[2]["PREFER_JIT_PYTHON_PLUGINS"] == 1
 
 
-def test_sources_hold_all_of_the_backend():
+def test_the_checked_sources_are_all_that_import_tensorrt():
     folder = trt_surface.ROOT / "qdqspec" / "backends"
     importing = {
         path for path in folder.rglob("*.py") if re.search(r"import tensorrt\b", path.read_text("utf-8"))
@@ -89,7 +90,7 @@ def members(surface: Surface) -> set[str]:
 # ---- the fake -----------------------------------------------------------------------------------
 
 
-def test_the_fake_has_nothing_the_real_one_lacks(tensorrt_version: str):
+def test_each_name_of_the_fake_exists_in_the_recorded_surface(tensorrt_version: str):
     import tensorrt as fake
 
     surface = trt_surface.load(tensorrt_version)
@@ -117,7 +118,7 @@ def check_class(name: str, value: type, entry: Surface) -> None:
         assert stored <= known, name
 
 
-def test_the_fake_has_build_routes_where_the_real_one_has(tensorrt_version: str):
+def test_the_fake_has_build_routes_in_the_versions_that_have_them(tensorrt_version: str):
     import tensorrt as fake
 
     known = trt_surface.load(tensorrt_version)["classes"]["IBuilderConfig"]["properties"]
@@ -146,14 +147,14 @@ def parameters(function: object) -> list[str]:
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def bindings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """NVIDIA's own bindings, without TensorRT behind them: downloaded, never committed."""
+    """NVIDIA's bindings without the TensorRT libraries: downloaded, never committed."""
     try:
         return request.param, trt_surface.bindings(request.param, tmp_path_factory.mktemp("bindings"))
     except trt_surface.MissingError as error:
         pytest.skip(str(error))
 
 
-def test_the_recorded_surface_is_the_real_one(bindings: tuple[str, Path]):
+def test_the_recorded_surface_is_that_of_the_bindings(bindings: tuple[str, Path]):
     version, site = bindings
     real, recorded = trt_surface.read_surface(site), trt_surface.load(version)
     assert real["version"] == version
@@ -165,8 +166,8 @@ def test_the_recorded_surface_is_the_real_one(bindings: tuple[str, Path]):
             assert entry[part].items() <= real["classes"][name][part].items(), f"{name}: {cure}"
 
 
-def test_tensorrt_for_rtx_lacks_nothing_that_is_used(tmp_path: Path, cache: Path):
-    """It is no backend yet for other reasons: docs/decisions/0024-no-gpu-providers-and-no-tensorrt-for-rtx.md."""
+def test_tensorrt_for_rtx_has_every_used_name(tmp_path: Path, cache: Path):
+    """It is not a backend for other reasons: docs/decisions/0024-no-gpu-providers-and-no-tensorrt-for-rtx.md."""
     try:
         site = trt_surface.bindings(trt_surface.RTX, tmp_path)
     except trt_surface.MissingError as error:
@@ -178,7 +179,7 @@ def test_tensorrt_for_rtx_lacks_nothing_that_is_used(tmp_path: Path, cache: Path
     assert trt_surface.complaints(used, tmp_path / "mypy", cache) == []
 
 
-def test_our_subclasses_can_be_made_of_the_real_classes(bindings: tuple[str, Path]):
+def test_the_real_classes_can_be_subclassed(bindings: tuple[str, Path]):
     _, site = bindings
     done = trt_surface.try_subclasses(site)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""TensorRT's layer information: every recorded sample, and each quirk seen in one."""
+"""TensorRT's layer information: every recorded sample, and each irregularity found in one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def layer(name, kind="kgen", reads="Float", writes="Float", **more):
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.graph.json")), ids=lambda p: p.name)
-def test_every_recorded_graph_is_read(path):
+def test_every_recorded_graph_is_parsed(path):
     found = parse_layers(path.read_text())
     assert len(found) == len(json.loads(path.read_text())["Layers"])
     assert all(one.name and one.op_type for one in found)
@@ -57,7 +57,7 @@ def test_every_recorded_graph_is_read(path):
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.profile.json")), ids=lambda p: p.name)
-def test_every_recorded_profile_is_charged_in_full(path):
+def test_all_times_of_each_recorded_profile_are_attributed(path):
     found = layers_of(path.name.removesuffix(".profile.json"))
     spent = sum(milliseconds for _, milliseconds in read_profile(path.read_text()))
     assert sum(one.milliseconds for one in found) == pytest.approx(spent)
@@ -73,7 +73,9 @@ def test_every_recorded_profile_is_charged_in_full(path):
         ("qat-residual-qgap", 24, 1, 0.673),
     ],
 )
-def test_the_quartet_has_the_counts_it_was_published_with(placement, layers, reformats, total):
+def test_counts_and_times_of_the_four_resnet18_placements_are_those_published(
+    placement, layers, reformats, total
+):
     found = layers_of(RESNET.format(placement))
     assert len(found) == layers
     assert sum(one.boundary and one.op_type != "NoOp" for one in found) == reformats
@@ -87,7 +89,7 @@ def test_unfused_pairs_are_distinguished_from_changes_of_layout():
     assert found == ["QuantizeLinear", "DequantizeLinear", "QuantizeLinear"]
 
 
-def test_what_a_kernel_computes_in_is_not_what_it_reads_and_writes():
+def test_the_precision_of_a_kernel_may_differ_from_that_of_its_tensors():
     by_name = {one.name: one for one in layers_of(RESNET.format("qat"))}
     residual = by_name["layer1.0.conv2.weight + QuantizeLinear_32 + Conv_34 + Add_36 + Relu_37"]
     assert (residual.integer, residual.precision) == (True, "int8 > fp16")
@@ -97,7 +99,7 @@ def test_what_a_kernel_computes_in_is_not_what_it_reads_and_writes():
     assert not by_name["QuantizeLinear_40"].integer
 
 
-def test_metadata_of_cask_and_myelin_layers_in_one_engine():
+def test_metadata_of_cask_and_myelin_layers_is_read_in_one_engine():
     found = {one.name: one for one in layers_of("trt10.16-mnist-detailed", profiled=False)}
     assert found["node_conv2d + node_relu"].nodes == ("node_conv2d", "node_relu")
     assert found["__myl_AddMaxrSubExpSum_myl4_2"].nodes == ("node_linear_1", "node_softmax")
@@ -105,17 +107,19 @@ def test_metadata_of_cask_and_myelin_layers_in_one_engine():
     assert (cast.boundary, cast.tensors, cast.precision) == (True, ("z",), "int32 > int64")
 
 
-def test_the_schema_of_11():
+def test_the_schema_of_tensorrt_11_is_read():
     found = {one.name: one for one in layers_of("trt11-mnist-detailed.excerpt", profiled=False)}
     convolution = found["node_conv2d_myl0_2"]
     assert (convolution.op_type, convolution.nodes) == ("correlation", ("node_conv2d", "node_relu"))
     assert convolution.precision == "fp32"
-    assert found["__mye1085_myl0_0"].tensors == ("x",), "housekeeping is charged to the engine's input"
+    assert found["__mye1085_myl0_0"].tensors == ("x",), (
+        "a layer without a node is attributed to the engine's input"
+    )
     assert found["__myl_Move_myl0_1"].boundary
 
 
-def test_layers_printed_on_one_line_each():
-    """``--dumpLayerInfo`` writes them so; the separator in metadata is no end of line."""
+def test_layers_printed_on_one_line_each_are_read():
+    """``--dumpLayerInfo`` writes one line per layer; the separator in metadata is not a line break."""
     log = text("trt10.16-mnist-dumpLayerInfo.log")
     printed = [line for line in log.split("\n") if line.startswith("Name: ")]
     assert len(printed) == 9
@@ -125,23 +129,23 @@ def test_layers_printed_on_one_line_each():
     ]
 
 
-def test_times_as_exported():
+def test_exported_times_are_read():
     times = read_times(text("trt8-resnet50tf-rtx3090-fp32.times.json"))
     assert len(times) == 30
     assert times[0] == 13.0181
 
 
-def test_names_of_tensorflow():
+def test_node_names_of_tensorflow_are_read():
     found = layers_of("trt8-resnet50tf-rtx3090-qat")
     first = next(one for one in found if one.op_type == "CaskConvolution")
     assert first.nodes == ("resnet50/quant_conv1_conv/BiasAdd",)
     assert first.integer
 
 
-# ---- quirks -------------------------------------------------------------------------------------
+# ---- irregularities -------------------------------------------------------------------------------------
 
 
-def test_engines_without_details_give_names():
+def test_layer_names_are_read_from_engines_without_details():
     found = parse_layers(
         {"Layers": ["Conv_0 + Relu_1", "Reformatting CopyNode for Input Tensor 0 to Conv_2"]}
     )
@@ -150,7 +154,7 @@ def test_engines_without_details_give_names():
     assert parse_layers({"Layers": []}) == parse_layers({}) == ()
 
 
-def test_layers_that_are_json_texts():
+def test_layers_given_as_json_strings_are_read():
     (found,) = parse_layers({"Layers": [json.dumps(layer("a", Metadata="[ONNX Layer: b]"))]})
     assert found.nodes == ("b",)
 
@@ -166,7 +170,7 @@ def test_layers_that_are_json_texts():
         ("something of a user's own", ()),
     ],
 )
-def test_metadata(metadata, names):
+def test_node_names_are_read_from_metadata(metadata, names):
     assert metadata_names(metadata) == names
 
 
@@ -190,7 +194,7 @@ def test_metadata(metadata, names):
         ("copied_squeeze_after_(Unnamed Layer* 361) [ElementWise]", ()),
     ],
 )
-def test_names_without_metadata_or_model(name, nodes):
+def test_node_names_are_read_from_layer_names_without_metadata(name, nodes):
     assert EngineNames().of_layer(name, "") == nodes
 
 
@@ -226,18 +230,20 @@ def test_a_myelin_kernel_of_only_pairs_is_a_pair():
         ),
     ],
 )
-def test_what_it_computes_in(entry, integer, precision):
+def test_the_precision_of_a_layer_is_read(entry, integer, precision):
     (found,) = parse_layers(graph(entry))
     assert (found.integer, found.precision) == (integer, precision)
 
 
-def test_repeated_names_are_charged_in_order():
+def test_times_of_repeated_names_are_attributed_in_order():
     profile = [{"count": 3}, *({"name": "a", "timeMs": 3 * t} for t in (1.0, 2.0, 4.0))]
     found = parse_layers(graph(layer("a"), layer("a")), profile)
-    assert [one.milliseconds for one in found] == [1.0, 2.0, 4.0], "the third ran, though the graph has two"
+    assert [one.milliseconds for one in found] == [1.0, 2.0, 4.0], (
+        "the third layer ran, though the graph has two"
+    )
 
 
-def test_only_the_profile_that_ran_is_kept():
+def test_only_layers_of_the_timed_shape_profile_are_kept():
     layers = [layer("a [profile 0]"), layer("a [profile 1]")]
     found = parse_layers(graph(*layers), [{"name": "a [profile 1]", "averageMs": 2.0}])
     assert [(one.name, one.milliseconds) for one in found] == [("a [profile 1]", 2.0)]
@@ -249,8 +255,8 @@ def test_only_the_profile_that_ran_is_kept():
     assert [(one.name, one.milliseconds) for one in found] == [("a", 2.0), ("b", 0.0)]
 
 
-def test_names_that_break_json():
-    """trtexec writes names as they are."""
+def test_names_with_unescaped_characters_are_read():
+    """trtexec writes names into JSON without escapes."""
     row = '{ "name" : "say "hi" \\ bye", "timeMs" : 2, "averageMs" : 1e-1, "percentage" : 3 }'
     written = f'[\n  {{ "count" : 1 }}\n, {row}\n]\n'
     assert read_profile(written) == (('say "hi" \\ bye', 0.1),)
@@ -265,7 +271,7 @@ def test_names_that_break_json():
         ("{}", '[{"name": "a", "averageMs": NaN}]'), ("{}", '[{"name": "a", "averageMs": true}]'), ("{}", "[3]"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_one_error(graph_text, profile):
+def test_unreadable_layer_information_is_one_error(graph_text, profile):
     with pytest.raises(BackendError, match="cannot be used") as caught:
         parse_layers(graph_text, profile)
     assert "\n" not in caught.value.what
@@ -305,14 +311,14 @@ def model():
         ("nothing of the model", ()),
     ],
 )
-def test_names_are_those_of_the_model(model, name, nodes):
+def test_node_names_are_those_of_the_model(model, name, nodes):
     (found,) = parse_layers(graph(name), model=model)
     assert found.nodes == nodes
     assert found.boundary == (not nodes)
     assert nodes or found.tensors == ("x",)
 
 
-def test_conversions_are_charged_to_tensors_before_their_pairs(model):
+def test_conversions_are_attributed_to_the_tensors_before_their_pairs(model):
     alone = {
         "Name": "pair/DQ",
         "LayerType": "Reformat",
@@ -338,15 +344,15 @@ def test_metadata_of_a_model_names_only_its_nodes(model):
 # ---- fusion regions -----------------------------------------------------------------------------
 
 
-def test_groups_are_disjoint_and_leave_conversions_out():
+def test_fusion_groups_are_disjoint_and_without_conversions():
     groups = groups_of(layers_of("trt10.16-mnist-detailed", profiled=False))
     flat = [node for group in groups for node in group]
     assert len(flat) == len(set(flat))
     assert ("node_conv2d", "node_relu") in groups
-    assert ("node_softmax",) in groups, "its second kernel shares it with a Gemm that came first"
+    assert ("node_softmax",) in groups, "its second kernel shares the node with a Gemm that is listed first"
 
 
-def test_regions_follow_what_tensorrt_fused(models):
+def test_regions_are_the_fusions_of_tensorrt(models):
     from qdqspec.graph.model import load_model
 
     model = load_model(models / "digits_resnet.onnx")
@@ -359,6 +365,6 @@ def test_regions_follow_what_tensorrt_fused(models):
     assert {tuple(group) for group in fused} <= leaves
 
 
-def test_read_layers_keeps_the_text_of_tensorrt():
+def test_read_layers_returns_the_texts_of_tensorrt():
     first = read_layers(text("trt8-resnet18-a100-qat.graph.json"))[0]
     assert (first.origin, first.layer_type, first.converts) == ("QDQ", "Reformat", True)

@@ -1,4 +1,5 @@
-"""What a reader of TensorRT's output must survive, one test a quirk, numbered as in `QUIRKS`, mostly on recordings.
+"""Irregularities of TensorRT's output that a reader must handle: one test each, numbered as in `QUIRKS`, mostly on
+recordings.
 
 Other readings of the same files are in test_trt_layers.py and test_trtexec_log.py.
 """
@@ -83,7 +84,7 @@ def test_quirk_02_the_top_keys_changed_in_11() -> None:
     assert ("Bindings" in eleven, "I/O Tensors" in eleven) == (False, True)
     for graph, name in ((ten, ten["Bindings"][0]), (eleven, eleven["I/O Tensors"][0]["Name"])):
         (lost,) = parse_layers({**graph, "Layers": ["__myl_Nothing_myl0_1"]})
-        assert lost.tensors == (name,), "what stands for no node is charged to the engine's input"
+        assert lost.tensors == (name,), "a layer without a node is attributed to the engine's input"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_quirk_10_profile_json_is_not_quite_json_and_names_repeat() -> None:
     first = json.loads(text("trt8-resnet18-a100-qat.profile.json"))[0]
     assert list(first) == ["count"], "the first entry has no name"
     assert all(name for name, _ in recorded)
-    assert any(ms == 0 for _, ms in recorded), "layers that take no time are there, too"
+    assert any(ms == 0 for _, ms in recorded), "layers without a time are listed, too"
     old = '[ {"count": 2}\n, {"name": "a", "timeMs": 3.0, "averageMs": 1.5, "percentage": 9}\n]'
     assert read_profile(old) == (("a", 1.5),), "no median before 8.5"
     odd = '[\n, { "name" : "say \\"a\\" and "b"", "timeMs" : 2, "averageMs" : 1, "percentage" : 9 }\n]'
@@ -262,7 +263,7 @@ def test_quirk_13_times_json_changed_its_words() -> None:
     new = {"startEnqMs": 5, "startComputeMs": 4, "computeMs": 1.5, "h2dMs": 0, "latencyMs": 9}
     old = {"startInMs": 0, "inMs": 1, "computeMs": 2.5, "outMs": 1, "latencyMs": 9}
     assert read_times(json.dumps([new, old])) == (1.5, 2.5), (
-        "compute alone, though it began before the launch"
+        "the compute time alone, though compute began before the launch"
     )
     assert len(read_times(text("trt8-resnet50tf-rtx3090-fp32.times.json"))) == 30
 
@@ -312,7 +313,7 @@ def test_quirk_17_and_18_shapes_that_were_taken(number: int) -> None:
     assert (found.rule.kind, found.rule.weight) == ("shapes_assumed", "fatal")
 
 
-# ---- nothing is left out --------------------------------------------------------------------------
+# ---- completeness --------------------------------------------------------------------------
 
 
 def test_every_quirk_has_a_test() -> None:
@@ -331,12 +332,12 @@ READERS: dict[str, Callable[[str], object]] = {
     ".log": read_log,
     ".jsonl": _messages,
 }
-# What engine-explorer kept: of runs the summary, which `explain` reads, of builds what was asked for.
+# Files of engine-explorer: of runs the summary, which `explain` reads, of builds the options.
 MEDIANS = {"fp16": 0.862, "qat": 0.883, "qat-residual": 0.546, "qat-residual-qgap": 0.5}
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES.iterdir()), ids=lambda path: path.name)
-def test_every_sample_is_read(path: Path) -> None:
+def test_every_sample_is_parsed(path: Path) -> None:
     if path.name.endswith(".metadata.json"):
         name = path.name.split(".")[0]
         median = _end_to_end(path.with_name(f"{name}.graph.json"), None)

@@ -1,4 +1,4 @@
-"""Backend trtexec, driven by a stand-in that takes the real options and replays recorded logs."""
+"""Backend trtexec with a stand-in that accepts the real options and replays recorded logs."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def engine(model, feeds):
         one.close()
 
 
-# ---- what it is asked ---------------------------------------------------------------------------
+# ---- command lines ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["10.16", "11.1"])
-def test_the_same_flags_for_both_majors(install_trtexec, engine, version):
+def test_flags_are_the_same_for_both_major_versions(install_trtexec, engine, version):
     tool = install_trtexec(version)
     made = engine()
     made.time(5)
@@ -107,14 +107,14 @@ def test_times_are_gpu_compute_not_latency(install_trtexec, engine):
     assert samples.cpu_ms == ()
 
 
-def test_without_exported_times_the_printed_median_counts(install_trtexec, engine):
+def test_without_exported_times_the_printed_median_is_used(install_trtexec, engine):
     install_trtexec(without=["--exportTimes"])
     made = engine()
     (only,) = made.time(20).wall_ms
     assert only == pytest.approx(sum(layer.milliseconds for layer in made.layers()), rel=0.05)
 
 
-def test_without_an_exported_profile_the_printed_table_counts(install_trtexec, engine):
+def test_without_an_exported_profile_the_printed_table_is_used(install_trtexec, engine):
     install_trtexec(without=["--exportProfile"])
     made = engine()
     assert sum(layer.milliseconds for layer in made.layers()) == pytest.approx(
@@ -129,7 +129,7 @@ def test_warnings_of_trtexec_about_its_measurement_are_kept(install_trtexec, eng
     )
 
 
-def test_own_arguments_reach_every_call(install_trtexec, engine):
+def test_arguments_of_the_user_are_in_every_call(install_trtexec, engine):
     tool = install_trtexec()
     engine(args="--builderOptimizationLevel=4 --device=1", warmup_ms="900").time(2)
     for words in tool.calls():
@@ -137,7 +137,7 @@ def test_own_arguments_reach_every_call(install_trtexec, engine):
     assert value(tool.calls()[1], "--warmUp") == "900"
 
 
-def test_the_gpu_that_is_chosen(install_trtexec, model, monkeypatch):
+def test_the_chosen_gpu_is_queried_and_passed_to_trtexec(install_trtexec, model, monkeypatch):
     tool = install_trtexec()
     backend, second = Trtexec(), BuildOptions(device=1)
     assert backend.device(second).key.startswith("nvidia-l4-sm89-trtexec-")
@@ -150,7 +150,7 @@ def test_the_gpu_that_is_chosen(install_trtexec, model, monkeypatch):
     backend.build(model, BuildOptions()).close()
     first, other = tool.calls()
     assert "--device=1" in first
-    assert "--device" not in names(other), "what is the default need not be said"
+    assert "--device" not in names(other), "the default GPU needs no option"
     own = BuildOptions(device=2, extra={"trtexec.args": "--device=1"})
     assert backend.device(own).key.startswith("nvidia-l4-")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,0")
@@ -158,7 +158,7 @@ def test_the_gpu_that_is_chosen(install_trtexec, model, monkeypatch):
     assert "GPU" not in backend.probe(BuildOptions(device=2)).facts
 
 
-def test_own_arguments_replace_ours(install_trtexec, engine):
+def test_arguments_of_the_user_replace_those_of_the_backend(install_trtexec, engine):
     tool = install_trtexec()
     engine(args="--warmUp=7 --profilingVerbosity=layer_names_only").time(2)
     built, timed = tool.calls()
@@ -168,13 +168,13 @@ def test_own_arguments_replace_ours(install_trtexec, engine):
     ]
 
 
-def test_types_chosen_by_tensorrt_exclude_strong_typing(install_trtexec, engine):
+def test_weak_typing_excludes_strong_typing(install_trtexec, engine):
     tool = install_trtexec("10.16")
     engine(args="--fp16")
     assert "--stronglyTyped" not in tool.calls()[0]
 
 
-def test_builds_share_a_timing_cache_where_the_run_keeps_state(install_trtexec, model, tmp_path):
+def test_builds_of_a_run_with_state_share_a_timing_cache(install_trtexec, model, tmp_path):
     tool = install_trtexec()
     Trtexec().build(model, BuildOptions(state=tmp_path / "state")).close()
     assert value(tool.calls()[0], "--timingCacheFile") == str(tmp_path / "state" / "trtexec.timing-cache")
@@ -182,13 +182,13 @@ def test_builds_share_a_timing_cache_where_the_run_keeps_state(install_trtexec, 
 
 
 @pytest.mark.parametrize("own", [{}, {"trtexec.timing-cache": "own.cache"}])
-def test_a_fresh_build_takes_no_timing_cache(install_trtexec, model, tmp_path, own):
+def test_a_fresh_build_has_no_timing_cache(install_trtexec, model, tmp_path, own):
     tool = install_trtexec()
     Trtexec().build(model, BuildOptions(state=tmp_path / "state", fresh=True, extra=own)).close()
     assert "--timingCacheFile" not in names(tool.calls()[0])
 
 
-def test_plugins_reach_every_call_by_the_option_for_their_kind(install_trtexec, engine, tmp_path):
+def test_plugins_are_in_every_call_with_the_option_for_their_kind(install_trtexec, engine, tmp_path):
     tool = install_trtexec()
     one, two = tmp_path / "one.so", tmp_path / "two.so"
     one.touch()
@@ -203,7 +203,7 @@ def test_a_missing_plugin_is_named():
         options_from({"trtexec.plugins": "/a/one.so"})
 
 
-def test_options_that_are_no_options():
+def test_wrong_options_are_refused():
     with pytest.raises(ConfigError, match=r"did you mean 'trtexec.args'"):
         options_from({"trtexec.arg": "--fp16"})
     with pytest.raises(ConfigError, match="does not fit"):
@@ -223,7 +223,7 @@ def dynamic(model, feeds):
     return model, tuple(feeds["x"].shape)
 
 
-def test_dynamic_inputs_get_the_shapes_of_the_spec(install_trtexec, dynamic, feeds):
+def test_dynamic_inputs_have_the_shapes_of_the_spec(install_trtexec, dynamic, feeds):
     tool = install_trtexec()
     path, shape = dynamic
     most = (4, *shape[1:])
@@ -237,7 +237,7 @@ def test_dynamic_inputs_get_the_shapes_of_the_spec(install_trtexec, dynamic, fee
     assert value(built, "--optShapes") == value(timed, "--shapes") == "x:" + "x".join(map(str, shape))
 
 
-def test_several_profiles_are_written_after_their_numbers(install_trtexec, dynamic, feeds):
+def test_options_of_several_shape_profiles_follow_their_numbers(install_trtexec, dynamic, feeds):
     tool = install_trtexec()
     path, shape = dynamic
     large = (4, *shape[1:])
@@ -285,7 +285,7 @@ def test_a_dynamic_input_without_shape_is_an_error(install_trtexec, dynamic):
         ("garbage", "wrote no engine"),
     ],
 )
-def test_a_build_that_fails_states_why_in_one_line(install_trtexec, model, fault, message):
+def test_a_failed_build_has_a_reason_of_one_line(install_trtexec, model, fault, message):
     install_trtexec(fault={"build": fault})
     with pytest.raises(BackendError, match=message) as caught:
         Trtexec().build(model, BuildOptions())
@@ -301,7 +301,7 @@ def test_a_build_that_fails_states_why_in_one_line(install_trtexec, model, fault
         ("no-summary", "no GPU compute time"),
     ],
 )
-def test_a_run_that_fails_states_why(install_trtexec, engine, fault, message):
+def test_a_failed_run_has_a_reason(install_trtexec, engine, fault, message):
     tool = install_trtexec()
     made = engine()
     tool.fault(time=fault)
@@ -309,8 +309,8 @@ def test_a_run_that_fails_states_why(install_trtexec, engine, fault, message):
         made.time(3)
 
 
-def test_dropped_tactics_are_no_failure(install_trtexec, engine):
-    """An [E] line alone does not fail a build: the recorded one, before PASSED."""
+def test_skipped_tactics_do_not_fail_a_build(install_trtexec, engine):
+    """An [E] line alone does not fail a build: the recorded log ends with PASSED."""
     script = install_trtexec().folder / "trtexec"
     line = "[E] Error[2]: [virtualMemoryBuffer.cpp::resizePhysical::145] Error Code 2: OutOfMemory (no more)"
     start = '    banner("RUNNING")\n'
@@ -318,15 +318,15 @@ def test_dropped_tactics_are_no_failure(install_trtexec, engine):
     assert any("OutOfMemory" in note for note in engine().time(2).notes)
 
 
-def test_a_hang_is_ended(install_trtexec, model):
+def test_a_call_that_hangs_is_ended(install_trtexec, model):
     install_trtexec(fault={"build": "hang"})
     with pytest.raises(BackendError, match=r"was ended after 0.95 s") as caught:
         Trtexec().build(model, BuildOptions(build_seconds=1.0))
     assert "--qdq-build-limit" in str(caught.value.cure)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel")
-def test_a_candidate_that_is_given_up_leaves_no_trtexec_behind(install_trtexec, model):
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_trtexec_ends_with_a_candidate_that_is_given_up(install_trtexec, model):
     tool = install_trtexec(fault={"build": "hang"})
     with (
         Isolated("trtexec", build_timeout=3.0) as backend,
@@ -347,18 +347,20 @@ def _runs(pid):
         return False
 
 
-def test_profiling_options_that_turn_out_unknown_are_left_out_once_and_for_all(install_trtexec, engine):
+def test_unknown_profiling_options_are_omitted_in_all_later_calls(install_trtexec, engine):
     gone = ["--exportLayerInfo", "--profilingVerbosity"]
     tool = install_trtexec(
         without=gone, listed=[*gone, "--onnx", "--exportTimes", "--loadInputs", "--dumpProfile"]
     )
     made = engine()
-    assert made.layers() == (), "without layer information nothing can be charged to nodes"
+    assert made.layers() == (), "without layer information no time can be attributed to nodes"
     first, second, *_ = tool.calls()
     assert names(first) >= set(gone)
     assert not names(second) & set(gone)
     engine()
-    assert sum(names(words) >= set(gone) for words in tool.calls()) == 1, "it was asked again"
+    assert sum(names(words) >= set(gone) for words in tool.calls()) == 1, (
+        "the unknown option was passed again"
+    )
 
 
 def test_an_unknown_option_of_the_user_is_named(install_trtexec, model):
@@ -369,7 +371,7 @@ def test_an_unknown_option_of_the_user_is_named(install_trtexec, model):
     assert len(tool.calls()) == 1
 
 
-def test_no_trtexec(monkeypatch, tmp_path, model):
+def test_a_missing_trtexec_is_reported(monkeypatch, tmp_path, model):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("qdqspec.backends.trtexec.process._USUAL_PLACES", ())
     availability = Trtexec().probe()
@@ -380,7 +382,7 @@ def test_no_trtexec(monkeypatch, tmp_path, model):
         Trtexec().build(model, BuildOptions())
 
 
-def test_something_else_called_trtexec(monkeypatch, tmp_path):
+def test_another_program_named_trtexec_is_reported(monkeypatch, tmp_path):
     other = tmp_path / "trtexec"
     other.write_text("#!/bin/sh\necho usage: something else\n")
     other.chmod(0o755)
@@ -395,7 +397,7 @@ def test_a_version_without_strong_typing_is_refused(install_trtexec):
     assert "8.6.1 is too old" in availability.why
 
 
-def test_passwords_are_never_shown(install_trtexec, model, capfd):
+def test_passwords_are_removed_from_errors_and_output(install_trtexec, model, capfd):
     install_trtexec("10.16", fault={"build": "parse_failure"})
     args = "--remoteAutoTuningConfig=ssh://ann:s3cr:e@t@orin:22?remote_exec_path=/opt --safe"
     with pytest.raises(BackendError) as caught:
@@ -406,11 +408,11 @@ def test_passwords_are_never_shown(install_trtexec, model, capfd):
     assert "e@t" not in seen
 
 
-# ---- what it is ---------------------------------------------------------------------------------
+# ---- device and capabilities ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("version", "minor"), [("10.16", "10.16"), ("11.1", "11.1")])
-def test_device_and_capabilities(install_trtexec, version, minor):
+def test_device_key_and_capabilities_are_those_of_the_gpu(install_trtexec, version, minor):
     install_trtexec(version)
     backend = Trtexec()
     assert backend.device(BuildOptions()).key == f"nvidia-a100-80gb-pcie-sm80-trtexec-{minor}"
@@ -423,7 +425,7 @@ def test_device_and_capabilities(install_trtexec, version, minor):
     assert facts["TensorRT"].startswith(minor)
 
 
-def test_in_a_child_process(install_trtexec, model, feeds):
+def test_the_backend_works_in_a_child_process(install_trtexec, model, feeds):
     install_trtexec()
     with Isolated("trtexec") as backend:
         made = backend.build(model, BuildOptions())
@@ -433,7 +435,7 @@ def test_in_a_child_process(install_trtexec, model, feeds):
         made.close()
 
 
-def test_outputs_that_are_no_numbers(install_trtexec, model):
+def test_outputs_may_be_nan_or_infinite_and_wrong_files_are_errors(install_trtexec, model):
     from qdqspec.backends.trtexec.process import read_outputs
     from qdqspec.graph.model import load_model
 

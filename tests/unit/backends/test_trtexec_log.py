@@ -1,4 +1,4 @@
-"""What trtexec prints: every recorded log and message."""
+"""The output of trtexec: every recorded log and message is read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def read(name):
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=[f"{m['class']}-{m['tensorrt']}" for m in MESSAGES])
-def test_every_recorded_message_is_of_its_class(message):
+def test_every_recorded_message_has_its_class(message):
     findings = find_all("\n".join(message["lines"]))
     cause = cause_of(findings)
     if message["class"] in NOTES:
-        assert cause is None, "a build that says this may pass"
+        assert cause is None, "a build with this message may pass"
         assert {finding.rule.kind for finding in findings} == {message["class"]}
     else:
         assert cause is not None
@@ -45,7 +45,7 @@ def test_every_recorded_message_is_of_its_class(message):
         ("trt10-timing-cache-build-times.log", "", None, None, 0),
     ],
 )
-def test_every_recorded_log(name, verdict, version, median, profile):
+def test_every_recorded_log_is_read(name, verdict, version, median, profile):
     report = read(name)
     assert (report.verdict, report.version, report.median_ms) == (verdict, version, median)
     assert len(report.profile) == profile
@@ -58,7 +58,7 @@ def test_latency_is_not_mistaken_for_compute_time():
     assert read_log(f"[I] {latency}\n[I] Enqueue Time: median = 1 ms").median_ms is None
 
 
-def test_warnings_about_the_measurement():
+def test_warnings_about_the_measurement_are_notes():
     report = read("trt10.16-mnist-onnx-build-and-run.log")
     assert report.notes == ("GPU compute time is unstable, with coefficient of variance = 6.58751%.",)
 
@@ -81,7 +81,7 @@ def test_warnings_about_the_measurement():
         ("[W] The specified --useCudaGraph flag has been ignored. The inference will be", "no_cuda_graph"),
     ],
 )
-def test_warnings_of_trtexecs_source(line, kind):
+def test_warnings_in_the_source_of_trtexec_are_notes(line, kind):
     (finding,) = find_all(line)
     assert (finding.rule.kind, finding.rule.weight) == (kind, "note")
 
@@ -89,7 +89,7 @@ def test_warnings_of_trtexecs_source(line, kind):
 @pytest.mark.parametrize(
     "number", ["trt10.16-mnist-onnx-build-and-run.log", "trt11.0-mnist-dumpProfile.excerpt.log"]
 )
-def test_shapes_that_trtexec_took_itself_are_fatal_though_it_passed(number):
+def test_shapes_assumed_by_trtexec_are_an_error_even_if_it_passes(number):
     report = read(number)
     cause = cause_of(report.findings)
     assert report.verdict == "PASSED"
@@ -108,12 +108,12 @@ def test_shapes_that_trtexec_took_itself_are_fatal_though_it_passed(number):
         ("v110000", (11, 0, 0)),
     ],
 )
-def test_versions(banner, version):
+def test_the_version_is_read_from_the_banner(banner, version):
     assert read_log(f"&&&& RUNNING TensorRT.trtexec [TensorRT {banner}] # trtexec").version == version
 
 
-def test_the_profile_table_of_8():
-    """The name stands first there, padded, and there was no median before 8.5."""
+def test_the_profile_table_of_tensorrt_8_is_read():
+    """The name is in the first column, padded, and there is no median before 8.5."""
     log = """\
 [I] === Profile (32 iterations ) ===
 [I]                                             Layer   Time (ms)   Avg. Time (ms)   Time %
@@ -135,10 +135,10 @@ def test_the_profile_table_of_8():
         "[07/07/2026-02:10:58] [I] GPU Compute Time: min = 0.03 ms, median = 0.045 ms",
     ],
 )
-def test_summaries_of_other_versions(line):
+def test_summaries_of_other_versions_are_read(line):
     assert read_log(line).median_ms == 0.045
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-1", "fast", "1e999"])
-def test_a_median_that_is_no_time_is_none(number):
+def test_a_median_that_is_not_a_time_is_none(number):
     assert read_log(f"GPU Compute Time: min = 1 ms, median = {number} ms").median_ms is None

@@ -1,4 +1,4 @@
-"""A whole search through trtexec."""
+"""A whole search with the backend `trtexec`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPE = (1, 16, 24, 24)
 
 @pytest.fixture
 def case(tmp_path) -> Case:
-    """Two convolutions and what fuses with them."""
+    """Two convolutions and operators that fuse with them."""
     random = np.random.default_rng(0)
     nodes = [
         helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
@@ -49,7 +49,7 @@ def settings(tmp_path) -> Settings:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    """Every timed turn is a process: two builds and four rounds must do."""
+    """Two builds and four rounds: every timed turn is a process."""
     monkeypatch.setattr(bench, "NOISE_BUILDS", 2)
     monkeypatch.setattr(bench, "NOISE_ROUNDS", 4)
     monkeypatch.setattr(bench.Bench.compare, "__kwdefaults__", {"builds": 2, "rounds": 6})
@@ -61,7 +61,7 @@ def test_a_search_finds_the_faster_placement(install_trtexec, case, settings, ve
     tool = install_trtexec(version)
     with closing(Session(settings)) as session:
         leaves = [region.nodes for region in session.regions(case) if region.type == "LEAF"]
-        assert leaves == [("conv0", "relu0"), ("conv1",)], "regions follow what trtexec said it fused"
+        assert leaves == [("conv0", "relu0"), ("conv1",)], "regions are the fusions that trtexec reports"
         result = session.search(case)
     assert not result.unchanged
     assert result.winner.sites
@@ -82,8 +82,8 @@ def test_a_search_finds_the_faster_placement(install_trtexec, case, settings, ve
     assert len(built) > 3
 
 
-def test_candidates_that_break_are_failed_trials(install_trtexec, case, settings):
-    """All but the reference break: the model is unchanged, and the journal says why."""
+def test_candidates_whose_build_fails_are_failed_trials(install_trtexec, case, settings):
+    """All builds but that of the reference fail: the model is unchanged, and the trials have the reason."""
     tool = install_trtexec("10.16")
     script = tool.folder / "trtexec"
     broken = '    if "two.onnx" not in options["--onnx"]:\n        break_down("no_implementation")\n'
@@ -96,7 +96,7 @@ def test_candidates_that_break_are_failed_trials(install_trtexec, case, settings
     assert any("Could not find any implementation" in (trial.error or "") for trial in result.trials)
 
 
-def test_without_layer_information_regions_follow_structure(install_trtexec, case, settings):
+def test_without_layer_information_regions_are_structural(install_trtexec, case, settings):
     install_trtexec(without=["--exportLayerInfo"])
     with closing(Session(settings)) as session:
         nodes = {node for region in session.regions(case) for node in region.nodes}

@@ -1,4 +1,4 @@
-"""Strategy ``subgraph`` through trtexec, by ``qdqspec tune``: groups, parts of dynamic shape, files, resume."""
+"""Strategy ``subgraph`` of ``qdqspec tune`` on trtexec: groups, parts of dynamic shape, files, resume."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUPS = [["conv0", "relu0"], ["conv1", "relu1"]]
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two convolutions for any number of images; every timed turn is a process, so few must do."""
+    """Two convolutions for any number of images, and few turns, since every timed turn is a process."""
     monkeypatch.setattr(bench, "NOISE_BUILDS", 2)
     monkeypatch.setattr(bench, "NOISE_ROUNDS", 2)
     monkeypatch.setattr(bench.Bench.compare, "__kwdefaults__", {"builds": 2, "rounds": 6})
@@ -72,7 +72,7 @@ def tune(project: Path, regions: str = GIVEN, *words: str) -> dict[str, Any]:
 
 
 def builds(tool: Any) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each build that was asked for: the model's file name, and its words."""
+    """The file name of the model and the options of each build."""
     for words in tool.calls():
         named = dict(word.partition("=")[::2] for word in words)
         if "--onnx" in named:
@@ -89,12 +89,14 @@ def test_groups_of_a_file_are_timed_separately_and_combined(
 ) -> None:
     tool = install_trtexec("10.16")
     result = tune(project)
-    assert "half.onnx" not in {name for name, _ in builds(tool)}, "what fuses was told"
+    assert "half.onnx" not in {name for name, _ in builds(tool)}, "the fusions were given"
     parts = [tuple(line["subgraph"]) for line in journal(project) if line["phase"] == "isolated"]
     assert set(parts) == {tuple(group) for group in GROUPS}
     for _, words in builds(tool):
         spans = [words[f"--{which}Shapes"].split(":")[1].partition("x") for which in ("min", "opt", "max")]
-        assert [batch for batch, _, _ in spans] == ["1", "2", "4"], "parts are built for the whole span"
+        assert [batch for batch, _, _ in spans] == ["1", "2", "4"], (
+            "parts are built for the whole range of shapes"
+        )
         assert len({rest for _, _, rest in spans}) == 1
     phases = {line["phase"] for line in journal(project)}
     assert phases >= {"pure", "isolated", "confirm"}
@@ -106,7 +108,7 @@ def test_groups_of_a_file_are_timed_separately_and_combined(
         assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     assert result["speedup"]["ci95"][0] > 1.1
 
-    # Killed while parts were timed, in the middle of a line of the journal, and begun again.
+    # The journal of a process that was killed while it timed parts, in the middle of a line; the search is resumed.
     lines = (folder / "trials.jsonl").read_bytes().splitlines(keepends=True)
     cut = next(index for index, line in enumerate(lines) if b'"isolated"' in line) + 3
     for path in folder.iterdir():
@@ -117,12 +119,12 @@ def test_groups_of_a_file_are_timed_separately_and_combined(
     again = tune(project)
     assert (folder / "trials.jsonl").read_bytes().startswith(b"".join(lines[:cut]))
     assert again["placement"] == result["placement"]
-    assert len(list(builds(tool))) - before < before, "what stood in the journal was not built again"
+    assert len(list(builds(tool))) - before < before, "parts in the journal were not built again"
     assert (folder / "tuned_raw.onnx").is_file()
     assert (folder / "tuned.onnx").is_file()
 
 
-def test_without_a_file_one_float16_build_shows_the_fusions(
+def test_without_a_file_fusions_are_read_from_one_float16_build(
     install_trtexec: Callable[..., Any], project: Path
 ) -> None:
     tool = install_trtexec("11.1")
@@ -137,4 +139,4 @@ def test_without_a_file_one_float16_build_shows_the_fusions(
         main(["tune", "net.qdq.yaml", "--backend", "trtexec", "-o", "out", "--no-cache", "--mode", "plan"])
         == 0
     )
-    assert [name for name, _ in builds(tool)].count("half.onnx") == 1, "it was found out once"
+    assert [name for name, _ in builds(tool)].count("half.onnx") == 1, "the float16 build was not repeated"

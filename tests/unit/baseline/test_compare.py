@@ -1,4 +1,4 @@
-"""When a baseline is refused, and what is only told."""
+"""Differences that make a baseline incomparable, and differences that are only reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENTRY = Entry(
 )
 
 
-def test_the_same_is_compared() -> None:
+def test_equal_conditions_are_comparable() -> None:
     assert why_incomparable(ENTRY, NOW) == ""
     assert differences(ENTRY, NOW) == ()
 
@@ -59,7 +59,7 @@ SHAPE = InputShape(min=(1, 3), opt=(8, 3), max=(8, 3))
         (with_case(inputs=Inputs(profiles=(ShapeProfile(shapes={"x": SHAPE}),))), "inputs.shapes was"),
     ],
 )
-def test_unlike_conditions_are_refused_with_the_reason(now: Conditions, words: str) -> None:
+def test_other_conditions_are_refused_with_the_reason(now: Conditions, words: str) -> None:
     assert words in why_incomparable(ENTRY, now)
 
 
@@ -71,21 +71,21 @@ def test_unlike_conditions_are_refused_with_the_reason(now: Conditions, words: s
         {"patterns": PatternRules()},
     ],
 )
-def test_what_a_ratio_does_not_depend_on_refuses_nothing(fields: dict) -> None:
+def test_conditions_without_effect_on_the_ratio_are_no_difference(fields: dict) -> None:
     assert why_incomparable(ENTRY, with_case(**fields)) == ""
 
 
-def test_the_order_of_patterns_means_nothing() -> None:
+def test_the_order_of_patterns_is_no_difference() -> None:
     first = replace(NOW, rules=rules_of(replace(CASE, patterns=PatternRules(allow=("A", "B")))))
     second = replace(NOW, rules=rules_of(replace(CASE, patterns=PatternRules(allow=("B", "A")))))
     assert first == second
 
 
-def test_a_rule_that_an_older_version_did_not_know_refuses_nothing() -> None:
+def test_a_rule_missing_in_an_older_entry_is_no_difference() -> None:
     assert why_incomparable(ENTRY, replace(NOW, rules={**NOW.rules, "quantize.rounding": "even"})) == ""
 
 
-def test_the_environment_is_reported_and_not_judged() -> None:
+def test_a_changed_environment_is_reported_but_not_refused() -> None:
     now = replace(
         NOW, scheme="4567", environment={"onnxruntime": "1.31.2", "cpu": "Sample", "python": "3.12"}
     )

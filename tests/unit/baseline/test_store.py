@@ -1,4 +1,4 @@
-"""Baseline files: what stands in them, and what becomes of them when written or damaged."""
+"""Baseline files: their content, how they are written, merged and removed, and how damaged ones are reported."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_written_is_read(file: Path) -> None:
+def test_a_written_entry_is_read_back(file: Path) -> None:
     known = read_baseline(file)
     assert known is not None
     assert known.entry(NAME) == ENTRY
     assert known.device == "device"
 
 
-def test_a_file_reads_well_in_a_diff(file: Path) -> None:
-    """Sorted keys, a line for each build, a line break at the end; so a renewal changes few lines."""
+def test_a_changed_entry_changes_few_lines_of_the_file(file: Path) -> None:
+    """Keys are sorted, each build has one line, and the file ends with a line break."""
     text = file.read_text()
     assert (
         text
@@ -66,20 +66,20 @@ def test_a_file_reads_well_in_a_diff(file: Path) -> None:
     )
 
 
-def test_other_entries_stay(file: Path) -> None:
+def test_an_update_keeps_other_entries(file: Path) -> None:
     update_baseline(file, "device", {("b8", "regression"): ENTRY})
     known = read_baseline(file)
     assert known is not None
     assert known.names() == (("b8", "regression"), NAME)
 
 
-def test_the_last_entry_takes_the_file_along(file: Path) -> None:
+def test_dropping_the_last_entry_removes_the_file(file: Path) -> None:
     update_baseline(file, "", {}, [NAME, ("gone", "anyway")])
     assert not file.exists()
     assert read_baseline(file) is None
 
 
-def test_dropping_keeps_the_device(file: Path) -> None:
+def test_dropping_an_entry_keeps_the_device(file: Path) -> None:
     update_baseline(file, "device", {("b8", "regression"): ENTRY})
     update_baseline(file, "", {}, [NAME])
     known = read_baseline(file)
@@ -87,14 +87,14 @@ def test_dropping_keeps_the_device(file: Path) -> None:
     assert known.device == "device"
 
 
-def test_entries_of_two_devices_never_share_a_file(file: Path) -> None:
+def test_entries_of_two_devices_are_in_separate_files(file: Path) -> None:
     update_baseline(file, "another device", {("b8", "regression"): ENTRY})
     known = read_baseline(file)
     assert known is not None
     assert (known.device, known.names()) == ("another device", (("b8", "regression"),))
 
 
-def test_a_damaged_file_is_written_anew(file: Path) -> None:
+def test_an_update_replaces_a_damaged_file(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
     update_baseline(file, "device", {NAME: ENTRY})
     assert read_baseline(file) == Baseline(device="device", cases={"default": {"regression": ENTRY}})
@@ -140,7 +140,7 @@ def test_a_damaged_file_is_one_error_that_names_it(tmp_path: Path, content: str,
 
 
 def spoilt(file: Path, **values: object) -> None:
-    """The file with something changed, by hand or by a bad merge."""
+    """The file after a change by hand or by a wrong merge."""
     data = json.loads(file.read_text())
     data["cases"]["default"]["regression"].update(values)
     file.write_text(json.dumps(data))
@@ -156,7 +156,7 @@ def spoilt(file: Path, **values: object) -> None:
         {"sum": None},
     ],
 )
-def test_an_entry_that_is_not_as_it_was_written_is_refused(file: Path, values: dict) -> None:
+def test_an_entry_with_a_wrong_checksum_is_refused(file: Path, values: dict) -> None:
     spoilt(file, **values)
     with pytest.raises(StateError, match=r"default::regression was changed since it was written") as error:
         read_baseline(file)
@@ -165,7 +165,7 @@ def test_an_entry_that_is_not_as_it_was_written_is_refused(file: Path, values: d
 
 
 def test_an_entry_belongs_to_its_case_and_device(file: Path) -> None:
-    """Copied to another name, a figure would be taken for another model's."""
+    """A figure copied to another name would be taken for that of another model."""
     data = json.loads(file.read_text())
     data["cases"]["b8"] = data["cases"]["default"]
     file.write_text(json.dumps(data))
@@ -173,7 +173,7 @@ def test_an_entry_belongs_to_its_case_and_device(file: Path) -> None:
         read_baseline(file)
 
 
-def test_an_entry_without_a_sum_is_an_older_one_or_written_by_hand(file: Path) -> None:
+def test_an_entry_without_a_checksum_is_read_and_gets_one_with_the_next_update(file: Path) -> None:
     data = json.loads(file.read_text())
     del data["cases"]["default"]["regression"]["sum"]
     file.write_text(json.dumps(data))
@@ -185,7 +185,7 @@ def test_an_entry_without_a_sum_is_an_older_one_or_written_by_hand(file: Path) -
 
 
 def test_entries_of_two_branches_may_be_merged(file: Path, tmp_path: Path) -> None:
-    """Each carries its own sum, so that a file put together of two is as good as either."""
+    """Each entry has its own checksum, so that a merged file is valid."""
     other = tmp_path / "other.json"
     update_baseline(other, "device", {("b8", "regression"): ENTRY})
     data, more = json.loads(file.read_text()), json.loads(other.read_text())
@@ -196,12 +196,12 @@ def test_entries_of_two_branches_may_be_merged(file: Path, tmp_path: Path) -> No
     assert known.names() == (("b8", "regression"), NAME)
 
 
-def test_a_folder_in_its_place_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot be read"):
         read_baseline(tmp_path)
 
 
-def test_what_cannot_be_written_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = file.read_bytes()
 
     def full(self: Path, target: Path) -> Path:
@@ -224,7 +224,7 @@ def test_what_cannot_be_written_leaves_the_old_file(file: Path, monkeypatch: pyt
         ("k" * 500, "k" * 120 + ".json"),
     ],
 )
-def test_any_device_key_gives_a_file_in_its_folder(key: str, name: str) -> None:
+def test_any_device_key_gives_a_file_in_the_folder_of_baselines(key: str, name: str) -> None:
     case = Case(id="default", model=Path("/p/net.onnx"), spec=Path("/p/specs/net.qdq.yaml"))
     file = baseline_file(case, DeviceKey(key=key))
     assert file == Path("/p/specs/__baselines__/net") / name
@@ -234,7 +234,7 @@ def test_a_bare_model_has_no_baseline() -> None:
     assert baseline_file(Case(id="default", model=Path("/p/net.onnx")), DeviceKey(key="d")) is None
 
 
-def test_baselines_are_found_below_folders_and_nothing_else_is(file: Path) -> None:
+def test_only_baselines_are_found_below_folders(file: Path) -> None:
     root = file.parents[2]
     (root / "reports").mkdir()
     (root / "reports" / "result.json").touch()
@@ -243,12 +243,12 @@ def test_baselines_are_found_below_folders_and_nothing_else_is(file: Path) -> No
     assert list(find_baselines([file])) == [file]
 
 
-def test_a_renewal_travels_between_processes() -> None:
+def test_a_renewal_is_equal_after_serialization() -> None:
     renewal = Renewal(file=Path("/a/b.json"), device="d", name=NAME, old=0.6, entry=ENTRY)
     assert from_data(Renewal, json.loads(json.dumps(to_data(renewal)))) == renewal
 
 
-def test_an_entry_remembers_the_figures_that_it_replaced() -> None:
+def test_an_entry_keeps_the_last_figures_that_it_replaced() -> None:
     entry = ENTRY
     for number in range(30):
         new = ENTRY.model_copy(update={"ratio": Ratio(median=1 + number, low=1, high=99)})
@@ -258,7 +258,7 @@ def test_an_entry_remembers_the_figures_that_it_replaced() -> None:
     assert entry.history[-1].changed == ("change 28",)
 
 
-def test_the_history_of_a_check_and_what_holds_on_other_devices(file: Path) -> None:
+def test_history_of_a_check_and_its_figures_on_other_devices(file: Path) -> None:
     new = ENTRY.model_copy(update={"ratio": Ratio(median=0.4, low=0.39, high=0.41), "recorded": "later"})
     update_baseline(file, "device", {NAME: new.after(ENTRY, ("the model",))})
     update_baseline(file.with_name("far.json"), "far", {NAME: ENTRY})

@@ -1,4 +1,4 @@
-"""The guide's table of checks: every example is a check, and every kind has one."""
+"""The table of checks in the guide: every example is a valid check, and every kind has an example."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = re.findall(r"^\| `(\{kind: .*\})` \|", GUIDE, re.MULTILINE)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_every_example_is_a_check(example: str, tmp_path: Path) -> None:
+def test_every_example_is_a_valid_check(example: str, tmp_path: Path) -> None:
     spec = tmp_path / "a.qdq.yaml"
     spec.write_text(
         f"qdqspec: 1\nmodel: m.onnx\ninputs: {{evaluation: e.npz}}\nchecks:\n  - {example}\n",

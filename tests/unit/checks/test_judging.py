@@ -77,11 +77,14 @@ def test_one_of_several_shape_profiles_has_a_budget_of_its_own() -> None:
     missing = judge("latency", evidence, max_ms=5, profile=2)
     assert missing.outcome == "inconclusive"
     assert missing.headline == "shape profile 2 was not among the 2 measured: nothing to judge"
-    assert judge("latency", timed(3.0), max_ms=5, profile=0).outcome == "pass", "the only one is the first"
+    assert judge("latency", timed(3.0), max_ms=5, profile=0).outcome == "pass", (
+        "a single shape profile is the first"
+    )
 
 
-def test_the_budget_is_compared_with_the_milliseconds_that_fit_the_ratio() -> None:
-    """The runs of the tuned model met another speed than those of the reference: their own median is 3.64."""
+def test_the_budget_is_compared_with_milliseconds_that_agree_with_the_ratio() -> None:
+    """The CPU speed differed between the runs of tuned model and reference: the median of the tuned runs alone is
+    3.64."""
     evidence = timed(3.64, 3.64, 3.64)
     assert evidence.latency is not None
     ratios = {"tuned": Interval(median=0.97, low=0.96, high=0.98)}
@@ -92,7 +95,7 @@ def test_the_budget_is_compared_with_the_milliseconds_that_fit_the_ratio() -> No
     assert ("tuned", "3.83", "0.97") in {row[:3] for row in verdict.sections[1].rows}
 
 
-def test_the_budget_itself_is_within_the_budget() -> None:
+def test_a_time_equal_to_the_budget_passes() -> None:
     assert judge("latency", timed(1.2, 1.2, 1.2), max_ms=1.2).outcome == "pass"
     assert judge("latency", timed(1.2001, 1.2001), max_ms=1.2).headline == (
         "median 1.2001 ms > budget 1.2000 ms (+0.0 %)"
@@ -106,7 +109,7 @@ def test_a_percentile_can_fail_where_the_median_passes() -> None:
     assert verdict.headline == "p95 5.00 ms > budget 2.00 ms (+150 %)"
 
 
-def test_the_clock_asked_for_is_judged_and_must_have_been_taken() -> None:
+def test_the_clock_of_the_check_is_judged_and_is_inconclusive_if_not_measured() -> None:
     both = timed(3.0, cpu=(1.0,))
     assert judge("latency", both, max_ms=2).outcome == "fail"
     assert judge("latency", both, max_ms=2, clock="cpu").outcome == "pass"
@@ -114,13 +117,13 @@ def test_the_clock_asked_for_is_judged_and_must_have_been_taken() -> None:
     assert (verdict.outcome, verdict.advice) == ("inconclusive", "Judge this target with clock: wall.")
 
 
-def test_the_nearest_budget_counts() -> None:
+def test_the_most_specific_budget_applies() -> None:
     table = {"onnxruntime": 0.5, "onnxruntime-cpu": 2, "any": 0.1}
     assert judge("latency", timed(1.0), max_ms=table).numbers["budget_ms"] == 2
     assert judge("latency", replace(timed(1.0), target="tensorrt"), max_ms=table).numbers["budget_ms"] == 0.1
 
 
-def test_a_device_has_a_budget_of_its_own_before_its_backend() -> None:
+def test_a_budget_of_the_device_precedes_that_of_the_backend() -> None:
     table = {"onnxruntime-cpu": 2, "*avx512*": 0.5, "*avx512*onnxruntime-1*": 3, "any": 9}
     here = timed(1.0)
     assert judge("latency", here, max_ms=table).numbers["budget_ms"] == 3  # the longest glob
@@ -141,8 +144,8 @@ def test_one_budget_may_hold_several_percentiles() -> None:
     assert (held.outcome, held.headline) == ("pass", "p95 5.00 ms <= budget 6.00 ms (-16.7 %)")
 
 
-def test_a_percentile_that_needs_more_runs_fails_nothing_by_a_single_run() -> None:
-    """The 99th percentile of twenty runs is all but the slowest of them."""
+def test_a_percentile_that_a_single_run_decides_is_inconclusive() -> None:
+    """The 99th percentile of twenty runs is nearly that of the slowest run."""
     verdict = judge("latency", timed(*([1.0] * 19), 9.0), max_ms=2, percentile=99)
     assert verdict.outcome == "inconclusive"
     assert verdict.headline == "p99 7.48 ms of 20 runs: too few to judge against budget 2.00 ms"
@@ -153,7 +156,7 @@ def test_a_percentile_that_needs_more_runs_fails_nothing_by_a_single_run() -> No
     assert judge("latency", timed(*([3.0] * 20)), max_ms=2, percentile=99).outcome == "fail"
 
 
-def test_a_failed_percentile_leads_before_one_that_is_not_known() -> None:
+def test_the_headline_is_of_the_failed_percentile_before_an_inconclusive_one() -> None:
     verdict = judge("latency", timed(*([3.0] * 19), 9.0), max_ms={"p50": 2, "p99": 5})
     assert (verdict.outcome, verdict.headline) == ("fail", "median 3.00 ms > budget 2.00 ms (+50.0 %)")
     assert [row[-1] for row in verdict.sections[0].rows] == ["fail", "inconclusive"]
@@ -165,7 +168,7 @@ def test_a_failed_percentile_leads_before_one_that_is_not_known() -> None:
     st.floats(0.01, 100),
     st.floats(1, 3),
 )
-def test_a_larger_budget_is_never_worse(
+def test_a_larger_budget_never_gives_a_worse_outcome(
     values: list[float], percent: float, budget: float, more: float
 ) -> None:
     order = ["fail", "inconclusive", "pass"]
@@ -178,7 +181,7 @@ def test_a_larger_budget_is_never_worse(
         assert "inconclusive" not in (tight, loose)
 
 
-def test_a_missing_budget_states_which_key_to_add() -> None:
+def test_the_message_for_a_missing_budget_names_the_key_to_add() -> None:
     verdict = judge("latency", timed(1.0), max_ms={"tensorrt": 1})
     assert verdict.outcome == "inconclusive"
     assert "Add 'onnxruntime-cpu: <milliseconds>'" in verdict.advice
@@ -196,7 +199,7 @@ def test_a_percentile_lies_between_its_neighbours(values: list[float], percent: 
     ("kind", "near", "far"),
     [("speedup", {"min": 1.9}, {"min": 50}), ("latency", {"max_ms": 4.5}, {"max_ms": 0.1})],
 )
-def test_advice_depends_on_the_gap(kind, near, far):
+def test_latency_advice_depends_on_the_factor_over_budget(kind, near, far):
     """More candidates do not make a model fifty times faster."""
     small, large = judge(kind, FASTER, **near), judge(kind, FASTER, **far)
     assert (small.outcome, large.outcome) == ("fail", "fail")
@@ -206,7 +209,7 @@ def test_advice_depends_on_the_gap(kind, near, far):
 
 
 def test_advice_names_the_limit_that_ended_the_search():
-    """A search that was done builds no more with a higher limit."""
+    """A search that was complete tries no more candidates with a higher limit."""
 
     def advice(ended_by: str, **patterns: tuple[str, ...]) -> str:
         assert FASTER.search is not None
@@ -231,7 +234,7 @@ def test_the_advice_names_the_sqnr_limit_that_faster_candidates_miss():
         assert ("ower tune.min_sqnr_db (1 faster candidate below it)" in found) == named
 
 
-def test_a_budget_far_below_the_time_is_readable():
+def test_a_budget_far_below_the_time_is_reported_as_a_factor():
     verdict = judge("latency", timed(4.5), max_ms=0.001)
     assert verdict.headline == "median 4.50 ms > budget 0.0010 ms (4500x)"
 
@@ -240,14 +243,14 @@ def test_a_budget_far_below_the_time_is_readable():
 
 
 @given(st.lists(st.floats(0.2, 5), min_size=3, max_size=3).map(sorted), st.floats(0.2, 5))
-def test_verdicts_by_interval(bounds: list[float], least: float) -> None:
+def test_the_outcome_follows_from_the_interval(bounds: list[float], least: float) -> None:
     low, median, high = bounds
     outcome = judge_interval(Interval(median=median, low=low, high=high), least)
     assert (outcome == "pass") == (median >= least)
     assert (outcome == "fail") == (high < least)
 
 
-def test_an_unchanged_model_fails_honestly() -> None:
+def test_an_unchanged_model_has_speedup_one_and_fails() -> None:
     verdict = judge("speedup", ALONE, min=1.3)
     assert verdict.outcome == "fail"
     assert verdict.headline == "1.00x, unchanged: no faster placement was selected; asked 1.30x"
@@ -256,14 +259,14 @@ def test_an_unchanged_model_fails_honestly() -> None:
     assert judge("speedup", ALONE, min=1).outcome == "pass"
 
 
-def test_an_unchanged_model_needs_no_measurement() -> None:
+def test_the_speedup_of_an_unchanged_model_needs_no_measurement() -> None:
     assert judge("speedup", replace(ALONE, latency=None), min=1.3).outcome == "fail"
 
 
 # ---- parity -------------------------------------------------------------------------------------
 
 
-def test_every_output_must_keep_every_limit_and_the_worst_leads() -> None:
+def test_every_output_must_be_within_every_limit_and_the_headline_is_of_the_worst() -> None:
     evidence = with_outputs(output("fine"), output("bad", 12.0), output("worse", 9.0))
     verdict = judge("parity", evidence, min_sqnr_db=20, max_steps=3)
     assert verdict.headline == "output 'worse': SQNR 9.0 dB < 20.0 dB"
@@ -274,7 +277,7 @@ def test_every_output_must_keep_every_limit_and_the_worst_leads() -> None:
 @pytest.mark.parametrize(
     "limit", [{"min_sqnr_db": 1}, {"min_cosine": -1}, {"max_abs": 1e9}, {"max_steps": 1e9}]
 )
-def test_not_a_number_keeps_no_limit(limit: dict) -> None:
+def test_not_a_number_exceeds_every_limit(limit: dict) -> None:
     nan = math.nan
     evidence = with_outputs(output("x", nan, cosine=nan, max_abs=nan, max_steps=nan))
     verdict = judge("parity", evidence, **limit)
@@ -282,7 +285,7 @@ def test_not_a_number_keeps_no_limit(limit: dict) -> None:
     assert "not a number" in verdict.headline
 
 
-def test_outputs_that_are_no_floats_must_be_equal() -> None:
+def test_outputs_that_are_not_floats_must_be_equal() -> None:
     same = output("label", math.inf, compared=False)
     assert judge("parity", with_outputs(output("x"), same), min_sqnr_db=20).outcome == "pass"
     differs = replace(same, matches=False, note="3 values differ")
@@ -300,7 +303,7 @@ def test_an_output_that_cannot_be_compared_fails_every_limit() -> None:
 
 
 def in_steps(quantization_db: float, runtime_db: float, total_db: float = 15.0) -> Evidence:
-    """Outputs whose noise comes from two steps."""
+    """Outputs with quantization errors of two steps."""
     parity = ParityEvidence(
         outputs=(output("y", total_db),),
         samples=4,
@@ -321,7 +324,7 @@ def in_steps(quantization_db: float, runtime_db: float, total_db: float = 15.0) 
         (-math.inf, -math.inf, "quantization", "in its Q/DQ arithmetic"),
     ],
 )
-def test_a_failure_names_the_step_that_broke(
+def test_a_failure_names_the_step_with_the_larger_error(
     quantization_db: float, runtime_db: float, blamed: str, advised: str
 ) -> None:
     verdict = judge("parity", in_steps(quantization_db, runtime_db), min_sqnr_db=20)
@@ -339,7 +342,7 @@ def test_the_worst_step_is_reported_where_only_the_whole_cannot_be_compared() ->
     assert verdict.sections[1].rows[1][1] == "-inf"
 
 
-def test_a_failure_advises_to_leave_out_the_pairs_that_cost_most() -> None:
+def test_a_failure_advises_to_exclude_the_pairs_with_the_largest_errors() -> None:
     evidence = replace(in_steps(15.1, 40.0), culprits=sample_culprits())
     verdict = judge("parity", evidence, min_sqnr_db=20)
     assert verdict.sections[-1].title.startswith(
@@ -360,7 +363,7 @@ def test_errors_of_the_runtime_are_not_attributed_to_pairs() -> None:
     assert "patterns.nodes.exclude" in verdict.advice
 
 
-def test_that_removing_pairs_does_not_help_is_reported() -> None:
+def test_the_advice_reports_that_removing_pairs_does_not_help() -> None:
     found = sample_culprits()
     flat = replace(found, pairs=tuple(replace(pair, without_db=31.9) for pair in found.pairs))
     verdict = judge("parity", replace(in_steps(15.1, 40.0), culprits=flat), min_sqnr_db=20)
@@ -368,13 +371,13 @@ def test_that_removing_pairs_does_not_help_is_reported() -> None:
 
 
 def with_search(found: ParitySearch | None, **values: object) -> tuple[Evidence, dict]:
-    """Evidence whose data keeps the limits, and what a search beside it came to."""
+    """Evidence whose data is within the limits, and the result of an input search."""
     asked = {"min_sqnr_db": 10, "search": 200, **values}
     searches = {} if found is None else {params_of("parity", **asked).evidence_key: found}  # type: ignore[attr-defined]
     return replace(in_steps(15.1, 40.0), parity_search=searches), asked
 
 
-def test_an_input_that_breaks_a_limit_fails_what_the_data_passed() -> None:
+def test_a_found_input_that_exceeds_a_limit_fails_the_check() -> None:
     evidence, asked = with_search(sample_parity_search(found=True))
     verdict = judge("parity", evidence, **asked)
     assert verdict.outcome == "fail"
@@ -389,7 +392,7 @@ def test_an_input_that_breaks_a_limit_fails_what_the_data_passed() -> None:
     assert verdict.numbers["inputs_tried"] == 64
 
 
-def test_an_input_within_what_was_calibrated_asks_for_other_calibration() -> None:
+def test_the_advice_for_an_input_within_the_calibrated_range_is_other_calibration() -> None:
     found = sample_parity_search(found=True)
     assert found.found is not None
     inside = tuple(replace(one, low=0.0, high=1.0) for one in found.found.inputs)
@@ -398,12 +401,12 @@ def test_an_input_within_what_was_calibrated_asks_for_other_calibration() -> Non
     assert "within the range of the calibration data" in verdict.advice
 
 
-def test_what_the_data_breaks_comes_before_what_a_search_found() -> None:
+def test_a_failure_on_the_data_is_reported_before_a_found_input() -> None:
     evidence, asked = with_search(sample_parity_search(found=True), min_sqnr_db=60)
     assert judge("parity", evidence, **asked).headline.startswith("output 'y': SQNR 15.0 dB < 60.0 dB")
 
 
-def test_a_search_that_found_nothing_passes_and_states_how_much_it_tried() -> None:
+def test_an_input_search_without_result_passes_and_states_the_number_of_inputs() -> None:
     evidence, asked = with_search(sample_parity_search(found=False))
     verdict = judge("parity", evidence, **asked)
     assert verdict.headline == "SQNR 15.0 dB >= 10.0 dB; 187 inputs tried"
@@ -416,12 +419,12 @@ def test_a_search_that_found_nothing_passes_and_states_how_much_it_tried() -> No
 
 
 @pytest.mark.parametrize("found", [None, ParitySearch(missing="the float model runs on none of the inputs")])
-def test_a_search_that_was_not_made_is_inconclusive(found: ParitySearch | None) -> None:
+def test_a_missing_input_search_is_inconclusive(found: ParitySearch | None) -> None:
     evidence, asked = with_search(found)
     assert judge("parity", evidence, **asked).outcome == "inconclusive"
 
 
-def test_an_unchanged_model_needs_no_search() -> None:
+def test_an_unchanged_model_needs_no_input_search() -> None:
     params = params_of("parity", min_sqnr_db=10, search=20)
     alone = replace(
         ALONE,
@@ -430,7 +433,7 @@ def test_an_unchanged_model_needs_no_search() -> None:
     assert judge("parity", alone, min_sqnr_db=10, search=20).headline == "every output equals the reference's"
 
 
-def test_each_step_has_limits_of_its_own() -> None:
+def test_each_step_has_separate_limits() -> None:
     evidence = in_steps(26.0, 31.0, 25.0)
     assert judge(
         "parity", evidence, quantization={"min_sqnr_db": 20}, runtime={"min_sqnr_db": 30}
@@ -445,7 +448,7 @@ def test_each_step_has_limits_of_its_own() -> None:
     assert verdict.numbers["runtime_sqnr_db"] == 31
 
 
-def test_limits_of_steps_that_could_not_be_distinguished_are_inconclusive() -> None:
+def test_limits_of_steps_are_inconclusive_if_steps_could_not_be_separated() -> None:
     parity = replace(
         with_outputs(output("y")).parity,  # type: ignore[type-var]  # it is there
         undivided="onnxruntime does not compute it unfused: no kernel for MyOp",
@@ -458,12 +461,12 @@ def test_limits_of_steps_that_could_not_be_distinguished_are_inconclusive() -> N
     assert judge("parity", evidence, min_sqnr_db=60, runtime={"min_sqnr_db": 30}).outcome == "fail"
 
 
-def test_an_unchanged_model_keeps_the_limits_of_every_step() -> None:
+def test_an_unchanged_model_is_within_the_limits_of_every_step() -> None:
     alone = replace(ALONE, parity=replace(ALONE.parity, quantization=(), runtime=()))  # type: ignore[type-var]
     assert judge("parity", alone, quantization={"min_sqnr_db": 90}).outcome == "pass"
 
 
-def test_agreement_is_judged_where_there_are_classes() -> None:
+def test_agreement_is_judged_for_outputs_with_classes() -> None:
     evidence = with_outputs(output("boxes"), output("y", agreement={"top1": 0.97, "top5": 0.991}))
     verdict = judge("parity", evidence, min_agreement="98%")
     assert verdict.headline == "output 'y': top1 agreement 97.0 % < 98.0 %"
@@ -481,7 +484,7 @@ def test_equal_outputs_pass_and_are_reported_as_equal() -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_name_fits_a_headline(name: str) -> None:
+def test_the_headline_is_short_and_printable_for_any_output_name(name: str) -> None:
     verdict = judge("parity", with_outputs(output(name, 3.0)), min_sqnr_db=20)
     assert len(verdict.headline) < 80
     assert verdict.headline.isprintable()
@@ -495,27 +498,27 @@ def scored(reference: float, tuned: float, name: str = "top1") -> Evidence:
     return replace(DIGITS, accuracy={name: found})
 
 
-def test_the_limits_themselves_pass_whatever_binary_fractions_make_of_them() -> None:
+def test_values_equal_to_a_limit_pass_in_spite_of_binary_fractions() -> None:
     assert 0.97 - 0.96 > 0.01
     assert judge("accuracy", scored(0.97, 0.96), max_drop="1%").outcome == "pass"
     assert judge("accuracy", scored(0.97, 0.96), min=0.96).outcome == "pass"
     assert judge("accuracy", scored(0.97, 0.959), max_drop="1%").outcome == "fail"
 
 
-def test_a_drop_names_both_values() -> None:
+def test_the_message_on_a_drop_has_both_values() -> None:
     verdict = judge("accuracy", scored(0.98, 0.951), max_drop="1%")
     assert verdict.headline == "top1 fell by 2.9 % (98.0 % to 95.1 %), allowed 1.0 %"
     better = judge("accuracy", scored(0.95, 0.96), max_drop="1%")
     assert better.headline == "top1 did not fall (95.0 % to 96.0 %), allowed 1.0 %"
 
 
-def test_an_output_has_its_own_accuracy() -> None:
+def test_each_output_has_its_own_accuracy() -> None:
     evidence = scored(0.9, 0.9, "top1:logits")
     assert judge("accuracy", evidence, min=0.5, output="logits").outcome == "pass"
     assert judge("accuracy", evidence, min=0.5).outcome == "inconclusive"
 
 
-def test_custom_metrics_are_no_percentages() -> None:
+def test_custom_metrics_are_not_reported_as_percentages() -> None:
     assert judge("accuracy", scored(34.0, 33.5, "psnr"), metric="psnr", min=33).headline == "psnr 33.5 >= 33"
 
 
@@ -523,21 +526,25 @@ def test_custom_metrics_are_no_percentages() -> None:
     ("lost", "gained", "low", "high"),
     [(0, 0, -0.0192, 0.0192), (2, 1, -0.0286, 0.0482), (10, 0, 0.0372, 0.1589)],
 )
-def test_a_drop_on_like_data_is_bounded(lost: int, gained: int, low: float, high: float) -> None:
-    """By hand, after Agresti and Min: 100 samples and two more, half a sample more of each kind."""
+def test_the_interval_of_a_drop_is_that_of_agresti_and_min(
+    lost: int, gained: int, low: float, high: float
+) -> None:
+    """Computed by hand: two pseudo-samples are added to 100 samples, half a sample to each of the four cells."""
     found = drop_interval(lost, gained, 100)
     assert found.median == (lost - gained) / 100
     assert (found.low, found.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
 
 
 @pytest.mark.parametrize(("samples", "down", "up"), [(60, 0.02, 0.0), (90, 0.05, 0.03), (360, 0.01, 0.01)])
-def test_the_bounds_cover_the_true_drop_at_their_level(samples: int, down: float, up: float) -> None:
+def test_the_interval_of_a_drop_covers_the_true_drop_at_its_level(
+    samples: int, down: float, up: float
+) -> None:
     draws = np.random.default_rng(1).multinomial(samples, [down, up, 1 - down - up], size=2000)
     bounds = [drop_interval(int(lost), int(gained), samples) for lost, gained, _ in draws]
     assert np.mean([b.low <= down - up <= b.high for b in bounds]) >= 0.94
 
 
-def test_a_verdict_reports_the_weight_of_one_sample() -> None:
+def test_a_verdict_reports_how_much_one_sample_changes_the_metric() -> None:
     few = replace(scored(1.0, 1.0).accuracy["top1"], samples=90, lost=0, gained=0)
     verdict = judge("accuracy", replace(DIGITS, accuracy={"top1": few}), max_drop="1%")
     assert verdict.sections[-1].text == "One sample of 90 is 1.1 %: within 1.0 % no sample may be lost."
@@ -547,18 +554,18 @@ def test_a_verdict_reports_the_weight_of_one_sample() -> None:
     )
 
 
-def test_a_metric_that_does_not_count_samples_reports_none() -> None:
+def test_the_weight_of_one_sample_is_not_reported_for_other_metrics() -> None:
     assert judge("accuracy", scored(34.0, 33.5, "psnr"), metric="psnr", min=33).sections[-1].text == ""
 
 
 @pytest.mark.parametrize("limits", [{"min": 0.1}, {"max_drop": 1e9}])
-def test_a_metric_that_is_no_number_keeps_no_limit(limits: dict) -> None:
+def test_a_metric_that_is_not_a_number_exceeds_every_limit(limits: dict) -> None:
     verdict = judge("accuracy", scored(34.0, math.nan, "psnr"), metric="psnr", **limits)
     assert verdict.outcome == "fail"
     assert "nan" in verdict.headline
 
 
-def test_the_advice_is_what_is_left_to_do() -> None:
+def test_accuracy_advice_depends_on_the_constraint_of_the_search() -> None:
     low = judge("accuracy", scored(0.9, 0.9), min="97%")
     assert low.advice == "The reference itself has 90.0 %: lower the minimum, or give a max_drop against it."
     held = scored(0.98, 0.9)
@@ -598,12 +605,12 @@ def test_entries_are_op_types_or_globs_over_node_names() -> None:
         ({"Cov": "all"}, "required Cov: no such node"),
     ],
 )
-def test_an_entry_may_ask_for_so_many_nodes_or_for_all(require, headline: str) -> None:
+def test_an_entry_may_require_a_number_of_nodes_or_all(require, headline: str) -> None:
     assert judge("placement", FASTER, require=require).headline == headline
 
 
 @pytest.mark.parametrize(("limits", "outcome"), [({"max_pairs": 11}, "fail"), ({"min_pairs": 12}, "pass")])
-def test_weight_pairs_are_not_counted(limits: dict, outcome: str) -> None:
+def test_limits_of_placement_do_not_count_weight_pairs(limits: dict, outcome: str) -> None:
     assert judge("placement", FASTER, **limits).outcome == outcome
 
 
@@ -612,7 +619,7 @@ def test_an_unchanged_model_has_no_pairs() -> None:
     assert "The model is unchanged" in judge("placement", ALONE, require=["Conv"]).advice
 
 
-def test_sizes_that_differ_read_differently() -> None:
+def test_sizes_that_differ_are_printed_with_enough_digits() -> None:
     evidence = replace(FASTER, size_bytes={"reference": 2**21, "tuned": 2**20 + 1})
     assert judge("size", evidence, max_bytes="1MiB").headline == "1048577 B > budget 1048576 B"
     assert (
@@ -620,13 +627,13 @@ def test_sizes_that_differ_read_differently() -> None:
     )
 
 
-def test_lint_fails_on_what_is_slow_only_if_strict() -> None:
+def test_lint_fails_on_slow_findings_only_if_strict() -> None:
     found = replace(FASTER, lint={"tensorrt-11": sample_lint("tensorrt-11")["tensorrt-11"][1:]})
     assert judge("lint", found, target="tensorrt-11").outcome == "pass"
     assert judge("lint", found, target="tensorrt-11", strict=True).outcome == "fail"
 
 
-def test_lint_takes_rules_that_are_accepted() -> None:
+def test_lint_ignores_accepted_rules() -> None:
     found = replace(FASTER, lint=sample_lint("tensorrt-11"))
     assert judge("lint", found, target="tensorrt-11").outcome == "fail"
     assert judge("lint", found, target="tensorrt-11", ignore=["TRT001"]).outcome == "pass"

@@ -79,32 +79,34 @@ from qdqspec.testing.records import params_of
         ("size", {"max_bytes": "4 apples"}, "not a size"),
     ],
 )
-def test_a_check_that_would_check_nothing_or_nonsense_is_refused(kind: str, values: dict, words: str) -> None:
+def test_checks_without_a_limit_or_with_an_impossible_one_are_refused(
+    kind: str, values: dict, words: str
+) -> None:
     with pytest.raises(ValidationError, match=words):
         params_of(kind, **values)
 
 
-def test_one_number_is_the_budget_of_any_target() -> None:
+def test_a_budget_of_one_number_applies_to_any_target() -> None:
     assert params_of("latency", max_ms=3).max_ms == params_of("latency", max_ms={"any": 3}).max_ms
 
 
-def test_units_are_read() -> None:
+def test_percentages_and_sizes_are_parsed() -> None:
     assert params_of("accuracy", max_drop="1%").max_drop == pytest.approx(0.01)
     assert params_of("size", max_bytes="4MiB").max_bytes == 4 * 2**20
 
 
 @pytest.mark.parametrize("text", ["1e999MiB", "nanMiB", "four MiB", "4"])
-def test_other_sizes_are_refused(text: str) -> None:
+def test_wrong_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValidationError, match="is not a size such as 4MiB"):
         params_of("size", max_bytes=text)
 
 
-def test_the_kind_is_required_and_closed() -> None:
+def test_the_kind_of_parameters_cannot_be_another_one() -> None:
     with pytest.raises(ValidationError, match="kind"):
         type(params_of("speedup", min=1)).model_validate({"kind": "latency", "min": 1})
 
 
-def test_checks_import_nothing_heavy() -> None:
+def test_checks_import_no_slow_module() -> None:
     code = (
         "import sys; from qdqspec.registry import names, resolve\n"
         "for name in names('check'): resolve('check', name)\n"
@@ -115,7 +117,7 @@ def test_checks_import_nothing_heavy() -> None:
     assert {"latency", "speedup", "parity", "accuracy", "placement", "size"} <= set(names("check"))
 
 
-def test_a_number_of_examples_is_a_search() -> None:
+def test_a_search_of_one_number_is_its_number_of_examples() -> None:
     short, long = (params_of("parity", max_abs=1, search=search) for search in (30, {"examples": 30}))
     assert short == long
     assert short.evidence_key == long.evidence_key

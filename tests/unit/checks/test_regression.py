@@ -1,4 +1,4 @@
-"""What the regression check makes of every state that a baseline can be in."""
+"""The verdict of the regression check in every state of a baseline."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def change(
         (change(0.99, 1.05, reference=1.25), "pass"),
     ],
 )
-def test_a_failure_needs_builds_and_ranks_beyond_the_allowance(seen: TimeChange, outcome: str) -> None:
+def test_a_failure_needs_both_intervals_beyond_the_allowance(seen: TimeChange, outcome: str) -> None:
     assert judge_change(seen, 0.05) == outcome
 
 
@@ -61,7 +61,7 @@ BOUND = st.floats(0.2, 5)
 
 
 @given(BOUND, BOUND, BOUND, BOUND, st.floats(0.001, 1), BOUND)
-def test_whatever_fails_at_an_allowance_fails_at_every_smaller_one(
+def test_a_change_that_fails_at_an_allowance_fails_at_every_smaller_one(
     a: float, b: float, c: float, d: float, allowed: float, reference: float
 ) -> None:
     seen = change(min(a, b), max(a, b), ranks=(min(c, d), max(c, d)), reference=reference)
@@ -72,7 +72,7 @@ def test_whatever_fails_at_an_allowance_fails_at_every_smaller_one(
     assert not (is_stale(seen, allowed) and judge_change(seen, allowed) != "pass")
 
 
-def test_checks_with_ids_have_entries_of_their_own() -> None:
+def test_each_check_with_an_id_has_a_separate_entry() -> None:
     slower = sample_regression(0.2)["regression"]
     evidence = replace(FASTER, regression={"regression": SAMPLE, "tight": slower})
     check = check_named("regression")
@@ -80,7 +80,7 @@ def test_checks_with_ids_have_entries_of_their_own() -> None:
     assert check.judge(params_of("regression", id="tight"), evidence).outcome == "fail"
 
 
-def test_a_missing_baseline_skips_or_fails_and_states_how_to_make_it() -> None:
+def test_a_missing_baseline_skips_or_fails_and_states_how_to_write_it() -> None:
     missing = replace(NOTHING, state="missing", command="pytest a.qdq.yaml --qdq-update=new")
     assert judge(missing).outcome == "inconclusive"
     assert judge(missing).command == missing.command
@@ -130,7 +130,7 @@ STATES = {
 }
 
 
-def test_messages(golden) -> None:
+def test_messages_of_each_state(golden) -> None:
     lines = []
     for name, found in STATES.items():
         verdict = judge(found)
@@ -143,7 +143,7 @@ def test_messages(golden) -> None:
 
 
 @pytest.mark.parametrize("values", [{"max": 0}, {"max": "-1%"}, {"max": "much%"}, {"max": "nan%"}])
-def test_an_allowance_that_means_nothing_is_refused(values: dict) -> None:
+def test_an_allowance_without_meaning_is_refused(values: dict) -> None:
     with pytest.raises(ValueError, match="max"):
         params_of("regression", **values)
 

@@ -126,7 +126,7 @@ def shift(id: str = "mean-shift", **params: Any) -> CheckSpec:  # noqa: A002 - t
 def test_a_wrong_entry_point_is_an_error_that_names_it(
     value: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was a traceback of qdqspec's own files."""
+    """The error is not a traceback of qdqspec's own files."""
     _install(monkeypatch, value)
     spec = tmp_path / "a.qdq.yaml"
     spec.write_text("qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: mean-shift, max: 1}]\n")
@@ -165,13 +165,13 @@ def test_figures_of_an_installed_check_are_in_evidence_records_and_reports(tmp_p
 
 
 @pytest.mark.usefixtures("engine_threads", "installed")
-def test_a_measurement_that_fails_is_the_error_of_its_check(tmp_path: Path) -> None:
+def test_an_exception_in_a_measurement_is_an_error_of_its_check(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the sensor is not calibrated"):
         judged(tmp_path, shift(max=1.0, broken=True))
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_a_check_needs_follows_from_its_requests() -> None:
+def test_the_evidence_needed_by_a_check_is_derived_from_its_requests() -> None:
     assert needs_of(shift(max=1.0)) == {"size", "figures", "lint"}
     parity = CheckSpec(id="p", kind="parity", params=params_of("parity", min_cosine=0.9))
     assert [type(request) for request in requests_of(parity)] == [ParityRequest]
@@ -179,8 +179,8 @@ def test_what_a_check_needs_follows_from_its_requests() -> None:
     assert requests_of(size) == ()
 
 
-def test_the_session_names_no_check() -> None:
-    """It imports what all checks share, and compares no kind of a check with a name."""
+def test_the_session_does_not_depend_on_kinds_of_checks() -> None:
+    """It imports only what all checks share, and does not compare the kind of a check with a name."""
     folder = Path(qdqspec.__file__).parent
     kinds = {*registry.names("check")}
     assert {"parity", "accuracy", "regression"} <= kinds
@@ -221,7 +221,7 @@ pace = PaceCheck()
 def test_requests_of_an_installed_check_count_for_baselines_and_clusters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were known by the names of the checks `regression` and `accuracy`."""
+    """They are not found by the names `regression` and `accuracy` of checks."""
     _install(monkeypatch, f"{__name__}:pace")
     case = Case(id="int8", model=MODEL, checks=(shift(max=1.0),), metrics={"our-own": lambda *_: 1.0})
     assert baseline_entries([case]) == {("int8", "pace")}

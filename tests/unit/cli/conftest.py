@@ -1,4 +1,4 @@
-"""Runs verbs in this process, in a folder of their own."""
+"""Runs verbs in this process, each test in a separate folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Outcome:
 
 @pytest.fixture
 def verb(tmp_path, monkeypatch, capsys):
-    """``verb("doctor", "--json")`` in an empty project; JSON must have what the terminal shows."""
+    """``verb("doctor", "--json")`` in an empty project; JSON must contain all that the terminal shows."""
     for name in list(os.environ):
         if name.startswith("QDQSPEC_"):
             monkeypatch.delenv(name)
@@ -38,7 +38,7 @@ def verb(tmp_path, monkeypatch, capsys):
     def run(*words: str | Path) -> Outcome:
         try:
             code = main([str(word) for word in words])
-        except SystemExit as end:  # how argparse leaves
+        except SystemExit as end:  # argparse exits with it
             code = int(end.code or 0)
         written = capsys.readouterr()
         assert "Traceback" not in written.err
@@ -53,4 +53,4 @@ def verb(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(autouse=True)
 def _cheap_engines(engine_threads):
-    """Unless a test asks for ``processes``."""
+    """Runs engines as threads, unless a test uses ``processes``."""

@@ -38,14 +38,14 @@ def specs(tmp_path):
 
 @pytest.fixture
 def outdated(specs):
-    """With entries of a check, a case and a spec that are gone."""
+    """Specs, and baselines with entries of a check, a case and a spec that do not exist."""
     file = specs / "__baselines__" / "net" / "d.json"
     update_baseline(file, "device d", {("default", "loose"): ENTRY, ("b8", "regression"): ENTRY})
     update_baseline(specs / "__baselines__" / "gone" / "d.json", "device d", IN_USE)
     return specs
 
 
-def test_all_in_use(verb, specs):
+def test_list_shows_entries_in_use(verb, specs):
     result = verb("baseline", "list")
     assert result.code == 0
     assert result.out.splitlines() == [
@@ -56,7 +56,7 @@ def test_all_in_use(verb, specs):
     ]
 
 
-def test_show_reports_the_conditions(verb, specs):
+def test_show_prints_the_conditions_of_an_entry(verb, specs):
     entry = ENTRY.model_copy(update={"rules": {**ENTRY.rules, "tune.accuracy": None}})
     file = specs / "__baselines__" / "net" / "d.json"
     update_baseline(file, "device d", {("default", "regression"): entry})
@@ -66,7 +66,7 @@ def test_show_reports_the_conditions(verb, specs):
     assert "    onnxruntime: 1.31.1" in lines
 
 
-def test_show_reports_the_former_figures_of_an_entry(verb, specs):
+def test_show_prints_the_former_figures_of_an_entry(verb, specs):
     new = ENTRY.model_copy(update={"ratio": Ratio(median=0.4, low=0.39, high=0.41), "recorded": "2026-02-09"})
     renewed = new.after(ENTRY, ("onnxruntime: was 1.30.2, is 1.31.1",))
     file = specs / "__baselines__" / "net" / "d.json"
@@ -83,7 +83,7 @@ def test_show_reports_the_former_figures_of_an_entry(verb, specs):
     ]
 
 
-def test_obsolete_entries_are_found_wanting(verb, outdated):
+def test_obsolete_entries_give_exit_code_1(verb, outdated):
     result = verb("baseline", "list", "specs", "--json")
     assert result.code == 1
     assert {(row["case"], row["check"], row["state"]) for row in result.json["entries"]} == {
@@ -91,12 +91,12 @@ def test_obsolete_entries_are_found_wanting(verb, outdated):
         ("default", "tight", "in use"),
         ("default", "loose", "obsolete"),
         ("b8", "regression", "obsolete"),
-        ("default", "regression", "obsolete"),  # of the spec that is gone
+        ("default", "regression", "obsolete"),  # of the spec that does not exist
         ("default", "tight", "obsolete"),
     }
 
 
-def test_prune_removes_what_is_obsolete_and_nothing_else(verb, outdated):
+def test_prune_removes_only_obsolete_entries(verb, outdated):
     result = verb("baseline", "prune", "specs")
     assert result.code == 0
     assert result.out.count("removed") == 4
@@ -107,7 +107,7 @@ def test_prune_removes_what_is_obsolete_and_nothing_else(verb, outdated):
     assert verb("baseline", "prune", "specs").out == "nothing is obsolete\n"
 
 
-def test_a_damaged_file_is_reported_and_does_not_hide_the_others(verb, specs):
+def test_a_damaged_file_is_reported_and_the_others_are_listed(verb, specs):
     damaged = specs / "__baselines__" / "net" / "e.json"
     damaged.write_text('{"schema_version": 1')
     result = verb("baseline", "list")
@@ -118,13 +118,13 @@ def test_a_damaged_file_is_reported_and_does_not_hide_the_others(verb, specs):
     assert damaged.exists()
 
 
-def test_what_a_python_spec_asks_for_is_not_guessed(verb, specs):
+def test_entries_of_a_python_spec_are_not_reported_as_obsolete(verb, specs):
     (specs / "spec_net.py").write_text("raise RuntimeError('not to be run')")
     update_baseline(specs / "__baselines__" / "spec_net" / "d.json", "device d", IN_USE)
     assert verb("baseline", "list", "specs").code == 0
 
 
-def test_a_wrong_spec_is_one_message(verb, specs):
+def test_a_wrong_spec_is_one_error_message_and_prunes_nothing(verb, specs):
     (specs / "net.qdq.yaml").write_text("qdqspec: 1\n")
     result = verb("baseline", "prune")
     assert result.code == 2
@@ -132,10 +132,10 @@ def test_a_wrong_spec_is_one_message(verb, specs):
     assert read_baseline(specs / "__baselines__" / "net" / "d.json") is not None
 
 
-def test_nothing_there(verb, tmp_path):
+def test_no_baseline_is_reported_with_the_option_that_writes_one(verb, tmp_path):
     assert verb("baseline", "list").out == "no baseline found; pytest --qdq-update=new writes them\n"
     assert verb("baseline", "list", "nowhere").code == 2
 
 
-def test_without_an_action_it_lists(verb, specs):
+def test_the_default_action_is_list(verb, specs):
     assert verb("baseline").out == verb("baseline", "list").out

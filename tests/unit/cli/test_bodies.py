@@ -74,7 +74,7 @@ def test_apply_raises_the_opset_inside_bodies_too(applied: Path) -> None:
     assert np.isfinite(outputs(applied / "tuned.onnx", True)).all()
 
 
-def test_diff_names_the_pairs_by_the_path_of_their_readers(applied: Path, verb) -> None:
+def test_diff_names_pairs_by_the_path_of_their_readers(applied: Path, verb) -> None:
     result = verb("diff", "float.onnx", "tuned.onnx")
     assert result.code == 1
     assert f"x > {CONV}:0" in result.out
@@ -90,7 +90,7 @@ def test_import_and_apply_give_the_same_model(applied: Path, verb, reference: tu
     assert compared.code == 0, compared.out
 
 
-def test_strip_gives_the_float_model_back(applied: Path, verb) -> None:
+def test_strip_restores_the_float_model(applied: Path, verb) -> None:
     assert verb("strip", "tuned.onnx", "--reference", "float.onnx", "-o", "back.onnx").code == 0
     for choice in (True, False):
         np.testing.assert_array_equal(
@@ -99,7 +99,7 @@ def test_strip_gives_the_float_model_back(applied: Path, verb) -> None:
     assert not any(n.op_type.endswith("QuantizeLinear") for n in load_model(applied / "back.onnx").nodes)
 
 
-def test_lint_and_explain(applied: Path, verb) -> None:
+def test_lint_and_explain_read_bodies(applied: Path, verb) -> None:
     linted = verb("lint", "tuned.onnx", "--target", "onnxruntime-cpu")
     assert linted.code == 0, linted.out
     explained = verb("explain", "tuned.onnx", "--data", "data.npz")

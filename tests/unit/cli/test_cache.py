@@ -1,4 +1,4 @@
-"""``qdqspec cache``: what is kept, and making room."""
+"""``qdqspec cache``: its list, prune, clear, info, export and import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qdqspec.measurement.store import Store
 
 @pytest.fixture
 def kept(tmp_path):
-    """Two finished searches: one of now, and one of forty days ago."""
+    """Two finished searches: a new one, and one of forty days ago."""
 
     def fill(folder):
         said = {"about": {"case": "net::default", "device": "a device"}}
@@ -24,7 +24,7 @@ def kept(tmp_path):
     return now.folder
 
 
-def test_list(verb, kept):
+def test_list_shows_each_search_with_age_and_case(verb, kept):
     result = verb("cache")
     head, first, second = result.out.splitlines()
     assert result.code == 0
@@ -34,12 +34,12 @@ def test_list(verb, kept):
     assert first.endswith("net::default on a device")
 
 
-def test_one_is_no_plural(verb, kept):
+def test_one_search_is_reported_in_the_singular(verb, kept):
     verb("cache", "prune")
     assert verb("cache").out.startswith(f"{kept}: 1 finished search, ")
 
 
-def test_list_as_json(verb, kept):
+def test_list_gives_json(verb, kept):
     old, new = verb("cache", "list", "--json").json["entries"]
     assert (old["key"], new["key"]) == ("old", "new")
     assert old["age_seconds"] == pytest.approx(40 * 86400, abs=60)
@@ -47,7 +47,7 @@ def test_list_as_json(verb, kept):
     assert old["bytes"] > 0
 
 
-def test_a_damaged_entry_is_found_wanting(verb, kept):
+def test_a_damaged_entry_gives_exit_code_1(verb, kept):
     (kept / "old" / "search.json").write_text("{")
     result = verb("cache")
     assert result.code == 1
@@ -58,36 +58,36 @@ def test_a_damaged_entry_is_found_wanting(verb, kept):
     ]
 
 
-def test_prune_removes_what_is_old(verb, kept):
+def test_prune_removes_old_entries(verb, kept):
     assert verb("cache", "prune", "--older-than", "50d").out == f"{kept}: 0 entries removed\n"
     assert verb("cache", "prune").out == f"{kept}: 1 entry removed\n"
     assert {path.name for path in kept.iterdir() if path.is_dir()} == {"new"}
 
 
-def test_clear_removes_all(verb, kept):
+def test_clear_removes_all_entries(verb, kept):
     assert verb("cache", "clear", "--json").json["removed"] == 2
     assert verb("cache").out == f"{kept}: 0 finished searches, 0 B\n"
 
 
-def test_no_cache_yet(verb, tmp_path):
+def test_a_missing_cache_is_empty_and_not_created(verb, tmp_path):
     assert verb("cache", "--cache-dir", "none").out == f"{tmp_path / 'none'}: 0 finished searches, 0 B\n"
     assert not (tmp_path / "none").exists()
 
 
-def test_an_age_needs_its_unit(verb):
+def test_an_age_needs_a_unit(verb):
     result = verb("cache", "prune", "--older-than", "30")
     assert result.code == 2
     assert "a time with its unit is expected" in result.err
 
 
-def test_info(verb, kept):
+def test_info_reports_number_size_and_oldest_entry(verb, kept):
     found = verb("cache", "info", "--json").json
     assert (found["entries"], found["folder"]) == (2, str(kept))
     assert found["oldest_seconds"] == pytest.approx(40 * 86400, abs=60)
     assert verb("cache", "info").out.startswith(f"{kept}: 2 finished searches, ")
 
 
-def test_an_export_is_imported_with_its_age(verb, kept, tmp_path):
+def test_imported_entries_keep_their_age(verb, kept, tmp_path):
     archive = tmp_path / "cache.zip"
     assert verb("cache", "export", str(archive), "--json").json["exported"] == 2
     other = ["--cache-dir", str(tmp_path / "other")]
@@ -117,13 +117,13 @@ def test_an_archive_with_other_files_is_refused(verb, tmp_path, name):
 
 
 def test_a_missing_archive_is_named(verb, tmp_path):
-    """It was reported as a cache that cannot be written."""
+    """The message must not report a cache that cannot be written."""
     result = verb("cache", "import", "gone.zip")
     assert result.code == 2
     assert "gone.zip: there is no such archive" in result.err
 
 
-def test_an_entry_that_was_changed_is_not_imported(verb, kept, tmp_path):
+def test_an_entry_changed_after_export_is_not_imported(verb, kept, tmp_path):
     verb("cache", "export", str(tmp_path / "cache.zip"))
     with (
         zipfile.ZipFile(tmp_path / "cache.zip") as good,
@@ -139,5 +139,5 @@ def test_an_entry_that_was_changed_is_not_imported(verb, kept, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["export"], ["import"], ["list", "x.zip"]])
-def test_a_file_is_for_export_and_import(verb, kept, words):
+def test_only_export_and_import_accept_a_file(verb, kept, words):
     assert verb("cache", *words).code == 2

@@ -38,38 +38,38 @@ def records(tmp_path):
         (["a.json", "nowhere.json"], 2),
     ],
 )
-def test_exit_codes(verb, records, words, code):
+def test_exit_codes_of_compared_records(verb, records, words, code):
     assert verb("compare", *words).code == code
 
 
 @pytest.mark.parametrize("share", ["-5%", "much", "nan", "inf%"])
-def test_a_share_that_means_nothing_is_refused(verb, records, share):
+def test_a_wrong_share_of_fail_on_is_refused(verb, records, share):
     result = verb("compare", "a.json", "a.json", f"--fail-on={share}")
     assert result.code == 2
     assert "--fail-on" in result.err
 
 
-def test_the_table_states_which_case_is_slower(verb, records):
+def test_the_table_marks_the_slower_case(verb, records):
     rows = verb("compare", "a.json", "slower.json").out.splitlines()
     assert rows[2].split()[0] == "squeezenet::default"
     assert rows[2].split()[-1] == "slower"
     assert rows[-1].endswith("1 slower, 2 same")
 
 
-def test_json(verb, records):
+def test_json_has_the_limit_and_the_cases_beyond_it(verb, records):
     found = verb("compare", "a.json", "slower.json", "--json", "--fail-on", "5%").json
     assert found["fail_on"] == 0.05
     assert [case["beyond"] for case in found["cases"]] == [True, False, False]
 
 
-def test_what_is_no_record_is_one_message_that_names_it(verb, records):
+def test_a_file_that_is_not_a_record_is_named_in_one_message(verb, records):
     (records / "other.json").write_text("{}")
     result = verb("compare", "a.json", "other.json")
     assert result.code == 2
     assert result.err.startswith("qdqspec: other.json: this is no run record")
 
 
-def test_the_result_of_one_case_is_called_that_and_what_writes_records_is_named(verb, records):
+def test_the_result_of_one_case_is_refused_with_the_option_that_writes_records(verb, records):
     (case,) = json.loads((records / "a.json").read_text())["cases"][:1]
     (records / "result.json").write_text(json.dumps({"schema_version": 1, **case}))
     result = verb("compare", "a.json", "result.json")
@@ -101,10 +101,8 @@ def test_folders_of_several_runtimes_are_timed_together(verb, folders):
     assert "fastest that meets the accuracy limits: " in text.out
 
 
-def test_folders_of_a_dynamic_model_are_timed_at_the_shapes_it_was_tuned_with(
-    verb, models, tmp_path, monkeypatch
-):
-    """Its data, from which the shapes follow, is not in the folders."""
+def test_folders_of_a_dynamic_model_are_timed_at_the_tuned_shapes(verb, models, tmp_path, monkeypatch):
+    """The folders do not contain the data from which the shapes follow."""
     model = onnx.load(models / "digits_resnet.onnx")
     for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
         dim.dim_param = f"d{dim.dim_value}"
@@ -130,7 +128,7 @@ def test_folders_of_a_dynamic_model_are_timed_at_the_shapes_it_was_tuned_with(
 def test_folders_of_one_runtime_or_several_models_are_refused(verb, models, folders, tmp_path):
     same = verb("compare", folders[0], folders[0])
     assert (same.code, "are of one runtime" in same.err) == (2, True)
-    assert "tune --report run.json" in same.err, "what compares two runs of one runtime"
+    assert "tune --report run.json" in same.err, "the message names the comparison of two runs of one runtime"
     result = tmp_path / "out" / "other" / "result.json"
     result.write_text(result.read_text().replace('"sha256": "', '"sha256": "0'))
     different = verb("compare", *folders)

@@ -1,4 +1,4 @@
-"""What every verb exits with: 0 fine, 1 found wanting, 2 could not. One row a verb and outcome."""
+"""Exit codes of every verb: 0 success, 1 a failed check or finding, 2 an error. One row per verb and outcome."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ ENTRY = Entry(
 
 @pytest.fixture(scope="module")
 def prepared(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with a tuned case, a scheme, records, baselines and a cache: good ones, failing ones, broken ones."""
+    """A project with a tuned case, a scheme, records, baselines and a cache, of which some fail and some are
+    damaged."""
     root = tmp_path_factory.mktemp("project")
     (root / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\n')
     shutil.copy(models / "digits_resnet.onnx", root / "net.onnx")
@@ -135,20 +136,20 @@ CODES = {
     "config": 0,
     "config --mode sleep": 2,
 }
-# A worker runs until it is stopped; a second runtime and models that a backend refuses have tests of their own.
+# A worker runs until it is stopped; a second runtime and models that a backend refuses have other tests.
 ELSEWHERE = {"worker", "upgrade-check", "reduce"}
 
 
 @pytest.mark.parametrize("words", CODES)
-def test_exit_code(verb, project: Path, words: str) -> None:
+def test_the_exit_code_of_each_call(verb, project: Path, words: str) -> None:
     result = verb(*words.split())
     assert result.code == CODES[words], result.out + result.err
     if result.code == 2:
-        assert (result.err + result.out).strip(), "who could not says why"
+        assert (result.err + result.out).strip(), "an error has a message"
 
 
 @pytest.mark.parametrize("words", [words for words, code in CODES.items() if code < 2])
-def test_json_has_the_same_exit_code_and_is_json(verb, project: Path, words: str) -> None:
+def test_calls_with_json_have_the_same_exit_code_and_write_json(verb, project: Path, words: str) -> None:
     result = verb(*words.split(), "--json")
     assert result.code == CODES[words], result.out + result.err
     json.loads(result.out)

@@ -1,4 +1,4 @@
-"""``qdqspec explain``: from TensorRT's files, from a tuned case, from a model."""
+"""``qdqspec explain`` with files of TensorRT, with a tuned case, and with a model."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def golden_name(*placements):
         ("gone", "there is no such file or folder"),
     ],
 )
-def test_what_cannot_be_explained_is_refused_with_what_can(verb, tmp_path, name, what):
-    """The advice was to export layer information of TensorRT again."""
+def test_other_files_are_refused_with_a_list_of_what_explain_reads(verb, tmp_path, name, what):
+    """The advice is not to export layer information of TensorRT again."""
     (tmp_path / "data.npz").write_bytes(b"PK\x03\x04")
     result = verb("explain", name)
     assert result.code == 2
@@ -48,8 +48,8 @@ def test_what_cannot_be_explained_is_refused_with_what_can(verb, tmp_path, name,
     assert "a case (spec::case or its folder), a model" in result.err
 
 
-def test_a_quantized_model_with_an_unknown_operator_is_named_itself(verb, models, tmp_path):
-    """The float copy that it is compared with was named, a temporary file."""
+def test_an_error_for_an_unknown_operator_names_the_quantized_model(verb, models, tmp_path):
+    """The name is not that of the temporary float copy with which the model is compared."""
     model = onnx.load(models / "digits_resnet.onnx")
     x, y = model.graph.input[0], model.graph.output[0]
     last = model.graph.node[-1]
@@ -72,8 +72,8 @@ def test_a_quantized_model_with_an_unknown_operator_is_named_itself(verb, models
     assert "reference.onnx" not in found.err
 
 
-def test_the_quartet_is_ranked_and_explained(verb, golden):
-    """From the files alone: which placement is best, by how much, and why."""
+def test_four_placements_are_ranked_and_explained(verb, golden):
+    """The files alone give the fastest placement, its ratio to the others, and the cause."""
     result = verb("explain", *map(graph, QUARTET))
     assert result.code == 0
     assert (
@@ -91,13 +91,13 @@ def test_the_order_of_files_does_not_matter(verb, order):
 
 
 @pytest.mark.parametrize("tuned", QUARTET[1:])
-def test_a_placement_beside_the_reference(verb, golden, tuned):
+def test_a_placement_is_compared_with_the_reference(verb, golden, tuned):
     result = verb("explain", graph("fp16"), graph(tuned))
     assert result.code == 0
     golden(f"explain/fp16-{tuned}.txt", result.out)
 
 
-def test_other_engines(verb, golden):
+def test_an_engine_of_tensorrt_8_is_explained(verb, golden):
     golden(
         "explain/mobilenet.txt",
         verb("explain", SAMPLES / "trt8-mobilenetv2-qat.graph.json", "--layers", "5").out,
@@ -117,7 +117,7 @@ def test_a_case_that_was_never_searched_states_why(verb, tmp_path):
     assert "nothing was searched for this case: not judged: no labels" in result.err
 
 
-def test_as_json(verb):
+def test_json_has_ranking_comparisons_and_layers(verb):
     found = verb("explain", "--json", *map(graph, QUARTET)).json
     assert found["schema_version"] == 1
     assert found["reference"] == "fp16"
@@ -131,13 +131,13 @@ def test_as_json(verb):
         assert {layer["precision"] for layer in engine["layers"]}
     comparison = found["comparisons"][0]
     assert comparison["decided_by"] == "end to end"
-    assert comparison["renamed"]["Conv_34"] == "Conv_5", "exports number their nodes anew"
+    assert comparison["renamed"]["Conv_34"] == "Conv_5", "each export numbers its nodes differently"
     assert sum(row["difference_ms"] for row in comparison["rows"]) == pytest.approx(
         engines["qat"]["sum_ms"] - engines["fp16"]["sum_ms"]
     ), "every layer's time is in some row"
 
 
-def test_files_are_named_one_by_one(verb, tmp_path):
+def test_a_wrong_file_is_named(verb, tmp_path):
     shutil.copy(graph("qat"), tmp_path / "layers.json")
     shutil.copy(SAMPLES / "trt8-resnet18-a100-qat.profile.json", tmp_path / "p.json")
     (tmp_path / "t.json").write_text(
@@ -148,7 +148,7 @@ def test_files_are_named_one_by_one(verb, tmp_path):
     assert "end to end, median ms" in without
 
 
-def test_without_end_to_end_times_the_sum_is_reported_as_a_sum_of_layers(verb, tmp_path):
+def test_without_end_to_end_times_the_sum_of_layers_is_reported_as_such(verb, tmp_path):
     for placement in ("fp16", "qat"):
         for kind in ("graph", "profile"):
             shutil.copy(SAMPLES / f"trt8-resnet18-a100-{placement}.{kind}.json", tmp_path)
@@ -167,7 +167,7 @@ def spec(tmp_path, models):
     return path.name
 
 
-def test_a_tuned_case(verb, tmp_path, spec):
+def test_a_tuned_case_is_explained_by_name_and_by_folder(verb, tmp_path, spec):
     missing = verb("explain", f"{spec}::default", "--backend", "fake")
     assert missing.code == 2
     assert "no results of digits::default yet" in missing.err
@@ -185,7 +185,7 @@ def test_a_tuned_case(verb, tmp_path, spec):
     assert found["comparisons"][0]["renamed"] == {}
 
 
-def test_a_case_is_reported_beside_its_baseline(verb, tmp_path, spec):
+def test_a_case_is_compared_with_its_baseline(verb, tmp_path, spec):
     assert verb("tune", spec, "--backend", "fake").code == 0
     folder = tmp_path / "reports" / "digits" / "default"
     result = json.loads((folder / "result.json").read_text())
@@ -197,7 +197,7 @@ def test_a_case_is_reported_beside_its_baseline(verb, tmp_path, spec):
     assert "note: onnxruntime: was 1.31.0, is 1.31.1" in told
 
 
-def test_why_a_recurrent_operator_stays_float(verb, tmp_path):
+def test_the_reason_is_given_why_a_recurrent_operator_stays_float(verb, tmp_path):
     text = """<ir_version: 8, opset_import: ["": 17]> net (float[3,1,8] x) => (float[3,1,1,4] y) {
       f = MatMul(x, v)  [cell] y = GRU<hidden_size = 4>(f, w, r) }"""
     proto, random = onnx.parser.parse_model(text), np.random.default_rng(0)
@@ -211,7 +211,7 @@ def test_why_a_recurrent_operator_stays_float(verb, tmp_path):
     assert "note: cell has no label: GRU: there is no integer kernel of it" in told
 
 
-def test_what_each_correction_of_a_case_gained(verb, tmp_path, spec):
+def test_the_gain_of_each_correction_of_a_case_is_listed(verb, tmp_path, spec):
     assert verb("tune", spec, "--backend", "fake").code == 0
     folder = tmp_path / "reports" / "digits" / "default"
     assert "correction" not in verb("explain", folder).out
@@ -225,7 +225,7 @@ def test_what_each_correction_of_a_case_gained(verb, tmp_path, spec):
     assert [engine["corrections"] for engine in engines] == [[], result["search"]["corrections"]]
 
 
-def test_a_case_whose_winner_was_not_profiled_is_profiled_now(verb, tmp_path, spec):
+def test_a_winner_without_a_profile_is_profiled_by_explain(verb, tmp_path, spec):
     assert verb("tune", spec, "--backend", "fake", "-o", "out").code == 0
     folder = tmp_path / "out" / "default"
     before = verb("explain", folder, "--json").json
@@ -234,8 +234,8 @@ def test_a_case_whose_winner_was_not_profiled_is_profiled_now(verb, tmp_path, sp
     assert [engine["kernels"] for engine in found["engines"]] == [e["kernels"] for e in before["engines"]]
 
 
-def test_a_part_of_the_model_is_not_taken_for_the_tuned_model(verb, tmp_path, spec):
-    """`subgraph` builds parts with the very pairs that the whole model may be shipped with."""
+def test_the_profile_of_a_part_is_not_used_for_the_tuned_model(verb, tmp_path, spec):
+    """`subgraph` builds parts with the same pairs that the selected model may have."""
     assert verb("tune", spec, "--backend", "fake", "-o", "out").code == 0
     folder = tmp_path / "out" / "default"
     before = verb("explain", folder, "--json").json
@@ -253,10 +253,12 @@ def test_a_model_is_profiled_against_itself_without_pairs(verb):
     assert reference["integer_kernels"] == 0
     assert tuned["integer_kernels"] == tuned["kernels"] > 10, "read back from what ONNX Runtime runs"
     slow = verb("explain", DATA / "digits_resnet_qat_qdq.onnx").out
-    assert "still run in float" in slow, "int8 activations have no kernel there, and their pairs stand alone"
+    assert "still run in float" in slow, (
+        "int8 activations have no kernel there, and their pairs are not fused"
+    )
 
 
-def test_a_model_without_pairs_is_shown_alone(verb, models):
+def test_the_layers_of_a_model_without_pairs_are_listed(verb, models):
     result = verb("explain", models / "digits_resnet.onnx", "--layers", "3")
     assert result.code == 0
     assert "Q/DQ not fused" in result.out
@@ -274,14 +276,14 @@ def test_a_model_without_pairs_is_shown_alone(verb, models):
         (["none.qdq.yaml::default"], "none.qdq.yaml"),
     ],
 )
-def test_what_cannot_be_explained_is_one_message(verb, words, message):
+def test_an_error_is_one_message(verb, words, message):
     result = verb("explain", *words)
     assert result.code == 2
     assert message in result.err
     assert result.out == ""
 
 
-def test_the_pairs_that_cost_most_in_a_model_of_another_tool(verb, models):
+def test_pairs_with_the_largest_errors_are_ranked_in_a_model_of_another_tool(verb, models):
     words = ("--culprits", "--reference", models / "digits_resnet.onnx")
     data = models.parent / "data" / "digits_calibration.npz"
     result = verb(
@@ -294,7 +296,7 @@ def test_the_pairs_that_cost_most_in_a_model_of_another_tool(verb, models):
     assert "outputs: false" in result.out
 
 
-def test_the_pairs_that_cost_most_in_a_case_and_in_its_folder(verb, tmp_path, spec):
+def test_pairs_with_the_largest_errors_are_ranked_in_a_case_and_in_its_folder(verb, tmp_path, spec):
     missing = verb("explain", f"{spec}::default", "--culprits", "--backend", "fake")
     assert missing.code == 2
     assert "no results of a run here" in missing.err
@@ -317,7 +319,7 @@ def test_a_model_without_its_original_is_ranked_against_itself_without_pairs(ver
     assert "random inputs are used" in result.out
 
 
-def test_one_model_is_ranked_at_a_time(verb):
+def test_pairs_of_two_models_are_not_ranked_together(verb):
     result = verb("explain", "a.onnx", "b.onnx", "--culprits")
     assert result.code == 2
     assert "one case or model" in result.err
@@ -355,7 +357,7 @@ def test_a_model_is_profiled_with_the_values_of_the_data(verb, tmp_path):
 
 
 @pytest.mark.parametrize("culprits", [(), ("--culprits",)])
-def test_a_model_is_run_with_images_as_in_a_search(verb, tmp_path, culprits):
+def test_images_are_transformed_as_in_a_search(verb, tmp_path, culprits):
     text = """<ir_version: 8, opset_import: ["": 17]>
         net (float[n,3,h,w] x) => (float[n,3,h,w] y) <float s = {0.1}, int8 z = {0}> {
           q = QuantizeLinear(x, s, z) [dequantize] d = DequantizeLinear(q, s, z) [relu] y = Relu(d) }"""
@@ -372,7 +374,7 @@ def test_a_model_is_run_with_images_as_in_a_search(verb, tmp_path, culprits):
 
 
 @pytest.mark.parametrize("words", [("explain",), ("explain", "--culprits"), ("inspect",)])
-def test_data_of_a_loader_of_an_entry_point(verb, tmp_path, monkeypatch, words):
+def test_data_is_read_with_a_loader_of_an_entry_point(verb, tmp_path, monkeypatch, words):
     text = """<ir_version: 8, opset_import: ["": 17]>
         net (float[n,steps] x) => (float[n,steps] y) <float s = {0.1}, int8 z = {0}> {
           q = QuantizeLinear(x, s, z) [dequantize] d = DequantizeLinear(q, s, z) [relu] y = Relu(d) }"""

@@ -1,4 +1,4 @@
-"""Help, completion, and the lists of what there is."""
+"""Help, completion, and lists of backends, checks and other named things."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_help_is_short_and_help_all_has_every_option(verb):
     assert len(short.splitlines()) < len(whole.splitlines())
 
 
-def test_the_help_of_tune_has_groups_and_a_short_usage(verb):
+def test_the_help_of_tune_has_groups_of_options_and_a_short_usage(verb):
     short = verb("tune", "--help").out
     assert short.splitlines()[0] == "usage: qdqspec tune [options] SPEC|MODEL"
     for title in ("data and shapes:", "quantization:", "limits:", "search:", "where and how it runs:"):
@@ -30,7 +30,7 @@ def test_the_help_of_tune_has_groups_and_a_short_usage(verb):
         assert option in verb("tune", "--help-all").out
 
 
-def test_a_verb_with_few_options_shows_all(verb):
+def test_the_help_of_a_verb_with_few_options_has_all(verb):
     short = verb("strip", "--help")
     assert "--help-all" not in short.out
     assert verb("strip", "--help-all") == short
@@ -40,7 +40,7 @@ def test_a_verb_with_few_options_shows_all(verb):
     ("word", "kind"),
     [("backends", "backend"), ("strategies", "strategy"), ("checks", "check"), ("formats", "format")],
 )
-def test_list_with_a_word(verb, word, kind):
+def test_list_with_a_kind_prints_its_names(verb, word, kind):
     result = verb("list", word, "--json")
     assert result.code == 0
     known = [*registry.names(kind), *(["github"] if word == "formats" else [])]
@@ -63,7 +63,7 @@ def test_the_parameters_of_checks_are_listed_as_a_spec_writes_them(verb, tmp_pat
     assert "placement: require [Conv, Gemm]\n" in said
 
 
-def test_a_folder_of_that_name_is_listed_as_before(verb, tmp_path):
+def test_a_folder_with_the_name_of_a_kind_is_searched_for_specs(verb, tmp_path):
     (tmp_path / "checks").mkdir()
     result = verb("list", "checks")
     assert result.code == 2
@@ -82,7 +82,7 @@ def test_a_folder_of_that_name_is_listed_as_before(verb, tmp_path):
         ("qdqspec cache pr", ["prune"]),
     ],
 )
-def test_a_shell_gets_completions(tmp_path, line, found):
+def test_completions_of_a_shell(tmp_path, line, found):
     pytest.importorskip("argcomplete")
     (tmp_path / "specs").mkdir()
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": " "}
@@ -102,15 +102,15 @@ def test_each_verb_has_one_line_in_80_columns(verb, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = verb().out.partition("verbs:\n")[2].partition("\n\n")[0].splitlines()
     names = [line.split()[0] for line in lines if not line.startswith(" " * 8)]
-    assert names[:2] == ["init", "tune"]  # the first line was the name of the argument, VERB
+    assert names[:2] == ["init", "tune"]  # without the name of the argument, VERB
     wrapped = [line for line in lines if line.startswith(" " * 8)]
     long = "                 Time tuned models under two versions of the runtime"
-    # Under a long name; Python 3.13 and later make room for it.
+    # On the line after a long name; Python 3.13 and later print it on the same line.
     assert wrapped == ([] if sys.version_info >= (3, 13) else [long])
 
 
 @pytest.mark.parametrize("name", ["list", "explain", "verify"])
-def test_a_description_is_wrapped_and_an_example_is_not(verb, monkeypatch, name):
+def test_descriptions_are_wrapped_and_examples_are_not(verb, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "60")
     description, _, example = verb(name, "--help").out.partition("example:\n")
     assert max(map(len, description.splitlines())) <= 60

@@ -1,4 +1,4 @@
-"""``qdqspec init``: a spec that loads, with what was found in the model."""
+"""``qdqspec init``: the spec that it writes loads, and has the inputs, data and formats that it found."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def project(tmp_path, models):
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "ultraface_rfb320"])
-def test_what_it_writes(verb, project, golden, name):
+def test_the_written_spec(verb, project, golden, name):
     result = verb("init", f"{name}.onnx", *FAKE)
     assert result.code == 0
     assert result.out == f"{name}.qdq.yaml: run it with: pytest {name}.qdq.yaml\n"
     golden(f"cli/init-{name}.yaml", (project / f"{name}.qdq.yaml").read_text())
 
 
-def test_the_command_to_run_is_one_to_copy(verb, project):
+def test_the_printed_command_is_quoted_for_a_shell(verb, project):
     result = verb("init", "digits_resnet.onnx", "-o", "my specs/größe.qdq.yaml", *FAKE)
     command = result.out.partition("run it with: ")[2]
     assert shlex.split(command) == ["pytest", str(Path("my specs", "größe.qdq.yaml"))]
@@ -58,7 +58,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("odd", WRITABLE, ids=lambda odd: odd.name)
-def test_the_spec_of_any_model_loads(verb, tmp_path, odd):
+def test_the_spec_of_each_odd_model_loads(verb, tmp_path, odd):
     onnx.save(odd.make(), tmp_path / "net.onnx")
     result = verb("init", "net.onnx", *FAKE, "--json")
     assert (result.code, result.err) == (0, "")
@@ -76,7 +76,7 @@ def test_the_spec_of_any_model_loads(verb, tmp_path, odd):
 
 
 def test_the_forecast_counts_at_the_proposed_shapes(verb, tmp_path):
-    """A network for images of 224 x 224 was counted with one pixel, beside the shape that was proposed."""
+    """The count for a network for images of 224 x 224 is not that of one pixel."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         net (float[batch,3,height,width] x) => (float[batch,8,high,wide] y) { c = Conv(x, w) y = Softmax(c) }"""
@@ -91,7 +91,7 @@ def test_the_forecast_counts_at_the_proposed_shapes(verb, tmp_path):
 
 
 def test_a_named_dimension_has_one_size_in_all_inputs(verb, tmp_path):
-    """A vector over the batch was proposed with 128 entries beside a batch of 1."""
+    """A vector over the batch has as many entries as the batch, not 128."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         net (int64[batch] lengths, float[batch,width] x, int64[batch,width] ids) => (float[batch,width] y) {
@@ -106,7 +106,7 @@ def test_a_named_dimension_has_one_size_in_all_inputs(verb, tmp_path):
     ("dims", "expected"),
     [("batch,samples", [1, 16000]), ("n,audio_length", [1, 16000]), ("n,features", [1, 16])],
 )
-def test_the_guessed_length_of_sound_is_a_second(verb, tmp_path, dims, expected):
+def test_the_proposed_length_of_sound_is_a_second(verb, tmp_path, dims, expected):
     """Sixteen samples of sound are shorter than the first window of a network."""
     proto = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 17]> net (float[{dims}] x) => (float[{dims}] y) {{ y = Relu(x) }}'
@@ -116,7 +116,7 @@ def test_the_guessed_length_of_sound_is_a_second(verb, tmp_path, dims, expected)
 
 
 def test_the_example_of_what_stays_float_is_quantized_without_it(verb, tmp_path):
-    """It named the operator that is rarest in the model, which often stays float anyway."""
+    """The rarest operator of the model would be a bad example, since it often stays float anyway."""
     onnx.save(
         onnx.parser.parse_model(
             """<ir_version: 8, opset_import: ["": 17]> net (float[4,4] x) => (float[4,4] y) {
@@ -129,7 +129,7 @@ def test_the_example_of_what_stays_float_is_quantized_without_it(verb, tmp_path)
 
 
 def test_only_formats_that_operators_can_have_are_proposed(verb, tmp_path):
-    """Blocks of 256 weights were proposed for a model with 4, of which nothing can be quantized then."""
+    """Blocks of 256 weights are not proposed for a model with 4, in which no operator could have them."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> net (float[1,1,8,8] x) => (float[1,4,6,6] y) {
         c = Conv(x, w) y = Relu(c) }"""
@@ -156,7 +156,7 @@ def specs_with_comments_removed(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("odd", WRITABLE, ids=lambda odd: odd.name)
 def test_each_comment_can_be_removed(verb, tmp_path, odd):
-    """Alone and together; what then is in use is resolved against the model, not only loaded."""
+    """Alone and together; the resulting options are resolved against the model, not only loaded."""
     onnx.save(odd.make(), tmp_path / "net.onnx")
     assert_each_comment_can_be_removed(verb, tmp_path, Path("net.onnx"))
 
@@ -177,7 +177,7 @@ def assert_each_comment_can_be_removed(verb, tmp_path, path):
             require_inputs(model, case.inputs)
 
 
-def test_folders_of_the_output_are_made(verb, project):
+def test_folders_of_the_output_are_created(verb, project):
     assert verb("init", "digits_resnet.onnx", *FAKE, "-o", "specs/vision/d.qdq.yaml").code == 0
     (case,) = load_cases(project / "specs" / "vision" / "d.qdq.yaml", Settings(root=project))
     assert case.model == project / "digits_resnet.onnx"
@@ -194,7 +194,7 @@ def samples(count, **more):
     return {"input": np.zeros((count, 1, 16, 16), np.float32), **more}
 
 
-def test_data_of_a_folder_is_found_by_what_fits(verb, project, data):
+def test_data_in_a_folder_is_found_by_names_and_shapes(verb, project, data):
     np.savez(data / "calibration.npz", **samples(2))
     np.savez(data / "rest.npz", **samples(3, labels=np.arange(3)))
     result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data", "-o", "specs/d.qdq.yaml")
@@ -232,7 +232,7 @@ def test_many_files_without_names_are_one_data_set(verb, project, data):
 
 
 def test_labels_beside_npy_files_are_found(verb, project, data):
-    """The array of the input was proposed alone."""
+    """The array of the input is proposed with the labels."""
     (data / "digits").mkdir()
     np.save(data / "digits" / "input.npy", np.ones((3, 1, 16, 16), np.float32))
     np.save(data / "digits" / "labels.npy", np.arange(3))
@@ -260,7 +260,7 @@ def test_images_get_a_transform_of_the_models_size(verb, project, data):
     assert len(list(opened)) == 2
 
 
-def test_the_size_of_images_is_a_guess_where_the_model_leaves_it_open(verb, tmp_path):
+def test_the_size_of_images_is_assumed_if_the_model_has_none(verb, tmp_path):
     text = """<ir_version: 8, opset_import: ["": 17]>
         net (float[1,1,64,width] x) => (float[1,1,64,width] y) { y = Relu(x) }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
@@ -273,7 +273,7 @@ def test_the_size_of_images_is_a_guess_where_the_model_leaves_it_open(verb, tmp_
 
 
 def test_images_of_all_formats_are_data(verb, project, data):
-    """Only files with the suffix of the first one were."""
+    """Not only files with the suffix of the first one."""
     for name in ("a.jpg", "b.JPG", "c.png"):
         Image.new("L", (20, 30)).save(data / name)
     assert verb("init", "digits_resnet.onnx", *FAKE, "--data", "data").code == 0
@@ -293,7 +293,9 @@ SAME_DATA = "note: calibration and evaluation are the same data"
 
 
 @pytest.mark.parametrize("kind", ["one file", "many files", "images"])
-def test_one_data_set_for_both_is_stated_in_the_file_and_on_the_terminal(verb, project, data, kind):
+def test_one_data_set_for_calibration_and_evaluation_is_stated_in_file_and_terminal(
+    verb, project, data, kind
+):
     for number in range(1 if kind == "one file" else 6):
         if kind == "images":
             Image.new("L", (20, 30)).save(data / f"{number}.png")
@@ -332,7 +334,7 @@ def test_folders_named_after_their_use_are_separate_data(verb, project, data, ki
         assert len(list(open_data(source, spec))) == 6
 
 
-def test_images_without_pillow_are_noted(verb, project, data, monkeypatch):
+def test_a_missing_pillow_is_noted_for_images(verb, project, data, monkeypatch):
     Image.new("L", (20, 30)).save(data / "0.png")
     monkeypatch.setitem(sys.modules, "PIL", None)
     result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
@@ -343,7 +345,7 @@ def test_images_without_pillow_are_noted(verb, project, data, monkeypatch):
     )
 
 
-def test_data_that_does_not_fit_states_what_the_model_takes(verb, data):
+def test_the_error_for_data_that_does_not_fit_has_the_inputs_of_the_model(verb, data):
     result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
     assert result.code == 2
     assert "no data there fits the model's inputs: input [?, 1, 16, 16]" in result.err
@@ -357,7 +359,7 @@ def test_file_names_are_quoted_where_yaml_needs_it(verb, project, name):
     assert load_cases(project / output, Settings(root=project))[0].model == project / name
 
 
-def test_what_is_there_is_never_overwritten(verb, project):
+def test_an_existing_file_is_not_overwritten(verb, project):
     (project / "digits_resnet.qdq.yaml").write_text("mine")
     result = verb("init", "digits_resnet.onnx", *FAKE)
     assert result.code == 2
@@ -365,7 +367,7 @@ def test_what_is_there_is_never_overwritten(verb, project):
     assert (project / "digits_resnet.qdq.yaml").read_text() == "mine"
 
 
-def test_it_may_be_in_another_folder_and_still_finds_the_model(verb, project):
+def test_a_spec_in_another_folder_has_the_path_of_the_model(verb, project):
     (project / "specs").mkdir()
     assert verb("init", "digits_resnet.onnx", *FAKE, "-o", "specs/d.qdq.yaml").code == 0
     (case,) = load_cases(project / "specs" / "d.qdq.yaml", Settings(root=project))
@@ -379,13 +381,13 @@ def test_it_may_be_in_another_folder_and_still_finds_the_model(verb, project):
         ("digits_resnet.onnx/x/d.qdq.yaml", "the spec cannot be written: Not a directory"),
     ],
 )
-def test_an_output_that_cannot_be_is_refused(verb, project, output, says):
+def test_an_impossible_output_path_is_refused(verb, project, output, says):
     result = verb("init", "digits_resnet.onnx", *FAKE, "-o", output)
     assert result.code == 2
     assert says in result.err
 
 
-def test_a_model_outside_states_what_the_run_needs(verb, project, models):
+def test_the_option_needed_for_a_model_outside_the_project_is_printed(verb, project, models):
     result = verb("init", models / "squeezenet10.onnx", *FAKE)
     assert result.code == 0
     assert f"--qdq-allow-path={models}" in result.out
@@ -393,14 +395,14 @@ def test_a_model_outside_states_what_the_run_needs(verb, project, models):
     assert load_cases(project / "squeezenet10.qdq.yaml", settings)[0].model == models / "squeezenet10.onnx"
 
 
-def test_a_model_that_is_not_there(verb):
+def test_a_missing_model_is_an_error(verb):
     result = verb("init", "gone.onnx", *FAKE)
     assert result.code == 2
     assert "gone.onnx: there is no such model file" in result.err
 
 
-def test_arrays_named_after_their_use_that_do_not_fit_are_stated(verb, project, data):
-    """A file holds one sample without the axis that counts samples."""
+def test_named_arrays_that_do_not_fit_are_reported(verb, project, data):
+    """The file has one sample without the batch axis."""
     np.savez(data / "test.npz", **samples(2))
     (data / "calibration").mkdir()
     np.savez(data / "calibration" / "0.npz", input=np.zeros((1, 16, 16), np.float32))

@@ -1,4 +1,4 @@
-"""``--json`` of each verb holds what its text shows: names, notes, and numbers at the precision of the text.
+"""``--json`` of each verb has all names, notes and numbers of its text, numbers at the precision of the text.
 
 The fixture ``verb`` checks this in each test of this folder that asks for JSON.
 """
@@ -80,11 +80,11 @@ CALLS = [
     ("doctor", *FAKE),
     ("config",),
 ]  # fmt: skip
-# Verbs whose JSON other tests of the fixture or of clusters read, and those that have none of their own.
+# Verbs whose JSON is read by other tests with the fixture or with clusters, and verbs without JSON.
 ELSEWHERE = {"upgrade-check", "reduce", "schema", "worker"}
 
 
-def test_each_verb_is_among_the_calls() -> None:
+def test_each_verb_has_a_call() -> None:
     assert {call[0] for call in CALLS} | ELSEWHERE == set(parsers()[1])
 
 
@@ -103,11 +103,11 @@ def test_the_reference_has_the_json_of_each_verb() -> None:
 
 @pytest.mark.parametrize("words", CALLS, ids=" ".join)
 def test_json_has_what_the_terminal_shows(prepared, words: tuple[str, ...]) -> None:
-    """The figures and names are checked by the fixture, and the text is that of a call without ``--json``."""
+    """The fixture compares figures and names; the text is that of a call without ``--json``."""
     data = prepared(*words, "--json")
     assert data.json["schema_version"] == 1
     if words[0] in ("tune", "compare", "verify", "explain", "init") or words[:2] in FLEETING:
-        return  # it measures anew, or has times or a file of its own
+        return  # it measures again, or has times or a file of each call
     shown = prepared(*words)
     assert shown.code == data.code
     notes = "".join(f"note: {note}\n" for note in data.json["notes"])
@@ -148,7 +148,9 @@ def test_explain_json_has_the_layers_that_the_text_shows(prepared, what: str) ->
         ("and 3 more (--verbose shows all)", {}, []),
     ],
 )
-def test_the_audit_finds_what_is_missing(text: str, data: dict[str, object], expected: list[str]) -> None:
+def test_the_fixture_finds_figures_and_names_missing_in_json(
+    text: str, data: dict[str, object], expected: list[str]
+) -> None:
     assert lost(text, data) == expected
 
 
@@ -162,7 +164,7 @@ def test_the_audit_finds_what_is_missing(text: str, data: dict[str, object], exp
     ],
 )
 def test_an_error_is_json_as_well(prepared, words: tuple[str, ...], where: str | None) -> None:
-    """Standard output was empty, which no reader of JSON takes."""
+    """Empty standard output is not valid JSON."""
     found = prepared(*words, "--json")
     assert found.code == 2
     assert found.json["where"] is None or found.json["where"].endswith(str(where))

@@ -13,7 +13,7 @@ TEXT = """<ir_version: 10, opset_import: ["": 21]> g (float[4,16] x) => (float[4
 
 @pytest.fixture
 def model(tmp_path):
-    """One pair: with a zero point that TensorRT refuses."""
+    """A model with one pair, whose zero point TensorRT refuses."""
 
     def write(zero: np.generic) -> str:
         proto = onnx.parser.parse_model(TEXT)
@@ -30,20 +30,20 @@ def model(tmp_path):
     return write
 
 
-def test_what_is_refused_fails(verb, model):
+def test_findings_that_a_runtime_refuses_fail(verb, model):
     result = verb("lint", model(np.uint8(9)), "--target", "tensorrt-11")
     assert result.code == 1
     assert "refused TRT001" in result.out
 
 
-def test_what_is_slow_fails_only_if_strict(verb, model):
+def test_slow_findings_fail_only_if_strict(verb, model):
     words = ["lint", model(np.int8(0)), "--target", "tensorrt-11"]
     assert verb(*words).code == 0
     assert "slow TRT042" in verb(*words).out
     assert verb(*words, "--strict").code == 1
 
 
-def test_several_targets_as_json(verb, model):
+def test_json_has_findings_of_several_targets(verb, model):
     words = ["--target", "tensorrt-10", "--target", "onnxruntime-cpu", "--json"]
     result = verb("lint", model(np.uint8(9)), *words)
     assert result.code == 1
@@ -54,7 +54,7 @@ def test_several_targets_as_json(verb, model):
     assert (first["id"], first["severity"]) == ("TRT001", "refused")
 
 
-def test_a_gpu_can_be_named(verb, model):
+def test_the_compute_capability_can_be_given(verb, model):
     words = ["lint", model(np.int8(0)), "--target", "tensorrt-10"]
     assert "TRT022" in verb(*words, "--compute-capability", "7.5").out
     assert "TRT022" not in verb(*words).out
@@ -69,7 +69,7 @@ def test_a_gpu_can_be_named(verb, model):
         (["--target", "tensorrt-10", "--compute-capability", "hopper"], "not a compute capability"),
     ],
 )
-def test_what_cannot_be_done_is_one_message(verb, model, words, message):
+def test_an_error_is_one_message(verb, model, words, message):
     result = verb("lint", model(np.int8(0)), *words)
     assert result.code == 2
     assert message in result.err

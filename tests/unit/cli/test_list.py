@@ -27,7 +27,7 @@ def specs(tmp_path):
 
 
 @pytest.mark.parametrize("where", [[], ["specs"], ["specs/a.qdq.yaml"], ["specs", "specs/a.qdq.yaml"]])
-def test_cases_and_what_they_ask(verb, specs, where):
+def test_cases_are_listed_with_their_checks(verb, specs, where):
     result = verb("list", *where)
     assert result.code == 0
     assert result.out == (
@@ -36,7 +36,7 @@ def test_cases_and_what_they_ask(verb, specs, where):
     )
 
 
-def test_as_json(verb, specs):
+def test_json_has_cases_and_checks(verb, specs):
     found = verb("list", "specs", "--json").json
     case = found["cases"][1]
     assert (case["id"], case["model"], case["tags"]) == (
@@ -51,7 +51,7 @@ def test_as_json(verb, specs):
     }  # fmt: skip
 
 
-def test_a_wrong_spec_does_not_hide_the_others(verb, specs):
+def test_the_other_specs_are_listed_beside_a_wrong_one(verb, specs):
     (specs / "c.qdq.yaml").write_text("qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedupp}]\n")
     result = verb("list", "specs", "--json")
     assert result.code == 2
@@ -65,14 +65,14 @@ def test_a_missing_file_is_named(verb):
     assert "none.qdq.yaml: cannot read the spec" in result.err
 
 
-def test_if_no_spec_is_found_the_suffix_of_specs_is_reported(verb):
+def test_the_suffix_of_specs_is_reported_if_none_is_found(verb):
     result = verb("list")
     assert result.code == 2
     assert "names of specs end in .qdq.yaml" in result.err
 
 
-def test_a_word_that_is_none_gets_a_suggestion(verb):
-    """It was a spec that cannot be read."""
+def test_a_misspelt_kind_gets_a_suggestion(verb):
+    """The error is not that a spec cannot be read."""
     result = verb("list", "bakends")
     assert result.code == 2
     assert result.err == (
@@ -81,7 +81,7 @@ def test_a_word_that_is_none_gets_a_suggestion(verb):
     )
 
 
-def test_without_a_spec_it_names_the_command_that_writes_one(verb):
+def test_the_command_that_writes_a_spec_is_named_if_there_is_none(verb):
     result = verb("list")
     assert result.code == 2
     assert "qdqspec init MODEL.onnx" in result.err

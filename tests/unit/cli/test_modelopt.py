@@ -31,15 +31,15 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "from-modelopt.md"
         (["m.onnx", "--qdq_baseline", "q.onnx"], "--qdq_baseline is an option of ModelOpt", "--start-from"),
     ],
 )
-def test_an_option_of_modelopt_is_an_error_that_names_ours(verb, words, said, cure) -> None:
+def test_the_error_for_an_option_of_modelopt_names_the_equivalent(verb, words, said, cure) -> None:
     result = verb("tune", *words)
     assert result.code == 2
     assert said in result.err
     assert cure in result.err
 
 
-def test_what_to_give_instead_is_a_sentence(verb) -> None:
-    """An installed package has no page of the documentation to refer to."""
+def test_the_equivalent_of_an_option_is_given_as_a_sentence(verb) -> None:
+    """An installed package does not contain the documentation to which a message could refer."""
     assert {text.split()[0] for text in equivalents().values()} <= {"give", "leave", "run", "use"}
     assert "docs/" not in verb("tune", "m.onnx", "--state_file", "f").err
 

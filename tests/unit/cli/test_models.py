@@ -24,7 +24,7 @@ def model(models, tmp_path):
 
 @pytest.fixture
 def scheme(model, tmp_path):
-    """One activation and one weight of the first convolution, by hand."""
+    """A scheme of one activation and one weight of the first convolution, written by hand."""
     conv = next(node for node in load_model(model).nodes if node.op_type == "Conv")
     rows = [(conv.inputs[0], 0, "uint8", 0.05, 128), (conv.inputs[1], 1, "int8", 0.01, 0)]
     sites = [
@@ -48,7 +48,7 @@ def test_inspect_prints_the_regions(verb, model):
     assert len(verb("inspect", model, "--lines", "2").out) < len(result.out)
 
 
-def test_inspect_takes_the_size_of_regions(verb, model):
+def test_inspect_has_an_option_for_the_size_of_regions(verb, model):
     def leaves(*words):
         regions = verb("inspect", model, "--json", *words).json["regions"]
         return [len(region["nodes"]) for region in regions if region["type"] == "LEAF"]
@@ -58,7 +58,7 @@ def test_inspect_takes_the_size_of_regions(verb, model):
     assert verb("inspect", model, "--max-nodes", "0").code == 2
 
 
-def test_inspect_prints_only_what_is_requested(verb, model):
+def test_inspect_prints_only_the_requested_parts(verb, model):
     regions, patterns = (verb("inspect", model, word).out for word in ("--regions", "--patterns"))
     assert "r0 ROOT" in regions
     assert "r0 ROOT" not in patterns
@@ -73,7 +73,7 @@ def test_inspect_forecasts_without_building(verb, model):
     assert 0 < forecast["low_seconds"] < forecast["high_seconds"]
 
 
-def test_inspect_counts_at_the_shapes_of_data_or_names_what_it_assumes(verb, tmp_path):
+def test_inspect_counts_at_the_shapes_of_data_or_states_assumed_ones(verb, tmp_path):
     text = (
         '<ir_version: 8, opset_import: ["": 17]> '
         "net (float[n,steps,4] x) => (float[n,steps,4] y) { y = MatMul(x, w) }"
@@ -96,7 +96,7 @@ def test_inspect_counts_at_the_shapes_of_data_or_names_what_it_assumes(verb, tmp
     assert "names 'xx', which is no input" in verb("inspect", "net.onnx", "--shapes", "xx:1x30x4").err
 
 
-def test_inspect_as_json(verb, model):
+def test_inspect_gives_json(verb, model):
     found = verb("inspect", model, "--json").json
     leaves = [region for region in found["regions"] if region["type"] == "LEAF"]
     assert sum(len(leaf["nodes"]) for leaf in leaves) == found["coverage"]["nodes"]
@@ -145,7 +145,7 @@ def test_strip_never_writes_to_an_input(verb, model):
         (["strip", "digits.onnx", "-o", "none/x.onnx"], "none: there is no such folder"),
     ],
 )
-def test_what_cannot_be_done_is_one_message(verb, model, words, message):
+def test_an_error_is_one_message(verb, model, words, message):
     result = verb(*words)
     assert result.code == 2
     assert message in result.err
@@ -153,7 +153,7 @@ def test_what_cannot_be_done_is_one_message(verb, model, words, message):
 
 
 @pytest.mark.parametrize("words", [["strip", "net.onnx"], ["apply", "net.onnx", "scheme.json"]])
-def test_weights_in_a_file_of_their_own_are_an_input_as_well(verb, model, scheme, tmp_path, words):
+def test_the_file_of_external_weights_is_not_overwritten(verb, model, scheme, tmp_path, words):
     net = onnx.load(model)
     onnx.save_model(
         net, tmp_path / "net.onnx", save_as_external_data=True, location="net.bin", size_threshold=0

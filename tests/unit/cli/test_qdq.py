@@ -21,7 +21,7 @@ DATA = Path(__file__).parents[2] / "data"
 QAT = DATA / "digits_resnet_qat_qdq.onnx"
 
 
-def test_import_strip_apply_is_the_same_model(verb, tmp_path) -> None:
+def test_import_strip_and_apply_give_the_same_model(verb, tmp_path) -> None:
     imported = verb("import", QAT, "-o", "scheme.json", "--json")
     assert imported.code == 0
     assert (imported.json["activations"], imported.json["weights"]) == (13, 15)
@@ -34,7 +34,7 @@ def test_import_strip_apply_is_the_same_model(verb, tmp_path) -> None:
 
 
 def test_pairs_of_integer_operators_are_counted_and_described(verb, tmp_path) -> None:
-    """`strip` removed 40 pairs and reported 0; `diff` described a tensor in blocks of 0."""
+    """`strip` reports all 40 removed pairs; `diff` describes a tensor without blocks of 0."""
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[4,8] x) => (float[4,8] y) { y = MatMul(x, w) }'
     model = onnx.parser.parse_model(text)
     weight = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
@@ -50,7 +50,7 @@ def test_pairs_of_integer_operators_are_counted_and_described(verb, tmp_path) ->
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp8"])
-def test_blocks_of_both_sides_go_there_and_back(verb, tmp_path, name) -> None:
+def test_blocks_along_any_axis_are_equal_after_strip_import_and_apply(verb, tmp_path, name) -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[4,64] x) => (float[4,64] y) { y = MatMul(x, w) }'
     model = onnx.parser.parse_model(text)
     weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
@@ -81,14 +81,14 @@ def test_blocks_of_both_sides_go_there_and_back(verb, tmp_path, name) -> None:
     assert "ORT007" in verb("lint", "narrow.onnx", "--target", "onnxruntime-cpu").out
 
 
-def test_import_reports_its_guesses(verb) -> None:
+def test_import_reports_its_assumptions(verb) -> None:
     result = verb("import", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", "-o", "scheme.json")
     assert result.code == 0
     assert "note: a Relu was inserted where a zero point cuts off negative values" in result.out
     assert result.out.endswith("scheme.json: 25 activation and 32 weight pairs in it\n")
 
 
-def test_import_with_the_original_fits_the_original(verb, models) -> None:
+def test_import_with_the_original_gives_a_scheme_for_the_original(verb, models) -> None:
     original, quantized = models / "digits_resnet.onnx", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
     assert verb("import", quantized, "-o", "scheme.json", "--reference", original).code == 0
     applied = verb("apply", original, "scheme.json", "-o", "again.onnx")
@@ -96,13 +96,13 @@ def test_import_with_the_original_fits_the_original(verb, models) -> None:
     assert "left out" not in applied.out
 
 
-def test_import_of_a_float_model_cannot_be(verb, models) -> None:
+def test_import_of_a_float_model_is_an_error(verb, models) -> None:
     result = verb("import", models / "digits_resnet.onnx", "-o", "scheme.json")
     assert result.code == 2
     assert "no Q/DQ pair that a scheme can carry" in result.err
 
 
-def test_diff_exits_1_where_something_differs(verb, models) -> None:
+def test_diff_exits_with_1_if_models_differ(verb, models) -> None:
     original = models / "digits_resnet.onnx"
     result = verb("diff", original, QAT, "--json")
     assert result.code == 1
@@ -134,7 +134,7 @@ def test_fold_writes_a_smaller_model(verb, models, tmp_path) -> None:
         (["fold", QAT, "-o", QAT], "overwrite the input"),
     ],
 )
-def test_what_cannot_be_done_is_one_message(verb, words, message) -> None:
+def test_an_error_is_one_message(verb, words, message) -> None:
     before = QAT.read_bytes()
     result = verb(*words)
     assert result.code == 2

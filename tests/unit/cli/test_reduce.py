@@ -1,11 +1,11 @@
-"""``qdqspec reduce``: a failing model becomes a small one and a program."""
+"""``qdqspec reduce``: writes a small model with the same failure, and a program that reproduces it."""
 
 from __future__ import annotations
 
 import onnx
 
 
-def test_a_fault_is_reduced(verb, models, tmp_path):
+def test_a_failing_model_is_reduced(verb, models, tmp_path):
     words = ("--backend", "fake", "--backend-option", "fake.raise=build")
     found = verb("reduce", models / "digits_resnet.onnx", "-o", "fault", *words)
     assert found.code == 0, found.err
@@ -17,7 +17,7 @@ def test_a_fault_is_reduced(verb, models, tmp_path):
     assert found.json["complete"] is True
 
 
-def test_a_model_that_works_is_an_error(verb, models):
+def test_a_model_without_failure_is_an_error(verb, models):
     found = verb("reduce", models / "digits_resnet.onnx", "-o", "fault", "--backend", "fake")
     assert found.code == 2
     assert "there is nothing to reduce" in found.err

@@ -1,4 +1,4 @@
-"""``qdqspec tune``: once for real; what surrounds the session, with one that makes numbers up."""
+"""``qdqspec tune``: one real run; the other tests use a session with made-up numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ checks:
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Every session is the plugin tests' fake one; the list of those made, with their settings."""
+    """Replaces the session by the fake one of the plugin tests; gives a list of the sessions and their settings."""
     source = Path(__file__).parents[2] / "plugin" / "fake_session.py"
     copy = tmp_path / "fake_session.py"
     copy.write_text(source.read_text())
@@ -58,7 +58,7 @@ def calls(folder: Path) -> list[str]:
     return [line.split(" ", 1)[1] for line in (folder / "calls.txt").read_text().splitlines()]
 
 
-def test_a_real_model_is_tuned_into_the_folder_named(verb, models, tmp_path):
+def test_a_model_is_tuned_into_the_output_folder(verb, models, tmp_path):
     before = (models / "digits_resnet.onnx").read_bytes()
     result = verb("tune", models / "digits_resnet.onnx", "-o", "out", "--trials", "2", "--json", "--no-cache")
     assert result.code == 0, result.err
@@ -106,7 +106,7 @@ def test_a_spec_is_judged_case_by_case(verb, fake, tmp_path):
     assert (tmp_path / "out" / "b8").is_dir()
 
 
-def test_another_models_results_are_not_overwritten(verb, models, tmp_path):
+def test_results_of_another_model_are_not_overwritten(verb, models, tmp_path):
     shutil.copy(models / "digits_resnet.onnx", tmp_path / "a.onnx")
     (tmp_path / "other").mkdir()
     shutil.copy(models / "digits_resnet.onnx", tmp_path / "other" / "a.onnx")
@@ -118,7 +118,7 @@ def test_another_models_results_are_not_overwritten(verb, models, tmp_path):
     assert "out: this folder holds the results of another model or spec (../a.onnx)" in refused.err
     assert "choose another folder with -o, or remove this one" in refused.err
     assert (tmp_path / "out" / "result.json").read_bytes() == before
-    assert verb("tune", "a.onnx", *words).code == 0  # its own are renewed
+    assert verb("tune", "a.onnx", *words).code == 0  # results of the same model are overwritten
 
 
 def test_results_of_a_spec_are_not_overwritten_by_another_spec(verb, fake, tmp_path):
@@ -130,19 +130,19 @@ def test_results_of_a_spec_are_not_overwritten_by_another_spec(verb, fake, tmp_p
     assert "another model or spec (../../a.qdq.yaml)" in refused.err
 
 
-def test_one_case_of_a_spec(verb, fake, tmp_path):
+def test_one_case_of_a_spec_is_tuned(verb, fake, tmp_path):
     assert verb("tune", "a.qdq.yaml::b8").code == 0
     assert all("b8::" in line for line in calls(tmp_path)[:-1])
 
 
-def test_a_failed_check_is_found_wanting(verb, fake, tmp_path):
+def test_a_failed_check_gives_exit_code_1(verb, fake, tmp_path):
     (tmp_path / "outcomes.json").write_text(json.dumps({"b8::speedup": "fail"}))
     result = verb("tune", "a.qdq.yaml")
     assert result.code == 1
     assert "fail: a::b8::speedup - speed-up 1.02 < 1.10 asked for" in result.out
 
 
-def test_inconclusive_is_wanting_only_where_required(verb, fake, tmp_path):
+def test_an_inconclusive_check_fails_only_with_require_conclusive(verb, fake, tmp_path):
     (tmp_path / "outcomes.json").write_text(json.dumps({"b8::speedup": "inconclusive"}))
     result = verb("tune", "a.qdq.yaml")
     assert result.code == 0
@@ -150,7 +150,7 @@ def test_inconclusive_is_wanting_only_where_required(verb, fake, tmp_path):
     assert verb("tune", "a.qdq.yaml", "--require", "conclusive").code == 1
 
 
-def test_a_check_that_only_warns_is_not_wanting(verb, fake, tmp_path):
+def test_a_check_that_only_warns_does_not_fail(verb, fake, tmp_path):
     (tmp_path / "a.qdq.yaml").write_text(SPEC.replace("min: 1.1", "min: 1.1, severity: warn"))
     (tmp_path / "outcomes.json").write_text(json.dumps({"b8::speedup": "warn"}))
     result = verb("tune", "a.qdq.yaml")
@@ -165,7 +165,7 @@ def test_a_bare_model_is_searched_and_measured(verb, fake, tmp_path):
     assert calls(tmp_path) == ["evidence default latency,parity", "close"]
 
 
-def test_the_command_line_is_above_the_spec(verb, fake, monkeypatch):
+def test_options_of_the_command_line_override_the_spec(verb, fake, monkeypatch):
     cases = []
     from qdqspec.session import Session
 
@@ -197,7 +197,7 @@ def test_the_command_line_is_above_the_spec(verb, fake, monkeypatch):
 
 @pytest.fixture
 def planned(fake, monkeypatch):
-    """The cases that ``--mode plan`` was asked for."""
+    """The cases of calls with ``--mode plan``."""
     cases = []
     from qdqspec.session import Session
 
@@ -206,7 +206,7 @@ def planned(fake, monkeypatch):
 
 
 @pytest.mark.parametrize("drop", ["1%", "0.01"])
-def test_constraints_are_those_of_a_spec_and_of_python(verb, planned, tmp_path, drop):
+def test_constraint_options_equal_those_of_specs_and_python(verb, planned, tmp_path, drop):
     words = [
         "--evaluation",
         "e.npz",
@@ -271,7 +271,7 @@ checks: [{kind: speedup, min: 1.0}]
     assert case.tune.trials == 7
 
 
-def test_every_option_is_a_word_of_python():
+def test_every_option_is_an_argument_in_python():
     combined = {"min_shapes", "opt_shapes", "max_shapes", "pattern_cache", "graph_json"}
     keys = {option.key for group in GROUPS for option in group.arguments}
     assert keys - combined <= set(AskedWithStrategy.__annotations__)
@@ -291,7 +291,7 @@ def test_shapes_have_the_syntax_of_trtexec(verb, fake, monkeypatch):
 
 @pytest.fixture
 def cases_planned(monkeypatch):
-    """The cases that ``--mode plan`` is asked about."""
+    """The cases of calls with ``--mode plan``."""
     from qdqspec.session import Session
 
     cases = []
@@ -299,7 +299,7 @@ def cases_planned(monkeypatch):
     return cases
 
 
-def test_ranges_of_shapes_as_trtexec_takes_them(verb, fake, cases_planned):
+def test_ranges_of_shapes_have_the_syntax_of_trtexec(verb, fake, cases_planned):
     words = ("--min-shapes", "x:1x3", "--opt-shapes", "x:8x3,y:2", "--max-shapes", "x:16x3")
     assert verb("tune", "m.onnx", "--mode", "plan", *words).code == 0
     shapes = cases_planned[0].inputs.profiles[0].shapes
@@ -322,13 +322,13 @@ def test_ranges_of_shapes_as_trtexec_takes_them(verb, fake, cases_planned):
         (["--strategy", "subgraph", "--validate-groups", "perhaps"], "--validate-groups"),
     ],
 )
-def test_combined_options_that_contradict_are_refused(verb, fake, words, said):
+def test_contradicting_options_are_refused(verb, fake, words, said):
     result = verb("tune", "m.onnx", "--mode", "plan", *words)
     assert result.code == 2
     assert said in result.err
 
 
-def test_files_of_names_layers_and_patterns(verb, fake, cases_planned, tmp_path):
+def test_names_layers_and_patterns_are_read_from_files(verb, fake, cases_planned, tmp_path):
     (tmp_path / "names.txt").write_text("/a/*  # first\n\n/b\n")
     (tmp_path / "more.json").write_text("{}")
     words = (
@@ -349,7 +349,7 @@ def test_files_of_names_layers_and_patterns(verb, fake, cases_planned, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["x", "x:", "x:1x", "1x3", "x:1x3,", "x:1x3,y"])
-def test_shapes_that_are_none_are_refused(verb, fake, text):
+def test_wrong_shapes_are_refused(verb, fake, text):
     result = verb("tune", "m.onnx", "--shapes", text)
     assert result.code == 2
     assert "is no list of shapes such as images:1x3x224x224" in result.err
@@ -365,7 +365,7 @@ def test_values_fix_inputs(verb, fake, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["sr", "sr:", "sr:wide", "sr:1,", "sr:1,x"])
-def test_values_that_are_none_are_refused(verb, fake, text):
+def test_wrong_values_are_refused(verb, fake, text):
     result = verb("tune", "m.onnx", "--values", text)
     assert result.code == 2
     assert "is no list of values such as sr:16000" in result.err
@@ -394,7 +394,7 @@ def test_settings_reach_the_session(verb, fake, tmp_path):
     assert settings.output == tmp_path / "out"
 
 
-def test_json_is_the_record_alone(verb, fake):
+def test_json_is_only_the_record(verb, fake):
     result = verb("tune", "a.qdq.yaml", "--json")
     assert len(result.json["cases"]) == 2
 
@@ -428,7 +428,7 @@ def test_an_error_of_the_session_is_one_message_and_closes_it(verb, fake, tmp_pa
     assert calls(tmp_path) == ["close"]
 
 
-def test_a_missing_backend_is_impossible(verb, fake, monkeypatch):
+def test_a_missing_backend_is_an_error_and_skips_the_case(verb, fake, monkeypatch):
     from qdqspec.backends.base import Availability
     from qdqspec.session import Session
 
@@ -441,7 +441,7 @@ def test_a_missing_backend_is_impossible(verb, fake, monkeypatch):
     assert "m::default skipped: backend onnxruntime is not usable here: no GPU; buy one" in result.out
 
 
-def test_a_case_that_cannot_run_here_does_not_keep_others_from_running(verb, fake, monkeypatch, tmp_path):
+def test_other_cases_run_if_one_cannot_run_here(verb, fake, monkeypatch, tmp_path):
     from qdqspec.backends.base import Availability
     from qdqspec.session import Session
 
@@ -507,7 +507,7 @@ def test_an_impossible_request_is_reported_before_any_measurement(verb, fake, wo
     assert fake == []
 
 
-def test_a_model_called_as_a_result_is_not_written_to(verb, fake, tmp_path):
+def test_a_model_with_the_name_of_a_result_is_not_overwritten(verb, fake, tmp_path):
     model = tmp_path / "tuned.onnx"
     model.write_bytes(b"mine")
     result = verb("tune", "tuned.onnx", "-o", ".")
@@ -534,7 +534,7 @@ def test_several_backends_are_tuned_and_timed_together(verb, models, tmp_path, o
     assert {model["backend"] for model in found["models"]} == {"fake", "other"}
 
 
-def test_a_backend_that_refuses_the_model_loses_no_result_of_the_others(
+def test_results_of_other_backends_are_kept_if_one_refuses_the_model(
     verb, models, tmp_path, other, monkeypatch
 ):
     def refuse(self, model, options):
@@ -558,14 +558,14 @@ def test_backends_given_twice_or_unknown_are_refused(verb, models, other):
     assert (unknown.code, "unknown backend 'othr' (did you mean 'other'?)" in unknown.err) == (2, True)
 
 
-def test_a_spec_that_chooses_backends_takes_none_from_the_command_line(verb, fake, tmp_path, other):
+def test_a_spec_with_backends_accepts_none_on_the_command_line(verb, fake, tmp_path, other):
     (tmp_path / "a.qdq.yaml").write_text(SPEC.replace("{batch: [1, 8]}", "{backend: [fake, other]}"))
     refused = verb("tune", "a.qdq.yaml", "--backend", "fake,other")
     assert refused.code == 2
     assert "the matrix of this spec chooses backends already" in refused.err
 
 
-def test_one_placement_for_several_targets(verb, models, tmp_path, monkeypatch):
+def test_one_placement_is_tuned_for_several_targets(verb, models, tmp_path, monkeypatch):
     other_fake.install(monkeypatch)
     words = ("--trials", "3", "--min-sqnr-db", "none", "-o", "out")
     result = verb("tune", models / "digits_resnet.onnx", "--targets", "fake:2,other", *words)
@@ -586,7 +586,7 @@ def test_one_placement_for_several_targets(verb, models, tmp_path, monkeypatch):
         (["--targets", "fake,othr"], "unknown backend 'othr'"),
     ],
 )
-def test_targets_that_make_no_sense_are_refused(verb, models, other, words, said):
+def test_wrong_targets_are_refused(verb, models, other, words, said):
     result = verb("tune", models / "digits_resnet.onnx", *words)
     assert (result.code, said in result.err) == (2, True)
 
@@ -601,13 +601,13 @@ def test_targets_that_make_no_sense_are_refused(verb, models, other, words, said
 @pytest.mark.parametrize(
     "verb_given", ["tune a.onnx", "verify a.onnx b.onnx", "explain a.onnx", "reduce a.onnx -o b"]
 )
-def test_shapes_may_be_given_again(given, verb_given):
-    """The last one replaced the others."""
+def test_a_repeated_shape_option_adds_inputs(given, verb_given):
+    """A later option does not replace earlier ones of other inputs."""
     assert _parsed([*verb_given.split(), *given]).shapes == {"a": [1, 8], "b": [2]}
 
 
-def test_what_is_no_model_and_no_spec_is_named(verb, tmp_path):
-    """It was "a spec is a file, this is something else", and "a spec has at most 1,000,000 bytes"."""
+def test_a_file_that_is_neither_model_nor_spec_is_named(verb, tmp_path):
+    """The message is not one about the type or size of a spec."""
     (tmp_path / "specs").mkdir()
     (tmp_path / "cal.npz").write_bytes(bytes(2_000_000))
     folder, data = verb("tune", "specs"), verb("tune", "cal.npz")

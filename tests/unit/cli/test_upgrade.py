@@ -1,4 +1,4 @@
-"""``qdqspec upgrade-check`` with a real second interpreter, in which a change of the simulated runtime is planted."""
+"""``qdqspec upgrade-check`` with a real second interpreter, in which the simulated runtime is changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ engine.FakeDevice.build = refuse
 
 @pytest.fixture
 def python(tmp_path):
-    """Makes an interpreter of another environment, whose runtime a module patches when Python starts."""
+    """Creates an environment whose runtime is patched by a module when Python starts."""
 
     def make(patch: str) -> Path:
         folder = tmp_path / "other"
@@ -65,7 +65,7 @@ def tuned(verb, models, tmp_path, processes):
     return tmp_path
 
 
-def test_the_same_version_passes(verb, tuned, python):
+def test_an_equal_version_passes(verb, tuned, python):
     result = verb("upgrade-check", "a.qdq.yaml", "--backend", "fake", "--python", python(SAME), "--json")
     assert result.code == 0, result.err
     (case,) = result.json["cases"]
@@ -75,7 +75,7 @@ def test_the_same_version_passes(verb, tuned, python):
     assert case["sqnr_here_db"] == case["sqnr_there_db"]
 
 
-def test_a_planted_loss_of_fusion_is_found_and_named(verb, tuned, python):
+def test_a_lost_fusion_is_found_and_named(verb, tuned, python):
     words = ("upgrade-check", "a.qdq.yaml", "--backend", "fake", "--python", python(NO_FUSION))
     result = verb(*words, "--json")
     assert result.code == 1, result.err
@@ -99,14 +99,14 @@ def test_a_version_that_refuses_the_model_fails(verb, tuned, python):
     assert "this version does not read the model" in result.out
 
 
-def test_an_environment_that_lacks_what_is_needed_is_named(verb, tuned, python):
+def test_a_missing_package_of_the_environment_is_named(verb, tuned, python):
     broken = python("import sys\nsys.modules['numpy'] = None\n")
     result = verb("upgrade-check", "a.qdq.yaml", "--backend", "fake", "--python", broken)
     assert result.code == 2
     assert "pip install qdqspec" in result.err
 
 
-def test_there_must_be_an_interpreter(verb, tuned):
+def test_a_missing_interpreter_is_an_error(verb, tuned):
     result = verb("upgrade-check", "a.qdq.yaml", "--python", "nowhere/python")
     assert result.code == 2
     assert "nowhere/python: there is no interpreter of this name" in result.err
@@ -120,7 +120,7 @@ def interval(low: float, median: float, high: float) -> Interval:
     ("fields", "state"),
     [
         ({"change": interval(1.04, 1.08, 1.12)}, "slower"),
-        ({"change": interval(0.98, 1.08, 1.2)}, "ok"),  # not proved
+        ({"change": interval(0.98, 1.08, 1.2)}, "ok"),  # not significant
         ({"change": interval(1.01, 1.03, 1.05)}, "ok"),  # allowed
         ({"ratio_there": interval(1.01, 1.1, 1.2)}, "slower than float"),
         ({"sqnr_here_db": 25.0, "sqnr_there_db": 19.0}, "less accurate"),
@@ -129,17 +129,17 @@ def interval(low: float, median: float, high: float) -> Interval:
         ({"sqnr_here_db": 25.0, "sqnr_there_db": 21.0}, "ok"),
     ],
 )
-def test_what_counts_as_worse(fields, state):
+def test_which_changes_are_regressions(fields, state):
     found = Upgrade(case="a::b", backend="fake", state="ok", **fields)
     assert judge_upgrade(found, 0.05, 20.0)[0] == state
 
 
-def test_a_fact_that_backend_and_device_both_state_is_listed_once() -> None:
+def test_a_fact_of_both_backend_and_device_is_listed_once() -> None:
     facts, details = {"int8 path": "AVX2", "cores": "2"}, {"int8_path": "AVX2", "threads": "2"}
     assert _joined(facts, details) == {"int8 path": "AVX2", "cores": "2", "threads": "2"}
 
 
-def test_an_interpreter_may_be_one_on_the_path(python, monkeypatch):
+def test_an_interpreter_is_found_on_path(python, monkeypatch):
     script = python(SAME)
     monkeypatch.setenv("PATH", str(script.parent))
     with closing(Environment(Path("python"))) as environment:

@@ -1,4 +1,4 @@
-"""``--values``: what was tuned with an input fixed to a value is handled by the other verbs; functions are inlined."""
+"""``--values``: other verbs accept models tuned with an input fixed to a value; functions are inlined."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ def files(tmp_path: Path, verb) -> Path:
     return tmp_path
 
 
-def test_apply_inserts_into_the_model_at_that_value(files: Path) -> None:
+def test_apply_inserts_pairs_into_the_model_at_the_value(files: Path) -> None:
     tuned = load_model(files / "tuned.onnx")
     assert tuned.inputs == ("x",)
     assert CONV in tuned.by_name
     assert sum(node.op_type == "DequantizeLinear" for node in tuned.nodes) == 2
 
 
-def test_apply_without_the_value_finds_nothing_that_fits(files: Path, verb) -> None:
+def test_apply_at_another_value_is_an_error(files: Path, verb) -> None:
     result = verb("apply", "rates.onnx", "scheme.json", "-o", "out.onnx", "--values", "rate:8000")
     assert result.code == 2
     assert not (files / "out.onnx").exists()
 
 
-def test_verify_feeds_the_value_to_the_original(files: Path, verb) -> None:
+def test_verify_runs_the_original_with_the_value(files: Path, verb) -> None:
     result = verb("verify", "rates.onnx", "tuned.onnx", "--data", "data.npz", *VALUES)
     assert result.code == 0, result.err
     np.savez(
@@ -84,7 +84,7 @@ def test_verify_feeds_the_value_to_the_original(files: Path, verb) -> None:
 
 
 @pytest.mark.parametrize("more", [(), ("--culprits",)])
-def test_explain_compares_with_the_original_at_that_value(files: Path, verb, more: tuple[str, ...]) -> None:
+def test_explain_compares_with_the_original_at_the_value(files: Path, verb, more: tuple[str, ...]) -> None:
     words = ("--reference", "rates.onnx", "--data", "data.npz", *VALUES)
     result = verb("explain", "tuned.onnx", *words, *more)
     assert result.code == 0, result.err
@@ -93,7 +93,7 @@ def test_explain_compares_with_the_original_at_that_value(files: Path, verb, mor
 
 @pytest.mark.parametrize("more", [(), ("--culprits",)])
 @pytest.mark.parametrize("what", ["tuned.onnx", "open.onnx"])
-def test_explain_without_reference_fixes_what_is_still_an_input(
+def test_explain_without_reference_fixes_the_remaining_inputs(
     files: Path, verb, what: str, more: tuple[str, ...]
 ) -> None:
     _with_pairs_and_both_branches(files / "open.onnx")
@@ -122,7 +122,7 @@ def _with_pairs_and_both_branches(path: Path) -> None:
     onnx.save(proto, path)
 
 
-def test_explain_names_the_users_file_where_shapes_are_missing(files: Path, verb) -> None:
+def test_explain_names_the_file_of_the_user_if_shapes_are_missing(files: Path, verb) -> None:
     proto = onnx.load(files / "tuned.onnx")
     proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "m"
     onnx.save(proto, files / "open.onnx")
@@ -131,7 +131,7 @@ def test_explain_names_the_users_file_where_shapes_are_missing(files: Path, verb
     assert f"{files / 'open.onnx'}: dimension 2 of input 'x'" in result.err
 
 
-def test_import_and_strip_take_the_reference_at_that_value(files: Path, verb) -> None:
+def test_import_and_strip_use_the_reference_at_the_value(files: Path, verb) -> None:
     words = ("--reference", "rates.onnx", *VALUES)
     assert verb("import", "tuned.onnx", "-o", "again.json", *words).code == 0
     assert verb("apply", "rates.onnx", "again.json", "-o", "again.onnx", *VALUES).code == 0
@@ -141,7 +141,7 @@ def test_import_and_strip_take_the_reference_at_that_value(files: Path, verb) ->
     np.testing.assert_array_equal(load_model(files / "back.onnx").array("w"), given.array("w"))
 
 
-def test_inspect_and_lint_look_at_the_model_at_that_value(files: Path, verb) -> None:
+def test_inspect_and_lint_read_the_model_at_the_value(files: Path, verb) -> None:
     shown = verb("inspect", "rates.onnx", "--json", *VALUES).json
     assert {node for region in shown["regions"] for node in region["nodes"]} == {CONV, "block/relu"}
     whole = verb("inspect", "rates.onnx", "--json").json
@@ -149,7 +149,7 @@ def test_inspect_and_lint_look_at_the_model_at_that_value(files: Path, verb) -> 
     assert verb("lint", "rates.onnx", "--target", "onnxruntime-cpu", *VALUES).code == 0
 
 
-def test_a_wrong_name_is_an_error_with_the_inputs(files: Path, verb) -> None:
+def test_a_wrong_input_name_is_an_error_that_lists_the_inputs(files: Path, verb) -> None:
     result = verb("inspect", "rates.onnx", "--values", "rat:1")
     assert result.code == 2
     assert "names 'rat', which is no input of the model (did you mean 'rate'?)" in result.err

@@ -1,4 +1,4 @@
-"""What every verb promises: help with an example, JSON, exit codes, one clear message."""
+"""Properties of every verb: help with an example, JSON, exit codes, errors of one message."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_wrong_usage_exits_2(verb, words):
     assert "--help" in result.err
 
 
-def test_version(verb):
+def test_the_version_is_printed(verb):
     assert verb("--version").out.startswith("qdqspec ")
 
 
-def test_ctrl_c_states_how_to_resume(verb, monkeypatch):
+def test_the_message_on_ctrl_c_states_how_to_resume(verb, monkeypatch):
     def interrupted(parser, words):
         raise KeyboardInterrupt
 
@@ -67,7 +67,7 @@ def test_ctrl_c_states_how_to_resume(verb, monkeypatch):
     assert "qdqspec tune 'a model.onnx'" in result.err
 
 
-def test_a_wrong_variable_is_one_message(verb, monkeypatch):
+def test_a_wrong_environment_variable_is_one_message(verb, monkeypatch):
     monkeypatch.setenv("QDQSPEC_SEAD", "1")
     result = verb("config")
     assert result.code == 2
@@ -86,13 +86,13 @@ def test_config_prints_value_and_origin(verb, monkeypatch):
 
 
 @pytest.mark.parametrize("option", ["--trtexec-args=", "--backend-option=trtexec.args="])
-def test_config_shows_no_password(verb, option):
+def test_config_prints_no_password(verb, option):
     shown = verb("config", f"{option}--remoteAutoTuningConfig=ssh://ann:s3cret@orin:22").out
     assert "ssh://ann:***@orin:22" in shown
     assert "s3cret" not in shown
 
 
-def test_config_as_json(verb, tmp_path):
+def test_config_gives_json(verb, tmp_path):
     found = verb("config", "--json", "--report", "a.md").json
     settings = {row["name"]: row for row in found["settings"]}
     assert found["root"] == str(tmp_path)
@@ -106,7 +106,8 @@ def test_doctor_reports_every_backend(verb):
     assert result.code == 0
     states = [line.partition(":")[::2] for line in result.out.splitlines() if re.match(r"[\w-]+: ", line)]
     names = [name for name, _ in states]
-    assert states[0] == ("onnxruntime", " works (chosen)")  # what is used, then what could be, then the rest
+    # The chosen backend is first, then the usable ones, then the others.
+    assert states[0] == ("onnxruntime", " works (chosen)")
     assert names[1:] == sorted(names[1:], key=lambda name: dict(states)[name] != " works")
     assert dict(states)["fake"] == " works"
 
@@ -118,7 +119,7 @@ def test_doctor_lists_the_options_of_the_chosen_backend(verb):
     assert not any(line.split()[:1] == ["tensorrt.tf32"] for line in lines)
 
 
-def test_doctor_as_json(verb):
+def test_doctor_gives_json(verb):
     found = verb("doctor", "--json", "--backend", "fake").json
     assert found["chosen"] == "fake"
     assert found["backends"]["onnxruntime"]["usable"] is True
@@ -128,7 +129,7 @@ def test_doctor_as_json(verb):
     assert options["tensorrt.plugins"]["in_files"] is False
 
 
-def test_doctor_fails_where_the_chosen_backend_does_not_work(verb, monkeypatch):
+def test_doctor_fails_if_the_chosen_backend_does_not_work(verb, monkeypatch):
     from qdqspec.backends.base import Availability
     from qdqspec.backends.onnxruntime import backend
 
@@ -142,13 +143,13 @@ def test_doctor_fails_where_the_chosen_backend_does_not_work(verb, monkeypatch):
     assert verb("doctor", "--backend", "fake").code == 0
 
 
-def test_doctor_knows_no_unknown_backend(verb):
+def test_doctor_refuses_an_unknown_backend_with_a_suggestion(verb):
     result = verb("doctor", "--backend", "onnxruntimes")
     assert result.code == 2
     assert "did you mean 'onnxruntime'?" in result.err
 
 
-def test_schema_goes_to_the_output_or_a_file(verb, tmp_path):
+def test_schema_is_written_to_standard_output_or_a_file(verb, tmp_path):
     schema = verb("schema").json
     assert schema["properties"]["qdqspec"]
     assert verb("schema", "-o", "s.json").out == ""
@@ -161,7 +162,7 @@ def test_schema_onto_a_folder_is_refused(verb, tmp_path):
     assert "the schema cannot be written" in result.err
 
 
-def test_without_a_verb_each_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_verb_each_verb_is_listed_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     said = capsys.readouterr().out
     for name in VERBS:
@@ -172,7 +173,8 @@ def test_without_a_verb_each_has_a_line(capsys: pytest.CaptureFixture[str]) -> N
     ("words", "message"),
     [
         (["tun"], "unknown verb 'tun' (did you mean 'tune'?)"),
-        (["inti"], "unknown verb 'inti' (did you mean 'init'?)"),  # 'lint' is as close, and begins otherwise
+        # 'lint' is as similar, and begins with another letter
+        (["inti"], "unknown verb 'inti' (did you mean 'init'?)"),
         (["bananas"], "unknown verb 'bananas'\n"),
         (["--helpall"], "unknown option '--helpall' (did you mean '--help'?)"),
         (["--verbose"], "unknown option '--verbose' (did you mean '--version'?)"),
@@ -210,7 +212,7 @@ def test_a_misspelt_word_has_a_suggestion(
     assert message in capsys.readouterr().err
 
 
-def test_doctor_of_a_backend_without_a_bundle(verb, tmp_path):
+def test_doctor_refuses_a_bundle_for_a_backend_without_one(verb, tmp_path):
     result = verb("doctor", "--backend", "fake", "--bundle", tmp_path / "out.tgz")
     assert result.code == 2
     assert "backend fake has no bundle" in result.err
@@ -231,8 +233,8 @@ sys.exit(getattr(importlib.import_module(module), function)())
 
 
 @pytest.mark.parametrize("module", ["qdqspec.cli", "qdqspec.cli.output", "argparse"])
-def test_ctrl_c_while_the_installed_command_imports_its_modules(module, tmp_path):
-    """The interrupt arrives at the import of ``module``, before any command is parsed."""
+def test_ctrl_c_during_imports_of_the_installed_command(module, tmp_path):
+    """The interrupt occurs at the import of ``module``, before the command is parsed."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     code = INTERRUPTED_IMPORT.format(module=module, entry=project["scripts"]["qdqspec"])
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
@@ -274,7 +276,7 @@ def test_doctor_writes_the_bundle_of_a_backend(verb, tmp_path, monkeypatch):
 
 
 def test_an_interrupt_of_the_imports_is_reported():
-    """A command that was interrupted in its first moments printed nothing."""
+    """A command that is interrupted before its modules are imported prints the message, too."""
     code = (
         "import sys, qdqspec.cli, qdqspec.__main__ as start\n"
         "def interrupted(): raise KeyboardInterrupt\n"
@@ -308,12 +310,12 @@ def test_a_signal_during_a_fork_is_not_lost(name):
     assert (done.stdout, done.stderr) == ("not interrupted\ninterrupted later\n", "")
 
 
-def test_a_spec_that_does_not_exist_is_likely_a_similar_one(verb, tmp_path):
+def test_a_missing_spec_is_reported_with_similar_names(verb, tmp_path):
     (tmp_path / "net.qdq.yaml").touch()
     assert "(did you mean 'net.qdq.yaml'?)" in verb("tune", "net.qdq.yml").err
 
 
-def test_verify_takes_images_as_tune_does(verb, tmp_path):
+def test_verify_accepts_images_as_tune_does(verb, tmp_path):
     text = """<ir_version: 8, opset_import: ["": 17]>
         net (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")

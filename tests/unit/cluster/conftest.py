@@ -34,7 +34,7 @@ def model(tmp_path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_hurry(monkeypatch) -> None:
-    """Limits that a loaded machine keeps."""
+    """Time limits that are long enough for a loaded machine."""
     from qdqspec.cluster import client
 
     monkeypatch.setattr(client, "LEASE", LEASE)

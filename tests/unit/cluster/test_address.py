@@ -1,4 +1,4 @@
-"""Addresses of schedulers: encrypted beyond this machine, and certificates that authenticate both sides."""
+"""Addresses of schedulers: encryption beyond this machine, and certificates that authenticate both sides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_plain_tcp_is_refused_beyond_this_machine(text):
 
 
 @pytest.mark.parametrize("text", ["", "http://a", "tls://", "a:b", "tls://a:1/path"])
-def test_what_is_no_address(text):
+def test_wrong_addresses_are_refused(text):
     with pytest.raises(ConfigError, match="not an address"):
         Address.parse(text)
 
@@ -41,14 +41,14 @@ def test_what_is_no_address(text):
 def test_tls_needs_certificates(tmp_path):
     with pytest.raises(ConfigError, match=r"missing: ca\.pem, cluster\.pem, cluster\.key") as error:
         Address.parse("10.0.0.5").security(tmp_path)
-    # New files of a worker or a client would not fit those of the scheduler.
+    # Certificates made by a worker or a client would not match those of the scheduler.
     assert error.value.cure.startswith(
         "copy the three files of the cluster to this folder, or make them once"
     )
 
 
 @pytest.mark.parametrize(("text", "needs_files"), [("127.0.0.1", False), ("10.0.0.5", True)])
-def test_certificates_are_named_where_no_scheduler_answers(text, needs_files):
+def test_the_error_for_an_unreachable_scheduler_names_the_certificates(text, needs_files):
     error = Address.parse(text).unanswered(OSError("TLS certificate does not match"))
     assert "TLS certificate does not match" in error.what
     assert ("the same ca.pem, cluster.pem and cluster.key" in error.cure) == needs_files
@@ -90,7 +90,7 @@ def test_a_key_that_others_may_read_is_refused(make, tmp_path):
 
 
 def _handshake(server, client) -> bool:
-    """A mutual handshake in memory, with the contexts that Dask makes: certificates are required on both sides."""
+    """A mutual handshake in memory with the TLS contexts of Dask: certificates are required on both sides."""
     contexts = []
     for folder, purpose in ((server, ssl.Purpose.CLIENT_AUTH), (client, ssl.Purpose.SERVER_AUTH)):
         context = ssl.create_default_context(purpose, cafile=str(folder / "ca.pem"))

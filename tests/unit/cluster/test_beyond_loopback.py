@@ -1,4 +1,4 @@
-"""A cluster on a network address of this machine: what connects, and what a real pytest process reports there."""
+"""A cluster on a network address of this machine: which clients connect, and what a pytest process reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::R
 
 
 def own_address() -> str:
-    """The address from which this machine would reach another one; empty without a network."""
+    """The address of this machine in its network; empty without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # nothing is sent
@@ -72,7 +72,7 @@ def test_only_a_client_with_the_certificate_connects(cluster, tmp_path, monkeypa
     connected.close()
 
 
-def test_pytest_reports_on_a_cluster_what_it_reports_without(cluster, model, tmp_path):
+def test_pytest_reports_the_same_with_and_without_a_cluster(cluster, model, tmp_path):
     address, keys = cluster
     found = {}
     for name, words in {

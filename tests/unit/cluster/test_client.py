@@ -11,7 +11,7 @@ from qdqspec.cluster.client import Cluster, LostError
 
 
 def asking(monkeypatch, error: Exception, known: list[str]) -> Cluster:
-    """A client whose questions fail, and whose scheduler knows these workers."""
+    """A client whose requests fail, and whose scheduler lists these workers."""
     cluster = object.__new__(Cluster)
     cluster.closing, cluster._lease = threading.Event(), 1e9
     cluster._client = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": dict.fromkeys(known)})
@@ -24,8 +24,8 @@ def asking(monkeypatch, error: Exception, known: list[str]) -> Cluster:
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ConnectionError("refused")])
-def test_a_worker_unknown_to_the_scheduler_is_lost_before_its_lease_ends(monkeypatch, error):
-    """A question to the address of a killed worker fails by its time limit, since Dask connects again and again."""
+def test_a_worker_that_the_scheduler_does_not_list_is_lost_before_its_lease_ends(monkeypatch, error):
+    """A request to a killed worker fails after its time limit only, since Dask retries the connection."""
     with pytest.raises(LostError, match="was lost"):
         asking(monkeypatch, error, ["tcp://other"])._ask("tcp://gone", "job", 0)
 

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::R
 
 @pytest.fixture
 def settings(processes, tmp_path) -> Settings:
-    processes.connected(2)  # the Nanny starts a killed one again
+    processes.connected(2)  # the Nanny restarts a killed one
     return Settings(root=tmp_path, backend="fake", cluster=processes.address)
 
 
@@ -71,7 +71,7 @@ def entries(folder: Path) -> list[dict]:
 
 
 def worker_of(session) -> object:
-    """The worker that has begun the session's case."""
+    """The worker that runs the session's case."""
     jobs = session._cluster._jobs
     wait_for(lambda: any(job.worker for job in jobs.values()))
     address = next(job.worker for job in jobs.values() if job.worker)
@@ -80,7 +80,7 @@ def worker_of(session) -> object:
 
 
 def impatient(session, seconds: float = 3.0) -> list[str]:
-    """Have the client wait a short time for an answer, until it has given up one worker; returns what it notes."""
+    """Shortens the client's wait for an answer until it has given up one worker; returns the client's notes."""
     cluster, notes = session._cluster, []
 
     def note(text: str) -> None:
@@ -101,7 +101,7 @@ def processes_of_cases(processes: Processes) -> list:
     return found
 
 
-def test_a_case_on_a_cluster_gives_what_it_gives_here(settings, case, tmp_path, monkeypatch):
+def test_a_case_has_the_same_results_on_a_cluster_as_locally(settings, case, tmp_path, monkeypatch):
     from qdqspec.cluster import client, content
 
     names, digests = [], []
@@ -127,18 +127,19 @@ def test_a_case_on_a_cluster_gives_what_it_gives_here(settings, case, tmp_path, 
     }
     assert any(name.endswith("scheme.json") for name in names)
     assert not any(name.endswith("reference.onnx") for name in names), "it is the client's own model"
-    assert len({*digests}) == len(digests), "the cache entry's copies are not sent a second time"
+    assert len({*digests}) == len(digests), "copies in the cache entry are not sent again"
     assert [case.evidence.case.name for case in record.cases] == ["chain::default"]
     lines = entries(folder)
     assert lines[-1]["phase"] == "confirm"
     assert {line["host"] for line in lines} == {os.uname().nodename}
     assert {line["twin"] for line in lines} <= {"", *(f"{os.uname().nodename} {n}-fake" for n in (0, 1))}
-    with opened(settings) as session:  # the search is in the client's cache, whichever worker has it now
+    # The search is in the client's cache, so that any worker may get the case.
+    with opened(settings) as session:
         assert session.search(case).provenance.source == "cached"
 
 
 @rare
-def test_checks_are_judged_on_the_worker_and_errors_are_of_their_class(settings, case, tmp_path):
+def test_checks_are_judged_on_the_worker_and_errors_keep_their_class(settings, case, tmp_path):
     spec = tmp_path / "chain.qdq.yaml"
     spec.write_text(
         "qdqspec: 1\nmodel: chain.onnx\ntune: {trials: 6}\n"
@@ -164,7 +165,7 @@ def test_the_workers_are_listed(processes, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("  fake: fake\n") == 2
 
 
-def test_the_json_of_a_scheduler_has_what_it_writes_to_the_terminal(capsys):
+def test_the_json_of_a_scheduler_has_what_it_prints(capsys):
     from qdqspec.cli.cluster import _started
 
     found = []
@@ -176,7 +177,7 @@ def test_the_json_of_a_scheduler_has_what_it_writes_to_the_terminal(capsys):
     audit({**json.loads(found[0].out), "text": shown.replace("The scheduler runs. ", "")}, "")
 
 
-def test_an_unknown_device_is_an_error_that_names_what_is_there(settings, processes):
+def test_the_error_for_an_unknown_device_lists_the_devices(settings, processes):
     with pytest.raises(BackendUnavailableError, match=r"no worker at .* has backend onnxruntime") as error:
         opened(replace(settings, backend="onnxruntime"))
     assert "fake on fake (2)" in error.value.cure
@@ -186,7 +187,7 @@ def test_an_unknown_device_is_an_error_that_names_what_is_there(settings, proces
 
 @rare
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_work_of_a_lost_worker_is_done_elsewhere(settings, case, processes, fault):
+def test_the_case_of_a_lost_worker_is_run_by_another(settings, case, processes, fault):
     with opened(settings) as session:
         future = session._future(replace(case, tune=TuneRules(trials=16)))
         lost, journal = worker_of(session), session.output(case) / "trials.jsonl"
@@ -196,7 +197,7 @@ def test_work_of_a_lost_worker_is_done_elsewhere(settings, case, processes, faul
         try:
             assert future.result(PATIENCE).record.evidence.search.total >= 8
         finally:
-            with suppress(psutil.NoSuchProcess):  # the scheduler may have had it restarted
+            with suppress(psutil.NoSuchProcess):  # the scheduler may have restarted it
                 lost.kill()  # the Nanny starts another one
         lines = entries(session.output(case))
     assert any("the case is run elsewhere" in note for note in notes)
@@ -205,8 +206,8 @@ def test_work_of_a_lost_worker_is_done_elsewhere(settings, case, processes, faul
 
 
 @rare
-def test_a_late_worker_changes_nothing(settings, case, processes):
-    """A worker that was frozen continues while its case runs elsewhere: its lines and its answer are dropped."""
+def test_lines_and_answer_of_a_late_worker_are_dropped(settings, case, processes):
+    """A worker that was suspended continues while its case runs on another worker."""
     with opened(settings) as session:
         future = session._future(replace(case, tune=TuneRules(trials=16)))
         late, journal = worker_of(session), session.output(case) / "trials.jsonl"
@@ -222,8 +223,8 @@ def test_a_late_worker_changes_nothing(settings, case, processes):
 
 
 @rare
-def test_a_case_whose_process_has_lost_its_worker_is_run_elsewhere(settings, case, processes):
-    """A worker is frozen until the process of its case has ended by its lease; the client has more patience."""
+def test_a_case_is_run_elsewhere_after_its_process_has_lost_the_worker(settings, case, processes):
+    """A worker is suspended until the process of its case has ended by its lease; the client waits longer than that."""
     long = replace(settings, backend_option=("fake.build_s=0.5",))  # it does not end within the lease
     with opened(long) as session:
         session._cluster._lease = 8.0  # of the request
@@ -242,7 +243,7 @@ def test_a_case_whose_process_has_lost_its_worker_is_run_elsewhere(settings, cas
 
 
 def assert_each_trial_once(lines: list[dict]) -> None:
-    """No trial of a search is lost, and none is there twice."""
+    """Each trial of a search is in the journal exactly once."""
     trials = [
         (line["phase"], line["trial"], line["placement"]) for line in lines if line["phase"] != "confirm"
     ]
@@ -251,8 +252,8 @@ def assert_each_trial_once(lines: list[dict]) -> None:
 
 
 @rare
-def test_a_lost_workers_corrections_are_used_elsewhere(settings, more_workers, tmp_path):
-    """The gain in the client's file is changed before the worker is lost: the result has the changed one."""
+def test_corrections_of_a_lost_worker_are_used_by_another(settings, more_workers, tmp_path):
+    """The gain in the client's file is changed before the worker is lost; the result has the changed gain."""
     x = np.random.default_rng(0).normal(0, 1, (16, *SHAPE[1:])).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x)
     onnx.save(chain_model(), tmp_path / "chain.onnx")
@@ -279,7 +280,7 @@ def test_a_lost_workers_corrections_are_used_elsewhere(settings, more_workers, t
 
 @rare
 def test_a_slow_worker_keeps_its_case(settings, case):
-    """A worker that does nothing two thirds of the time, and answers within its lease."""
+    """A worker that is suspended two thirds of the time, and answers within its lease."""
     notes = []
     with opened(settings) as session:
         session.watch = lambda progress: notes.append(progress.waiting)
@@ -298,13 +299,13 @@ def test_a_slow_worker_keeps_its_case(settings, case):
 
 @rare
 @pytest.mark.parametrize("signal_sent", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
-def test_an_ended_client_leaves_nothing_running_and_is_resumed(
+def test_no_process_of_an_ended_client_continues_and_its_search_is_resumed(
     settings, case, processes, tmp_path, signal_sent
 ):
     words = ["tune", str(case.model), "--backend", "fake", "--trials", "60", "--cluster", processes.address]
     program = (
         "import signal, sys\n"
-        # a shell that is not interactive has its background jobs ignore SIGINT, and Python inherits that
+        # background jobs of a shell that is not interactive ignore SIGINT, which Python inherits
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"{LIMITS}; client.LEASE = float(sys.argv[1])\n"
         f"from qdqspec.cli import main\nsys.exit(main({[*words, '-o', str(tmp_path / 'out')]!r}))"
@@ -341,7 +342,7 @@ def test_a_worker_of_another_version_gets_no_case(settings, more_workers):
 
 
 @rare
-def test_candidates_that_kill_their_process_are_failed_trials(settings, case):
+def test_candidates_that_crash_their_process_are_failed_trials(settings, case):
     faulty = replace(settings, backend_option=("fake.crash=build", "fake.fault_rate=0.5"))
     with opened(faulty) as session:
         before = {worker.address for worker in session._cluster.workers()}
@@ -361,12 +362,12 @@ def test_closing_a_session_stops_its_case(settings, case, processes):
     wait_for(lambda: not processes_of_cases(processes))
 
 
-def test_a_case_is_shared_by_twins_and_one_that_disagrees_is_reported(
+def test_workers_of_one_device_key_share_a_case_and_one_with_other_times_is_reported(
     settings, case, processes, more_workers
 ):
-    """A third worker with the key, whose integer kernels are slow; the case may run on any of them.
+    """A third worker with the same key has slow integer kernels; the case may run on any of them.
 
-    A twin takes part once it is prepared. Where the search ends before, its builds take longer in the next attempt.
+    A worker takes part after its preparation. If the search ends before that, builds take longer in the next attempt.
     """
     more_workers("odd", "--backend", "fake", "--device", "2", "--backend-option", "fake.integer=2")
     for build_s in (0.0, 1.0, 4.0, 16.0):
@@ -399,7 +400,7 @@ if "TEST_DEVICE_KEY" in os.environ:
 
 @rare
 def test_two_device_keys_are_not_mixed(settings, case, processes, more_workers, tmp_path):
-    """Workers with devices of two keys: one is chosen, and what was measured on the other one is not used."""
+    """Workers with devices of two keys: one is chosen, and measurements of the other one are not used."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(SITE)
@@ -423,8 +424,8 @@ def test_two_device_keys_are_not_mixed(settings, case, processes, more_workers, 
 
 
 @rare
-def test_a_model_of_500_mb(settings, processes, tmp_path):
-    """With external data, as large models have: sent in chunks, stored on the machine; the client does not hold it."""
+def test_a_model_of_500_mb_is_tuned_on_a_worker(settings, processes, tmp_path):
+    """Its external data is sent in chunks and stored by the worker; the client does not keep it in memory."""
     side, layers = 4096, 8  # 537 MB
     random = np.random.default_rng(0)
     weights = [

@@ -22,14 +22,14 @@ def put(store: ContentStore, content: bytes) -> str:
     return digest
 
 
-def test_a_file_is_there_once_it_is_verified(tmp_path):
+def test_a_file_is_in_the_store_after_its_verification(tmp_path):
     store = ContentStore(tmp_path)
     digest = put(store, b"model")
     assert store.has(digest)
     assert store.path(digest).read_bytes() == b"model"
 
 
-def test_other_content_is_dropped(tmp_path):
+def test_content_with_another_digest_is_removed(tmp_path):
     store = ContentStore(tmp_path)
     digest = hashlib.sha256(b"model").hexdigest()
     with store.receiving():
@@ -41,12 +41,12 @@ def test_other_content_is_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("digest", ["../../etc/passwd", "A" * 64, "0" * 63, ""])
-def test_a_name_that_is_no_digest_is_refused(tmp_path, digest):
+def test_a_name_that_is_not_a_digest_is_refused(tmp_path, digest):
     with pytest.raises(ValueError, match="not a SHA-256"):
         ContentStore(tmp_path).path(digest)
 
 
-def test_the_longest_unused_are_evicted_first(tmp_path):
+def test_the_least_recently_used_files_are_evicted_first(tmp_path):
     now = [1000.0]
     store = ContentStore(tmp_path, clock=lambda: now[0])
     digests = []
@@ -62,7 +62,7 @@ def test_the_longest_unused_are_evicted_first(tmp_path):
     assert store.evict(most_seconds=1e5) == 2
 
 
-def test_a_job_keeps_what_is_evicted(tmp_path):
+def test_the_files_of_a_job_remain_after_eviction(tmp_path):
     store = ContentStore(tmp_path / "store")
     digest = put(store, b"model")
     store.place(digest, tmp_path / "job" / "model.onnx")
@@ -70,8 +70,8 @@ def test_a_job_keeps_what_is_evicted(tmp_path):
     assert (tmp_path / "job" / "model.onnx").read_bytes() == b"model"
 
 
-def test_onnx_reads_external_data_that_is_not_linked(tmp_path):
-    """Versions above 1.20 refuse data that has several hard links."""
+def test_external_data_is_a_copy_and_not_a_hard_link(tmp_path):
+    """Versions of onnx above 1.20 refuse external data that has several hard links."""
     onnx.save(
         chain_model(), tmp_path / "chain.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
     )
@@ -86,8 +86,8 @@ def test_onnx_reads_external_data_that_is_not_linked(tmp_path):
     assert onnx.load(tmp_path / "job" / "chain.onnx").graph.initializer[0].raw_data
 
 
-def test_chunks_that_arrive_together_are_all_kept(tmp_path, monkeypatch):
-    """The file of the first chunks was truncated by each that had not found it."""
+def test_concurrent_first_chunks_are_all_kept(tmp_path, monkeypatch):
+    """A chunk that finds no file must not truncate one that another chunk has created meanwhile."""
     monkeypatch.setattr(Path, "exists", lambda self: False)  # as each of them finds it
     write_chunk(tmp_path / "file", 4, b"last")
     write_chunk(tmp_path / "file", 0, b"data")

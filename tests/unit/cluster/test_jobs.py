@@ -1,4 +1,4 @@
-"""The jobs of a worker's process."""
+"""Jobs in the process of a worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REQUEST = CaseRequest(
 
 @pytest.fixture
 def job(tmp_path, monkeypatch) -> jobs.Job:
-    """A job whose client asks all the time."""
+    """A job whose client asks for its state continuously."""
     monkeypatch.setattr(jobs.Job, "require_client", lambda self: None)
     return jobs.Job(replace(REQUEST, helps=""), tmp_path / "job")
 
@@ -39,13 +39,13 @@ def own(tmp_path) -> jobs.Jobs:
     return jobs.Jobs(tmp_path, Settings(), print, ANNOUNCED, lambda job: lambda: None)
 
 
-def test_a_process_that_ends_without_an_answer_is_a_failure_of_its_case(own, job, monkeypatch):
+def test_a_process_that_ends_without_an_answer_fails_its_case(own, job, monkeypatch):
     monkeypatch.setattr(jobs.sys, "executable", "/bin/false")
     own._run(job)
     assert "ended with exit code 1" in job.answer["failure"]["what"]
 
 
-def test_a_process_that_ended_because_its_worker_was_frozen_is_no_failure(own, job, monkeypatch):
+def test_a_process_that_ends_during_a_suspension_of_its_worker_is_not_a_failure(own, job, monkeypatch):
     """The worker's thread sleeps for longer than the lease, and the process ends itself meanwhile."""
     process = jobs.subprocess.Popen
     monkeypatch.setattr(
@@ -60,8 +60,8 @@ def test_a_process_that_ended_because_its_worker_was_frozen_is_no_failure(own, j
 
 
 @pytest.mark.parametrize("last", ["refine", "confirm"], ids=["unfinished", "finished"])
-def test_lines_measured_on_another_device_are_no_news(own, job, tmp_path, last):
-    """The client has a journal of another device, which the job receives. The case opens one of its own later."""
+def test_journal_lines_of_another_device_are_not_sent_to_the_client(own, job, tmp_path, last):
+    """The job receives the client's journal of another device; the case opens a new one later."""
     trials = [
         Trial(number=n, phase=phase, placement=Placement(sites=frozenset()))
         for n, phase in enumerate(["pure", last])
@@ -81,7 +81,7 @@ def test_lines_measured_on_another_device_are_no_news(own, job, tmp_path, last):
     job.phase, own._jobs["a"] = "running", job
 
     def receive() -> int:
-        """What the client does with the answer to its first question."""
+        """What the client does with the answer to its first request."""
         news = asyncio.run(own.ask("a", 0))
         run.news(json.loads(json.dumps(news)))
         return len(news["entries"])

@@ -1,4 +1,4 @@
-"""A case as a request: the same case arrives, and nothing leads out of the job's folder."""
+"""A case as a request: it is equal after the transfer, and no path is outside the folder of the job."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def arrived(given: Case, own: Settings, folder: Path, **changes: object) -> tupl
     return unpack(request, folder, Settings(device=3))
 
 
-def test_the_same_case_arrives(case, tmp_path):
+def test_a_case_is_equal_after_the_transfer(case, tmp_path):
     found, settings = arrived(case, Settings(root=tmp_path, seed=7, backend="fake"), tmp_path / "job")
     assert [check.params for check in found.checks] == [check.params for check in case.checks]
     assert found.checks == case.checks
@@ -71,7 +71,7 @@ def test_each_content_is_sent_once(case, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "inputs/../../x", "..", "", "a\\..\\b"])
-def test_a_worker_refuses_paths_out_of_the_job(case, tmp_path, path):
+def test_a_worker_refuses_paths_outside_the_folder_of_the_job(case, tmp_path, path):
     with pytest.raises(ConfigError, match="leads out of"):
         FileEntry(path=path, size=1, sha256="0" * 64).below(tmp_path)
     data = {**pack(case, Settings(root=tmp_path)).case, "model": path or ".."}

@@ -1,4 +1,4 @@
-"""Workers that cannot start."""
+"""Workers that cannot start, and the output of those that do."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_a_worker_needs_a_scheduler(tmp_path, monkeypatch):
         worker.run_worker(address, tmp_path, Settings(), tmp_path / "worker", ("fake",), pytest.fail)
 
 
-def test_dask_logs_nothing_while_all_is_well(tmp_path):
-    """Its own lines came before the address of the scheduler and the devices of the worker."""
+def test_dask_logs_nothing_without_an_error(tmp_path):
+    """The output begins with the address of the scheduler and the devices of the worker."""
     processes = Processes(tmp_path)
     try:
         processes.address = processes.start("cluster", "start", "--port", "0", "--json")["address"]

@@ -1,4 +1,4 @@
-"""Where each value comes from, and what is refused."""
+"""The source of each setting, and which values are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_option_is_a_field_of_the_settings_and_has_help():
     assert all(option.help.endswith(".") for option in OPTIONS)
 
 
-def test_defaults_lie_below_the_root(tmp_path):
+def test_default_folders_are_below_the_root(tmp_path):
     settings = load_settings(tmp_path, environ={})
     assert settings.cache_dir == tmp_path / ".qdqspec" / "cache"
     assert settings.output == tmp_path / "reports"
@@ -47,7 +47,7 @@ def test_defaults_lie_below_the_root(tmp_path):
     assert {setting.origin for setting in list_settings(settings)} == {"default"}
 
 
-def test_flag_beats_environment_beats_file(tmp_path):
+def test_flags_precede_the_environment_which_precedes_the_file(tmp_path):
     root = project(tmp_path, "[tool.qdqspec]\nseed = 1\nthreads = 1\nbackend = 'fake'\n")
     settings = load_settings(
         root, flags={"seed": "3"}, environ={"QDQSPEC_SEED": "2", "QDQSPEC_THREADS": "2", "PATH": "/bin"}
@@ -60,7 +60,7 @@ def test_flag_beats_environment_beats_file(tmp_path):
     assert origins["mode"] == "default"
 
 
-def test_paths_start_where_they_were_written(tmp_path):
+def test_relative_paths_start_at_the_file_or_the_current_folder(tmp_path):
     root = project(tmp_path, '[tool.qdqspec]\ncache-dir = "kept"\nallow-path = ["a", "b"]\n')
     elsewhere = tmp_path / "elsewhere"
     settings = load_settings(root, flags={"output": "out"}, environ={"QDQSPEC_JSON": "r.json"}, cwd=elsewhere)
@@ -83,7 +83,7 @@ def test_keys_of_the_file_are_written_with_dash_or_underscore(tmp_path, key):
 
 
 @pytest.mark.parametrize(("word", "value"), [("1", True), ("true", True), ("no", False), ("", False)])
-def test_switches_in_the_environment(tmp_path, word, value):
+def test_switches_in_the_environment_are_parsed(tmp_path, word, value):
     assert load_settings(tmp_path, environ={"QDQSPEC_NO_CACHE": word}).no_cache is value
 
 
@@ -123,7 +123,7 @@ def test_a_wrong_variable_is_named():
         load_settings(Path(), environ={"QDQSPEC_SEAD": "1"})
 
 
-def test_folder_of_a_case_follows_the_layout(tmp_path):
+def test_the_folder_of_a_case_has_the_layout_of_the_settings(tmp_path):
     case = Case(id="int8-b8", model=Path("m.onnx"), spec=Path("specs/a.qdq.yaml"))
     out = tmp_path / "reports"
     assert find_folder(Settings(root=tmp_path), case) == out / "a" / "int8-b8"
@@ -132,19 +132,19 @@ def test_folder_of_a_case_follows_the_layout(tmp_path):
     assert not out.exists()
 
 
-def test_root_is_the_nearest_project(tmp_path):
+def test_the_root_is_the_nearest_folder_with_a_project(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "pyproject.toml").touch()
     assert find_root(tmp_path / "a" / "b") == tmp_path / "a"
 
 
-def test_a_folder_without_a_project_is_its_own_root(tmp_path, monkeypatch):
+def test_a_folder_without_a_project_is_the_root(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "is_file", lambda path: False)
     monkeypatch.setattr(Path, "exists", lambda path: False)
     assert find_root(tmp_path / "b") == tmp_path / "b"
 
 
-def test_the_same_table_serves_any_parser():
+def test_options_are_added_to_any_argument_parser():
     parser = argparse.ArgumentParser()
     add_options(parser.add_argument, prefix="--", only=["seed", "no-cache", "require"])
     given = flags_given(
@@ -156,7 +156,7 @@ def test_the_same_table_serves_any_parser():
 
 
 @given(hours=st.integers(0, 99), minutes=st.integers(0, 999), seconds=st.integers(0, 9999))
-def test_durations_add_up(hours, minutes, seconds):
+def test_units_of_a_duration_are_added(hours, minutes, seconds):
     assert duration(f"{hours}h{minutes}m{seconds}s") == hours * 3600 + minutes * 60 + seconds
 
 
@@ -169,12 +169,12 @@ def test_a_duration_is_time_with_units_or_refused(text):
             duration(text)
 
 
-# ---- words for backends -------------------------------------------------------------------------
+# ---- options of backends -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt"])
-def test_words_for_backends_come_together(tmp_path, backend):
-    """A library of custom operators of one runtime is none of another's."""
+def test_options_for_backends_are_collected_from_all_sources(tmp_path, backend):
+    """A plugin library is an option of the chosen backend only."""
     root = project(tmp_path, "[tool.qdqspec]\nbackend-option = ['tensorrt.opt-level=4', 'fake.seed=3']\n")
     flags = {"backend": backend, "plugin": ["a.so", "b.so"], "trtexec_args": "--verbose"}
     settings = load_settings(root, flags=flags, environ={}, cwd=tmp_path)
@@ -188,7 +188,7 @@ def test_words_for_backends_come_together(tmp_path, backend):
 
 
 @pytest.mark.parametrize("text", ["opt-level=4", "tensorrt.opt-level", "=4", "", "tensorrt.=1"])
-def test_a_word_for_a_backend_names_backend_word_and_value(tmp_path, text):
+def test_a_backend_option_needs_backend_name_and_value(tmp_path, text):
     with pytest.raises(ConfigError, match=r"--qdq-backend-option: .* does not fit"):
         load_settings(tmp_path, flags={"backend_option": [text]}, environ={})
 
@@ -208,7 +208,7 @@ def test_a_word_for_a_backend_names_backend_word_and_value(tmp_path, text):
         ("", {"QDQSPEC_BACKEND_OPTION": "trtexec.args=--dynamicPlugins=evil.so"}, "QDQSPEC_BACKEND_OPTION"),
     ],
 )
-def test_no_file_or_variable_loads_native_code(tmp_path, toml, environ, origin):
+def test_files_and_variables_cannot_load_native_code(tmp_path, toml, environ, origin):
     root = project(tmp_path, f"[tool.qdqspec]\n{toml}\n")
     with pytest.raises(ConfigError, match=r"command line (only|permits it)") as caught:
         load_settings(root, environ=environ)
@@ -228,7 +228,7 @@ def test_no_file_or_variable_loads_native_code(tmp_path, toml, environ, origin):
         ("trtexec.timing-cache=/etc/passwd", "accepted from the command line only"),
     ],
 )
-def test_only_what_a_backend_declares_is_accepted(tmp_path, word, said):
+def test_only_declared_backend_options_are_accepted(tmp_path, word, said):
     root = project(tmp_path, f"[tool.qdqspec]\nbackend-option = ['{word}']\n")
     with pytest.raises(ConfigError) as caught:
         load_settings(root, environ={})
@@ -238,7 +238,7 @@ def test_only_what_a_backend_declares_is_accepted(tmp_path, word, said):
 
 
 @pytest.mark.parametrize("line", ["plugin = ['a.so']", "backend-option = ['onnxruntime.plugins=a.so']"])
-def test_the_cure_names_the_option_as_the_command_has_it(tmp_path, line):
+def test_the_cure_has_the_option_of_the_command_that_was_used(tmp_path, line):
     with pytest.raises(ConfigError) as caught:
         load_settings(project(tmp_path, f"[tool.qdqspec]\n{line}\n"), environ={}, prefix="--")
     assert caught.value.cure == "give --plugin on the command line"
@@ -250,14 +250,14 @@ def test_an_unknown_option_lists_the_known_ones(tmp_path):
     assert caught.value.cure == "options of onnxruntime: optimization, plugins"
 
 
-def test_the_command_line_may_name_what_files_may_not(tmp_path):
+def test_the_command_line_can_load_native_code(tmp_path):
     (tmp_path / "mine.so").touch()
     word = f"onnxruntime.plugins={tmp_path / 'mine.so'}"
     settings = load_settings(tmp_path, flags={"backend_option": [word]}, environ={})
     assert settings.extra == {"onnxruntime.plugins": str(tmp_path / "mine.so")}
 
 
-def test_plugins_for_a_backend_that_loads_none_are_refused(tmp_path):
+def test_plugins_are_refused_for_a_backend_without_plugins(tmp_path):
     with pytest.raises(ConfigError, match="--qdq-plugin: backend fake loads no plugin libraries"):
         load_settings(tmp_path, flags={"backend": "fake", "plugin": ["a.so"]}, environ={})
 

@@ -1,4 +1,4 @@
-"""Whose a folder of results is: each spec has its own, and the first of a name has the plain one."""
+"""Folders of results: each spec has one, and the first spec of a name has the folder of that name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qdqspec.types import Case
 
 @pytest.fixture
 def case(tmp_path: Path) -> Callable[..., Case]:
-    """The case of a spec (or of a bare model) that stands there."""
+    """The case of a spec (or of a bare model) at a path, which is created."""
 
     def make(spec: str | None, model: str = "net.onnx", case_id: str = "default") -> Case:
         file = None if spec is None else tmp_path / spec
@@ -33,26 +33,26 @@ def names(settings: Settings, *cases: Case) -> list[str]:
     return [claim_folder(settings, case).relative_to(settings.output).as_posix() for case in cases]
 
 
-def test_one_spec_has_the_plain_name_for_all_its_cases(case, tmp_path: Path) -> None:
+def test_all_cases_of_one_spec_are_in_the_folder_of_its_name(case, tmp_path: Path) -> None:
     settings = Settings(root=tmp_path)
     cases = (case("specs/net.qdq.yaml"), case("specs/net.qdq.yaml", case_id="b8"))
     assert names(settings, *cases) == ["net/default", "net/b8"]
     assert names(settings, *cases) == ["net/default", "net/b8"]
 
 
-def test_a_later_comer_is_distinguished_by_its_folder(case, tmp_path: Path) -> None:
+def test_later_specs_of_a_name_are_distinguished_by_their_folder(case, tmp_path: Path) -> None:
     settings = Settings(root=tmp_path)
     first, second, third = (case(f"{at}net.qdq.yaml") for at in ("a/", "b/door/", ""))
     assert names(settings, first, second, third) == ["net/default", "net.b-door/default", "net.root/default"]
     assert names(settings, third, second, first) == ["net.root/default", "net.b-door/default", "net/default"]
 
 
-def test_names_that_are_alike_even_then_are_numbered(case, tmp_path: Path) -> None:
+def test_equal_names_of_folders_are_numbered(case, tmp_path: Path) -> None:
     specs = [case(f"{at}/net.qdq.yaml") for at in ("x", "a/b", "a-b")]
     assert names(Settings(root=tmp_path), *specs) == ["net/default", "net.a-b/default", "net.a-b-2/default"]
 
 
-def test_looking_claims_nothing(case, tmp_path: Path) -> None:
+def test_finding_a_folder_creates_and_reserves_none(case, tmp_path: Path) -> None:
     settings = Settings(root=tmp_path)
     assert find_folder(settings, case("a/net.qdq.yaml")) == settings.output / "net" / "default"
     assert not settings.output.exists()
@@ -68,7 +68,7 @@ def test_a_model_and_its_spec_share_a_folder(case, tmp_path: Path) -> None:
     assert names(settings, other, far) == ["net.more/default", "net.far/default"]
 
 
-def test_the_folder_of_a_deleted_spec_is_free_for_another_one(case, tmp_path: Path) -> None:
+def test_the_folder_of_a_deleted_spec_is_used_by_another_one(case, tmp_path: Path) -> None:
     settings = Settings(root=tmp_path)
     first, second = case("a/net.qdq.yaml"), case("b/net.qdq.yaml")
     assert names(settings, first) == ["net/default"]
@@ -78,7 +78,7 @@ def test_the_folder_of_a_deleted_spec_is_free_for_another_one(case, tmp_path: Pa
     assert names(settings, first) == ["net.a/default"]
 
 
-def test_a_project_that_was_moved_finds_its_results(case, tmp_path: Path) -> None:
+def test_results_are_found_after_the_project_was_moved(case, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     specs = [case("old/a/net.qdq.yaml"), case("old/b/net.qdq.yaml")]
     assert names(Settings(root=old), *specs) == ["net/default", "net.b/default"]
@@ -89,7 +89,9 @@ def test_a_project_that_was_moved_finds_its_results(case, tmp_path: Path) -> Non
 
 
 @given(note=st.binary(max_size=40) | st.sampled_from([b"[]", b'{"spec": 3}', b"{}", b"[" * 9999]))
-def test_any_note_is_read(note: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_damaged_note_of_a_folder_is_replaced(
+    note: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     root = tmp_path_factory.mktemp("root")
     (root / "a").mkdir()
     (root / "a" / "net.qdq.yaml").touch()
@@ -100,6 +102,6 @@ def test_any_note_is_read(note: bytes, tmp_path_factory: pytest.TempPathFactory)
     assert names(settings, found) == ["net/default"] == names(settings, found)
 
 
-def test_an_output_folder_that_is_a_file_is_reported_by_the_writer(case, tmp_path: Path) -> None:
+def test_finding_a_folder_does_not_fail_on_an_output_that_is_a_file(case, tmp_path: Path) -> None:
     (tmp_path / "reports").touch()
     assert names(Settings(root=tmp_path), case("a/net.qdq.yaml")) == ["net/default"]

@@ -1,4 +1,4 @@
-"""Names and hooks that backends declare: built-in ones, and one of an installed package."""
+"""Names and hooks that backends declare: those of built-in backends, and those of an installed package."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def params(kind: str, **words: object):
     return kinds.params_of(kind)(kind=kind, **words)
 
 
-def test_each_name_leads_to_the_backend_that_declares_it():
+def test_each_name_is_mapped_to_the_backend_that_declares_it():
     for backend in registry.names("backend"):
         declared = hooks.declaration_of(backend)
         for name in (*declared.targets, *declared.lint_targets, *declared.optimizers):
@@ -86,7 +86,7 @@ def test_a_name_that_an_installed_backend_does_not_declare_is_not_valid(install:
         kinds._backend("qdq_mine-large")
 
 
-def test_names_of_built_in_backends_import_no_installed_one(install: None):
+def test_names_of_built_in_backends_import_no_installed_backend(install: None):
     assert hooks.declares("optimizers", "onnxruntime-basic")
     assert "qdq_mine_backend" not in sys.modules
 
@@ -114,7 +114,7 @@ def test_an_unknown_backend_declares_nothing():
         hooks.declaration_of("onnxruntim")
 
 
-def test_a_package_has_only_the_attributes_that_it_names():
+def test_a_package_has_only_its_declared_attributes():
     with pytest.raises(ImportError, match="cannot import name 'NoSuchName'"):
         from qdqspec.backends.onnxruntime import NoSuchName  # noqa: F401
     assert registry.resolve("backend", "fake").name == "fake"  # type: ignore[attr-defined]

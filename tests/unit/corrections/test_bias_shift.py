@@ -38,7 +38,7 @@ def test_the_shift_is_the_mean_difference_of_the_outputs(groups: int) -> None:
     np.testing.assert_allclose(found, -expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_shift_that_does_not_hold_on_other_samples_is_not_taken() -> None:
+def test_a_shift_that_other_samples_do_not_confirm_is_not_corrected() -> None:
     weight = np.array([[0.3, -0.7]], np.float32).reshape(1, 2, 1, 1)
     layer = layer_of(linear_model("Conv", weight, 4))
     params = weight_params(weight, number_format("int8"), 0)
@@ -74,7 +74,7 @@ def test_the_shift_includes_that_of_the_quantized_input() -> None:
     )
 
 
-def test_statistics_end_with_the_samples_they_have_once_the_time_is_over() -> None:
+def test_statistics_are_of_the_samples_within_the_time_limit() -> None:
     random = np.random.default_rng(0)
     layer = layer_of(linear_model("Conv", random.standard_normal((8, 4, 1, 1)).astype(np.float32), 4))
     samples = [{"x": random.uniform(0, 3, (1, 4, 5, 5)).astype(np.float32)} for _ in range(8)]
@@ -92,7 +92,7 @@ def test_statistics_end_with_the_samples_they_have_once_the_time_is_over() -> No
 
     assert rows(9) == [100, 100]
     assert rows(4) == [50, 50]
-    assert rows(1) == []  # none for the other part
+    assert rows(1) == []  # no statistics for the other part
     assert rows(0) == []
     assert not seen
 

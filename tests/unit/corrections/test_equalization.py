@@ -17,7 +17,7 @@ FACTORS = 2.0 ** np.array([4, -3, 0, 2])
 
 
 def with_factors(model: Model) -> Model:
-    """The model with channels of the first convolution as different as `FACTORS`, and their inverses behind."""
+    """The model with the channels of the first convolution scaled by `FACTORS`, and by the inverse in the next one."""
     proto = model.proto
     for tensor, factors in zip(
         proto.graph.initializer, (FACTORS[:, None, None, None], FACTORS, 1 / FACTORS), strict=False
@@ -38,7 +38,7 @@ def observed(model: Model, tensors: object) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
-def test_channels_get_alike_ranges(per_channel: bool) -> None:
+def test_equalized_channels_have_similar_ranges(per_channel: bool) -> None:
     model = with_factors(image_model(3, ["relu"], "conv"))
     steps = WeightSteps(steps=127, per_channel=frozenset({"c0", "c2"} if per_channel else ()))
     ((_, change),) = chosen_equalizations(model, (), {"t1"}, steps, lambda tensors: observed(model, tensors))
@@ -52,7 +52,7 @@ def test_channels_get_alike_ranges(per_channel: bool) -> None:
 
 
 @pytest.mark.parametrize("reason", ["fixed", "float", "infinite"])
-def test_chains_are_omitted(reason: str) -> None:
+def test_chains_that_cannot_be_equalized_are_omitted(reason: str) -> None:
     model = with_factors(image_model(3, ["relu"], "conv"))
     fixed, quantized = {"t1"} if reason == "fixed" else (), {"t0"} if reason == "float" else {"t1"}
     bad = [{"t1": np.full((1, 4, 6, 6), np.inf, np.float32)}]

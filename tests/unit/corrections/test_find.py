@@ -41,7 +41,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 @pytest.fixture
 def seven_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of 7 bits on every processor, as where 8-bit products saturate."""
+    """Weights of 7 bits on every processor, as on those whose sums of 8-bit products saturate."""
     own = OnnxRuntime.capabilities
     monkeypatch.setattr(
         OnnxRuntime, "capabilities", lambda *given, **more: replace(own(*given, **more), reduce_range=True)
@@ -89,7 +89,7 @@ def test_corrections_are_applied_written_and_repeated(
 
 
 @pytest.mark.parametrize(("corrections", "samples"), [("none", 16), ("auto", 3)])
-def test_without_corrections_weights_are_the_nearest(
+def test_without_corrections_weights_are_rounded_to_nearest(
     session: Session, models: Path, tmp_path: Path, corrections: str, samples: int
 ) -> None:
     work = prepared(session, models, tmp_path, corrections, samples)
@@ -107,9 +107,7 @@ def test_a_list_of_corrections_with_too_few_samples_is_noted(
 
 
 @pytest.mark.usefixtures("seven_bits")
-def test_ranges_are_widened_where_other_samples_exceed_them(
-    session: Session, models: Path, tmp_path: Path
-) -> None:
+def test_ranges_that_other_samples_exceed_are_widened(session: Session, models: Path, tmp_path: Path) -> None:
     work = prepared(session, models, tmp_path, ("margins",))
     (gain,) = work.corrections.gains
     assert (gain.name, gain.taken) == ("margins", True)
@@ -123,7 +121,7 @@ def test_ranges_are_widened_where_other_samples_exceed_them(
     assert min(factors) > 1.0
 
 
-def test_a_margin_that_loses_is_not_taken(
+def test_a_margin_with_larger_errors_is_not_used(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     totals = iter([30.0, 30.0, 29.9, 29.0, 29.0, 28.0])
@@ -141,7 +139,7 @@ def test_a_margin_that_loses_is_not_taken(
 
 
 @pytest.mark.parametrize("loses", [True, False])
-def test_a_correction_that_loses_at_the_first_placement_is_not_taken(
+def test_a_correction_with_larger_errors_at_the_first_placement_is_not_used(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, loses: bool
 ) -> None:
     work = prepared(session, models, tmp_path, ("rounding",))
@@ -163,7 +161,7 @@ def test_a_correction_that_loses_at_the_first_placement_is_not_taken(
     assert [(gain.name, gain.taken) for gain in work.corrections.gains] == [("rounding", not loses)]
 
 
-def test_units_that_the_limits_exclude_are_not_judged(
+def test_units_excluded_by_the_limits_are_not_in_judged_placements(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = prepared(session, models, tmp_path, ("rounding",))
@@ -212,8 +210,8 @@ def test_ranges_are_chosen_for_the_first_placement_with_usable_outputs(
 
 
 @pytest.mark.parametrize(("tails", "bounded"), [(True, False), (False, False), (True, True)])
-def test_a_range_with_few_large_values_gets_a_part_of_it(*, tails: bool, bounded: bool) -> None:
-    """A part clips large values, and the smaller steps of many small ones outweigh that."""
+def test_a_range_with_few_large_values_is_reduced(*, tails: bool, bounded: bool) -> None:
+    """A smaller range clips large values, but reduces the steps of many small ones."""
     model = pooled("Sigmoid" if bounded else "Relu")
     edge = ("z", Consumer("", 0))
     small = np.linspace(0.0, 0.5, 200_000)
@@ -256,7 +254,7 @@ def pooled(op: str) -> Model:
 
 
 @pytest.mark.parametrize(("bounded", "wider"), [("Relu", True), ("Sigmoid", False)])
-def test_ranges_of_bounded_tensors_stay(bounded: str, wider: bool) -> None:
+def test_ranges_of_bounded_tensors_are_not_changed(bounded: str, wider: bool) -> None:
     span = TensorRange(0.0, 1.0)
     found = widened(pooled(bounded), {"x": span, "y": span, "z": span}, 1.25)
     assert found["x"] == span
@@ -264,23 +262,22 @@ def test_ranges_of_bounded_tensors_stay(bounded: str, wider: bool) -> None:
 
 
 @pytest.mark.parametrize("kept", ["y", "z"])
-def test_ranges_tied_to_one_that_is_kept_are_kept(kept: str) -> None:
+def test_ranges_tied_to_an_unchanged_range_are_not_changed(kept: str) -> None:
     span = TensorRange(0.0, 1.0)
     assert set(widened(pooled("Relu"), {"y": span, "z": span}, 1.25, {kept}).values()) == {span}
 
 
-def test_margins_keep_the_inputs_of_linear_operators_if_these_lose(
+def test_margins_exclude_inputs_of_linear_operators_if_these_have_larger_errors(
     session: Session, models: Path, tmp_path: Path
 ) -> None:
-    work = prepared(
-        session, models, tmp_path, ("margins",)
-    )  # with 8-bit weights the last Gemm alone would lose
+    # With 8-bit weights, only the error of the last Gemm would be larger.
+    work = prepared(session, models, tmp_path, ("margins",))
     (gain,) = work.corrections.gains
     assert gain.taken
     assert gain.after_db >= gain.before_db + 0.1
 
 
-def test_a_rehearsal_is_opened_anew_only_for_other_weights(
+def test_a_rehearsal_is_opened_again_only_for_other_weights(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Quantizer] = []
@@ -303,14 +300,14 @@ def test_a_rehearsal_is_opened_anew_only_for_other_weights(
     assert opened[1].corrections.weights
 
 
-def test_the_time_is_bounded_by_that_of_the_first_evaluation(
+def test_the_time_limit_is_a_multiple_of_the_first_evaluation(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qdqspec.corrections.find.JUDGEMENTS", 1)
     assert prepared(session, models, tmp_path, "auto").corrections.gains == ()
 
 
-def test_one_evaluation_of_a_slow_model_is_on_fewer_samples(
+def test_a_slow_model_is_evaluated_on_fewer_samples(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[int] = []
@@ -362,10 +359,10 @@ def test_placements_without_changed_numbers_are_not_run_again(monkeypatch: pytes
     assert (len(run), len(everything)) == (5, 3)
 
 
-def test_a_correction_is_judged_on_no_more_samples_than_the_errors_it_is_compared_with(
+def test_a_correction_is_judged_on_as_many_samples_as_the_compared_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Errors of two samples are all there are where the time is over before the first correction."""
+    """If the time is over before the first correction, there are errors of two samples only."""
     edge = ("y", Consumer("", 0))
     placement = Placement(
         sites=frozenset({Site(tensor="x", consumers=(Consumer("node", 0),), format="uint8")})
@@ -386,7 +383,7 @@ def test_a_correction_is_judged_on_no_more_samples_than_the_errors_it_is_compare
 
 
 @pytest.mark.parametrize(("error", "runs"), [(0.2, 2), (0.05, 6)])
-def test_a_range_that_loses_on_the_first_samples_is_given_up(error: float, runs: int) -> None:
+def test_a_range_with_larger_errors_on_the_first_samples_is_rejected_early(error: float, runs: int) -> None:
     edge = ("y", Consumer("", 0))
     ran: list[object] = []
 
@@ -418,7 +415,7 @@ def test_ranges_of_activations_come_from_several_methods(
 
 @pytest.mark.usefixtures("seven_bits")
 @pytest.mark.parametrize(("together", "taken"), [(33.0, True), (30.5, False)])
-def test_finer_steps_without_a_gain_of_their_own_are_combined_with_rounding(
+def test_finer_steps_without_a_separate_gain_are_combined_with_rounding(
     session: Session,
     models: Path,
     tmp_path: Path,
@@ -448,7 +445,7 @@ WIDTH = 16
 def with_outliers(
     session: Session, folder: Path, factor: float = 40.0, names: tuple[str, ...] = ("equalization",)
 ) -> Prepared:
-    """A model whose LayerNormalization makes three channels larger than the others, with data."""
+    """A model whose LayerNormalization scales three channels more than the others, with data."""
     work = ChainModel(0, [1, 8, WIDTH])
     gamma = np.ones(WIDTH, np.float32)
     gamma[[2, 7, 11]] *= factor
@@ -473,7 +470,7 @@ def with_outliers(
 def with_hard_layers(
     session: Session, folder: Path, *hard: int, names: tuple[str, ...] = ("rounding",)
 ) -> Prepared:
-    """Sixteen linear layers, of which the ``hard`` ones read channels with scales from 1 to 10,000."""
+    """Sixteen linear layers; those of ``hard`` read channels with scales from 1 to 10,000."""
     work = ChainModel(0, [1, 8, WIDTH])
     for number in range(16):
         weight = work.random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / np.float32(WIDTH**0.5)
@@ -494,7 +491,7 @@ def with_hard_layers(
 
 
 @pytest.mark.parametrize("hard", [(3,), (1, 6)])
-def test_a_few_hard_layers_do_not_hide_what_the_others_gain(
+def test_gains_are_measured_in_spite_of_a_few_layers_with_large_errors(
     session: Session, tmp_path: Path, hard: tuple[int, ...]
 ) -> None:
     (gain,) = with_hard_layers(session, tmp_path, *hard).corrections.gains
@@ -502,7 +499,7 @@ def test_a_few_hard_layers_do_not_hide_what_the_others_gain(
     assert gain.taken
 
 
-def test_equalization_is_judged_without_the_units_that_hide_all_others(
+def test_equalization_is_judged_without_units_whose_errors_dominate(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[tuple[str, ...]] = []
@@ -518,7 +515,7 @@ def test_equalization_is_judged_without_the_units_that_hide_all_others(
     assert gain.taken
 
 
-def test_where_many_layers_are_hard_nothing_is_judged(session: Session, tmp_path: Path) -> None:
+def test_nothing_is_judged_if_many_layers_have_large_errors(session: Session, tmp_path: Path) -> None:
     (gain,) = with_hard_layers(session, tmp_path, *range(16)).corrections.gains
     assert gain.before_db < find.USABLE_DB
     assert not gain.taken
@@ -553,7 +550,7 @@ def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) 
     np.testing.assert_array_equal(Model(strip_qdq(made).proto).array("gamma"), work.given.array("gamma"))
 
 
-def test_a_placement_elsewhere_keeps_its_constants(session: Session, tmp_path: Path) -> None:
+def test_a_placement_without_equalized_channels_keeps_its_constants(session: Session, tmp_path: Path) -> None:
     work = with_outliers(session, tmp_path)
     everything = work.space.resolve(work.space.everything())
     second = Placement(sites=frozenset(s for s in everything.sites if s.tensor in ("t2", "second")))
@@ -565,13 +562,13 @@ def test_a_placement_elsewhere_keeps_its_constants(session: Session, tmp_path: P
     assert "equalized" not in (tmp_path / "scheme.json").read_text()
 
 
-def test_channels_of_alike_ranges_stay(session: Session, tmp_path: Path) -> None:
+def test_channels_of_similar_ranges_are_not_equalized(session: Session, tmp_path: Path) -> None:
     work = with_outliers(session, tmp_path, factor=1.0)
     assert work.corrections.gains == ()
     assert work.model is work.folded
 
 
-def test_a_model_that_computes_other_bits_is_refused(
+def test_corrected_models_with_other_outputs_are_refused(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = find.equalized

@@ -55,7 +55,7 @@ def test_windows_times_weights_are_a_convolution(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
-def test_padding_that_follows_the_shape(auto_pad: str) -> None:
+def test_automatic_padding_follows_the_shape(auto_pad: str) -> None:
     weight = np.random.default_rng(0).standard_normal((2, 1, 3, 2)).astype(np.float32)
     model = linear_model("Conv", weight, 4, auto_pad=auto_pad, strides=[2, 1])
     x = np.random.default_rng(1).standard_normal((1, 1, 6, 5)).astype(np.float32)
@@ -80,14 +80,14 @@ def test_rows_times_weights_are_a_product(op: str, transposed: int, shape: tuple
     np.testing.assert_array_equal(layer.weight_of(layer.matrix(weight)), weight)
 
 
-def test_rows_are_chosen_evenly() -> None:
+def test_selected_rows_are_evenly_spaced() -> None:
     model = linear_model("MatMul", np.ones((4, 3), np.float32), 2)
     x = np.arange(400, dtype=np.float32).reshape(100, 4)
     rows = rows_of(layer_of(model), x, 3)
     assert rows[0, :, 0].tolist() == [0, 196, 396]
 
 
-def test_a_weight_that_two_nodes_read_is_no_layer() -> None:
+def test_a_weight_with_two_readers_is_not_a_layer() -> None:
     model = linear_model("MatMul", np.ones((4, 4), np.float32), 2)
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)

@@ -1,4 +1,4 @@
-"""Scales that cannot overflow, and rounding by the inputs of a layer."""
+"""Scales of weights whose sums cannot overflow, and rounding of weights by the inputs of a layer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_finer_steps_do_not_overflow(seed: int, depth: int, per_channel: bool) -
         np.testing.assert_array_equal(product(integers, x), x.astype(np.int64) @ integers)
 
 
-def test_neighbours_of_opposite_sign_and_depthwise_kernels_keep_8_bits() -> None:
+def test_neighbours_of_opposite_sign_and_depthwise_kernels_have_8_bits() -> None:
     opposite = np.array([[1], [-1], [0.5], [-0.9]], np.float32)
     layer = layer_of(linear_model("MatMul", opposite, 2))
     reduced = weight_params(opposite, INT8, 1, reduce_range=True)
@@ -70,7 +70,7 @@ def test_neighbours_of_opposite_sign_and_depthwise_kernels_keep_8_bits() -> None
     assert not overflows(layer, np.full(depthwise.shape, 127, np.int8))
 
 
-def test_channels_of_a_convolution_are_neighbours_before_kernel_positions() -> None:
+def test_neighbours_in_a_convolution_are_channels_before_kernel_positions() -> None:
     weight = np.zeros((1, 2, 1, 2), np.int8)
     layer = layer_of(linear_model("Conv", weight.astype(np.float32), 4))
     weight[0, :, 0, 0] = 100
@@ -80,7 +80,7 @@ def test_channels_of_a_convolution_are_neighbours_before_kernel_positions() -> N
 
 
 @given(seed=st.integers(0, 999), columns=st.integers(1, 9))
-def test_pairs_that_overflow_are_moved_towards_zero_and_no_others(seed: int, columns: int) -> None:
+def test_only_pairs_that_overflow_are_rounded_towards_zero(seed: int, columns: int) -> None:
     integers = np.random.default_rng(seed).integers(-127, 128, (columns, 3)).astype(np.int8)
     layer = layer_of(linear_model("MatMul", integers.astype(np.float32), 2))
     found = without_overflow(layer, integers)
@@ -117,13 +117,13 @@ def test_rounding_by_correlated_inputs_has_a_smaller_output_error() -> None:
     assert not is_better(layer, weight, params, nearest, statistics(x))
 
 
-def test_zero_inputs_round_to_the_nearest() -> None:
+def test_weights_of_zero_inputs_are_rounded_to_nearest() -> None:
     weight = np.array([[1.4, -2.6]])
     assert gptq(weight, np.zeros((2, 2)), np.ones((1, 2)), -8, 7).tolist() == [[1, -3]]
     assert output_error(np.zeros((2, 2)), weight) == 0
 
 
-def test_groups_are_rounded_together_as_each_alone() -> None:
+def test_groups_are_rounded_independently() -> None:
     random = np.random.default_rng(2)
     rows, weight = random.standard_normal((5, 60, 9)), random.standard_normal((5, 2, 9))
     rows[1, :, 3] = rows[2] = 0  # a column, and a group, without input
@@ -138,7 +138,7 @@ def test_groups_are_rounded_together_as_each_alone() -> None:
 
 
 @given(seed=st.integers(0, 99))
-def test_rounding_is_kept_as_text(seed: int) -> None:
+def test_rounding_is_equal_after_encoding_as_text(seed: int) -> None:
     random = np.random.default_rng(seed)
     nearest = random.integers(-60, 60, (3, 4)).astype(np.int8)
     integers = (nearest + random.integers(-3, 4, (3, 4))).astype(np.int8)

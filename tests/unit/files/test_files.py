@@ -1,4 +1,5 @@
-"""Files are whole or not there, and what a kill leaves of them is removed by who writes there next."""
+"""Files are written completely or not at all, and temporary files of a killed process are removed by the next
+writer."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def kill_while_writing(folder: Path) -> None:
     assert len(names(folder)) == 1
 
 
-def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
+def test_text_and_bytes_replace_the_file(tmp_path: Path) -> None:
     write_whole(tmp_path / "a", "é\n")
     assert (tmp_path / "a").read_bytes() == "é\n".encode()
     write_whole(tmp_path / "a", b"\x00")
@@ -41,7 +42,7 @@ def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
-def test_a_file_has_the_permissions_that_any_new_file_has(tmp_path: Path) -> None:
+def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
     (tmp_path / "usual").touch()
     write_whole(tmp_path / "a", "")
     copy_whole(tmp_path / "usual", tmp_path / "b")
@@ -50,7 +51,9 @@ def test_a_file_has_the_permissions_that_any_new_file_has(tmp_path: Path) -> Non
     }
 
 
-def test_a_new_file_never_replaces_one_and_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_file_never_replaces_one_and_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create_file(tmp_path / "a", "one")
     with pytest.raises(FileExistsError):
         create_file(tmp_path / "a", "two")
@@ -65,7 +68,7 @@ def test_a_new_file_never_replaces_one_and_is_whole(tmp_path: Path, monkeypatch:
     assert [(tmp_path / name).read_text() for name in names(tmp_path)] == ["one", "three"]
 
 
-def test_the_longest_name_that_the_system_takes_is_taken(tmp_path: Path) -> None:
+def test_the_longest_name_of_the_file_system_is_possible(tmp_path: Path) -> None:
     write_whole(tmp_path / ("n" * 255), "x")
     assert names(tmp_path) == ["n" * 255]
 
@@ -97,7 +100,7 @@ def test_files_of_a_killed_process_are_removed_after_it_has_ended(tmp_path: Path
     kill_while_writing(tmp_path)
     with partial_folder(tmp_path) as mine:
         remove_partial(tmp_path)
-        assert names(tmp_path) == [mine.name], "one's own is in use"
+        assert names(tmp_path) == [mine.name], "the file of this process is in use"
     assert names(tmp_path) == []
 
 
@@ -114,7 +117,7 @@ def test_a_clock_that_jumps_removes_no_file_of_a_running_writer(
 
 
 @pytest.mark.parametrize("hours", [-24, -5, 5, 24])
-def test_a_clock_that_jumps_takes_nothing_from_another_machine(
+def test_a_clock_that_jumps_removes_no_file_of_another_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     real = time.time
@@ -125,7 +128,7 @@ def test_a_clock_that_jumps_takes_nothing_from_another_machine(
     assert elsewhere.exists()
 
 
-def test_a_writer_removes_what_is_abandoned_and_leaves_what_may_be_in_use(tmp_path: Path) -> None:
+def test_a_writer_removes_abandoned_files_and_keeps_those_possibly_in_use(tmp_path: Path) -> None:
     kill_while_writing(tmp_path)
     (left,) = tmp_path.iterdir()
     prefix, _, rest = left.name.removeprefix(".qdqspec-").partition("-")
@@ -133,7 +136,7 @@ def test_a_writer_removes_what_is_abandoned_and_leaves_what_may_be_in_use(tmp_pa
     elsewhere.mkdir()
     write_whole(tmp_path / "a", "")
     assert names(tmp_path) == [elsewhere.name, "a"], (
-        "on a shared disk, the process may live on another machine"
+        "on a shared disk, the process may run on another machine"
     )
     os.utime(elsewhere, (time.time() - 3 * 86400,) * 2)
     write_whole(tmp_path / "a", "")

@@ -1,4 +1,4 @@
-"""JSON of strangers: plain data, or a ``ValueError`` that says what is wrong."""
+"""JSON of other sources: plain data, or a ``ValueError`` with the reason."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD, ids=lambda text: text[:20] or "nothing")
-def test_what_would_be_misunderstood_is_refused(text: str) -> None:
+def test_ambiguous_or_invalid_json_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=BAD[text]):
         parse_json(text.encode())
 
 
-def test_bytes_that_are_no_text_are_reported() -> None:
+def test_bytes_that_are_not_text_are_reported() -> None:
     with pytest.raises(ValueError, match="not UTF-8"):
         parse_json(b'"\xff"')
 
 
-def test_a_whole_pair_of_surrogates_is_a_character() -> None:
+def test_a_pair_of_surrogates_is_a_character() -> None:
     assert parse_json(b'"\\ud83d\\ude00"') == "\U0001f600"
 
 
-def test_a_file_larger_than_it_can_be_is_not_read(tmp_path: Path) -> None:
+def test_a_file_above_the_size_limit_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[1, 2]")
     assert read_json(tmp_path / "a.json", most_bytes=6) == [1, 2]
     with pytest.raises(TooLargeError, match="it has 6 bytes, and at most 5"):
         read_json(tmp_path / "a.json", most_bytes=5)
 
 
-def test_a_file_of_nothing_but_brackets_is_not_taken_apart() -> None:
+def test_a_deeply_nested_file_is_refused() -> None:
     with pytest.raises(TooLargeError, match="more than 5,000,000 parts"):
         parse_json(b"[" + b"[]," * 5_000_001 + b"[]]")
 
@@ -60,5 +60,5 @@ def test_a_file_of_nothing_but_brackets_is_not_taken_apart() -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )  # fmt: skip
-def test_values_of_json_are_read_back(value: object) -> None:
+def test_values_are_equal_after_writing_and_reading(value: object) -> None:
     assert parse_json(json.dumps(value).encode()) == value

@@ -1,4 +1,4 @@
-"""Temporary folders end with their process, or with the next run at the latest."""
+"""Temporary folders are removed at the end of their process, or at the latest by the next run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_folder_is_removed_when_closed_or_collected() -> None:
     assert left() == []
 
 
-def test_a_killed_run_leaves_its_folder_to_the_next_one() -> None:
+def test_the_folder_of_a_killed_run_is_removed_by_the_next_one() -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -56,7 +56,7 @@ def test_a_killed_run_leaves_its_folder_to_the_next_one() -> None:
         assert holder.stdout is not None
         theirs = Path(holder.stdout.readline().strip())
         with TemporaryFolder():
-            assert (theirs / "weights.bin").exists(), "a living run keeps its own"
+            assert (theirs / "weights.bin").exists(), "the folder of a running process is kept"
         holder.send_signal(signal.SIGKILL)
         holder.wait()
     assert theirs.exists()

@@ -1,4 +1,4 @@
-"""What is said of a model before anything is measured."""
+"""Warnings about a model before any measurement."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", sorted(set(ODD) - {"no-nodes"}))
-def test_an_oddity_is_reported_only_if_results_depend_on_it(name: str) -> None:
+def test_an_unusual_property_is_reported_only_if_results_depend_on_it(name: str) -> None:
     said = "; ".join(cautions(Model(ODD[name].make())))
     assert said.startswith(SAID[name]) if name in SAID else said == ""
 
 
-def test_an_ordinary_model_is_passed_over_in_silence(models: Path) -> None:
+def test_an_ordinary_model_has_no_warning(models: Path) -> None:
     assert list(cautions(load_model(models / "digits_resnet.onnx"))) == []
 
 

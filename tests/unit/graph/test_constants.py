@@ -1,4 +1,4 @@
-"""Constant folding: what it computes, what it drops, and what it never touches."""
+"""Constant folding: which nodes it computes, which it removes, and which it never changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_chain_of_constants_becomes_one() -> None:
     assert folded.folded == ("Add#0", "Mul#1")
 
 
-def test_shape_arithmetic_on_known_shapes() -> None:
+def test_shape_arithmetic_on_known_shapes_is_folded() -> None:
     folded = fold_constants(
         parsed(
             """g (float[2,3,4] x) => (float[2,12] y) {
@@ -53,7 +53,7 @@ def test_shape_arithmetic_on_known_shapes() -> None:
     np.testing.assert_array_equal(folded.model.array("n"), [2, -1])
 
 
-def test_shape_arithmetic_on_unknown_shapes_stays() -> None:
+def test_shape_arithmetic_on_unknown_shapes_is_not_folded() -> None:
     model = parsed(
         """g (float[N,3] x) => (float[M] y) {
             s = Shape(x)  p = ReduceProd<keepdims = 1>(s)  y = Reshape(x, p) }"""
@@ -73,13 +73,13 @@ def test_shape_arithmetic_on_unknown_shapes_stays() -> None:
     ],
     ids=["pair", "stored", "dynamic", "trt", "microsoft", "unread"],
 )
-def test_quantization_stays_whatever_its_inputs(text: str) -> None:
+def test_q_and_dq_are_never_folded(text: str) -> None:
     model = parsed(f"g (float[4] x) => (float[4] y) {{ {text} }}", w=W, s=S, z=Z, i=np.ones(4, np.int8))
     folded = fold_constants(model)
     assert [n.proto for n in folded.model.nodes] == [n.proto for n in model.nodes]
 
 
-def test_what_quantization_reads_may_be_folded() -> None:
+def test_inputs_of_q_and_dq_may_be_folded() -> None:
     folded = fold_constants(
         parsed(
             """g (float[4] x) => (float[4] y) {
@@ -95,19 +95,19 @@ def test_what_quantization_reads_may_be_folded() -> None:
 @pytest.mark.parametrize(
     "op", ["RandomNormal<shape = [4]>()", "RandomNormalLike(w)", "Bernoulli(w)", "Dropout(w)"]
 )
-def test_random_operators_stay(op: str) -> None:
+def test_random_operators_are_not_folded(op: str) -> None:
     folded = fold_constants(parsed(f"g (float[4] x) => (float[4] y) {{ r = {op}  y = Add(x, r) }}", w=W))
     assert ops(folded) == [op.partition("(")[0].partition("<")[0], "Add"]
 
 
-def test_a_graph_output_keeps_the_node_that_makes_it() -> None:
+def test_a_graph_output_keeps_its_producer() -> None:
     folded = fold_constants(
         parsed("g (float[4] x) => (float[4] y, float c) { a = Add(s, s)  c = Neg(a)  y = Add(x, a) }", s=S)
     )
     assert ops(folded) == ["Neg", "Add"]
 
 
-def test_an_initializer_that_a_caller_may_replace_is_no_constant() -> None:
+def test_an_initializer_that_a_caller_may_replace_is_not_constant() -> None:
     model = parsed("g (float[4] x, float s) => (float[4] y) { a = Add(s, s)  y = Add(x, a) }", s=S)
     assert fold_constants(model).model is model
     old = fold_constants(
@@ -143,7 +143,7 @@ def test_functions_of_the_model_are_not_taken_for_operators() -> None:
     assert fold_constants(model).model is model
 
 
-def test_nothing_explodes() -> None:
+def test_tensors_above_the_size_limit_are_not_computed() -> None:
     model = parsed(
         "g (float[4] x) => (float[4] y) { e = ConstantOfShape(n)  r = ReduceSum(e)  y = Add(x, r) }",
         n=np.array([10**12], np.int64),
@@ -158,7 +158,7 @@ def test_nothing_explodes() -> None:
     assert ops(fold_constants(small, limit_bytes=100)) == ["ConstantOfShape", "Add"]
 
 
-def test_a_large_weight_may_be_turned_but_not_multiplied() -> None:
+def test_a_large_weight_may_be_transposed_but_not_enlarged() -> None:
     weight = np.ones((600, 512), np.float32)  # above the limit by itself
     turned = fold_constants(
         parsed("g (float[1,512] x) => (float[1,600] y) { t = Transpose(w)  y = MatMul(x, t) }", w=weight)
@@ -184,7 +184,7 @@ def test_unused_nodes_and_initializers_are_removed() -> None:
     assert folded.model.initializers == {}
 
 
-def test_external_weights_are_read_and_stay_where_they_are(tmp_path: Path) -> None:
+def test_external_weights_are_read_and_remain_external(tmp_path: Path) -> None:
     model = parsed("g (float[4] x) => (float[4] y) { a = Add(s, s)  b = Mul(x, w)  y = Add(b, a) }", s=S, w=W)
     path = tmp_path / "model.onnx"
     onnx.save(model.proto, path, save_as_external_data=True, location="weights", size_threshold=0)
@@ -193,7 +193,7 @@ def test_external_weights_are_read_and_stay_where_they_are(tmp_path: Path) -> No
     assert folded.model.constants["w"].data_location == TensorProto.EXTERNAL
 
 
-def test_what_the_reference_cannot_compute_stays() -> None:
+def test_operators_that_the_reference_cannot_compute_are_not_folded() -> None:
     broken = parsed(
         "g (float[4] x) => (float[4] y) { r = Reshape(w, n)  y = Add(x, r) }", w=W, n=np.array([3])
     )
@@ -209,7 +209,7 @@ def test_quantized_models_of_other_tools_keep_every_pair(path: Path) -> None:
     ]
 
 
-def test_a_real_model_gets_smaller(models: Path) -> None:
+def test_constant_folding_reduces_a_real_model(models: Path) -> None:
     folded = fold_constants(load_model(models / "ultraface_rfb320.onnx"))
     assert len(folded.model.nodes) < 150
     assert {"Shape", "Gather", "Unsqueeze"}.isdisjoint(ops(folded))

@@ -1,4 +1,4 @@
-"""Inputs fixed to a value: constants fold, branches that are taken stay, outputs are those of the given model."""
+"""Inputs fixed to a value: constants are folded, the executed branches remain, outputs are those of the given model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RATES = """(float[n,2] x, int64 rate) => (float[n,2] y) <int64 wide = {16000}, f
 
 
 @pytest.mark.parametrize("rate", [16000, 8000])
-def test_the_branch_that_is_taken_remains_with_its_names(rate: int) -> None:
+def test_the_executed_branch_remains_with_its_names(rate: int) -> None:
     model = model_of(RATES)
     proto = fixed(model, rate=rate)
     assert [value.name for value in proto.graph.input] == ["x"]
@@ -57,7 +57,7 @@ def test_the_branch_that_is_taken_remains_with_its_names(rate: int) -> None:
     np.testing.assert_array_equal(run(proto, x=X)[0], run(model.proto, x=X, rate=np.int64(rate))[0])
 
 
-def test_names_that_the_graph_has_already_get_the_path_of_the_branch() -> None:
+def test_names_that_exist_in_the_graph_are_prefixed_with_the_path_of_the_branch() -> None:
     text = """(float[n] x, bool c) => (float[n] y, float[n] z) {
       [neg] u = Neg(x)
       [gate] v = If (c) <
@@ -91,7 +91,7 @@ def test_one_tensor_may_be_several_outputs_of_the_branch() -> None:
     assert first.tolist() == second.tolist() == [-1, 2]
 
 
-def test_an_if_inside_a_loop_is_replaced_too_and_reads_what_it_read() -> None:
+def test_an_if_inside_a_loop_is_replaced_and_its_inputs_remain() -> None:
     text = """(float[2] x, int64 k, bool c, bool on) => (float[2] y) {
       [loop] y = Loop (k, c, x) <
         body = b (int64 i, bool more, float[2] v) => (go, w) {
@@ -132,7 +132,7 @@ IN_SCAN = """(float[2,2] x, int64 rate) => (float[2,2] y) {
 
 @pytest.mark.parametrize("text", [IN_LOOP, IN_SCAN])
 @pytest.mark.parametrize("rate", [16000, 8000])
-def test_a_value_that_a_loop_or_scan_passes_on_unchanged_decides_inside_it(text: str, rate: int) -> None:
+def test_a_value_that_a_loop_or_scan_does_not_change_is_constant_inside_it(text: str, rate: int) -> None:
     model = model_of(text)
     proto = fixed(model, rate=rate)
     body = next(a.g for a in proto.graph.node[0].attribute if a.name == "body")
@@ -143,7 +143,7 @@ def test_a_value_that_a_loop_or_scan_passes_on_unchanged_decides_inside_it(text:
     np.testing.assert_array_equal(run(proto, **feeds)[0], run(model.proto, **feeds, rate=np.int64(rate))[0])
 
 
-def test_a_value_that_a_turn_changes_decides_nothing() -> None:
+def test_a_value_that_an_iteration_changes_is_not_constant() -> None:
     proto = fixed(model_of(IN_LOOP.replace("rr2 = Identity(rr)", "rr2 = Neg(rr)")), rate=16000)
     body = next(a.g for a in proto.graph.node[0].attribute if a.name == "body")
     assert "If" in [node.op_type for node in body.node]
@@ -157,7 +157,7 @@ def test_q_and_dq_on_a_fixed_input_are_never_folded() -> None:
     assert [node.op_type for node in proto.graph.node] == ["QuantizeLinear", "DequantizeLinear", "Mul"]
 
 
-def test_a_model_of_an_old_ir_version_takes_a_constant_in_place_of_the_input() -> None:
+def test_in_an_old_ir_version_a_constant_replaces_the_input() -> None:
     model = model_of("(float[2] x, float[2] g) => (float[2] y) { y = Mul(x, g) }", ir=3)
     assert run(fixed(model, g=[2.0, 3.0]), x=np.float32([1, 1]))[0].tolist() == [2, 3]
 
@@ -172,7 +172,7 @@ def test_a_model_of_an_old_ir_version_takes_a_constant_in_place_of_the_input() -
         ({"x": ((1.0, 1e300),)}, "and the model takes float32"),
     ],
 )
-def test_values_that_the_input_cannot_have(values: dict[str, object], message: str) -> None:
+def test_values_that_the_input_cannot_have_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         fixed_arrays(model_of(RATES), values)
 
@@ -186,7 +186,7 @@ TWO_WEIGHTS = "(float[1,2] x, float[2,2] w, float[2] b) => (float[1,2] y) { t = 
     ids=["IR 4", "IR 8", "constant already", "only a vector", "one that is no input"],
 )
 def test_weights_that_are_all_inputs_too_are_constant(tmp_path, ir, constants, inputs) -> None:
-    """ONNX Runtime neither folds nor fuses them: a float model was eight times slower than its copy."""
+    """ONNX Runtime neither folds nor fuses weights that are inputs, so that such a model is many times slower."""
     proto = model_of(TWO_WEIGHTS, ir).proto
     matrix = np.eye(2, dtype=np.float32)
     values = {"w": matrix, "b": np.ones(2, np.float32), "o": matrix}

@@ -1,4 +1,4 @@
-"""The flat form of a model with bodies, and the way back."""
+"""The flat form of a model with bodies, and the conversion back."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def bytes_of(proto: onnx.ModelProto) -> bytes:
 
 
 @pytest.mark.parametrize("odd", ODD_MODELS, ids=lambda odd: odd.name)
-def test_odd_models_come_back_byte_for_byte(odd: OddModel) -> None:
+def test_odd_models_are_equal_byte_for_byte_after_conversion_back(odd: OddModel) -> None:
     proto = odd.make()
     if proto.graph.node:
         assert bytes_of(closed(opened(proto))) == bytes_of(proto)
 
 
 @given(onnx_models(repeated_names=True))
-def test_any_model_comes_back_byte_for_byte(proto: onnx.ModelProto) -> None:
+def test_any_model_is_equal_byte_for_byte_after_conversion_back(proto: onnx.ModelProto) -> None:
     flat = opened(proto)
     assert is_flat(flat)
     assert bytes_of(closed(flat)) == bytes_of(proto)
     assert Model(flat).proto == proto
 
 
-def test_a_model_without_bodies_is_its_own_flat_form() -> None:
+def test_the_flat_form_of_a_model_without_bodies_is_the_model() -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Relu(x) }'
     )
@@ -68,7 +68,7 @@ def test_nodes_are_in_one_graph_under_unique_names() -> None:
     assert {end.name for end in model.bodies["choice"]} == {"choice/then_branch", "choice/else_branch"}
 
 
-def test_a_constant_that_is_new_goes_to_the_graph_that_reads_it() -> None:
+def test_a_new_constant_is_stored_in_the_graph_that_reads_it() -> None:
     flat = opened(onnx.parser.parse_model(TWO))
     by_name = {node.name: node for node in flat.graph.node}
     for name, value in (("in_then", 5), ("in_both", 6)):
@@ -84,7 +84,7 @@ def test_a_constant_that_is_new_goes_to_the_graph_that_reads_it() -> None:
     assert [t.name for t in other.initializer] == ["k"]
 
 
-def test_what_takes_the_place_of_a_constant_stays_in_its_graph() -> None:
+def test_a_replacement_of_a_constant_is_stored_in_the_same_graph() -> None:
     flat = opened(onnx.parser.parse_model(TWO))
     flat.graph.initializer[0].name = "w2"
     next(node for node in flat.graph.node if node.name == "choice/then_branch/act").input[1] = "w2"
@@ -92,7 +92,7 @@ def test_what_takes_the_place_of_a_constant_stays_in_its_graph() -> None:
     assert [t.name for t in closed(flat).graph.initializer] == []
 
 
-def test_a_name_that_is_no_longer_repeated_stays_unique() -> None:
+def test_a_name_that_is_no_longer_repeated_keeps_its_unique_form() -> None:
     flat = opened(onnx.parser.parse_model(TWO))
     kept = [t for t in flat.graph.initializer if t.name != "choice/else_branch/k"]
     del flat.graph.initializer[:]
@@ -102,6 +102,6 @@ def test_a_name_that_is_no_longer_repeated_stays_unique() -> None:
     assert set(again.initializers) == {"w", "choice/then_branch/k"}  # as in the flat form
 
 
-def test_markers_never_leave_the_flat_form() -> None:
+def test_markers_are_only_in_the_flat_form() -> None:
     model = Model(opened(onnx.parser.parse_model(TWO)))
     assert MARKERS.encode() not in bytes_of(model.proto)

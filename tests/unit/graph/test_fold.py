@@ -1,4 +1,4 @@
-"""BatchNormalization goes into the convolution before it, and nothing else changes."""
+"""BatchNormalization is folded into the convolution before it, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ SHAPE = (2, 4, 7, 7)
 def conv_norm(
     op: str = "Conv", *, group: int = 1, bias: bool = True, seed: int = 0, opset: int = 17, **more
 ) -> onnx.ModelProto:
-    """``x`` through a convolution to ``c`` and a BatchNormalization to ``y``. ``more`` goes to the latter."""
+    """``x`` through a convolution to ``c`` and a BatchNormalization to ``y``. ``more`` are attributes of the
+    BatchNormalization."""
     random = np.random.default_rng(seed)
     shape = (8, 4 // group, 3, 3) if op == "Conv" else (4, 8 // group, 3, 3)
     values = {
@@ -71,7 +72,7 @@ def ops(model: Model) -> list[str]:
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 @pytest.mark.parametrize("group", [1, 2, 4])
 @pytest.mark.parametrize("bias", [True, False])
-def test_outputs_stay(op: str, group: int, bias: bool) -> None:
+def test_outputs_are_the_same_after_folding(op: str, group: int, bias: bool) -> None:
     proto = conv_norm(op, group=group, bias=bias, epsilon=1e-3)
     before = proto.SerializeToString()
     folded = fold_batchnorm(Model(proto))
@@ -99,7 +100,7 @@ def test_shared_statistics_and_weights_are_folded_for_each() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_parameters_with_another_reader_stay() -> None:
+def test_parameters_with_another_reader_are_kept() -> None:
     proto = conv_norm()
     proto.graph.node.extend([helper.make_node("Neg", ["beta"], ["z"], "neg")])
     proto.graph.output.extend([helper.make_tensor_value_info("z", TensorProto.FLOAT, (8,))])
@@ -123,8 +124,8 @@ def test_parameters_in_constant_nodes_are_removed_unless_another_node_reads_them
     np.testing.assert_allclose(run(folded.model.proto)[0], run(proto)[0], atol=1e-4)
 
 
-def test_names_that_are_taken_are_not_taken_again() -> None:
-    """A model may well have a tensor called ``y/weight``, and another ``y/bias``."""
+def test_new_names_differ_from_existing_ones() -> None:
+    """The model has tensors named ``y/weight`` and ``y/bias``."""
     proto = conv_norm()
     for name in ("y/weight", "y/bias"):
         proto.graph.initializer.extend([numpy_helper.from_array(np.full(8, 5, np.float32), name)])
@@ -197,7 +198,7 @@ def per_activation(proto: onnx.ModelProto) -> None:
         per_activation,
     ],
 )
-def test_what_cannot_be_folded_is_left(change) -> None:
+def test_unsuitable_batch_normalizations_are_not_folded(change) -> None:
     proto = conv_norm()
     change(proto)
     model = Model(proto)
@@ -217,8 +218,8 @@ def test_a_body_that_reads_the_convolution_keeps_it() -> None:
     assert fold_batchnorm(Model(proto)).removed == ()
 
 
-def test_nodes_without_a_name_are_called_as_before() -> None:
-    """Profiles of the model as it was, rules of a spec and placements in the folded model speak of the same nodes."""
+def test_generated_node_names_are_the_same_after_folding() -> None:
+    """Profiles of the original model, rules of a spec, and placements in the folded model use the same node names."""
     proto = conv_norm()
     for node in proto.graph.node:
         node.name = ""
@@ -235,7 +236,7 @@ def test_nodes_without_a_name_are_called_as_before() -> None:
         "Relu#4",
     ]
     assert [node.name for node in folded.model.nodes] == ["Conv#0", "Relu#2", "twice", "Relu#4"]
-    assert proto.graph.node[2].name == "", "the user's own model stays as it is"
+    assert proto.graph.node[2].name == "", "the model of the user is not changed"
 
 
 def unnamed(node: Node) -> onnx.NodeProto:
@@ -245,7 +246,7 @@ def unnamed(node: Node) -> onnx.NodeProto:
     return proto
 
 
-def test_pairs_stay_untouched() -> None:
+def test_q_dq_pairs_are_not_changed() -> None:
     proto = conv_norm()
     proto.graph.initializer.extend(
         [
@@ -261,7 +262,7 @@ def test_pairs_stay_untouched() -> None:
     assert list(folded.model.proto.graph.node[:2]) == list(proto.graph.node[:2])
 
 
-def test_external_weights_are_read_from_beside_the_model(tmp_path: Path) -> None:
+def test_external_weights_are_read_from_the_folder_of_the_model(tmp_path: Path) -> None:
     proto = conv_norm()
     expected = run(proto)[0]
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
@@ -271,15 +272,15 @@ def test_external_weights_are_read_from_beside_the_model(tmp_path: Path) -> None
 
 @settings(max_examples=25)
 @given(onnx_models())
-def test_a_model_with_nothing_to_fold_is_itself(proto: onnx.ModelProto) -> None:
+def test_a_model_with_nothing_to_fold_is_returned(proto: onnx.ModelProto) -> None:
     model = Model(proto)
     assert fold_batchnorm(model).model is model
 
 
 @settings(max_examples=20)
 @given(onnx_models(bodies=False), st.integers(0, 100))
-def test_everything_around_a_fold_stays(proto: onnx.ModelProto, seed: int) -> None:
-    """Each convolution of a random model gets a BatchNormalization behind it; folding undoes just that."""
+def test_folding_inserted_batch_normalizations_restores_the_model(proto: onnx.ModelProto, seed: int) -> None:
+    """A BatchNormalization is inserted after each convolution of a random model, and folding removes exactly these."""
     random, added = np.random.default_rng(seed), 0
     types = Model(proto)
     for node in list(proto.graph.node):

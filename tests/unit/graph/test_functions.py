@@ -1,4 +1,4 @@
-"""Local functions in place of their calls."""
+"""Inlining of local functions."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_calls_are_replaced_with_unique_names_in_bodies_too() -> None:
     np.testing.assert_array_equal(run(flat), run(proto))
 
 
-def test_a_definition_of_an_operator_of_a_runtime_stays() -> None:
+def test_a_function_for_an_operator_of_a_runtime_is_not_inlined() -> None:
     proto = onnx.parser.parse_model(TEXT.replace('"my"', '"trt"').replace("my.", "trt."))
     assert inlined(proto) is proto
 
 
-def test_a_function_of_another_operator_set_stays_a_call() -> None:
+def test_a_function_of_another_opset_version_is_not_inlined() -> None:
     proto = onnx.parser.parse_model(
         TEXT.replace('"my", opset_import: ["": 17]> h', '"my", opset_import: ["": 13]> h')
     )
@@ -64,7 +64,7 @@ def test_a_function_of_another_operator_set_stays_a_call() -> None:
     assert flat.graph.node[1].op_type == "h"
 
 
-def test_a_model_without_functions_is_itself() -> None:
+def test_a_model_without_functions_is_returned() -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
     )

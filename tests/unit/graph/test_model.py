@@ -1,4 +1,4 @@
-"""Loading a model, and what is said when it cannot be loaded."""
+"""Loading of models, and the messages for models that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parsed(text: str) -> onnx.ModelProto:
 
 @pytest.fixture
 def external(tmp_path: Path) -> Path:
-    """A model whose only weight stands in weights.bin beside it."""
+    """A model whose only weight is in weights.bin in the same folder."""
     (tmp_path / "weights.bin").write_bytes(np.arange(4, dtype=np.float32).tobytes())
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
     weight.external_data.add(key="location", value="weights.bin")
@@ -43,13 +43,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_model(tmp_path / "nowhere.onnx")
 
 
-def test_a_folder_is_no_model(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"{re.escape(str(tmp_path))}: this is a folder"):
         load_model(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\xff" * 64])
-def test_what_is_not_onnx_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_onnx_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"broken\.onnx") as caught:
@@ -72,7 +72,7 @@ def test_a_model_that_breaks_onnx_rules_is_refused_with_the_rule(tmp_path: Path)
         load_model(path)
 
 
-def test_external_data_is_read_from_beside_the_model(external: Path) -> None:
+def test_external_data_is_read_from_the_folder_of_the_model(external: Path) -> None:
     assert load_model(external).array("w").tolist() == [0, 1, 2, 3]
 
 
@@ -90,7 +90,7 @@ def test_external_data_outside_the_folder_is_refused(external: Path, location: s
         load_model(external)
 
 
-def test_a_link_out_of_the_folder_is_refused(
+def test_a_link_to_a_file_outside_the_folder_is_refused(
     external: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     secret = tmp_path_factory.mktemp("elsewhere") / "secret.bin"
@@ -112,7 +112,7 @@ def test_the_hash_is_that_of_the_bytes_with_their_external_data(external: Path, 
     assert load_model(external).sha256 != before
 
 
-def test_unnamed_and_repeated_nodes_get_names_that_ignore_pairs() -> None:
+def test_generated_node_names_do_not_depend_on_pairs() -> None:
     proto = parsed(
         """g (float[4] x) => (float[4] y) {
             a = Relu(x)  b = Relu(a)
@@ -133,7 +133,7 @@ def test_unnamed_and_repeated_nodes_get_names_that_ignore_pairs() -> None:
     ]
 
 
-def test_consumers_and_producers() -> None:
+def test_consumers_and_producers_of_tensors_are_found() -> None:
     model = Model(parsed("g (float[4] x) => (float[4] y) { a = Relu(x)  y = Add(a, a) }"))
     assert model.consumers["a"] == (Consumer("Add#1", 0), Consumer("Add#1", 1))
     assert model.producer["a"].op_type == "Relu"
@@ -141,7 +141,7 @@ def test_consumers_and_producers() -> None:
     assert "y" not in model.consumers
 
 
-def test_constant_nodes_count_as_constants() -> None:
+def test_constant_nodes_are_constants() -> None:
     model = Model(
         parsed("g (float[2] x) => (float[2] y) { c = Constant<value = float[2] {1, 2}>()  y = Add(x, c) }")
     )
@@ -173,7 +173,7 @@ def test_bodies_list_the_outer_tensors_that_they_read() -> None:
     assert "x" not in Model(proto).subgraph_reads
 
 
-def test_types_are_inferred_with_symbolic_dimensions_left_open() -> None:
+def test_inferred_types_have_no_size_for_symbolic_dimensions() -> None:
     model = Model(parsed("g (float[N, 4] x) => (int64[K] y) { a = Relu(x)  y = Shape(a) }"))
     assert model.shape("a") == (None, 4)
     assert model.elem_type("a") == TensorProto.FLOAT
@@ -181,7 +181,7 @@ def test_types_are_inferred_with_symbolic_dimensions_left_open() -> None:
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_example_models_load_and_nothing_changes_them(models: Path, name: str) -> None:
+def test_example_models_are_loaded_without_changes(models: Path, name: str) -> None:
     path = models / f"{name}.onnx"
     model = load_model(path)
     assert len(model.by_name) == len(model.nodes)
@@ -189,7 +189,7 @@ def test_example_models_load_and_nothing_changes_them(models: Path, name: str) -
     assert model.proto == onnx.load(path)
 
 
-def test_a_file_of_another_kind_is_no_damaged_model(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_not_reported_as_a_damaged_model(tmp_path: Path) -> None:
     (tmp_path / "data.npz").write_bytes(b"PK\x03\x04")
     with pytest.raises(ModelError, match=r"not a readable ONNX file .*\n  name an ONNX model"):
         load_model(tmp_path / "data.npz")

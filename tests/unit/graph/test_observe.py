@@ -1,4 +1,4 @@
-"""Inner tensors as outputs: of bodies, all iterations, and nothing of a branch that is not taken."""
+"""Inner tensors as outputs: those of bodies in all iterations, without elements if a branch is not executed."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ BRANCHES = """(float[n,2] x, bool c) => (float[n,2] y) {
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_branch_that_is_not_taken_gives_no_elements(taken: bool) -> None:
+def test_a_branch_that_is_not_executed_gives_no_elements(taken: bool) -> None:
     model = model_of(BRANCHES)
     tensors = ["gate/then_branch/u", "gate/else_branch/u", "t", "z"]
     found = seen(model, tensors, x=X, c=taken)
     yes = [[-1.0, 2.0, -3.0, 4.0], [], [0.0, 2.0, 0.0, 4.0]]
     no = [[], [1.0, 2.0, 3.0, 4.0], []]
     assert [found[name].tolist() for name in tensors[:3]] == (yes if taken else no)
-    assert found["z"].shape == X.shape  # of the main graph, as it is
+    assert found["z"].shape == X.shape  # of the main graph, unchanged
 
 
-def test_a_tensor_of_the_main_graph_needs_nothing_new() -> None:
+def test_a_tensor_of_the_main_graph_needs_no_new_node() -> None:
     model = model_of(BRANCHES)
     proto = observe(model, ["z"]).parts.proto()
     assert proto.graph.node == model.proto.graph.node
@@ -86,7 +86,7 @@ def test_a_loop_gives_a_tensor_of_known_shape_as_a_scan_output(times: int) -> No
     assert found["d"].tolist() == [value * 2**i for i in range(1, times + 1) for value in (1.0, -2.0)]
 
 
-def test_a_loop_of_growing_values() -> None:
+def test_a_loop_with_values_of_growing_shape_gives_all_iterations() -> None:
     text = """(float[n] x, int64 k, bool c) => (float[m] y) {
       y = Loop (k, c, x) <
         body = b (int64 i, bool more, float[p] v) => (on, w) { on = Identity(more)  w = Concat<axis = 0>(v, x) }
@@ -96,7 +96,7 @@ def test_a_loop_of_growing_values() -> None:
     assert found["w"].size == 4 + 6 + 8
 
 
-def test_an_if_inside_a_loop_gives_the_iterations_that_took_the_branch() -> None:
+def test_an_if_inside_a_loop_gives_the_iterations_that_executed_the_branch() -> None:
     text = """(float[2] x, int64 k, bool c) => (float[2] y) {
       [loop] y = Loop (k, c, x) <
         body = b (int64 i, bool more, float[2] v) => (on, w) {
@@ -147,7 +147,7 @@ def test_constants_of_a_body_and_undefined_names_are_skipped() -> None:
     assert observe(model_of(text), ["k", "x", "no such tensor"]).names == {}
 
 
-def test_half_precision_leaves_a_body_as_float() -> None:
+def test_float16_tensors_of_a_body_are_output_as_float32() -> None:
     model = model_of(BRANCHES.replace("float[n,2]", "float16[n,2]"))
     found = seen(model, ["t"], x=X.astype(np.float16), c=True)
     assert found["t"].dtype == np.float32

@@ -1,4 +1,4 @@
-"""The one table of operators: that its parts agree, and what changed with the opset."""
+"""The table of operators: its parts agree, and operators that changed with the opset are respected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def node_of(op_type: str, *inputs: str, domain: str = "", **attributes: object) 
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_name_is_an_onnx_operator(name: str) -> None:
+def test_every_name_in_the_table_is_an_onnx_operator(name: str) -> None:
     assert TABLES[name] - KNOWN == set()
 
 
@@ -42,7 +42,7 @@ def test_copies_have_one_data_input_whose_type_they_keep(op_type: str) -> None:
     assert {output.type_str for output in schema.outputs} == {schema.inputs[0].type_str}
 
 
-def test_data_inputs_leave_out_parameters_and_what_is_missing() -> None:
+def test_data_inputs_exclude_parameters_and_missing_inputs() -> None:
     assert ops.data_inputs(node_of("Resize", "x", "", "scales")) == (0,)
     assert ops.data_inputs(node_of("Conv", "x", "w", "b")) == (0, 1)
     assert ops.data_inputs(node_of("Where", "c", "x", "y")) == (1, 2)
@@ -57,7 +57,7 @@ def test_before_opset_7_an_add_that_broadcasts_is_not_commutative() -> None:
     assert not ops.is_commutative(node_of("Sub", "x", "y"), 17)
 
 
-def test_other_domains_are_not_ours() -> None:
+def test_operators_of_other_domains_are_not_in_the_table() -> None:
     assert not ops.is_commutative(node_of("Add", "x", "y", domain="odd"), 17)
     assert not ops.copies_values(node_of("Transpose", domain="odd"))
     assert ops.copies_values(node_of("Transpose", domain="ai.onnx"))
@@ -66,6 +66,6 @@ def test_other_domains_are_not_ours() -> None:
 @pytest.mark.parametrize(
     ("mode", "nearest"), [({}, True), ({"mode": "nearest"}, True), ({"mode": "linear"}, False)]
 )
-def test_resize_picks_values_in_nearest_mode_only(mode: dict[str, str], nearest: bool) -> None:
+def test_resize_copies_values_in_nearest_mode_only(mode: dict[str, str], nearest: bool) -> None:
     assert ops.is_nearest(node_of("Resize", **mode)) is nearest
     assert ops.is_nearest(node_of("Upsample", **mode)) is nearest

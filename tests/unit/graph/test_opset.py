@@ -19,7 +19,7 @@ def parsed(text: str, opset: int, ir: int = 8) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_a_raised_model_is_valid_and_otherwise_the_same(models: Path, name: str) -> None:
+def test_a_model_with_a_raised_opset_is_valid_and_otherwise_equal(models: Path, name: str) -> None:
     proto = onnx.load(models / f"{name}.onnx")
     before = proto.SerializeToString()
     raised = raise_opset(proto, 21)
@@ -31,7 +31,7 @@ def test_a_raised_model_is_valid_and_otherwise_the_same(models: Path, name: str)
     assert proto.SerializeToString() == before
 
 
-def test_metadata_and_other_domains_survive() -> None:
+def test_metadata_and_other_domains_are_kept() -> None:
     proto = parsed("g (float[4] x) => (float[4] y) { h = my.Odd(x)  y = Relu(h) }", 13)
     proto.metadata_props.add(key="author", value="me")
     proto.graph.node[0].metadata_props.add(key="scope", value="block")
@@ -48,7 +48,7 @@ def test_operators_whose_definition_changed_are_rewritten() -> None:
     assert len(raised.graph.node[-1].input) == 2
 
 
-def test_weights_do_not_pass_through_the_converter() -> None:
+def test_weights_are_not_converted() -> None:
     proto = parsed("g (float[4096] x) => (float[4096] y) { y = Add(x, w) }", 13)
     proto.graph.initializer.append(numpy_helper.from_array(np.ones(4096, np.float32), "w"))
     proto.graph.initializer[0].doc_string = "a note the converter would lose the encoding of"
@@ -57,24 +57,24 @@ def test_weights_do_not_pass_through_the_converter() -> None:
     assert raised.graph.input == proto.graph.input
 
 
-def test_an_initializer_that_is_no_input_is_seen_below_ir_version_4_too() -> None:
+def test_initializers_that_are_not_inputs_are_accepted_below_ir_version_4() -> None:
     proto = parsed("g (float[4] x) => (float[4] y) { y = Add(x, w) }", 7, ir=3)
     proto.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
     assert opset_of(raise_opset(proto, 13)) == 13
 
 
-def test_a_version_already_reached_is_kept() -> None:
+def test_a_higher_opset_is_kept() -> None:
     proto = parsed("g (float[4] x) => (float[4] y) { y = Relu(x) }", 17)
     raised = raise_opset(proto, 13)
     assert raised == proto
     assert raised is not proto
 
 
-def test_initializers_need_not_be_inputs_afterwards() -> None:
+def test_initializers_need_not_be_inputs_after_the_conversion() -> None:
     assert raise_opset(parsed("g (float[4] x) => (float[4] y) { y = Relu(x) }", 13, ir=3), 13).ir_version == 4
 
 
-def test_weights_that_no_caller_could_replace_stay_constant() -> None:
+def test_weights_that_no_caller_could_replace_remain_constant() -> None:
     """From IR version 4 on an initializer that is an input is a default value, which runtimes do not fold."""
     proto = parsed("g (float[4] x, float[4] w) => (float[4] y) { y = Add(x, w) }", 7, ir=3)
     proto.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
@@ -83,7 +83,7 @@ def test_weights_that_no_caller_could_replace_stay_constant() -> None:
     assert len(proto.graph.input) == 2
 
 
-def test_a_failure_states_from_to_and_why() -> None:
+def test_a_failure_states_both_versions_and_the_reason() -> None:
     proto = parsed(
         "g (float[1,1,2,2] x) => (float[1,1,4,4] y) { y = Upsample<scales = [1.0,1.0,2.0,2.0]>(x) }", 7
     )
@@ -104,7 +104,7 @@ BRANCHES = """g (float[1,4,8,8] x, bool c) => (float[1,4] y) {
 }"""
 
 
-def test_bodies_are_raised_and_otherwise_the_same() -> None:
+def test_bodies_with_a_raised_opset_are_otherwise_equal() -> None:
     proto = parsed(BRANCHES, 11)
     (branch, _) = (a.g for a in proto.graph.node[0].attribute)
     random = np.random.default_rng(0)

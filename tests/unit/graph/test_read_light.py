@@ -1,4 +1,4 @@
-"""Large models are read without their weights, and are the same models."""
+"""Large models are read without their weights, and give the same results as with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUES = np.random.default_rng(0).standard_normal((256, 256), np.float32)
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Two large weights, one of them not as raw bytes, and a small one between them."""
+    """A model with two large weights, one of them not as raw bytes, and a small weight between them."""
     listed = helper.make_tensor("b", TensorProto.FLOAT, VALUES.shape, VALUES.ravel().tolist())
     small = numpy_helper.from_array(np.ones(256, np.float32), "c")
     large = numpy_helper.from_array(VALUES, "a")
@@ -38,23 +38,25 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def large(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, with every file large."""
+    """The same file, with a size limit above which every file is large."""
     monkeypatch.setattr(graph_model, "LARGE", 0)
     return path
 
 
-def test_only_raw_weights_stay_behind(path: Path) -> None:
+def test_only_large_raw_weights_are_omitted(path: Path) -> None:
     light = read_light(path)
     assert [bool(t.external_data) for t in light.graph.initializer] == [True, False, False]
     assert light.ByteSize() < path.stat().st_size - VALUES.nbytes + 1000
 
 
-def test_nothing_else_is_lost(path: Path) -> None:
+def test_a_model_saved_again_is_equal(path: Path) -> None:
     save_model(read_light(path), path.with_name("again.onnx"), base=path.parent)
     assert onnx.load(path.with_name("again.onnx")) == onnx.load(path)
 
 
-def test_the_model_is_the_same(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_read_without_weights_has_the_same_hash_types_and_arrays(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     light = load_model(large)
     monkeypatch.undo()
     whole = load_model(large)
@@ -65,7 +67,7 @@ def test_the_model_is_the_same(large: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not light.constants["a"].raw_data
 
 
-def test_weights_are_shared_from_the_file_itself(large: Path, tmp_path: Path) -> None:
+def test_the_weight_store_reads_weights_from_the_model_file(large: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     light = map_tensors(
         load_model(large).proto, WeightStore(tmp_path / "work", base=large.parent).externalize
@@ -75,7 +77,7 @@ def test_weights_are_shared_from_the_file_itself(large: Path, tmp_path: Path) ->
 
 
 def test_the_file_may_be_a_link_to_another_folder(large: Path, tmp_path: Path) -> None:
-    """As in the caches of model hubs; its own weights were refused as data outside the model's folder."""
+    """As in the caches of model hubs; weights in the target of the link are not data outside the model's folder."""
     (tmp_path / "project").mkdir()
     link = tmp_path / "project" / "net.onnx"
     link.symlink_to(large)
@@ -91,13 +93,13 @@ def test_a_weight_of_another_size_than_its_shape_is_refused(large: Path) -> None
 
 
 @pytest.mark.parametrize("kept", [1, 100, 200_000, 400_000])
-def test_a_torn_file_is_one_clear_error(large: Path, kept: int) -> None:
+def test_a_truncated_file_is_one_error(large: Path, kept: int) -> None:
     large.write_bytes(large.read_bytes()[:kept])
     with pytest.raises(ModelError, match=r"m\.onnx"):
         load_model(large)
 
 
-def test_an_invalid_graph_is_found_without_its_weights(large: Path) -> None:
+def test_an_invalid_graph_is_refused_without_reading_its_weights(large: Path) -> None:
     proto = onnx.load(large)
     proto.graph.node[0].input[0] = "nobody"
     large.write_bytes(proto.SerializeToString())

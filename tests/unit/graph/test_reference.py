@@ -1,4 +1,4 @@
-"""The reference implementation runs pairs of every opset."""
+"""The reference implementation runs Q/DQ pairs of every opset, with bounded memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qdqspec.graph.reference import reference_outputs
 
 @pytest.mark.parametrize("opset", [10, 13, 17, 19, 21])
 @pytest.mark.parametrize("channels", [False, True])
-def test_pairs_are_what_another_runtime_makes_of_them(tmp_path: Path, opset: int, channels: bool) -> None:
+def test_outputs_of_pairs_equal_those_of_onnx_runtime(tmp_path: Path, opset: int, channels: bool) -> None:
     many = channels and opset > 10
     axis = "<axis = 1>" if many else ""
     text = f"""<ir_version: 8, opset_import: ["": {opset}]> g (float[2,3,4] x) => (float[2,3,4] y, float[3] b) {{
@@ -75,7 +75,7 @@ def conv_model(
 
 
 @pytest.mark.parametrize("name", CONVS)
-def test_a_convolution_is_what_another_runtime_computes(tmp_path: Path, name: str) -> None:
+def test_outputs_of_a_convolution_equal_those_of_onnx_runtime(tmp_path: Path, name: str) -> None:
     feeds = conv_model(tmp_path / "conv.onnx", *CONVS[name])
     expected = OnnxRuntime().build(tmp_path / "conv.onnx", BuildOptions()).run(feeds)
     found = reference_outputs(tmp_path / "conv.onnx", feeds)
@@ -83,7 +83,7 @@ def test_a_convolution_is_what_another_runtime_computes(tmp_path: Path, name: st
 
 
 def test_memory_is_bounded_by_the_largest_tensors(tmp_path: Path) -> None:
-    """All tensors were kept to the end, and a convolution took 46 times its output: 23 GB for large inputs."""
+    """Tensors are released after their last reader, and a convolution needs a small multiple of its output."""
     names = ["c", *(f"r{number}" for number in range(30)), "y"]
     chain = " ".join(f"{after} = Relu({before})" for before, after in pairwise(names))
     feeds = conv_model(tmp_path / "deep.onnx", "1,16,128,128", "16,16,3,3", "pads = [1,1,1,1]", chain)
@@ -97,7 +97,7 @@ def test_memory_is_bounded_by_the_largest_tensors(tmp_path: Path) -> None:
 
 
 def test_a_body_reads_tensors_of_the_graph_around_it(tmp_path: Path) -> None:
-    """What a body reads is no input of its node, and must not be released before it."""
+    """A tensor that only a body reads is not an input of the node, but must not be released before the node has run."""
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x, bool c) => (float[2] y) {
         a = Relu(x)  b = Neg(a)
         d = If (c) <then_branch = t () => (float[2] p) { p = Add(a, b) },

@@ -1,4 +1,4 @@
-"""Models are written whole or not at all, and never onto the user's own files."""
+"""Models are written completely or not at all, and never over files of the user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def proto() -> onnx.ModelProto:
     return proto
 
 
-def test_what_is_saved_is_what_is_loaded(proto: onnx.ModelProto, tmp_path: Path) -> None:
+def test_a_saved_model_is_loaded_unchanged(proto: onnx.ModelProto, tmp_path: Path) -> None:
     save_model(proto, tmp_path / "a.onnx")
     assert onnx.load(tmp_path / "a.onnx") == proto
     assert [p.name for p in tmp_path.iterdir()] == ["a.onnx"]
@@ -65,7 +65,7 @@ def test_a_missing_folder_is_named(proto: onnx.ModelProto, tmp_path: Path) -> No
         save_model(proto, tmp_path / "nowhere" / "a.onnx")
 
 
-def test_a_folder_is_no_file_to_write(proto: onnx.ModelProto, tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_file_is_an_error(proto: onnx.ModelProto, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="this is a folder"):
         save_model(proto, tmp_path)
 
@@ -73,7 +73,7 @@ def test_a_folder_is_no_file_to_write(proto: onnx.ModelProto, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("number", "cure"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "choose another folder")]
 )
-def test_a_full_or_read_only_disk_leaves_the_old_file_whole(
+def test_a_full_or_read_only_disk_keeps_the_old_file(
     proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, cure: str
 ) -> None:
     target = tmp_path / "a.onnx"
@@ -91,7 +91,7 @@ def test_a_full_or_read_only_disk_leaves_the_old_file_whole(
     assert [p.name for p in tmp_path.iterdir()] == ["a.onnx"]
 
 
-def test_a_crash_while_writing_leaves_nothing_behind(
+def test_an_exception_while_writing_leaves_no_file(
     proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*_: object, **__: object) -> None:
@@ -104,7 +104,7 @@ def test_a_crash_while_writing_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_big_model_keeps_its_weights_beside_it(proto: onnx.ModelProto, tmp_path: Path) -> None:
+def test_a_large_model_is_saved_with_external_weights(proto: onnx.ModelProto, tmp_path: Path) -> None:
     proto.graph.initializer[0].ClearField("raw_data")
     proto.graph.initializer[0].raw_data = np.arange(64, dtype=np.float32).tobytes() * 8
     proto.graph.initializer[0].dims[0] = 512
@@ -124,7 +124,7 @@ def test_the_weights_file_does_not_overwrite_an_input_either(proto: onnx.ModelPr
     assert given.read_bytes() == b"the user's own"
 
 
-def test_external_data_is_taken_in_from_its_folder(proto: onnx.ModelProto, tmp_path: Path) -> None:
+def test_external_data_is_saved_inside_the_model(proto: onnx.ModelProto, tmp_path: Path) -> None:
     for name in ("work", "out"):
         (tmp_path / name).mkdir()
     light = map_tensors(proto, WeightStore(tmp_path / "work", threshold_bytes=64).externalize)
@@ -134,7 +134,7 @@ def test_external_data_is_taken_in_from_its_folder(proto: onnx.ModelProto, tmp_p
     assert onnx.load(tmp_path / "out" / "whole.onnx", load_external_data=False) == proto
 
 
-def test_a_weight_beside_the_model_is_never_held_whole(tmp_path: Path) -> None:
+def test_an_external_weight_is_copied_in_blocks(tmp_path: Path) -> None:
     weight = numpy_helper.from_array(np.arange(4 << 20, dtype=np.float32), "w")  # 16 MiB
     given = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[4194304] y) { y = Add(x, w) }'
@@ -152,7 +152,7 @@ def test_a_weight_beside_the_model_is_never_held_whole(tmp_path: Path) -> None:
     assert peak < 4 << 20
 
 
-def test_text_is_written_whole(tmp_path: Path) -> None:
+def test_text_is_written_completely(tmp_path: Path) -> None:
     write_text(tmp_path / "a.json", "é\n")
     assert (tmp_path / "a.json").read_bytes() == "é\n".encode()
     with pytest.raises(OutputError, match="would overwrite"):

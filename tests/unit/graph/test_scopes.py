@@ -1,4 +1,4 @@
-"""Unique names for what all graphs of a model have."""
+"""Unique names for nodes and tensors in all graphs of a model."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_nodes_of_bodies_are_named_by_their_path() -> None:
     assert scope.graph.node[index].op_type == "Relu"
 
 
-def test_a_tensor_keeps_its_name_where_it_is_the_only_one() -> None:
+def test_a_tensor_keeps_a_name_that_is_unique() -> None:
     then, other = scopes_of(TWO_BRANCHES).bodies
     assert dict(then.tensors) == {"a": "choice/then_branch/a"}
     assert dict(other.tensors) == {"t": "t", "a": "choice/else_branch/a"}
     assert then.unique("h") == "h"  # captured
 
 
-def test_the_main_graph_keeps_its_names_always() -> None:
+def test_the_main_graph_always_keeps_its_names() -> None:
     found = scopes_of(
         """g (bool yes, float[4] x) => (float[4] y, float[4] a) {
             y = If(yes) <
@@ -62,7 +62,7 @@ def test_the_main_graph_keeps_its_names_always() -> None:
     assert found.bodies[0].tensors["a"] == "If#0/then_branch/a"
 
 
-def test_a_path_that_begins_a_name_of_a_node_is_changed() -> None:
+def test_a_path_that_is_a_prefix_of_a_node_name_is_changed() -> None:
     proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {TWO_BRANCHES}')
     proto.graph.node[0].name = "choice/then_branch/act"
     found = find_scopes(proto)
@@ -77,7 +77,7 @@ def test_inputs_of_a_loop_body_are_its_tensors() -> None:
     assert body.unique("v") == "v"
 
 
-def test_bodies_in_bodies_have_paths_in_paths() -> None:
+def test_nested_bodies_have_nested_paths() -> None:
     deep = next(model for model in BODIES if model.name == "bodies-in-bodies").make()
     found = find_scopes(deep)
     assert has_bodies(deep)

@@ -1,4 +1,4 @@
-"""Types behind operators that shape inference does not know."""
+"""Types of the results of operators that shape inference does not cover."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model(body: str, domains: str = '"" : 17, "mine" : 1') -> Model:
     ))  # fmt: skip
 
 
-def test_a_weight_reports_the_types_of_data_and_result():
+def test_types_of_data_and_result_follow_from_the_weight():
     found = model(
         "<float[4, 4, 1, 1] w = {"
         + ONES
@@ -38,13 +38,13 @@ def test_a_weight_reports_the_types_of_data_and_result():
         }"""
     )
     assert [found.elem_type(name) for name in "bdf"] == [F, F, F]
-    assert found.elem_type("s") == I64, "that one inference knows itself"
-    assert found.elem_type("t") is None, "a Cast takes anything"
+    assert found.elem_type("s") == I64, "shape inference gives that type"
+    assert found.elem_type("t") is None, "a Cast has any input type"
     assert found.elem_type("u") == I64
     assert found.shape("d") is None
 
 
-def test_what_is_unknown_on_both_sides_stays_unknown():
+def test_a_type_unknown_on_both_sides_remains_unknown():
     found = model("{ [a] b = mine.Unknown(x)  [c] d = Relu(b)  [e] y = mine.Last(d) }")
     assert [found.elem_type(name) for name in "bd"] == [None, None]
 
@@ -65,7 +65,7 @@ def test_unknown_operators_and_lists_of_types_give_no_type():
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_real_models_keep_their_types_where_half_of_them_is_hidden(models: Path, name: str):
+def test_hidden_types_of_real_models_are_inferred(models: Path, name: str):
     known = {t: k.elem_type for t, k in load_model(models / f"{name}.onnx").types.items()}
     check(load_model(models / f"{name}.onnx"), known, random.Random(0))
 
@@ -83,7 +83,7 @@ def check(found: Model, known: dict[str, int], lots: random.Random) -> None:
     assert all(known.get(name, kind) == kind for name, kind in told.items())
 
 
-def test_behind_an_unknown_operator_there_is_something_to_quantize():
+def test_operators_after_an_unknown_operator_can_be_quantized():
     found = model(
         "<float[4, 4, 1, 1] w = {"
         + ONES
@@ -104,7 +104,7 @@ def test_a_type_is_assumed_where_every_operator_allows_it() -> None:
     assert set(taken) == {"b", "d", "r"}, "s and t are a shape, which is int64"
 
 
-def test_bfloat16_is_assumed_where_the_opset_has_it() -> None:
+def test_bfloat16_is_assumed_if_the_opset_has_it() -> None:
     nodes = [onnx.helper.make_node("Conv", ["a", "w"], ["b"])]
     assert set(assumed(nodes, 21, {}, TensorProto.FLOAT16)) == {"a", "w", "b"}
     assert assumed(nodes, 21, {}, TensorProto.BFLOAT16) == ()
@@ -112,7 +112,7 @@ def test_bfloat16_is_assumed_where_the_opset_has_it() -> None:
 
 
 @given(onnx_models(), st.integers())
-def test_what_is_known_is_never_assumed(proto: onnx.ModelProto, seed: int) -> None:
+def test_known_types_are_not_assumed(proto: onnx.ModelProto, seed: int) -> None:
     found = Model(proto)
     lots = random.Random(seed)
     shown = {name: kind.elem_type for name, kind in found.types.items() if lots.random() < 0.5}
@@ -127,4 +127,4 @@ def test_an_assumed_type_is_declared() -> None:
     typed = with_types(found, "float16")
     assert [typed.elem_type(name) for name in "xbd"] == [F, TensorProto.FLOAT16, TensorProto.FLOAT16]
     assert found.elem_type("d") is None, "the model given is unchanged"
-    assert with_types(typed, "float32") is typed, "everything is known"
+    assert with_types(typed, "float32") is typed, "all types are known"

@@ -1,4 +1,4 @@
-"""Weights that are graph inputs as well, as older exporters write them: a caller could replace them."""
+"""Weights that are also graph inputs, as older exporters write them, so that a caller could replace them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def inputs(proto: onnx.ModelProto) -> list[str]:
     return [value.name for value in proto.graph.input]
 
 
-def test_a_model_with_fixed_inputs_has_none() -> None:
+def test_a_model_with_fixed_inputs_has_no_weights_as_inputs() -> None:
     fixed = fix_inputs(Model(network(3)), {"x": np.zeros((1, 3, 8, 8), np.float32)})
     assert inputs(fixed) == []
 
 
 @pytest.mark.usefixtures("engine_threads")
-def test_candidates_have_constant_weights_and_the_reference_too(file: Path, tmp_path: Path) -> None:
+def test_candidates_and_reference_have_constant_weights(file: Path, tmp_path: Path) -> None:
     data = {"x": np.random.default_rng(2).random((4, 3, 8, 8), np.float32)}
     with (
         Session(output=tmp_path / "out", no_cache=True) as session,

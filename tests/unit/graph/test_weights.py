@@ -1,4 +1,4 @@
-"""Weights that many files share: written once, aligned, and loaded by ONNX Runtime."""
+"""A file of weights shared by several models: each weight is written once, aligned, and loaded by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def outputs(path: Path, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_a_light_model_computes_what_the_whole_one_does(models: Path, tmp_path: Path, name: str) -> None:
+def test_a_model_with_shared_weights_has_the_same_outputs(models: Path, tmp_path: Path, name: str) -> None:
     path = models / f"{name}.onnx"
     save_model(map_tensors(onnx.load(path), WeightStore(tmp_path).externalize), tmp_path / "light.onnx")
     assert (tmp_path / "light.onnx").stat().st_size < path.stat().st_size / 4
@@ -63,24 +63,24 @@ def test_a_file_of_an_earlier_run_is_kept_and_used(tmp_path: Path) -> None:
     assert resumed.path.read_bytes()[:size] == floats("a").raw_data
 
 
-def test_small_tensors_stay_where_they_are(tmp_path: Path) -> None:
+def test_small_tensors_remain_in_the_model(tmp_path: Path) -> None:
     small = floats("a", 4)
     assert WeightStore(tmp_path).externalize(small) is small
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.bool_])
-def test_shapes_and_axes_stay_readable_for_shape_inference(tmp_path: Path, dtype: type) -> None:
+def test_shapes_and_axes_remain_in_the_model_for_shape_inference(tmp_path: Path, dtype: type) -> None:
     shape = numpy_helper.from_array(np.ones(4096, dtype), "shape")
     assert WeightStore(tmp_path).externalize(shape) is shape
 
 
-def test_numbers_not_stored_raw_are_stored_raw(tmp_path: Path) -> None:
+def test_values_of_typed_fields_are_stored_as_raw_bytes(tmp_path: Path) -> None:
     listed = onnx.helper.make_tensor("w", TensorProto.FLOAT, [512], [0.5] * 512)
     WeightStore(tmp_path).externalize(listed)
     assert (tmp_path / "weights.bin").read_bytes() == np.full(512, 0.5, np.float32).tobytes()
 
 
-def test_external_data_elsewhere_is_taken_over(tmp_path: Path) -> None:
+def test_external_data_of_another_folder_is_copied(tmp_path: Path) -> None:
     for name in ("there", "here"):
         (tmp_path / name).mkdir()
     there = WeightStore(tmp_path / "there").externalize(floats("a"))
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16, np.int8, ml_dtypes.bfloat16, ml_dtypes.int4])
-def test_an_array_is_the_same_beside_the_model_as_inside(tmp_path: Path, kind: type) -> None:
+def test_an_external_array_is_equal_to_the_array_in_the_model(tmp_path: Path, kind: type) -> None:
     values = (np.arange(6000) % 15 - 7).reshape(50, 120).astype(kind)
     tensor = numpy_helper.from_array(values, "w")
     beside = WeightStore(tmp_path).externalize(tensor)

@@ -1,4 +1,4 @@
-"""Rules for kernels with ranges found at run time, and that ONNX Runtime does what they state."""
+"""Lint rules for kernels with dynamic quantization, and the behaviour of ONNX Runtime that they state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qdqspec.lint import lint_model
 
 
 def _model(largest: int = 60, *, shared_scales: bool = False, reads_cast: bool = False) -> Model:
-    """Two products of one tensor."""
+    """A model with two products of one tensor."""
     random = np.random.default_rng(0)
     nodes = [helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "quantize")]
     constants = []
@@ -51,7 +51,7 @@ def _runs(model: Model, folder: Path) -> set[str]:
     return {node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node}
 
 
-def test_a_product_of_its_own_is_fused(tmp_path: Path) -> None:
+def test_a_product_with_separate_scales_is_fused(tmp_path: Path) -> None:
     assert not {"ORT013", "ORT015"} & _findings(_model())
     assert "MatMulInteger" not in _runs(_model(), tmp_path)
 

@@ -1,4 +1,4 @@
-"""What lint says of whole models: nothing of float ones, and of quantized ones what is so."""
+"""Findings of lint on whole models: none on float ones, the expected ones on quantized ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_float_models_have_no_findings(models: Path, name: str) -> None:
     assert {target: lint_model(model, target) for target in TARGETS} == dict.fromkeys(TARGETS, ())
 
 
-# What other tools made of one network; sizes apart, for its convolutions have 12 channels.
+# Models that other tools made from one network; without TRT040 on sizes, since its convolutions have 12 channels.
 QUANTIZED = {
     "digits_resnet_qat_qdq": {"TRT032", "TRT042", "TRT048"},
     "qdq_modelopt_digits_resnet": {"TRT042"},
@@ -32,6 +32,6 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_quantized_models(name: str) -> None:
+def test_findings_of_quantized_models(name: str) -> None:
     found = lint_model(load_model(DATA / f"{name}.onnx"), "tensorrt-11")
     assert {finding.id for finding in found} - {"TRT040"} == QUANTIZED[name]

@@ -1,4 +1,4 @@
-"""Each rule for ONNX Runtime, and that the version installed does what the rule says of it."""
+"""Each lint rule for ONNX Runtime, and the behaviour of the installed version that the rule states."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def feeds(model: Model) -> dict[str, np.ndarray]:
 
 
 def kernels(model: Model, folder: Path) -> list[str]:
-    """What runs, once the model is optimized."""
+    """The kernels of the optimized model."""
     session(model, folder)
     return [node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node]
 
@@ -67,15 +67,15 @@ def runs(model: Model) -> bool:
 
 
 def right(model: Model) -> bool:
-    """Whether results are the reference's, within two steps."""
+    """Whether outputs equal those of the reference implementation within two steps."""
     expected = ReferenceEvaluator(model.proto).run(None, feeds(model))[0]
     return bool(np.abs(session(model).run(None, feeds(model))[0] - expected).max() < 0.1)
 
 
-Case = tuple[str, str, dict[str, np.ndarray]]  # inputs, nodes, constants; opset where it counts
+Case = tuple[str, str, dict[str, np.ndarray]]  # inputs, nodes, constants; the opset if it matters
 ONES = np.ones((), F32)
 
-# rule: (a model that breaks it, a model that does not, what tells them apart when they are built)
+# rule: (a model that breaks it, a model that does not, a property that only the second one has when built)
 REFUSED: dict[str, tuple[Case, Case, Callable[[Model], bool]]] = {
     "ORT001": (
         (ROWS, QX + DM + "d = DequantizeLinear<axis = 0>(bi, bs)  y = Gemm(a, v, d)", {"bs": np.full(16, 0.5, F32)}),
@@ -179,7 +179,7 @@ EXTRA: dict[str, tuple[Case, Case, str]] = {
     "ORT028": (
         (IMAGE, QX + POOL + two("o", "p") + "y = Neg(o)", {"opset": np.array(11)}),
         (IMAGE, QX + POOL + two("o", "p") + "y = Neg(o)", {"opset": np.array(12)}),
-        "ReorderInput",  # its float layout
+        "ReorderInput",  # the float layout of its output
     ),
     "ORT022": (
         (ROWS, QX + "t = Tanh(a) " + two("o", "t") + "y = Neg(o)", {}),
@@ -201,7 +201,7 @@ def made(parsed: Callable[..., Model], case: Case) -> Model:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_does_not_run_right(parsed: Callable[..., Model], name: str) -> None:
+def test_refused_models_fail_or_have_wrong_outputs(parsed: Callable[..., Model], name: str) -> None:
     bad, good, holds = REFUSED[name]
     assert name in ids(made(parsed, bad))
     assert not holds(made(parsed, bad))
@@ -210,7 +210,9 @@ def test_what_is_refused_does_not_run_right(parsed: Callable[..., Model], name: 
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_a_misfit_is_refused_or_runs_in_float(parsed: Callable[..., Model], name: str) -> None:
+def test_models_that_cannot_be_fused_are_refused_or_run_in_float(
+    parsed: Callable[..., Model], name: str
+) -> None:
     bad, good = (made(parsed, case) for case in MISFITS[name])
     assert ids(bad) & {name, "ORT014"} == {"ORT014" if LEAVES_MISFITS else name}
     assert runs(bad) == LEAVES_MISFITS
@@ -223,21 +225,25 @@ def test_rules_hold_for_ranges_of_versions() -> None:
     for name, old, new in (("ORT004", True, False), ("ORT014", False, True), ("ORT005", True, True)):
         assert known[name].holds_for(Version("1.31.1")) == old
         assert known[name].holds_for(Version("1.32.0")) == new
-        assert known[name].holds_for(None) == new  # a version that is not known counts as the newest
+        assert known[name].holds_for(None) == new  # an unknown version is treated as the newest
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_what_is_slow_lacks_the_kernel(parsed: Callable[..., Model], name: str, tmp_path: Path) -> None:
+def test_models_of_slow_findings_lack_the_integer_kernel(
+    parsed: Callable[..., Model], name: str, tmp_path: Path
+) -> None:
     bad, good, kernel = SLOW[name]
     assert name in ids(made(parsed, bad))
     assert name not in ids(made(parsed, good))
     assert kernel in kernels(made(parsed, good), tmp_path)
-    if name != "ORT027":  # there it is the Relu that is left
+    if name != "ORT027":  # there the Relu remains
         assert kernel not in kernels(made(parsed, bad), tmp_path)
 
 
 @pytest.mark.parametrize("name", EXTRA)
-def test_what_is_slow_has_a_kernel_more(parsed: Callable[..., Model], name: str, tmp_path: Path) -> None:
+def test_models_of_slow_findings_have_an_additional_kernel(
+    parsed: Callable[..., Model], name: str, tmp_path: Path
+) -> None:
     bad, good, kernel = EXTRA[name]
     assert name in ids(made(parsed, bad))
     assert name not in ids(made(parsed, good))
@@ -245,13 +251,15 @@ def test_what_is_slow_has_a_kernel_more(parsed: Callable[..., Model], name: str,
     assert kernel not in kernels(made(parsed, good), tmp_path)
 
 
-def test_a_relu_that_stays(parsed: Callable[..., Model], tmp_path: Path) -> None:
+def test_a_relu_before_a_q_with_a_nonzero_zero_point_is_a_kernel(
+    parsed: Callable[..., Model], tmp_path: Path
+) -> None:
     bad, good, _ = SLOW["ORT027"]
     assert "Relu" in kernels(made(parsed, bad), tmp_path)
     assert "Relu" not in kernels(made(parsed, good), tmp_path)
 
 
-def test_moved_values_need_equal_scales(parsed: Callable[..., Model]) -> None:
+def test_operators_that_copy_values_need_equal_scales(parsed: Callable[..., Model]) -> None:
     text = QX + POOL + "{pair} y = Neg(o)"
     assert "ORT026" in ids(parsed(IMAGE, "y", text.format(pair=two("o", "p", "s2"))))
     assert "ORT026" not in ids(parsed(IMAGE, "y", text.format(pair=two("o", "p"))))
@@ -282,7 +290,7 @@ def test_all_outputs_of_a_split_need_the_scale_of_its_input(
         ("y = Relu(c)", "is an output of the model"),
     ],
 )
-def test_why_a_convolution_gives_float(
+def test_the_finding_names_why_a_convolution_outputs_float(
     parsed: Callable[..., Model], behind: str, word: str, tmp_path: Path
 ) -> None:
     model = parsed(IMAGE, "y", CONV + behind)
@@ -300,7 +308,7 @@ def test_why_a_convolution_gives_float(
         ("p = Flatten(c) ", False),
     ],
 )
-def test_a_pair_behind_what_moves_values_is_moved(
+def test_a_pair_after_an_operator_that_copies_values_is_moved(
     parsed: Callable[..., Model], between: str, fuses: bool, tmp_path: Path
 ) -> None:
     model = parsed(IMAGE, "y", CONV + between + two("o", "p", zero="z0") + "y = Neg(o)")
@@ -308,7 +316,7 @@ def test_a_pair_behind_what_moves_values_is_moved(
     assert ("QLinearConv" in kernels(model, tmp_path)) == fuses
 
 
-def test_saturation_is_reported_once_and_only_of_eight_bits(parsed: Callable[..., Model]) -> None:
+def test_saturation_is_reported_once_and_only_for_8_bits(parsed: Callable[..., Model]) -> None:
     text = CONV + two("o", "c") + "t = Conv(o, v) " + two("u", "t") + "y = Neg(u)"
     wide = parsed(IMAGE, "y", text, w=np.full((16, 16, 3, 3), 127, np.int8))
     assert [f.message for f in lint_model(wide, "onnxruntime-cpu") if f.id == "ORT013"] == [
@@ -317,7 +325,7 @@ def test_saturation_is_reported_once_and_only_of_eight_bits(parsed: Callable[...
     assert "ORT013" not in ids(parsed(IMAGE, "y", text))
 
 
-def test_every_rule_is_tried() -> None:
-    elsewhere = {"ORT013", "ORT015", "ORT026"}  # of several layers; in test_dynamic.py
+def test_every_rule_has_a_model() -> None:
+    elsewhere = {"ORT013", "ORT015", "ORT026"}  # rules on several layers, or in test_dynamic.py
     tried = {"ORT014"} | REFUSED.keys() | MISFITS.keys() | SLOW.keys() | EXTRA.keys() | elsewhere
     assert {rule.id for rule in rules_for() if rule.targets == TARGETS} == tried

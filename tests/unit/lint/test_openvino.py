@@ -1,4 +1,4 @@
-"""Each rule for OpenVINO, and that the installed version does what the rule states."""
+"""Each lint rule for OpenVINO, and the behaviour of the installed version that the rule states."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def integer(proto: onnx.ModelProto, op: str, folder: Path) -> bool:
 def with_constant(
     op: str, shape: tuple[int, ...], *, first: bool = False, behind: str = "Relu"
 ) -> onnx.ModelProto:
-    """The operator on quantized data of a shape, and a constant behind a pair."""
+    """The operator on quantized data of a shape, and a constant with a pair."""
     g = Graph()
     data = (1, 8, 6, 6) if len(shape) != 2 else (4, 32)
     x = g.input(data)
@@ -72,7 +72,7 @@ def test_a_quantized_constant_is_refused(proto: onnx.ModelProto, tmp_path: Path)
 
 
 @pytest.mark.parametrize("proto", ACCEPTED, ids=range(len(ACCEPTED)))
-def test_other_constants_are_not(proto: onnx.ModelProto, tmp_path: Path) -> None:
+def test_other_constants_are_not_refused(proto: onnx.ModelProto, tmp_path: Path) -> None:
     assert "OVC001" not in ids(proto)
     built(proto, tmp_path)
 
@@ -128,7 +128,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("case", SLOW)
-def test_what_is_slow_runs_in_float(case: str, tmp_path: Path) -> None:
+def test_models_of_slow_findings_run_in_float(case: str, tmp_path: Path) -> None:
     bad, good, op = SLOW[case]
     name = case.partition("-")[0]
     assert name in ids(bad)
@@ -143,14 +143,14 @@ def test_signed_activations_are_named() -> None:
     assert "OVC016" not in ids(convolution())
 
 
-def test_what_the_backend_itself_places_breaks_no_rule_that_refuses() -> None:
+def test_placements_of_the_backend_have_no_refusing_finding() -> None:
     g = Graph()
     y = g.node("Relu", conv(g, g.input(IMAGE)))
     y = g.node("Add", g.pair(conv(g, g.pair(y))), g.pair(y))
     assert not ids(g.model(g.pair(y)))
 
 
-def test_a_float_model_breaks_no_rule() -> None:
+def test_a_float_model_has_no_finding() -> None:
     nodes = [helper.make_node("Add", ["x", "c"], ["t"]), helper.make_node("Softmax", ["t"], ["y"])]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 32]) for name in "xy"]
     constant = onnx.numpy_helper.from_array(np.ones(32, np.float32), "c")
@@ -158,5 +158,5 @@ def test_a_float_model_breaks_no_rule() -> None:
     assert not ids(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
 
 
-def test_rules_belong_to_the_cpu() -> None:
+def test_rules_apply_to_the_cpu_only() -> None:
     assert {rule.targets for rule in rules_for("openvino-cpu")} == {("openvino-cpu",)}

@@ -1,4 +1,4 @@
-"""Each rule for TensorRT: a model that breaks it, and the nearest one that does not."""
+"""Each lint rule for TensorRT: a model that breaks it, and a similar one that does not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def attention(*, q: bool, p: bool) -> str:
     return text + (two("pa", "f") + two("va", "n") + "y = MatMul(pa, va)" if p else "y = MatMul(f, n)")
 
 
-# MXFP8 as TensorRT's operators say it.
+# MXFP8 with TensorRT's operators.
 COMES = ("q, e = trt.TRT_MXFP8DynamicQuantize<axis = -1, block_size = 32, output_dtype = 17>(x)  "
          "a = trt.TRT_MXFP8DequantizeLinear<axis = -1, block_size = 32, output_dtype = 1>(q, e) ")  # fmt: skip
 SQUARES = "float[16,16] x, float[16,16] k, float[16,16] n"
@@ -255,12 +255,14 @@ def ids(model: Model, target: LintTarget = "tensorrt-11", **options: tuple[int, 
     return {finding.id for finding in lint_model(model, target, **options)}
 
 
-# The rules that no version of 11 has, for a version that has them.
+# Rules that apply to no version 11, each with a version to which it applies.
 OLD = dict.fromkeys(("TRT003", "TRT009", "TRT014", "TRT023", "TRT026", "TRT027"), "tensorrt-10.12")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_rule_is_broken_here_and_not_there(parsed: Callable[..., Model], name: str) -> None:
+def test_one_model_breaks_the_rule_and_a_similar_one_does_not(
+    parsed: Callable[..., Model], name: str
+) -> None:
     (inputs, nodes, constants), good = CASES[name]
     target = OLD.get(name, "tensorrt-11")
     assert name in ids(parsed(inputs, "y", nodes, **constants), target)
@@ -268,7 +270,7 @@ def test_a_rule_is_broken_here_and_not_there(parsed: Callable[..., Model], name:
     assert name not in ids(parsed(inputs, "y", nodes, **constants), target)
 
 
-def test_scales_of_another_type_than_the_data(parsed: Callable[..., Model]) -> None:
+def test_scales_of_another_type_than_the_data_are_reported(parsed: Callable[..., Model]) -> None:
     text = QX.replace("zeLinear(q", "zeLinear<output_dtype = 10>(q")
     text += "n = Neg(a)  y = Cast<to = 1>(n)"
     assert "TRT009" in ids(parsed("float16[4,16] x", "y", text, opset=23), "tensorrt-10.12")
@@ -321,13 +323,15 @@ NEAR_MISSES: list[tuple[str, bool, Case]] = [
 
 
 @pytest.mark.parametrize(("name", "broken", "case"), NEAR_MISSES)
-def test_near_misses(parsed: Callable[..., Model], name: str, broken: bool, case: Case) -> None:
+def test_rules_at_the_limits_of_their_conditions(
+    parsed: Callable[..., Model], name: str, broken: bool, case: Case
+) -> None:
     inputs, nodes, constants = case
     opset = 20 if "Gelu" in nodes else 21
     assert (name in ids(parsed(inputs, "y", nodes, opset, **constants))) == broken
 
 
-def test_a_dequantized_type_that_is_not_the_scales(parsed: Callable[..., Model]) -> None:
+def test_an_output_type_that_differs_from_that_of_the_scale_is_reported(parsed: Callable[..., Model]) -> None:
     text = QX.replace("zeLinear(x", "zeLinear(x").replace(
         "DequantizeLinear(q", "DequantizeLinear<output_dtype = 10>(q"
     )
@@ -336,8 +340,8 @@ def test_a_dequantized_type_that_is_not_the_scales(parsed: Callable[..., Model])
     )
 
 
-def test_pairs_in_bodies_are_found_with_their_place(parsed: Callable[..., Model]) -> None:
-    """A branch reads weights and scales of the outer graph as its own."""
+def test_pairs_in_bodies_are_reported_with_their_path(parsed: Callable[..., Model]) -> None:
+    """A branch reads weights and scales of the outer graph."""
     inner = onnx.parser.parse_graph(
         "then () => (float[4,16] b1) { [inner] g = QuantizeLinear(x, s, zu)  h = DequantizeLinear(g, s, zu) "
         " b1 = Neg(h) }"
@@ -363,17 +367,17 @@ def test_pairs_in_local_functions_are_found() -> None:
     )
     found = lint_model(Model(proto), "tensorrt-11")
     assert [f.node for f in found if f.id == "TRT001"] == ["quant__1", "quant__2"]
-    assert len(proto.functions) == 1, "the model stays as it was"
+    assert len(proto.functions) == 1, "the model is not changed"
 
 
 @pytest.mark.parametrize(
     ("dtype", "since"),
     [(ml_dtypes.float8_e4m3fn, 19), (ml_dtypes.int4, 21), (ml_dtypes.float4_e2m1fn, 23), (np.int8, 13)],
 )
-def test_formats_that_came_later_than_the_models_opset(
+def test_formats_newer_than_the_opset_of_the_model_are_reported(
     parsed: Callable[..., Model], dtype: type, since: int
 ) -> None:
-    """ONNX's checker takes such models."""
+    """ONNX's checker accepts such models."""
     older, enough = (
         parsed(ROWS, "y", QX + "y = Transpose(a)", opset, z=np.zeros((), dtype))
         for opset in (since - 1, since)
@@ -389,13 +393,15 @@ def test_formats_that_came_later_than_the_models_opset(
         ([-1, 0], "has 2 of 2 such scales"), ([], "has an empty scale"),
     ],
 )  # fmt: skip
-def test_scales_that_are_none(parsed: Callable[..., Model], scale: list[float], said: str) -> None:
+def test_scales_that_are_not_positive_and_finite_are_reported(
+    parsed: Callable[..., Model], scale: list[float], said: str
+) -> None:
     model = parsed("float[4,2] x", "y", QX + "y = Transpose(a)", s=np.array(scale, F32))
     (found,) = [f for f in lint_model(model, "tensorrt-11") if f.id == "TRT002"]
     assert found.message == said
 
 
-def test_what_depends_on_the_gpu(parsed: Callable[..., Model]) -> None:
+def test_findings_depend_on_the_compute_capability(parsed: Callable[..., Model]) -> None:
     fp8, int8 = (parsed(ROWS, "y", QX + "y = Neg(a)", **numbers) for numbers in (FP8, {}))
     assert "TRT020" in ids(fp8, compute_capability=(8, 6))
     assert not {"TRT020", "TRT021"} & ids(fp8, compute_capability=(8, 9))
@@ -403,7 +409,7 @@ def test_what_depends_on_the_gpu(parsed: Callable[..., Model]) -> None:
     assert not {"TRT020", "TRT022"} & ids(int8, compute_capability=(8, 0))
 
 
-def test_every_rule_is_tried() -> None:
+def test_every_rule_has_a_model() -> None:
     elsewhere = {"TRT009", "TRT017", "TRT019", "TRT020", "TRT022", "TRT023", "TRT026", "TRT027", "TRT028"}
     assert {rule.id for rule in rules_for() if rule.targets == TARGETS} == CASES.keys() | elsewhere
 
@@ -413,7 +419,7 @@ def test_operators_of_tensorrts_domain_are_accepted(parsed: Callable[..., Model]
     assert ids(parsed(ROWS, "y", text)) == set()
 
 
-def test_gravest_first(parsed: Callable[..., Model]) -> None:
+def test_findings_are_sorted_by_severity(parsed: Callable[..., Model]) -> None:
     text = two("a", "x") + "q2 = QuantizeLinear(a, s, zu)  d = DequantizeLinear(q2, s, zu)  y = Softmax(d)"
     severities = [finding.severity for finding in lint_model(parsed(ROWS, "y", text), "tensorrt-11")]
     assert severities == sorted(severities, key=("refused", "slow", "note").index)
@@ -433,7 +439,7 @@ def test_an_unknown_target_is_refused(parsed: Callable[..., Model]) -> None:
         ("2,K", "mxfp8 comes in whole blocks of 32, and its last dimension is not known"),
     ],
 )
-def test_activations_that_cannot_come_in_blocks_are_reported_with_the_reason(
+def test_activations_that_cannot_be_in_blocks_are_reported_with_the_reason(
     parsed: Callable[..., Model], shape: str, said: str
 ) -> None:
     model = parsed(f"float[{shape}] x", "y", COMES + "y = Neg(a)")

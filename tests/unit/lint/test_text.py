@@ -1,4 +1,4 @@
-"""What people read of lint: the listing, and the page of all rules."""
+"""Texts of lint: the listing of findings, and the page of all rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "lint.md"
 
 
-def test_the_page_of_rules_is_the_generated_one(request) -> None:
+def test_the_page_of_rules_is_up_to_date(request) -> None:
     if request.config.getoption("--update-golden"):
         PAGE.parent.mkdir(parents=True, exist_ok=True)
         PAGE.write_text(render_rules(), encoding="utf-8")
@@ -43,7 +43,7 @@ def pairs(count: int, zero: str = "zu") -> str:
     return text + f"y = Sum({', '.join(f'n{i}' for i in range(count))})"
 
 
-def test_listing(parsed: Callable[..., Model], golden: Callable[[str, str], None]) -> None:
+def test_the_listing_of_findings(parsed: Callable[..., Model], golden: Callable[[str, str], None]) -> None:
     found = lint_model(parsed("float[4,16] x", "y", pairs(7)), "tensorrt-11")
     text = render_findings("tensorrt-11", found)
     assert "and 2 more" in text
@@ -51,11 +51,11 @@ def test_listing(parsed: Callable[..., Model], golden: Callable[[str, str], None
     golden("lint/listing.txt", f"{text}\n")
 
 
-def test_nothing_found() -> None:
+def test_the_listing_without_findings() -> None:
     assert render_findings("tensorrt-10", ()) == "tensorrt-10: nothing found"
 
 
-def test_names_cannot_reach_the_terminal() -> None:
+def test_control_characters_in_names_are_escaped() -> None:
     finding = Finding(
         id="TRT001", severity="slow", node="a\x1b[2J\n", message="is odd", title="T", cure="c", source="s"
     )

@@ -1,4 +1,4 @@
-"""Rules by version: the same small model on both sides of each edge, and what is said where a source is missing."""
+"""Rules by version: the same small model on both sides of each version limit, and findings without a source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ HALF = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear<output_dtype = 1>(q, s
 ROWS = "float[4,16] x"
 HALVES = "float16[4,16] x"
 
-# rule: inputs, nodes, opset, constants; the versions right before and right behind the edge; where it holds
+# rule: inputs, nodes, opset, constants; the versions directly before and after the limit; those in which the rule
+# applies
 EDGES: list[tuple[str, str, str, int, dict[str, np.ndarray], str, str]] = [
     ("TRT003", ROWS + ", float t", SCALED, 21, {}, "10.12", "10.13"),
     ("TRT009", HALVES, WIDE, 23, {}, "10.12", "10.13"),
@@ -42,28 +43,28 @@ def found(model: Model, target: str, name: str) -> list[Finding]:
 
 
 @pytest.mark.parametrize("edge", EDGES, ids=lambda edge: edge[0])
-def test_a_rule_holds_on_one_side_of_its_edge(parsed: Callable[..., Model], edge: tuple) -> None:
+def test_a_rule_applies_on_one_side_of_its_version_limit(parsed: Callable[..., Model], edge: tuple) -> None:
     name, inputs, nodes, opset, constants, holds, does_not = edge
     model = parsed(inputs, "y", nodes, opset, **constants)
     assert found(model, f"tensorrt-{holds}", name)
     assert not found(model, f"tensorrt-{does_not}", name)
 
 
-def test_every_edge_is_tried() -> None:
+def test_every_version_limit_has_a_model() -> None:
     edges = {name: {Version(holds), Version(other)} for name, *_, holds, other in EDGES}
     for rule in rules_for("tensorrt-10"):
         bounds = {Version(bound) for bound in (rule.since, rule.until) if bound}
         assert bounds <= edges.get(rule.id, set()), rule.id
 
 
-def test_a_major_version_is_judged_for_all_its_versions(parsed: Callable[..., Model]) -> None:
+def test_a_major_version_has_the_findings_of_all_its_versions(parsed: Callable[..., Model]) -> None:
     model = parsed(ROWS + ", float t", "y", SCALED)
     (finding,) = found(model, "tensorrt-10", "TRT003")
     assert finding.title == "A scale or zero point is computed when the model runs (before 10.13)"
     assert not found(model, "tensorrt-11", "TRT003")
 
 
-def test_a_finding_without_a_source_states_that(parsed: Callable[..., Model]) -> None:
+def test_a_finding_without_a_source_for_the_version_states_that(parsed: Callable[..., Model]) -> None:
     model = parsed(ROWS, "y", "q = QuantizeLinear(x, s, zu)  a = DequantizeLinear(q, s, zu)  y = Neg(a)")
     titles = {
         target: found(model, f"tensorrt-{target}", "TRT001")[0].title for target in ("11.1", "11.2", "11")

@@ -1,4 +1,4 @@
-"""Who may win by accuracy: scored once, after the races, and deposed where that is not enough."""
+"""The accuracy constraint in races: a race winner is scored once, and rejected if it does not meet the limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCORES = {"reference": 1.0, "good": 0.95, "bad": 0.5, "worse": 0.4, "faster": 0.
 
 
 def admission(scored: list[str] | None = None, **more) -> Admission:
-    """By the names of the candidates; ``scored`` is told whom was asked for."""
+    """An admission with scores by names of candidates; ``scored`` gets the names of those that were scored."""
 
     def score(engine) -> float:
         if scored is not None:
@@ -45,7 +45,7 @@ def lab_of(make: MakeLab, **more: Candidate) -> Lab:
     return make(QUIET, **{name: Candidate(scale=scale) for name, scale in speeds.items()}, **more)
 
 
-def test_a_winner_is_scored_once_and_after_its_races(make_lab: MakeLab) -> None:
+def test_a_race_winner_is_scored_once_and_after_its_races(make_lab: MakeLab) -> None:
     scored: list[str] = []
     lab = lab_of(make_lab)
     bench = started(lab, admission=admission(scored))
@@ -57,7 +57,7 @@ def test_a_winner_is_scored_once_and_after_its_races(make_lab: MakeLab) -> None:
     assert lab.built.count("good") == 2  # as for any winner
 
 
-def test_a_candidate_that_wins_its_races_and_is_not_accurate_enough_does_not_win(make_lab: MakeLab) -> None:
+def test_a_race_winner_that_is_not_accurate_enough_is_rejected(make_lab: MakeLab) -> None:
     lab = lab_of(make_lab)
     bench = started(lab, admission=admission())
     trial = bench.trial(1, placement("bad"), "p")
@@ -71,7 +71,7 @@ def test_a_candidate_that_wins_its_races_and_is_not_accurate_enough_does_not_win
     assert bench.best == pytest.approx(0.8, rel=0.05)
 
 
-def test_the_one_before_stays_to_be_beaten(make_lab: MakeLab) -> None:
+def test_the_incumbent_is_unchanged_after_a_rejected_race_winner(make_lab: MakeLab) -> None:
     bench = started(lab_of(make_lab), admission=admission())
     bench.trial(1, placement("good"), "p")
     bench.trial(2, placement("bad"), "p")
@@ -79,7 +79,7 @@ def test_the_one_before_stays_to_be_beaten(make_lab: MakeLab) -> None:
     assert bench.trial(3, placement("faster"), "p").race.opponent == placement("good").digest
 
 
-def test_losers_are_not_scored(make_lab: MakeLab) -> None:
+def test_candidates_that_lose_a_race_are_not_scored(make_lab: MakeLab) -> None:
     scored: list[str] = []
     bench = started(
         lab_of(make_lab, slow=Candidate(scale=2.0)), admission=admission(scored, sqnr_db=lambda _: 9.0)
@@ -88,7 +88,9 @@ def test_losers_are_not_scored(make_lab: MakeLab) -> None:
     assert scored == []
 
 
-def test_twice_the_noise_of_one_refused_is_neither_raced_nor_scored(make_lab: MakeLab) -> None:
+def test_a_candidate_with_twice_the_error_of_a_rejected_one_is_neither_raced_nor_scored(
+    make_lab: MakeLab,
+) -> None:
     scored: list[str] = []
     bench = started(lab_of(make_lab), admission=admission(scored))
     bench.trial(1, placement("bad"), "p")
@@ -98,7 +100,7 @@ def test_twice_the_noise_of_one_refused_is_neither_raced_nor_scored(make_lab: Ma
     assert scored == ["bad"]
 
 
-def test_a_score_that_cannot_be_taken_fails_the_trial_and_the_incumbent_stays(make_lab: MakeLab) -> None:
+def test_an_exception_in_the_metric_fails_the_trial_and_keeps_the_incumbent(make_lab: MakeLab) -> None:
     def score(engine) -> float:
         raise BackendError("metric 'mine' gave nan for this candidate")
 
@@ -110,20 +112,20 @@ def test_a_score_that_cannot_be_taken_fails_the_trial_and_the_incumbent_stays(ma
     assert lab.open == []
 
 
-def test_the_reference_is_to_beat_whatever_its_score(make_lab: MakeLab) -> None:
+def test_the_reference_is_the_incumbent_at_any_score(make_lab: MakeLab) -> None:
     found = admission(scores={REFERENCE.digest: 0.1})
     bench = started(lab_of(make_lab), admission=found)
     assert bench.best == 1.0
     assert found.bar.lost == []
 
 
-def test_a_smallest_sqnr_holds_beside_a_score(make_lab: MakeLab) -> None:
+def test_a_minimum_sqnr_applies_in_addition_to_a_metric(make_lab: MakeLab) -> None:
     bench = started(lab_of(make_lab), admission=admission(min_sqnr_db=35.0))
     trial = bench.trial(1, placement("good"), "p")
     assert (trial.race, trial.incumbent) == (None, False)
 
 
-def test_what_an_earlier_run_scored_is_not_scored_again(make_lab: MakeLab) -> None:
+def test_scores_of_an_earlier_run_are_reused(make_lab: MakeLab) -> None:
     first = started(lab_of(make_lab), admission=admission())
     trials = [first.trial(number, placement(name), "p") for number, name in enumerate(("bad", "good"), 1)]
     scored: list[str] = []
@@ -163,7 +165,7 @@ def test_the_selected_candidate_is_scored_once(make_lab: MakeLab) -> None:
     assert [engine.name for engine in lab.open] == ["reference"]
 
 
-def test_without_a_metric_everyone_is_admitted(make_lab: MakeLab) -> None:
+def test_without_a_metric_every_candidate_is_admitted(make_lab: MakeLab) -> None:
     lab = lab_of(make_lab)
     bench = started(lab, admission=admission(score=None, least=None))
     assert bench.admits(placement("bad"))
@@ -184,7 +186,7 @@ FEW = {"reference": 200.0, "good": 27.0, "bad": 24.0, "worse": 16.0, "faster": 2
 
 @dataclass
 class Data:
-    """All data, which gives so much more than the few samples, and a part of it ``part`` more."""
+    """The SQNR on all data is that on the few samples plus a difference; that on a part of it adds ``part``."""
 
     difference: float
     part: float | None = None
@@ -202,7 +204,7 @@ class Data:
 
 
 def on_all_data(difference: float, **more) -> Admission:
-    """A limit of 25 dB; all data gives so much more than the few samples."""
+    """A limit of 25 dB; the SQNR on all data is that on the few samples plus a difference."""
     return Admission(
         **{
             "sqnr_db": lambda engine: FEW[engine.name],
@@ -222,7 +224,7 @@ def test_a_race_winner_below_the_limit_on_all_data_does_not_win(make_lab: MakeLa
 
 
 def test_a_placement_below_the_limit_on_the_few_samples_is_not_run_on_all_data(make_lab: MakeLab) -> None:
-    """All data may be many samples of a slow model: what was no candidate of the search is first run on a few."""
+    """All data may be many samples of a slow model: a placement from outside the search is first run on a few."""
     data = Data(0.0)
     bench = started(lab_of(make_lab), admission=on_all_data(0.0, all_data=data))
     assert not bench.admits(placement("bad"))
@@ -232,7 +234,7 @@ def test_a_placement_below_the_limit_on_the_few_samples_is_not_run_on_all_data(m
 
 
 def test_a_part_of_all_data_decides_a_race_and_all_of_it_the_selection(make_lab: MakeLab) -> None:
-    data = Data(-3.0, part=-1.0)  # the part misleads: 26 dB there, 24 on all data
+    data = Data(-3.0, part=-1.0)  # 26 dB on the part, 24 on all data
     accuracy = on_all_data(0.0, all_data=data)
     bench = started(lab_of(make_lab), admission=accuracy)
     trial = bench.trial(1, placement("good"), "p")
@@ -245,7 +247,7 @@ def test_a_part_of_all_data_decides_a_race_and_all_of_it_the_selection(make_lab:
     assert data.read == ["good"]
 
 
-def test_an_estimate_above_the_limit_does_not_make_a_winner(make_lab: MakeLab) -> None:
+def test_an_estimate_above_the_limit_does_not_admit_a_candidate(make_lab: MakeLab) -> None:
     data = Data(-3.0, estimate=3.0)
     accuracy = on_all_data(0.0, all_data=data)
     trial = started(lab_of(make_lab), admission=accuracy).trial(1, placement("good"), "p")
@@ -254,7 +256,7 @@ def test_an_estimate_above_the_limit_does_not_make_a_winner(make_lab: MakeLab) -
     assert accuracy.difference.at(25.0) == -3.0
 
 
-def test_an_estimate_below_the_limit_is_enough_to_lose(make_lab: MakeLab) -> None:
+def test_an_estimate_below_the_limit_rejects_a_candidate(make_lab: MakeLab) -> None:
     data = Data(3.0, estimate=-3.0)
     bench = started(lab_of(make_lab), admission=on_all_data(0.0, all_data=data))
     trial = bench.trial(1, placement("good"), "p")
@@ -262,7 +264,7 @@ def test_an_estimate_below_the_limit_is_enough_to_lose(make_lab: MakeLab) -> Non
     assert data.read == []
 
 
-def test_the_difference_of_all_data_is_learnt_from_the_first_candidate_near_the_limit(
+def test_the_difference_of_all_data_is_estimated_from_the_first_candidate_near_the_limit(
     make_lab: MakeLab,
 ) -> None:
     accuracy = on_all_data(2.0)
@@ -273,7 +275,7 @@ def test_the_difference_of_all_data_is_learnt_from_the_first_candidate_near_the_
 
 
 @pytest.mark.parametrize(("difference", "measured"), [(-1.5, False), (-3.0, True)])
-def test_where_the_few_samples_mislead_every_candidate_near_the_limit_is_measured_on_all_data(
+def test_with_a_large_difference_every_candidate_near_the_limit_is_measured_on_all_data(
     make_lab: MakeLab, *, difference: float, measured: bool
 ) -> None:
     bench = started(lab_of(make_lab), admission=on_all_data(difference))
@@ -281,7 +283,7 @@ def test_where_the_few_samples_mislead_every_candidate_near_the_limit_is_measure
     assert (bench.trial(2, placement("bad"), "p").all_data_db is not None) == measured
 
 
-def test_a_resumed_search_knows_the_difference(make_lab: MakeLab) -> None:
+def test_a_resumed_search_has_the_difference_of_the_first_run(make_lab: MakeLab) -> None:
     bench = started(lab_of(make_lab), admission=on_all_data(-1.0))
     known = bench.trial(1, placement("good"), "p")
     accuracy = on_all_data(-1.0)

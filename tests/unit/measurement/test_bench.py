@@ -1,4 +1,4 @@
-"""Trials on the simulated device: who becomes the incumbent, what a failure costs, what stays open."""
+"""Trials on the simulated device: the incumbent, failures, noise, confirmation, and engines that remain open."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ REFERENCE = Placement(sites=frozenset())
 
 
 def placement(name: str) -> Placement:
-    """A placement that stands for a model file of that name; its site is never inserted."""
+    """A placement whose model file has that name; its site is never inserted."""
     return Placement(sites=frozenset({Site(tensor=name, consumers=(Consumer("n", 0),), format="uint8")}))
 
 
 @dataclass
 class Candidate:
-    """How a placement behaves: its speed, whether its graph has a hash of its own, when it fails."""
+    """Properties of a placement: its speed, the hash of its graph, and when it fails."""
 
     scale: float = 1.0
     graph: str = ""
-    fails: Callable[[str, int], bool] = lambda stage, count: False  # stage, how often it came there
+    fails: Callable[[str, int], bool] = lambda stage, count: False  # stage, and how often it was reached
 
 
 @dataclass
 class Lab:
-    """Stands for a backend: builds placements by name, counts builds and what is still open."""
+    """A simulated backend: builds placements by name, counts builds and open engines."""
 
     candidates: dict[str, Candidate]
     words: Mapping[str, str]
@@ -153,7 +153,7 @@ def started(lab: Lab, seed: int = 0, **more) -> Bench:
     return bench
 
 
-def test_the_first_trial_is_the_one_to_beat(make_lab: MakeLab) -> None:
+def test_the_first_trial_becomes_the_incumbent(make_lab: MakeLab) -> None:
     bench = bench_of(make_lab())
     assert bench.best is None
     trial = bench.trial(0, REFERENCE, "pure", profile=True)
@@ -163,7 +163,7 @@ def test_the_first_trial_is_the_one_to_beat(make_lab: MakeLab) -> None:
     assert bench.best == 1.0
 
 
-def test_a_faster_one_takes_its_place_and_ratios_chain(make_lab: MakeLab) -> None:
+def test_a_faster_candidate_becomes_the_incumbent_and_ratios_are_multiplied(make_lab: MakeLab) -> None:
     lab = make_lab(QUIET, fast=Candidate(scale=0.8), faster=Candidate(scale=0.4))
     bench = started(lab)
     first, second = (bench.trial(n, placement(name), "p") for n, name in ((1, "fast"), (2, "faster")))
@@ -175,8 +175,8 @@ def test_a_faster_one_takes_its_place_and_ratios_chain(make_lab: MakeLab) -> Non
     assert second.ratio == bench.best == pytest.approx(0.4)
 
 
-def test_the_samples_of_both_in_a_race_are_kept_pair_by_pair(make_lab: MakeLab) -> None:
-    """Of both races where it won: who reads the journal can judge them anew."""
+def test_samples_of_both_candidates_of_a_race_are_recorded_in_pairs(make_lab: MakeLab) -> None:
+    """Those of both races if it won, so that the verdicts can be computed again from the journal."""
     lab = make_lab(fast=Candidate(scale=0.8), slow=Candidate(scale=0.88))
     bench = started(lab)
     for number, name in enumerate(("fast", "slow"), 1):
@@ -189,7 +189,7 @@ def test_the_samples_of_both_in_a_race_are_kept_pair_by_pair(make_lab: MakeLab) 
         assert trial.race.interval.low <= trial.race.ratio <= trial.race.interval.high
 
 
-def test_a_slower_one_is_closed_and_changes_nothing(make_lab: MakeLab) -> None:
+def test_a_slower_candidate_is_closed_and_the_incumbent_stays(make_lab: MakeLab) -> None:
     lab = make_lab(slow=Candidate(scale=1.1))
     bench = started(lab)
     trial = bench.trial(1, placement("slow"), "p")
@@ -198,14 +198,14 @@ def test_a_slower_one_is_closed_and_changes_nothing(make_lab: MakeLab) -> None:
     assert [engine.name for engine in lab.open] == ["reference"]
 
 
-def test_profiles_only_where_requested(make_lab: MakeLab) -> None:
+def test_layers_are_timed_only_if_requested(make_lab: MakeLab) -> None:
     lab = make_lab(a=Candidate(), b=Candidate())
     bench = started(lab)
     assert not bench.trial(1, placement("a"), "p").layers
     assert bench.trial(2, placement("b"), "p", profile=True).layers
 
 
-def test_a_known_graph_is_recalled_and_not_raced(make_lab: MakeLab) -> None:
+def test_a_candidate_with_a_known_graph_is_not_raced(make_lab: MakeLab) -> None:
     lab = make_lab(one=Candidate(scale=1.3, graph="g"), two=Candidate(scale=1.3, graph="g"))
     bench = started(lab)
     one, two = bench.trial(1, placement("one"), "p"), bench.trial(2, placement("two"), "p")
@@ -216,7 +216,7 @@ def test_a_known_graph_is_recalled_and_not_raced(make_lab: MakeLab) -> None:
     assert len(lab.open) == 1
 
 
-def test_graphs_without_a_hash_are_all_different(make_lab: MakeLab) -> None:
+def test_graphs_without_a_hash_are_treated_as_different(make_lab: MakeLab) -> None:
     bench = started(make_lab(one=Candidate(scale=1.3), two=Candidate(scale=1.3)))
     for number, name in enumerate(("one", "two"), 1):
         trial = bench.trial(number, placement(name), "p")
@@ -225,7 +225,7 @@ def test_graphs_without_a_hash_are_all_different(make_lab: MakeLab) -> None:
 
 
 def test_a_candidate_whose_layers_cannot_be_timed_is_raced_without_them(make_lab: MakeLab) -> None:
-    """As where the runtime builds a large model again for its profile, and takes too long."""
+    """This happens if the runtime builds a large model again for its profile, which takes too long."""
     lab = make_lab(odd=Candidate(scale=0.5, fails=lambda where, _: where == "layers"))
     bench = started(lab)
     trial = bench.trial(1, placement("odd"), "p", profile=True)
@@ -234,7 +234,7 @@ def test_a_candidate_whose_layers_cannot_be_timed_is_raced_without_them(make_lab
     assert [engine.name for engine in lab.open] == ["odd"]
 
 
-def test_a_reference_whose_layers_cannot_be_timed_is_the_one_to_beat(make_lab: MakeLab) -> None:
+def test_a_reference_whose_layers_cannot_be_timed_becomes_the_incumbent(make_lab: MakeLab) -> None:
     lab = make_lab()
     lab.candidates["reference"] = Candidate(fails=lambda where, _: where == "layers")
     trial = bench_of(lab).trial(0, REFERENCE, "pure", profile=True)
@@ -252,8 +252,10 @@ def test_a_candidate_that_fails_is_a_failed_trial(make_lab: MakeLab, stage: str)
     assert bench.best == 1.0
 
 
-def test_the_folder_of_the_candidates_is_not_named_in_a_failure(make_lab: MakeLab, tmp_path: Path) -> None:
-    """It is a temporary one, gone when somebody reads the journal."""
+def test_the_folder_of_the_candidates_is_not_in_the_message_of_a_failure(
+    make_lab: MakeLab, tmp_path: Path
+) -> None:
+    """It is a temporary folder, which does not exist any more when the journal is read."""
     lab = make_lab(odd=Candidate())
     candidate, build = tmp_path / "odd.onnx", lab.build
 
@@ -270,7 +272,7 @@ def test_the_folder_of_the_candidates_is_not_named_in_a_failure(make_lab: MakeLa
     assert str(tmp_path) not in measured.failures["tuned"]
 
 
-def test_a_failed_build_does_not_cost_a_build_of_the_incumbent(make_lab: MakeLab) -> None:
+def test_the_incumbent_is_not_built_again_after_a_failed_build(make_lab: MakeLab) -> None:
     lab = make_lab(bad=Candidate(fails=lambda stage, _: stage == "build"), slow=Candidate(scale=1.5))
     bench = started(lab)
     bench.trial(1, placement("bad"), "p")
@@ -278,7 +280,7 @@ def test_a_failed_build_does_not_cost_a_build_of_the_incumbent(make_lab: MakeLab
     assert lab.built == ["reference", "slow"]
 
 
-def test_a_challenger_that_dies_in_its_race_is_the_one_that_failed(make_lab: MakeLab) -> None:
+def test_a_challenger_that_fails_in_its_race_is_a_failed_trial(make_lab: MakeLab) -> None:
     lab = make_lab(
         bad=Candidate(scale=0.7, fails=lambda stage, count: stage == "time" and count > 3),
         good=Candidate(scale=0.7),
@@ -289,7 +291,7 @@ def test_a_challenger_that_dies_in_its_race_is_the_one_that_failed(make_lab: Mak
     assert bench.trial(2, placement("good"), "p").incumbent
 
 
-def test_an_incumbent_that_dies_in_a_race_is_built_anew_for_the_same_challenger(make_lab: MakeLab) -> None:
+def test_an_incumbent_that_fails_in_a_race_is_built_again_for_the_same_challenger(make_lab: MakeLab) -> None:
     lab = make_lab(good=Candidate(scale=0.7))
     bench = started(lab)
     lab.candidates["reference"].fails = lambda stage, count: stage == "time" and count == 4
@@ -299,7 +301,7 @@ def test_an_incumbent_that_dies_in_a_race_is_built_anew_for_the_same_challenger(
     assert lab.built.count("reference") >= 2
 
 
-def test_an_incumbent_that_cannot_be_built_again_is_named(make_lab: MakeLab) -> None:
+def test_an_incumbent_that_cannot_be_built_again_is_named_in_the_error(make_lab: MakeLab) -> None:
     lab = make_lab(good=Candidate(scale=0.7))
     bench = bench_of(lab)
     bench.recall(known(REFERENCE, 1.0))
@@ -309,7 +311,7 @@ def test_an_incumbent_that_cannot_be_built_again_is_named(make_lab: MakeLab) -> 
     assert not lab.open
 
 
-def test_a_graph_of_an_earlier_run_is_known_too(make_lab: MakeLab) -> None:
+def test_a_candidate_with_a_graph_of_an_earlier_run_is_not_raced(make_lab: MakeLab) -> None:
     lab = make_lab(again=Candidate(graph="g"))
     bench = bench_of(lab)
     bench.recall(known(REFERENCE, 1.0, graph_hash="g"))
@@ -319,8 +321,8 @@ def test_a_graph_of_an_earlier_run_is_known_too(make_lab: MakeLab) -> None:
     assert lab.built == ["again"]
 
 
-def test_a_recalled_trial_without_a_time_gives_no_time(make_lab: MakeLab) -> None:
-    """A block quantized alone to hear its noise may be a candidate later on: a resumed run races it too."""
+def test_a_recorded_trial_without_a_time_gives_no_time(make_lab: MakeLab) -> None:
+    """A block that was quantized alone to measure its SQNR may be a candidate later: a resumed run races it, too."""
     lab = make_lab(new=Candidate(scale=0.5, graph="g"))
     bench = bench_of(lab)
     bench.recall(known(REFERENCE, 1.0))
@@ -331,7 +333,7 @@ def test_a_recalled_trial_without_a_time_gives_no_time(make_lab: MakeLab) -> Non
     assert trial.ratio == pytest.approx(0.5, rel=0.1)
 
 
-def test_a_recalled_incumbent_is_built_when_first_needed(make_lab: MakeLab) -> None:
+def test_an_incumbent_of_an_earlier_run_is_built_when_first_needed(make_lab: MakeLab) -> None:
     lab = make_lab(fast=Candidate(scale=0.5), faster=Candidate(scale=0.3))
     bench = bench_of(lab)
     bench.recall(known(REFERENCE, 1.0))
@@ -344,7 +346,9 @@ def test_a_recalled_incumbent_is_built_when_first_needed(make_lab: MakeLab) -> N
     assert trial.ratio == pytest.approx(0.3, rel=0.1)
 
 
-def test_what_is_no_failure_of_the_backend_escapes_and_nothing_stays_open(make_lab: MakeLab) -> None:
+def test_other_exceptions_than_those_of_the_backend_propagate_and_no_engine_stays_open(
+    make_lab: MakeLab,
+) -> None:
     lab = make_lab(good=Candidate(scale=0.7))
     bench = started(lab)
 
@@ -367,7 +371,7 @@ def test_what_is_no_failure_of_the_backend_escapes_and_nothing_stays_open(make_l
     assert not lab.open
 
 
-def test_only_timing_takes_the_device_for_itself(make_lab: MakeLab) -> None:
+def test_only_timing_locks_the_device(make_lab: MakeLab) -> None:
     events: list[str] = []
 
     @contextmanager
@@ -411,7 +415,7 @@ def test_eps_is_never_below_one_per_cent(make_lab: MakeLab) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "builds"), [(1e6, NOISE_BUILDS), (1e-9, 0)])
-def test_noise_takes_no_more_than_its_time(make_lab: MakeLab, seconds: float, builds: int) -> None:
+def test_the_measurement_of_noise_has_a_time_limit(make_lab: MakeLab, seconds: float, builds: int) -> None:
     lab = make_lab({"fake.build_noise": "0.03"})
     bench = bench_of(lab)
     bench.trial(0, REFERENCE, "pure")
@@ -424,7 +428,8 @@ def test_noise_takes_no_more_than_its_time(make_lab: MakeLab, seconds: float, bu
 def test_the_deviation_of_few_builds_is_not_underestimated_more_often(
     make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half the true one or less: 9 % of estimates from five builds; from three 22 %, and 9 % once multiplied."""
+    """9 % of estimates from five builds are half the true deviation or less; from three builds 22 %, and 9 % with the
+    factor."""
     monkeypatch.setattr(bench_module, "NOISE_BUILDS", FEW_BUILDS)
     found = []
     for seed in range(150):
@@ -441,7 +446,7 @@ def test_the_deviation_of_few_builds_is_not_underestimated_more_often(
 def test_rounds_end_when_more_runs_add_no_information(
     make_lab: MakeLab, run_noise: float, fewer: bool
 ) -> None:
-    """However much builds differ: further runs of the same builds say nothing of that. A drift is no difference."""
+    """Further runs of the same builds add nothing to the deviation between builds. A drift is not a deviation."""
     words = {"fake.build_noise": "0.02", "fake.run_noise": str(run_noise), "fake.drift": "0.3"}
     lab = make_lab(words, fast=Candidate(scale=0.5))
     found = bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=24)
@@ -451,7 +456,9 @@ def test_rounds_end_when_more_runs_add_no_information(
 
 
 @pytest.mark.parametrize("stage", ["build", "bind", "time"])
-def test_noise_of_what_does_not_build_again_is_one_error(make_lab: MakeLab, stage: str) -> None:
+def test_a_failed_second_build_in_the_measurement_of_noise_is_one_error(
+    make_lab: MakeLab, stage: str
+) -> None:
     lab = make_lab()
     lab.candidates["reference"].fails = lambda where, count: where == stage and count == 2
     with pytest.raises(BackendError, match="not again: reference fails"):
@@ -459,7 +466,7 @@ def test_noise_of_what_does_not_build_again_is_one_error(make_lab: MakeLab, stag
     assert not lab.open
 
 
-def test_noise_is_known_again_from_its_samples(make_lab: MakeLab) -> None:
+def test_noise_is_computed_again_from_recorded_samples(make_lab: MakeLab) -> None:
     lab = make_lab({"fake.build_noise": "0.03"})
     bench, resumed = bench_of(lab), bench_of(lab)
     resumed.recall_noise(bench.measure_noise(REFERENCE))
@@ -499,8 +506,8 @@ def test_a_runtime_without_processor_time_is_judged_by_elapsed_time(
     assert found.speedup.median == pytest.approx(2, rel=0.05)
 
 
-def test_what_repeats_a_build_to_see_it_differ_is_built_fresh(make_lab: MakeLab) -> None:
-    """And nothing else: candidates of a search share what builds learn, so that only what differs is told apart."""
+def test_builds_for_noise_and_confirmation_share_no_cache(make_lab: MakeLab) -> None:
+    """Only these: candidates of a search share a timing cache, so that equal parts have equal kernels."""
     lab = make_lab(QUIET, fast=Candidate(scale=0.5))
     bench = started(lab)
     assert bench.trial(1, placement("fast"), "p").incumbent
@@ -563,12 +570,12 @@ def challenges(make_lab: MakeLab, scale: float, seeds: int) -> list[Trial]:
     return trials
 
 
-def test_what_is_no_faster_rarely_becomes_the_incumbent(make_lab: MakeLab) -> None:
+def test_a_candidate_of_equal_speed_rarely_becomes_the_incumbent(make_lab: MakeLab) -> None:
     accepted = [trial.incumbent for trial in challenges(make_lab, 1.0, 300)]
-    assert np.mean(accepted) <= 0.06  # 4 in a hundred, over 1,500 seeds; sixteen without the second race
+    assert np.mean(accepted) <= 0.06  # 4 % over 1,500 seeds; 16 % without the second race
 
 
-def test_what_is_ten_per_cent_faster_nearly_always_does(make_lab: MakeLab) -> None:
+def test_a_candidate_ten_per_cent_faster_nearly_always_becomes_the_incumbent(make_lab: MakeLab) -> None:
     trials = challenges(make_lab, 0.9, 60)
     assert np.mean([trial.incumbent for trial in trials]) >= 0.95
     assert np.mean([trial.ratio for trial in trials]) == pytest.approx(0.9, abs=0.01)
@@ -580,7 +587,7 @@ PART = ("n1", "n2")
 
 
 def with_parts(lab: Lab) -> Bench:
-    """A bench that writes a part as the candidate called ``part``, or with pairs as the placement's."""
+    """A bench that writes a float part as the candidate ``part``, and a part with pairs as that of the placement."""
 
     def extract(what: Placement, nodes: tuple[str, ...]) -> Part:
         if nodes != PART:
@@ -594,7 +601,7 @@ def part_of(bench: Bench, what: Placement, nodes: tuple[str, ...] = PART) -> Tri
     return bench.trial(1, what, "isolated", profile=True, subgraph=nodes)
 
 
-def test_a_part_races_the_same_part_in_float(make_lab: MakeLab) -> None:
+def test_a_part_is_raced_against_the_same_part_in_float(make_lab: MakeLab) -> None:
     lab = make_lab(QUIET, part=Candidate(scale=0.2), half=Candidate(scale=0.1))
     bench = with_parts(lab)
     floats, trial = part_of(bench, REFERENCE), part_of(bench, placement("half"))
@@ -608,7 +615,7 @@ def test_a_part_races_the_same_part_in_float(make_lab: MakeLab) -> None:
     assert lab.open == []
 
 
-def test_a_part_never_becomes_the_one_to_beat(make_lab: MakeLab) -> None:
+def test_a_part_never_becomes_the_incumbent(make_lab: MakeLab) -> None:
     bench = with_parts(make_lab(QUIET, part=Candidate(), fast=Candidate(scale=0.1)))
     assert not part_of(bench, placement("fast")).incumbent
     assert bench.best == 1.0
@@ -617,7 +624,7 @@ def test_a_part_never_becomes_the_one_to_beat(make_lab: MakeLab) -> None:
     assert whole.race is not None
 
 
-def test_the_float_part_is_built_where_a_resumed_run_needs_it(make_lab: MakeLab) -> None:
+def test_a_resumed_run_builds_the_float_part_when_needed(make_lab: MakeLab) -> None:
     lab = make_lab(QUIET, part=Candidate(), fast=Candidate(scale=0.5))
     bench = with_parts(lab)
     floats = Trial(number=1, phase="isolated", placement=REFERENCE, ratio=1.0, subgraph=PART)
@@ -626,7 +633,7 @@ def test_the_float_part_is_built_where_a_resumed_run_needs_it(make_lab: MakeLab)
     assert lab.built.count("part") == 1
 
 
-def test_what_cannot_be_cut_out_is_a_failed_trial(make_lab: MakeLab) -> None:
+def test_a_part_that_cannot_be_extracted_is_a_failed_trial(make_lab: MakeLab) -> None:
     lab = make_lab(part=Candidate())
     trial = part_of(with_parts(lab), REFERENCE, ("elsewhere",))
     assert not trial.ok
@@ -634,7 +641,7 @@ def test_what_cannot_be_cut_out_is_a_failed_trial(make_lab: MakeLab) -> None:
     assert [engine.name for engine in lab.open] == ["reference"]
 
 
-def test_a_part_that_breaks_in_its_race_leaves_nothing_open(make_lab: MakeLab) -> None:
+def test_no_engine_of_a_part_that_fails_in_its_race_stays_open(make_lab: MakeLab) -> None:
     lab = make_lab(part=Candidate(), weak=Candidate(fails=lambda stage, count: stage == "time" and count > 2))
     bench = with_parts(lab)
     part_of(bench, REFERENCE)
@@ -644,10 +651,10 @@ def test_a_part_that_breaks_in_its_race_leaves_nothing_open(make_lab: MakeLab) -
     assert part_of(bench, placement("weak")).ok
 
 
-# ---- build apart from measure -----------------------------------------------------------------------
+# ---- separate build and measurement -----------------------------------------------------------------------
 
 
-def test_what_is_built_waits_to_be_measured(make_lab: MakeLab) -> None:
+def test_a_candidate_can_be_measured_after_its_build(make_lab: MakeLab) -> None:
     lab = make_lab(QUIET, fast=Candidate(scale=0.5))
     bench = started(lab)
     built = bench.build(1, placement("fast"), "own")
@@ -657,7 +664,7 @@ def test_what_is_built_waits_to_be_measured(make_lab: MakeLab) -> None:
     assert [engine.name for engine in lab.open] == ["fast"]
 
 
-def test_what_did_not_build_measures_as_failed(make_lab: MakeLab) -> None:
+def test_the_measurement_of_a_failed_build_is_a_failed_trial(make_lab: MakeLab) -> None:
     bench = started(make_lab(bad=Candidate(fails=lambda stage, count: stage == "build")))
     built = bench.build(1, placement("bad"), "own")
     assert not built.ok

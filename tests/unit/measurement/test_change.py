@@ -1,4 +1,4 @@
-"""What changed between two runs: scipy as oracle, coverage by simulation."""
+"""Changes between two runs: tests and intervals compared with scipy, coverage by simulation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLE = st.lists(VALUE, min_size=2, max_size=40)
 def times(
     seed: int, *, slower: float = 1.0, builds: int = 3, rounds: int = 24, noise: float = 0.012
 ) -> BuildTimes:
-    """A run on a machine whose speed swings by a tenth over its rounds."""
+    """A run on a machine whose speed varies by a tenth over its rounds."""
     random = np.random.default_rng(seed)
     drift = np.exp(0.1 * np.sin(np.linspace(0, 6, rounds) + random.uniform(0, 6)))
 
@@ -49,24 +49,24 @@ def times(
 
 
 @given(SAMPLE, SAMPLE)
-def test_the_p_value_is_scipys(ours: list[float], theirs: list[float]) -> None:
+def test_the_p_value_equals_that_of_scipy(ours: list[float], theirs: list[float]) -> None:
     assume(len({*ours, *theirs}) > 1)
     expected = scipy.stats.mannwhitneyu(ours, theirs, method="asymptotic").pvalue
     assert mann_whitney_p(ours, theirs) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_equal_samples_prove_nothing() -> None:
+def test_equal_samples_have_p_value_one() -> None:
     assert mann_whitney_p([1.0, 1.0], [1.0, 1.0, 1.0]) == 1.0
 
 
 @given(st.integers(0, 10_000), st.integers(6, 60), st.integers(6, 60))
-def test_shifts_outside_the_bounds_are_what_scipy_rejects(seed: int, many: int, others: int) -> None:
+def test_scipy_rejects_exactly_the_shifts_outside_the_bounds(seed: int, many: int, others: int) -> None:
     random = np.random.default_rng(seed)
     ours, theirs = random.normal(1, 1, many), random.normal(0, 1, others)
     bounds = shift_bounds(ours, theirs)
 
     def rejected(shift: float, side: str) -> bool:
-        # Without ties, scipy's approximation is the one that the bounds are made of.
+        # Without ties, the bounds are those of the approximation in scipy.
         found = scipy.stats.mannwhitneyu(ours - shift, theirs, method="asymptotic", alternative=side)
         return bool(found.pvalue <= RANK_ALPHA)
 
@@ -78,14 +78,14 @@ def test_shifts_outside_the_bounds_are_what_scipy_rejects(seed: int, many: int, 
     assert bounds.low < bounds.median < bounds.high
 
 
-def test_too_few_to_reject_anything_have_no_bounds() -> None:
+def test_too_few_samples_to_reject_any_shift_have_no_bounds() -> None:
     assert shift_bounds([1.0, 2.0], [0.0, 0.1]).low == -math.inf
     assert shift_bounds([1.0, 2.0], [0.0, 0.1]).high == math.inf
 
 
 @pytest.mark.parametrize("counts", [(2, 2), (3, 6), (9, 4)])
-def test_the_interval_over_builds_is_welchs(counts: tuple[int, int]) -> None:
-    """Builds of constant times: their levels are the times, and scipy knows the rest."""
+def test_the_interval_over_builds_is_that_of_welch(counts: tuple[int, int]) -> None:
+    """Builds have constant times, which are their levels; scipy computes the expected interval."""
     random = np.random.default_rng(sum(counts))
     now, before = (np.exp(random.normal(0, 0.1, count)) for count in counts)
     runs = [BuildTimes(tuned=tuple((value,) * 5 for value in builds)) for builds in (now, before)]
@@ -98,7 +98,7 @@ def test_the_interval_over_builds_is_welchs(counts: tuple[int, int]) -> None:
     assert math.log(found.median) == pytest.approx(np.log(now).mean() - np.log(before).mean())
 
 
-def test_drift_within_a_run_goes_out_of_a_ratio() -> None:
+def test_drift_within_a_run_does_not_change_a_ratio() -> None:
     swings = 1 + 0.5 * np.sin(np.arange(24))
     quiet = [BuildTimes(tuned=((0.6,) * 24,) * 2, reference=((1.0,) * 24,) * 2)]
     swinging = BuildTimes(tuned=(tuple(0.6 * swings),) * 2, reference=(tuple(swings),) * 2)
@@ -108,7 +108,7 @@ def test_drift_within_a_run_goes_out_of_a_ratio() -> None:
     assert ratio_interval(swinging).median == pytest.approx(0.6)
 
 
-def test_the_interval_covers_the_truth_at_its_level() -> None:
+def test_the_interval_covers_the_true_change_at_its_level() -> None:
     covered = 0
     for seed in range(300):
         found = change_between(times(2 * seed, slower=1.07), times(2 * seed + 1, builds=6)).builds
@@ -116,8 +116,8 @@ def test_the_interval_covers_the_truth_at_its_level() -> None:
     assert 0.92 <= covered / 300 <= 0.985
 
 
-def test_a_single_build_is_not_trusted() -> None:
-    """Nothing is known of how much builds differ, so as much is assumed as was ever seen."""
+def test_the_interval_of_a_single_build_includes_the_deviation_between_builds() -> None:
+    """The deviation between builds is unknown then, so that the largest observed one is assumed."""
     alone = BuildTimes(tuned=((1.0, 1.01, 1.02, 1.01, 1.0, 1.02),))
     slower = BuildTimes(tuned=((1.05, 1.06, 1.07, 1.06, 1.05, 1.07),))
     found = change_between(slower, alone)
@@ -135,7 +135,7 @@ def test_a_reference_that_is_selected_has_ratio_one_exactly() -> None:
     assert change_between(same, times(1)).builds.low > 1.5
 
 
-def test_samples_come_apart_as_they_were_joined() -> None:
+def test_joined_samples_are_split_into_the_same_builds() -> None:
     samples = Samples(wall_ms=(1, 2, 3, 4, 5, 6), cpu_ms=(6, 5, 4, 3, 2, 1))
     assert builds_of(samples, "wall", 3) == ((1, 2), (3, 4), (5, 6))
     assert builds_of(samples, "cpu", 2) == ((6, 5, 4), (3, 2, 1))
@@ -146,7 +146,7 @@ def test_samples_come_apart_as_they_were_joined() -> None:
     assert len(ratio_times(latency).tuned) == latency.builds
 
 
-def test_a_ratio_is_between_both_conditions_where_both_were_taken() -> None:
+def test_a_ratio_is_the_mean_of_both_conditions_if_both_were_measured() -> None:
     def both(steady: float, first: float) -> Samples:
         return Samples(wall_ms=(steady,) * 4, first=Samples(wall_ms=(first,) * 4))
 

@@ -1,4 +1,4 @@
-"""Where memory has no room for all builds: two engines at a time, and the same numbers as with all of them."""
+"""Confirmation with memory for two engines at a time: the numbers are those with all engines open."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = ["make_lab"]
 
 @dataclass
 class Crowded(Lab):
-    """A device that has no memory for more than so many engines, and says so in the words of a runtime."""
+    """A device with memory for a number of engines, which fails with the message of a runtime."""
 
     fit: int = 2
     most: int = 0
-    left: set[str] = field(default_factory=set)  # what was open when memory ran out and is closed since
+    left: set[str] = field(default_factory=set)  # open when memory ran out, closed since then
 
     def build(self, model, options: BuildOptions) -> WatchedEngine:
         if len(self.open) >= self.fit:
@@ -58,15 +58,15 @@ def no_memory(_engines: object, _more: int) -> bool:
     return False
 
 
-# ---- how many are open ----------------------------------------------------------------------------
+# ---- number of open engines ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sees_it_coming", [True, False], ids=["told beforehand", "found out"])
-def test_never_more_than_two_are_open(make_lab: MakeLab, sees_it_coming: bool) -> None:
+def test_at_most_two_engines_are_open(make_lab: MakeLab, sees_it_coming: bool) -> None:
     lab = crowded(make_lab(fast=Candidate(scale=0.5), slow=Candidate(scale=1.5)))
     bench = started(lab, memory=no_memory) if sees_it_coming else started(lab)
     samples = bench.measure_noise(REFERENCE)
-    assert lab.open == []  # the incumbent gave way
+    assert lab.open == []  # the incumbent was closed
     assert samples.notes == (NOTE,)
     assert len(samples.on("cpu")) == len(samples.wall_ms) == NOISE_BUILDS * NOISE_ROUNDS
     assert bench.trial(1, placement("fast"), "pure").incumbent
@@ -74,20 +74,20 @@ def test_never_more_than_two_are_open(make_lab: MakeLab, sees_it_coming: bool) -
     assert (lab.most, lab.open) == (2, [])
     taken = {role: len(s.wall_ms) for role, s in found.samples.items()}
     assert taken == dict.fromkeys(found.ratios, taken["reference"])
-    assert 18 <= taken["reference"] <= 24  # three builds, and six rounds at least
+    assert 18 <= taken["reference"] <= 24  # three builds, and at least six rounds
     assert all(s.first and len(s.first.wall_ms) == len(s.wall_ms) for s in found.samples.values())
     assert found.ratios["tuned"].median == pytest.approx(0.5, rel=0.05)
     assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.05)
 
 
-def test_an_expected_failure_is_not_built(make_lab: MakeLab) -> None:
+def test_no_build_is_tried_that_is_expected_not_to_fit(make_lab: MakeLab) -> None:
     lab = make_lab(QUIET)
     bench = started(lab, memory=no_memory)
     bench.measure_noise(REFERENCE)
     assert len(lab.built) == 1 + NOISE_BUILDS
 
 
-def test_it_is_queried_before_and_after_every_build(make_lab: MakeLab) -> None:
+def test_memory_is_queried_before_and_after_every_build(make_lab: MakeLab) -> None:
     asked: list[tuple[int, int]] = []
 
     def memory(engines, more: int) -> bool:
@@ -100,7 +100,7 @@ def test_it_is_queried_before_and_after_every_build(make_lab: MakeLab) -> None:
     assert len(lab.built) == 1 + 3 + NOISE_BUILDS
 
 
-def test_what_once_did_not_fit_is_not_tried_again(make_lab: MakeLab) -> None:
+def test_more_engines_are_not_tried_again_after_a_failure(make_lab: MakeLab) -> None:
     lab = crowded(make_lab(fast=Candidate(scale=0.5)), fit=3)
     bench = bench_of(lab)
     bench.measure_noise(REFERENCE)
@@ -109,7 +109,7 @@ def test_what_once_did_not_fit_is_not_tried_again(make_lab: MakeLab) -> None:
     assert len(lab.built) == before + 6
 
 
-def test_with_enough_memory_nothing_differs(make_lab: MakeLab) -> None:
+def test_with_enough_memory_results_are_those_without_a_limit(make_lab: MakeLab) -> None:
     found = []
     for memory in (lambda *_: True, None):
         lab = make_lab(fast=Candidate(scale=0.5))
@@ -120,7 +120,7 @@ def test_with_enough_memory_nothing_differs(make_lab: MakeLab) -> None:
     assert not found[0].samples["tuned"].notes
 
 
-def test_several_at_a_time_are_built_one_by_one(make_lab: MakeLab) -> None:
+def test_parallel_builds_are_sequential_with_two_open_engines(make_lab: MakeLab) -> None:
     lab = crowded(make_lab(fast=Candidate(scale=0.5)))
     bench_of(lab, jobs=4, memory=no_memory).compare(roles(reference="reference", tuned="fast"), rounds=6)
     assert (lab.most, lab.open) == (2, [])
@@ -134,8 +134,8 @@ def test_the_float_part_is_closed_too(make_lab: MakeLab) -> None:
     assert lab.open == []
 
 
-def test_a_race_that_is_won_has_three_open_no_longer(make_lab: MakeLab) -> None:
-    """The first build of the challenger, its second and the incumbent's: two must do."""
+def test_a_won_race_needs_two_open_engines(make_lab: MakeLab) -> None:
+    """The challenger's first build, its second one and the incumbent are never open at the same time."""
     lab = crowded(make_lab(fast=Candidate(scale=0.5)))
     assert started(lab).trial(1, placement("fast"), "pure").incumbent
     assert [engine.name for engine in lab.open] == ["fast"]
@@ -146,7 +146,7 @@ def test_a_race_that_is_won_has_three_open_no_longer(make_lab: MakeLab) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("stage", ["build", "bind", "time"])
-def test_a_role_that_fails_fails_alone(make_lab: MakeLab, stage: str, count: int) -> None:
+def test_a_failed_role_does_not_fail_the_others(make_lab: MakeLab, stage: str, count: int) -> None:
     lab = make_lab(fast=Candidate(scale=0.5), bad=Candidate())
     lab.candidates["bad"].fails = lambda where, nth: where == stage and nth == count
     named = roles(reference="reference", everything="bad", tuned="fast")
@@ -157,7 +157,7 @@ def test_a_role_that_fails_fails_alone(make_lab: MakeLab, stage: str, count: int
 
 
 @pytest.mark.parametrize("fit", [0, 1])
-def test_a_model_of_which_no_two_fit_is_one_error_with_the_reason(make_lab: MakeLab, fit: int) -> None:
+def test_memory_for_one_engine_only_is_one_error_with_the_reason(make_lab: MakeLab, fit: int) -> None:
     lab = crowded(make_lab(fast=Candidate(scale=0.5)), fit)
     with pytest.raises(BackendError, match=r"could not be built and run again: .*out of memory"):
         bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
@@ -167,8 +167,8 @@ def test_a_model_of_which_no_two_fit_is_one_error_with_the_reason(make_lab: Make
 
 
 @pytest.mark.parametrize("nth", [1, 2, 9])
-def test_memory_that_runs_out_while_timing_is_nobodys_fault(make_lab: MakeLab, nth: int) -> None:
-    """Engines grow in their first runs, and who is killed then need not be the one that grew."""
+def test_no_candidate_fails_if_memory_runs_out_while_timing(make_lab: MakeLab, nth: int) -> None:
+    """Engines allocate memory in their first runs, and the killed engine need not be the one that allocated."""
     lab = make_lab(fast=Candidate(scale=0.5))
 
     def killed(stage: str, count: int) -> bool:
@@ -185,7 +185,7 @@ def test_memory_that_runs_out_while_timing_is_nobodys_fault(make_lab: MakeLab, n
 
 @pytest.mark.parametrize("stage", ["build", "time"])
 @pytest.mark.parametrize("nth", [1, 2, 5, 12])
-def test_an_interrupt_leaves_nothing_open(make_lab: MakeLab, stage: str, nth: int) -> None:
+def test_no_engine_stays_open_after_an_interrupt(make_lab: MakeLab, stage: str, nth: int) -> None:
     lab = make_lab()
 
     def interrupt(where: str, count: int) -> bool:
@@ -200,7 +200,7 @@ def test_an_interrupt_leaves_nothing_open(make_lab: MakeLab, stage: str, nth: in
 
 
 @pytest.mark.parametrize("dies_at", [0, 1, 20])
-def test_without_the_one_that_stays_the_others_begin_anew(dies_at: int) -> None:
+def test_after_a_failure_of_the_common_reference_the_others_are_timed_again(dies_at: int) -> None:
     clock = Clock()
     first = Steady(clock, 1.0, dies_at=dies_at)
     groups = {"a": [lambda: first], "b": [lambda: Steady(clock, 2.0)] * 2, "c": [lambda: Steady(clock, 3.0)]}
@@ -211,19 +211,19 @@ def test_without_the_one_that_stays_the_others_begin_anew(dies_at: int) -> None:
     assert not clock.open
 
 
-def test_no_candidate_left() -> None:
+def test_if_every_role_fails_there_are_no_samples() -> None:
     clock = Clock()
     found = sparingly({name: [lambda: Steady(clock, 1.0, dies_at=0)] for name in "ab"})
     assert not found.samples
     assert found.failures.keys() == {"a", "b"}
 
 
-# ---- what the samples mean ------------------------------------------------------------------------
+# ---- samples ------------------------------------------------------------------------
 
 
 @dataclass
 class Clock:
-    """A machine whose speed wanders; it passes from turn to turn."""
+    """A machine whose speed changes over time; its time is counted in turns."""
 
     speed: Callable[[int], float] = lambda turn: 1.0
     turns: int = 0
@@ -232,7 +232,7 @@ class Clock:
 
 @dataclass(eq=False)
 class Steady:
-    """An engine without noise of its own."""
+    """An engine without noise."""
 
     clock: Clock
     level: float
@@ -261,19 +261,20 @@ def sparingly(groups: Mapping[str, list], rounds: int = 12):
     return FreshBuilds(clock="wall", random=random, exclusive=nullcontext).two_at_a_time(groups, rounds)
 
 
-def test_a_speed_that_changes_from_build_to_build_falls_out() -> None:
-    """Twice as slow from some turn on: builds that are timed then are no slower than the others."""
+def test_a_change_of_machine_speed_between_builds_does_not_affect_samples() -> None:
+    """The machine is twice as slow from some turn on; the samples of builds timed then are not slower than the
+    others."""
     clock = Clock(lambda turn: 1.0 if turn <= 66 else 2.0)  # the sixth build's turns
     found = sparingly({"a": [lambda: Steady(clock, 5.0)] * 3, "b": [lambda: Steady(clock, 4.0)] * 3}).samples
     builds = [build.wall_ms for group in found.values() for build in group]
     levels = [np.median(times) for times in builds]
     assert np.allclose(np.divide(levels, levels[0]), [1, 1, 1, 0.8, 0.8, 0.8])
     assert drift(builds) == pytest.approx(0, abs=1e-9)
-    assert levels[0] == 5.0  # what the one that stays took in the median
+    assert levels[0] == 5.0  # the median time of the reference
     assert np.allclose(found["b"][0].cpu_ms, np.multiply(found["b"][0].wall_ms, 0.9))
 
 
-def test_profiles_and_a_clock_that_is_not_taken() -> None:
+def test_shape_profiles_are_normalized_and_an_unmeasured_clock_is_empty() -> None:
     clock = Clock(lambda turn: 1 + turn / 1000)
     groups = {
         name: [lambda level=level: AllProfiles(Steady(clock, level, cpu=False), (0.5, 0.5))] * 2
@@ -288,13 +289,13 @@ def test_profiles_and_a_clock_that_is_not_taken() -> None:
         assert ours / theirs == pytest.approx(0.8, rel=0.01)
 
 
-def test_all_builds_take_as_many_rounds_as_the_first_needs() -> None:
+def test_all_builds_have_as_many_rounds_as_the_first_needs() -> None:
     clock = Clock()
     found = sparingly({"a": [lambda: Steady(clock, 5.0)] * 2, "b": [lambda: Steady(clock, 4.0)]}, rounds=24)
     assert {len(build.wall_ms) for group in found.samples.values() for build in group} == {12}
 
 
-# ---- the statistics that build on them --------------------------------------------------------------
+# ---- statistics of the samples --------------------------------------------------------------
 
 SEEDS = 150
 BETWEEN_BUILDS = 0.02
@@ -303,7 +304,7 @@ TOGETHER = {"all": FreshBuilds.all_at_once, "two": FreshBuilds.two_at_a_time}
 
 @dataclass(eq=False)
 class Noisy(Steady):
-    """An engine whose build and whose runs differ from others'."""
+    """An engine with deviations of its build and of its runs."""
 
     noise: float = 0.0
     random: np.random.Generator = field(default_factory=np.random.default_rng)
@@ -317,7 +318,7 @@ class Noisy(Steady):
 
 
 def levels(way: str, seed: int, noise: float) -> tuple[float, Interval]:
-    """The deviation between builds, and the ratio of a model that takes 0.6 of the other's time, as found."""
+    """The estimated deviation between builds, and the estimated ratio of a model that takes 0.6 of the other's time."""
     random = np.random.default_rng(seed)
     swing = Clock(lambda turn: 1 + 0.1 * np.sin(turn / 25))
 
@@ -333,11 +334,12 @@ def levels(way: str, seed: int, noise: float) -> tuple[float, Interval]:
 
 @pytest.mark.parametrize("noise", [0.01, 0.04])
 @pytest.mark.parametrize("way", TOGETHER)
-def test_numbers_are_on_average_those_of_all_at_once(way: str, noise: float) -> None:
-    """The deviation between builds without that of runs; the ratio; how often its interval holds the truth."""
+def test_estimates_are_on_average_those_with_all_engines_open(way: str, noise: float) -> None:
+    """The deviation between builds without that of runs, the ratio, and the coverage of its interval."""
     found = [levels(way, seed, noise) for seed in range(SEEDS)]
     assert np.sqrt(np.mean([deviation**2 for deviation, _ in found])) == pytest.approx(
         BETWEEN_BUILDS, rel=0.1
     )
     assert np.mean([np.log(ratio.median) for _, ratio in found]) == pytest.approx(np.log(0.6), abs=0.005)
-    assert np.mean([ratio.low <= 0.6 <= ratio.high for _, ratio in found]) >= 0.91  # 0.95 of very many
+    # The coverage of very many repetitions is 0.95.
+    assert np.mean([ratio.low <= 0.6 <= ratio.high for _, ratio in found]) >= 0.91

@@ -1,4 +1,4 @@
-"""Engines in child processes: same answers as in this one, and no fault of theirs reaches us."""
+"""Engines in child processes: the same results as in this process, and isolation of crashes, hangs and output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build(backend: Isolated, model: Path, **extra: str) -> IsolatedEngine:
     return backend.build(model, BuildOptions(extra={f"fake.{key}": value for key, value in extra.items()}))
 
 
-def test_an_isolated_engine_answers_as_the_engine_itself(
+def test_an_isolated_engine_gives_the_results_of_the_engine(
     fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
 ) -> None:
     serial = fake._builds
@@ -63,7 +63,7 @@ def test_an_isolated_engine_answers_as_the_engine_itself(
     outside.close()
 
 
-def test_builds_of_one_model_differ_as_on_a_real_machine(
+def test_each_build_of_a_model_has_another_level(
     fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
 ) -> None:
     levels = set()
@@ -110,21 +110,24 @@ def test_a_build_has_a_time_limit_of_its_own(model: Path) -> None:
         build(backend, model, hang="build")
 
 
-def test_many_slow_runs_in_one_call_are_no_hang(model: Path, feeds: dict[str, np.ndarray]) -> None:
+def test_the_time_limit_of_a_call_grows_with_the_number_of_slow_runs(
+    model: Path, feeds: dict[str, np.ndarray]
+) -> None:
     with Isolated("fake", call_timeout=30) as backend:
-        engine = build(backend, model, scale="1e6", wall_noise="0", run_noise="0")  # minutes a run, as told
+        # A run takes minutes of simulated time.
+        engine = build(backend, model, scale="1e6", wall_noise="0", run_noise="0")
         engine.bind(feeds)
         slow = engine.time(1).wall_ms[0] / 1e3
         assert slow > 30
         assert engine._patience(10) > 10 * slow
 
 
-def test_an_exception_in_the_backend_comes_back_as_its_message(fake: Isolated, model: Path) -> None:
+def test_an_exception_in_the_backend_is_raised_with_its_message(fake: Isolated, model: Path) -> None:
     with pytest.raises(BackendError, match=r"RuntimeError: simulated failure in build"):
         build(fake, model, **{"raise": "build"})
 
 
-def test_a_refusal_keeps_its_reason_and_file(fake: Isolated, tmp_path: Path) -> None:
+def test_the_error_of_a_refused_model_keeps_reason_and_file(fake: Isolated, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="no such model file") as caught:
         build(fake, tmp_path / "absent.onnx")
     assert caught.value.where == str(tmp_path / "absent.onnx")
@@ -148,13 +151,13 @@ def test_after_a_failure_the_engine_stays_closed(
     engine.close()
 
 
-def test_text_tensors_are_refused_before_they_travel(fake: Isolated, model: Path) -> None:
+def test_text_tensors_are_refused_before_the_request(fake: Isolated, model: Path) -> None:
     engine = build(fake, model)
     with pytest.raises(BackendError, match="'input' holds str"):
         engine.bind({"input": np.array(["a", "b"])})
 
 
-def test_what_a_child_prints_stays_in_its_log(
+def test_output_of_a_child_process_is_only_in_its_log(
     model: Path, feeds: dict[str, np.ndarray], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with Isolated("fake") as backend:
@@ -165,7 +168,7 @@ def test_what_a_child_prints_stays_in_its_log(
     assert capfd.readouterr() == ("", "")
 
 
-def test_nothing_is_left_in_the_temporary_folder(
+def test_no_file_remains_in_the_temporary_folder(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -190,7 +193,7 @@ def test_a_killed_zygote_is_replaced(model: Path) -> None:
 
 
 @needs_fork
-def test_a_loaded_library_serves_the_next_backend(model: Path) -> None:
+def test_the_next_backend_reuses_the_process_with_the_loaded_library(model: Path) -> None:
     with Isolated("fake") as first:
         engine = build(first, model)
         zygote = first._launcher
@@ -214,7 +217,7 @@ def test_a_changed_environment_loads_the_library_again(model: Path, monkeypatch:
 
 
 @needs_fork
-def test_few_idle_processes_are_kept(model: Path) -> None:
+def test_the_number_of_idle_processes_is_limited(model: Path) -> None:
     backends = [Isolated("fake") for _ in range(6)]
     for backend in backends:
         build(backend, model)
@@ -266,7 +269,7 @@ def test_an_interrupt_closes_the_engine(
 def test_an_interrupted_request_does_not_confuse_the_next(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C may strike between a request to the zygote and its answer, which then waits on the line."""
+    """Ctrl-C may occur between a request to the zygote and its answer, which is then still in the pipe."""
     with Isolated("fake") as backend:
         first = build(backend, model)
         launcher = backend._launcher
@@ -339,11 +342,13 @@ def test_children_end_with_a_killed_zygote(model: Path) -> None:
 @needs_proc
 @pytest.mark.parametrize("name", ["fake", "onnxruntime"])
 def test_loading_a_backend_starts_no_threads(name: str) -> None:
-    """Forking is safe with one thread only; the launcher checks, and falls back to the slow way."""
+    """Forking is safe with one thread only; otherwise the launcher falls back to starting an interpreter."""
     Zygote(name).close()
 
 
-def test_onnx_runtime_runs_isolated(models: Path, feeds: dict[str, np.ndarray], model: Path) -> None:
+def test_isolated_engines_of_onnx_runtime_are_equal_builds(
+    models: Path, feeds: dict[str, np.ndarray], model: Path
+) -> None:
     with Isolated("onnxruntime") as backend:
         first, second = (backend.build(model, BuildOptions()) for _ in range(2))
         for engine in (first, second):
@@ -382,7 +387,7 @@ def _wait_until(true: object, otherwise: str) -> None:
         time.sleep(0.02)
 
 
-def test_what_engines_use_of_the_processor_is_added_up_by_request(
+def test_processor_time_of_engines_is_summed_by_kind_of_request(
     fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
 ) -> None:
     before = fake.cpu_seconds.copy()
@@ -397,8 +402,10 @@ def test_what_engines_use_of_the_processor_is_added_up_by_request(
     assert not spent["layers"]
 
 
-def test_a_full_disk_is_not_held_against_a_candidate(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runtimes do not say that the disk is full: they write half a profile, and fail to read it."""
+def test_a_failure_on_a_full_disk_is_an_output_error_and_no_failed_candidate(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runtimes do not report a full disk: they write half a profile, and fail to read it."""
     words = BuildOptions(extra={"fake.raise": "build"})
     with Isolated("fake") as backend:
         with pytest.raises(BackendError, match="simulated failure in build"):

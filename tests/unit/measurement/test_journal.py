@@ -1,4 +1,4 @@
-"""What a person meets who resumes a search: the journal's file, its refusals and their words."""
+"""The journal of a search: its file, and the errors for one that cannot be resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write(path: Path, count: int) -> None:
             journal.append(TRIAL)
 
 
-def test_every_line_is_an_object_with_the_promised_keys(path: Path) -> None:
+def test_every_line_is_an_object_with_the_documented_keys(path: Path) -> None:
     write(path, 2)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == 2
@@ -46,7 +46,7 @@ def test_a_trial_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
         assert journal.entries()[0]["eps"] == 0.02
 
 
-def test_an_empty_journal_is_begun_with_its_header(path: Path) -> None:
+def test_an_empty_journal_gets_a_header(path: Path) -> None:
     with Journal.open(path, HEADER) as journal:
         assert journal.trials() == ()
     assert path.read_bytes() == b""
@@ -71,7 +71,7 @@ def test_lines_of_another_run_are_found_without_the_header_file(path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"{", b"[1]"])
-def test_a_lost_header_file_is_made_anew(path: Path, damage: bytes | None) -> None:
+def test_a_missing_header_file_is_written_again(path: Path, damage: bytes | None) -> None:
     write(path, 1)
     header = path.parent / "trials.header.json"
     whole = header.read_bytes()
@@ -81,7 +81,7 @@ def test_a_lost_header_file_is_made_anew(path: Path, damage: bytes | None) -> No
     assert header.read_bytes() == whole
 
 
-def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_touched(path: Path) -> None:
+def test_a_damaged_line_in_the_middle_is_named_and_no_file_is_changed(path: Path) -> None:
     write(path, 3)
     lines = path.read_bytes().splitlines(keepends=True)
     lines[1] = lines[1].replace(b'"phase"', b'"phrase"')
@@ -104,7 +104,7 @@ def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_touched(path: Path
         ("race", {"verdict": "won"}),
     ],
 )
-def test_a_line_that_is_json_but_no_trial_is_damaged_too(path: Path, key: str, value: object) -> None:
+def test_a_line_of_json_that_is_not_a_trial_is_damaged(path: Path, key: str, value: object) -> None:
     write(path, 2)
     first, second = path.read_text().splitlines()
     path.write_text("\n".join([json.dumps({**json.loads(first), key: value}), second, ""]))
@@ -112,7 +112,7 @@ def test_a_line_that_is_json_but_no_trial_is_damaged_too(path: Path, key: str, v
         Journal.open(path, HEADER)
 
 
-def test_half_a_line_is_cut_off_and_reported(path: Path) -> None:
+def test_an_incomplete_last_line_is_removed_and_reported(path: Path) -> None:
     write(path, 2)
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
@@ -122,7 +122,7 @@ def test_half_a_line_is_cut_off_and_reported(path: Path) -> None:
     assert path.read_bytes() == whole[: len(whole) // 2]
 
 
-def test_a_full_disk_leaves_whole_lines_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_complete_lines_remain_after_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, 1)
     whole = path.read_bytes()
     real = os.write
@@ -142,7 +142,7 @@ def test_a_full_disk_leaves_whole_lines_only(path: Path, monkeypatch: pytest.Mon
         assert len(journal.trials()) == 2
 
 
-def test_a_folder_that_is_a_file_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         Journal.open(tmp_path / "run" / "trials.jsonl", HEADER)

@@ -1,4 +1,4 @@
-"""What differs between the kernels of two versions, in names of ONNX nodes."""
+"""Differences between the kernels of two versions, in names of ONNX nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_lost_fusion_names_the_nodes():
     assert change.after == ("Conv (conv1)", "Relu (relu1)")
 
 
-def test_kernels_that_one_fusion_joins_are_one_group():
+def test_kernels_joined_by_a_fusion_are_one_group():
     (change,) = layer_changes(OLD, (OLD[0], kernel(1.5, "conv2", "add")))
     assert (change.nodes, change.before_ms, change.after_ms) == (("conv2", "add"), 1.5, 1.5)
     (back,) = layer_changes((OLD[0], kernel(1.5, "conv2", "add")), OLD)
@@ -77,7 +77,7 @@ def test_a_change_of_time_that_another_pair_of_builds_does_not_confirm_is_noise(
     assert change.kinds == ("time",)
 
 
-def test_another_fusion_counts_whatever_its_time_does():
+def test_another_fusion_is_listed_at_any_change_of_time():
     new = (kernel(2.0, "conv1"), kernel(0.1, "relu1", op="Relu"), *OLD[1:])
     calm = (kernel(0.9, "conv1"), kernel(0.1, "relu1", op="Relu"), *OLD[1:])
     (change,) = steady_changes((OLD, OLD), (new, calm))

@@ -1,4 +1,4 @@
-"""Two runs in one folder, and two timings on one device, stay apart."""
+"""Locks: two runs in one folder, and two timings on one device, exclude each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ DEVICE_HOLDER = HOLDER.replace(
 @pytest.fixture(autouse=True)
 def no_wait_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_REPORTED", {})
-    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)  # workers of one test run wait in silence
+    # Workers of one test run wait without a report.
+    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def held_elsewhere(program: str, *arguments: object, **environment: str) -> Iter
 
 
 def end_of(holder: subprocess.Popen[str], reports: list[str]) -> Callable[[str], None]:
-    """Take a report, and end the process that is waited for."""
+    """A function that takes a report and ends the process that holds the lock."""
 
     def report(text: str) -> None:
         reports.append(text)
@@ -63,11 +64,11 @@ def end_of(holder: subprocess.Popen[str], reports: list[str]) -> Callable[[str],
     return report
 
 
-def test_a_second_run_waits_and_reports_for_which_process(tmp_path: Path) -> None:
+def test_a_second_run_waits_and_reports_the_process_that_holds_the_lock(tmp_path: Path) -> None:
     reports: list[str] = []
     with (
         held_elsewhere(HOLDER, tmp_path) as holder,
-        RunLock(tmp_path, end_of(holder, reports)),  # a killed run holds nothing
+        RunLock(tmp_path, end_of(holder, reports)),  # a killed run holds no lock
     ):
         pass
     assert len(reports) == 1
@@ -92,7 +93,9 @@ def test_a_wait_for_a_device_is_reported(tmp_path: Path) -> None:
     )
 
 
-def test_workers_of_one_test_run_wait_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_one_test_run_wait_without_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", "one")
     with held_elsewhere(HOLDER, tmp_path) as holder:
         reports: list[str] = []
@@ -105,7 +108,7 @@ def test_workers_of_one_test_run_wait_in_silence(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("note", ["", "{}", "[1]", '{"pid": "x", "since": 3}', "[" * 9000])
-def test_a_damaged_note_is_another_process(tmp_path: Path, note: str) -> None:
+def test_a_damaged_note_of_a_lock_is_reported_as_another_process(tmp_path: Path, note: str) -> None:
     reports: list[str] = []
     with held_elsewhere(HOLDER, tmp_path) as holder:
         (tmp_path / ".lock.owner").write_text(note)

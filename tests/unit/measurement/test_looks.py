@@ -1,4 +1,4 @@
-"""Looks during a search: intervals on a device with states that last longer than a claim, and when a look is taken."""
+"""Looks (repeated timings of the incumbent during a search): when they are taken, and the coverage of intervals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TwoModels(FakeDevice):
 
 
 class Lab:
-    """A bench on the simulated device, and its looks on the device's own time."""
+    """A bench on the simulated device with looks; the time is that of the device."""
 
     def __init__(self, seed: int, words: dict[str, str], memory: bool = True) -> None:
         self.device = TwoModels()
@@ -84,7 +84,7 @@ class Lab:
 
 
 def covered(words: dict[str, str], trials: int, seeds: int = 40) -> float:
-    """The share of claims that hold the truth, after searches of so many trials."""
+    """The share of reported intervals that contain the true ratio, after searches of a number of trials."""
     inside = 0
     for seed in range(seeds):
         lab = Lab(seed, words)
@@ -94,18 +94,18 @@ def covered(words: dict[str, str], trials: int, seeds: int = 40) -> float:
     return inside / seeds
 
 
-def test_claims_hold_the_truth_on_a_device_with_states_that_last_longer_than_a_claim() -> None:
+def test_intervals_cover_the_true_ratio_on_a_device_with_long_states() -> None:
     lab = Lab(0, STATES)
     lab.search(2)
-    assert lab.looks.deviation[1] < FEWEST_FREEDOM  # too few to tell
+    assert lab.looks.deviation[1] < FEWEST_FREEDOM  # too few looks to estimate the states
     before = lab.device.seconds
     lab.claim()
-    assert lab.device.seconds - before < 20  # the state's
-    assert covered(STATES, 0) <= 0.6  # what one time says of it, with the usual deviation between times
+    assert lab.device.seconds - before < 20  # of the state
+    assert covered(STATES, 0) <= 0.6  # the weight of one time, with the usual deviation between times
     assert covered(STATES, 12) >= 0.95
 
 
-def test_claims_hold_the_truth_as_before_on_a_device_without_states() -> None:
+def test_looks_hardly_widen_intervals_on_a_device_without_states() -> None:
     assert covered(STEADY, 0) >= 0.93
     assert covered(STEADY, 12) >= 0.95
     widths = []

@@ -1,4 +1,4 @@
-"""What the system tells of memory, and whether more engines fit in what is left."""
+"""Memory limits that the system reports, and whether more engines fit into the free memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Process:
 
 @dataclass
 class Machine:
-    """Files as Linux has them."""
+    """The files in which Linux reports memory."""
 
     proc: Path
     groups: Path
@@ -61,11 +61,11 @@ def machine(tmp_path: Path) -> Machine:
     return found
 
 
-def test_a_machine_that_reports_no_memory(tmp_path: Path) -> None:
+def test_free_memory_is_unknown_on_a_machine_that_reports_none(tmp_path: Path) -> None:
     assert Machine(tmp_path / "proc", tmp_path / "groups").left() is None
 
 
-def test_without_limits_it_is_what_the_machine_has(machine: Machine) -> None:
+def test_without_limits_free_memory_is_that_of_the_machine(machine: Machine) -> None:
     assert machine.left() == 8000
     machine.write("proc/self/cgroup", "4:memory:/\n0::/\n")
     machine.write("groups/memory/memory.limit_in_bytes", "9223372036854771712\n")
@@ -76,7 +76,7 @@ def test_without_limits_it_is_what_the_machine_has(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "user/", "user/job/"], ids=["of all", "around", "own"])
-def test_the_nearest_limit_of_all_groups_counts(machine: Machine, folder: str) -> None:
+def test_the_lowest_limit_of_all_groups_applies(machine: Machine, folder: str) -> None:
     machine.write("proc/self/cgroup", "0::/user/job\n")
     machine.write(f"groups/{folder}memory.max", f"{5000 * MEBI}\n")
     machine.write(f"groups/{folder}memory.current", f"{4000 * MEBI}\n")
@@ -85,7 +85,7 @@ def test_the_nearest_limit_of_all_groups_counts(machine: Machine, folder: str) -
     assert machine.left() == 1300
 
 
-def test_groups_of_the_first_version(machine: Machine) -> None:
+def test_limits_of_cgroups_version_1_are_read(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "9:cpu,cpuacct:/elsewhere\n4:memory:/a/b\n")
     machine.write("groups/memory/a/memory.limit_in_bytes", f"{5000 * MEBI}\n")
     machine.write("groups/memory/a/memory.usage_in_bytes", f"{4500 * MEBI}\n")
@@ -93,8 +93,8 @@ def test_groups_of_the_first_version(machine: Machine) -> None:
     assert machine.left() == 700
 
 
-def test_so_many_more_of_the_largest_must_fit(machine: Machine) -> None:
-    """Each keeps what it holds once it is built; one at a time takes what building takes. A tenth stays free."""
+def test_the_given_number_of_engines_of_the_largest_size_must_fit(machine: Machine) -> None:
+    """Each engine needs its memory after the build, and one at a time that of the build. A tenth stays free."""
     small = machine.engine(7, holds=100, peak=100)
     large = machine.engine(8, holds=1000, peak=2200)
     assert machine.fits(72, small)
@@ -103,14 +103,14 @@ def test_so_many_more_of_the_largest_must_fit(machine: Machine) -> None:
     assert not machine.fits(7, small, large)
 
 
-def test_what_is_not_known_fits(machine: Machine) -> None:
+def test_engines_of_unknown_size_fit(machine: Machine) -> None:
     assert machine.fits(1000)
     assert machine.fits(1000, Process(0), Process(12345))
     assert has_memory([], 1000)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
-def test_an_isolated_engine_shows_what_it_holds(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports memory of processes")
+def test_an_isolated_engine_reports_its_memory(tmp_path: Path) -> None:
     model = small_model()
     onnx.save(model, tmp_path / "model.onnx")
     shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
@@ -140,7 +140,7 @@ def test_an_isolated_engine_shows_what_it_holds(tmp_path: Path) -> None:
         ("Could not find any implementation for node conv1", False),
     ],
 )
-def test_messages_of_runtimes_without_memory(words: str, yes: bool) -> None:
+def test_messages_of_runtimes_on_exhausted_memory_are_recognized(words: str, yes: bool) -> None:
     assert is_memory_error(BackendError(words)) is yes
 
 
@@ -149,7 +149,7 @@ def test_messages_of_runtimes_without_memory(words: str, yes: bool) -> None:
 
 @dataclass
 class OnGpu:
-    """An engine on a GPU that reports what it holds and what is free, or fails."""
+    """An engine on a GPU that reports its memory and the free memory, or fails."""
 
     holds: int
     free: int
@@ -172,14 +172,14 @@ class OnGpu:
         (600, 500, 0, True),
     ],
 )
-def test_engines_are_counted_against_the_gpus_free_memory(
+def test_engines_must_fit_into_the_free_memory_of_the_gpu(
     machine: Machine, holds: int, free: int, more: int, fits: bool
 ) -> None:
     engines = (OnGpu(10, free + 50), OnGpu(holds, free))
     assert machine.fits(more, *engines) is fits  # type: ignore[arg-type]
 
 
-def test_an_engine_that_cannot_answer_decides_nothing(machine: Machine) -> None:
+def test_an_engine_that_cannot_report_its_memory_fits(machine: Machine) -> None:
     assert machine.fits(100, OnGpu(1000, -1))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Prediction intervals hold what another program measures, at another time, in either condition of the caches."""
+"""Prediction intervals contain the measurements of another program at another time, with warm or cold caches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from qdqspec.measurement.stats import USUAL_TIMES, enclosed_ratios, predicted_ra
 from qdqspec.types import Interval
 
 LEVELS = {"reference": 26.0, "tuned": 18.0, "runner-up": 19.0, "everything": 20.0}
-STEADY = (0.0, 1000)  # looks that prove a steady machine
+STEADY = (0.0, 1000)  # looks that show a steady machine
 BUILDS, ROUNDS = 3, 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Deviations of logarithms: of runs, first runs, builds and states; and what a first run costs quantized models."""
+    """Deviations of logarithms of runs, first runs, builds and states; ``caches`` is added to first runs of quantized
+    models."""
 
     run: float = 0.03
     first: float = 0.045
@@ -60,25 +61,25 @@ def covered(
 
 
 @pytest.mark.parametrize("roles", [2, 4])
-def test_figures_of_other_programs_are_inside_without_states(roles: int) -> None:
+def test_predictions_cover_figures_of_other_programs_without_states(roles: int) -> None:
     predicted, tested = covered(Machine(), STEADY, roles)
     assert 0.93 < predicted < 0.975
     assert tested < predicted
 
 
 @pytest.mark.parametrize(("state", "looks"), [(0.01, 10), (0.04, 10), (0.04, 4)])
-def test_figures_of_other_programs_are_inside_with_states_that_looks_have_seen(
+def test_predictions_cover_figures_of_other_programs_with_states_measured_by_looks(
     state: float, looks: int
 ) -> None:
     random = np.random.default_rng(looks)
     inside = []
-    for _ in range(200):  # draws of what looks see, on which most depends
+    for _ in range(200):  # random looks, on which the result depends most
         seen = state * math.sqrt(random.chisquare(looks) / looks), looks
         inside.append(covered(Machine(state=state), seen, seeds=2, random=random)[0])
     assert 0.9 < np.mean(inside) < 0.98  # .93 over 1,200 claims for 4 % and four looks
 
 
-def test_figures_of_other_programs_are_inside_with_usual_states_and_no_look() -> None:
+def test_predictions_cover_figures_of_other_programs_with_usual_states_without_looks() -> None:
     deviation, freedom = USUAL_TIMES
     random = np.random.default_rng(1)
     quiet = {"run": 0.01, "first": 0.01, "build": 0.003}
@@ -88,15 +89,15 @@ def test_figures_of_other_programs_are_inside_with_usual_states_and_no_look() ->
         inside.append(covered(Machine(state=state, **quiet), (0.0, 0), seeds=8, random=random))
     predicted, tested = np.mean(inside, axis=0)
     assert 0.92 < predicted < 0.98
-    assert tested < 0.8  # what one time says
+    assert tested < 0.8  # the weight of one time
 
 
 @pytest.mark.parametrize("caches", [0.03, 0.08])
-def test_figures_of_both_conditions_are_inside(caches: float) -> None:
+def test_predictions_cover_figures_of_both_conditions(caches: float) -> None:
     assert 0.94 < covered(Machine(caches=caches), STEADY)[0] < 0.99
 
 
-def test_the_estimate_is_between_the_conditions_and_the_base_is_itself() -> None:
+def test_the_estimate_is_the_mean_of_both_conditions_and_the_base_is_one() -> None:
     steady, first = Machine(run=1e-9, first=1e-9, build=1e-9, caches=0.08).measured(
         np.random.default_rng(0), 2
     )
@@ -108,7 +109,7 @@ def test_the_estimate_is_between_the_conditions_and_the_base_is_itself() -> None
     assert found["reference"] == Interval(median=1, low=1, high=1)
 
 
-def test_one_build_predicts_nothing() -> None:
+def test_the_prediction_from_one_build_is_unbounded() -> None:
     found = predicted_ratios({"reference": [[4.0, 4.1]], "tuned": [[3.0, 3.1]]}, {}, "reference")["tuned"]
     assert (found.low, found.high) == (0.0, math.inf)
 
@@ -121,8 +122,8 @@ def test_the_variance_between_times_is_never_less_than_usual_after_few_looks() -
     assert variance_between_times((0.04, 4)) == (0.04**2, 4 + USUAL_TIMES[1])
 
 
-def test_two_looks_that_differ_do_not_make_an_interval_useless() -> None:
-    """One degree of freedom alone has a factor of 12.7 for 95 %."""
+def test_the_interval_after_two_different_looks_is_limited() -> None:
+    """With one degree of freedom alone, the factor for 95 % would be 12.7."""
     steady, first = Machine().measured(np.random.default_rng(3), 4)
     found = predicted_ratios(steady, first, "reference", 1, (0.028, 1))["tuned"]
     assert found.high / found.low < 1.35

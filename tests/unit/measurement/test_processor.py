@@ -1,4 +1,4 @@
-"""Engines that are compared run on one processor."""
+"""Compared engines run on one processor."""
 
 from __future__ import annotations
 
@@ -39,20 +39,21 @@ def system(folder: Path, speeds: Mapping[int, str], name: str = "cpufreq/cpuinfo
     [
         ({}, {0, 1, 2, 3}, 3),
         ({}, {5}, 5),
-        ({0: "5000\n", 1: "5000\n", 2: "3800\n", 3: "3800\n"}, {0, 1, 2, 3}, 1),  # the others save power
+        # Processors 2 and 3 are efficiency cores.
+        ({0: "5000\n", 1: "5000\n", 2: "3800\n", 3: "3800\n"}, {0, 1, 2, 3}, 1),
         ({0: "5000", 1: "5000", 2: "3800"}, {0, 2}, 0),
         ({0: "not a number", 1: ""}, {0, 1}, 1),
     ],
 )
 @pytest.mark.parametrize("name", ["cpufreq/cpuinfo_max_freq", "cpu_capacity"])
-def test_the_last_of_the_fastest_is_chosen(
+def test_the_last_of_the_fastest_processors_is_chosen(
     tmp_path: Path, speeds: dict[int, str], usable: set[int], expected: int, name: str
 ) -> None:
     assert chosen(usable, system(tmp_path, speeds, name)) == expected
 
 
 class Engine:
-    """Notes which processors it may use, whatever it is asked for."""
+    """Records the processors that it may use in each request."""
 
     graph_hash = ""
 
@@ -107,7 +108,7 @@ class Backend:
 def test_engines_of_one_thread_are_timed_on_one_processor(
     computes_here: bool, threads: int, on_one: bool
 ) -> None:
-    """And use all for whatever else they do, so that runs side by side are not in each other's way."""
+    """They use all processors for other requests, so that parallel runs do not share one processor."""
     usable = os.sched_getaffinity(0)
     engine = answered(
         {"do": "time", "runs": 2, "warmup": 1, "profile": 0, "after_another": False},
@@ -129,10 +130,10 @@ def test_engines_of_one_thread_are_timed_on_one_processor(
     ],
     ids=["here", "a large model", "on a device"],
 )
-def test_a_run_after_another_model_is_not_one_after_another_process(
+def test_the_other_model_of_a_first_run_is_run_in_the_same_process(
     monkeypatch: pytest.MonkeyPatch, computes_here: bool, large: bool, timed: list[tuple[str, int, int]]
 ) -> None:
-    """The model runs first, then a second engine of it."""
+    """The other model is a second engine of the same model."""
     if large:
         monkeypatch.setattr(worker, "MOST_TWICE", 1)
     engine = answered(
@@ -144,7 +145,7 @@ def test_a_run_after_another_model_is_not_one_after_another_process(
 
 
 def answered(*requests: dict[str, object], threads: int = 1, computes_here: bool = True) -> Engine:
-    """The engine of a service that built a model and answered these requests."""
+    """The engine of a worker that built a model and handled these requests."""
     capabilities = replace(OnnxRuntime().capabilities(), one_processor=computes_here)
     backend = Backend(capabilities)
     ours, theirs = socket.socketpair()
@@ -162,7 +163,7 @@ def answered(*requests: dict[str, object], threads: int = 1, computes_here: bool
 
 
 @needs_affinity
-def test_a_run_that_fails_leaves_no_thread_on_one_processor() -> None:
+def test_all_processors_are_usable_again_after_a_failed_run() -> None:
     usable = os.sched_getaffinity(0)
 
     def fail() -> None:
@@ -175,5 +176,5 @@ def test_a_run_that_fails_leaves_no_thread_on_one_processor() -> None:
     assert os.sched_getaffinity(0) == usable
 
 
-def test_onnx_runtime_computes_where_it_is_called() -> None:
+def test_onnx_runtime_computes_in_the_calling_thread() -> None:
     assert OnnxRuntime().capabilities().one_processor

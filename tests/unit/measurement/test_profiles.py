@@ -1,4 +1,4 @@
-"""Several shape profiles as one: the mean that races see, and what of each profile is kept."""
+"""Several shape profiles as one objective: the weighted mean for races, and the samples of each profile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ times = st.floats(1e-3, 1e3)
 
 
 def loads(*shares: float) -> tuple[Load, ...]:
-    """The small model's input, and the same in larger batches."""
+    """The input of the small model, and larger batches of it."""
     return tuple(
         Load(feeds={"x": np.zeros((4**number, 3, 8, 8), np.float32)}, name=f"x {4**number}", share=share)
         for number, share in enumerate(shares)
@@ -43,15 +43,16 @@ def model(tmp_path: Path) -> Path:
 
 @given(st.lists(st.tuples(times, times, times, times), min_size=1, max_size=5), st.floats(0.05, 0.95))
 def test_the_ratio_of_means_is_the_mean_of_ratios(rows, share):
-    """Whatever the units and sizes of the profiles: only ratios count, each by its share."""
+    """Units and sizes of profiles have no effect: each ratio is weighted by its share."""
     ours = as_one([Samples(wall_ms=tuple(r[i] for r in rows)) for i in (0, 1)], (share, 1 - share))
     theirs = as_one([Samples(wall_ms=tuple(r[i] for r in rows)) for i in (2, 3)], (share, 1 - share))
     for (a, b, c, d), mine, other in zip(rows, ours.wall_ms, theirs.wall_ms, strict=True):
         assert mine / other == pytest.approx((a / c) ** share * (b / d) ** (1 - share))
 
 
-def test_a_slow_profile_does_not_drown_a_fast_one():
-    """Halving either of two equal shares gains the same; a mean of milliseconds would see the slow one only."""
+def test_a_fast_profile_has_the_weight_of_its_share():
+    """Halving the time of either profile gains the same with equal shares; a mean of milliseconds would depend on the
+    slow one only."""
     before = as_one([Samples(wall_ms=(0.1,)), Samples(wall_ms=(100.0,))], (0.5, 0.5)).wall_ms[0]
     fast = as_one([Samples(wall_ms=(0.05,)), Samples(wall_ms=(100.0,))], (0.5, 0.5)).wall_ms[0]
     slow = as_one([Samples(wall_ms=(0.1,)), Samples(wall_ms=(50.0,))], (0.5, 0.5)).wall_ms[0]
@@ -59,10 +60,10 @@ def test_a_slow_profile_does_not_drown_a_fast_one():
     assert fast / before == pytest.approx(0.5**0.5)
 
 
-def test_samples_of_each_profile_stay_through_sums_medians_and_files():
+def test_samples_of_each_profile_are_kept_in_sums_medians_and_files():
     parts = [Samples(wall_ms=(1.0, 2.0, 9.0), cpu_ms=(1.0, 2.0, 9.0)), Samples(wall_ms=(4.0, 5.0, 6.0))]
     taken = as_one(parts, (0.5, 0.5))
-    assert taken.cpu_ms == (), "no processor time where one profile has none"
+    assert taken.cpu_ms == (), "there is no processor time if one profile has none"
     turn = median_sample(taken)
     assert [p.wall_ms for p in turn.profiles] == [(2.0,), (5.0,)]
     total = Samples() + turn + turn
@@ -74,7 +75,7 @@ def test_samples_of_each_profile_stay_through_sums_medians_and_files():
     assert (both + both).first == turn + turn + turn + turn
 
 
-def test_layers_weigh_what_they_weigh_in_the_objective():
+def test_layers_of_profiles_are_weighted_as_in_the_objective():
     def layers(conv: float, relu: float) -> tuple[LayerTime, ...]:
         return (
             LayerTime(name="c", op_type="Conv", milliseconds=conv, nodes=("conv",)),
@@ -90,12 +91,12 @@ def test_layers_weigh_what_they_weigh_in_the_objective():
     assert merged([(), ()], (0.5, 0.5)) == ()
 
 
-def test_one_profile_is_timed_as_it_is(model: Path):
+def test_an_engine_with_one_profile_is_not_wrapped(model: Path):
     engine = FakeDevice().build(model, BuildOptions())
     assert attach(engine, loads(1.0)) is engine
 
 
-def test_what_cannot_be_bound_is_closed(model: Path):
+def test_an_engine_that_cannot_be_bound_is_closed(model: Path):
     class Watched(FakeEngine):
         closed = False
 
@@ -124,7 +125,7 @@ def test_every_profile_is_timed(model: Path):
 
 
 def test_a_confirmation_reports_each_profile(model: Path, tmp_path: Path):
-    """The quantized model gains at one size and loses at the other; shares decide which counts."""
+    """The quantized model is faster at one size and slower at the other; the result depends on the shares."""
     quantized = tmp_path / "quantized.onnx"
     onnx.save(small_model(quantized=True), quantized)
     site = Site(tensor="x", consumers=(Consumer("conv", 0),), format="uint8")

@@ -1,4 +1,4 @@
-"""Races on the simulated device: verdicts, when they end, how often they are wrong."""
+"""Races on the simulated device: verdicts, stopping rules, and error rates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from qdqspec.measurement.stats import signed_rank_bounds
 from qdqspec.testing.backends import small_model
 from qdqspec.types import NOT_CAPTURED, LayerTime, Race, Samples
 
-SAME_SPEED = {"fake.build_noise": "0"}  # builds of one model run alike: only run noise is left
+SAME_SPEED = {"fake.build_noise": "0"}  # builds of one model have equal speed: only run noise remains
 
 
 @pytest.fixture(scope="module")
@@ -108,18 +108,18 @@ def test_equal_speed_under_drift_is_no_difference(model: Path) -> None:
 
 
 @pytest.mark.parametrize("clock", ["cpu", "wall"])
-def test_ten_per_cent_is_found(model: Path, clock: str) -> None:
+def test_a_difference_of_ten_per_cent_is_found(model: Path, clock: str) -> None:
     assert share(verdicts(model, 0.9, clock=clock), "faster") >= 0.97
     lost = verdicts(model, 1.1, clock=clock)
-    assert share(lost, "slower") >= 0.9  # the others are given up before that is proved
+    assert share(lost, "slower") >= 0.9  # the other races are given up before significance
     assert share(lost, "faster") == 0
 
 
-def test_five_per_cent_is_found_nearly_always(model: Path) -> None:
+def test_a_difference_of_five_per_cent_is_nearly_always_found(model: Path) -> None:
     assert share(verdicts(model, 0.95), "faster") >= 0.9
 
 
-def test_a_difference_below_eps_does_not_count(model: Path) -> None:
+def test_a_difference_below_eps_does_not_win(model: Path) -> None:
     assert share(verdicts(model, 0.97, eps=0.06), "faster") == 0
 
 
@@ -134,15 +134,15 @@ def test_a_far_slower_candidate_is_rejected_after_three_pairs(model: Path) -> No
     assert {(race.verdict, race.pairs) for race in found} == {("slower", FAR_SLOWER_AFTER)}
 
 
-def test_a_race_is_won_at_a_look_and_at_the_first_where_it_is_clear(model: Path) -> None:
+def test_a_race_is_won_at_an_interim_look_at_the_first_if_the_difference_is_large(model: Path) -> None:
     assert {race.pairs for race in verdicts(model, 0.7, seeds=40)} == {LOOKS[0]}
     won = {race.pairs for race in verdicts(model, 0.95, seeds=40) if race.verdict == "faster"}
     assert won <= {*LOOKS}
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.03])
-def test_a_race_that_cannot_be_won_any_more_ends_between_looks(model: Path, scale: float) -> None:
-    """When the rank test makes a gain of eps unlikely; pairs after that would teach nothing that counts."""
+def test_a_race_that_can_no_longer_be_won_ends_between_looks(model: Path, scale: float) -> None:
+    """It ends when the rank test makes a gain of eps unlikely; more pairs would not change the verdict."""
     eps = 0.02
     found = verdicts(model, scale, eps=eps, seeds=40)
     lost = [race for race in found if LOOKS[0] <= race.pairs < LOOKS[-1] and race.verdict != "faster"]
@@ -152,12 +152,12 @@ def test_a_race_that_cannot_be_won_any_more_ends_between_looks(model: Path, scal
     assert np.median([race.pairs for race in found]) <= 12
 
 
-def test_giving_up_early_costs_hardly_any_gain(model: Path) -> None:
-    """Twice what counts is still found, whatever the first pairs looked like."""
+def test_early_stopping_misses_hardly_any_gain(model: Path) -> None:
+    """A gain of twice eps is still found."""
     assert share(verdicts(model, 0.96, eps=0.02, seeds=200), "faster") >= 0.95
 
 
-def test_samples_are_the_pairs(model: Path) -> None:
+def test_each_pair_gives_one_sample_of_both(model: Path) -> None:
     outcome, ours, theirs = raced(model, 1, 0.9)
     assert len(ours.cpu_ms) == len(theirs.cpu_ms) == len(theirs.wall_ms) == outcome.pairs
 
@@ -175,10 +175,10 @@ def test_the_interval_is_that_of_the_pairs_and_needs_six(model: Path) -> None:
     assert hopeless.interval is None
 
 
-def test_one_graph_is_not_raced(model: Path) -> None:
+def test_two_candidates_with_the_same_graph_are_not_raced(model: Path) -> None:
     class Untouchable(FakeEngine):
         def __init__(self) -> None:
-            """Whatever is asked of it fails: it has no model."""
+            """Every call fails, since there is no model."""
 
     outcome, ours, theirs = race(
         Entrant(digest="a", engine=Untouchable(), graph_hash="same"),
@@ -191,7 +191,7 @@ def test_one_graph_is_not_raced(model: Path) -> None:
     assert ours == theirs == Samples()
 
 
-def test_the_order_of_runs_is_drawn(model: Path) -> None:
+def test_the_order_of_runs_in_a_pair_is_random(model: Path) -> None:
     order: list[str] = []
 
     class Told(FakeEngine):
@@ -221,17 +221,17 @@ def test_the_order_of_runs_is_drawn(model: Path) -> None:
     [(0.0, MOST_RUNS, MOST_RUNS), (0.01, MOST_RUNS, MOST_RUNS), (1.0, 5, 3), (3.0, 2, 1), (900.0, 0, 1)],
 )
 def test_turns_last_about_as_long_whatever_the_model(typical_ms: float, warmup: int, runs: int) -> None:
-    """Untimed runs until the caches are warm again, then a few timed ones; of long models one timed run."""
+    """Untimed runs until the caches are warm again, then a few timed ones; for long models one timed run."""
     assert Turn.lasting(typical_ms) == Turn(warmup=warmup, runs=runs)
 
 
-def test_a_turn_is_one_sample(model: Path) -> None:
+def test_a_turn_gives_one_sample(model: Path) -> None:
     one = engine(FakeDevice(), model, 0)
     sample = settle(one, "cpu").sample(one)
     assert (len(sample.cpu_ms), len(sample.wall_ms)) == (1, 1)
 
 
-def test_median_sample_keeps_the_clocks_apart() -> None:
+def test_the_median_sample_has_a_median_of_each_clock() -> None:
     samples = Samples(wall_ms=(9.0, 1.0, 2.0), cpu_ms=(0.5, 0.7, 8.0))
     assert median_sample(samples) == Samples(wall_ms=(2.0,), cpu_ms=(0.7,))
     assert median_sample(Samples(wall_ms=(3.0,))) == Samples(wall_ms=(3.0,))
@@ -253,23 +253,21 @@ class Disturbed:
 
 
 @pytest.mark.parametrize(("times", "calls", "wall"), [(0, 1, 1.0), (1, 2, 1.0), (2, 3, 1.0), (9, 3, 2.0)])
-def test_a_turn_that_others_disturbed_is_taken_again_twice_at_most(
-    times: int, calls: int, wall: float
-) -> None:
+def test_a_preempted_turn_is_repeated_at_most_twice(times: int, calls: int, wall: float) -> None:
     engine = Disturbed(times)
     sample = Turn.lasting(5.0).sample(cast("Engine", engine))
     assert (engine.calls, sample.wall_ms) == (calls, (wall,))
 
 
-def test_a_long_run_is_not_taken_again() -> None:
-    """Others get the processor in every run of it: three times as many would take three times as long, no more."""
+def test_a_long_preempted_run_is_not_repeated() -> None:
+    """Every long run is preempted: repetitions would take three times as long without a better sample."""
     engine = Disturbed(9, cpu_ms=300.0)
     assert Turn.lasting(300.0).sample(cast("Engine", engine)).wall_ms == (600.0,)
     assert engine.calls == 1
 
 
-def test_a_turn_has_its_first_run_and_those_after_the_warm_up() -> None:
-    """The first one found the caches as another model left them."""
+def test_a_turn_has_a_first_run_and_runs_after_the_warm_up() -> None:
+    """The first run has the caches as another model left them."""
 
     class Cooling:
         def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
@@ -291,7 +289,8 @@ def test_a_turn_has_its_first_run_and_those_after_the_warm_up() -> None:
     ("warmup", "asked"), [(5, ("after another", 8, 5)), (4, ("time", 7)), (0, ("time", 4))]
 )
 def test_the_first_run_of_a_fast_model_is_after_another_model(warmup: int, asked: tuple[object, ...]) -> None:
-    """What a process does after it waited is part of no caller's time; a long run does not show it."""
+    """The time that a process needs to continue after waiting is not part of a latency; in a long run it is
+    negligible."""
 
     class Own:
         def time(self, runs: int, warmup: int = 0) -> Samples:
@@ -310,7 +309,7 @@ def test_the_first_run_of_a_fast_model_is_after_another_model(warmup: int, asked
 
 
 class Warming:
-    """An engine of which each run of a fresh build takes so long."""
+    """An engine whose first runs after a build take the given times."""
 
     def __init__(self, *times: float) -> None:
         self.times = times
@@ -327,20 +326,22 @@ class Warming:
 @pytest.mark.parametrize(
     ("times", "runs"),
     [
-        ((30.0, 30.1), 3),  # as fast at once as ever
+        ((30.0, 30.1), 3),  # the first run is as fast as the later ones
         ((40.0, 30.0, 30.0), 4),
-        ((40.0, 37.0, 34.0, 31.0, 29.0, 29.0), WARMUP + 2),  # still falling: the most that is spent
-        ((0.2, 0.1), 1 + WARMUP - 1 + SCREEN),  # too short to look at each
+        ((40.0, 37.0, 34.0, 31.0, 29.0, 29.0), WARMUP + 2),  # still decreasing: the limit of runs
+        ((0.2, 0.1), 1 + WARMUP - 1 + SCREEN),  # too short to check each run
     ],
 )
-def test_a_fresh_engine_is_run_until_its_runs_fall_no_further(times: tuple[float, ...], runs: int) -> None:
+def test_a_fresh_engine_is_warmed_up_until_its_times_no_longer_decrease(
+    times: tuple[float, ...], runs: int
+) -> None:
     engine = Warming(*times)
     last = warmed(cast("Engine", engine), "cpu")
     assert engine.done == runs
     assert last.median_ms("cpu") == pytest.approx(times[-1], rel=0.01)
 
 
-def test_a_turn_of_a_long_model_has_no_untimed_run_except_where_both_conditions_are_wanted() -> None:
+def test_a_turn_of_a_long_model_has_an_untimed_run_only_if_both_conditions_are_measured() -> None:
     engine = Warming(30.0)
     turn = settle(cast("Engine", engine), "cpu")
     before = engine.done
@@ -351,7 +352,7 @@ def test_a_turn_of_a_long_model_has_no_untimed_run_except_where_both_conditions_
 
 
 @pytest.mark.parametrize(("typical_ms", "runs"), [(0.01, 12), (3.0, 8), (26.0, 5), (900.0, 5)])
-def test_a_profile_of_long_runs_has_fewer(typical_ms: float, runs: int) -> None:
+def test_a_profile_of_long_runs_has_fewer_runs(typical_ms: float, runs: int) -> None:
     class Counting:
         def layers(self, runs: int) -> tuple[LayerTime, ...]:
             self.runs = runs

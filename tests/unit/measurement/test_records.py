@@ -1,4 +1,4 @@
-"""How to build travels to child processes without loss."""
+"""Build options are equal after the transfer to a child process."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ options = st.builds(
 
 
 @given(options)
-def test_options_come_back_as_they_were(given_options: BuildOptions):
+def test_options_are_equal_after_the_transfer(given_options: BuildOptions):
     assert options_from_json(json.loads(json.dumps(options_to_json(given_options)))) == given_options
 
 
-def test_a_relative_folder_means_the_one_of_here():
+def test_a_relative_folder_is_that_of_the_sending_process():
     back = options_from_json(options_to_json(BuildOptions(state=Path("results"))))
     assert back.state == Path.cwd() / "results"

@@ -1,4 +1,4 @@
-"""Failing models are reduced to what fails: a simulated backend that refuses a pattern, crashes, real runtimes."""
+"""Reduction of failing models to the failing nodes, on a simulated backend, with crashes, and on real runtimes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_reduced_model_fails_in_the_same_way_and_is_no_larger(tmp_path_facto
 
 
 @given(st.sets(st.integers(0, 40)), st.integers(41, 60))
-def test_smallest_finds_all_that_is_needed_and_nothing_else(needed, count):
+def test_smallest_finds_exactly_the_needed_elements(needed, count):
     assert smallest(range(count), lambda kept: needed <= {*kept}) == sorted(needed)
 
 
@@ -97,7 +97,7 @@ def test_the_time_is_limited(models, tmp_path):
     assert backend.builds == 2  # the first and the last
 
 
-def test_a_crash_is_reduced_in_processes(models, tmp_path):
+def test_a_crash_is_reduced_in_child_processes(models, tmp_path):
     options = BuildOptions(extra={"fake.crash": "run"})
     with Isolated("fake") as backend:
         reduced = reduce_model(
@@ -109,7 +109,7 @@ def test_a_crash_is_reduced_in_processes(models, tmp_path):
     assert "BuildOptions(extra={'fake.crash': 'run'})" in reduced.program.read_text()
 
 
-# A MatMul with per-channel weights of three dimensions: builds on ONNX Runtime, and fails when it runs (lint: ORT002).
+# A MatMul with per-channel weights of three dimensions builds on ONNX Runtime, and fails when run (lint: ORT002).
 REFUSED = """<ir_version: 8, opset_import: ["": 17]>
 g (float[2,4,16] x) => (float[2,4,16] y) {
     b = Add(x, secret)
@@ -161,7 +161,7 @@ def test_weights_are_random(on_onnxruntime):
         assert not np.array_equal(small.array(name), given.array(name))
 
 
-def test_the_program_shows_the_fault_with_the_runtime_alone(on_onnxruntime):
+def test_the_program_reproduces_the_fault_with_the_runtime_alone(on_onnxruntime):
     text = on_onnxruntime.program.read_text()
     assert "import qdqspec" not in text
     assert "from qdqspec" not in text
@@ -170,8 +170,8 @@ def test_the_program_shows_the_fault_with_the_runtime_alone(on_onnxruntime):
     assert "ONNXRuntimeError" in done.stderr
 
 
-def test_the_program_of_a_model_that_works_ends_well(on_onnxruntime):
-    """So that the test above does not pass for a program that is wrong itself."""
+def test_the_program_of_a_model_without_fault_exits_with_0(on_onnxruntime):
+    """Otherwise the test above would also pass for a program with an error."""
     proto = refused()
     del proto.graph.node[2:7]
     proto.graph.node[-1].input[0] = "c"
@@ -243,7 +243,7 @@ def test_a_branch_that_the_fault_needs_is_reduced_inside(tmp_path):
     assert reduced.complete
 
 
-def test_dynamic_dimensions_take_the_shapes_given(tmp_path):
+def test_dynamic_dimensions_have_the_given_shapes(tmp_path):
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[n,4] x) => (float[n,4] y) { t = Relu(x) y = Tanh(t) }'
     )

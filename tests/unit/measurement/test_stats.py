@@ -1,4 +1,4 @@
-"""The statistics of paired timings: scipy as oracle, coverage by simulation."""
+"""Statistics of paired timings: compared with scipy, coverage by simulation."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def distinct(values: list[float]) -> bool:
 
 
 @given(st.lists(SMALL, min_size=1, max_size=EXACT_LIMIT))
-def test_exact_signed_rank_is_scipys(values: list[float]) -> None:
+def test_the_exact_signed_rank_test_equals_that_of_scipy(values: list[float]) -> None:
     assume(distinct(values))
     expected = scipy.stats.wilcoxon(values, method="exact").pvalue
     assert wilcoxon_p(values) == pytest.approx(expected, rel=1e-9)
 
 
 @given(st.lists(st.integers(-4, 4).map(float), min_size=4, max_size=60))
-def test_with_ties_and_zeros_the_approximation_is_scipys(values: list[float]) -> None:
+def test_the_approximation_with_ties_and_zeros_equals_that_of_scipy(values: list[float]) -> None:
     magnitudes = [abs(value) for value in values if value]
     assume(len(set(magnitudes)) < len(magnitudes))
     expected = scipy.stats.wilcoxon(values, method="approx", zero_method="wilcox").pvalue
@@ -49,7 +49,7 @@ def test_with_ties_and_zeros_the_approximation_is_scipys(values: list[float]) ->
 
 
 @pytest.mark.parametrize("count", [EXACT_LIMIT + 1, 48, 200])
-def test_many_pairs_are_approximated_as_scipy_does(count: int) -> None:
+def test_the_approximation_for_many_pairs_equals_that_of_scipy(count: int) -> None:
     values = np.random.default_rng(count).normal(0.1, 1, count)
     expected = scipy.stats.wilcoxon(values, method="approx").pvalue
     assert wilcoxon_p(values) == pytest.approx(expected, rel=1e-9)
@@ -57,7 +57,7 @@ def test_many_pairs_are_approximated_as_scipy_does(count: int) -> None:
 
 @pytest.mark.parametrize("count", [6, 7, 12, 24])
 @pytest.mark.parametrize("seed", range(3))
-def test_shifts_outside_the_bounds_are_what_scipy_rejects(count: int, seed: int) -> None:
+def test_scipy_rejects_exactly_the_shifts_outside_the_bounds(count: int, seed: int) -> None:
     values = np.random.default_rng([seed, count]).normal(0.1, 1, count)
     bounds = signed_rank_bounds(values)
     assert bounds is not None
@@ -70,12 +70,12 @@ def test_shifts_outside_the_bounds_are_what_scipy_rejects(count: int, seed: int)
         assert p_value(bound + outwards) <= 0.05 < p_value(bound - outwards)
 
 
-def test_fewer_pairs_than_can_reject_anything_have_no_bounds() -> None:
+def test_too_few_pairs_to_reject_any_shift_have_no_bounds() -> None:
     assert signed_rank_bounds([0.1, 0.2, 0.3, 0.4, 0.5]) is None
     assert signed_rank_bounds([]) is None
 
 
-def test_the_bounds_hold_the_truth_in_95_of_100_cases() -> None:
+def test_the_bounds_cover_the_true_shift_in_95_of_100_cases() -> None:
     random = np.random.default_rng(0)
     found = [signed_rank_bounds(random.standard_t(3, 12) + 0.3) for _ in range(800)]
     held = [bounds.low <= 0.3 <= bounds.high for bounds in found if bounds is not None]
@@ -83,7 +83,7 @@ def test_the_bounds_hold_the_truth_in_95_of_100_cases() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0, 0.0]])
-def test_no_differences_prove_nothing(values: list[float]) -> None:
+def test_differences_of_zero_have_p_value_one(values: list[float]) -> None:
     assert wilcoxon_p(values) == 1.0
 
 
@@ -101,25 +101,25 @@ def test_false_alarms_of_one_look_stay_at_the_level() -> None:
 
 
 @given(st.lists(SMALL, min_size=1, max_size=50), st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.4]))
-def test_trimmed_mean_is_scipys(values: list[float], share: float) -> None:
+def test_the_trimmed_mean_equals_that_of_scipy(values: list[float], share: float) -> None:
     assert trimmed_mean(values, share) == pytest.approx(scipy.stats.trim_mean(values, share), abs=1e-12)
 
 
-def test_trimmed_mean_does_not_see_an_outlier() -> None:
+def test_an_outlier_does_not_change_the_trimmed_mean() -> None:
     assert trimmed_mean([1.0] * 9 + [1e9]) == 1.0
 
 
 @given(st.lists(SMALL, min_size=20, max_size=20), st.sampled_from([0.1, 0.2, 0.25, 0.4]))
-def test_the_error_of_a_trimmed_mean_is_scipys(values: list[float], share: float) -> None:
-    """Where the share is a whole number of values; elsewhere scipy reckons with values that it did not trim."""
+def test_the_error_of_a_trimmed_mean_equals_that_of_scipy(values: list[float], share: float) -> None:
+    """Only if the share is a whole number of values; otherwise scipy includes values that it did not trim."""
     expected = scipy.stats.mstats.trimmed_stde(np.array(values), limits=(share, share))
     assert trimmed_error(values, share) == pytest.approx(float(expected), rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("run", [0.0, 0.03, 0.1])
 @pytest.mark.parametrize("build", [0.0, 0.012, 0.03])
-def test_what_runs_differ_by_is_no_difference_between_builds(build: float, run: float) -> None:
-    """On a busy machine it is most of what the levels of builds vary by. Drift belongs to no build."""
+def test_the_deviation_between_builds_excludes_that_of_runs(build: float, run: float) -> None:
+    """On a busy machine the deviation of runs is most of that of build levels. Drift is not part of it either."""
     random = np.random.default_rng(0)
     found = []
     for _ in range(300):
@@ -131,7 +131,7 @@ def test_what_runs_differ_by_is_no_difference_between_builds(build: float, run: 
     assert np.mean(np.square(found)) <= build**2 + 0.5 * runs_alone**2 + 0.1 * build**2
 
 
-def test_one_slow_run_in_ten_is_no_difference_between_builds() -> None:
+def test_one_slow_run_in_ten_does_not_change_the_deviation_between_builds() -> None:
     random = np.random.default_rng(0)
     noise = 0.01 * random.standard_normal((300, 5, 12)) + 0.5 * (random.random((300, 5, 12)) < 0.1)
     assert np.mean([build_deviation(np.exp(builds)) for builds in noise]) < 0.02
@@ -139,16 +139,16 @@ def test_one_slow_run_in_ten_is_no_difference_between_builds() -> None:
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 9, 30, 101, 400])
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
-def test_students_quantile_is_scipys(confidence: float, freedom: int) -> None:
+def test_the_quantile_of_student_t_equals_that_of_scipy(confidence: float, freedom: int) -> None:
     expected = scipy.stats.t.ppf((1 + confidence) / 2, freedom)
     assert student_t(confidence, freedom) == pytest.approx(expected, rel=1e-6)
 
 
-def test_log_ratios_pair_by_position() -> None:
+def test_log_ratios_are_of_samples_at_the_same_position() -> None:
     assert log_ratios([2.0, 3.0], [1.0, 6.0]) == pytest.approx([math.log(2), math.log(0.5)])
 
 
-def test_pooled_deviation_ignores_the_distance_of_groups() -> None:
+def test_the_pooled_deviation_ignores_differences_between_groups() -> None:
     near = [[1.0, 2.0, 3.0], [2.0, 4.0]]
     far = [[1.0, 2.0, 3.0], [1002.0, 1004.0]]
     assert pooled_deviation(near) == pytest.approx(pooled_deviation(far))
@@ -156,14 +156,14 @@ def test_pooled_deviation_ignores_the_distance_of_groups() -> None:
 
 
 @pytest.mark.parametrize("groups", [[], [[1.0]], [[1.0], [2.0]]])
-def test_single_builds_give_no_deviation(groups: list[list[float]]) -> None:
+def test_groups_of_one_build_give_no_deviation(groups: list[list[float]]) -> None:
     assert pooled_deviation(groups) == (0.0, 0)
 
 
 def rounds(
     random: np.random.Generator, levels: dict[str, float], builds: int, *, build=0.012, run=0.03, drift=0.0
 ) -> dict[str, list[np.ndarray]]:
-    """Interleaved samples of every build: level, its build's own deviation, the round's swing, run noise."""
+    """Interleaved samples of every build: level, deviation of the build, deviation of the round, run noise."""
     count = 24
     swing = drift * np.sin(np.linspace(0, 3, count))
     return {
@@ -176,7 +176,7 @@ def rounds(
 
 
 @pytest.mark.parametrize("roles", [2, 4])
-def test_intervals_cover_the_truth_in_95_of_100_cases(roles: int) -> None:
+def test_intervals_cover_the_true_ratio_in_95_of_100_cases(roles: int) -> None:
     random = np.random.default_rng(roles)
     levels = {"reference": 4.0, "tuned": 3.0, "runner-up": 3.2, "everything": 5.0}
     chosen = dict(list(levels.items())[:roles])
@@ -193,13 +193,13 @@ def test_drift_common_to_a_round_cancels() -> None:
     assert (moving.low, moving.high) == pytest.approx((still.low, still.high), rel=1e-9)
 
 
-def test_one_build_a_role_proves_nothing() -> None:
+def test_the_interval_of_one_build_per_role_is_unbounded() -> None:
     interval = ratio_intervals({"reference": [[4.0, 4.1]], "tuned": [[3.0, 3.1]]}, "reference")["tuned"]
     assert (interval.low, interval.high) == (0.0, math.inf)
     assert 0.7 < interval.median < 0.8
 
 
-def test_the_base_is_exactly_itself() -> None:
+def test_the_ratio_of_the_base_is_exactly_one() -> None:
     found = ratio_intervals({"reference": [[4.0, 5.0], [4.2, 5.1]], "tuned": [[3.0, 3.1]]}, "reference")
     assert found["reference"] == Interval(median=1, low=1, high=1)
 
@@ -211,11 +211,11 @@ def test_the_base_is_exactly_itself() -> None:
         (Interval(median=0.5, low=0.0, high=math.inf), Interval(median=2, low=0.0, high=math.inf)),
     ],
 )
-def test_inverse_swaps_the_bounds(interval: Interval, expected: Interval) -> None:
+def test_the_inverse_of_an_interval_swaps_the_bounds(interval: Interval, expected: Interval) -> None:
     assert interval.inverse == expected
 
 
-def test_drift_is_distinguished_from_rounds_and_not_from_single_builds() -> None:
+def test_drift_is_separated_from_rounds_but_not_from_single_builds() -> None:
     rng = np.random.default_rng(0)
     slower = 1 + np.linspace(0, 0.12, 30)
     builds = [level * slower * rng.lognormal(0, 0.01, 30) for level in (1.0, 2.0, 0.5)]

@@ -1,4 +1,4 @@
-"""The cache: an entry is there whole or not at all, and trouble with it never stops a run."""
+"""The cache: an entry is complete or missing, and errors of the cache never stop a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / ".qdqspec" / "cache")
 
 
-def test_what_was_put_is_found_by_another_run(store: Store) -> None:
+def test_a_stored_entry_is_found_by_another_run(store: Store) -> None:
     assert store.get(KEY) is None
     put = store.put(KEY, fill)
     again = Store(store.folder)
@@ -38,7 +38,7 @@ def test_what_was_put_is_found_by_another_run(store: Store) -> None:
     assert not again.warnings
 
 
-def test_the_folder_marks_itself_as_a_cache(store: Store) -> None:
+def test_the_folder_has_a_tag_of_cache_directories(store: Store) -> None:
     store.put(KEY, fill)
     assert (store.folder / ".gitignore").read_text() == "*\n"
     assert (
@@ -46,14 +46,14 @@ def test_the_folder_marks_itself_as_a_cache(store: Store) -> None:
     )
 
 
-def test_looking_leaves_no_trace(store: Store) -> None:
+def test_reading_creates_no_folder(store: Store) -> None:
     store.get(KEY)
     assert store.info().entries == 0
     assert store.prune(0) == 0
     assert not store.folder.exists()
 
 
-def test_a_failed_fill_leaves_nothing(store: Store) -> None:
+def test_no_file_remains_of_an_entry_whose_creation_failed(store: Store) -> None:
     def broken(folder: Path) -> None:
         fill(folder)
         raise ValueError("stopped half way")
@@ -99,7 +99,7 @@ def _change(entry: Path, what: bytes, by: bytes) -> None:
 
 
 @pytest.mark.parametrize("damage", [_cut, _lose, _add, _garble, _forget, _backdate, _misname])
-def test_a_damaged_entry_is_ignored_reported_and_made_again(store: Store, damage: object) -> None:
+def test_a_damaged_entry_is_ignored_reported_and_replaced(store: Store, damage: object) -> None:
     damage(store.put(KEY, fill))  # type: ignore[operator]
     assert store.get(KEY) is None
     assert store.get(KEY) is None
@@ -108,13 +108,13 @@ def test_a_damaged_entry_is_ignored_reported_and_made_again(store: Store, damage
     assert store.put(KEY, fill) == store.get(KEY)
 
 
-def test_a_whole_entry_is_not_replaced(store: Store) -> None:
+def test_a_complete_entry_is_not_replaced(store: Store) -> None:
     store.put(KEY, fill)
     entry = store.put(KEY, lambda folder: (folder / "late.txt").write_text("") and None)
     assert not (entry / "late.txt").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_reported_once_and_done_without(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_once_and_not_used(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     store = Store(tmp_path / "cache")
     first = store.put(KEY, fill)
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_done_without(tmp_p
     assert (tmp_path / "cache").read_text().startswith("a file")
 
 
-def test_a_full_disk_everywhere_is_one_clear_error(store: Store) -> None:
+def test_a_full_disk_is_one_error(store: Store) -> None:
     def full(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -154,7 +154,7 @@ def test_age_size_and_pruning_follow_the_clock(tmp_path: Path) -> None:
     assert young.exists()
 
 
-def test_a_clock_set_back_makes_no_negative_age(tmp_path: Path) -> None:
+def test_an_age_is_not_negative_after_the_clock_was_set_back(tmp_path: Path) -> None:
     now = 1000.0
     store = Store(tmp_path, clock=lambda: now)
     entry = store.put(KEY, fill)
@@ -169,11 +169,11 @@ def test_any_time_in_an_entry_gives_an_age_that_can_be_shown(tmp_path: Path, cre
     _change(entry, rb'"created": [\d.]+', b'"created": ' + created.encode())
     (found,) = store.entries()
     assert found.damage
-    assert 0 <= found.age_seconds < 60, "then the folder's own time counts"
+    assert 0 <= found.age_seconds < 60, "the modification time of the folder is used then"
     assert 0 <= store.info().oldest_seconds < 60
 
 
-def test_an_entry_of_an_earlier_version_has_no_sum_and_is_read(tmp_path: Path) -> None:
+def test_an_entry_of_an_earlier_version_without_checksum_is_read(tmp_path: Path) -> None:
     store = Store(tmp_path)
     entry = store.put(KEY, fill)
     manifest = json.loads((entry / "entry.json").read_text())
@@ -189,9 +189,7 @@ def test_the_key_depends_on_the_parts_and_not_on_their_order() -> None:
         cache_key(path=Path("x"))
 
 
-def test_others_never_see_half_of_an_entry_that_is_removed(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removal_never_leaves_a_partial_entry(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two files that are removed, another run finds no entry, and reports no damage."""
     rmtree, seen = shutil.rmtree, []
 
@@ -210,7 +208,7 @@ def test_others_never_see_half_of_an_entry_that_is_removed(
         assert not [path for path in store.folder.iterdir() if path.is_dir()]
 
 
-def test_an_entry_that_is_removed_while_it_is_read_is_missing_and_not_damaged(
+def test_an_entry_removed_while_it_is_read_is_missing_and_not_damaged(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = store.put(KEY, fill)
@@ -227,10 +225,10 @@ def test_an_entry_that_is_removed_while_it_is_read_is_missing_and_not_damaged(
 
 
 @pytest.mark.parametrize("action", ["info", "entries", "export"])
-def test_an_entry_that_is_removed_meanwhile_is_left_out(
+def test_an_entry_removed_after_listing_is_omitted(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
 ) -> None:
-    """Another run prunes after the entries were listed."""
+    """Another run removes it after the entries were listed."""
     others = [cache_key(number=number) for number in range(2)]
     for key in (KEY, *others):
         store.put(key, fill)
@@ -254,7 +252,7 @@ def test_an_entry_that_is_removed_meanwhile_is_left_out(
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced"])
-def test_an_entry_that_changes_while_it_is_exported_is_left_out(
+def test_an_entry_that_changes_during_its_export_is_omitted(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     others = [cache_key(number=number) for number in range(2)]

@@ -1,4 +1,4 @@
-"""Builds that are timed together: how many are made at a time, and that none is timed before all are there."""
+"""Builds that are timed together: how many run in parallel, and that none is timed before all are complete."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from qdqspec.preparation.resources import Resources
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Samples
 
-WAIT = 30.0  # seconds until a test gives up; nothing is timed
+WAIT = 30.0  # time limit of a test in seconds; nothing is timed
 
 
 @dataclass
 class Site:
-    """Where engines are opened: how many builds were under way at a time, what was closed."""
+    """Counts parallel builds and closed engines."""
 
     wanted: int
     meet: Callable[[], object] = lambda: None
@@ -60,7 +60,7 @@ class Engine:
     site: Site
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
-        assert len(self.site.open) == self.site.wanted, "timed while others were built"
+        assert len(self.site.open) == self.site.wanted, "timed during a build"
         return Samples(wall_ms=(1.0,) * runs)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ def timed(groups, jobs: int) -> Together:
 
 
 @pytest.mark.parametrize(("jobs", "most"), [(1, 1), (3, 3)])
-def test_so_many_are_built_at_a_time(jobs: int, most: int) -> None:
+def test_the_number_of_parallel_builds_is_limited_by_jobs(jobs: int, most: int) -> None:
     site = Site(wanted=3)
     if jobs > 1:
         site.meet = threading.Barrier(jobs, timeout=WAIT).wait
@@ -85,7 +85,7 @@ def test_so_many_are_built_at_a_time(jobs: int, most: int) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_a_group_of_which_one_fails_is_out_and_leaves_nothing_open(jobs: int) -> None:
+def test_a_group_with_a_failed_build_is_excluded_and_its_engines_are_closed(jobs: int) -> None:
     site = Site(wanted=5 if jobs > 1 else 4)
     found = timed({"a": [site.build, site.fail, site.build], "b": [site.build] * 3}, jobs)
     assert found.failures.keys() == {"a"}
@@ -93,8 +93,8 @@ def test_a_group_of_which_one_fails_is_out_and_leaves_nothing_open(jobs: int) ->
     assert site.closed == len(site.open) == site.wanted
 
 
-def test_an_interrupt_waits_for_no_build() -> None:
-    """Whoever presses Ctrl-C is not kept by a compiler that hangs."""
+def test_an_interrupt_does_not_wait_for_a_build() -> None:
+    """Ctrl-C must end the search even if a compiler hangs."""
     begun, release, ended = threading.Event(), threading.Event(), threading.Event()
 
     def hang() -> Engine:
@@ -128,8 +128,8 @@ def test_an_isolated_backend_builds_for_several_threads(tmp_path: Path) -> None:
     assert all(np.array_equal(outputs[0], other) for other in outputs)
 
 
-def test_builds_that_time_kernels_are_made_one_by_one() -> None:
-    """Whatever was asked for: two at once would disturb each other's choice of kernels."""
+def test_builds_that_time_kernels_are_sequential() -> None:
+    """At any number of jobs: parallel builds would affect each other's choice of kernels."""
     from qdqspec.backends.tensorrt.engine import TensorRt
     from qdqspec.backends.trtexec.engine import Trtexec
 
@@ -143,7 +143,7 @@ def test_builds_that_time_kernels_are_made_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.0, together.FEWEST), (1e9, 24)])
-def test_slow_models_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
+def test_slow_models_have_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
     monkeypatch.setattr(together, "MOST_SECONDS", seconds)
     monkeypatch.setattr(together, "_are_precise", lambda *_: False)
     site = Site(wanted=2)
@@ -152,7 +152,7 @@ def test_slow_models_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: 
     assert [len(build.wall_ms) for build in found.samples["a"]] == [rounds, rounds]
 
 
-def test_it_ends_after_half_or_three_quarters_of_the_rounds_where_it_is_settled(
+def test_rounds_end_after_a_half_or_three_quarters_if_the_result_is_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(together, "_are_precise", lambda *_: False)
