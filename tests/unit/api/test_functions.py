@@ -76,7 +76,8 @@ def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -
 
 
 def test_errors_of_fp8_are_distinguished_from_those_of_the_runtime(models: Path, model: Path) -> None:
-    """ONNX Runtime computes Q and DQ of e4m3 one by one, so that both steps of the comparison are known."""
+    """ONNX Runtime runs Q and DQ of e4m3 as separate kernels, so that errors of quantization and runtime can be
+    separated."""
     parity = tune(models / "digits_resnet.onnx", quant="fp8", trials=3, **HERE).parity
     assert parity.undivided == ""
     (total,), (quantization,), (runtime,) = parity.outputs, parity.quantization, parity.runtime
@@ -110,7 +111,7 @@ def test_the_speedup_of_a_model_over_itself_is_one(model: Path) -> None:
     assert measure(model, model, **HERE).speedup.median == pytest.approx(1, abs=0.05)
 
 
-def test_a_model_that_does_not_run_is_named(model: Path, tmp_path: Path) -> None:
+def test_the_error_for_a_model_that_does_not_run_names_it(model: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     with pytest.raises(BackendError, match=r"broken\.onnx: the model does not run"):
         measure(model, "broken.onnx", **HERE)
@@ -123,7 +124,7 @@ def test_two_models_are_verified_without_timing(model: Path) -> None:
     assert verify(model, model, **HERE).max_abs == 0
 
 
-def test_a_specs_untimed_checks_are_judged(model: Path, tmp_path: Path) -> None:
+def test_untimed_checks_of_a_spec_are_judged(model: Path, tmp_path: Path) -> None:
     (tmp_path / "net.qdq.yaml").write_text(SPEC)
     tune("net.qdq.yaml", **HERE)
     record = verify("net.qdq.yaml::default", **HERE)

@@ -93,7 +93,7 @@ def test_any_processor_name_gives_a_valid_file_name(text: str) -> None:
         assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", cpu.slug)
 
 
-def test_this_machine_is_described() -> None:
+def test_product_and_cores_of_this_machine_are_found() -> None:
     cpu = _cpu.detect()
     assert cpu.cores >= 1
     assert cpu.product

@@ -19,7 +19,7 @@ def fake_cuda(install_tensorrt: Callable[[str], None]) -> None:
     install_tensorrt("11.4.0.106")
 
 
-def test_a_device_is_described():
+def test_name_memory_and_versions_of_a_device_are_read():
     assert cuda.count_devices() == 1
     device = cuda.describe()
     assert (device.name, device.capability, device.driver, device.runtime) == (

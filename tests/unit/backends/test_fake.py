@@ -182,7 +182,7 @@ def test_the_configured_share_of_builds_fails_reproducibly(tmp_path: Path) -> No
     assert outcomes[:10] == [refused(seed) for seed in range(10)]
 
 
-def test_a_fault_rate_of_zero_means_no_fault(tmp_path: Path) -> None:
+def test_a_fault_rate_of_zero_gives_no_fault(tmp_path: Path) -> None:
     path = chain(tmp_path, PLAIN)
     with pytest.raises(RuntimeError, match="simulated failure in build"):
         build(path, **{"raise": "build"})
@@ -257,7 +257,7 @@ def test_the_error_for_an_operator_that_the_reference_implementation_lacks_sugge
     assert "such as onnxruntime" in str(caught.value)
 
 
-def test_a_stored_constant_of_a_node_may_be_dequantized_alone(tmp_path: Path) -> None:
+def test_a_dequantized_constant_node_builds(tmp_path: Path) -> None:
     """A Constant node has no input after which the conversion could be named."""
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) {
         q = Constant<value = int8[2] {3, -4}>()  s = Constant<value = float {0.5}>()

@@ -145,7 +145,7 @@ def test_all_parts_are_done_with_the_newest_version(machine: Callable[[str], Non
     for word in (b"alice", str(tmp_path).encode(), b"1652922000123", b"11111111-2222", b"Process ID"):
         assert word not in whole, word
     smi = files["gpu-day/machine/nvidia-smi-q.txt"].decode()
-    assert "GPU Current Temp                  : 31 C" in smi, "what follows the processes is kept"
+    assert "GPU Current Temp                  : 31 C" in smi, "lines after the list of processes are kept"
     assert "Driver Version                            : 550.54.15" in smi
     assert b"numpy==" in files["gpu-day/machine/pip-freeze.txt"]
     assert b"--onnx" in files["gpu-day/trtexec-help/trtexec-help.txt"]
@@ -188,7 +188,8 @@ def test_files_of_the_bundle_are_read_like_recorded_samples(
 FAULTS = sorted(
     name.removeprefix("fault ")
     for standin in ("tensorrt", "cuda")
-    for name in standins.planted(standin) - {"fault exclusive-process"}  # below: it needs two processes
+    for name in standins.planted(standin)
+    - {"fault exclusive-process"}  # tested below, since it needs two processes
 )
 
 
@@ -300,7 +301,7 @@ def test_an_interrupted_bundle_has_the_finished_parts(machine: Callable[[str], N
     assert [part["name"] for part in summary["parts"]] == ["machine"]
 
 
-def test_a_place_that_cannot_be_written_is_reported_first(tmp_path: Path) -> None:
+def test_an_archive_that_cannot_be_written_is_reported_before_any_part_runs(tmp_path: Path) -> None:
     def never(part: DayPart, day: Day, log: Path) -> str:
         raise AssertionError("nothing may run")
 

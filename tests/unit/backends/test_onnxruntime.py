@@ -31,7 +31,7 @@ def engine(tmp_path: Path) -> OnnxRuntimeEngine:
     return engine
 
 
-def test_nothing_reaches_standard_error(
+def test_no_output_is_on_standard_error(
     tmp_path: Path, models: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # ONNX Runtime warns of ultraface's unused initializers, and logs wrong shapes as errors.

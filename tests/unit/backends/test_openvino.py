@@ -82,7 +82,7 @@ def test_no_telemetry_is_started(tmp_path: Path) -> None:
     }
 
 
-def test_without_openvino_it_reports_how_to_install_it(
+def test_without_openvino_the_probe_reports_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
@@ -102,7 +102,7 @@ def test_a_missing_device_is_named() -> None:
     assert "no device NPU" in availability.why
 
 
-def test_nothing_reaches_standard_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_output_is_on_standard_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     engine = build(tmp_path / "small.onnx", small_model())
     with pytest.raises(BackendError):
         engine.run({"x": np.ones((2, 3), np.float32)})
@@ -323,7 +323,7 @@ def test_doctor_lists_the_devices_with_their_names() -> None:
     assert re.search(r"CPU: \w+", facts["devices"])
 
 
-def test_explain_names_what_did_not_run_in_integers(
+def test_explain_names_operators_that_did_not_run_in_integers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     g = Graph()

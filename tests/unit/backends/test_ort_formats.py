@@ -1,4 +1,4 @@
-"""How the installed ONNX Runtime runs number formats other than 8-bit integers."""
+"""Kernels of the installed ONNX Runtime for number formats other than 8-bit integers."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_two_formats_in_one_model_run_in_their_kernels(tmp_path: Path) -> None:
     np.testing.assert_allclose(engine.run({"x": X})["y"], expected, atol=0.02 * np.abs(expected).max())
 
 
-def test_weights_alone_fuse_only_where_they_read_floats(tmp_path: Path) -> None:
+def test_weight_only_products_fuse_only_with_float_inputs(tmp_path: Path) -> None:
     """A producer that can output floats therefore outputs them to a reader of which only the weight is quantized."""
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[2,256] x) => (float[2,64] y) {
       q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = MatMul(d, w) }"""

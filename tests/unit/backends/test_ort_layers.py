@@ -99,7 +99,9 @@ def test_a_residual_block_is_one_kernel(models: Path) -> None:
 
 
 @pytest.mark.parametrize("bias", ["", "[bias] y = Add(z, b)"], ids=["no bias", "a bias that is added"])
-def test_a_fused_activation_between_blocked_convolutions_has_its_nodes(tmp_path: Path, bias: str) -> None:
+def test_a_fused_activation_function_between_blocked_convolutions_has_its_nodes(
+    tmp_path: Path, bias: str
+) -> None:
     """No input or output of that kernel has a name of the model: both convolutions use the blocked layout."""
     proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
         g (float[1, 16, 8, 8] x) => (float[1, 16, 4, 4] y)

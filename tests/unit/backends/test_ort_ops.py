@@ -51,7 +51,7 @@ def layers_of(tmp_path: Path) -> Callable[[onnx.ModelProto], tuple[LayerTime, ..
 def integer(
     layers_of: Callable[[onnx.ModelProto], tuple[LayerTime, ...]],
 ) -> Callable[[onnx.ModelProto], bool]:
-    """Whether every kernel of a model that is no conversion computes on integers (it is also run once)."""
+    """Whether all kernels of a model except conversions compute on integers; the model is also run once."""
     return lambda model: all(layer.integer for layer in layers_of(model) if not layer.boundary)
 
 
@@ -66,7 +66,9 @@ def test_every_entry_of_the_table_has_a_model() -> None:
 
 
 @pytest.mark.parametrize("op", sorted(ort_ops.LABELS))
-def test_runs_in_integers_between_pairs(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
+def test_an_operator_of_the_table_runs_in_integers_between_pairs(
+    integer: Callable[[onnx.ModelProto], bool], op: str
+) -> None:
     assert integer(build_one(op, out=True))
 
 
@@ -78,7 +80,9 @@ def test_label_in_only_is_offered_exactly_where_it_fuses(
 
 
 @pytest.mark.parametrize("op", sorted(ort_ops.MOVING))
-def test_moving_operators_need_equal_scales(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
+def test_operators_that_copy_values_need_equal_scales(
+    integer: Callable[[onnx.ModelProto], bool], op: str
+) -> None:
     assert not integer(build_one(op, out=True, scale=0.05))
 
 
@@ -86,7 +90,7 @@ def test_moving_operators_need_equal_scales(integer: Callable[[onnx.ModelProto],
     "op",
     ["Sub", "Div", "Tanh", "Gelu", "HardSigmoid", "Elu", "Erf", "Exp", "Sqrt", "GlobalMaxPool", "Softplus"],
 )
-def test_operators_not_offered_stay_float(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
+def test_operators_not_offered_run_in_float(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
     assert op not in ort_ops.LABELS
     g = Graph()
     x = g.input(IMAGE)
@@ -95,7 +99,9 @@ def test_operators_not_offered_stay_float(integer: Callable[[onnx.ModelProto], b
 
 
 @pytest.mark.parametrize("op", ["Pad", "LayerNormalization", "ReduceMean", "Resize linear", "ConvTranspose"])
-def test_operators_with_parameters_stay_float(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
+def test_operators_not_offered_that_have_parameters_run_in_float(
+    integer: Callable[[onnx.ModelProto], bool], op: str
+) -> None:
     makers: dict[str, Callable[[Graph, str], str]] = {
         "Pad": lambda g, x: g.node("Pad", x, indices(g, 0, 0, 1, 1, 0, 0, 1, 1)),
         "LayerNormalization": lambda g, x: g.node(
@@ -191,7 +197,7 @@ def test_a_linear_operator_outputs_no_floats_to_an_activation_function_that_a_q_
     assert product.integer == (follower not in ort_ops.ABSORBED)
 
 
-def test_a_batch_normalization_before_the_q_stops_the_fusion(
+def test_a_batch_normalization_before_the_q_prevents_the_fusion(
     integer: Callable[[onnx.ModelProto], bool],
 ) -> None:
     g = Graph()
@@ -217,7 +223,7 @@ def test_matmul_weights_per_channel_must_be_flat_and_last(
 
 
 @pytest.mark.parametrize(("opset", "fuses"), [(11, False), (12, True)])
-def test_max_pool_takes_integers_from_opset_12(
+def test_max_pool_has_integer_inputs_from_opset_12(
     integer: Callable[[onnx.ModelProto], bool], opset: int, fuses: bool
 ) -> None:
     g = Graph()

@@ -49,7 +49,7 @@ def refusal(model: Path, options: BuildOptions | None = None) -> BackendError:
 # ---- failures -----------------------------------------------------------------------------------
 
 
-def test_every_refusal_of_the_parser_is_reported(tmp_path: Path, tensorrt_version: str):
+def test_every_parser_error_is_reported(tmp_path: Path, tensorrt_version: str):
     path = tmp_path / "unsigned.onnx"
     onnx.save(small_model(quantized=True, activations="uint8"), path)
     error = refusal(path)
@@ -108,10 +108,10 @@ def test_a_plugin_that_cannot_be_loaded_is_reported(model: Path, tmp_path: Path,
 
 
 def test_a_plugin_library_without_creators_is_loaded_as_one_that_registers_itself(model: Path, newest: None):
-    """The common kind (``REGISTER_TENSORRT_PLUGIN``): TensorRT's own loader refuses it (TensorRT issue 4121)."""
+    """The common kind (``REGISTER_TENSORRT_PLUGIN``): the loader of TensorRT refuses it (TensorRT issue 4121)."""
     import tensorrt as trt
 
-    library = _ctypes.__file__  # any shared library will do
+    library = _ctypes.__file__  # any shared library
     assert trt.get_plugin_registry().load_library(library) is None
     TensorRt().build(model, BuildOptions(extra={"tensorrt.plugins": library})).close()
 
@@ -197,7 +197,7 @@ def test_a_shape_that_does_not_fit_the_model_is_an_error(tmp_path: Path, newest:
     )
 
 
-def test_an_input_whose_values_decide_shapes_is_an_error(tmp_path: Path, newest: None):
+def test_an_input_whose_values_determine_shapes_is_an_error(tmp_path: Path, newest: None):
     path = dynamic_model(tmp_path / "m.onnx", "decides_shapes")
     assert "the values of input 'decides_shapes' decide shapes" in refusal(path).what
 
@@ -410,7 +410,7 @@ def test_kernels_skipped_for_lack_of_memory_are_recorded(
     assert "insufficient memory" in str(record["warnings"])
 
 
-def test_options_reach_the_builder(model: Path, newest: None, monkeypatch: pytest.MonkeyPatch):
+def test_options_are_passed_to_the_builder(model: Path, newest: None, monkeypatch: pytest.MonkeyPatch):
     import tensorrt as trt
 
     seen = []

@@ -69,7 +69,7 @@ def test_a_candidate_builds_after_a_failed_one(
         engine.close()
 
 
-def test_memory_of_the_gpu_is_reported_and_grows_with_what_is_bound(model: Path, version: str) -> None:
+def test_memory_of_the_gpu_is_reported_and_grows_with_bound_inputs(model: Path, version: str) -> None:
     with Isolated("tensorrt") as backend:
         engine = backend.build(model, BuildOptions())
         before = engine.device_memory()

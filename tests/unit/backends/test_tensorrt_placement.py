@@ -126,7 +126,7 @@ def test_a_conv_before_a_layernorm_gets_its_pair_on_the_data_edge() -> None:
     assert edges_of(space_of(model, NORM), a="in-only") == {("x", "a")}
 
 
-def test_a_conv_right_before_a_layernorm_keeps_its_pair_there() -> None:
+def test_a_conv_directly_before_a_layernorm_keeps_the_pair_between_them() -> None:
     model = norm_model("", "a", shape="1,4,6,6").proto
     for name in ("scale", "shift"):
         tensor = next(t for t in model.graph.initializer if t.name == name)
@@ -139,7 +139,7 @@ def test_the_activation_function_of_a_conv_belongs_to_its_group() -> None:
     assert edges_of(space_of(model, NORM)) == {("x", "a"), ("t", "y")}
 
 
-def test_other_readers_of_the_conv_keep_their_pair_too() -> None:
+def test_other_readers_of_the_conv_keep_their_pair() -> None:
     between = "t = Transpose<perm=[0,2,3,1]>(a)\n u = Transpose<perm=[0,2,3,1]>(a)\n v = Add(t, u)"
     model = norm_model(between, "t")
     quantized = edges_of(space_of(model, NORM), a="in+out")
@@ -153,7 +153,7 @@ def test_other_readers_of_the_conv_keep_their_pair_too() -> None:
         "s = Shape(a)\n f = Reshape(x, s)\n u = Transpose<perm=[0,2,3,1]>(f)",  # only the shape comes from the Conv
     ],
 )
-def test_only_copies_are_followed_and_only_their_data_input(between: str) -> None:
+def test_the_rule_follows_only_copies_and_their_data_input(between: str) -> None:
     model = norm_model(between, "u")
     assert ("u", "y") not in edges_of(space_of(model, NORM), a="in+out")
 
@@ -172,7 +172,7 @@ def pad_model(pad: str, **more: tuple[int, ...]) -> Model:
 
 
 @pytest.mark.parametrize("pad", ["Pad(r, pads)", "Pad(r, pads, zero)", 'Pad<mode="reflect">(r, pads)'])
-def test_the_pair_is_before_a_pad(pad: str) -> None:
+def test_the_pair_is_moved_before_a_pad(pad: str) -> None:
     assert edges_of(space_of(pad_model(pad)), y="in-only") == {("p", "y")}
     assert edges_of(space_of(pad_model(pad), PAD), y="in-only") == {("r", "p")}
 

@@ -50,7 +50,7 @@ def test_a_search_selects_a_faster_placement(
     assert all(build["cuda_graph"] for build in builds if "cuda_graph" in build)
 
 
-def test_notes_of_the_runtime_reach_record_and_reports(
+def test_notes_of_the_runtime_are_in_record_and_reports(
     install_tensorrt: Callable[[str], None], fail: Callable[[str], None], tmp_path: Path, engine_threads: None
 ):
     """Notes on samples of an engine are in the trial, the record, the footnotes of the table and the HTML page."""

@@ -1,7 +1,7 @@
-"""Every name that the backend uses exists in each TensorRT it claims, and the fake has no others.
+"""Every name that the backend uses exists in each supported TensorRT, and the fake has no others.
 
 A type checker reads the backend against stubs made of the recorded surface of each version: attributes, keywords,
-enum members, with the types that methods really give. The names come from the source of the backend, not from a list.
+enum members, with the result types of methods. The names come from the source of the backend, not from a list.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def test_the_fake_has_build_routes_in_the_versions_that_have_them(tensorrt_versi
 
 
 def agrees(taken: list[str], real: list[list[object]]) -> bool:
-    """Whether these are the real parameters, save for some at the end that may be left out."""
+    """Whether these are the real parameters; optional ones at the end may be missing."""
     names, rest = [p[0] for p in real[: len(taken)]], real[len(taken) :]
     return taken == names and all(may_be_left_out for _, _, may_be_left_out in rest)
 

@@ -64,7 +64,7 @@ def one(**entry: Any):
     return found
 
 
-def test_quirk_01_layers_are_objects_texts_or_none() -> None:
+def test_quirk_01_layers_are_objects_or_strings_or_missing() -> None:
     detailed = parse_layers(text("trt10.16-mnist-detailed.graph.json"))
     names = [entry.name for entry in detailed]
     assert [entry.name for entry in parse_layers({"Layers": names})] == names
@@ -75,7 +75,7 @@ def test_quirk_01_layers_are_objects_texts_or_none() -> None:
     assert parse_layers({"Layers": []}) == ()
 
 
-def test_quirk_02_the_top_keys_changed_in_11() -> None:
+def test_quirk_02_top_level_keys_differ_in_tensorrt_11() -> None:
     ten, eleven = (
         read_graph(text(name))
         for name in ("trt10.16-mnist-detailed.graph.json", "trt11-mnist-detailed.excerpt.graph.json")
@@ -100,7 +100,7 @@ def test_quirk_02_the_top_keys_changed_in_11() -> None:
         ({"Format/Datatype": "a sentence that names none"}, ""),
     ],
 )
-def test_quirk_03_types_are_sentences_or_two_keys(said: Mapping[str, str], is_: str) -> None:
+def test_quirk_03_tensor_types_are_sentences_or_two_keys(said: Mapping[str, str], is_: str) -> None:
     (read,) = read_layers({"Layers": [layer(Inputs=[{"Name": "x", **said}])]})
     assert read.inputs[0].dtype == is_
 
@@ -111,7 +111,7 @@ def test_quirk_03_every_recorded_tensor_has_a_type() -> None:
             assert all(tensor.dtype for tensor in (*found.inputs, *found.outputs)), (path.name, found)
 
 
-def test_quirk_04_location_is_missing_and_dimensions_hold_minus_one() -> None:
+def test_quirk_04_location_may_be_missing_and_dimensions_may_be_minus_one() -> None:
     tensor = {"Name": "x", "Dimensions": [-1, 3, -1, -1], "Format/Datatype": "Half"}
     bare, told = (one(Inputs=[t], Outputs=[t]) for t in (tensor, {**tensor, "Location": "Device"}))
     assert bare == told
@@ -128,15 +128,17 @@ def test_quirk_04_location_is_missing_and_dimensions_hold_minus_one() -> None:
         ("", ()),
     ],
 )
-def test_quirk_05_metadata_has_two_separators_glued_or_none(metadata: str, names: tuple[str, ...]) -> None:
+def test_quirk_05_entries_of_metadata_have_either_separator_or_none(
+    metadata: str, names: tuple[str, ...]
+) -> None:
     assert metadata_names(metadata) == names
 
 
-def test_quirk_05_several_layers_claim_one_node_and_some_claim_pairs_only() -> None:
+def test_quirk_05_several_layers_may_have_one_node_and_some_have_only_pairs() -> None:
     found = parse_layers(text("trt10.16-mnist-detailed.graph.json"))
     assert sum("node_softmax" in entry.nodes for entry in found) > 1
     groups = groups_of(found)
-    assert sum("node_softmax" in group for group in groups) == 1, "a region has it once"
+    assert sum("node_softmax" in group for group in groups) == 1, "each node is in a region once"
     pairs = one(Metadata="[ONNX Layer: x_QuantizeLinear]\x1f[ONNX Layer: x_DequantizeLinear]")
     assert (pairs.boundary, pairs.nodes) == (True, ())
 
@@ -161,15 +163,15 @@ def test_quirk_05_several_layers_claim_one_node_and_some_claim_pairs_only() -> N
         ("Conv_3 [profile 1]", ("Conv_3",)),
     ],
 )
-def test_quirk_06_names_are_joined_wrapped_and_numbered(name: str, nodes: tuple[str, ...]) -> None:
+def test_quirk_06_node_names_are_joined_wrapped_and_numbered(name: str, nodes: tuple[str, ...]) -> None:
     assert EngineNames().of_layer(name, "") == nodes
 
 
-def test_quirk_06_metadata_goes_before_names() -> None:
+def test_quirk_06_metadata_takes_precedence_over_names() -> None:
     assert one(Name="a + b", Metadata="[ONNX Layer: a + b]").nodes == ("a + b",)
 
 
-def test_quirk_07_unfused_pairs() -> None:
+def test_quirk_07_unfused_pairs_are_recognized() -> None:
     tensors = [{"Name": "x", "Format/Datatype": "Half"}], [{"Name": "y", "Format/Datatype": "Int8"}]
     ends = {"Inputs": tensors[0], "Outputs": tensors[1]}
     alone = one(LayerType="Reformat", Origin="QDQ", **ends)
@@ -192,13 +194,13 @@ def test_quirk_07_unfused_pairs() -> None:
         "PointWiseV2", "Shuffle", "gemm", "kgen", "correlation", "maxpool", "custom_layer", "reshape", "never heard of",
     ],
 )  # fmt: skip
-def test_quirk_08_layer_types_are_an_open_vocabulary(kind: str) -> None:
+def test_quirk_08_unknown_layer_types_are_accepted(kind: str) -> None:
     found = one(LayerType=kind, Metadata="[ONNX Layer: node]")
     assert (found.op_type, found.nodes, found.boundary) == (kind, ("node",), False)
 
 
 @pytest.mark.parametrize("kind", ["NoOp", "MyelinReformat", "memset", "signal", "wait", "shape_call"])
-def test_quirk_08_housekeeping_represents_no_node(kind: str) -> None:
+def test_quirk_08_some_layers_represent_no_node(kind: str) -> None:
     assert one(Name="__myl_housekeeping_myl0_1", LayerType=kind).boundary
 
 
@@ -211,7 +213,9 @@ def test_quirk_08_housekeeping_represents_no_node(kind: str) -> None:
         ({"Weights": {"Type": "Half", "Count": 9}}, True, "int8 > fp16"),
     ],
 )
-def test_quirk_09_what_it_computes_in_is_not_what_it_reads(more, integer: bool, precision: str) -> None:
+def test_quirk_09_the_precision_of_a_layer_may_differ_from_that_of_its_inputs(
+    more, integer: bool, precision: str
+) -> None:
     ends = {
         "Inputs": [{"Name": "x", "Format/Datatype": "Int8"}],
         "Outputs": [{"Name": "y", "Format/Datatype": "Half"}],
@@ -220,7 +224,7 @@ def test_quirk_09_what_it_computes_in_is_not_what_it_reads(more, integer: bool, 
     assert (found.integer, found.precision) == (integer, precision)
 
 
-def test_quirk_10_profile_json_is_not_quite_json_and_names_repeat() -> None:
+def test_quirk_10_profiles_may_be_invalid_json_with_repeated_names() -> None:
     recorded = read_profile(text("trt8-resnet18-a100-qat.profile.json"))
     first = json.loads(text("trt8-resnet18-a100-qat.profile.json"))[0]
     assert list(first) == ["count"], "the first entry has no name"
@@ -229,13 +233,13 @@ def test_quirk_10_profile_json_is_not_quite_json_and_names_repeat() -> None:
     old = '[ {"count": 2}\n, {"name": "a", "timeMs": 3.0, "averageMs": 1.5, "percentage": 9}\n]'
     assert read_profile(old) == (("a", 1.5),), "no median before 8.5"
     odd = '[\n, { "name" : "say \\"a\\" and "b"", "timeMs" : 2, "averageMs" : 1, "percentage" : 9 }\n]'
-    assert read_profile(odd)[0][1] == 1.0, "names are written as they are"
+    assert read_profile(odd)[0][1] == 1.0, "names are written without escapes"
     twice = [{"name": "a [profile 1]", "averageMs": 1.0}, {"name": "a [profile 1]", "averageMs": 2.0}]
     found = parse_layers({"Layers": ["a [profile 1]", "a [profile 1]"]}, twice)
     assert [entry.milliseconds for entry in found] == [1.0, 2.0]
 
 
-def test_quirk_11_the_table_of_a_profile_changed_its_columns() -> None:
+def test_quirk_11_columns_of_the_profile_table_differ_between_versions() -> None:
     ten = read_log(text("trt10.16-mnist-dumpProfile.log")).profile
     eleven = read_log(text("trt11.0-mnist-dumpProfile.excerpt.log")).profile
     assert (len(ten), len(eleven)) == (15, 12)
@@ -248,7 +252,7 @@ def test_quirk_11_the_table_of_a_profile_changed_its_columns() -> None:
     assert read_log(eight).profile == ((long, 1.0),)
 
 
-def test_quirk_12_a_profile_instead_of_a_summary() -> None:
+def test_quirk_12_a_log_may_have_a_profile_instead_of_a_summary() -> None:
     ten, eleven = (
         read_log(text(name))
         for name in ("trt10.16-mnist-dumpProfile.log", "trt11.0-mnist-dumpProfile.excerpt.log")
@@ -259,7 +263,7 @@ def test_quirk_12_a_profile_instead_of_a_summary() -> None:
     assert eleven.profile
 
 
-def test_quirk_13_times_json_changed_its_words() -> None:
+def test_quirk_13_keys_of_exported_times_differ_between_versions() -> None:
     new = {"startEnqMs": 5, "startComputeMs": 4, "computeMs": 1.5, "h2dMs": 0, "latencyMs": 9}
     old = {"startInMs": 0, "inMs": 1, "computeMs": 2.5, "outMs": 1, "latencyMs": 9}
     assert read_times(json.dumps([new, old])) == (1.5, 2.5), (
@@ -268,7 +272,7 @@ def test_quirk_13_times_json_changed_its_words() -> None:
     assert len(read_times(text("trt8-resnet50tf-rtx3090-fp32.times.json"))) == 30
 
 
-def test_quirk_14_summaries_of_other_versions_and_filtered_ones() -> None:
+def test_quirk_14_summaries_differ_between_versions_and_may_be_filtered() -> None:
     recorded = text("trt10.16-mnist-onnx-build-and-run.log")
     filtered = re.sub(r"^\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[I\] ", "", recorded, flags=re.MULTILINE)
     assert "] [I] GPU Compute" not in filtered
@@ -288,12 +292,12 @@ def test_quirk_14_summaries_of_other_versions_and_filtered_ones() -> None:
         ("[E] Error Code 2: OutOfMemory (no)\n&&&& PASSED TensorRT.trtexec [TensorRT v8601]", (8, 6, 1), "PASSED"),
     ],
 )  # fmt: skip
-def test_quirk_15_banners_verdicts_and_error_lines(log: str, version, verdict: str) -> None:
+def test_quirk_15_banners_verdicts_and_error_lines_are_read(log: str, version, verdict: str) -> None:
     report = read_log(log)
     assert (report.version, report.verdict) == (version, verdict)
 
 
-def test_quirk_16_weak_typing_is_reported_and_strong_typing_too() -> None:
+def test_quirk_16_weak_and_strong_typing_are_reported() -> None:
     weak = read_log("[07/07/2026-02:10:54] [W] Weakly-typed networks have been deprecated in TensorRT 10.12.")
     assert weak.notes == ("Weakly-typed networks have been deprecated in TensorRT 10.12.",)
     strong = text("trt11.0-removed-flags.excerpt.log")
@@ -308,7 +312,7 @@ SHAPES_TAKEN = {
 
 
 @pytest.mark.parametrize("number", SHAPES_TAKEN)
-def test_quirk_17_and_18_shapes_that_were_taken(number: int) -> None:
+def test_quirk_17_and_18_assumed_shapes_are_found(number: int) -> None:
     (found,) = find_all(SHAPES_TAKEN[number])
     assert (found.rule.kind, found.rule.weight) == ("shapes_assumed", "fatal")
 

@@ -103,7 +103,8 @@ def test_times_are_gpu_compute_not_latency(install_trtexec, engine):
     samples = made.time(50)
     layers = sum(layer.milliseconds for layer in made.layers())
     assert len(samples.wall_ms) == 50
-    assert statistics.median(samples.wall_ms) == pytest.approx(layers, rel=0.05)  # latency is nine times that
+    # The latency is nine times the compute time.
+    assert statistics.median(samples.wall_ms) == pytest.approx(layers, rel=0.05)
     assert samples.cpu_ms == ()
 
 
@@ -246,9 +247,8 @@ def test_options_of_several_shape_profiles_follow_their_numbers(install_trtexec,
     made.bind(feeds)
     made.bind({"x": np.repeat(feeds["x"], 4, axis=0)}, profile=1)
     medians = [made.time(9, profile=profile).median_ms("wall") for profile in (0, 1, 0)]
-    assert medians[1] == pytest.approx(
-        2 * medians[0], rel=0.1
-    )  # the stand-in's second profile takes twice as long
+    # The second shape profile of the stand-in takes twice as long.
+    assert medians[1] == pytest.approx(2 * medians[0], rel=0.1)
     assert medians[2] == pytest.approx(medians[0], rel=0.1)
     assert sum(layer.milliseconds for layer in made.layers(profile=1)) == pytest.approx(medians[1], rel=0.1)
     made.close()

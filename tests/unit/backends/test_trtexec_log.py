@@ -37,7 +37,7 @@ def test_every_recorded_message_has_its_class(message):
     [
         ("trt10.16-mnist-onnx-build-and-run.log", "PASSED", (10, 16, 1), 0.0361328, 0),
         ("trt10.16-mnist-loadEngine-cudagraph-verbose.log", "PASSED", (10, 16, 1), 0.0388184, 0),
-        ("trt10.16-mnist-dumpProfile.log", "PASSED", (10, 16, 1), None, 15),  # no summary beside a profile
+        ("trt10.16-mnist-dumpProfile.log", "PASSED", (10, 16, 1), None, 15),  # a profile without a summary
         ("trt10.16-mnist-dumpLayerInfo.log", "PASSED", (10, 16, 1), None, 0),
         ("trt11.0-mnist-dumpProfile.excerpt.log", "PASSED", (11, 0, 0), 0.0587769, 12),  # both
         ("trt11.0-removed-flags.excerpt.log", "", None, None, 0),

@@ -106,7 +106,7 @@ def test_without_layer_information_regions_are_structural(install_trtexec, case,
 
 @pytest.mark.usefixtures("trtexec_here")
 @pytest.mark.parametrize("version", ["10.16", "11.1"])
-def test_the_best_model_of_each_region_is_replayed_by_trtexec(install_trtexec, case, settings, version):
+def test_the_best_model_of_each_region_builds_with_trtexec_alone(install_trtexec, case, settings, version):
     tool = install_trtexec(version)
     rules = TuneRules(trials=5, strategy="region", region_models=True, min_sqnr_db="none")
     asked = replace(

@@ -61,7 +61,7 @@ def output(name: str, sqnr_db: float = 40.0, **values: object) -> TensorParity:
 # ---- latency ------------------------------------------------------------------------------------
 
 
-def test_one_of_several_shape_profiles_has_a_budget_of_its_own() -> None:
+def test_each_shape_profile_may_have_a_separate_budget() -> None:
     parts = (Samples(wall_ms=(1.0, 1.2)), Samples(wall_ms=(9.0, 9.4)))
     evidence = timed(3.0, 3.2)
     assert evidence.latency is not None
@@ -102,7 +102,7 @@ def test_a_time_equal_to_the_budget_passes() -> None:
     )
 
 
-def test_a_percentile_can_fail_where_the_median_passes() -> None:
+def test_a_percentile_may_fail_if_the_median_passes() -> None:
     runs = timed(*([1.0] * 90), *([5.0] * 10))
     assert judge("latency", runs, max_ms=2).outcome == "pass"
     verdict = judge("latency", runs, max_ms=2, percentile=95)
@@ -133,7 +133,7 @@ def test_a_budget_of_the_device_precedes_that_of_the_backend() -> None:
     assert judge("latency", here, max_ms=exact).numbers["budget_ms"] == 4
 
 
-def test_one_budget_may_hold_several_percentiles() -> None:
+def test_one_budget_may_have_several_percentiles() -> None:
     runs = timed(*([1.0] * 90), *([5.0] * 10))
     verdict = judge("latency", runs, max_ms={"onnxruntime": {"p50": 2, "p95": 4}})
     assert (verdict.outcome, verdict.headline) == ("fail", "p95 5.00 ms > budget 4.00 ms (+25.0 %)")
@@ -200,7 +200,7 @@ def test_a_percentile_lies_between_its_neighbours(values: list[float], percent: 
     [("speedup", {"min": 1.9}, {"min": 50}), ("latency", {"max_ms": 4.5}, {"max_ms": 0.1})],
 )
 def test_latency_advice_depends_on_the_factor_over_budget(kind, near, far):
-    """More candidates do not make a model fifty times faster."""
+    """A larger search budget is no advice if the model had to be fifty times faster."""
     small, large = judge(kind, FASTER, **near), judge(kind, FASTER, **far)
     assert (small.outcome, large.outcome) == ("fail", "fail")
     assert "aise tune.trials" in small.advice
@@ -332,7 +332,7 @@ def test_a_failure_names_the_step_with_the_larger_error(
     assert advised in verdict.advice
 
 
-def test_the_worst_step_is_reported_where_only_the_whole_cannot_be_compared() -> None:
+def test_the_worst_step_is_reported_if_only_the_total_error_cannot_be_computed() -> None:
     evidence = in_steps(30.0, 30.0)
     assert evidence.parity is not None
     lost = output("y", -math.inf, matches=False, note="NaN or infinite values where the reference has none")

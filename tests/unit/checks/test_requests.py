@@ -57,7 +57,7 @@ def mean_shift(models: ComparedModels) -> Mapping[str, float]:
 
 
 class ShiftParams(CheckParams):
-    """How far the mean of an output may move."""
+    """The allowed shift of the mean of an output."""
 
     kind: Literal["mean-shift"]
     max: float = Field(description="Largest shift of the mean.")
@@ -65,7 +65,7 @@ class ShiftParams(CheckParams):
 
 
 class ShiftCheck:
-    """A check of another package: it defines its own figures, and asks for the lint of a target."""
+    """A check of another package: it defines its own figures, and requests the lint findings of a target."""
 
     Params: ClassVar[type[CheckParams]] = ShiftParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"size"})
@@ -95,7 +95,7 @@ def _fails(_: ComparedModels) -> Mapping[str, float]:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check, registered as an installed package would."""
+    """The check, registered as by an installed package."""
     _install(monkeypatch, f"{__name__}:check")
 
 
@@ -218,7 +218,7 @@ class PaceCheck:
 pace = PaceCheck()
 
 
-def test_requests_of_an_installed_check_count_for_baselines_and_clusters(
+def test_requests_of_an_installed_check_are_used_for_baselines_and_clusters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are not found by the names `regression` and `accuracy` of checks."""

@@ -104,7 +104,7 @@ def test_an_engine_of_tensorrt_8_is_explained(verb, golden):
     )
 
 
-def test_a_case_that_was_never_searched_states_why(verb, tmp_path):
+def test_a_case_without_results_is_an_error_with_the_reason(verb, tmp_path):
     case = faster_case()
     evidence = replace(case.evidence, search=None, latency=None, pairs=())
     failed = replace(
@@ -416,7 +416,7 @@ def test_the_data_of_the_command_line_replaces_that_of_the_spec(verb, tmp_path):
 
 
 @pytest.mark.parametrize("words", [(), ("--shapes", "x:1x4x8x8"), ("--shapes", "z:1")])
-def test_an_error_of_a_ranked_model_names_the_users_file(verb, tmp_path, words):
+def test_an_error_of_a_ranked_model_names_the_file_of_the_user(verb, tmp_path, words):
     text = """<ir_version: 8, opset_import: ["": 17]>
         net (float[n,3,h,w] x) => (float[n,3,h,w] y) <float s = {0.1}, int8 z = {0}> {
           q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d) }"""

@@ -75,7 +75,7 @@ def test_the_spec_of_each_odd_model_loads(verb, tmp_path, odd):
     assert [caution for caution in warned if " ".join(caution.split()) not in comments] == []
 
 
-def test_the_forecast_counts_at_the_proposed_shapes(verb, tmp_path):
+def test_the_forecast_is_computed_at_the_proposed_shapes(verb, tmp_path):
     """The count for a network for images of 224 x 224 is not that of one pixel."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
@@ -115,7 +115,7 @@ def test_the_proposed_length_of_sound_is_a_second(verb, tmp_path, dims, expected
     assert verb("init", "net.onnx", *FAKE, "--json").json["inputs"] == {"x": expected}
 
 
-def test_the_example_of_what_stays_float_is_quantized_without_it(verb, tmp_path):
+def test_the_example_of_an_excluded_operator_is_one_that_would_be_quantized(verb, tmp_path):
     """The rarest operator of the model would be a bad example, since it often stays float anyway."""
     onnx.save(
         onnx.parser.parse_model(
@@ -242,7 +242,7 @@ def test_labels_beside_npy_files_are_found(verb, project, data):
     assert "kind: accuracy, metric: top1" in (project / "digits_resnet.qdq.yaml").read_text()
 
 
-def test_images_get_a_transform_of_the_models_size(verb, project, data):
+def test_the_proposed_transform_of_images_has_the_size_of_the_model(verb, project, data):
     (data / "cats").mkdir()
     for number in range(2):
         Image.new("L", (20, 30)).save(data / "cats" / f"{number}.png")
@@ -353,7 +353,7 @@ def test_the_error_for_data_that_does_not_fit_has_the_inputs_of_the_model(verb, 
 
 
 @pytest.mark.parametrize("name", ["my net.onnx", "a: b #.onnx", "true.onnx", "größe[1].qdq.onnx", "7.onnx"])
-def test_file_names_are_quoted_where_yaml_needs_it(verb, project, name):
+def test_file_names_are_quoted_if_yaml_needs_it(verb, project, name):
     (project / "digits_resnet.onnx").rename(project / name)
     output = verb("init", name, *FAKE, "--json").json["output"]
     assert load_cases(project / output, Settings(root=project))[0].model == project / name

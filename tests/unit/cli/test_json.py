@@ -88,7 +88,7 @@ def test_each_verb_has_a_call() -> None:
     assert {call[0] for call in CALLS} | ELSEWHERE == set(parsers()[1])
 
 
-def test_the_reference_has_the_json_of_each_verb() -> None:
+def test_the_reference_page_has_the_json_of_each_verb() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "verbs-json.md").read_text(encoding="utf-8")
     calls = [line.split()[1:] for line in page.splitlines() if line.startswith("## ")]
     verbs = parsers()[1]
@@ -163,7 +163,7 @@ def test_the_fixture_finds_figures_and_names_missing_in_json(
         (("inspekt", MODEL), None),
     ],
 )
-def test_an_error_is_json_as_well(prepared, words: tuple[str, ...], where: str | None) -> None:
+def test_an_error_is_written_as_json(prepared, words: tuple[str, ...], where: str | None) -> None:
     """Empty standard output is not valid JSON."""
     found = prepared(*words, "--json")
     assert found.code == 2

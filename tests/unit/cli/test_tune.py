@@ -146,7 +146,7 @@ def test_an_inconclusive_check_fails_only_with_require_conclusive(verb, fake, tm
     (tmp_path / "outcomes.json").write_text(json.dumps({"b8::speedup": "inconclusive"}))
     result = verb("tune", "a.qdq.yaml")
     assert result.code == 0
-    assert result.out.count("straddles") == 1, "stated once"
+    assert result.out.count("straddles") == 1, "the reason is printed once"
     assert verb("tune", "a.qdq.yaml", "--require", "conclusive").code == 1
 
 
@@ -355,7 +355,7 @@ def test_wrong_shapes_are_refused(verb, fake, text):
     assert "is no list of shapes such as images:1x3x224x224" in result.err
 
 
-def test_values_fix_inputs(verb, fake, monkeypatch):
+def test_the_option_values_fixes_inputs(verb, fake, monkeypatch):
     cases = []
     from qdqspec.session import Session
 
@@ -371,7 +371,7 @@ def test_wrong_values_are_refused(verb, fake, text):
     assert "is no list of values such as sr:16000" in result.err
 
 
-def test_settings_reach_the_session(verb, fake, tmp_path):
+def test_settings_are_passed_to_the_session(verb, fake, tmp_path):
     verb(
         "tune",
         "m.onnx",
@@ -622,7 +622,7 @@ def test_a_file_that_is_neither_model_nor_spec_is_named(verb, tmp_path):
 
 
 @pytest.mark.parametrize("shape", ["image:1x1x16x16", "input:1x3x16x16"])
-def test_a_shape_that_does_not_fit_names_the_option_too(verb, models, shape):
+def test_the_error_for_a_shape_that_does_not_fit_names_the_option(verb, models, shape):
     result = verb("tune", models / "digits_resnet.onnx", "--backend", "fake", "--shapes", shape)
     assert result.code == 2
     assert "--shapes" in result.err

@@ -22,7 +22,7 @@ def own_address() -> str:
     """The address of this machine in its network; empty without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent
+            probe.connect(("192.0.2.1", 9))  # a UDP socket, which sends nothing here
         except OSError:
             return ""
         found: str = probe.getsockname()[0]

@@ -1,4 +1,4 @@
-"""What the client concludes from the answers of a worker."""
+"""Conclusions of the client from answers of a worker."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def impatient(session, seconds: float = 3.0) -> list[str]:
 
 
 def processes_of_cases(processes: Processes) -> list:
-    """Those of the workers of these tests; other runs on the machine have their own."""
+    """The processes of cases of these workers, without those of other runs on the machine."""
     found = []
     for one in psutil.process_iter(["cmdline"]):
         words = one.info["cmdline"] or []
@@ -186,7 +186,7 @@ def test_the_error_for_an_unknown_device_lists_the_devices(settings, processes):
 
 
 @rare
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "suspended"])
 def test_the_case_of_a_lost_worker_is_run_by_another(settings, case, processes, fault):
     with opened(settings) as session:
         future = session._future(replace(case, tune=TuneRules(trials=16)))
@@ -198,7 +198,7 @@ def test_the_case_of_a_lost_worker_is_run_by_another(settings, case, processes, 
             assert future.result(PATIENCE).record.evidence.search.total >= 8
         finally:
             with suppress(psutil.NoSuchProcess):  # the scheduler may have restarted it
-                lost.kill()  # the Nanny starts another one
+                lost.kill()  # the Nanny starts another worker
         lines = entries(session.output(case))
     assert any("the case is run elsewhere" in note for note in notes)
     assert_each_trial_once(lines)

@@ -81,7 +81,7 @@ def test_journal_lines_of_another_device_are_not_sent_to_the_client(own, job, tm
     job.phase, own._jobs["a"] = "running", job
 
     def receive() -> int:
-        """What the client does with the answer to its first request."""
+        """Handles the answer to the first request as the client does."""
         news = asyncio.run(own.ask("a", 0))
         run.news(json.loads(json.dumps(news)))
         return len(news["entries"])

@@ -1,4 +1,4 @@
-"""Linear layers as matrices: rows times columns are what the operator computes."""
+"""Linear layers as matrices: the product of rows and weights equals the output of the operator."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_files_of_a_killed_process_are_removed_after_it_has_ended(tmp_path: Path
 
 
 @pytest.mark.parametrize("hours", [-400 * 24, -5, 5, 400 * 24])
-def test_a_clock_that_jumps_removes_no_file_of_a_running_writer(
+def test_a_changed_clock_removes_no_file_of_a_running_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     real = time.time
@@ -117,7 +117,7 @@ def test_a_clock_that_jumps_removes_no_file_of_a_running_writer(
 
 
 @pytest.mark.parametrize("hours", [-24, -5, 5, 24])
-def test_a_clock_that_jumps_removes_no_file_of_another_machine(
+def test_a_changed_clock_removes_no_file_of_another_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     real = time.time

@@ -134,7 +134,7 @@ def test_constants_of_bodies_are_folded_in_them() -> None:
     onnx.checker.check_model(folded.model.proto, full_check=True)
 
 
-def test_functions_of_the_model_are_not_taken_for_operators() -> None:
+def test_functions_of_the_model_are_not_treated_as_operators() -> None:
     model = parsed("g (float[4] x) => (float[4] y) { a = Neg(w)  y = Add(x, a) }", w=W)
     function = helper.make_function(
         "", "Neg", ["i"], ["o"], [helper.make_node("Abs", ["i"], ["o"])], [helper.make_opsetid("", 19)]
@@ -159,7 +159,7 @@ def test_tensors_above_the_size_limit_are_not_computed() -> None:
 
 
 def test_a_large_weight_may_be_transposed_but_not_enlarged() -> None:
-    weight = np.ones((600, 512), np.float32)  # above the limit by itself
+    weight = np.ones((600, 512), np.float32)  # the weight alone is above the limit
     turned = fold_constants(
         parsed("g (float[1,512] x) => (float[1,600] y) { t = Transpose(w)  y = MatMul(x, t) }", w=weight)
     )

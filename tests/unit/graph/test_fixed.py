@@ -185,7 +185,7 @@ TWO_WEIGHTS = "(float[1,2] x, float[2,2] w, float[2] b) => (float[1,2] y) { t = 
     [(4, "wb", "x"), (8, "wb", "x"), (3, "wb", "xwb"), (8, "b", "xwb"), (8, "wo", "xwb")],
     ids=["IR 4", "IR 8", "constant already", "only a vector", "one that is no input"],
 )
-def test_weights_that_are_all_inputs_too_are_constant(tmp_path, ir, constants, inputs) -> None:
+def test_weights_that_are_also_inputs_become_constant(tmp_path, ir, constants, inputs) -> None:
     """ONNX Runtime neither folds nor fuses weights that are inputs, so that such a model is many times slower."""
     proto = model_of(TWO_WEIGHTS, ir).proto
     matrix = np.eye(2, dtype=np.float32)

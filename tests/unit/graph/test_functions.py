@@ -71,7 +71,7 @@ def test_a_model_without_functions_is_returned() -> None:
     assert inlined(proto) is proto
 
 
-def test_a_case_tunes_the_copy_and_notes_it(tmp_path: Path) -> None:
+def test_a_case_tunes_the_inlined_copy_with_a_note(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "calls.onnx")
     model = given_model(tmp_path / "calls.onnx", {})
     assert model.notes == ("2 local functions are inlined in a copy of the model",)

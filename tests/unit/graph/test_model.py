@@ -76,7 +76,7 @@ def test_external_data_is_read_from_the_folder_of_the_model(external: Path) -> N
     assert load_model(external).array("w").tolist() == [0, 1, 2, 3]
 
 
-def test_missing_external_data_is_named_with_the_place_to_put_it(external: Path) -> None:
+def test_missing_external_data_is_named_with_its_path(external: Path) -> None:
     (external.parent / "weights.bin").unlink()
     with pytest.raises(ModelError, match=r"'weights\.bin' is missing") as caught:
         load_model(external)

@@ -81,7 +81,7 @@ def test_a_loop_gives_a_tensor_of_known_shape_as_a_scan_output(times: int) -> No
     model = model_of(LOOP)
     model.types = {**model.types, "d": TensorType(onnx.TensorProto.FLOAT, (1, 2))}
     observed = observe(model, ["d"]).parts.proto().graph.node[0]
-    assert (len(observed.input), len(observed.output)) == (3, 3)  # nothing new is carried
+    assert (len(observed.input), len(observed.output)) == (3, 3)  # no further loop-carried value
     found = seen(model, ["d"], x=X[:1], k=np.int64(times), c=True)
     assert found["d"].tolist() == [value * 2**i for i in range(1, times + 1) for value in (1.0, -2.0)]
 
@@ -128,7 +128,7 @@ def test_a_scan_gives_all_steps() -> None:
     }
 
 
-def test_of_an_if_inside_a_scan_the_extremes_of_each_step_are_given() -> None:
+def test_an_if_inside_a_scan_gives_the_extremes_of_each_step() -> None:
     more = """total = ReduceSum<keepdims = 0>(r)  zero = Constant<value_float: float = 0.0>()
       up = Greater(total, zero)
       [gate] o = If (up) <

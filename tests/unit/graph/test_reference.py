@@ -96,7 +96,7 @@ def test_memory_is_bounded_by_the_largest_tensors(tmp_path: Path) -> None:
     assert peak < 8 * feeds["x"].nbytes
 
 
-def test_a_body_reads_tensors_of_the_graph_around_it(tmp_path: Path) -> None:
+def test_a_body_reads_tensors_of_the_outer_graph(tmp_path: Path) -> None:
     """A tensor that only a body reads is not an input of the node, but must not be released before the node has run."""
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x, bool c) => (float[2] y) {
         a = Relu(x)  b = Neg(a)

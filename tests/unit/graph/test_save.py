@@ -116,7 +116,7 @@ def test_a_large_model_is_saved_with_external_weights(proto: onnx.ModelProto, tm
     assert load_model(tmp_path / "a.onnx").array("w").tolist() == list(range(64)) * 8
 
 
-def test_the_weights_file_does_not_overwrite_an_input_either(proto: onnx.ModelProto, tmp_path: Path) -> None:
+def test_the_file_of_weights_does_not_overwrite_an_input(proto: onnx.ModelProto, tmp_path: Path) -> None:
     given = tmp_path / "a.onnx.data"
     given.write_bytes(b"the user's own")
     with pytest.raises(OutputError, match="would overwrite the input"):

@@ -16,7 +16,7 @@ RANDOM = np.random.default_rng(0)
 WEIGHT = RANDOM.integers(-64, 65, (16, 16, 3, 3)).astype(np.int8)
 MATRIX = RANDOM.integers(-64, 65, (16, 16)).astype(np.int8)
 
-# What every text may name; a test may give more, or others.
+# Constants that every text may use; a test may add or replace some.
 CONSTANTS: dict[str, np.ndarray] = {
     "s": np.array(0.05, F32), "s2": np.array(0.07, F32), "z": np.array(0, np.int8), "zu": np.array(128, np.uint8),
     "z0": np.array(0, np.uint8), "w": WEIGHT, "ws": np.full(16, 0.01, F32), "wz": np.zeros(16, np.int8),

@@ -29,7 +29,7 @@ POOL = "p = MaxPool<kernel_shape = [2, 2]>(a) "
 
 
 def two(name: str, source: str, scale: str = "s", zero: str = "zu") -> str:
-    """A pair on ``source`` that gives ``name``."""
+    """A pair on ``source`` with output ``name``."""
     return f"q{name} = QuantizeLinear({source}, {scale}, {zero})  {name} = DequantizeLinear(q{name}, {scale}, {zero}) "
 
 

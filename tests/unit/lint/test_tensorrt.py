@@ -26,12 +26,12 @@ FP8 = {"z": np.zeros((), ml_dtypes.float8_e4m3fn)}
 
 
 def two(name: str, source: str, scale: str = "s") -> str:
-    """A pair on ``source`` that gives ``name``."""
+    """A pair on ``source`` with output ``name``."""
     return f"q{name} = QuantizeLinear({source}, {scale}, z)  {name} = DequantizeLinear(q{name}, {scale}, z) "
 
 
 def skip(on_skip: bool, on_conv: bool) -> str:
-    """A residual block of one convolution, with pairs where asked."""
+    """A residual block of one convolution, with pairs on the requested tensors."""
     text = CONV + (two("l", "c") if on_conv else "") + (two("r", "x", "s2") if on_skip else "")
     left, right = ("l" if on_conv else "c"), ("r" if on_skip else "x")
     return text + f"t = Add({left}, {right})  u = Relu(t) " + two("o", "u") + "y = Neg(o)"

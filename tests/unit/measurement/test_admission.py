@@ -54,7 +54,7 @@ def test_a_race_winner_is_scored_once_and_after_its_races(make_lab: MakeLab) -> 
     assert trial.race is not None
     assert trial.race.verdict == "faster"
     assert scored == ["good"]  # the reference was scored before
-    assert lab.built.count("good") == 2  # as for any winner
+    assert lab.built.count("good") == 2  # as for any race winner
 
 
 def test_a_race_winner_that_is_not_accurate_enough_is_rejected(make_lab: MakeLab) -> None:
@@ -66,7 +66,7 @@ def test_a_race_winner_that_is_not_accurate_enough_is_rejected(make_lab: MakeLab
     assert trial.race.verdict == "faster"
     assert trial.ratio == pytest.approx(0.5, rel=0.05)
     assert bench.best == 1.0
-    assert lab.open == []  # its engine is closed, and the reference's is built when it is needed
+    assert lab.open == []  # its engine is closed; that of the reference is built when needed
     assert bench.trial(2, placement("good"), "p").incumbent
     assert bench.best == pytest.approx(0.8, rel=0.05)
 
@@ -216,7 +216,7 @@ def on_all_data(difference: float, **more) -> Admission:
     )
 
 
-def test_a_race_winner_below_the_limit_on_all_data_does_not_win(make_lab: MakeLab) -> None:
+def test_a_race_winner_below_the_limit_on_all_data_is_rejected(make_lab: MakeLab) -> None:
     bench = started(lab_of(make_lab), admission=on_all_data(-3.0))
     trial = bench.trial(1, placement("good"), "p")
     assert (trial.sqnr_db, trial.all_data_db, trial.incumbent) == (27.0, 24.0, False)
@@ -233,7 +233,7 @@ def test_a_placement_below_the_limit_on_the_few_samples_is_not_run_on_all_data(m
     assert data.read == ["good"]
 
 
-def test_a_part_of_all_data_decides_a_race_and_all_of_it_the_selection(make_lab: MakeLab) -> None:
+def test_races_are_decided_on_a_part_of_all_data_and_the_selection_on_all(make_lab: MakeLab) -> None:
     data = Data(-3.0, part=-1.0)  # 26 dB on the part, 24 on all data
     accuracy = on_all_data(0.0, all_data=data)
     bench = started(lab_of(make_lab), admission=accuracy)

@@ -128,7 +128,7 @@ MakeLab = Callable[..., Lab]
 
 @pytest.fixture
 def make_lab(tmp_path: Path) -> MakeLab:
-    """``make_lab(fast=Candidate(scale=0.8))``: those candidates beside a reference of scale 1."""
+    """``make_lab(fast=Candidate(scale=0.8))``: these candidates and a reference of scale 1."""
     file = tmp_path / "model.onnx"
     onnx.save(small_model(), file)
 
@@ -425,7 +425,7 @@ def test_the_measurement_of_noise_has_a_time_limit(make_lab: MakeLab, seconds: f
     assert bench.eps == ASSUMED_EPS or builds
 
 
-def test_the_deviation_of_few_builds_is_not_underestimated_more_often(
+def test_the_deviation_of_few_builds_is_underestimated_as_rarely_as_of_five(
     make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """9 % of estimates from five builds are half the true deviation or less; from three builds 22 %, and 9 % with the
@@ -529,7 +529,7 @@ def test_equal_placements_share_their_builds(make_lab: MakeLab) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("stage", ["build", "bind", "time"])
-def test_a_role_that_fails_once_is_left_out(make_lab: MakeLab, stage: str, count: int) -> None:
+def test_a_role_with_a_failed_build_is_omitted(make_lab: MakeLab, stage: str, count: int) -> None:
     lab = make_lab(fast=Candidate(scale=0.5), bad=Candidate())
     lab.candidates["bad"].fails = lambda where, nth: where == stage and nth == count
     named = roles(reference="reference", tuned="fast", everything="bad")
@@ -559,7 +559,7 @@ def test_a_reference_that_fails_is_an_error_with_the_reason(make_lab: MakeLab, s
 
 
 def challenges(make_lab: MakeLab, scale: float, seeds: int) -> list[Trial]:
-    """One challenge per simulated device, at the noise of a shared machine, with eps as measured there."""
+    """One challenge per simulated device with the noise and eps of a shared machine."""
     trials = []
     for seed in range(seeds):
         lab = make_lab({"fake.seed": str(seed)}, other=Candidate(scale=scale))

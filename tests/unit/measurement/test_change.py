@@ -163,7 +163,7 @@ def test_a_ratio_is_the_mean_of_both_conditions_if_both_were_measured() -> None:
     assert ratio_times(latency, in_a_row=True).tuned == ((2.0, 2.0), (2.0, 2.0))
 
 
-def test_the_change_of_the_references_time_is_reported_beside_that_of_the_ratio() -> None:
+def test_the_change_of_the_reference_time_is_reported_with_that_of_the_ratio() -> None:
     before = BuildTimes(tuned=((1.0, 1.1), (0.9, 1.0)), reference=((2.0, 2.2), (1.8, 2.0)))
     slower = BuildTimes(
         tuned=((1.5, 1.65), (1.35, 1.5)), reference=tuple(tuple(1.5 * t for t in b) for b in before.reference)

@@ -61,10 +61,10 @@ def no_memory(_engines: object, _more: int) -> bool:
 # ---- number of open engines ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sees_it_coming", [True, False], ids=["told beforehand", "found out"])
-def test_at_most_two_engines_are_open(make_lab: MakeLab, sees_it_coming: bool) -> None:
+@pytest.mark.parametrize("memory_is_known", [True, False], ids=["memory is known", "a build fails"])
+def test_at_most_two_engines_are_open(make_lab: MakeLab, memory_is_known: bool) -> None:
     lab = crowded(make_lab(fast=Candidate(scale=0.5), slow=Candidate(scale=1.5)))
-    bench = started(lab, memory=no_memory) if sees_it_coming else started(lab)
+    bench = started(lab, memory=no_memory) if memory_is_known else started(lab)
     samples = bench.measure_noise(REFERENCE)
     assert lab.open == []  # the incumbent was closed
     assert samples.notes == (NOTE,)

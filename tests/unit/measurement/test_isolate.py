@@ -20,8 +20,8 @@ from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.measurement.isolate import Child, Isolated, IsolatedEngine, Zygote, can_fork, close_idle
 
-needs_fork = pytest.mark.skipif(not can_fork(), reason="no safe fork here")
-needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+needs_fork = pytest.mark.skipif(not can_fork(), reason="fork is not safe on this system")
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 LAUNCHERS = [pytest.param(True, marks=needs_fork), False]
 
 
@@ -102,7 +102,7 @@ def test_a_hang_ends_after_the_time_limit(model: Path, feeds: dict[str, np.ndarr
             engine.run(feeds)
 
 
-def test_a_build_has_a_time_limit_of_its_own(model: Path) -> None:
+def test_a_build_has_a_separate_time_limit(model: Path) -> None:
     with (
         Isolated("fake", build_timeout=0.3) as backend,
         pytest.raises(BackendError, match=r"'build' for 0\.3 s"),
@@ -266,7 +266,7 @@ def test_an_interrupt_closes_the_engine(
 
 
 @needs_fork
-def test_an_interrupted_request_does_not_confuse_the_next(
+def test_the_answer_of_an_interrupted_request_is_not_that_of_the_next(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C may occur between a request to the zygote and its answer, which is then still in the pipe."""
@@ -285,7 +285,9 @@ def test_an_interrupted_request_does_not_confuse_the_next(
         assert build(backend, model).graph_hash
 
 
-def test_a_child_that_cannot_start_is_noticed_at_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_process_that_cannot_start_is_an_error_at_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     for fork in {can_fork(), False}:
         with (

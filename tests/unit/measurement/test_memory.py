@@ -183,7 +183,7 @@ def test_an_engine_that_cannot_report_its_memory_fits(machine: Machine) -> None:
     assert machine.fits(100, OnGpu(1000, -1))  # type: ignore[arg-type]
 
 
-def test_engines_of_other_processes_report_their_devices_memory(tmp_path: Path) -> None:
+def test_engines_of_other_processes_report_the_memory_of_their_device(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(small_model(), path)
     with Isolated("fake") as backend:

@@ -47,7 +47,7 @@ def covered(
     seeds: int = 250,
     random: np.random.Generator | None = None,
 ) -> tuple[float, float]:
-    """The shares of another program's figures inside the prediction and inside the confidence interval."""
+    """The shares of measurements of another program inside the prediction and inside the confidence interval."""
     random = random or np.random.default_rng(roles)
     inside = []
     for _ in range(seeds):
@@ -76,7 +76,7 @@ def test_predictions_cover_figures_of_other_programs_with_states_measured_by_loo
     for _ in range(200):  # random looks, on which the result depends most
         seen = state * math.sqrt(random.chisquare(looks) / looks), looks
         inside.append(covered(Machine(state=state), seen, seeds=2, random=random)[0])
-    assert 0.9 < np.mean(inside) < 0.98  # .93 over 1,200 claims for 4 % and four looks
+    assert 0.9 < np.mean(inside) < 0.98  # .93 over 1,200 intervals for 4 % and four looks
 
 
 def test_predictions_cover_figures_of_other_programs_with_usual_states_without_looks() -> None:

@@ -22,7 +22,7 @@ from qdqspec.types import LayerTime, Samples
 from qdqspec.wire import FrameStream
 
 needs_affinity = pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity"), reason="this system does not keep processes on processors"
+    not hasattr(os, "sched_getaffinity"), reason="this system cannot pin processes to processors"
 )
 
 
@@ -103,7 +103,7 @@ class Backend:
 @pytest.mark.parametrize(
     ("computes_here", "threads", "on_one"),
     [(True, 1, True), (True, 2, False), (False, 1, False)],
-    ids=["one thread", "several threads", "no processor of ours"],
+    ids=["one thread", "several threads", "computes on a device"],
 )
 def test_engines_of_one_thread_are_timed_on_one_processor(
     computes_here: bool, threads: int, on_one: bool
@@ -128,7 +128,7 @@ def test_engines_of_one_thread_are_timed_on_one_processor(
         (True, True, [("first", 8, 0)]),
         (False, False, [("first", 8, 0)]),
     ],
-    ids=["here", "a large model", "on a device"],
+    ids=["on the processor", "a large model", "on a device"],
 )
 def test_the_other_model_of_a_first_run_is_run_in_the_same_process(
     monkeypatch: pytest.MonkeyPatch, computes_here: bool, large: bool, timed: list[tuple[str, int, int]]

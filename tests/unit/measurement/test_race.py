@@ -74,7 +74,7 @@ class Noted:
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 @pytest.mark.parametrize(("ours", "theirs"), [(True, False), (False, True), (True, True), (False, False)])
-def test_a_captured_engine_does_not_race_an_uncaptured_one_without_a_note(
+def test_a_race_of_an_engine_with_and_one_without_a_cuda_graph_has_a_note(
     model: Path, ours: bool, theirs: bool, scale: float
 ) -> None:
     device, note = FakeDevice(), f"{NOT_CAPTURED}: why"
@@ -220,7 +220,7 @@ def test_the_order_of_runs_in_a_pair_is_random(model: Path) -> None:
     ("typical_ms", "warmup", "runs"),
     [(0.0, MOST_RUNS, MOST_RUNS), (0.01, MOST_RUNS, MOST_RUNS), (1.0, 5, 3), (3.0, 2, 1), (900.0, 0, 1)],
 )
-def test_turns_last_about_as_long_whatever_the_model(typical_ms: float, warmup: int, runs: int) -> None:
+def test_turns_of_any_model_have_a_similar_duration(typical_ms: float, warmup: int, runs: int) -> None:
     """Untimed runs until the caches are warm again, then a few timed ones; for long models one timed run."""
     assert Turn.lasting(typical_ms) == Turn(warmup=warmup, runs=runs)
 

@@ -94,7 +94,7 @@ def test_sign_and_scale_do_not_matter_to_a_two_sided_test(values: list[float]) -
     assert 0 < wilcoxon_p(values) <= 1
 
 
-def test_false_alarms_of_one_look_stay_at_the_level() -> None:
+def test_false_alarms_of_one_look_are_at_the_level() -> None:
     random = np.random.default_rng(3)
     alarms = [wilcoxon_p(random.normal(size=24)) < 0.05 for _ in range(2000)]
     assert 0.035 < np.mean(alarms) < 0.065

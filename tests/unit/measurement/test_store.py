@@ -139,7 +139,7 @@ def test_an_error_while_filling_an_entry_is_raised(store: Store) -> None:
     assert not store.warnings
 
 
-def test_age_size_and_pruning_follow_the_clock(tmp_path: Path) -> None:
+def test_age_and_pruning_depend_on_the_clock(tmp_path: Path) -> None:
     now = 1000.0
     store = Store(tmp_path, clock=lambda: now)
     old = store.put(KEY, fill)

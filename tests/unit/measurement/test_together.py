@@ -114,7 +114,7 @@ def test_an_interrupt_does_not_wait_for_a_build() -> None:
     assert ended.wait(WAIT)
 
 
-def test_an_isolated_backend_builds_for_several_threads(tmp_path: Path) -> None:
+def test_an_isolated_backend_can_build_in_several_threads(tmp_path: Path) -> None:
     model = small_model()
     onnx.save(model, tmp_path / "model.onnx")
     shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
