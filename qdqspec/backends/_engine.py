@@ -1,22 +1,16 @@
-"""Shared parts of engines: bound inputs, times of runs, checks of files and inputs, programs that they start."""
+"""Shared parts of engines: bound inputs, times of runs, checks of files and inputs."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
-import signal
-import subprocess
-import sys
 import time
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from qdqspec.arrays import Array
-from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.errors import BackendError
 from qdqspec.types import Clock, Samples
 
 CHECK_INPUTS = "check the names, types and shapes of the inputs"
@@ -144,66 +138,3 @@ def refusals_of(
             raise BackendError(f"{what}: {why}", where=model, cure=cure_for(why) or cure) from None
 
     return refusals
-
-
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux' prctl
-
-
-def python_command(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """The command that runs a module in a new interpreter, and its environment: it imports what this one does."""
-    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    return [sys.executable, "-P", "-m", module, *arguments], {**os.environ, "PYTHONPATH": paths}
-
-
-def start_program(
-    command: Sequence[str],
-    *,
-    output: IO[bytes],
-    env: Mapping[str, str],
-    install: str,
-    pass_fds: Sequence[int] = (),
-) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, without input; on Linux it is killed when this process ends.
-
-    Raises `BackendUnavailableError`, with ``install`` as the remedy, if it cannot be run.
-    """
-    with warnings.catch_warnings():
-        # From 3.12 on Python warns of code between fork and exec if there are threads; here it is one system call.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=pass_fds,
-                start_new_session=True,
-                preexec_fn=_ending_with_parent(),
-                env=env,
-            )
-        except OSError as error:
-            name = command[0].rpartition("/")[2]
-            raise BackendUnavailableError(
-                f"{name} cannot be run: {error}", where=command[0], cure=install
-            ) from None
-
-
-def end_of_log(log: IO[bytes], most_bytes: int) -> str:
-    """The last bytes of an open file as text."""
-    size = log.seek(0, os.SEEK_END)
-    log.seek(max(0, size - most_bytes))
-    return log.read().decode("utf-8", "replace")
-
-
-def end_program(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program of `start_program` with all processes that it started, and wait for its end."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _ending_with_parent() -> Callable[[], None] | None:
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)

@@ -11,9 +11,7 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +31,7 @@ from qdqspec.errors import ConfigError, QdqspecError, StateError
 from qdqspec.files import file_digest, replace_file
 from qdqspec.preparation.cached import CORRECTIONS
 from qdqspec.preparation.files import HEADER, JOURNAL
+from qdqspec.programs import end_program, python_command
 
 _STEP = 0.2  # seconds between looks at the process of a case
 _RENEWAL = 3.0  # seconds between renewals of the lease of a case's process
@@ -201,13 +200,15 @@ class Jobs:
         job.require_client()
         job.folder.mkdir(parents=True, exist_ok=True)
         replace_file(job.folder / REQUEST, json.dumps(to_data(job.request)))
-        words = (sys.executable, "-m", "qdqspec.cluster.case_process", str(job.folder))
+        words = str(job.folder), json.dumps(to_data(self._settings))
+        command, env = python_command("qdqspec.cluster.case_process", *words)
         with (job.folder / LOG).open("wb") as log:
             process = subprocess.Popen(
-                [*words, json.dumps(to_data(self._settings))],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env=env,
                 start_new_session=True,
             )
         job.process = process
@@ -227,9 +228,7 @@ class Jobs:
                 time.sleep(_STEP)
         finally:
             disconnect()
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end_program(process)
             for stream in (process.stdin, process.stdout):
                 with suppress(OSError):
                     if stream is not None:

@@ -20,6 +20,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.measurement.worker import options_from_json, options_to_json
+from qdqspec.programs import python_command
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import DeviceKey
 
@@ -71,15 +72,11 @@ class Environment:
 
         Raises `BackendUnavailableError` if the environment lacks a dependency of qdqspec.
         """
-        words = [str(self.python), "-P", "-m", __name__, backend, json.dumps(options_to_json(options))]
+        words = backend, json.dumps(options_to_json(options))
+        command, env = python_command(__name__, *words, interpreter=self)
         try:
             ended = subprocess.run(
-                words,
-                env={**os.environ, **self.variables},
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
+                command, env=env, capture_output=True, text=True, timeout=_SECONDS, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise BackendUnavailableError(

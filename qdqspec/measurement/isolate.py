@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from qdqspec import errors
 from qdqspec.arrays import Array
@@ -42,14 +42,14 @@ from qdqspec.config import options_of
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.files import explained
 from qdqspec.graph.weights import WEIGHTS
-from qdqspec.measurement.worker import options_to_json
+from qdqspec.measurement.worker import CONTROL_LIMIT, LOG, options_to_json
+from qdqspec.programs import Interpreter, python_command
 from qdqspec.quantize.scales import as_real
 from qdqspec.temporary import TemporaryFolder, shared_folder
 from qdqspec.types import DeviceKey, LayerTime, Samples
 from qdqspec.units import signal_text
 from qdqspec.wire import FrameStream, Header, WireClosedError
 
-LOG = "log.txt"
 _TAIL_BYTES = 4096
 _TAIL_LINES = 8
 
@@ -89,20 +89,6 @@ def engine_folder(scratch: Path) -> Path:
         return Path(tempfile.mkdtemp(dir=scratch))
 
 
-class Interpreter(Protocol):
-    """An interpreter of another environment: `qdqspec.measurement.environment.Environment`."""
-
-    @property
-    def python(self) -> Path:
-        """Its executable."""
-        ...
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """Environment variables that it needs."""
-        ...
-
-
 def start_worker(
     arguments: list[str],
     *,
@@ -112,19 +98,16 @@ def start_worker(
     interpreter: Interpreter | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start the worker module in a new interpreter: with the module search path of this one, or another one."""
-    if interpreter is None:
-        paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-        python, variables = sys.executable, {"PYTHONPATH": paths}
-    else:
-        python, variables = str(interpreter.python), dict(interpreter.variables)
+    module = "qdqspec.measurement.worker"
+    command, variables = python_command(module, *arguments, str(folder), interpreter=interpreter)
     with (folder / LOG).open("ab") as output:
         return subprocess.Popen(
-            [python, "-P", "-m", "qdqspec.measurement.worker", *arguments, str(folder)],
+            command,
             stdin=stdin,
             stdout=output,
             stderr=output,
             pass_fds=pass_fds,
-            env={**os.environ, **_ENVIRONMENT, **variables},
+            env={**variables, **_ENVIRONMENT},
         )
 
 
@@ -151,7 +134,6 @@ def _text_of(log: Path) -> str:
 
 
 START_TIMEOUT = 120.0  # seconds to import a backend's library, on a loaded machine with a cold disk cache
-_CONTROL_LIMIT = 1 << 16  # bytes of one control message
 _POLL_SECONDS = 0.2
 _MOST_IDLE = 4  # zygotes kept for later, of about 100 MB each
 _CURE = "import the backend's library in a Python shell to see why"
@@ -244,7 +226,7 @@ class Zygote:
     def _receive(self) -> dict[str, Any]:
         self._control.settimeout(START_TIMEOUT)
         try:
-            message = self._control.recv(_CONTROL_LIMIT)
+            message = self._control.recv(CONTROL_LIMIT)
         except ConnectionError:
             message = b""
         except TimeoutError:

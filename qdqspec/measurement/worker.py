@@ -16,7 +16,6 @@ core, disturbances affect both (docs/decisions/0033).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -40,11 +39,12 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import Backend, BuildOptions, Engine, backend_named
 from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
+from qdqspec.programs import ending_with_parent
 from qdqspec.types import InputShape, ShapeProfile
 from qdqspec.wire import FrameStream, Header, WireClosedError, is_transferable
 
+LOG = "log.txt"  # standard output and standard error of a process, in its folder
 CONTROL_LIMIT = 1 << 16  # bytes of one control message
-_DEATH_SIGNAL_OPTION = 1  # PR_SET_PDEATHSIG of Linux' prctl
 
 MOST_TWICE = 64 << 20  # bytes of a model that is built twice, to be run between runs of itself
 
@@ -260,8 +260,8 @@ def _end(pid: int) -> int:
 
 def _end_with_parent(parent: int) -> None:
     """Ask Linux to kill this process when the zygote ends for any reason."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL_OPTION, signal.SIGKILL, 0, 0, 0)
+    if (request := ending_with_parent()) is not None:
+        request()
         if os.getppid() != parent:  # it ended before the request took effect
             os._exit(1)
 
@@ -310,7 +310,7 @@ def _enter(folder: Path) -> None:
     """Use ``folder`` for temporary files and for all output of Python or native code."""
     tempfile.tempdir = str(folder)
     os.environ["TMPDIR"] = str(folder)
-    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import IO
 
 from qdqspec.arrays import Array
-from qdqspec.backends._engine import end_of_log, start_program
 from qdqspec.backends.onnxruntime import engine
 from qdqspec.backends.onnxruntime_web.install import HERE, NODE, require_node, require_package
 from qdqspec.errors import BackendError
+from qdqspec.programs import end_of_log, start_program
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.wire import FrameStream, Header, WireClosedError
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from qdqspec.backends._cpu import slug_from_text
-from qdqspec.backends._engine import python_command
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.cuda import INSTALL
 from qdqspec.backends._nvidia.smi import gpu_settings
 from qdqspec.backends.tensorrt.api import NEWEST, installed_version, parts, require_tensorrt
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendError
+from qdqspec.programs import python_command
 from qdqspec.units import signal_text
 
 _PROBE = "the process that looks for TensorRT"

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from qdqspec import __version__
-from qdqspec.backends._engine import end_of_log, end_program, python_command, start_program
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, LARGE_MIB, PARTS, SCRATCH, Day, DayPart, Facts
 from qdqspec.backends.tensorrt.options import options_from
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendUnavailableError, QdqspecError
 from qdqspec.files import write_whole
+from qdqspec.programs import end_of_log, end_program, python_command, start_program
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.units import signal_text, without_passwords
 
