@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from qdqspec.types import Progress
-from qdqspec.units import plain, wrapped
+from qdqspec.units import plain, seconds_text, wrapped
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -51,7 +51,7 @@ def tally(progress: Progress) -> str:
 
 def _left(progress: Progress) -> list[str]:
     left = progress.seconds_left or 0
-    return [f"{duration(left)} left"] if round(left) else []
+    return [f"{seconds_text(left, rough=True)} left"] if round(left) else []
 
 
 def bar_texts(progress: Progress, width: int) -> tuple[str, str]:
@@ -76,13 +76,6 @@ def heartbeat_line(progress: Progress) -> str:
     if progress.waiting or not progress.total:
         return f"[qdqspec] {progress.case}: {', '.join([doing, *_left(progress)])}"
     return f"[qdqspec] {progress.case}: {doing}, trial {progress.done} of {progress.total}, {tally(progress)}"
-
-
-def duration(seconds: float) -> str:
-    """``40 s``, ``4 min`` or ``2.5 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class Heartbeat:

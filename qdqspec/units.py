@@ -8,10 +8,11 @@ import signal
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
-from qdqspec.types import EXACT_DB, Interval, Site
+from qdqspec.types import EXACT_DB, Interval, Provenance, Site
 
 _SPACES = re.compile(r"(\s+)")
 _SHARE = re.compile(r"top\d+|miou")
+_DURATIONS = (("d", 86_400), ("h", 3600), ("min", 60))
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -124,14 +125,25 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
-def seconds_text(seconds: float) -> str:
-    """A duration: ``42 s``, ``3 min 05 s``, ``2 h 10 min``."""
+def seconds_text(seconds: float, *, rough: bool = False) -> str:
+    """A duration: ``42 s``, ``3 min 05 s``, ``2 h 10 min``; a ``rough`` one in one unit: ``2 h``."""
     whole = round(seconds)
+    if rough:
+        unit, size = next((each for each in _DURATIONS if seconds >= 1.5 * each[1]), ("s", 1))
+        return f"{seconds / size:.0f} {unit}"
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def origin_text(provenance: Provenance) -> str:
+    """``measured``, or the source of an earlier result with its age: ``cached (2 h)``."""
+    source = provenance.source
+    return (
+        source if source == "measured" else f"{source} ({seconds_text(provenance.age_seconds, rough=True)})"
+    )
 
 
 def signal_text(number: int) -> str:

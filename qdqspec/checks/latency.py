@@ -25,7 +25,7 @@ from qdqspec.types import (
     Section,
     Verdict,
 )
-from qdqspec.units import interval_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text
+from qdqspec.units import interval_text, ms_text, ms_texts_apart, origin_text, percent_text, plain, ratio_text
 
 ANY = "any"  # the table's entry for each device without one of its own
 
@@ -240,7 +240,7 @@ def measured_section(latency: LatencyEvidence, clock: Clock) -> Section:
         median = line.median_ms if clock == latency.clock else samples.median_ms(clock)
         rows.append((name, ms_text(median), against, bounds, str(len(samples.on(clock)))))
     return Section(
-        title=f"Latency ({latency.provenance}, {latency.builds} builds each, {clock} clock)",
+        title=f"Latency ({origin_text(latency.provenance)}, {latency.builds} builds each, {clock} clock)",
         headers=("role", "median ms", "of reference", "95 % interval", "runs"),
         rows=tuple(rows),
     )

@@ -37,6 +37,7 @@ from qdqspec.types import (
     RunRecord,
     SearchResult,
 )
+from qdqspec.units import origin_text
 
 T = TypeVar("T")
 
@@ -243,7 +244,7 @@ class CaseView:
             speedup=measured.speedup.median,
             speedup_low=measured.speedup.low,
             speedup_high=measured.speedup.high,
-            provenance=str(measured.provenance),
+            provenance=origin_text(measured.provenance),
         )
 
     @property

@@ -23,6 +23,7 @@ from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.progress import shown
 from qdqspec.plugin.state import name_of, state_of
 from qdqspec.types import Case, CheckResult, CheckSpec, DataSource, Evidence, Loader, Metric, Verdict
+from qdqspec.units import origin_text
 
 if TYPE_CHECKING:
     from qdqspec.plugin.collect import CheckItem
@@ -144,7 +145,7 @@ def properties(result: CheckResult, evidence: Evidence | None) -> list[tuple[str
                 ("qdq.latency_ms", evidence.latency.median_ms("tuned")),
                 ("qdq.reference_ms", evidence.latency.median_ms("reference")),
                 ("qdq.speedup", evidence.latency.speedup.median),
-                ("qdq.provenance", str(evidence.latency.provenance)),
+                ("qdq.provenance", origin_text(evidence.latency.provenance)),
             ]
         if evidence.parity is not None:
             found.append(("qdq.sqnr_db", evidence.parity.sqnr_db))

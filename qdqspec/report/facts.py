@@ -46,6 +46,7 @@ from qdqspec.units import (
     list_text,
     metric_text,
     ms_text,
+    origin_text,
     percent_text,
     plain,
     ratio_text,
@@ -213,7 +214,7 @@ def latency_table(latency: LatencyEvidence) -> Table:
     mean = f"; weighted geometric mean of {len(latency.profiles)} shapes" if latency.profiles else ""
     builds = count_text(latency.builds, "build")
     return Table.of(
-        f"Latency ({latency.clock} clock, {builds} each, {latency.provenance}{mean})",
+        f"Latency ({latency.clock} clock, {builds} each, {origin_text(latency.provenance)}{mean})",
         latency.lines(),
         Column("model", lambda line: f"{role_text(line.role)} {plain(line.at, 60)}".rstrip()),
         Column("median ms", lambda line: ms_text(line.median_ms), RIGHT),

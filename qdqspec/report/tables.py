@@ -25,7 +25,7 @@ from qdqspec.types import (
     SearchLimits,
     Section,
 )
-from qdqspec.units import db_text, interval_text, list_text, ms_text, plain, ratio_text, wrapped
+from qdqspec.units import db_text, interval_text, list_text, ms_text, plain, ratio_text, seconds_text, wrapped
 
 RIGHT = "right"
 _NAME_WIDTH = 44
@@ -272,7 +272,9 @@ def _footer(record: RunRecord) -> str:
 def provenance_text(case: CaseRecord) -> str:
     """The part of a result from an earlier run: the times, or only the placement; empty if there is none."""
     older, what, anew = _older(case)
-    return f"{what} {older.source_text}, {older.age} old{anew}" if what else ""
+    return (
+        f"{what} {older.source_text}, {seconds_text(older.age_seconds, rough=True)} old{anew}" if what else ""
+    )
 
 
 def _older_lines(record: RunRecord) -> list[str]:
@@ -282,7 +284,7 @@ def _older_lines(record: RunRecord) -> list[str]:
         older, what, anew = _older(case)
         if what:
             named = lines.setdefault((f"{what} {older.source_text}", anew), [])
-            named.append(f"{plain(name, _NAME_WIDTH)} ({older.age} old)")
+            named.append(f"{plain(name, _NAME_WIDTH)} ({seconds_text(older.age_seconds, rough=True)} old)")
     return [f"{what}{anew}: {', '.join(named)}" for (what, anew), named in lines.items()]
 
 

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qdqspec.codec import record_of
+from qdqspec.config.declared import duration
 from qdqspec.spec.fields import (
     Activations,
     Correction,
@@ -188,20 +189,17 @@ class QuantizeSection(SpecSection):
 
 # ---- the search ---------------------------------------------------------------------------------
 
-_MINUTES = {"s": 1 / 60, "m": 1.0, "h": 60.0}
-_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,12})?) ?([smh])")
-
 
 def _minutes(value: object) -> object:
     """A number of minutes, or ``90s``, ``10m``, ``1h``."""
     if not isinstance(value, str):
         return value
-    match = _DURATION.fullmatch(value.strip())
-    if match is None:
+    try:
+        return duration(value.replace(" ", "")) / 60
+    except ValueError:
         raise PydanticCustomError(
             "duration", "'{text}' is not a duration such as 90s, 10m or 1h", {"text": value}
-        )
-    return float(match[1]) * _MINUTES[match[2]]
+        ) from None
 
 
 Minutes: TypeAlias = Annotated[Positive, BeforeValidator(_minutes, json_schema_input_type=Positive | str)]

@@ -182,18 +182,6 @@ class Provenance:
         }
         return words[self.source]
 
-    @property
-    def age(self) -> str:
-        """``2 h``."""
-        hours = self.age_seconds / 3600
-        if hours < 1:
-            minutes = f"{self.age_seconds / 60:.0f}"
-            return "less than 1 min" if minutes == "0" else f"{minutes} min"
-        return f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} d"
-
-    def __str__(self) -> str:
-        return "measured" if self.source == "measured" else f"{self.source} ({self.age})"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqspec.types import Provenance
 from qdqspec.units import (
     count_text,
     db_text,
     ms_text,
     ms_texts_apart,
+    origin_text,
     percent_text,
     plain,
     seconds_text,
@@ -48,7 +50,12 @@ def test_sizes_counts_and_durations() -> None:
     assert size_text(12) == "12 B"
     assert count_text(1, "pair") == "1 pair"
     assert count_text(0, "pair") == "0 pairs"
-    assert [seconds_text(s) for s in (4.21, 42, 185, 7800)] == ["4.2 s", "42 s", "3 min 05 s", "2 h 10 min"]
+    texts = {4.21: "4.2 s", 42: "42 s", 185: "3 min 05 s", 7800: "2 h 10 min"}
+    assert {seconds: seconds_text(seconds) for seconds in texts} == texts
+    rough = {0.2: "0 s", 89: "89 s", 91: "2 min", 5399: "90 min", 7800: "2 h", 200_000: "2 d"}
+    assert {seconds: seconds_text(seconds, rough=True) for seconds in rough} == rough
+    assert origin_text(Provenance()) == "measured"
+    assert origin_text(Provenance(source="cached", age_seconds=7200)) == "cached (2 h)"
     assert percent_text(0.0917) == "+9.2 %"
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from qdqspec.types import CaseRecord, RunRecord
-from qdqspec.units import plain
+from qdqspec.units import origin_text, plain
 
 
 def _part(path: str) -> Callable[[CaseRecord], object]:
@@ -43,6 +43,11 @@ def _checks(outcome: str) -> Callable[[CaseRecord], object]:
     return lambda case: sum(result.verdict.outcome == outcome for result in case.results)
 
 
+def _provenance(case: CaseRecord) -> str:
+    found = case.evidence.latency or case.evidence.search
+    return "" if found is None else origin_text(found.provenance)
+
+
 def _named(figures: Mapping[str, float], prefix: str = "") -> str:
     return " ".join(f"{prefix}{name}={value!r}" for name, value in figures.items())
 
@@ -74,7 +79,7 @@ _COLUMNS: dict[str, Callable[[CaseRecord], object]] = {
     "checks_passed": _checks("pass"),
     "checks_failed": _checks("fail"),
     "checks_inconclusive": _checks("inconclusive"),
-    "provenance": lambda case: _part("latency.provenance")(case) or _part("search.provenance")(case),
+    "provenance": _provenance,
 }
 
 

@@ -122,11 +122,6 @@ def test_a_cached_placement_timed_in_this_run_is_named() -> None:
     assert all_old in summary_table(replace(sample_run(), cases=(case,)))
 
 
-def test_an_age_below_a_minute_is_not_zero() -> None:
-    ages = [Provenance(source="cached", age_seconds=seconds).age for seconds in (0, 29, 31, 7200, 200_000)]
-    assert ages == ["less than 1 min", "less than 1 min", "1 min", "2 h", "2 d"]
-
-
 def test_an_empty_table_states_that_it_is_empty() -> None:
     assert summary_table(empty_run()) == "No case was run."
 
