@@ -316,13 +316,12 @@ class Case:
 
     @property
     def spec_name(self) -> str:
-        """The spec file's name without ``.qdq.yaml``; the model's stem if there is no spec."""
+        """The spec file's name without its suffix ``.qdq.yaml``; the model's stem if there is no spec."""
         if self.spec is None:
             return self.model.stem
         name = self.spec.name
-        for suffix in (".qdq.yaml", ".qdq.yml", ".yaml", ".yml", ".py"):
-            name = name.removesuffix(suffix)
-        return name
+        suffixes = (".qdq.yaml", ".qdq.yml", ".yaml", ".yml", ".py")
+        return name.removesuffix(next(filter(name.endswith, suffixes), ""))
 
     @property
     def name(self) -> str:

@@ -105,3 +105,19 @@ def test_a_damaged_note_of_a_folder_is_replaced(
 def test_finding_a_folder_does_not_fail_on_an_output_that_is_a_file(case, tmp_path: Path) -> None:
     (tmp_path / "reports").touch()
     assert names(Settings(root=tmp_path), case("a/net.qdq.yaml")) == ["net/default"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("net.qdq.yaml", "net"),
+        ("net.qdq.yml", "net"),
+        ("net.yaml", "net"),
+        ("test_net.py", "test_net"),
+        ("net.py.qdq.yaml", "net.py"),
+        ("net.yaml.qdq.yaml", "net.yaml"),
+    ],
+)
+def test_only_the_suffix_of_a_spec_is_not_part_of_its_name(case, spec: str, name: str) -> None:
+    """Baselines are in a folder of this name: ``net.qdq.yaml`` and ``net.py.qdq.yaml`` shared one."""
+    assert case(f"specs/{spec}").spec_name == name
