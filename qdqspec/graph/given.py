@@ -143,19 +143,25 @@ def fixed_in(model: Model) -> Mapping[str, Array]:
 
 
 # Domains whose operators a runtime has kernels for: their functions are definitions for other runtimes.
-_RUNTIMES = ("ai.onnx", "com.microsoft")
+_RUNTIMES = ("ai.onnx.", "com.microsoft.", "trt.")
 _TOKEN = re.compile(r"^<(\d+)>")
 _Key: TypeAlias = tuple[str, str, str]  # domain, name and overload of a function
 
 
-def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+def inlined(proto: onnx.ModelProto, *, kept: tuple[str, ...] = _RUNTIMES) -> onnx.ModelProto:
     """A copy with local functions inlined; the model itself if it has none.
 
-    Functions in the domain of a runtime (``trt``, ``com.microsoft``) stay calls, as do those of operator sets in
-    another version than the model's. A node of a function is named ``<call>/<node>``.
+    Functions whose domain begins with one of ``kept`` stay calls, by default those in the domain of a runtime, as do
+    those of operator sets in another version than the model's. A node of a function is named ``<call>/<node>``.
     """
     imports = {(o.domain or "ai.onnx", o.version) for o in proto.opset_import}
-    called = [f for f in proto.functions if _is_inlined(f, imports)]
+    called = [
+        function
+        for function in proto.functions
+        if function.domain
+        and not f"{function.domain}.".startswith(kept)
+        and all((o.domain or "ai.onnx", o.version) in imports for o in function.opset_import)
+    ]
     if not called:
         return proto
     light = copy_model(proto, but={"initializer"})
@@ -166,13 +172,6 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     copied.functions.extend(f for f in proto.functions if f not in called)
     refill(copied.graph.initializer, proto.graph.initializer)
     return copied
-
-
-def _is_inlined(function: onnx.FunctionProto, imports: set[tuple[str, int]]) -> bool:
-    domain = function.domain
-    if not domain or domain.split(".")[0] == "trt" or domain.startswith(_RUNTIMES):
-        return False
-    return all((o.domain or "ai.onnx", o.version) in imports for o in function.opset_import)
 
 
 class _Naming:

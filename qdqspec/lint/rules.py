@@ -142,8 +142,7 @@ def lint_model(
     in which of them it applies, and in which that is unknown.
     ``compute_capability`` is the GPU's, such as ``(8, 9)``; without one, findings that depend on it are
     notes. Nodes in bodies of If, Loop and Scan are named by their path: ``choice/then_branch/conv``; those of
-    local functions as in ONNX's inliner: ``conv__1``, ``conv__2`` for the first and second call. Raises
-    `ConfigError` for an unknown target.
+    local functions by their call: ``block/conv``. Raises `ConfigError` for an unknown target.
     """
     if not hooks.declares("lint_targets", target):
         known = hooks.all_names("lint_targets")
@@ -151,9 +150,9 @@ def lint_model(
             f"unknown lint target '{target}'{did_you_mean(target, known)}", cure=f"known: {', '.join(known)}"
         )
     if model.proto.functions:
-        import onnx.inliner
+        from qdqspec.graph.given import inlined  # with the inliner, which few models need
 
-        model = Model(onnx.inliner.inline_local_functions(model.proto), path=model.path)
+        model = Model(inlined(model.proto, kept=()), path=model.path)
     found = _findings(View(model, target, compute_capability))
     return tuple(sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.id)))
 

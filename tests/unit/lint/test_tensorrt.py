@@ -366,7 +366,7 @@ def test_pairs_in_local_functions_are_found() -> None:
         Pair (x, s, z) => (o) { [quant] q = QuantizeLinear(x, s, z)  o = DequantizeLinear(q, s, z) }"""
     )
     found = lint_model(Model(proto), "tensorrt-11")
-    assert [f.node for f in found if f.id == "TRT001"] == ["quant__1", "quant__2"]
+    assert [f.node for f in found if f.id == "TRT001"] == ["first/quant", "second/quant"]
     assert len(proto.functions) == 1, "the model is not changed"
 
 
