@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -40,7 +41,7 @@ def own(tmp_path) -> jobs.Jobs:
 
 
 def test_a_process_that_ends_without_an_answer_fails_its_case(own, job, monkeypatch):
-    monkeypatch.setattr(jobs.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     own._run(job)
     assert "ended with exit code 1" in job.answer["failure"]["what"]
 
