@@ -30,10 +30,11 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.flat import numbered_name, scopes_of
+from qdqspec.graph.flat import free_name, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import (
+    attribute_of,
     copied,
     copy_model,
     metadata,
@@ -68,12 +69,6 @@ def encoded(message: onnx.NodeProto | TensorProto) -> str:
     return base64.b64encode(message.SerializeToString(deterministic=True)).decode("ascii")
 
 
-def attribute_of(node: onnx.NodeProto, name: str, default: object) -> object:
-    """The value of an attribute, or its default."""
-    found = next((a for a in node.attribute if a.name == name), None)
-    return default if found is None else helper.get_attribute_value(found)
-
-
 def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:
     """The initializers, and the outputs of Constant nodes."""
     return {t.name: t for t in graph.initializer} | dict(values_of_constants(graph.node))
@@ -89,9 +84,7 @@ class FreeNames:
 
     def free(self, first: str) -> str:
         """The name, or with a number where it is taken; from now on taken."""
-        name = numbered_name(first, self._taken)
-        self._taken.add(name)
-        return name
+        return free_name(first, self._taken)
 
 
 class _Lowering:

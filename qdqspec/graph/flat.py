@@ -7,7 +7,7 @@ those of an ordinary graph. The markers hold the data to restore the original na
 that the flat form of an unchanged model gives the same model, and that of a changed one differs in the changes only.
 
 Nodes and tensors have unique names. A scope is one graph of the model, identified by its path: the main graph is
-``""``, a body ``If_0/then_branch``, a body inside that one ``If_0/then_branch/Loop_2/body``; ``~`` is appended if a
+``""``, a body ``If_0/then_branch``, a body inside that one ``If_0/then_branch/Loop_2/body``; ``~1`` is appended if a
 node has that name. A node of a body is named ``<path>/<node>``. A tensor keeps its own name if no other graph of the
 model defines the same name, and in the main graph always; otherwise it is named ``<path>/<tensor>``. Bodies of other
 operators, such as SequenceMap, are not scopes.
@@ -27,6 +27,7 @@ from onnx import helper
 
 from qdqspec.graph.protos import (
     DEFAULT_DOMAINS,
+    attribute_of,
     copied,
     copy_fields,
     copy_model,
@@ -233,12 +234,11 @@ def numbered_name(first: str, taken: Container[str]) -> str:
     return next(name for name in variants if name not in taken)
 
 
-def free_name(wanted: str, taken: set[str]) -> str:
-    """The name, or a variant that is not in ``taken``; it is added to the set."""
-    while wanted in taken:
-        wanted += "~"
-    taken.add(wanted)
-    return wanted
+def free_name(first: str, taken: set[str]) -> str:
+    """The name, or with the first free number, as of `numbered_name`; it is added to the set."""
+    name = numbered_name(first, taken)
+    taken.add(name)
+    return name
 
 
 MARKERS = "qdqspec.bodies"  # the domain of the markers
@@ -290,8 +290,7 @@ def closed(flat: onnx.ModelProto, replaced: Mapping[str, str] | None = None) -> 
 
 def path_of(enter: onnx.NodeProto) -> str:
     """The path of the graph that begins with this marker."""
-    found = _attribute(enter, "path")
-    return "" if found is None else str(found.s.decode())
+    return attribute_of(enter, "path", b"").decode()
 
 
 # ---- to the flat form ----------------------------------------------------------------------------
@@ -407,8 +406,7 @@ class _Body:
 
     def listed(self, name: str) -> dict[str, str]:
         """Pairs of names that the marker has as an attribute."""
-        found = _attribute(self.enter, name)
-        texts = [] if found is None else [text.decode() for text in found.t.string_data]
+        texts = [text.decode() for text in attribute_of(self.enter, name, onnx.TensorProto()).string_data]
         return dict(zip(texts[::2], texts[1::2], strict=True))
 
     def chain(self) -> Iterator[_Body]:
@@ -437,13 +435,12 @@ class _Closing:
             if body.leave is None:
                 self._fill(main, body)
                 continue
-            attributes = {attribute.name: attribute for attribute in body.leave.attribute}
             graph = onnx.GraphProto()
-            graph.MergeFromString(attributes["body"].s)
+            graph.MergeFromString(attribute_of(body.leave, "body", b""))
             for value, name in zip(graph.output, body.leave.input, strict=False):
                 value.name = self._now(name)
             self._fill(graph, body)
-            self._finished[body.leave.output[0]] = attributes["attribute"].s.decode(), graph
+            self._finished[body.leave.output[0]] = attribute_of(body.leave, "attribute", b"").decode(), graph
 
     def _read(self) -> None:
         body = main = _Body(onnx.NodeProto(), None)
@@ -545,7 +542,3 @@ def _common(one: _Body, other: _Body) -> _Body:
     """The innermost graph around both."""
     around = {id(body) for body in one.chain()}
     return next(body for body in other.chain() if id(body) in around)
-
-
-def _attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto | None:
-    return next((attribute for attribute in node.attribute if attribute.name == name), None)

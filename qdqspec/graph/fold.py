@@ -9,7 +9,7 @@ but not for an integer weight with a DequantizeLinear, so it must be done before
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -18,6 +18,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from qdqspec.arrays import Array
+from qdqspec.graph.flat import free_name
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.protos import DEFAULT_DOMAINS, copied, copy_model, graphs_inside, refill, size_of
 from qdqspec.units import list_text
@@ -62,10 +63,8 @@ def fold_constants(
     """
     now, folded, unused = model, list[str](), list[str]()
     while True:  # new constants may determine further shapes
-        work = _Folding(now, limit_bytes, within=None if only is None else _ancestors(now, only))
-        work.fold()
-        removed = work.unused()
-        if not removed and not work.unread():
+        work = _Folding(now, limit_bytes, None if only is None else _ancestors(now, only))
+        if not work.removed and not work.unread:
             notes = []
             if work.too_large:  # constant nodes that stay
                 names = list_text([f"'{name}'" for name in work.too_large], 3)
@@ -74,8 +73,8 @@ def fold_constants(
             return FoldedConstants(model=now, folded=tuple(folded), unused=tuple(unused), notes=tuple(notes))
         computed = {node.index for node in work.folded}
         folded += [_name_in(model, node) for node in work.folded]
-        unused += [_name_in(model, node) for node in now.nodes if node.index in removed - computed]
-        now = Model(work.build(removed), path=model.path)
+        unused += [_name_in(model, node) for node in now.nodes if node.index in work.removed - computed]
+        now = Model(work.smaller(), path=model.path)
 
 
 def _ancestors(model: Model, tensors: Collection[str]) -> frozenset[int]:
@@ -95,59 +94,61 @@ def _name_in(model: Model, node: Node) -> str:
     return model.producer[next(name for name in node.outputs if name)].name
 
 
-@dataclass(slots=True)
 class _Folding:
-    """The state of one folding."""
+    """One pass over a model: ``values`` of tensors that become constants, and nodes and initializers without a use.
 
-    model: Model
-    limit: int
-    values: dict[str, Array] = field(default_factory=dict)  # computed values, by tensor
-    folded: list[Node] = field(default_factory=list)
-    too_large: list[str] = field(default_factory=list)
-    removed: set[int] = field(default_factory=set)
-    within: frozenset[int] | None = None  # indexes of nodes that may be computed or removed; all for ``None``
-    _fixed: frozenset[str] = frozenset()  # constants that no caller can replace
+    Only nodes whose index is ``within`` are computed or removed; all for ``None``.
+    """
 
-    def fold(self) -> None:
-        """Compute each node whose inputs are constant, in graph order."""
-        self._fixed = frozenset(self.model.constants)
-        if self.model.proto.ir_version >= 4:  # from then on, an input may override its initializer
-            self._fixed -= {i.name for i in self.model.flat.graph.input}
-        functions = {(f.domain, f.name) for f in self.model.proto.functions}
-        for node in self.model.nodes:
+    def __init__(self, model: Model, limit_bytes: int, within: Collection[int] | None) -> None:
+        self.values: dict[str, Array] = {}
+        self.folded: list[Node] = []
+        self.too_large: list[str] = []
+        self.removed: set[int] = set()
+        self.unread: set[str] = set()  # initializers
+        self._model = model
+        self._limit = limit_bytes
+        self._within = range(len(model.nodes)) if within is None else within
+        returned = (t for node in model.nodes if node.is_marker for t in node.inputs if t)
+        self._results = {*model.outputs, *returned}  # of the model and of bodies
+        self._fixed = {*model.constants}  # constants that no caller can replace
+        if model.proto.ir_version >= 4:  # from then on, an input may override its initializer
+            self._fixed -= {i.name for i in model.flat.graph.input}
+        functions = {(f.domain, f.name) for f in model.proto.functions}
+        for node in model.nodes:  # in graph order
             if not self._may(node) or (node.domain, node.op_type) in functions:
                 continue
             if (made := self._evaluate(node)) is not None:
                 self.values.update(made)
                 self.folded.append(node)
                 self.removed.add(node.index)
+        self._remove_unused()
+        if within is None or self.removed:
+            read = {t for node in model.nodes if node.index not in self.removed for t in node.inputs}
+            read |= {*model.outputs, *model.subgraph_reads}
+            self.unread = (self._fixed & model.initializers.keys()) - read
 
     def _may(self, node: Node) -> bool:
         """Whether a node may become a constant: plain ONNX, deterministic, inside the graph, on constants."""
         return (
-            (self.within is None or node.index in self.within)
+            node.index in self._within
             and node.domain in DEFAULT_DOMAINS
             and node.op_type not in QUANTIZING | _RANDOM
-            and node.outputs[0] not in self.model.constants  # a Constant node already is a constant
+            and node.outputs[0] not in self._model.constants  # a Constant node already is a constant
             and not any(True for _ in graphs_inside(node.proto))
-            and node.name not in self.model.bodies
-            and not any(map(self._is_result, node.outputs))
+            and node.name not in self._model.bodies
+            and self._results.isdisjoint(node.outputs)
             and (
                 self._static_shape(node) is not None
                 or all(name in self.values or name in self._fixed for name in node.inputs if name)
             )
         )
 
-    def _is_result(self, tensor: str) -> bool:
-        """Whether a tensor is an output of the model or of a body."""
-        ends = self.model.consumers.get(tensor, ())
-        return tensor in self.model.outputs or any(self.model.by_name[end.node].is_marker for end in ends)
-
     def _static_shape(self, node: Node) -> tuple[int, ...] | None:
         """The shape of the tensor that a Shape or Size node reads, if it is static."""
         if node.op_type not in ("Shape", "Size"):
             return None
-        shape = self.model.shape(node.inputs[0])
+        shape = self._model.shape(node.inputs[0])
         if shape is None or any(size is None for size in shape):
             return None
         return tuple(size for size in shape if size is not None)
@@ -155,77 +156,60 @@ class _Folding:
     def _evaluate(self, node: Node) -> dict[str, Array] | None:
         shape = self._static_shape(node)
         if shape is not None:
-            return {node.outputs[0]: _shape_value(node, shape)}
+            start, end = node.number("start", 0), node.number("end", len(shape))
+            value = prod(shape) if node.op_type == "Size" else shape[start:end]
+            return {node.outputs[0]: np.array(value, np.int64)}
         inputs = {
-            name: self.values[name] if name in self.values else self.model.array(name)
+            name: self.values[name] if name in self.values else self._model.array(name)
             for name in dict.fromkeys(node.inputs)
             if name
         }
-        proto = _alone(self.model, node, inputs)
+        proto = _alone(self._model, node, inputs)
         size = _size_of_outputs(proto)
-        allowed = max(self.limit, sum(value.nbytes for value in inputs.values()))
+        allowed = max(self._limit, sum(value.nbytes for value in inputs.values()))
         if (size is None and node.op_type not in _BOUNDED) or (size or 0) > allowed:
             self.too_large.append(node.name)
             return None
         return _computed(proto, inputs)
 
-    def unused(self) -> set[int]:
-        """The nodes to remove: folded ones, and those read only by removed nodes. Q/DQ is never removed."""
-        readers = {name: len(ends) for name, ends in self.model.consumers.items()}
-        seen = {*self.model.outputs, *self.model.subgraph_reads}
-        work = list(self.removed)
-        for index in work:
-            self._release(self.model.nodes[index], readers)
-        for node in reversed(self.model.nodes):  # consumers come after their producers
-            is_read = any(readers.get(name) or name in seen for name in node.outputs if name)
-            if node.index not in self.removed and not is_read and self._is_removable(node):
-                for each in (node, *self.model.nodes_inside.get(node.name, ())):
-                    if each.index not in self.removed:
-                        self.removed.add(each.index)
-                        self._release(each, readers)
-        return self.removed
+    def _remove_unused(self) -> None:
+        """Add the nodes whose results only removed nodes read. Q/DQ is never removed."""
+        readers = {name: len(ends) for name, ends in self._model.consumers.items()}
+        seen = {*self._model.outputs, *self._model.subgraph_reads}
 
-    def _is_removable(self, node: Node) -> bool:
-        inside = self.within is None or node.index in self.within
-        return inside and node.domain in DEFAULT_DOMAINS and node.op_type not in QUANTIZING
-
-    def _release(self, node: Node, readers: dict[str, int]) -> None:
-        for name in node.inputs:
-            if name:
+        def release(node: Node) -> None:
+            for name in filter(None, node.inputs):
                 readers[name] -= 1
 
-    def unread(self) -> set[str]:
-        """Initializers that become unused when these nodes are removed; those that a caller may feed stay."""
-        if self.within is not None and not self.removed:
-            return set()
-        read = {name for node in self.model.nodes if node.index not in self.removed for name in node.inputs}
-        read |= {*self.model.outputs, *self.model.subgraph_reads}
-        return {name for name in self._fixed & self.model.initializers.keys() if name not in read}
+        for index in self.removed:
+            release(self._model.nodes[index])
+        for node in reversed(self._model.nodes):  # consumers come after their producers
+            is_read = any(readers.get(name) or name in seen for name in node.outputs if name)
+            if node.index in self.removed or node.index not in self._within or is_read:
+                continue
+            if node.domain in DEFAULT_DOMAINS and node.op_type not in QUANTIZING:
+                for each in (node, *self._model.nodes_inside.get(node.name, ())):
+                    if each.index not in self.removed:
+                        self.removed.add(each.index)
+                        release(each)
 
-    def build(self, removed: set[int]) -> onnx.ModelProto:
+    def smaller(self) -> onnx.ModelProto:
         """The model with constants in place of the folded nodes."""
-        unread = self.unread()
-        proto = copy_model(self.model.flat, but={"node", "initializer", "value_info", "input"})
+        flat = self._model.flat
+        proto = copy_model(flat, but={"node", "initializer", "value_info", "input"})
         graph = proto.graph
-        graph.node.extend(node.proto for node in self.model.nodes if node.index not in removed)
-        graph.initializer.extend(t for t in self.model.flat.graph.initializer if t.name not in unread)
-        graph.input.extend(i for i in self.model.flat.graph.input if i.name not in unread)
-        read = {name for node in self.model.nodes if node.index not in removed for name in node.inputs}
-        read |= self.model.subgraph_reads
+        kept = [node for node in self._model.nodes if node.index not in self.removed]
+        graph.node.extend(node.proto for node in kept)
+        graph.initializer.extend(t for t in flat.graph.initializer if t.name not in self.unread)
+        graph.input.extend(i for i in flat.graph.input if i.name not in self.unread)
+        read = {name for node in kept for name in node.inputs} | self._model.subgraph_reads
         made = [numpy_helper.from_array(value, name) for name, value in self.values.items() if name in read]
         graph.initializer.extend(made)
         if proto.ir_version < 4:  # until then each initializer is a graph input as well
             graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in made)
-        lost = {name for index in removed for name in self.model.nodes[index].outputs}
-        graph.value_info.extend(v for v in self.model.flat.graph.value_info if v.name not in lost)
+        lost = {name for index in self.removed for name in self._model.nodes[index].outputs}
+        graph.value_info.extend(v for v in flat.graph.value_info if v.name not in lost)
         return proto
-
-
-def _shape_value(node: Node, shape: tuple[int, ...]) -> Array:
-    if node.op_type == "Size":
-        return np.array(prod(shape), np.int64)
-    bounds = {a.name: int(a.i) for a in node.proto.attribute}
-    return np.array(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], np.int64)
 
 
 def _alone(model: Model, node: Node, inputs: Mapping[str, Array]) -> onnx.ModelProto:
@@ -353,7 +337,7 @@ def fold_batchnorm(model: Model) -> Folded:
     proto.graph.input.extend(i for i in model.flat.graph.input if i.name not in unread)
     rewritten: dict[int, onnx.NodeProto] = {}
     for conv, norm in folds:  # one weight at a time limits memory to the results and one computation
-        names = [_free_name(f"{norm.outputs[0]}/{what}", taken) for what in ("weight", "bias")]
+        names = [free_name(f"{norm.outputs[0]}/{what}", taken) for what in ("weight", "bias")]
         for name, values in zip(names, _folded_values(model, conv, norm), strict=True):
             proto.graph.initializer.append(numpy_helper.from_array(values, name))
         node = rewritten[conv.index] = copied(conv.proto)
@@ -407,16 +391,6 @@ def _scale_channels(weight: npt.NDArray[np.float64], factor: npt.NDArray[np.floa
     groups = conv.number("group", 1)
     split = weight.reshape(groups, -1, *weight.shape[1:])
     return (split * factor.reshape(groups, 1, -1, *rest)).reshape(weight.shape)
-
-
-def _free_name(wanted: str, taken: set[str]) -> str:
-    """The name, or a variant that the model does not use; it is added to the set."""
-    name, number = wanted, 1
-    while name in taken:
-        number += 1
-        name = f"{wanted}_{number}"
-    taken.add(name)
-    return name
 
 
 def _unread(model: Model, folds: Sequence[tuple[Node, Node]]) -> set[str]:

@@ -26,6 +26,7 @@ from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, free_initializers
 from qdqspec.graph.protos import (
     DEFAULT_DOMAINS,
     all_graphs,
+    attribute_of,
     copy_model,
     graphs_inside,
     is_external,
@@ -336,7 +337,7 @@ def _states(owner: onnx.NodeProto, body: onnx.GraphProto) -> Iterator[tuple[str,
     if owner.op_type == "Loop":
         yield from zip(owner.input[2:], inside[2:], made[1:], strict=False)
     elif owner.op_type == "Scan":
-        scanned = next((a.i for a in owner.attribute if a.name == "num_scan_inputs"), 0)
+        scanned = attribute_of(owner, "num_scan_inputs", 0)
         states = len(owner.input) - scanned if len(owner.input) == len(inside) else 0
         yield from zip(owner.input[:states], inside[:states], made, strict=False)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import onnx
 from onnx import TensorProto, external_data_helper
@@ -17,6 +17,7 @@ DEFAULT_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
 
 Message: TypeAlias = onnx.ModelProto | onnx.GraphProto
 MessageT = TypeVar("MessageT", onnx.NodeProto, TensorProto, onnx.ModelProto)
+ValueT = TypeVar("ValueT")
 _SMALL = 1024  # elements: constants that inference and adapters of operators may need (axes, shapes, bounds)
 _TYPES = onnx.AttributeProto
 # attributes that hold neither tensors nor graphs
@@ -73,9 +74,17 @@ def refill(field: Any, values: Iterable[object]) -> None:
     field.extend(kept)
 
 
+def attribute_of(node: onnx.NodeProto, name: str, default: ValueT) -> ValueT:
+    """The value of an attribute, which is of the type of its default, or the default."""
+    for attribute in node.attribute[:]:  # a copy as a list: iterating over a protobuf field is slow
+        if attribute.name == name:
+            return cast("ValueT", onnx.helper.get_attribute_value(attribute))
+    return default
+
+
 def graphs_inside(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The bodies of a control-flow node."""
-    for attribute in node.attribute[:]:  # a copy as a list: iterating over a protobuf field is slow
+    for attribute in node.attribute[:]:  # see `attribute_of`
         if attribute.type not in _PLAIN:
             if attribute.HasField("g"):
                 yield attribute.g
@@ -170,7 +179,7 @@ def size_of(tensor: TensorProto) -> int:
 def tensors_in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
     """Attribute values of nodes, and all tensors of their bodies."""
     for node in nodes:
-        for attribute in node.attribute[:]:  # see `graphs_inside`
+        for attribute in node.attribute[:]:  # see `attribute_of`
             if attribute.type in _PLAIN:
                 continue
             if attribute.HasField("t"):

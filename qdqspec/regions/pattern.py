@@ -30,6 +30,7 @@ import onnx
 
 from qdqspec.graph.model import Model, Node, TensorType
 from qdqspec.graph.ops import COMMUTATIVE, is_commutative
+from qdqspec.graph.protos import attribute_of
 from qdqspec.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
 from qdqspec.regions.flow import Flow, short_hash
 
@@ -336,7 +337,7 @@ def _is_depthwise(model: Model, node: Node) -> bool:
     if node.op_type not in ("Conv", "ConvTranspose") or len(node.inputs) < 2:
         return False
     weight = model.shape(node.inputs[1]) or ()
-    groups = next((attribute.i for attribute in node.proto.attribute if attribute.name == "group"), 1)
+    groups = attribute_of(node.proto, "group", 1)
     axis, width = (0, groups) if node.op_type == "ConvTranspose" else (1, 1)
     return groups > 1 and len(weight) > axis and weight[axis] == width
 

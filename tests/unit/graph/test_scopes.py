@@ -66,7 +66,7 @@ def test_a_path_that_is_a_prefix_of_a_node_name_is_changed() -> None:
     proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {TWO_BRANCHES}')
     proto.graph.node[0].name = "choice/then_branch/act"
     found = find_scopes(proto)
-    assert [scope.path for scope in found.bodies] == ["choice/then_branch~", "choice/else_branch"]
+    assert [scope.path for scope in found.bodies] == ["choice/then_branch~1", "choice/else_branch"]
 
 
 def test_inputs_of_a_loop_body_are_its_tensors() -> None:
