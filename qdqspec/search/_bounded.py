@@ -25,50 +25,41 @@ CORRECTIONS = 6  # corrections of the allowed noise by the prediction for a comp
 MOST_CORRECTED_DB = 10.0  # for a single correction
 SLACK = 1.25  # factor by which a labelling may exceed the allowed noise and still be rehearsed
 DOUBT_DB = 1.0  # how far below the limit the additive prediction may be for a build without an oracle
+BISECTIONS = 9
+DECADES = 6  # of the price, in either direction from the ratio of whole time to whole noise
+PASSES = 3  # over all blocks, to spend the remaining noise
+LEAST_RISE = 1e-9  # smallest cost in milliseconds of a label with less noise, so that ratios are finite
 
 
-class NoiseModel:
-    """The noise of a labelling as the sum over its blocks."""
+def measured_powers(
+    labels: Sequence[Label],
+    alone_db: Sequence[Mapping[str, float]],
+    together_db: Mapping[str, float],
+) -> Floats:
+    """The noise of each block alone under each code, from builds of single blocks.
 
-    def __init__(self, powers: Floats) -> None:
-        """``powers`` is the noise of each block alone under each code."""
-        self.powers = powers
-
-    @classmethod
-    def measured(
-        cls,
-        labels: Sequence[Label],
-        alone_db: Sequence[Mapping[str, float]],
-        together_db: Mapping[str, float],
-    ) -> NoiseModel:
-        """The model from builds of single blocks.
-
-        ``alone_db`` is, for each block, the SQNR with only that block quantized, by name of the format in ``labels``.
-        ``together_db`` is the SQNR with all blocks quantized. A label that was not measured gets the largest noise of
-        the block's labels.
-        """
-        alone = [{name: power_of(value) for name, value in found.items()} for found in alone_db]
-        for name, value in together_db.items():
-            total = sum(block.get(name, 0.0) for block in alone)
-            for block in alone if total else ():
-                block |= {name: block[name] * power_of(value) / total} if name in block else {}
-        powers: Floats = np.zeros((len(alone), len(labels)))
-        for row, block in zip(powers, alone, strict=True):
-            largest = max(block.values(), default=0.0)
-            row[FP + 1 :] = [block.get(format_of(label), largest) for label in labels[FP + 1 :]]
-        return cls(powers)
-
-    def sqnr_db(self, codes: Codes) -> float:
-        """The predicted SQNR of a labelling, in dB."""
-        noise = noise_of(self.powers, codes)
-        return float("inf") if noise <= 0 else -10 * float(np.log10(noise))
+    ``alone_db`` is, for each block, the SQNR with only that block quantized, by name of the format in ``labels``.
+    ``together_db`` is the SQNR with all blocks quantized; it calibrates the sum. A label that was not measured gets the
+    largest noise of the block's labels.
+    """
+    alone = [{name: power_of(value) for name, value in found.items()} for found in alone_db]
+    for name, value in together_db.items():
+        total = sum(block.get(name, 0.0) for block in alone)
+        for block in alone if total else ():
+            block |= {name: block[name] * power_of(value) / total} if name in block else {}
+    powers: Floats = np.zeros((len(alone), len(labels)))
+    for row, block in zip(powers, alone, strict=True):
+        largest = max(block.values(), default=0.0)
+        row[FP + 1 :] = [block.get(format_of(label), largest) for label in labels[FP + 1 :]]
+    return powers
 
 
 class Bounded:
     """Labellings of least predicted time for an SQNR, by the noise of blocks and the predictions of a guide."""
 
-    def __init__(self, costs: CostModel, noise: NoiseModel, guide: Guide) -> None:
-        self.noise = noise
+    def __init__(self, costs: CostModel, powers: Floats, guide: Guide) -> None:
+        """``powers`` is the noise of each block alone under each code."""
+        self.powers = powers
         self._costs = costs
         self._guide = guide
         self._found: tuple[float, float] | None = None  # an SQNR, and the noise of blocks that just meets it
@@ -83,13 +74,13 @@ class Bounded:
         most = self._allowed(aim)
         best = np.full(len(self._costs.blocks), FP, dtype=np.int8)
         for _ in range(CORRECTIONS):
-            codes = least_time(self._costs, self.noise.powers, most, share)
+            codes = least_time(self._costs, self.powers, most, share)
             predicted = self._guide.predicted_db(self._costs.placed(codes))
             if predicted is None:
                 return codes
             if predicted >= aim and self._costs.predict(codes, share) <= self._costs.predict(best, share):
                 best, self._found = codes, (aim, most)
-            made = noise_of(self.noise.powers, codes)
+            made = noise_of(self.powers, codes)
             is_free = predicted >= aim and made < most / SLACK  # the limit does not constrain it
             if is_free or aim <= predicted <= aim + CLOSE_DB or not codes.any():
                 break
@@ -99,13 +90,13 @@ class Bounded:
 
     def reduced(self, codes: Codes, least_db: float) -> Codes:
         """The labelling without the blocks with the most noise for their time, as many as the limit requires."""
-        return with_less_noise(self._costs, self.noise.powers, codes, self._allowed(least_db))
+        return with_less_noise(self._costs, self.powers, codes, self._allowed(least_db))
 
     def admits(self, codes: Codes, least_db: float) -> bool:
         """Whether a labelling is worth a build: by the noise of blocks first, then by the guide."""
         if not self._guide.is_open:
-            return self.noise.sqnr_db(codes) >= least_db - DOUBT_DB
-        may_be = noise_of(self.noise.powers, codes) <= SLACK * self._allowed(least_db)
+            return noise_of(self.powers, codes) <= power_of(least_db - DOUBT_DB)
+        may_be = noise_of(self.powers, codes) <= SLACK * self._allowed(least_db)
         return may_be and self._guide.admits(self._costs.placed(codes), least_db)
 
     def _allowed(self, next_db: float) -> float:
@@ -116,23 +107,14 @@ class Bounded:
         return most * power_of(next_db - known_db)
 
 
-# Lagrangian relaxation of a knapsack problem: the labelling of least predicted time under a noise limit.
-# Everett, "Generalized Lagrange multiplier method", Operations Research 11, 1963: noise gets a price, the
-# cost model's descent finds the labelling of least time plus price, and the price is bisected. That gives the
-# convex part of the front; the rest of the allowed noise is spent greedily. Time includes the costs of
-# conversions between blocks.
-
-BISECTIONS = 9
-DECADES = 6  # of the price, in either direction from the ratio of whole time to whole noise
-PASSES = 3  # over all blocks, to spend the remaining noise
-LEAST_RISE = 1e-9  # smallest cost in milliseconds of a label with less noise, so that ratios are finite
-
-
 def least_time(costs: CostModel, powers: Floats, most: float, share: float = 1.0) -> Codes:
     """The labelling of least predicted time found among those whose noise is at most ``most``.
 
-    ``powers`` is the noise of each block under each code, which is additive. ``share`` scales the cost of crossings.
-    The predicted time is never longer than that of `with_less_noise` from the fastest labelling.
+    A knapsack problem, by Lagrangian relaxation (Everett, "Generalized Lagrange multiplier method", Operations Research
+    11, 1963): noise gets a price, the descent of the cost model finds the labelling of least time plus price, and the
+    price is bisected. That gives the convex part of the front; the rest of the allowed noise is spent greedily. Time
+    includes the costs of conversions between blocks, weighted by ``share``. The predicted time is never longer than
+    that of `with_less_noise` from the fastest labelling.
     """
     quickest = costs.compose(share)
     if noise_of(powers, quickest) <= most:
@@ -210,11 +192,11 @@ def _gains(costs: CostModel, codes: Codes, share: float) -> Sequence[tuple[float
     return found
 
 
-def priced(costs: CostModel, noise: NoiseModel) -> Iterator[Codes]:
+def priced(costs: CostModel, powers: Floats) -> Iterator[Codes]:
     """The fastest labellings at rising prices of noise: the convex part of the model's Pareto front."""
-    loudest = float(noise.powers.max(axis=1, initial=0.0).sum())
-    if not loudest:
+    largest = float(powers.max(axis=1, initial=0.0).sum())
+    if not largest:
         return
-    rate = float(costs.times[:, FP].sum()) / loudest
+    rate = float(costs.times[:, FP].sum()) / largest
     for exponent in np.linspace(-2, 4, PRICES):
-        yield costs.compose(1.0, rate * 10**exponent * noise.powers)
+        yield costs.compose(1.0, rate * 10**exponent * powers)

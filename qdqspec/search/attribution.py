@@ -22,7 +22,7 @@ from itertools import islice
 import numpy as np
 
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._bounded import TARGETS_DB, Bounded, NoiseModel, priced
+from qdqspec.search._bounded import TARGETS_DB, Bounded, measured_powers, priced
 from qdqspec.search._classes import pure_labels
 from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps
 from qdqspec.search.base import Proposal, SearchSetup, profiled
@@ -192,7 +192,7 @@ class Attribution(FirstPlacements):
         together = {
             c.name: measured_db.get(space.resolve(space.everything(c.name)).digest) for c in space.choices
         }
-        noise = NoiseModel.measured(
+        powers = measured_powers(
             space.labels,
             [
                 {name: measured_db.get(p.digest, UNMEASURED_DB) for name, p in placed.items()}
@@ -200,7 +200,7 @@ class Attribution(FirstPlacements):
             ],
             {name: known for name, known in together.items() if known is not None},
         )
-        self._bounded = Bounded(costs, noise, self.guide)
+        self._bounded = Bounded(costs, powers, self.guide)
 
     def _approach(self, costs: CostModel) -> Steps:
         """Search for the noise at which a task metric is at its limit: less after a rejection, more after a win.
@@ -242,7 +242,7 @@ class Attribution(FirstPlacements):
             TARGETS_DB if self._setup.pareto else () if least is None else (least, least + MARGINS_DB[0])
         )
         yield from map(bounded.compose, targets)
-        yield from priced(costs, bounded.noise)
+        yield from priced(costs, bounded.powers)
 
     def _accurate(self, costs: CostModel, codes: Codes) -> bool:
         """Whether a labelling is expected to be accurate enough to win."""

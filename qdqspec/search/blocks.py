@@ -1,18 +1,13 @@
 """Fusion blocks that get one label, and a cost model of labelled blocks learnt from layer profiles. Pure.
 
 The operators of one kernel must not be separated: units that share a kernel in any profiled build form one block.
-
-Coordinate descent finds a locally optimal labelling. A step changes the code of one group of blocks that share a code.
-A group is visited again only after a neighbour has changed, the conversions of an edge are cached for each labelling of
-its ends, and all numbers are Python's own: reading an element of an array takes ten times as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -20,7 +15,8 @@ from qdqspec.arrays import Floats
 from qdqspec.graph.unify import joined
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._classes import LINEAR
-from qdqspec.search.crossings import FLOAT, FP, Codes, Crossing, Crossings, Domains, domains_of, edges_between
+from qdqspec.search._descent import Descent
+from qdqspec.search.crossings import FP, Codes, Conversions, Crossings, domains_of, edges_between
 from qdqspec.types import Label, LayerTime, Placement, Trial, format_of, kind_of
 
 TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # standard deviations of logarithms when a model is drawn
@@ -150,20 +146,8 @@ class CostModel:
         ``penalty`` adds milliseconds to each block under each code: the price of its noise. The descent begins at each
         of ``starts``, by default at one label everywhere and at the fastest label of each block.
         """
-        times = self.times
-        self.times = times if penalty is None else times + penalty
-        try:
-            if starts is None:
-                fastest = [min(b.codes, key=self.times[b.index].tolist().__getitem__) for b in self.blocks]
-                uniform = (
-                    [code if code in block.codes else FP for block in self.blocks]
-                    for code in range(len(self.space.labels))
-                )
-                starts = [np.array(codes, dtype=np.int8) for codes in (*uniform, fastest)]
-            settled = [self._descent.settle(start, self.times, share * self.converting) for start in starts]
-            return min(settled, key=lambda codes: self.predict(codes, share))
-        finally:
-            self.times = times
+        times = self.times if penalty is None else self.times + penalty
+        return self._composed(times, share * self.converting, starts)
 
     def draw(self, random: np.random.Generator, heat: float = 1.0) -> Codes:
         """Thompson sampling: the best labelling of a model drawn from the uncertainty of times and crossing costs.
@@ -171,13 +155,21 @@ class CostModel:
         Profiles are noisy and times depend on the neighbours, so that near its optimum the model does not distinguish
         labellings that a build distinguishes. ``heat`` multiplies the standard deviations.
         """
-        times, costs = self.times, self.converting
-        self.times = times * random.lognormal(0, heat * TIME_DOUBT, times.shape)
-        self.converting = costs * random.lognormal(0, heat * CROSSING_DOUBT, costs.shape)
-        try:
-            return self.compose(float(random.choice(DRAWN_SHARES)))
-        finally:
-            self.times, self.converting = times, costs
+        times = self.times * random.lognormal(0, heat * TIME_DOUBT, self.times.shape)
+        converting = self.converting * random.lognormal(0, heat * CROSSING_DOUBT, self.converting.shape)
+        return self._composed(times, float(random.choice(DRAWN_SHARES)) * converting, None)
+
+    def _composed(self, times: Floats, converting: Floats, starts: Sequence[Codes] | None) -> Codes:
+        """The labelling of least time with these times of blocks and of conversions."""
+        if starts is None:
+            fastest = [min(b.codes, key=times[b.index].tolist().__getitem__) for b in self.blocks]
+            uniform = (
+                [code if code in block.codes else FP for block in self.blocks]
+                for code in range(len(self.space.labels))
+            )
+            starts = [np.array(codes, dtype=np.int8) for codes in (*uniform, fastest)]
+        settled = [self._descent.settle(start, times, converting) for start in starts]
+        return min(settled, key=lambda codes: self._total_ms(codes, times, converting))
 
     def placed(self, codes: Codes) -> Placement:
         """The placement of a labelling."""
@@ -189,16 +181,15 @@ class CostModel:
 
     def predict(self, codes: Codes, share: float = 1.0) -> float:
         """Predicted milliseconds of the blocks and crossings of a labelling."""
-        return float(self.times[np.arange(len(codes)), codes].sum()) + share * self.crossing_ms(codes)
+        return self._total_ms(codes, self.times, share * self.converting)
 
-    def crossing_ms(self, codes: Codes) -> float:
-        """Predicted milliseconds of the conversions of a labelling."""
-        return float(self.crossings_ms(codes).sum())
+    def _total_ms(self, codes: Codes, times: Floats, converting: Floats) -> float:
+        blocks_ms = float(times[np.arange(len(codes)), codes].sum())
+        return blocks_ms + float(self._crossings.spent(codes, converting).sum())
 
     def crossings_ms(self, codes: Codes) -> Floats:
         """Predicted milliseconds of conversions for each pair of domains."""
-        costs: Floats = np.where(self._crossings.of(codes), self.converting, 0.0).sum(axis=0)
-        return costs
+        return self._crossings.spent(codes, self.converting)
 
     def grown(self, codes: Codes, index: int, code: int, most: int) -> Iterator[Codes]:
         """The labelling with one block flipped, then with one more neighbour at a time, up to ``most`` in all."""
@@ -279,163 +270,3 @@ def flips(costs: CostModel, codes: Codes) -> list[Codes]:
         for other in costs.grown(codes, index, code, MOST_TOGETHER if number < MOST_SEEDS else 1):
             flipped.setdefault(other.tobytes(), (costs.predict(other), other))
     return [other for _, other in sorted(flipped.values(), key=lambda pair: pair[0])]
-
-
-SWEEPS = 20  # an upper bound; it converges in a few
-_MOST_ENDS = 8  # ends of an edge whose conversions are cached: with more there are too many labellings
-
-
-class Descent:
-    """Groups of blocks with the codes each may take, and the edges between blocks."""
-
-    def __init__(
-        self,
-        offered: Sequence[tuple[int, ...]],
-        edges: Sequence[Crossing],
-        domains: Domains,
-        groups: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        """``offered`` has the codes of each of the ``groups`` of blocks; without groups each block is one."""
-        self._offered = offered
-        self._groups = [(index,) for index in range(len(offered))] if groups is None else groups
-        self._conversions = [_Conversion(edge, domains) for edge in edges]
-        group_of = {block: number for number, blocks in enumerate(self._groups) for block in blocks}
-        around: list[dict[int, None]] = [{} for _ in self._groups]  # edges by group, each once
-        for number, edge in enumerate(edges):
-            for block in edge.blocks:
-                around[group_of[block]][number] = None
-        self._around = tuple(map(tuple, around))
-        self.neighbours = tuple(
-            {group_of[block] for number in numbers for block in edges[number].blocks} - {index}
-            for index, numbers in enumerate(self._around)
-        )
-
-    def settle(self, start: Codes, times: Floats, costs: Floats) -> Codes:
-        """Change one group at a time to its best code until nothing improves.
-
-        ``times`` holds milliseconds by block and code, ``costs`` those of converting each edge between two domains.
-        """
-        codes, spent, converting = start.tolist(), times.tolist(), costs.tolist()
-        stale = {index for index, offered in enumerate(self._offered) if len(offered) > 1}
-        for _ in range(SWEEPS):
-            if not stale:
-                break
-            for index in range(len(self._groups)):
-                if index in stale:
-                    stale.discard(index)
-                    if self._improve(index, codes, spent, converting):
-                        stale |= self.neighbours[index]
-        return np.array(codes, dtype=np.int8)
-
-    def crossing(
-        self, index: int, codes: Codes | Sequence[int], costs: Floats | Sequence[Sequence[float]]
-    ) -> float:
-        """The cost of converting the tensors around a group."""
-        total = 0.0
-        for number in self._around[index]:
-            for kind in self._conversions[number].kinds(codes):
-                total += costs[number][kind]
-        return total
-
-    def _improve(
-        self, index: int, codes: list[int], times: list[list[float]], costs: list[list[float]]
-    ) -> bool:
-        """Set a group to its best code with all others fixed; false if none is better than the present one."""
-        blocks = self._groups[index]
-        best = now = [codes[block] for block in blocks]
-        least = self._around_ms(index, codes, times, costs)
-        for code in self._offered[index]:
-            wanted = [code] * len(blocks)
-            if wanted == now:
-                continue
-            for block in blocks:
-                codes[block] = code
-            found = self._around_ms(index, codes, times, costs)
-            if found < least:
-                best, least = wanted, found
-        for block, code in zip(blocks, best, strict=True):
-            codes[block] = code
-        return best is not now
-
-    def _around_ms(
-        self, index: int, codes: list[int], times: list[list[float]], costs: list[list[float]]
-    ) -> float:
-        """The cost of a group and of converting the tensors around it."""
-        total = self.crossing(index, codes, costs)
-        for block in self._groups[index]:
-            total += times[block][codes[block]]
-        return total
-
-
-class _Conversion:
-    """The conversions of one edge under a labelling."""
-
-    def __init__(self, edge: Crossing, domains: Domains) -> None:
-        self._edge, self._domains = edge, domains
-        self._ends: Callable[[Any], object] | None = (
-            itemgetter(*edge.blocks) if len(edge.blocks) <= _MOST_ENDS else None
-        )
-        self._known: dict[object, list[int]] = {}
-
-    def kinds(self, codes: Codes | Sequence[int]) -> list[int]:
-        if self._ends is None:
-            return self._edge.converted(codes, self._domains)
-        ends = self._ends(codes)
-        found = self._known.get(ends)
-        if found is None:
-            found = self._known[ends] = self._edge.converted(codes, self._domains)
-        return found
-
-
-# The cost of converting each tensor, estimated from the conversion kernels of profiles. Pure.
-# A conversion is between two domains, in either direction: float and a format of activations, or two such
-# formats. Its time is the tensor's own if measured, else the median per element of that kind; the conversion
-# between two formats that was never measured costs as much as two conversions through float.
-
-
-class Conversions:
-    """Milliseconds of each edge's conversions: one row for each edge, one column for each pair of domains."""
-
-    def __init__(self, edges: Sequence[Crossing], domains: Domains) -> None:
-        self._edges = edges
-        self._domains = domains
-        self._by_tensor = {edge.tensor: number for number, edge in enumerate(edges)}
-        self._seen: dict[tuple[int, int], list[float]] = {}  # by edge and kind
-
-    def learn(self, tensor: str, codes: Codes, milliseconds: float) -> None:
-        """Add a conversion kernel of a build; kinds that the tensor takes there at once share its time."""
-        number = self._by_tensor.get(tensor)
-        if number is None:
-            return
-        # labels that imply no conversion: the first kind
-        kinds = self._edges[number].converted(codes, self._domains) or [0]
-        for kind in kinds:
-            self._seen.setdefault((number, kind), []).append(milliseconds / len(kinds))
-
-    def costs(self) -> Floats:
-        """The costs estimated so far."""
-        domains = self._domains.ordered
-        costs = np.zeros((len(self._edges), len(domains)))
-        rates = self._per_element()
-        typical = (
-            float(np.median(list(rates.values()))) if rates else 0.0
-        )  # of a kind that was never measured
-        for number, edge in enumerate(self._edges):
-            for kind, (one, other) in enumerate(domains):
-                own = self._seen.get((number, kind))
-                if own:
-                    costs[number, kind] = np.mean(own)
-                elif one == FLOAT or kind in rates:
-                    costs[number, kind] = rates.get(kind, typical) * edge.elements
-                else:
-                    through = self._domains.pairs[FLOAT]
-                    costs[number, kind] = costs[number, through[one]] + costs[number, through[other]]
-        return costs
-
-    def _per_element(self) -> dict[int, float]:
-        """Milliseconds per element, by kind, for kinds that were measured."""
-        rates: dict[int, list[float]] = {}
-        for (number, kind), own in self._seen.items():
-            if self._edges[number].elements:
-                rates.setdefault(kind, []).append(float(np.mean(own)) / self._edges[number].elements)
-        return {kind: float(np.median(found)) for kind, found in rates.items()}

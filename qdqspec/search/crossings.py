@@ -1,4 +1,4 @@
-"""Tensors between blocks, and their conversions between float and narrow formats. Pure, on numpy.
+"""Tensors between blocks, their conversions between float and narrow formats, and the cost of these. Pure, on numpy.
 
 A labelling is an array with one code for each block: the index of its label in `SchemeSpace.labels`. The domain that a
 label reads or produces is float or one format of activations.
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.arrays import Floats
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.types import LABELS, format_of, kind_of
 
@@ -123,3 +124,61 @@ class Crossings:
         converted = np.zeros((len(made), self._kinds), dtype=bool)
         converted[edge, self._pairs[made[edge], domain]] = True
         return converted
+
+    def spent(self, codes: Codes, costs: Floats) -> Floats:
+        """The cost of a labelling's conversions for each pair of domains, from that by edge and pair."""
+        spent: Floats = np.where(self.of(codes), costs, 0.0).sum(axis=0)
+        return spent
+
+
+class Conversions:
+    """Milliseconds of each edge's conversions: one row for each edge, one column for each pair of domains.
+
+    They are estimated from the conversion kernels of profiles. A conversion is between two domains, in either
+    direction: float and a format of activations, or two such formats. Its time is the tensor's own if measured, else
+    the median per element of that kind; the conversion between two formats that was never measured costs as much as two
+    conversions through float.
+    """
+
+    def __init__(self, edges: Sequence[Crossing], domains: Domains) -> None:
+        self._edges = edges
+        self._domains = domains
+        self._by_tensor = {edge.tensor: number for number, edge in enumerate(edges)}
+        self._seen: dict[tuple[int, int], list[float]] = {}  # by edge and kind
+
+    def learn(self, tensor: str, codes: Codes, milliseconds: float) -> None:
+        """Add a conversion kernel of a build; kinds that the tensor takes there at once share its time."""
+        number = self._by_tensor.get(tensor)
+        if number is None:
+            return
+        # labels that imply no conversion: the first kind
+        kinds = self._edges[number].converted(codes, self._domains) or [0]
+        for kind in kinds:
+            self._seen.setdefault((number, kind), []).append(milliseconds / len(kinds))
+
+    def costs(self) -> Floats:
+        """The costs estimated so far."""
+        domains = self._domains.ordered
+        costs = np.zeros((len(self._edges), len(domains)))
+        rates = self._per_element()
+        # of a kind that was never measured
+        typical = float(np.median(list(rates.values()))) if rates else 0.0
+        for number, edge in enumerate(self._edges):
+            for kind, (one, other) in enumerate(domains):
+                own = self._seen.get((number, kind))
+                if own:
+                    costs[number, kind] = np.mean(own)
+                elif one == FLOAT or kind in rates:
+                    costs[number, kind] = rates.get(kind, typical) * edge.elements
+                else:
+                    through = self._domains.pairs[FLOAT]
+                    costs[number, kind] = costs[number, through[one]] + costs[number, through[other]]
+        return costs
+
+    def _per_element(self) -> dict[int, float]:
+        """Milliseconds per element, by kind, for kinds that were measured."""
+        rates: dict[int, list[float]] = {}
+        for (number, kind), own in self._seen.items():
+            if self._edges[number].elements:
+                rates.setdefault(kind, []).append(float(np.mean(own)) / self._edges[number].elements)
+        return {kind: float(np.median(found)) for kind, found in rates.items()}

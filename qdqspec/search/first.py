@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TypeAlias
 
-from qdqspec.search._bounded import Bounded, NoiseModel
+from qdqspec.search._bounded import Bounded
 from qdqspec.search._classes import Labels, simple_labels
 from qdqspec.search._steps import MARGINS_DB, Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup, profiled
@@ -75,7 +75,7 @@ class FirstPlacements(Stepwise):
     def bounded(self, costs: CostModel, *, rough: bool = False) -> Bounded | None:
         """Labellings of least time for an SQNR, by the noise of single labels; ``None`` if that is unknown."""
         powers = self.guide.powers(costs.space, costs.blocks, rough=rough)
-        return None if powers is None else Bounded(costs, NoiseModel(powers), self.guide)
+        return None if powers is None else Bounded(costs, powers, self.guide)
 
     def quickest(
         self, costs: CostModel, bounded: Bounded | None, share: float = 1.0, more_db: float = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._bounded import Bounded, NoiseModel
+from qdqspec.search._bounded import Bounded
 from qdqspec.search._classes import spent_by_unit
 from qdqspec.search._guide import Guide
 from qdqspec.search.base import AccuracyOracle
@@ -69,7 +69,7 @@ def repaired(
         return
     costs = CostModel.of(space, trials)
     powers = guide.powers(space, costs.blocks)
-    bounded = None if powers is None else Bounded(costs, NoiseModel(powers), guide)
+    bounded = None if powers is None else Bounded(costs, powers, guide)
     seen = {trial.placement for trial in trials}
 
     def with_less_noise(placement: Placement, least_db: float) -> Placement:

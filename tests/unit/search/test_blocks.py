@@ -12,9 +12,10 @@ from searches import pure_placements
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
 from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.search._descent import Descent
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
-from qdqspec.search.blocks import CostModel, Descent, block_codes, fuse, unit_labels
+from qdqspec.search.blocks import CostModel, block_codes, fuse, unit_labels
 from qdqspec.search.crossings import Crossing, Crossings, Domains, edges_between
 from qdqspec.testing.strategies import Oracle
 from qdqspec.types import LABELS, LayerTime, Placement, Trial
@@ -297,8 +298,12 @@ def test_conversions_cost_the_measured_time_else_an_estimate_by_size() -> None:
     )
     only_first = np.array([FULL, FP, FP, FP, FP, FP], dtype=np.int8)
     only_second = np.array([FP, FULL, FP, FP, FP, FP], dtype=np.int8)
-    assert costs.crossing_ms(only_first) == pytest.approx(0.512 + 4 * 64 / 1000)  # b seen, x by its size
-    assert costs.crossing_ms(only_second) == pytest.approx(0.512 + 8 * 64 / 1000)  # b seen, c by its size
+    assert costs.crossings_ms(only_first).sum() == pytest.approx(
+        0.512 + 4 * 64 / 1000
+    )  # b seen, x by its size
+    assert costs.crossings_ms(only_second).sum() == pytest.approx(
+        0.512 + 8 * 64 / 1000
+    )  # b seen, c by its size
 
 
 @given(st.integers(0, 4), st.data())

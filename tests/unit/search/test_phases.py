@@ -12,7 +12,7 @@ import pytest
 from qdqspec.parity.compare import power_of
 from qdqspec.parity.gate import NoiseBar
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._bounded import NoiseModel, priced
+from qdqspec.search._bounded import measured_powers, noise_of, priced
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
 from qdqspec.search.select import front_of, reaches
@@ -21,7 +21,7 @@ from qdqspec.testing.strategies import Oracle, drive, small_space
 from qdqspec.types import LABELS, Placement, Trial
 
 
-def noise_of(space: SchemeSpace) -> Callable[[Placement], float]:
+def sqnr_of(space: SchemeSpace) -> Callable[[Placement], float]:
     """SQNR by placement: every quantized unit adds noise of its own, the second convolution most of it."""
     powers = {unit.id: power_of(45.0 - 4 * (index == 1) * 3) for index, unit in enumerate(space.units)}
 
@@ -37,7 +37,7 @@ class Listening(Oracle):
 
     def __init__(self, space: SchemeSpace, seed: int, least: float | None) -> None:
         super().__init__(space, seed)
-        self._sqnr, self._least = noise_of(space), least
+        self._sqnr, self._least = sqnr_of(space), least
 
     def answer(self, proposal):  # type: ignore[no-untyped-def] # as in the base class
         best = self._best
@@ -162,7 +162,7 @@ class Scoring(Oracle):
         super().__init__(space, seed)
         self.least = least
         self.scored: list[Placement] = []
-        self._sqnr, self._bar = noise_of(space), NoiseBar()
+        self._sqnr, self._bar = sqnr_of(space), NoiseBar()
 
     def score(self, placement: Placement) -> float:
         uneven = int(placement.digest[:4], 16) / 0xFFFF  # of two decibels
@@ -262,22 +262,21 @@ def test_a_long_front_is_thinned_and_keeps_its_ends() -> None:
 
 def test_noise_adds_up_and_is_calibrated_by_the_whole() -> None:
     alone = [{"": value} for value in (30.0, 30.0, 40.0)]
-    noise = NoiseModel.measured(LABELS, alone, {})
+    powers = measured_powers(LABELS, alone, {})
     codes = np.array([1, 1, 0], dtype=np.int8)
-    assert noise.sqnr_db(codes) == pytest.approx(27.0, abs=0.02)
-    assert noise.sqnr_db(np.zeros(3, dtype=np.int8)) == float("inf")
-    calibrated = NoiseModel.measured(LABELS, alone, {"": 29.0})
-    assert calibrated.sqnr_db(np.ones(3, dtype=np.int8)) == pytest.approx(29.0)
+    assert noise_of(powers, codes) == pytest.approx(2 * power_of(30.0))
+    assert noise_of(powers, np.zeros(3, dtype=np.int8)) == 0.0
+    calibrated = measured_powers(LABELS, alone, {"": 29.0})
+    assert noise_of(calibrated, np.ones(3, dtype=np.int8)) == pytest.approx(power_of(29.0))
 
 
 def test_dearer_noise_never_makes_more_of_it(learnt) -> None:
     costs, _ = learnt(2)
-    noise = NoiseModel.measured(
-        costs.space.labels, [{"": 30.0 + 2 * i} for i in range(len(costs.blocks))], {}
-    )
-    heard = [noise.sqnr_db(codes) for codes in priced(costs, noise)]
-    assert heard[-1] == float("inf")
-    assert heard[0] <= heard[len(heard) // 2] <= heard[-1]
+    alone = [{"": 30.0 + 2 * i} for i in range(len(costs.blocks))]
+    powers = measured_powers(costs.space.labels, alone, {})
+    found = [noise_of(powers, codes) for codes in priced(costs, powers)]
+    assert found[-1] == 0.0
+    assert found[0] >= found[len(found) // 2] >= found[-1]
 
 
 def test_the_surrogate_learns_a_class_from_totals(learnt) -> None:
