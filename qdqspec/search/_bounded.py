@@ -94,7 +94,7 @@ class Bounded:
 
     def admits(self, codes: Codes, least_db: float) -> bool:
         """Whether a labelling is worth a build: by the noise of blocks first, then by the guide."""
-        if not self._guide.is_open:
+        if not self._guide.has_oracle:
             return noise_of(self.powers, codes) <= power_of(least_db - DOUBT_DB)
         may_be = noise_of(self.powers, codes) <= SLACK * self._allowed(least_db)
         return may_be and self._guide.admits(self._costs.placed(codes), least_db)

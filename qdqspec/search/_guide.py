@@ -29,7 +29,7 @@ class Guide:
         self._oracle = oracle
 
     @property
-    def is_open(self) -> bool:
+    def has_oracle(self) -> bool:
         """Whether there is an oracle."""
         return self._oracle is not None
 
@@ -119,7 +119,8 @@ class Guide:
         together ranks the units.
         """
         aim = least_db + self.doubt_db
-        if self._reaches(space, labels, aim):
+        predicted = self.predicted_db(space.resolve(labels))
+        if predicted is None or predicted >= aim:
             return dict(labels)
         noise = self._noise(rough=rough)
         if noise is None:
@@ -155,10 +156,6 @@ class Guide:
             return sum(spent[unit] for unit in labels)
         ranked, left = _ranked(noise, labels, spent)
         return sum(spent[unit] for unit in ranked[int(np.searchsorted(-left, -power_of(least_db))) :])
-
-    def _reaches(self, space: SchemeSpace, labels: Mapping[str, Label], aim: float) -> bool:
-        predicted = self.predicted_db(space.resolve(labels))
-        return predicted is None or predicted >= aim
 
 
 def _ranked(

@@ -286,7 +286,8 @@ class Attribution(FirstPlacements):
                 codes = costs.draw(self._random, heat=1 + number / HEATING)
             else:
                 codes = surrogate.propose(incumbent, self._random)
-            codes = self._meet_sqnr_target(codes)
+            if self._bounded is not None and self.least_db is not None:
+                codes = self._bounded.reduced(codes, self.least_db)
             placement = costs.placed(codes)
             is_worth_it = surrogate.expected_gain(codes, best) >= self.eps
             if is_worth_it and self.is_new(placement):
@@ -298,12 +299,6 @@ class Attribution(FirstPlacements):
                 break
         return None
 
-    def _meet_sqnr_target(self, codes: Codes) -> Codes:
-        """The labelling without the blocks with the most noise for their time, as many as the SQNR target requires."""
-        if self.least_db is None or self._bounded is None:
-            return codes
-        return self._bounded.reduced(codes, self.least_db)
-
     def _refine(self, costs: CostModel) -> Steps:
         """P4: local search: flip single blocks and small groups, the most promising first; a win is the new start."""
         losses = builds = refusals = 0
@@ -311,7 +306,12 @@ class Attribution(FirstPlacements):
         while losses < (PROVED_LOSSES if self._is_proved else FLIP_LOSSES) and builds < FLIPS:
             here = self._incumbent.placement.digest, self.least_db
             if here != near:
-                near, ahead = here, self._flipped(costs)
+                near, flipped = here, flips(costs, costs.codes_of(self._incumbent.placement))
+                ahead = (
+                    placement
+                    for codes in flipped
+                    if self.is_new(placement := costs.placed(codes)) and self._accurate(costs, codes)
+                )
             placements = list(islice(ahead, self.width))
             if not placements:
                 return
@@ -322,13 +322,6 @@ class Attribution(FirstPlacements):
             for trial in trials:
                 builds += 1
                 losses = 0 if trial.incumbent else losses + 1
-
-    def _flipped(self, costs: CostModel) -> Iterator[Placement]:
-        """New placements near the incumbent, the most promising first."""
-        for codes in flips(costs, costs.codes_of(self._incumbent.placement)):
-            placement = costs.placed(codes)
-            if self.is_new(placement) and self._accurate(costs, codes):
-                yield placement
 
 
 def fullest(space: SchemeSpace, codes: Sequence[int]) -> dict[str, int]:

@@ -114,23 +114,18 @@ class CostModel:
         for trial in trials:
             if trial.layers:
                 self._learn(trial)
-        typical = self._typical_ratios()
-        for index, (seen, kind) in enumerate(zip(self._seen_times, self._kinds, strict=True)):
-            float_ms = float(np.median(seen.get(FP) or [0.0]))
-            for code in range(self.times.shape[1]):
-                own = seen.get(code)
-                self.times[index, code] = np.median(own) if own else float_ms * typical.get((kind, code), 1.0)
+        medians = [{code: float(np.median(own)) for code, own in seen.items()} for seen in self._seen_times]
+        ratios: dict[tuple[str, int], list[float]] = {}  # to the float time, by operators of a block and code
+        for known, kind in zip(medians, self._kinds, strict=True):
+            if known.get(FP, 0.0) > 0:
+                for code in known.keys() - {FP}:
+                    ratios.setdefault((kind, code), []).append(known[code] / known[FP])
+        # at most 1, so that each label is tried
+        typical = {key: min(1.0, float(np.median(found))) for key, found in ratios.items()}
+        for times, known, kind in zip(self.times, medians, self._kinds, strict=True):
+            for code in range(len(times)):
+                times[code] = known.get(code, known.get(FP, 0.0) * typical.get((kind, code), 1.0))
         self.converting = self._conversions.costs()
-
-    def _typical_ratios(self) -> dict[tuple[str, int], float]:
-        """The median time over the float time, by operators of a block and code; at most 1, so that all are tried."""
-        ratios: dict[tuple[str, int], list[float]] = {}
-        for seen, kind in zip(self._seen_times, self._kinds, strict=True):
-            float_ms = float(np.median(seen.get(FP) or [0.0]))
-            for code, own in seen.items():
-                if code != FP and float_ms > 0:
-                    ratios.setdefault((kind, code), []).append(float(np.median(own)) / float_ms)
-        return {key: min(1.0, float(np.median(found))) for key, found in ratios.items()}
 
     def descent(
         self, offered: Sequence[tuple[int, ...]], groups: Sequence[Sequence[int]] | None = None
