@@ -10,8 +10,7 @@ from qdqspec.arrays import Floats
 from qdqspec.parity.compare import power_of
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search.base import AccuracyOracle
-from qdqspec.search.blocks import UnitBlock, unit_labels
-from qdqspec.search.crossings import FP
+from qdqspec.search.blocks import UnitBlock, block_labels
 from qdqspec.types import Label, Placement, Trial
 
 DOUBT_SHARE = 0.5  # of the uncertainty, by which a prediction may be below the limit: a probability of 0.3
@@ -25,8 +24,9 @@ UNKNOWN = 0.01  # noise over signal assumed for a unit of which no label can be 
 class Guide:
     """The oracle of a search, or none; without one every placement is worth a build."""
 
-    def __init__(self, oracle: AccuracyOracle | None) -> None:
+    def __init__(self, oracle: AccuracyOracle | None, space: SchemeSpace) -> None:
         self._oracle = oracle
+        self._space = space
 
     @property
     def has_oracle(self) -> bool:
@@ -78,35 +78,30 @@ class Guide:
         predicted = self._oracle.predicted_db(placement)
         return predicted is None or predicted + DOUBT_SHARE * self.doubt_db >= least_db
 
-    def is_binding(self, space: SchemeSpace, least_db: float | None) -> bool:
+    def is_binding(self, least_db: float | None) -> bool:
         """Whether everything quantized, in any format, is expected to be near a limit or below it."""
+        space = self._space
         if self._oracle is None or least_db is None or not space.units:
             return False
         found = [self.predicted_db(space.resolve(space.everything(c.name))) for c in space.choices]
         return any(db is not None and db < least_db + BINDING_DB for db in found)
 
-    def powers(
-        self, space: SchemeSpace, blocks: Sequence[UnitBlock], *, rough: bool = False
-    ) -> Floats | None:
+    def powers(self, blocks: Sequence[UnitBlock], *, rough: bool = False) -> Floats | None:
         """The noise of each block alone under each code; ``None`` if unknown. ``rough`` as of `thinned`."""
         noise = self._noise(rough=rough)
         if noise is None:
             return None
-        powers = np.zeros((len(blocks), len(space.labels)))
-        codes = np.full(len(blocks), FP, dtype=np.int8)
+        powers = np.zeros((len(blocks), len(self._space.labels)))
         for block in blocks:
             for code in block.codes:
-                codes[block.index] = code
-                labels = unit_labels(space, [block], codes)
+                labels = block_labels(self._space, block, code)
                 powers[block.index, code] = sum(
-                    _noise(noise, unit, label) for unit, label in labels.items() if label != "fp"
+                    _noise_of(unit, label, noise) for unit, label in labels.items() if label != "fp"
                 )
-            codes[block.index] = FP
         return powers
 
     def thinned(
         self,
-        space: SchemeSpace,
         labels: Mapping[str, Label],
         least_db: float,
         spent: Mapping[str, float],
@@ -119,7 +114,7 @@ class Guide:
         together ranks the units.
         """
         aim = least_db + self.doubt_db
-        predicted = self.predicted_db(space.resolve(labels))
+        predicted = self.predicted_db(self._space.resolve(labels))
         if predicted is None or predicted >= aim:
             return dict(labels)
         noise = self._noise(rough=rough)
@@ -132,7 +127,8 @@ class Guide:
             if high - low <= 1:
                 break
             middle = int(np.clip(np.searchsorted(-left, -allowed), low + 1, high - 1))
-            predicted = self.predicted_db(space.resolve({unit: labels[unit] for unit in ranked[middle:]}))
+            kept = {unit: labels[unit] for unit in ranked[middle:]}
+            predicted = self.predicted_db(self._space.resolve(kept))
             if predicted is None or predicted >= aim:
                 high = middle
                 if predicted is None or predicted <= aim + CLOSE_DB:
@@ -163,13 +159,13 @@ def _ranked(
 ) -> tuple[list[str], Floats]:
     """Units with the most noise for their time first, and the noise of the others without the first 0, 1, ..."""
     ranked = sorted(
-        labels, key=lambda unit: _noise(noise, unit, labels[unit]) / max(spent[unit], 1e-6), reverse=True
+        labels, key=lambda unit: _noise_of(unit, labels[unit], noise) / max(spent[unit], 1e-6), reverse=True
     )
-    left = np.cumsum([0.0, *(_noise(noise, unit, labels[unit]) for unit in reversed(ranked))])[::-1]
+    left = np.cumsum([0.0, *(_noise_of(unit, labels[unit], noise) for unit in reversed(ranked))])[::-1]
     return ranked, np.asarray(left, np.float64)
 
 
-def _noise(noise: Mapping[tuple[str, Label], float], unit: str, label: Label) -> float:
+def _noise_of(unit: str, label: Label, noise: Mapping[tuple[str, Label], float]) -> float:
     """The noise of a unit; for a label that cannot be rehearsed, the largest noise of the unit's other labels."""
     known = noise.get((unit, label))
     if known is None:

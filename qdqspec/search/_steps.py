@@ -33,9 +33,10 @@ class Stepwise:
     """
 
     def __init__(self, steps: Steps, setup: SearchSetup) -> None:
+        """``steps`` runs to its first proposals: a subclass sets its own attributes before."""
         self.eps = UNTOLD_EPS
         self.width = 1  # proposals that are measured at once, as last asked for
-        self.guide = Guide(setup.accuracy)
+        self.guide = Guide(setup.accuracy, setup.space)
         self.bar = NoiseBar()  # estimate from scored and rehearsed placements
         self._setup = setup
         self._space = setup.space
@@ -112,7 +113,7 @@ class Stepwise:
     @cached_property
     def is_bound(self) -> bool:
         """Whether the SQNR limit is binding, decided once from the prediction for everything quantized."""
-        return not self._setup.pareto and self.guide.is_binding(self._space, self._setup.min_sqnr_db)
+        return not self._setup.pareto and self.guide.is_binding(self._setup.min_sqnr_db)
 
     @property
     def asked(self) -> int:
@@ -181,7 +182,7 @@ class Stepwise:
             aim = self.least_db
             if aim is None or min(self.bar.kept, default=np.inf) - self.bar.rejected_db < BRACKET_DB:
                 return
-            placement = space.resolve(self.guide.thinned(space, everything, aim, spent))
+            placement = space.resolve(self.guide.thinned(everything, aim, spent))
             if not placement.sites or placement.digest in self._rehearsed:
                 return
             self.keeps_metric(placement)
@@ -199,7 +200,7 @@ class Stepwise:
             return labels
         spent = self._spent(past)
         for more in (0.0, *MARGINS_DB):
-            found = self.guide.thinned(self._space, labels, least + more, spent, rough=rough)
+            found = self.guide.thinned(labels, least + more, spent, rough=rough)
             if self._setup.min_accuracy is None or self.keeps_metric(self._space.resolve(found)):
                 return found
         return {}

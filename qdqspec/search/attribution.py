@@ -16,17 +16,18 @@ candidate is below the limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Generator, Sequence
+from itertools import chain, islice
 
 import numpy as np
 
+from qdqspec.arrays import Floats
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._bounded import TARGETS_DB, Bounded, measured_powers, priced
 from qdqspec.search._classes import pure_labels
 from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps
 from qdqspec.search.base import Proposal, SearchSetup, profiled
-from qdqspec.search.blocks import CostModel, flips
+from qdqspec.search.blocks import CostModel, block_labels, flips
 from qdqspec.search.crossings import FP, Codes
 from qdqspec.search.first import FirstPlacements, Phase
 from qdqspec.search.select import reaches
@@ -147,11 +148,15 @@ class Attribution(FirstPlacements):
 
     def _apply_accuracy(self, costs: CostModel) -> Steps:
         """Under accuracy limits, measure each block's quantization error, and trade error for time."""
-        if self._must_analyse:
-            yield from self._sensitivity_analysis(costs)
-            if self._setup.min_accuracy is not None:
-                yield from self._approach(costs)
-            yield from self._trade(costs)
+        if not self._must_analyse:
+            return
+        bounded = self.bounded(costs)
+        if bounded is None:
+            bounded = Bounded(costs, (yield from self._sensitivity_analysis(costs)), self.guide)
+        self._bounded = bounded
+        if self._setup.min_accuracy is not None:
+            yield from self._approach(costs, bounded)
+        yield from self._trade(costs, bounded)
 
     def _compose(self, costs: CostModel) -> Steps:
         """P2: compose the best labels with several weights of crossings, learn, and repeat while it wins."""
@@ -167,15 +172,12 @@ class Attribution(FirstPlacements):
             if winless == PATIENCE or not trials or self._is_proved:
                 return
 
-    def _sensitivity_analysis(self, costs: CostModel) -> Steps:
-        """Sensitivity analysis: the SQNR with one block quantized, for each block and format, and with all; untimed."""
-        self._bounded = self.bounded(costs)
-        if self._bounded is not None:
-            return
+    def _sensitivity_analysis(self, costs: CostModel) -> Generator[list[Proposal], list[Trial], Floats]:
+        """The noise of each block, from the SQNR with it alone in each format and with all quantized; untimed."""
         space = self._space
         alone = [
             {
-                name: costs.placed(_single(costs, block.index, code))
+                name: space.resolve(block_labels(space, block, code))
                 for name, code in fullest(space, block.codes).items()
             }
             for block in costs.blocks
@@ -192,7 +194,7 @@ class Attribution(FirstPlacements):
         together = {
             c.name: measured_db.get(space.resolve(space.everything(c.name)).digest) for c in space.choices
         }
-        powers = measured_powers(
+        return measured_powers(
             space.labels,
             [
                 {name: measured_db.get(p.digest, UNMEASURED_DB) for name, p in placed.items()}
@@ -200,9 +202,8 @@ class Attribution(FirstPlacements):
             ],
             {name: known for name, known in together.items() if known is not None},
         )
-        self._bounded = Bounded(costs, powers, self.guide)
 
-    def _approach(self, costs: CostModel) -> Steps:
+    def _approach(self, costs: CostModel, bounded: Bounded) -> Steps:
         """Search for the noise at which a task metric is at its limit: less after a rejection, more after a win.
 
         Ends if the next labelling is known, such as after one that was accurate enough and not faster.
@@ -212,7 +213,7 @@ class Attribution(FirstPlacements):
             aim = self.least_db
             if aim is None:
                 return
-            codes = self.quickest(costs, self._bounded, more_db=more)
+            codes = self.quickest(costs, bounded, more_db=more)
             placement = costs.placed(codes)
             if not self.is_new(placement):
                 return
@@ -221,28 +222,22 @@ class Attribution(FirstPlacements):
             refused = any(not reaches(trial, None, self._setup.min_accuracy) for trial in trials)
             more = more + MARGINS_DB[0] if refused and self.least_db == aim else 0.0
 
-    def _trade(self, costs: CostModel) -> Steps:
+    def _trade(self, costs: CostModel, bounded: Bounded) -> Steps:
         """Labellings between fastest and most accurate, for several SQNR targets and prices of noise."""
-        least = self._setup.min_sqnr_db  # the error of predictions is known for an SQNR only
+        least, targets = self.least_db, list(TARGETS_DB)
+        if not self._setup.pareto:
+            targets = [] if least is None else [least, least + MARGINS_DB[0]]
         trials = yield [
             profiled(costs.placed(codes), "trade")
-            for codes in self._trades(costs)
+            for codes in chain(map(bounded.compose, targets), priced(costs, bounded.powers))
             if self._setup.pareto or self._accurate(costs, codes)
         ]
         costs.learn(trials)
+        least = self._setup.min_sqnr_db  # the error of predictions is known for an SQNR only
         if least is not None and not any(t.sqnr_db is not None and t.sqnr_db >= least for t in trials):
             for margin in MARGINS_DB:  # predictions were too high: raise the target
-                codes = self.quickest(costs, self._bounded, more_db=margin)
+                codes = self.quickest(costs, bounded, more_db=margin)
                 costs.learn((yield [profiled(costs.placed(codes), "trade")]))
-
-    def _trades(self, costs: CostModel) -> Iterator[Codes]:
-        bounded, least = self._bounded, self.least_db
-        assert bounded is not None
-        targets = (
-            TARGETS_DB if self._setup.pareto else () if least is None else (least, least + MARGINS_DB[0])
-        )
-        yield from map(bounded.compose, targets)
-        yield from priced(costs, bounded.powers)
 
     def _accurate(self, costs: CostModel, codes: Codes) -> bool:
         """Whether a labelling is expected to be accurate enough to win."""
@@ -333,13 +328,6 @@ def fullest(space: SchemeSpace, codes: Sequence[int]) -> dict[str, int]:
             if name not in found or kind_of(space.labels[code]) == "in+out":
                 found[name] = code
     return found
-
-
-def _single(costs: CostModel, index: int, code: int) -> Codes:
-    """One block quantized, all others float."""
-    codes = np.full(len(costs.blocks), FP, dtype=np.int8)
-    codes[index] = code
-    return codes
 
 
 strategy = Attribution

@@ -49,18 +49,24 @@ def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[U
 
 
 def unit_labels(space: SchemeSpace, blocks: Sequence[UnitBlock], codes: Codes) -> dict[str, Label]:
-    """Labels of units from codes of blocks.
+    """Labels of units from codes of blocks."""
+    labels: dict[str, Label] = {}
+    for block in blocks:
+        labels |= block_labels(space, block, codes[block.index])
+    return labels
+
+
+def block_labels(space: SchemeSpace, block: UnitBlock, code: int) -> dict[str, Label]:
+    """Labels of the units of one block.
 
     Under "in+out" each unit gets its fullest label of the format; other labels apply to the units that offer them.
     """
-    labels: dict[str, Label] = {}
-    for block in blocks:
-        label = space.labels[codes[block.index]]
-        for name in block.units:
-            unit = space.by_id[name]
-            wanted = unit.full_in(format_of(label)) if kind_of(label) == "in+out" else label
-            if wanted in unit.labels:
-                labels[name] = wanted
+    label, labels = space.labels[code], {}
+    for name in block.units:
+        unit = space.by_id[name]
+        wanted = unit.full_in(format_of(label)) if kind_of(label) == "in+out" else label
+        if wanted in unit.labels:
+            labels[name] = wanted
     return labels
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from qdqspec.errors import ConfigError
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._classes import ClassLabels, TiedClass, pure_choices, spread, tied_classes
+from qdqspec.search._classes import TiedClass, pure_choices, spread, tied_classes
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 
@@ -22,7 +22,7 @@ class Exhaustive(Stepwise):
     """All labellings of the tied classes. It is deterministic: the order depends on the model only."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
-        super().__init__(self._all(setup, tied_classes(setup.space)), setup)
+        super().__init__(self._all(tied_classes(setup.space)), setup)
 
     @staticmethod
     def refuse(space: SchemeSpace) -> None:
@@ -34,12 +34,16 @@ class Exhaustive(Stepwise):
         """The number of labellings. Raises `ConfigError` if it is above the limit."""
         return _count(space, tied_classes(space))
 
-    def _all(self, setup: SearchSetup, classes: Sequence[TiedClass]) -> Steps:
+    def _all(self, classes: Sequence[TiedClass]) -> Steps:
         self.rehearse_metric((yield self._first_proposals()))
+        space = self._space
+        pure = list(pure_choices(space, classes))
+        others = (choice for choice in itertools.product(*(c.labels for c in classes)) if choice not in pure)
         proposals = (
             Proposal(placement=placement, phase=phase)
-            for phase, choice in _choices(setup.space, classes)
-            if self.is_worth_building(placement := setup.space.resolve(spread(setup.space, classes, choice)))
+            for phase, choices in (("pure", pure), ("exhaustive", others))
+            for choice in choices
+            if self.is_worth_building(placement := space.resolve(spread(space, classes, choice)))
         )
         while batch := list(itertools.islice(proposals, BATCH)):
             yield batch
@@ -56,14 +60,6 @@ def _count(space: SchemeSpace, classes: Sequence[TiedClass]) -> int:
             cure="choose the strategy attribution or region, or allow fewer operators under patterns",
         )
     return count
-
-
-def _choices(space: SchemeSpace, classes: Sequence[TiedClass]) -> Iterator[tuple[str, ClassLabels]]:
-    pure = list(pure_choices(space, classes))
-    yield from (("pure", choice) for choice in pure)
-    for choice in itertools.product(*(tied.labels for tied in classes)):
-        if choice not in pure:
-            yield "exhaustive", choice
 
 
 strategy = Exhaustive

@@ -74,7 +74,7 @@ class FirstPlacements(Stepwise):
 
     def bounded(self, costs: CostModel, *, rough: bool = False) -> Bounded | None:
         """Labellings of least time for an SQNR, by the noise of single labels; ``None`` if that is unknown."""
-        powers = self.guide.powers(costs.space, costs.blocks, rough=rough)
+        powers = self.guide.powers(costs.blocks, rough=rough)
         return None if powers is None else Bounded(costs, powers, self.guide)
 
     def quickest(
@@ -145,7 +145,7 @@ class FirstPlacement(FirstPlacements):
         least, everything = self.least_db, self._space.everything()
         if least is not None and self.is_limited:
             spent = self._spent(trials)
-            kept = self.guide.thinned(self._space, everything, least - GAIN_DB, spent, rough=True)
+            kept = self.guide.thinned(everything, least - GAIN_DB, spent, rough=True)
             self.excluded = frozenset(everything).difference(kept) if kept else frozenset()
 
 

@@ -7,7 +7,7 @@ Transactions on Evolutionary Computation 6, 2002), both as implemented by Optuna
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,40 +29,41 @@ class OptunaSearch(Stepwise):
     """A study in memory. A proposal that resolves to a known placement is answered from memory, not built."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
-        self._classes = tied_classes(setup.space)
-        self._known: dict[str, Trial] = {}  # by placement
-        super().__init__(self._search(_Study(self._classes, setup, int(random.integers(2**31)))), setup)
+        classes = tied_classes(setup.space)
+        study = _Study(classes, setup, int(random.integers(2**31)))
+        super().__init__(self._search(classes, study), setup)
 
     @staticmethod
     def refuse(space: SchemeSpace) -> None:  # noqa: ARG004 - the seam's signature
         """Raise `ConfigError` if Optuna is not installed."""
         _optuna()
 
-    def _search(self, study: _Study) -> Steps:
-        space, seeds = self._setup.space, self._setup.seeds
+    def _search(self, classes: Sequence[TiedClass], study: _Study) -> Steps:
         trials = yield self._first_proposals()
-        self._add_trials(trials)
         self.rehearse_metric(trials)
         if self.is_limited:
             thinned = self._thinned_everything(trials)
             pure = [Proposal(placement=p, phase="pure") for p in thinned if self.is_worth_building(p)]
-            self._add_trials((yield pure))
-        if not self._classes:
+            trials += yield pure
+        if not classes:
             return
-        starts = (gathered(self._classes, dict(seed.labels)) for seed in seeds)
-        study.enqueue([*pure_choices(space, self._classes), *starts])
-        for choice in study.choices():
-            placement = space.resolve(spread(space, self._classes, choice))
-            is_new = self.is_new(placement)
-            if is_new and not self.is_worth_building(placement):
-                study.refuse(self.guide.predicted_db(placement))
-                continue
-            if is_new:
-                self._add_trials((yield [Proposal(placement=placement, phase="optuna")]))
-            study.tell(self._known[placement.digest], is_new=is_new)
-
-    def _add_trials(self, trials: Sequence[Trial]) -> None:
-        self._known.update((trial.placement.digest, trial) for trial in trials)
+        known = {trial.placement.digest: trial for trial in trials}
+        starts = (gathered(classes, dict(seed.labels)) for seed in self._setup.seeds)
+        study.enqueue([*pure_choices(self._space, classes), *starts])
+        repeats = 0
+        while repeats < REPEATS:
+            asked, choice = study.ask()
+            placement = self._space.resolve(spread(self._space, classes, choice))
+            repeats += 1
+            if not self.is_new(placement):
+                study.tell(asked, known[placement.digest])
+            elif not self.is_worth_building(placement):
+                study.refuse(asked, self.guide.predicted_db(placement))
+            else:
+                (trial,) = yield [Proposal(placement=placement, phase="optuna")]
+                known[placement.digest] = trial
+                study.tell(asked, trial)
+                repeats = 0
 
 
 class _Study:
@@ -77,37 +78,32 @@ class _Study:
         }
         directions = ["minimize", "maximize"] if setup.pareto else ["minimize"]
         self._study = self._optuna.create_study(sampler=self._sampler(seed), directions=directions)
-        self._trial: Any = None
-        self._repeats = 0
 
     def enqueue(self, choices: Sequence[ClassLabels]) -> None:
         """Queue these choices to be asked for first."""
         for choice in dict.fromkeys(choices):
             self._study.enqueue_trial(dict(zip(self._labels, choice, strict=True)))
 
-    def choices(self) -> Iterator[ClassLabels]:
-        """Choices to try; `tell` has to follow each. Ends after too many consecutive known ones."""
-        while self._repeats < REPEATS:
-            self._trial = self._study.ask(self._labels)
-            yield tuple(self._trial.params[name] for name in self._labels)
+    def ask(self) -> tuple[Any, ClassLabels]:
+        """A choice to try, with Optuna's trial of it; `tell` or `refuse` reports its result."""
+        asked = self._study.ask(self._labels)
+        return asked, tuple(asked.params[name] for name in self._labels)
 
-    def tell(self, trial: Trial, *, is_new: bool) -> None:
-        """Report the trial of the last choice."""
-        self._repeats = 0 if is_new else self._repeats + 1
+    def tell(self, asked: Any, trial: Trial) -> None:
+        """Report the trial of a choice."""
         values = self._values(trial)
         if values is None:
-            self._study.tell(self._trial, state=self._optuna.trial.TrialState.FAIL)
+            self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
             return
         if self._setup.min_sqnr_db is not None:
-            self._trial.set_constraint("sqnr_db", self._setup.min_sqnr_db - _decibels(trial))
-        self._study.tell(self._trial, values)
+            asked.set_constraint("sqnr_db", self._setup.min_sqnr_db - _decibels(trial))
+        self._study.tell(asked, values)
 
-    def refuse(self, predicted_db: float | None) -> None:
+    def refuse(self, asked: Any, predicted_db: float | None) -> None:
         """Report a choice that was not built: no gain, and the predicted distance from the SQNR limit."""
-        self._repeats += 1
         if self._setup.min_sqnr_db is not None and predicted_db is not None:
-            self._trial.set_constraint("sqnr_db", self._setup.min_sqnr_db - predicted_db)
-        self._study.tell(self._trial, [1.0])
+            asked.set_constraint("sqnr_db", self._setup.min_sqnr_db - predicted_db)
+        self._study.tell(asked, [1.0])
 
     def _sampler(self, seed: int) -> Any:
         samplers = self._optuna.samplers

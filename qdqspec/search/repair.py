@@ -62,18 +62,18 @@ def repaired(
     first. There are none if the oracle predicts nothing. The trial of a placement is the last of ``trials`` when the
     next one is requested; if it just misses the limit too, the next one has less noise.
     """
-    guide, spent = Guide(oracle), spent_by_unit(space, trials[0].layers)
+    guide, spent = Guide(oracle, space), spent_by_unit(space, trials[0].layers)
     candidates = [trial for trial in trials if trial.phase not in NOT_CANDIDATES]
     bound, missed = near_miss.bound(candidates), near_miss.of(candidates)[:CANDIDATES]
     if not missed:
         return
     costs = CostModel.of(space, trials)
-    powers = guide.powers(space, costs.blocks)
+    powers = guide.powers(costs.blocks)
     bounded = None if powers is None else Bounded(costs, powers, guide)
     seen = {trial.placement for trial in trials}
 
     def with_less_noise(placement: Placement, least_db: float) -> Placement:
-        options = [space.resolve(guide.thinned(space, dict(placement.labels), least_db, spent))]
+        options = [space.resolve(guide.thinned(dict(placement.labels), least_db, spent))]
         if bounded is not None:
             options.append(costs.placed(bounded.compose(least_db)))
         fresh = [option for option in options if option.sites and option not in seen]

@@ -139,13 +139,10 @@ def _rivals(
         ratio = ratios[role]
         took = f"{role} took {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
         if role not in accurate:
-            reasons.append(f"{took}, but is not accurate enough")
-        else:
-            reasons.append(took if ratio.median >= 1 else f"{took}: {_gain_text(ratio, min_gain)}")
+            took += ", but is not accurate enough"
+        elif ratio.median < 1:
+            gain, low, high = (percent_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
+            asked = f"the {100 * min_gain:g} % of tune.min_gain" if min_gain else "a gain"
+            took += f": a gain of {gain} (95 %: {low} to {high}) does not prove {asked}"
+        reasons.append(took)
     return reasons
-
-
-def _gain_text(ratio: Interval, min_gain: float) -> str:
-    gain, low, high = (percent_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
-    asked = f"the {100 * min_gain:g} % of tune.min_gain" if min_gain else "a gain"
-    return f"a gain of {gain} (95 %: {low} to {high}) does not prove {asked}"

@@ -170,8 +170,8 @@ def test_two_searches_with_equal_oracles_propose_the_same() -> None:
 def test_as_few_units_are_left_out_as_the_limit_takes(least: float) -> None:
     space = small_space()
     oracle = Additive(space)
-    guide, everything = Guide(oracle), space.everything()
-    kept = guide.thinned(space, everything, least, dict.fromkeys(space.by_id, 1.0))
+    guide, everything = Guide(oracle, space), space.everything()
+    kept = guide.thinned(everything, least, dict.fromkeys(space.by_id, 1.0))
     assert oracle.truth(space.resolve(kept)) >= least
     left_out = set(everything) - set(kept)
     noise = {name: oracle.noise()[name, everything[name]] for name in everything}  # type: ignore[index] # it has noise
@@ -274,7 +274,7 @@ def test_units_are_left_out_with_few_predictions(least: float) -> None:
     oracle = Additive(space)
     everything = space.everything()
     spent = dict.fromkeys(everything, 1.0)
-    kept = Guide(oracle).thinned(space, everything, least, spent)
+    kept = Guide(oracle, space).thinned(everything, least, spent)
     assert oracle.asked <= 7
     assert oracle.truth(space.resolve(kept)) >= least
     ranked = sorted(everything, key=lambda unit: oracle.truth(space.resolve({unit: everything[unit]})))
@@ -291,7 +291,7 @@ def test_infinite_noise_is_a_number_that_sums_can_hold() -> None:
             return dict.fromkeys(super().noise() or {}, np.inf)
 
     space = small_space()
-    powers = Guide(Silent(space)).powers(space, fuse(space, ()))
+    powers = Guide(Silent(space), space).powers(fuse(space, ()))
     assert powers is not None
     assert np.isfinite(powers).all()
     assert powers.max() > power_of(0.0)
@@ -456,7 +456,7 @@ def test_after_a_first_placement_that_misses_the_limit_comes_what_its_build_show
     assert met.incumbent
     device = Oracle(space, seed)
     spent = dict.fromkeys(space.by_id, 1.0)
-    thinned = Guide(Additive(space)).thinned(space, space.everything(), 38.0, spent)
+    thinned = Guide(Additive(space), space).thinned(space.everything(), 38.0, spent)
     assert device.cost(met.placement) <= 1.05 * device.cost(space.resolve(thinned))
 
 
@@ -528,7 +528,7 @@ def test_a_repair_is_the_fastest_by_the_profiles_of_the_search() -> None:
         missed = replace(other, ratio=0.6, sqnr_db=oracle.truth(everything), incumbent=False)
         placement = next(repaired([reference, missed], near_miss_at(34.0), oracle, space))
         assert oracle.truth(placement) >= 34.0
-        thinned = Guide(oracle).thinned(space, space.everything(), 34.3, dict.fromkeys(space.by_id, 1.0))
+        thinned = Guide(oracle, space).thinned(space.everything(), 34.3, dict.fromkeys(space.by_id, 1.0))
         costs.append(device.cost(placement))
         of_thinned.append(device.cost(space.resolve(thinned)))
     assert np.mean(costs) < np.mean(of_thinned)
