@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from qdqspec.search._guide import Guide
 from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.types import Label, Placement, Trial
 
-Steps: TypeAlias = Generator[list[Proposal], list[Trial], None]
+Result = TypeVar("Result")
+Steps: TypeAlias = Generator[list[Proposal], list[Trial], Result]
 
-
-UNTOLD_EPS = 0.01  # smallest significant difference if no trial reports one
+DEFAULT_EPS = 0.01  # smallest significant difference if no trial reports one
 MARGINS_DB = (3.0, 6.0, 10.0)  # added to the target where predictions are too high
 APPROACHES = 6  # placements that search for the noise at which a task metric is at its limit
 UNLIKELY_DB = 10.0  # of everything quantized: below it, placements with less noise are judged first
@@ -32,9 +32,9 @@ class Stepwise:
     ``bar`` estimates the SQNR at which a task metric meets its limit.
     """
 
-    def __init__(self, steps: Steps, setup: SearchSetup) -> None:
+    def __init__(self, steps: Steps[None], setup: SearchSetup) -> None:
         """``steps`` runs to its first proposals: a subclass sets its own attributes before."""
-        self.eps = UNTOLD_EPS
+        self.eps = DEFAULT_EPS
         self.width = 1  # proposals that are measured at once, as last asked for
         self.guide = Guide(setup.accuracy, setup.space)
         self.bar = NoiseBar()  # estimate from scored and rehearsed placements
@@ -43,16 +43,16 @@ class Stepwise:
         self._rehearsed: set[str] = set()  # digests of placements whose metric was rehearsed
         self._steps = steps
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
-        self._waiting: list[Proposal] = []
+        self._waiting: list[Proposal] = []  # of the present step, not yet asked for
         self._answers: list[Trial] = []
-        self._open = 0
+        self._unanswered = 0
         self._advance(None)
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """Return the next proposals; none while earlier ones are unanswered, or at the end."""
         self.width = n
         batch, self._waiting = self._waiting[:n], self._waiting[n:]
-        self._open += len(batch)
+        self._unanswered += len(batch)
         return batch
 
     def tell(self, trials: Sequence[Trial]) -> None:
@@ -63,8 +63,8 @@ class Stepwise:
             if self._setup.min_accuracy is not None:
                 self.bar.learn(trial, self._setup.min_accuracy)
         self._answers.extend(trials)
-        self._open -= len(trials)
-        if not self._waiting and not self._open:
+        self._unanswered -= len(trials)
+        if not self._waiting and not self._unanswered:
             answers, self._answers = self._answers, []
             self._advance(answers)
 
@@ -75,7 +75,7 @@ class Stepwise:
 
     def done(self) -> bool:
         """Whether the steps have ended."""
-        return not self._waiting and not self._open
+        return not self._waiting and not self._unanswered
 
     def is_new(self, placement: Placement) -> bool:
         """Whether timing a placement of the whole model was not requested yet, under any labels."""
@@ -156,18 +156,22 @@ class Stepwise:
         return keeps is not False
 
     @cached_property
+    def everything(self) -> Placement:
+        """Everything quantized, in the first format."""
+        return self._space.resolve(self._space.everything())
+
+    @cached_property
     def is_hardly_kept(self) -> bool:
         """Whether everything quantized has so low an SQNR that it is unlikely to keep the task metric."""
         if self._setup.min_accuracy is None:
             return False
-        roughly_db = self.guide.roughly_db(self._space.resolve(self._space.everything()))
+        roughly_db = self.guide.roughly_db(self.everything)
         return roughly_db is not None and roughly_db < UNLIKELY_DB
 
     @cached_property
     def everything_keeps_metric(self) -> bool:
         """Whether everything quantized is not expected to miss the limit of the task metric; true without one."""
-        everything = self._space.resolve(self._space.everything())
-        return self._setup.min_accuracy is None or self.keeps_metric(everything)
+        return self._setup.min_accuracy is None or self.keeps_metric(self.everything)
 
     def rehearse_metric(self, past: Sequence[Trial]) -> None:
         """Bracket the SQNR at which the task metric meets its limit, without builds, if everything quantized misses it.

@@ -16,7 +16,7 @@ candidate is below the limit.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
 
 import numpy as np
@@ -29,7 +29,7 @@ from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps
 from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.search.blocks import CostModel, block_labels, flips
 from qdqspec.search.crossings import FP, Codes
-from qdqspec.search.first import FirstPlacements, Phase
+from qdqspec.search.first import FirstPlacements
 from qdqspec.search.select import reaches
 from qdqspec.search.surrogate import Surrogate, classes_of
 from qdqspec.types import NOT_CANDIDATES, Placement, Trial, format_of, kind_of
@@ -78,7 +78,7 @@ class Attribution(FirstPlacements):
         known = [t.ratio for t in self._measured if t.ratio and t.placement.digest in self._setup.proved]
         return bool(known) and (self._incumbent.ratio or 1.0) >= SURPRISE * min(known)
 
-    def _phases(self) -> Steps:
+    def _phases(self) -> Steps[None]:
         reference = self._space.resolve({})
         trials = yield [profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
         if self.is_bound or self.is_hardly_kept or not self.everything_keeps_metric:
@@ -99,7 +99,7 @@ class Attribution(FirstPlacements):
                 yield from self._explore(costs)
             yield from self._refine(costs)
 
-    def _pure(self) -> Phase:
+    def _pure(self) -> Steps[list[Trial]]:
         """P1 without a binding limit, or without the noise of labels."""
         placements = [self._space.resolve(labels) for labels in pure_labels(self._space)]
         if self.is_limited:  # without the noise of labels
@@ -114,7 +114,7 @@ class Attribution(FirstPlacements):
             trials += yield pure
         return trials
 
-    def _thinned(self, past: Sequence[Trial]) -> Phase:
+    def _thinned(self, past: Sequence[Trial]) -> Steps[list[Trial]]:
         """P1 under a limit: simple and pure placements without the units with the most noise for their time.
 
         Those that are expected to quantize most of the time come first; each is built before the next is thinned.
@@ -136,8 +136,7 @@ class Attribution(FirstPlacements):
         """
         if self._bounded is not None or not (self._setup.pareto or self._is_exceeded):
             return False
-        everything = self._space.resolve(self._space.everything())
-        return self._setup.pareto or self.guide.has_noise or self.guide.predicted_db(everything) is None
+        return self._setup.pareto or self.guide.has_noise or self.guide.predicted_db(self.everything) is None
 
     @property
     def _is_exceeded(self) -> bool:
@@ -146,7 +145,7 @@ class Attribution(FirstPlacements):
         measured = (trial.sqnr_db for trial in self._measured if trial.sqnr_db is not None)
         return self.is_bound or (least is not None and any(db < least for db in measured))
 
-    def _apply_accuracy(self, costs: CostModel) -> Steps:
+    def _apply_accuracy(self, costs: CostModel) -> Steps[None]:
         """Under accuracy limits, measure each block's quantization error, and trade error for time."""
         if not self._must_analyse:
             return
@@ -158,7 +157,7 @@ class Attribution(FirstPlacements):
             yield from self._approach(costs, bounded)
         yield from self._trade(costs, bounded)
 
-    def _compose(self, costs: CostModel) -> Steps:
+    def _compose(self, costs: CostModel) -> Steps[None]:
         """P2: compose the best labels with several weights of crossings, learn, and repeat while it wins."""
         winless = 0
         for _ in range(ROUNDS):
@@ -172,7 +171,7 @@ class Attribution(FirstPlacements):
             if winless == PATIENCE or not trials or self._is_proved:
                 return
 
-    def _sensitivity_analysis(self, costs: CostModel) -> Generator[list[Proposal], list[Trial], Floats]:
+    def _sensitivity_analysis(self, costs: CostModel) -> Steps[Floats]:
         """The noise of each block, from the SQNR with it alone in each format and with all quantized; untimed."""
         space = self._space
         alone = [
@@ -203,7 +202,7 @@ class Attribution(FirstPlacements):
             {name: known for name, known in together.items() if known is not None},
         )
 
-    def _approach(self, costs: CostModel, bounded: Bounded) -> Steps:
+    def _approach(self, costs: CostModel, bounded: Bounded) -> Steps[None]:
         """Search for the noise at which a task metric is at its limit: less after a rejection, more after a win.
 
         Ends if the next labelling is known, such as after one that was accurate enough and not faster.
@@ -222,7 +221,7 @@ class Attribution(FirstPlacements):
             refused = any(not reaches(trial, None, self._setup.min_accuracy) for trial in trials)
             more = more + MARGINS_DB[0] if refused and self.least_db == aim else 0.0
 
-    def _trade(self, costs: CostModel, bounded: Bounded) -> Steps:
+    def _trade(self, costs: CostModel, bounded: Bounded) -> Steps[None]:
         """Labellings between fastest and most accurate, for several SQNR targets and prices of noise."""
         least, targets = self.least_db, list(TARGETS_DB)
         if not self._setup.pareto:
@@ -248,7 +247,7 @@ class Attribution(FirstPlacements):
             return self._bounded.admits(codes, least)
         return not self._is_exceeded or self.guide.admits(costs.placed(codes), least)
 
-    def _explore(self, costs: CostModel) -> Steps:
+    def _explore(self, costs: CostModel) -> Steps[None]:
         """P3: build the surrogate's proposals, until the expected gain is too small or there was no win for long."""
         # eps is two standard deviations of a build; a ratio has the variance of two builds
         noise = self.eps / 2**0.5
@@ -294,7 +293,7 @@ class Attribution(FirstPlacements):
                 break
         return None
 
-    def _refine(self, costs: CostModel) -> Steps:
+    def _refine(self, costs: CostModel) -> Steps[None]:
         """P4: local search: flip single blocks and small groups, the most promising first; a win is the new start."""
         losses = builds = refusals = 0
         near: tuple[str, float | None] | None = None

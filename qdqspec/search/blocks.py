@@ -240,9 +240,9 @@ class CostModel:
 
     def local_ms(self, block: UnitBlock, code: int, codes: Codes, share: float = 1.0) -> float:
         """The predicted cost of a block and the tensors around it under a label, all else fixed."""
-        kept, codes[block.index] = codes[block.index], code
-        crossing = self._descent.crossing(block.index, codes, self.converting)
-        codes[block.index] = kept
+        changed = codes.copy()
+        changed[block.index] = code
+        crossing = self._descent.crossing(block.index, changed, self.converting)
         return float(self.times[block.index, code] + share * crossing)
 
 

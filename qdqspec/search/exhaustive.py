@@ -34,7 +34,7 @@ class Exhaustive(Stepwise):
         """The number of labellings. Raises `ConfigError` if it is above the limit."""
         return _count(space, tied_classes(space))
 
-    def _all(self, classes: Sequence[TiedClass]) -> Steps:
+    def _all(self, classes: Sequence[TiedClass]) -> Steps[None]:
         self.rehearse_metric((yield self._first_proposals()))
         space = self._space
         pure = list(pure_choices(space, classes))

@@ -7,8 +7,7 @@ composed from them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from qdqspec.search._bounded import Bounded
 from qdqspec.search._classes import Labels, simple_labels
@@ -22,15 +21,13 @@ FIRSTS = 2  # labellings thinned by rough noise, at most
 GAIN_DB = 4.0  # of corrections, about their median
 ATTEMPTS = 2  # at each: the build's effect of the backend and of all data corrects the next prediction
 
-Phase: TypeAlias = Generator[list[Proposal], list[Trial], list[Trial]]
-
 
 class FirstPlacements(Stepwise):
     """Steps whose first candidates meet the limits. ``phase`` names their trials."""
 
     phase = "pure"
 
-    def simple(self, past: Sequence[Trial], *, most_wins: int | None = None) -> Phase:
+    def simple(self, past: Sequence[Trial], *, most_wins: int | None = None) -> Steps[list[Trial]]:
         """Placements by one rule that quantize most of the time and meet the limits as they are.
 
         These are the placements that other tools make. Those that quantize most of the time come first, or under a task
@@ -55,7 +52,7 @@ class FirstPlacements(Stepwise):
                 trials += yield from self.recomposed([*past, *trials])
         return trials
 
-    def recomposed(self, past: Sequence[Trial], *, rough: bool = True) -> Phase:
+    def recomposed(self, past: Sequence[Trial], *, rough: bool = True) -> Steps[list[Trial]]:
         """The labelling of least time by the profiles so far that is expected to meet the limits, if that is a gain.
 
         Integer kernels are known from at least one placement then. The noise allowed goes to the blocks that save most
@@ -95,7 +92,7 @@ class FirstPlacements(Stepwise):
                 break
         return codes
 
-    def roughly_thinned(self, past: Sequence[Trial]) -> Phase:
+    def roughly_thinned(self, past: Sequence[Trial]) -> Steps[list[Trial]]:
         """A placement that meets the limits, if none by one rule does, before the noise of each label is measured.
 
         Only where that takes much of the time: the noise of neighbouring tensors together ranks the units then.
@@ -134,7 +131,7 @@ class FirstPlacement(FirstPlacements):
         self.excluded = frozenset[str]()
         super().__init__(self._phases(), setup)
 
-    def _phases(self) -> Steps:
+    def _phases(self) -> Steps[None]:
         trials = yield [profiled(self._space.resolve({}), "pure")]
         for seed in self._setup.seeds:
             if not _wins(trials):

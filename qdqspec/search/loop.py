@@ -170,7 +170,7 @@ class Search:
         """At most ``n`` proposals; empty when the strategy has no more or the budget is spent."""
         if self.trials and self._budget.reached(self.trials):
             return ()
-        self._step("choosing candidates")
+        self._report("choosing candidates")
         proposals = self._held[:n] or self._strategy.ask(n)
         self._held = self._held[n:]
         self._awaited.update(map(_key, proposals))
@@ -209,7 +209,7 @@ class Search:
             return [self.evaluate(proposals[0])]
         known = [self._known(proposal) or self._recall(proposal) for proposal in proposals]
         fresh = [proposal for proposal, trial in zip(proposals, known, strict=True) if trial is None]
-        self._step(f"measuring {count_text(len(fresh), 'candidate')} on several devices")
+        self._report(f"measuring {count_text(len(fresh), 'candidate')} on several devices")
         asked = [
             {"number": number, **{field.name: getattr(proposal, field.name) for field in fields(proposal)}}
             for number, proposal in enumerate(fresh, len(self.trials))
@@ -222,7 +222,7 @@ class Search:
     def build(self, proposal: Proposal) -> Built:
         """Only build a proposal; `measure` makes a trial of it."""
         self._begin(proposal)
-        self._step(f"building {self._next}")
+        self._report(f"building {self._next}")
         return self._bench.build(
             len(self.trials),
             proposal.placement,
@@ -234,7 +234,7 @@ class Search:
 
     def measure(self, built: Built) -> Trial:
         """Race a built candidate, and write its trial to the journal."""
-        self._step(f"timing {self._next}")
+        self._report(f"timing {self._next}")
         return self._journalled(replace(self._bench.measure(built), number=len(self.trials)))
 
     def tell(self, trials: Sequence[Trial]) -> None:
@@ -271,11 +271,36 @@ class Search:
             else:
                 self._strategy.tell([answer])
 
-    def _step(self, doing: str) -> None:
-        """Report the beginning of a step, with the present time left."""
+    def _report(self, doing: str = "") -> None:
+        """Report the progress at the beginning of a step, or after a new trial."""
         if self._watch is None:
             return
-        self._watch(replace(_progress(self._case, self.trials, self._budget, self._bench), doing=doing))
+        trials, budget = self.trials, self._budget
+        spent, done = budget.spent_seconds, _candidates(trials)
+        limits = [budget.run_left(), None if budget.allowed is None else budget.allowed - spent]
+        if done >= ESTIMATING:
+            limits.append(spent / len(trials) * (budget.trials - done))
+        left = [max(0.0, seconds) for seconds in limits if seconds is not None]
+        raced = [(trial, trial.race.verdict) for trial in trials if trial.race and not trial.subgraph]
+        verdicts = [  # a faster one that was not accurate enough counts as slower
+            "slower" if verdict == "faster" and not trial.incumbent else verdict for trial, verdict in raced
+        ]
+        self._watch(
+            Progress(
+                case=self._case,
+                phase=trials[-1].phase if trials else "",
+                done=done,
+                total=budget.trials,
+                best=self._bench.best,
+                kept=verdicts.count("faster"),
+                dropped=verdicts.count("slower"),
+                undecided=verdicts.count("no difference") + verdicts.count("same graph"),
+                failed=sum(not t.ok for t in trials),
+                seconds=spent,
+                seconds_left=min(left, default=None),
+                doing=doing,
+            )
+        )
 
     @property
     def _next(self) -> str:
@@ -322,8 +347,7 @@ class Search:
         trial = replace(trial, eps=self._bench.eps)
         self.trials.append(trial)
         self._twins.learn(trial, self._bench.eps)
-        if self._watch:
-            self._watch(_progress(self._case, self.trials, self._budget, self._bench))
+        self._report()
         return trial
 
     def _settle_noise(self, reference: Trial) -> None:
@@ -352,29 +376,3 @@ def _key(asked: Proposal | Trial) -> _Key:
 
 def _candidates(trials: Sequence[Trial]) -> int:
     return sum(trial.phase not in NOT_CANDIDATES for trial in trials)
-
-
-def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) -> Progress:
-    spent = budget.spent_seconds
-    done = _candidates(trials)
-    limits = [budget.run_left(), None if budget.allowed is None else budget.allowed - spent]
-    if done >= ESTIMATING:
-        limits.append(spent / len(trials) * (budget.trials - done))
-    left = [max(0.0, seconds) for seconds in limits if seconds is not None]
-    raced = [(trial, trial.race.verdict) for trial in trials if trial.race and not trial.subgraph]
-    verdicts = [  # a faster one that was not accurate enough counts as slower
-        "slower" if verdict == "faster" and not trial.incumbent else verdict for trial, verdict in raced
-    ]
-    return Progress(
-        case=case,
-        phase=trials[-1].phase if trials else "",
-        done=done,
-        total=budget.trials,
-        best=bench.best,
-        kept=verdicts.count("faster"),
-        dropped=verdicts.count("slower"),
-        undecided=verdicts.count("no difference") + verdicts.count("same graph"),
-        failed=sum(not t.ok for t in trials),
-        seconds=spent,
-        seconds_left=min(left, default=None),
-    )

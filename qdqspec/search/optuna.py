@@ -38,7 +38,7 @@ class OptunaSearch(Stepwise):
         """Raise `ConfigError` if Optuna is not installed."""
         _optuna()
 
-    def _search(self, classes: Sequence[TiedClass], study: _Study) -> Steps:
+    def _search(self, classes: Sequence[TiedClass], study: _Study) -> Steps[None]:
         trials = yield self._first_proposals()
         self.rehearse_metric(trials)
         if self.is_limited:

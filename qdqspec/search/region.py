@@ -8,8 +8,7 @@ losing is abandoned before its schemes are used up.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -37,8 +36,6 @@ DRAWS = 20  # for each scheme of the budget, before a pattern counts as exhauste
 PATIENCE = 0.2  # share of a pattern's schemes that may lose in a row, ...
 LEAST_PATIENCE = 6  # ... and at least this many
 
-Inner: TypeAlias = Generator[list[Proposal], list[Trial], Labels]
-
 
 class RegionSearch(Stepwise):
     """One pattern after the other. Deterministic for a generator and a sequence of trials."""
@@ -53,7 +50,7 @@ class RegionSearch(Stepwise):
         patterns = {tied.pattern for tied in tied_classes(space)}
         return 2 + (trials_per_region or SCHEMES[preset]) * len(patterns)
 
-    def _search(self) -> Steps:
+    def _search(self) -> Steps[None]:
         trials = yield self._first_proposals()
         self.rehearse_metric(trials)
         pure = self._thinned_everything(trials)
@@ -78,7 +75,7 @@ class RegionSearch(Stepwise):
             return min(self._setup.trials_per_region, rest)
         return min(SCHEMES[self._setup.preset], math.ceil(rest * min(1.0, share)))
 
-    def _pattern(self, classes: Sequence[TiedClass], best: Labels, budget: int) -> Inner:
+    def _pattern(self, classes: Sequence[TiedClass], best: Labels, budget: int) -> Steps[Labels]:
         """Try schemes of one pattern in addition to the winner so far; returns the new winner."""
         measured: dict[ClassLabels, float] = {}
         patience = max(LEAST_PATIENCE, math.ceil(PATIENCE * budget))

@@ -11,7 +11,7 @@ request 1015; the differences are kinds, races, and steps that are large enough 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,7 @@ class SubgraphSearch(Stepwise):
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
         super().__init__(self._search(), setup)
 
-    def _search(self) -> Steps:
+    def _search(self) -> Steps[None]:
         trials = yield self._first_proposals()
         held: Labels = next((dict(t.placement.labels) for t in reversed(trials) if t.incumbent), {})
         self.rehearse_metric(trials)
@@ -53,9 +53,7 @@ class SubgraphSearch(Stepwise):
             wins += yield from self._alone(groups, share)
         yield from self._together(sorted(wins, key=lambda win: -win.gain), held, trials)
 
-    def _alone(
-        self, groups: Sequence[UnitBlock], share: float
-    ) -> Generator[list[Proposal], list[Trial], list[Win]]:
+    def _alone(self, groups: Sequence[UnitBlock], share: float) -> Steps[list[Win]]:
         """Time the schemes of one kind on its first group; returns the best one, if it has a gain."""
         nodes = nodes_of(self._space, groups[0])
         placed = [(name, self._space.resolve(scheme)) for name, scheme in schemes_of(self._space, groups[0])]
@@ -74,7 +72,7 @@ class SubgraphSearch(Stepwise):
             labels |= dict(schemes_of(self._space, group)).get(schemes[best], {})
         return [Win(gain=share * (1 - ratios[best]), labels=labels)]
 
-    def _together(self, wins: Sequence[Win], held: Labels, past: Sequence[Trial]) -> Steps:
+    def _together(self, wins: Sequence[Win], held: Labels, past: Sequence[Trial]) -> Steps[None]:
         """Add the wins step by step; then all of them at once, and everything, whatever the results of the steps.
 
         Without ``validate_groups`` the steps are skipped. A rejected step is repeated while others win: next to integer
