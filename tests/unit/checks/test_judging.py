@@ -1,3 +1,5 @@
+"""The verdict of each check on given evidence: outcome, headline, numbers and advice."""
+
 from __future__ import annotations
 
 import math

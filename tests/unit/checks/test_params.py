@@ -1,3 +1,5 @@
+"""Parameters of checks: values that are parsed, and values that are refused."""
+
 from __future__ import annotations
 
 import subprocess

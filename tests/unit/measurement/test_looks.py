@@ -1,4 +1,4 @@
-"""Looks (repeated timings of the incumbent during a search): when they are taken, and the coverage of intervals."""
+"""Looks (timings of reference and incumbent from time to time): when they are taken, and the coverage of intervals."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_intervals_cover_the_true_ratio_on_a_device_with_long_states() -> None:
     assert lab.looks.deviation[1] < FEWEST_FREEDOM  # too few looks to estimate the states
     before = lab.device.seconds
     lab.claim()
-    assert lab.device.seconds - before < 20  # of the state
-    assert covered(STATES, 0) <= 0.6  # the weight of one time, with the usual deviation between times
+    assert lab.device.seconds - before < 20  # shorter than a state
+    assert covered(STATES, 0) <= 0.6  # from one time, with the usual deviation
     assert covered(STATES, 12) >= 0.95
 
 

@@ -89,7 +89,7 @@ def test_predictions_cover_figures_of_other_programs_with_usual_states_without_l
         inside.append(covered(Machine(state=state, **quiet), (0.0, 0), seeds=8, random=random))
     predicted, tested = np.mean(inside, axis=0)
     assert 0.92 < predicted < 0.98
-    assert tested < 0.8  # the weight of one time
+    assert tested < 0.8  # the confidence interval from one time
 
 
 @pytest.mark.parametrize("caches", [0.03, 0.08])
