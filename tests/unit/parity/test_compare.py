@@ -38,7 +38,7 @@ def f32(*values: float) -> np.ndarray:
 
 
 @given(signals)
-def test_equal_outputs_are_perfect(signal: np.ndarray) -> None:
+def test_equal_outputs_have_infinite_sqnr_and_no_difference(signal: np.ndarray) -> None:
     assert parity_of((signal, signal.copy())) == TensorParity(
         name="y", sqnr_db=math.inf, cosine=pytest.approx(1.0), max_abs=0.0, max_steps=0.0
     )
@@ -55,7 +55,7 @@ def test_sqnr_and_cosine_do_not_depend_on_scale(signal: np.ndarray, scale: float
     assert large.max_abs == pytest.approx(small.max_abs * scale)
 
 
-def test_known_numbers() -> None:
+def test_sqnr_difference_and_steps_of_a_worked_example() -> None:
     found = parity_of((f32(0, 255, -0.0), f32(0, 254.5, 0)))
     assert found.sqnr_db == pytest.approx(10 * math.log10(255**2 / 0.25))
     assert found.max_abs == 0.5
@@ -78,7 +78,7 @@ def test_the_largest_difference_is_found_in_any_sample(size: int) -> None:
         assert parity_of(*pairs).max_abs == 4
 
 
-def test_the_worst_samples_cosine_leads() -> None:
+def test_the_cosine_is_the_lowest_of_all_samples() -> None:
     assert parity_of((f32(1, 0), f32(1, 0)), (f32(1, 0), f32(0, 1)), (f32(1, 0), f32(1, 0))).cosine == 0
 
 
@@ -89,7 +89,7 @@ def test_many_samples_are_summed_in_double_precision() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_the_worst_and_reported(bad: float) -> None:
+def test_non_finite_values_give_the_lowest_sqnr_and_a_note(bad: float) -> None:
     found = parity_of((f32(1, 2), f32(1, 2)), (f32(1, 2), f32(1, bad)), (f32(1, 2), f32(1, 2)))
     assert (found.sqnr_db, found.cosine, found.max_abs, found.max_steps) == (
         -math.inf,
@@ -101,24 +101,24 @@ def test_values_that_are_not_finite_are_the_worst_and_reported(bad: float) -> No
     assert found.note == "NaN or infinite values where the reference has none"
 
 
-def test_the_same_infinities_and_nans_are_left_out() -> None:
+def test_infinities_and_nans_of_both_outputs_are_excluded() -> None:
     found = parity_of((f32(1, -np.inf, np.nan), f32(1, -np.inf, np.nan)))
     assert found.sqnr_db == math.inf
     assert found.matches
 
 
-def test_other_infinities_are_the_worst() -> None:
+def test_an_infinity_with_another_counterpart_gives_the_lowest_sqnr() -> None:
     assert parity_of((f32(1, -np.inf), f32(1, np.inf))).sqnr_db == -math.inf
     assert parity_of((f32(1, -np.inf), f32(1, 0))).sqnr_db == -math.inf
 
 
-def test_another_shape_is_a_result_with_a_reason() -> None:
+def test_an_output_of_another_shape_is_a_mismatch_with_a_note() -> None:
     found = parity_of((np.zeros((1, 2), np.float32), np.zeros((1, 3), np.float32)))
     assert found.sqnr_db == -math.inf
     assert found.note == "shape [1, 3] instead of [1, 2]"
 
 
-def test_a_missing_output_is_a_result_with_a_reason() -> None:
+def test_a_missing_output_is_a_mismatch_with_a_note() -> None:
     evidence = compare_outputs([({"y": f32(1), "z": f32(1)}, {"y": f32(1)})], "random")
     assert [output.matches for output in evidence.outputs] == [True, False]
     assert evidence.outputs[1].note == "the tuned model does not give this output"
@@ -128,19 +128,19 @@ def test_a_missing_output_is_a_result_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.bool_])
-def test_outputs_that_are_no_floats_must_be_equal(dtype: type) -> None:
+def test_integer_and_boolean_outputs_must_be_equal(dtype: type) -> None:
     same = parity_of((np.array([0, 1, 1], dtype), np.array([0, 1, 1], dtype)))
     other = parity_of((np.array([0, 1, 1], dtype), np.array([1, 1, 0], dtype)))
     assert (same.compared, same.matches, same.note) == (False, True, "")
     assert (other.compared, other.matches, other.note) == (False, False, "2 values differ")
 
 
-def test_another_type_is_a_result_with_a_reason() -> None:
+def test_an_output_of_another_element_type_is_a_mismatch() -> None:
     assert not parity_of((np.array([1]), f32(1))).matches
     assert parity_of((f32(1), np.array([1]))).sqnr_db == -math.inf
 
 
-def test_a_reference_that_is_zero_everywhere() -> None:
+def test_a_zero_reference_gives_an_infinite_sqnr_of_either_sign() -> None:
     assert parity_of((f32(0, 0), f32(0, 0))).sqnr_db == math.inf
     found = parity_of((f32(0, 0), f32(0, 1)))
     assert (found.sqnr_db, found.cosine, found.max_steps) == (-math.inf, 0, math.inf)
@@ -150,7 +150,7 @@ def test_empty_outputs_are_equal() -> None:
     assert parity_of((np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32))).sqnr_db == math.inf
 
 
-def test_samples_are_compared_as_they_come() -> None:
+def test_samples_are_consumed_one_by_one_from_an_iterator() -> None:
     seen = []
 
     def pairs():
@@ -162,7 +162,7 @@ def test_samples_are_compared_as_they_come() -> None:
     assert seen == [0, 1, 2]
 
 
-def test_nothing_to_compare_is_an_error_not_a_pass() -> None:
+def test_a_comparison_of_no_sample_is_an_error() -> None:
     with pytest.raises(DataError, match="no evaluation sample"):
         compare_outputs([], "evaluation")
 
@@ -170,15 +170,15 @@ def test_nothing_to_compare_is_an_error_not_a_pass() -> None:
 @pytest.mark.parametrize(
     ("signal", "noise", "db"), [(100, 1, 20), (1, 0, math.inf), (0, 0, math.inf), (0, 1, -math.inf)]
 )
-def test_sqnr(signal: float, noise: float, db: float) -> None:
+def test_sqnr_in_decibels(signal: float, noise: float, db: float) -> None:
     assert sqnr_db(signal, noise) == db
 
 
-def test_sqnr_of_powers_whose_ratio_no_float_can_hold() -> None:
+def test_sqnr_of_powers_whose_ratio_overflows_a_float() -> None:
     assert sqnr_db(1e-320, 1e20) == pytest.approx(-3400, abs=1)
 
 
-def test_the_two_steps_to_what_runs_are_distinguished() -> None:
+def test_errors_of_quantization_and_of_the_runtime_are_separate() -> None:
     run = SampleOutputs({"y": f32(10, 0)}, tuned={"y": f32(10, 3)}, arithmetic={"y": f32(10, 1)})
     found = compare_outputs([run, run], "evaluation")
     assert found.sqnr_db == pytest.approx(10 * math.log10(100 / 9))
@@ -186,14 +186,14 @@ def test_the_two_steps_to_what_runs_are_distinguished() -> None:
     assert found.runtime[0].sqnr_db == pytest.approx(10 * math.log10(101 / 4))
 
 
-def test_steps_are_left_out_where_one_run_lacks_the_arithmetic() -> None:
+def test_separate_errors_need_the_arithmetic_of_every_sample() -> None:
     whole = SampleOutputs({"y": f32(1)}, {"y": f32(1)}, {"y": f32(1)})
     found = compare_outputs([whole, SampleOutputs({"y": f32(1)}, {"y": f32(1)})], "evaluation")
     assert found.samples == 2
     assert (found.quantization, found.runtime) == ((), ())
 
 
-def test_agreement_is_of_outputs_with_classes() -> None:
+def test_agreement_is_computed_for_outputs_with_class_scores() -> None:
     scores = np.eye(3, dtype=np.float32)
     runs = [({"label": np.array([1]), "y": scores}, {"label": np.array([1]), "y": scores[[1, 0, 2]]})]
     label, y = compare_outputs(runs, "evaluation", [TopK(), TopK(k=2), TopK(k=7)]).outputs
@@ -206,7 +206,7 @@ def test_polygraphy_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_polygraphy_gives_the_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polygraphy_computes_the_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
     import polygraphy.comparator as comparator
 
     called = []
@@ -219,7 +219,7 @@ def test_polygraphy_gives_the_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_powers_are_of_finite_values_of_the_reference(dtype: type) -> None:
+def test_powers_are_summed_over_finite_values_of_the_reference(dtype: type) -> None:
     reference = np.array([[3, np.inf, np.nan], [4, 0, 0]], dtype)
     assert signal_power(reference) == 25
     assert noise_power(reference, reference) == 0
@@ -229,13 +229,13 @@ def test_powers_are_of_finite_values_of_the_reference(dtype: type) -> None:
     assert noise_power(reference, reference[:1]) == noise_power(reference, None) == math.inf
 
 
-def test_importing_does_not_import_polygraphy() -> None:
+def test_importing_the_module_does_not_import_polygraphy() -> None:
     code = "import sys, qdqspec.parity.compare; sys.exit('polygraphy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_input_with_weak_outputs_is_judged_by_what_outputs_typically_are() -> None:
-    """A step of the grid is as large for an input of zeros as for any other."""
+def test_weak_outputs_are_compared_to_the_typical_power_and_range() -> None:
+    """The quantization step does not depend on the input, so a weak output has no smaller error."""
     typical = typical_of([{"y": f32(8, -4, 0, 0), "label": np.array([3])}, {"y": f32(0, 0)}])
     assert typical == {"y": Typical(power=80 / 6, low=-4, high=8)}
     weak = OutputComparison(typical=typical)
@@ -248,7 +248,7 @@ def test_an_input_with_weak_outputs_is_judged_by_what_outputs_typically_are() ->
     assert strong.results()[0].sqnr_db == pytest.approx(20)
 
 
-def test_the_typical_output_keeps_its_power_and_finiteness() -> None:
+def test_the_typical_output_has_the_power_of_finite_values() -> None:
     typical = typical_of([{"y": f32(1, -np.inf), "z": f32(1, 1)}])
     assert (typical["y"].finite, typical["z"].finite) == (False, True)
     assert typical["y"].power == 1

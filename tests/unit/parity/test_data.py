@@ -45,10 +45,10 @@ def test_feeds_are_the_rows_with_a_batch_axis(tmp_path: Path, save: Callable[...
     assert (len(data), data.samples, data.notes, data.random) == (5, 5, (), False)
     assert [feed["x"].shape for feed in data] == [(1, 2, 3)] * 5
     np.testing.assert_array_equal(together(data), images(5))
-    np.testing.assert_array_equal(together(data), images(5))  # a second pass gives the same
+    np.testing.assert_array_equal(together(data), images(5))  # a second pass yields the same rows
 
 
-def test_samples_shaped_like_the_whole_input_are_given_as_they_are(saved: Callable[..., Path]) -> None:
+def test_samples_in_the_shape_of_the_input_are_not_batched(saved: Callable[..., Path]) -> None:
     data = open_data(saved(x=images(4)[:, None]), IMAGE)
     assert [feed["x"].shape for feed in data] == [(1, 2, 3)] * 4
     np.testing.assert_array_equal(together(data), images(4))
@@ -80,7 +80,7 @@ def test_too_few_samples_for_a_batch_are_repeated(saved: Callable[..., Path]) ->
     ],
     ids=["zeros", "constant", "single", "sound"],
 )
-def test_doubtful_calibration_data_is_reported(
+def test_calibration_data_of_zeros_or_one_sample_is_reported(
     saved: Callable[..., Path], arrays: dict[str, np.ndarray], said: list[str]
 ) -> None:
     found = list(data_warnings(open_data(saved(**arrays), IMAGE)))
@@ -89,7 +89,7 @@ def test_doubtful_calibration_data_is_reported(
 
 
 def test_an_input_of_integers_may_be_all_zeros(saved: Callable[..., Path]) -> None:
-    """Token types and masks often are."""
+    """Token types and masks often are all zeros."""
     inputs = {"ids": InputSpec(dtype=np.dtype(np.int64), shape=(1, 4))}
     assert list(data_warnings(open_data(saved(ids=np.zeros((2, 4), np.int64)), inputs))) == []
 
@@ -111,7 +111,7 @@ def test_a_scalar_input_has_one_number_a_sample(saved: Callable[..., Path]) -> N
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float64, np.float16, ">f4"])
-def test_casts_are_done_and_those_of_unscaled_integers_reported(
+def test_arrays_are_cast_and_casts_of_unscaled_integers_reported(
     saved: Callable[..., Path], dtype: str
 ) -> None:
     data = open_data(saved(x=images(2).astype(dtype)), IMAGE)
@@ -121,7 +121,7 @@ def test_casts_are_done_and_those_of_unscaled_integers_reported(
     assert data.notes == ((note,) if np.dtype(dtype).kind in "iu" else ())
 
 
-def test_the_example_data_is_whole(models: Path) -> None:
+def test_the_evaluation_data_of_digits_has_540_samples_of_10_classes(models: Path) -> None:
     inputs = {"input": InputSpec(dtype=np.dtype(np.float32), shape=(1, 1, 16, 16))}
     data = open_data(models.parent / "data" / "digits_evaluation.npz", inputs)
     assert len(data) == 540
@@ -129,7 +129,7 @@ def test_the_example_data_is_whole(models: Path) -> None:
     assert sum(1 for _ in data) == 540
 
 
-def test_memory_holds_single_rows_of_a_large_array(tmp_path: Path) -> None:
+def test_reading_a_large_array_needs_little_memory(tmp_path: Path) -> None:
     import tracemalloc
 
     np.savez_compressed(tmp_path / "d.npz", x=np.zeros((400, 2, 25_000), np.float32))  # 80 MB unpacked
@@ -142,8 +142,8 @@ def test_memory_holds_single_rows_of_a_large_array(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_an_array_in_column_major_order_is_read_as_any_other(saved: Callable[..., Path]) -> None:
-    labels = np.arange(12).reshape(3, 4).T  # as argmax(-1).T has it
+def test_an_array_in_column_major_order_is_read(saved: Callable[..., Path]) -> None:
+    labels = np.arange(12).reshape(3, 4).T  # as argmax(-1).T gives it
     data = open_data(saved(x=np.asfortranarray(images(4)), labels=labels), IMAGE)
     assert [feed["x"].tolist() for feed in data] == images(4)[:, None].tolist()
     assert data.require_labels().tolist() == labels.tolist()
@@ -180,7 +180,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arrays", "problem"), WRONG)
-def test_what_does_not_fit_is_named_when_opened(
+def test_arrays_that_do_not_fit_the_inputs_are_named_on_opening(
     saved: Callable[..., Path], arrays: dict[str, np.ndarray], problem: str
 ) -> None:
     path = saved(**arrays)
@@ -217,14 +217,14 @@ def test_unequal_counts_are_found_though_the_batches_are_equally_many(saved: Cal
         open_data(saved(x=images(4), z=images(5)), inputs)
 
 
-def test_a_missing_file_and_an_empty_folder_are_named(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_empty_folder_are_errors_with_the_path(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such data file"):
         open_data(tmp_path / "nowhere.npz", IMAGE)
     with pytest.raises(DataError, match=r"holds no \.npz or \.npy file"):
         open_data(tmp_path, IMAGE)
 
 
-def test_one_file_of_a_folder_may_not_differ(tmp_path: Path) -> None:
+def test_files_of_a_folder_must_have_equal_shapes(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=images(2))
     np.savez(tmp_path / "b.npz", x=images(2)[:, None])
     with pytest.raises(DataError, match=r"b\.npz: array 'x' has shape \[2, 1, 2, 3\]"):
@@ -238,7 +238,7 @@ def test_missing_labels_are_an_error_where_a_metric_needs_them(saved: Callable[.
         data.require_labels()
 
 
-def test_an_array_for_no_input_is_not_read_and_noted(saved: Callable[..., Path]) -> None:
+def test_an_array_for_no_input_is_ignored_with_a_note(saved: Callable[..., Path]) -> None:
     data = open_data(saved(x=images(2), lables=np.arange(2), other=np.zeros((2, 9))), IMAGE)
     assert data.ignored == ("lables", "other")
     assert "array 'lables' is no input of the model and is not used (did you mean 'labels'?)" in data.notes
@@ -248,20 +248,20 @@ def test_an_array_for_no_input_is_not_read_and_noted(saved: Callable[..., Path])
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"\x93NUMPY\x01\x00"])
-def test_a_file_that_is_no_npz_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_npz_is_an_error_with_the_path(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "d.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"d\.npz: the file cannot be read as \.npz"):
         read_members(tmp_path / "d.npz")
 
 
-def test_an_archive_without_arrays_is_named(tmp_path: Path) -> None:
+def test_an_archive_without_arrays_is_an_error(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
         archive.writestr("readme.txt", "hello")
     with pytest.raises(DataError, match="holds no array"):
         read_members(tmp_path / "d.npz")
 
 
-def test_an_array_that_ends_early_is_damaged_not_shortened(tmp_path: Path) -> None:
+def test_a_truncated_array_is_an_error(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", images(3))
     with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
         archive.writestr("x.npy", (tmp_path / "x.npy").read_bytes()[:-4])
@@ -270,7 +270,7 @@ def test_an_array_that_ends_early_is_damaged_not_shortened(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_a_checksum_that_does_not_match_is_found(tmp_path: Path, save: Callable[..., None]) -> None:
+def test_an_array_with_a_wrong_checksum_is_an_error(tmp_path: Path, save: Callable[..., None]) -> None:
     path = tmp_path / "d.npz"
     save(path, x=images(50_000))
     content = bytearray(path.read_bytes())
@@ -281,7 +281,7 @@ def test_a_checksum_that_does_not_match_is_found(tmp_path: Path, save: Callable[
         list(data)
 
 
-def test_a_header_that_is_not_numpys_is_damaged(tmp_path: Path) -> None:
+def test_an_array_with_an_invalid_header_is_an_error(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
         archive.writestr("x.npy", b"\x93NUMPY\x01\x00\x06\x00{'a'}\n")
     with pytest.raises(DataError, match="array 'x' is damaged: its header"):

@@ -11,12 +11,12 @@ import pytest
 
 from qdqspec.parity.gate import FEW, KNOWN, SAMPLES, STEPS, AllData, AllDataDifference, OutputGate
 
-SIGNAL = 100.0  # of the only value of each sample
+SIGNAL = 100.0  # power of the only value of each sample
 
 
 @dataclass(slots=True)
 class Noisy:
-    """An engine with so many decibels on the first few samples, and so many on all others."""
+    """An engine with one SQNR on the first `FEW` samples and another on all others."""
 
     few_db: float
     others_db: float
@@ -39,7 +39,7 @@ def runs(gate: OutputGate, few_db: float, others_db: float, limit_db: float) -> 
     return engine.runs
 
 
-def test_only_what_other_samples_cannot_raise_to_the_limit_is_judged_on_few(gate: OutputGate) -> None:
+def test_few_samples_decide_when_the_others_cannot_raise_the_sqnr_to_the_limit(gate: OutputGate) -> None:
     rises = {number: rise for number, (rise, _) in STEPS.items()}
     for number, rise in rises.items():
         assert runs(gate, 20, 20, 20 + rise + 0.1) == number
@@ -54,7 +54,7 @@ def test_saturated_first_samples_do_not_hide_the_noise_of_the_others(gate: Outpu
         assert (found < 30) == (gate(engine) < 30)
 
 
-def test_what_is_far_is_learnt_from_those_on_all_samples(gate: OutputGate) -> None:
+def test_engines_run_on_all_samples_widen_what_few_samples_decide(gate: OutputGate) -> None:
     for number in range(KNOWN):  # all samples are 3 dB worse than the first few, with little variation
         assert runs(gate, 23.2 + 0.1 * number, 20, 20) == SAMPLES
     engine = Noisy(27, 23)
@@ -64,7 +64,7 @@ def test_what_is_far_is_learnt_from_those_on_all_samples(gate: OutputGate) -> No
     assert runs(gate, 22.8, 20, 20) == SAMPLES
 
 
-def test_where_samples_differ_more_is_near(gate: OutputGate) -> None:
+def test_high_variation_between_samples_prevents_an_early_decision(gate: OutputGate) -> None:
     for others_db in (18, 20, 22, 21):
         assert runs(gate, 20, others_db, 20) == SAMPLES
     assert runs(gate, 22.5, 22.5, 20) > FEW
@@ -75,7 +75,7 @@ def test_where_samples_differ_more_is_near(gate: OutputGate) -> None:
 
 @dataclass(slots=True)
 class Drawn:
-    """An engine whose error varies from sample to sample, with so many decibels over many of them."""
+    """An engine whose error varies between samples, with a given mean SQNR."""
 
     db: float
     runs: int = 0
@@ -99,14 +99,14 @@ def all_data(reference: Drawn, known: int = 0, *, seconds: float = math.inf) -> 
 
 
 @pytest.mark.parametrize(("db", "seconds"), [(17.0, math.inf), (17.0, 0.0), (23.0, 0.0)])
-def test_what_is_far_from_the_limit_is_decided_on_a_part_of_all_data(db: float, seconds: float) -> None:
+def test_an_sqnr_far_from_the_limit_is_decided_on_a_part_of_all_data(db: float, seconds: float) -> None:
     engine = Drawn(db)
     found, is_whole = all_data(Drawn(400), seconds=seconds).near(engine, 20.0)
     assert (engine.runs, is_whole) == (2 * SAMPLES, False)
     assert found == pytest.approx(db, abs=0.7)
 
 
-def test_what_is_above_the_limit_is_run_on_all_data_if_there_is_time() -> None:
+def test_an_sqnr_above_the_limit_is_measured_on_all_data_if_time_permits() -> None:
     """The first samples may be those whose outputs saturate, which have hardly any noise."""
 
     class Saturated(Drawn):
@@ -120,7 +120,7 @@ def test_what_is_above_the_limit_is_run_on_all_data_if_there_is_time() -> None:
     assert all_data(Drawn(400), seconds=0.0).near(Saturated(0), 25.0)[0] > 25
 
 
-def test_what_is_near_the_limit_is_run_on_all_data() -> None:
+def test_an_sqnr_near_the_limit_is_measured_on_all_data() -> None:
     engine, data = Drawn(20.1), all_data(Drawn(400))
     found, is_whole = data.near(engine, 20.0)
     assert (engine.runs, is_whole) == (COUNT, True)
@@ -137,8 +137,8 @@ def test_the_reference_is_run_once_on_each_sample_that_is_needed() -> None:
     assert reference.runs == COUNT - SAMPLES
 
 
-def test_samples_that_differ_much_decide_later() -> None:
-    """One sample of many has most of the error: the first ones, which lack it or have it, show nothing."""
+def test_an_error_in_rare_samples_needs_all_data() -> None:
+    """One sample in six has most of the error, so the first samples do not represent all of them."""
 
     class Rare(Drawn):
         def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -158,7 +158,7 @@ class Hard(Drawn):
         return {"y": SIGNAL + (found - SIGNAL) * (10 if feeds["number"] % 8 == 5 else 1)}
 
 
-def test_the_samples_with_most_noise_estimate_that_of_all() -> None:
+def test_the_samples_with_the_most_noise_estimate_the_sqnr_of_all_data() -> None:
     data = all_data(Drawn(400))
     assert data.estimated(Hard(30)) is None
     data(Hard(30))
@@ -168,7 +168,7 @@ def test_the_samples_with_most_noise_estimate_that_of_all() -> None:
     assert engine.runs < COUNT / 8
 
 
-def test_an_estimate_far_from_the_limit_is_enough_and_one_near_it_is_not() -> None:
+def test_an_estimate_near_the_limit_is_followed_by_all_data() -> None:
     data = all_data(Drawn(400))
     whole_db = data(Hard(30))
     far, near = Hard(30), Hard(30)
@@ -177,7 +177,7 @@ def test_an_estimate_far_from_the_limit_is_enough_and_one_near_it_is_not() -> No
     assert data.near(near, whole_db - 0.1) == (whole_db, True)
 
 
-def test_the_difference_of_all_data_is_that_of_similar_placements() -> None:
+def test_the_difference_on_all_data_is_interpolated_from_placements_of_similar_sqnr() -> None:
     difference = AllDataDifference()
     assert (difference.is_small, difference.at(30.0)) == (False, 0.0)
     difference.learn(24.0, 29.0)

@@ -1,4 +1,4 @@
-"""The search for the smallest breaking input: deterministic, bounded, quiet, and true to what may be tried."""
+"""The search for the smallest failing input is deterministic, bounded, silent and stays within the input domain."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def searched(attempt, *domains: InputDomain, examples: int = 200, seed: int = 0,
 
 
 def breaks(condition) -> callable:
-    """An attempt that breaks where a condition on the array holds; its noise is how near it comes."""
+    """An attempt that fails where a condition on the array is true; its noise is the largest magnitude."""
 
     def attempt(drawn: Drawn) -> InputResult:
         array = arrays(drawn, floats())["x"]
@@ -81,7 +81,7 @@ def breaks(condition) -> callable:
 
 
 @given(drawn_inputs((floats(), whole(3, 17)), 1))
-def test_all_that_is_drawn_may_be_tried(drawn: Drawn) -> None:
+def test_drawn_inputs_are_within_their_domains(drawn: Drawn) -> None:
     made = arrays(drawn, floats(), whole(3, 17))
     x, ids = made["x"], made["ids"]
     assert (x.dtype, ids.dtype) == (np.float32, np.int64)
@@ -95,7 +95,7 @@ def test_all_that_is_drawn_may_be_tried(drawn: Drawn) -> None:
     assert words(drawn["x"], floats()).isprintable()
 
 
-def test_every_kind_of_input_is_tried() -> None:
+def test_inputs_of_every_kind_are_tried() -> None:
     seen: dict[str, int] = {}
 
     def attempt(drawn: Drawn) -> InputResult:
@@ -107,7 +107,7 @@ def test_every_kind_of_input_is_tried() -> None:
     assert set(seen) == kinds
 
 
-def test_edges_are_tried() -> None:
+def test_bounds_and_the_smallest_numbers_are_tried() -> None:
     values: set[float] = set()
     shapes: set[int] = set()
 
@@ -123,7 +123,7 @@ def test_edges_are_tried() -> None:
     assert shapes == {1, 2, 3, 4}
 
 
-def test_one_of_several_shape_profiles_is_taken_as_a_whole() -> None:
+def test_all_axes_of_an_input_are_drawn_from_one_shape_profile() -> None:
     ranges = (((1, 2), (8, 8)), ((5, 6), (3, 3)))
     shapes = tuple(
         tuple(AxisRange(least=low, most=high, name=f"{i}") for i, (low, high) in enumerate(profile))
@@ -161,14 +161,14 @@ def test_values_within_the_data_are_preferred_to_values_outside() -> None:
     assert found["x"].first == 3.0
 
 
-def test_zeros_are_the_smallest_of_all() -> None:
+def test_zeros_are_the_smallest_failing_input() -> None:
     found = searched(breaks(lambda array: True))
     assert found.smallest is not None
     assert found.smallest["x"].kind == "zeros"
 
 
-def test_noise_is_climbed_towards() -> None:
-    """One input in some 2,700 breaks it: 200 have it by chance once in fourteen times, and climbing mostly."""
+def test_the_search_climbs_towards_higher_noise() -> None:
+    """One input in about 2,700 fails: 200 random inputs contain it with a probability of 7 %."""
 
     def attempt(drawn: Drawn) -> InputResult:
         recipe = drawn["x"]
@@ -182,7 +182,7 @@ def test_noise_is_climbed_towards() -> None:
 # ---- bounds -------------------------------------------------------------------------------------
 
 
-def test_one_seed_is_one_search_and_another_is_another() -> None:
+def test_the_seed_determines_the_search() -> None:
     tried: dict[int, list[str]] = {}
     for run, seed in enumerate((7, 7, 8)):
         seen = tried.setdefault(run, [])
@@ -197,7 +197,7 @@ def test_an_input_is_tried_once() -> None:
     assert 100 < found.tried <= 200
 
 
-def test_time_ends_the_search() -> None:
+def test_the_time_limit_ends_the_search() -> None:
     clock = iter(range(10_000))
     found = searched(lambda drawn: InputResult((), 0.0), seconds=20, clock=lambda: next(clock))
     assert found.late
@@ -205,8 +205,8 @@ def test_time_ends_the_search() -> None:
     assert found.smallest is None
 
 
-def test_time_ends_the_shrinking_and_what_was_found_by_then_is_kept() -> None:
-    """The clock runs from the first find on."""
+def test_the_time_limit_ends_the_shrinking_and_keeps_its_result() -> None:
+    """The time of shrinking counts from the first failing input."""
     finds: list[Drawn] = []
 
     def attempt(drawn: Drawn) -> InputResult:
@@ -221,18 +221,18 @@ def test_time_ends_the_shrinking_and_what_was_found_by_then_is_kept() -> None:
     assert found.smallest in finds
 
 
-def test_inputs_that_are_none_are_left_out() -> None:
+def test_attempts_without_a_result_are_not_counted() -> None:
     found = searched(lambda drawn: None if drawn["x"].kind != "zeros" else InputResult((), 0.0), examples=20)
     assert 1 <= found.tried < 10
     assert searched(lambda drawn: None, examples=20).tried == 0
 
 
-def test_a_bug_is_not_taken_for_a_find() -> None:
+def test_an_exception_of_an_attempt_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         searched(lambda drawn: 1 / 0)
 
 
-def test_nothing_is_printed_or_left_behind(tmp_path: Path) -> None:
+def test_the_search_prints_nothing_and_writes_no_file(tmp_path: Path) -> None:
     code = """
 import numpy as np, local_module
 from qdqspec.parity.domain import AxisRange, InputDomain, Span
@@ -288,7 +288,7 @@ def domains(*profiles: ShapeProfile, **more) -> dict[str, InputDomain]:
     return {one.name: one for one in found}
 
 
-def test_values_go_beyond_what_is_known_for_floats_alone() -> None:
+def test_tried_values_exceed_the_data_for_floats_only() -> None:
     found = domains()
     assert found["ids"].tried == Span(2, 900)
     assert found["mask"].tried == Span(-0.5, 1.5)
@@ -304,7 +304,7 @@ def test_a_spec_states_the_possible_values() -> None:
         domains(values={"maks": Span(0, 1)})
 
 
-def test_shapes_stay_within_the_declared_ranges_and_names_keep_dimensions_together() -> None:
+def test_shapes_are_within_the_declared_ranges_and_named_dimensions_are_shared() -> None:
     ranges = InputShape(min=(1, 4), opt=(2, 8), max=(8, 64))
     found = domains(ShapeProfile(shapes={"ids": ranges, "mask": ranges}))
     assert [(axis.least, axis.most, axis.name) for axis in found["ids"].shapes[0]] == [
@@ -318,10 +318,10 @@ def test_shapes_stay_within_the_declared_ranges_and_names_keep_dimensions_togeth
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
-def test_spans_hold_all_values(values: list[float]) -> None:
+def test_spans_reach_from_the_least_to_the_largest_value(values: list[float]) -> None:
     feeds = [{"x": np.array(values[:1])}, {"x": np.array(values[1:])}, {"x": np.array([])}]
     assert spans_of(feeds)["x"] == Span(min(values), max(values))
 
 
-def test_an_empty_input_spans_nothing() -> None:
+def test_the_span_of_an_empty_input_is_zero() -> None:
     assert spans_of([{"x": np.zeros((0, 3))}]) == {"x": Span(0, 0)}

@@ -34,23 +34,23 @@ def test_top5_accepts_the_five_highest() -> None:
     assert evaluate("top5", [{"y": scores}], np.array([4])).value == 0
 
 
-def test_trailing_axes_of_one_are_no_obstacle() -> None:
+def test_top1_ignores_trailing_axes_of_length_one() -> None:
     assert evaluate("top1", [{"y": SCORES[:, :, None, None]}], np.array([1, 0, 2])).value == 1
 
 
-def test_an_output_can_be_named() -> None:
+def test_a_metric_reads_the_named_output() -> None:
     batch = {"other": SCORES[:, ::-1], "y": SCORES}
     assert evaluate("top1", [batch], np.array([1, 0, 2]), output="y").value == 1
     assert evaluate("top1", [batch], np.array([1, 2, 0])).value == 1
 
 
-def test_a_model_that_gives_nan_is_never_right() -> None:
+def test_scores_of_nan_are_never_correct() -> None:
     scores = np.full((2, 3), np.nan, np.float32)
     scores[1, 0] = 9
     assert evaluate("top1", [{"y": scores}], np.array([0, 0])).value == 0
 
 
-def test_equal_scores_do_not_make_every_class_right() -> None:
+def test_equal_scores_count_as_one_class() -> None:
     flat = np.zeros((3, 3), np.float32)
     assert evaluate("top1", [{"y": flat}], np.array([0, 1, 2])).value == pytest.approx(1 / 3)
 
@@ -80,7 +80,7 @@ def test_no_sample_is_an_error() -> None:
         evaluate("top1", [], np.array([], np.int64))
 
 
-def test_every_top_k_is_known() -> None:
+def test_top_k_is_a_metric_for_every_k() -> None:
     scores = np.arange(10, dtype=np.float32)[None]
     assert evaluate("top3", [{"y": scores}], np.array([7])).value == 1
     assert evaluate("top3", [{"y": scores}], np.array([6])).value == 0
@@ -94,14 +94,14 @@ def test_top_k_gives_the_correct_samples() -> None:
 
 
 @pytest.mark.parametrize("name", ["top-1", "top0", "top", "TOP1", "top01", "iou"])
-def test_an_unknown_metric_is_reported_with_the_known_ones_and_how_to_add_one(name: str) -> None:
+def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown metric '{name}'") as caught:
         evaluate(name, [{"y": SCORES}], np.array([1, 0, 2]), own={"recall": recall})
     assert "known: recall, top1, top5, miou" in (caught.value.cure or "")
     assert "qdq_metrics" in (caught.value.cure or "")
 
 
-def test_the_nearest_metric_is_named() -> None:
+def test_an_unknown_metric_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"\(did you mean 'recall'\?\)"):
         evaluate("recal", [{"y": SCORES}], np.array([1, 0, 2]), own={"recall": recall})
 
@@ -109,20 +109,22 @@ def test_the_nearest_metric_is_named() -> None:
 # ---- mean intersection over union ---------------------------------------------------------------
 
 
-def test_mean_iou_of_a_map_worked_out_by_hand() -> None:
-    # Class 0: 2 right of 3 wanted or seen; class 1: 1 of 2; class 2 neither wanted nor seen.
-    wanted = np.array([[[0, 0], [1, 1]]])
-    seen = np.array([[[0, 0], [0, 1]]])
-    assert evaluate("miou", [{"y": one_hot(seen, 3)}], wanted).value == pytest.approx((2 / 3 + 1 / 2) / 2)
+def test_mean_iou_of_a_worked_example() -> None:
+    # Class 0: intersection 2, union 3; class 1: 1 and 2; class 2 is in neither map.
+    labels = np.array([[[0, 0], [1, 1]]])
+    predicted = np.array([[[0, 0], [0, 1]]])
+    assert evaluate("miou", [{"y": one_hot(predicted, 3)}], labels).value == pytest.approx(
+        (2 / 3 + 1 / 2) / 2
+    )
 
 
-def test_void_pixels_do_not_count() -> None:
+def test_mean_iou_ignores_void_pixels() -> None:
     wanted = np.array([[[0, 255], [-1, 1]]])
     seen = np.array([[[0, 1], [0, 1]]])
     assert evaluate("miou", [{"y": one_hot(seen, 2)}], wanted).value == 1
 
 
-def test_batches_count_together_not_one_by_one() -> None:
+def test_mean_iou_is_computed_over_all_batches_at_once() -> None:
     wanted = np.array([[[0, 0, 0, 0]], [[0, 1, 1, 1]]])
     seen = np.array([[[0, 0, 0, 0]], [[1, 1, 1, 1]]])
     batches = [{"y": one_hot(seen[:1], 2)}, {"y": one_hot(seen[1:], 2)}]
@@ -135,13 +137,13 @@ def test_a_pixel_without_scores_is_of_no_class() -> None:
     assert evaluate("miou", [{"y": scores}], np.array([[[0, 1]]])).value == 0.5
 
 
-def test_labels_that_are_no_classes_are_answered_with_metrics_of_your_own() -> None:
+def test_the_error_for_labels_without_classes_suggests_a_user_metric() -> None:
     with pytest.raises(DataError) as caught:
         evaluate("top1", [{"y": np.zeros((2, 3), np.float32)}], np.zeros((2, 88)))
     assert "qdq_metrics" in str(caught.value.cure)
 
 
-def test_an_image_of_void_has_no_mean() -> None:
+def test_mean_iou_of_void_pixels_only_is_nan() -> None:
     assert math.isnan(evaluate("miou", [{"y": one_hot(np.array([[[0]]]), 2)}], np.array([[[255]]])).value)
 
 
@@ -154,13 +156,13 @@ def test_an_image_of_void_has_no_mean() -> None:
         (np.array([[[0, 7]]]), "label 7 is no class of a model with 2 scores"),
     ],
 )
-def test_labels_that_are_no_maps_are_refused(labels, problem: str) -> None:
+def test_mean_iou_rejects_labels_that_are_no_maps(labels, problem: str) -> None:
     with pytest.raises(DataError, match=problem):
         evaluate("miou", [{"y": one_hot(np.array([[[0, 1]]]), 2)}], labels)
 
 
 def one_hot(classes: np.ndarray, count: int) -> np.ndarray:
-    """Scores ``[batch, count, ...]`` that say these classes."""
+    """Scores ``[batch, count, ...]`` whose maximum is at these classes."""
     return np.moveaxis(np.eye(count, dtype=np.float32)[classes], -1, 1)
 
 
@@ -187,10 +189,13 @@ def test_a_user_metric_receives_all_outputs_and_labels_at_once() -> None:
     assert own(metric).right is None
     assert seen["y"].shape == (3, 3)
     assert seen["labels"].tolist() == [1, 0, 2]
-    assert [part.shape for part in seen["z"]] == [(2, 4), (1, 5)]  # no two feeds agree: kept apart
+    assert [part.shape for part in seen["z"]] == [
+        (2, 4),
+        (1, 5),
+    ]  # shapes differ between feeds: not concatenated
 
 
-def test_an_output_that_counts_no_samples_comes_feed_by_feed() -> None:
+def test_a_user_metric_receives_an_output_without_a_sample_axis_as_a_list() -> None:
     batches = [{"boxes": np.zeros((7, 4))}, {"boxes": np.ones((7, 4))}]
     shapes: list = []
 
@@ -208,11 +213,11 @@ def test_a_user_metric_with_an_output_receives_only_that_output() -> None:
         own(recall, output="x")
 
 
-def test_a_user_metric_comes_before_a_built_in_of_that_name() -> None:
+def test_a_user_metric_overrides_a_built_in_one_of_that_name() -> None:
     assert evaluate("top1", [{"y": SCORES}], np.array([0, 0, 0]), own={"top1": lambda *_: 7}).value == 7
 
 
-def test_labels_cannot_be_spoilt() -> None:
+def test_a_user_metric_cannot_write_to_the_labels() -> None:
     def metric(outputs, labels):
         labels[0] = 9
         return 1.0
@@ -234,11 +239,11 @@ def test_an_error_of_a_user_metric_is_reported_with_its_place() -> None:
 @pytest.mark.parametrize(
     ("value", "said"), [(None, "None"), ("good", "'good'"), (np.ones(2), r"shape \[2\]")]
 )
-def test_a_metric_gives_one_number(value, said: str) -> None:
+def test_a_user_metric_must_return_one_number(value, said: str) -> None:
     with pytest.raises(DataError, match=f"metric 'mine' gave .*{said}.*one number is wanted"):
         own(lambda *_: value)
 
 
 @pytest.mark.parametrize("value", [1, 0.5, np.float32(0.5), np.array(0.5), True])
-def test_numbers_of_any_kind_are_taken(value) -> None:
+def test_a_user_metric_may_return_any_numeric_type(value) -> None:
     assert own(lambda *_: value).value == float(value)

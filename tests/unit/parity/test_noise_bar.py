@@ -13,7 +13,7 @@ SOMETHING = Placement(sites=frozenset({Site(tensor="t", consumers=(Consumer("n",
 
 
 def bar(**scores: float) -> NoiseBar:
-    """``bar(db20=0.9)``: a candidate of 20 dB scored 0.9, where 0.5 is enough."""
+    """A noise bar after candidates: ``bar(db20=0.9)`` is one of 20 dB with a score of 0.9, where 0.5 is accepted."""
     found = NoiseBar()
     for name, score in scores.items():
         found.learn(_trial(float(name.removeprefix("db")), score), 0.5)
@@ -24,23 +24,23 @@ def _trial(sqnr_db: float | None, score: float | None, placement: Placement = SO
     return Trial(number=1, phase="p", placement=placement, sqnr_db=sqnr_db, accuracy=score)
 
 
-def test_nothing_is_aimed_at_until_one_was_refused() -> None:
+def test_no_sqnr_is_proposed_before_a_rejection() -> None:
     assert bar().next_db is None
     assert bar(db20=0.9).next_db is None
     assert not bar(db20=0.9).is_far_below(-200.0)
 
 
-def test_less_noise_is_aimed_at_after_a_refusal() -> None:
+def test_a_higher_sqnr_is_proposed_after_a_rejection() -> None:
     assert bar(db10=0.1).next_db == 10 + STEP_DB
     assert bar(db10=0.1, db15=0.2).next_db == 15 + STEP_DB
 
 
-def test_between_a_refusal_and_a_win_the_middle_is_tried() -> None:
+def test_the_middle_of_a_rejected_and_an_accepted_sqnr_is_proposed() -> None:
     assert bar(db10=0.1, db16=0.9).next_db == 13
-    assert bar(db10=0.1, db40=0.9).next_db == 10 + STEP_DB  # far apart: not further than a step
+    assert bar(db10=0.1, db40=0.9).next_db == 10 + STEP_DB  # the increase is limited to one step
 
 
-def test_twice_the_noise_of_one_refused_is_not_raced() -> None:
+def test_an_sqnr_far_below_a_rejected_one_is_excluded() -> None:
     found = bar(db20=0.1, db30=0.9)
     assert found.is_far_below(20 - FAR_BELOW_DB)
     assert not found.is_far_below(20 - FAR_BELOW_DB + 0.1)

@@ -1,4 +1,4 @@
-"""The noisiest of many, found by hearing groups."""
+"""The items with the most noise are found by measuring groups."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from qdqspec.accuracy.culprits import Noisiest
 powers = st.lists(st.floats(0, 1e6), max_size=60)
 
 
-class Hearing:
-    """Noise that adds up, as it does at small power."""
+class Measurement:
+    """Measures a group's noise: the sum of its items' powers."""
 
     def __init__(self, powers: Sequence[float]) -> None:
         self.powers = powers
@@ -27,30 +27,30 @@ class Hearing:
 
 
 @given(powers, st.one_of(st.none(), st.integers(1, 5)))
-def test_items_come_by_falling_noise(values: list[float], wanted: int | None) -> None:
-    found = list(Noisiest(range(len(values)), Hearing(values), wanted))
+def test_items_are_sorted_by_decreasing_noise(values: list[float], wanted: int | None) -> None:
+    found = list(Noisiest(range(len(values)), Measurement(values), wanted))
     assert sorted(item for item, _ in found) == list(range(len(values)))
     assert [power for _, power in found] == pytest.approx(sorted(values, reverse=True))
     assert all(power == pytest.approx(values[item]) for item, power in found)
 
 
 @given(powers.filter(bool), st.integers(1, 5))
-def test_what_was_not_given_yet_is_the_rest(values: list[float], wanted: int) -> None:
-    ranked = Noisiest(range(len(values)), Hearing(values), wanted)
+def test_the_rest_is_the_power_of_the_remaining_items(values: list[float], wanted: int) -> None:
+    ranked = Noisiest(range(len(values)), Measurement(values), wanted)
     found = [power for _, (_, power) in zip(range(wanted), ranked, strict=False)]
     assert math.fsum(found) + ranked.rest == pytest.approx(math.fsum(values))
 
 
-def test_a_few_of_many_are_found_with_few_hearings() -> None:
+def test_the_first_items_of_many_need_few_measurements() -> None:
     values = [1e-6] * 1000
     values[137], values[900], values[901] = 5.0, 3.0, 4.0
-    hearing = Hearing(values)
-    ranked = iter(Noisiest(range(1000), hearing, 3))
+    measurement = Measurement(values)
+    ranked = iter(Noisiest(range(1000), measurement, 3))
     assert [next(ranked)[0] for _ in range(3)] == [137, 901, 900]
-    assert hearing.count <= 2 * 3 * math.ceil(math.log2(1000))
+    assert measurement.count <= 2 * 3 * math.ceil(math.log2(1000))
 
 
-def test_ranking_all_takes_one_measurement_each() -> None:
-    hearing = Hearing([float(i) for i in range(50)])
-    list(Noisiest(range(50), hearing))
-    assert hearing.count == 50
+def test_a_full_ranking_needs_one_measurement_per_item() -> None:
+    measurement = Measurement([float(i) for i in range(50)])
+    list(Noisiest(range(50), measurement))
+    assert measurement.count == 50

@@ -36,7 +36,7 @@ def embedding_model() -> Model:
 SHAPES = {"ids": (1, 400), "mask": (1, 400, 1)}
 
 
-def test_random_feeds_state_that_they_are_random() -> None:
+def test_random_feeds_are_marked_as_random() -> None:
     feeds = random_feeds(embedding_model(), SHAPES, seed=0, count=3)
     assert feeds.random
     assert len(feeds) == feeds.samples == len(list(feeds)) == 3
@@ -44,7 +44,7 @@ def test_random_feeds_state_that_they_are_random() -> None:
     assert "random" in feeds.notes[0]
 
 
-def test_indices_span_their_table_and_never_leave_it() -> None:
+def test_random_indices_cover_exactly_the_rows_of_their_table() -> None:
     model = embedding_model()
     session = onnxruntime.InferenceSession(model.proto.SerializeToString())
     feeds = list(random_feeds(model, SHAPES, seed=1, count=5))
@@ -56,7 +56,7 @@ def test_indices_span_their_table_and_never_leave_it() -> None:
     assert set(np.unique(feeds[0]["mask"])) == {0, 1}
 
 
-def test_seeds_repeat_and_samples_differ(models: Path) -> None:
+def test_the_seed_determines_the_feeds_and_samples_differ(models: Path) -> None:
     model = load_model(models / "digits_resnet.onnx")
     shapes = {"input": (2, 1, 16, 16)}
     feeds = random_feeds(model, shapes, seed=5, count=2)

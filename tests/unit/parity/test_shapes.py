@@ -31,7 +31,7 @@ def declared(batch: int | None = None, **shapes: tuple[int, ...]) -> Inputs:
     return Inputs(profiles=(profile,), batch=batch)
 
 
-def test_static_shapes_are_the_models_own(models: Path) -> None:
+def test_static_shapes_are_taken_from_the_model(models: Path) -> None:
     model = load_model(models / "squeezenet10.onnx")
     assert resolve_shapes(model, Inputs()) == {"data_0": (1, 3, 224, 224)}
 
@@ -55,7 +55,7 @@ def test_other_dynamic_dimensions_must_be_declared() -> None:
     assert resolve_shapes(model, declared(ids=(1, 128))) == {"ids": (1, 128)}
 
 
-def test_a_vector_of_unknown_length_is_not_taken_for_a_batch() -> None:
+def test_the_dynamic_length_of_a_vector_is_not_the_batch() -> None:
     with pytest.raises(ModelError, match="dimension 0 of input 'audio'"):
         resolve_shapes(model_with(audio=["samples"]), Inputs())
 
@@ -67,12 +67,12 @@ def test_an_unknown_rank_must_be_declared() -> None:
     assert resolve_shapes(model, declared(x=(2, 3))) == {"x": (2, 3)}
 
 
-def test_a_scalar_stays_a_scalar_in_a_batch() -> None:
+def test_a_batch_size_does_not_change_a_scalar_input() -> None:
     model = model_with(x=["n", 4], rate=[])
     assert resolve_shapes(model, Inputs(batch=8)) == {"x": (8, 4), "rate": ()}
 
 
-def test_a_batch_leaves_fixed_leading_dimensions_of_other_inputs() -> None:
+def test_a_batch_size_does_not_change_fixed_leading_dimensions() -> None:
     model = model_with(x=["n", 4], state=[2, 1, 8])
     assert resolve_shapes(model, Inputs(batch=8)) == {"x": (8, 4), "state": (2, 1, 8)}
 
@@ -89,23 +89,23 @@ def test_a_declared_shape_may_not_contradict_the_model(shape: tuple[int, ...]) -
         resolve_shapes(model_with(x=["n", 4]), declared(x=shape))
 
 
-def test_a_declared_name_that_is_no_input_gets_a_suggestion() -> None:
+def test_a_declared_name_that_is_no_input_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(SpecError, match=r"'input', which is no input of the model \(did you mean 'inputs'"):
         resolve_shapes(model_with(inputs=[1, 4]), declared(input=(1, 4)))
 
 
-def test_specs_carry_the_models_dtype() -> None:
+def test_input_specs_have_the_element_types_of_the_model() -> None:
     model = model_with(TensorProto.INT32, x=[1, 4])
     assert input_specs(model, {"x": (1, 4)}) == {"x": InputSpec(dtype=np.dtype(np.int32), shape=(1, 4))}
 
 
-def test_inputs_of_text_cannot_be_fed() -> None:
+def test_inputs_of_strings_are_an_error() -> None:
     with pytest.raises(ModelError, match="input 'x' holds strings, and only tensors"):
         input_specs(model_with(TensorProto.STRING, x=[1]), {"x": (1,)})
 
 
 def test_profiles_without_a_batch_are_as_declared(models: Path) -> None:
-    """A dimension that nobody declares is left open: a backend that must know it asks."""
+    """A dimension without a declared range stays dynamic; a backend that needs it reports that."""
     model = load_model(models / "digits_resnet.onnx")
     declared = ShapeProfile(
         shapes={"input": InputShape(min=(1, 1, 16, 16), opt=(8, 1, 16, 16), max=(9, 1, 16, 16))}
@@ -114,7 +114,7 @@ def test_profiles_without_a_batch_are_as_declared(models: Path) -> None:
     assert shape_profiles(model, Inputs(profiles=(declared,))) == (declared,)
 
 
-def test_a_batch_is_in_every_profile(models: Path) -> None:
+def test_a_batch_size_applies_to_every_profile(models: Path) -> None:
     model = load_model(models / "digits_resnet.onnx")
     (alone,) = shape_profiles(model, Inputs(batch=4))
     assert alone.shapes == {"input": InputShape(min=(4, 1, 16, 16), opt=(4, 1, 16, 16), max=(4, 1, 16, 16))}
@@ -135,7 +135,7 @@ def test_a_batch_is_in_every_profile(models: Path) -> None:
         pytest.param((5, 2, 3, 8, 8), (2, 3, 8, 8), id="samples of the whole shape"),
     ],
 )
-def test_data_gives_the_shape_that_the_model_leaves_open(tmp_path: Path, data, known) -> None:
+def test_dynamic_dimensions_are_taken_from_the_data(tmp_path: Path, data, known) -> None:
     model = model_with(x=["n", 3, "h", "w"])
     np.savez(tmp_path / "d.npz", x=np.zeros(data, np.float32))
     inputs = shaped_by_data(model, Inputs(calibration=tmp_path / "d.npz"))
@@ -144,7 +144,7 @@ def test_data_gives_the_shape_that_the_model_leaves_open(tmp_path: Path, data, k
     assert profile.shapes["x"] == InputShape(min=known, opt=known, max=known)
 
 
-def test_what_is_declared_or_fixed_is_not_taken_from_data(tmp_path: Path) -> None:
+def test_declared_and_fixed_dimensions_are_not_taken_from_the_data(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.zeros((5, 3, 8, 8), np.float32))
     asked = replace(declared(x=(1, 3, 4, 4)), calibration=tmp_path / "d.npz")
     assert shaped_by_data(model_with(x=["n", 3, "h", "w"]), asked) == asked
@@ -166,7 +166,7 @@ def test_what_is_declared_or_fixed_is_not_taken_from_data(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_data_that_cannot_be_the_input_is_named(tmp_path: Path, arrays, states) -> None:
+def test_data_that_does_not_fit_the_input_is_an_error(tmp_path: Path, arrays, states) -> None:
     model = model_with(x=["n", 3, "h", "w"])
     np.savez(tmp_path / "d.npz", **{name: np.zeros(shape, np.float32) for name, shape in arrays.items()})
     with pytest.raises(DataError, match=states) as caught:
@@ -174,13 +174,13 @@ def test_data_that_cannot_be_the_input_is_named(tmp_path: Path, arrays, states) 
     assert Path(caught.value.where) == tmp_path / "d.npz"
 
 
-def test_data_gives_the_length_of_a_vector(tmp_path: Path) -> None:
+def test_the_length_of_a_vector_is_taken_from_the_data(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", audio=np.zeros((5, 160), np.float32))
     inputs = shaped_by_data(model_with(audio=["samples"]), Inputs(calibration=tmp_path / "d.npz"))
     assert resolve_shapes(model_with(audio=["samples"]), inputs) == {"audio": (160,)}
 
 
-def test_inputs_that_share_a_named_dimension_follow_a_declared_one() -> None:
+def test_a_declared_shape_sets_the_named_dimensions_of_other_inputs() -> None:
     model = model_with(
         ids=["batch", "length"], mask=["batch", "length"], lengths=["batch"], other=["batch", 4]
     )
@@ -200,12 +200,12 @@ def test_inputs_that_share_a_named_dimension_follow_a_declared_one() -> None:
     assert {shape[0] for shape in shapes.values()} == {8}
 
 
-def test_a_vector_over_the_batch_is_one_where_nothing_is_declared() -> None:
+def test_the_length_of_a_vector_over_the_batch_defaults_to_one() -> None:
     model = model_with(x=["batch", 3], lengths=["batch"])
     assert resolve_shapes(model, shaped_by_data(model, Inputs())) == {"x": (1, 3), "lengths": (1,)}
 
 
-def test_all_inputs_without_a_shape_are_named_at_once() -> None:
+def test_one_error_names_all_inputs_without_a_shape() -> None:
     model = model_with(ids=["batch", "length"], audio=["samples"], x=[1, 3])
     with pytest.raises(ModelError, match=r"dimension 1 of input 'ids' is dynamic.*also 'audio'") as caught:
         resolve_shapes(model, Inputs())

@@ -1,4 +1,4 @@
-"""Data as .npy files, globs, images with a transform, arrays of other names, and labels in a file of their own."""
+"""Data as .npy files, globs, images with a transform, arrays of other names, and labels in a separate file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def values(source: Path | Data, inputs: dict[str, InputSpec] = X, name: str = "x
 @pytest.mark.parametrize(
     "saved", [rows(4), rows(4)[:, None], rows(1)[0]], ids=["samples", "whole inputs", "one sample"]
 )
-def test_an_npy_file_is_the_data_of_the_only_input(tmp_path: Path, saved: np.ndarray) -> None:
+def test_an_npy_file_contains_the_samples_of_the_only_input(tmp_path: Path, saved: np.ndarray) -> None:
     np.save(tmp_path / "any.npy", saved)
     np.testing.assert_array_equal(values(tmp_path / "any.npy"), saved.reshape(-1, 2, 3))
 
@@ -45,7 +45,7 @@ def test_npy_files_of_a_folder_are_samples_in_order_of_name(tmp_path: Path) -> N
     np.testing.assert_array_equal(open_data(tmp_path, X).require_labels(), [7, 8, 9])
 
 
-def test_npy_files_named_after_inputs_are_their_arrays(tmp_path: Path) -> None:
+def test_npy_files_are_assigned_to_inputs_by_name(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", rows(2))
     np.save(tmp_path / "mask.npy", np.ones((2, 4), np.int64))
     feeds = list(open_data(tmp_path, TWO))
@@ -69,9 +69,7 @@ def test_a_glob_selects_files(tmp_path: Path) -> None:
         ("a.JPG", True, "{{images: '{folder}/**/*', size: 224}}"),
     ],
 )
-def test_files_in_folders_of_a_folder_need_a_glob(
-    tmp_path: Path, name: str, is_image: bool, form: str
-) -> None:
+def test_files_in_subfolders_need_a_glob(tmp_path: Path, name: str, is_image: bool, form: str) -> None:
     (tmp_path / "photos" / "cats").mkdir(parents=True)
     (tmp_path / "photos" / "cats" / name).touch()
     folder = tmp_path / "photos"
@@ -93,7 +91,7 @@ def test_arrays_of_other_names_are_mapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["l.npy", "l.npz", "l.txt"])
-def test_labels_may_be_in_a_file_of_their_own(tmp_path: Path, name: str) -> None:
+def test_labels_may_be_in_a_separate_file(tmp_path: Path, name: str) -> None:
     np.savez(tmp_path / "d.npz", x=rows(3), labels=np.zeros(3))
     labels = np.array([2, 0, 1])
     if name == "l.npy":
@@ -110,7 +108,7 @@ def test_labels_may_be_in_a_file_of_their_own(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("text", ["one\n", "1 2\n", "\xff"])
-def test_labels_that_are_no_numbers_are_named(tmp_path: Path, text: str) -> None:
+def test_labels_that_are_no_numbers_are_an_error(tmp_path: Path, text: str) -> None:
     np.savez(tmp_path / "d.npz", x=rows(1))
     (tmp_path / "l.txt").write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=r"l\.txt: the labels are not one number a line"):
@@ -126,7 +124,7 @@ def photo(tmp_path: Path) -> Path:
     return tmp_path / "photo.png"
 
 
-def test_an_image_is_cut_from_the_centre_and_normalized(photo: Path) -> None:
+def test_an_image_is_cropped_at_the_centre_and_normalized(photo: Path) -> None:
     rules = ImageRules(size=(4, 6), resize=8, mean=(0.5, 0.0, 0.0), std=(0.5, 1.0, 2.0))
     (sample,) = values(Data(path=photo, images=rules), PICTURE, "image")
     red = (np.arange(3, 9) * 10 / 255 - 0.5) / 0.5
@@ -135,10 +133,10 @@ def test_an_image_is_cut_from_the_centre_and_normalized(photo: Path) -> None:
     np.testing.assert_allclose(sample[2], 200 / 255 / 2, rtol=1e-6)
 
 
-def test_without_resize_the_image_just_covers_the_size(photo: Path) -> None:
+def test_without_resize_the_image_is_scaled_to_cover_the_size(photo: Path) -> None:
     (sample,) = values(Data(path=photo, images=ImageRules(size=(4, 6))), PICTURE, "image")
     assert sample.shape == (3, 4, 6)
-    assert sample[0, 0, 0] * 255 == pytest.approx(5, abs=3)  # columns 0 and 1 together
+    assert sample[0, 0, 0] * 255 == pytest.approx(5, abs=3)  # mean of columns 0 and 1
     assert sample[0, 0, 5] * 255 == pytest.approx(105, abs=3)
 
 
@@ -150,7 +148,7 @@ def test_without_resize_the_image_just_covers_the_size(photo: Path) -> None:
         (ImageRules(size=(4, 6), scale=1, layout="nhwc"), (1, 4, 6, 3), np.uint8),
     ],
 )
-def test_layout_channels_and_plain_pixels(
+def test_layout_channels_and_pixels_without_scaling(
     photo: Path, rules: ImageRules, shape: tuple[int, ...], dtype: type[np.generic]
 ) -> None:
     inputs = {"image": InputSpec(dtype=np.dtype(dtype), shape=shape)}
@@ -158,7 +156,7 @@ def test_layout_channels_and_plain_pixels(
     assert (feed["image"].shape, feed["image"].dtype) == (shape, dtype)
 
 
-def test_images_of_another_shape_are_an_error_with_the_keys_that_give_it(photo: Path) -> None:
+def test_images_of_another_shape_are_an_error_that_names_the_keys_to_change(photo: Path) -> None:
     with pytest.raises(DataError, match=r"shape \[3, 8, 6\], where the model takes") as caught:
         open_data(Data(path=photo, images=ImageRules(size=(8, 6))), PICTURE)
     assert "`size`, `layout` or `colors`" in str(caught.value.cure)
@@ -171,7 +169,7 @@ def test_bgr_reverses_the_channels(photo: Path) -> None:
     assert not np.array_equal(bgr, rgb)
 
 
-def test_a_folder_of_images_with_labels(photo: Path) -> None:
+def test_images_and_labels_are_read_from_a_folder(photo: Path) -> None:
     Image.new("RGB", (12, 8)).save(photo.with_name("a.jpg"))
     photo.with_name("labels.txt").write_text("0\n1\n")
     source = Data(path=photo.parent, images=ImageRules(size=(4, 6)), labels=photo.with_name("labels.txt"))
@@ -186,14 +184,13 @@ def test_images_without_a_transform_are_an_error_that_shows_one(photo: Path) -> 
         assert "{images: 'photos/*.jpg', size: 224}" in str(caught.value.cure)
 
 
-def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_no_image_is_an_error_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"a\.jpg: the image cannot be read"):
         values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
 
 
-def test_all_files_that_are_no_images_are_named_at_once(tmp_path: Path) -> None:
-    """They were reported one a run."""
+def test_one_error_names_all_files_that_are_no_images(tmp_path: Path) -> None:
     for number in range(4):
         Image.new("RGB", (6, 4)).save(tmp_path / f"good{number}.png")
         (tmp_path / f"bad{number}.jpg").write_bytes(b"no image")
@@ -209,7 +206,7 @@ def test_all_files_that_are_no_images_are_named_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["PNG", "TIFF"])
 def test_pixels_of_16_bits_keep_their_brightness(tmp_path: Path, mode: str) -> None:
-    """Pillow's own conversion clips them at 255: nearly all become white."""
+    """Pillow's own conversion clips the values at 255, so nearly all pixels become white."""
     levels = np.tile(np.arange(6, dtype=np.uint16) * 12_800, (4, 1))
     Image.fromarray(levels).save(tmp_path / "x.img", mode)
     (tmp_path / "x.img").rename(tmp_path / "x.tif")
@@ -220,7 +217,7 @@ def test_pixels_of_16_bits_keep_their_brightness(tmp_path: Path, mode: str) -> N
 
 
 def test_pixels_without_a_known_range_are_an_error(tmp_path: Path) -> None:
-    """Floats from 0 to 1 became a black image."""
+    """Floats from 0 to 1 would become a black image."""
     Image.fromarray(np.full((4, 6), 0.5, np.float32)).save(tmp_path / "depth.tiff")
     with pytest.raises(
         DataError, match=r"depth\.tiff: the image cannot be read \(its pixels of mode F have no known"
@@ -228,9 +225,9 @@ def test_pixels_without_a_known_range_are_an_error(tmp_path: Path) -> None:
         values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
 
 
-def test_an_orientation_is_applied(tmp_path: Path) -> None:
+def test_the_orientation_of_a_photo_is_applied(tmp_path: Path) -> None:
     turned = Image.Exif()
-    turned[0x0112] = 6  # the camera was turned to the right
+    turned[0x0112] = 6  # orientation 6: rotate by 90 degrees
     pixels = np.zeros((60, 40, 3), np.uint8)
     pixels[:30] = 255
     Image.fromarray(pixels).save(tmp_path / "x.jpg", exif=turned)
@@ -240,18 +237,17 @@ def test_an_orientation_is_applied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere.jpg"])
-def test_images_that_are_not_there(tmp_path: Path, name: str) -> None:
-    """The advice was to take the image out."""
+def test_a_missing_image_is_an_error_with_the_path(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=r"nowhere.*: there is no such data file"):
         open_data(Data(path=tmp_path / name, images=ImageRules(size=(4, 6))), PICTURE)
 
 
-def test_images_are_for_models_with_one_input(photo: Path) -> None:
+def test_images_for_a_model_with_two_inputs_are_an_error(photo: Path) -> None:
     with pytest.raises(DataError, match="images are data for one input, and the model has 2"):
         open_data(Data(path=photo, images=ImageRules(size=(4, 6))), TWO)
 
 
-def test_a_damaged_npy_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_npy_file_is_an_error(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", rows(3))
     (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-4])
     with pytest.raises(DataError, match="array 'x' is damaged: it holds 68 bytes, and its shape needs 72"):
@@ -282,7 +278,7 @@ def test_files_of_a_zip_are_not_read_as_npy(tmp_path: Path) -> None:
         open_data(tmp_path / "x.npy", X)
 
 
-def test_shapes_follow_from_npy_and_images(tmp_path: Path, photo: Path) -> None:
+def test_shapes_are_taken_from_npy_files_and_images(tmp_path: Path, photo: Path) -> None:
     import onnx
     from onnx import TensorProto, helper
 

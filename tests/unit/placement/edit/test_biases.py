@@ -1,4 +1,4 @@
-"""Corrected biases: inserted with their weights, rehearsed, written to schemes, and removed again bit for bit."""
+"""Corrected biases are inserted with their weights, computed by the rehearsal, stored in schemes and removed again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SITES = tuple(
 
 
 def model_of(bias: str, seed: int = 0, elem_type: int = TensorProto.FLOAT) -> Model:
-    """Two convolutions; ``bias`` is the form of both biases: initializer, constant, none, shared or fed."""
+    """Two convolutions; ``bias`` is the form of both biases: initializer, constant, none, shared or graph input."""
     random = np.random.default_rng(seed)
     real = helper.tensor_dtype_to_np_dtype(elem_type)
 
@@ -48,7 +48,7 @@ def model_of(bias: str, seed: int = 0, elem_type: int = TensorProto.FLOAT) -> Mo
             helper.make_node("Constant", [], [t.name], name=f"{t.name}_made", value=t) for t in constants
         ]
         constants = []
-    if bias == "fed":
+    if bias == "graph input":
         inputs += [helper.make_tensor_value_info(t.name, elem_type, [CHANNELS]) for t in constants]
     ends = [("x", "w", names[0], "h", "first"), ("h", "v", names[1], "y", "second")]
     nodes += [
@@ -76,7 +76,7 @@ SHIFTS = ([0.25, -0.5, 1e-3], [1.0, 0.1, -3.0])
 
 @FORMS
 @pytest.mark.parametrize("chosen", [SITES, SITES[:1], SITES[1:], ()])
-def test_the_rehearsal_computes_what_the_built_model_does(
+def test_the_rehearsal_computes_the_outputs_of_the_built_model(
     bias: str, chosen: tuple[Site, ...], tmp_path: Path
 ) -> None:
     model = model_of(bias)
@@ -89,7 +89,7 @@ def test_the_rehearsal_computes_what_the_built_model_does(
     np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-6)
 
 
-def test_several_formats_of_a_weight_have_their_own_shifts(tmp_path: Path) -> None:
+def test_each_format_of_a_weight_has_its_own_bias_correction(tmp_path: Path) -> None:
     model = model_of("initializer")
     other = Site(tensor="w", consumers=(Consumer("first", 1),), format="int16", axis=0, weight=True)
     biases = {
@@ -106,7 +106,7 @@ def test_several_formats_of_a_weight_have_their_own_shifts(tmp_path: Path) -> No
 
 
 @FORMS
-def test_a_float_layer_keeps_its_bias(bias: str) -> None:
+def test_the_bias_of_a_float_layer_is_unchanged(bias: str) -> None:
     model = model_of(bias)
     made = Model(insert_qdq(model, Placement(sites=frozenset(SITES[:1])), numbers_of(model, *SHIFTS)).proto)
     assert made.by_name["second"].proto == model.by_name["second"].proto
@@ -117,8 +117,8 @@ def test_a_float_layer_keeps_its_bias(bias: str) -> None:
         np.testing.assert_array_equal(made.array(made.by_name["first"].inputs[2]), np.float32(SHIFTS[0]))
 
 
-@pytest.mark.parametrize("bias", ["shared", "fed"])
-def test_a_bias_that_others_read_or_feed_is_not_corrected(bias: str) -> None:
+@pytest.mark.parametrize("bias", ["shared", "graph input"])
+def test_a_bias_that_is_shared_or_a_graph_input_is_not_corrected(bias: str) -> None:
     model = model_of(bias)
     assert biased_layer(model, SITES[0]) is None
     made = Model(insert_qdq(model, Placement(sites=frozenset(SITES)), numbers_of(model, *SHIFTS)).proto)
@@ -134,7 +134,7 @@ def test_a_bias_that_others_read_or_feed_is_not_corrected(bias: str) -> None:
     elem_type=st.sampled_from([TensorProto.FLOAT, TensorProto.FLOAT16]),
     seed=st.integers(0, 99),
 )
-def test_schemes_repeat_biases_and_strip_restores_them(
+def test_schemes_reproduce_corrected_biases_and_strip_restores_the_original(
     tmp_path_factory: pytest.TempPathFactory,
     bias: str,
     shifts: list[list[float]],
@@ -143,7 +143,7 @@ def test_schemes_repeat_biases_and_strip_restores_them(
     seed: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("biases")
-    shifts = [[min(max(x, -1e3), 1e3) for x in shift] for shift in shifts]  # float16 has to hold them
+    shifts = [[min(max(x, -1e3), 1e3) for x in shift] for shift in shifts]  # within the range of float16
     model = model_of(bias, seed, elem_type)
     numbers = numbers_of(model, *shifts)
     placement = Placement(sites=frozenset(chosen))
@@ -164,7 +164,7 @@ def test_schemes_repeat_biases_and_strip_restores_them(
     assert found == {pair.site: pair.bias for pair in numbers.placed(placement)}
 
 
-def test_diff_names_a_corrected_bias() -> None:
+def test_diff_reports_a_corrected_bias() -> None:
     model = model_of("initializer")
     placement = Placement(sites=frozenset(SITES))
     one, other = (
@@ -178,7 +178,7 @@ def test_diff_names_a_corrected_bias() -> None:
     assert diff_models(other, other).same
 
 
-def test_a_scheme_does_not_fit_a_layer_with_other_channels(tmp_path: Path) -> None:
+def test_a_bias_correction_of_another_channel_count_is_omitted_with_a_note(tmp_path: Path) -> None:
     model = model_of("initializer")
     placement = Placement(sites=frozenset(SITES))
     pairs = numbers_of(model, [1.0, 2.0], SHIFTS[1]).placed(placement)
@@ -187,7 +187,7 @@ def test_a_scheme_does_not_fit_a_layer_with_other_channels(tmp_path: Path) -> No
     assert any("'w'" in note and "does not hold 3 values" in note for note in notes)
 
 
-def test_outputs_differ_by_the_shift(tmp_path: Path) -> None:
+def test_a_bias_correction_shifts_the_output_by_its_value(tmp_path: Path) -> None:
     model = model_of("none")
     placement = Placement(sites=frozenset(SITES[1:]))
     feed = {"x": np.ones((1, 2, 4, 4), np.float32)}

@@ -1,4 +1,4 @@
-"""Pairs in bodies of If, Loop and Scan: put in, computed, taken out."""
+"""Pairs in bodies of If, Loop and Scan are inserted, executed and removed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pairs_of_16_bits_change_next_to_nothing(case: str) -> None:
+def test_outputs_with_16_bit_pairs_are_close_to_the_float_model(case: str) -> None:
     text, path, node, (data, weight) = CASES[case]
     model = model_of(text)
     made = inserted(model, both(data, path, node, 0), both(weight, path, node, 1, weight=True))
@@ -89,7 +89,7 @@ def test_pairs_of_16_bits_change_next_to_nothing(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_graph_has_pairs_of_its_own_and_shares_the_integers(case: str) -> None:
+def test_each_graph_has_separate_pairs_and_shares_the_integer_weight(case: str) -> None:
     text, path, node, (data, weight) = CASES[case]
     model = model_of(text)
     made = inserted(model, both(data, path, node, 0), both(weight, path, node, 1, weight=True))
@@ -118,7 +118,7 @@ def test_strip_and_import_are_the_inverse(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_search_places_in_bodies_what_one_graph_reads(case: str) -> None:
+def test_the_search_space_offers_tensors_in_bodies_that_one_graph_reads(case: str) -> None:
     text, path, node, _ = CASES[case]
     model = model_of(text)
     capabilities: Capabilities = resolve("backend", "onnxruntime")().capabilities()
@@ -134,7 +134,7 @@ def test_a_search_places_in_bodies_what_one_graph_reads(case: str) -> None:
         assert np.isfinite(run(made, condition)).all()
 
 
-def test_what_a_body_reads_is_not_made_integer_outside() -> None:
+def test_a_tensor_that_a_body_reads_has_no_integer_output_outside() -> None:
     model = model_of(
         """g (float[1,8] x, bool c) => (float[1,8] y) {
             [mm] h = MatMul(x, v)
@@ -148,7 +148,7 @@ def test_what_a_body_reads_is_not_made_integer_outside() -> None:
 
 
 @pytest.mark.parametrize("name", ["if", "loop", "scan", "bodies-in-bodies"])
-def test_odd_models_are_quantized_inside(name: str) -> None:
+def test_bodies_of_the_odd_models_are_quantized(name: str) -> None:
     model = Model(next(odd for odd in BODIES if odd.name == name).make())
     capabilities: Capabilities = resolve("backend", "onnxruntime")().capabilities()
     space = SchemeSpace(model, capabilities)

@@ -1,4 +1,4 @@
-"""Dynamic labels: insertion, what ONNX Runtime makes of it, and stripping, import and comparison of the result."""
+"""Dynamic labels: insertion, the kernels of ONNX Runtime, and stripping, import and comparison of the result."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _bytes(proto: onnx.ModelProto) -> bytes:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_result_is_near_the_float_model(name: str) -> None:
+def test_outputs_with_dynamic_labels_are_close_to_the_float_model(name: str) -> None:
     model = MODELS[name]()
     expected, found = _run(model.proto), _run(_inserted(model))
     assert 0 < np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
@@ -222,13 +222,13 @@ def test_products_of_one_tensor_share_its_quantization() -> None:
     assert "DequantizeLinear" not in found
 
 
-def test_kernels_keep_the_names_of_the_nodes_they_replace() -> None:
+def test_inserted_nodes_keep_the_names_of_the_nodes_they_replace() -> None:
     nodes = {node.name: node.op_type for node in _inserted(_products()).graph.node}
     assert (nodes["left"], nodes["right"], nodes["add"]) == ("MatMulInteger", "MatMulInteger", "Add")
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_float_weights_keep_the_form_of_pairs_and_strip_gives_them_back(name: str) -> None:
+def test_float_weights_are_inserted_as_pairs_and_strip_removes_them(name: str) -> None:
     model = MODELS[name]()
     proto = _inserted(model, "float")
     assert not any(node.op_type == "MatMulInteger" for node in Model(proto).nodes)
@@ -244,7 +244,7 @@ def test_strip_with_the_original_returns_it_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_strip_without_it_returns_everything_but_the_weights(name: str) -> None:
+def test_strip_without_the_original_restores_all_but_the_weight_values(name: str) -> None:
     model = MODELS[name]()
     stripped = strip_qdq(Model(_inserted(model))).proto
     nodes = [node.proto for node in Model(stripped).nodes if not node.is_marker]
@@ -254,7 +254,7 @@ def test_strip_without_it_returns_everything_but_the_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_import_reads_the_placement_and_its_labels(name: str) -> None:
+def test_import_returns_the_inserted_placement_and_its_labels(name: str) -> None:
     model = MODELS[name]()
     space = _space(model)
     imported = import_placement(Model(_inserted(model)), model)
@@ -264,7 +264,7 @@ def test_import_reads_the_placement_and_its_labels(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_apply_repeats_a_scheme(name: str, tmp_path: Path) -> None:
+def test_apply_reproduces_the_model_from_its_scheme(name: str, tmp_path: Path) -> None:
     model = MODELS[name]()
     space = _space(model)
     placement = space.resolve(space.uniform("dynamic"))
@@ -273,7 +273,7 @@ def test_apply_repeats_a_scheme(name: str, tmp_path: Path) -> None:
     assert _bytes(apply_scheme(model, tmp_path / "scheme.json").proto) == _bytes(_inserted(model))
 
 
-def test_diff_names_what_is_quantized_at_run_time() -> None:
+def test_diff_reports_tensors_quantized_at_run_time() -> None:
     model = _products()
     found = diff_models(model, Model(_inserted(model)))
     assert {pair.tensor for pair in found.added} == {"x", "w0", "w1"}
@@ -284,7 +284,9 @@ def test_diff_names_what_is_quantized_at_run_time() -> None:
 
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("name", ["products", "gemm transposed", "lstm", "lstm of two directions"])
-def test_models_of_quantize_dynamic_come_back_as_float(name: str, per_channel: bool, tmp_path: Path) -> None:
+def test_strip_restores_the_float_model_from_quantize_dynamic(
+    name: str, per_channel: bool, tmp_path: Path
+) -> None:
     model = MODELS[name]()
     onnx.save(model.proto, tmp_path / "float.onnx")
     quantize_dynamic(
@@ -297,7 +299,7 @@ def test_models_of_quantize_dynamic_come_back_as_float(name: str, per_channel: b
     assert not any(opset.domain == "com.microsoft" for opset in stripped.opset_import)
 
 
-def test_a_placement_of_quantize_dynamic_is_one_of_the_space(tmp_path: Path) -> None:
+def test_the_search_space_contains_the_placement_of_quantize_dynamic(tmp_path: Path) -> None:
     model = _products()
     onnx.save(model.proto, tmp_path / "float.onnx")
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx", per_channel=True)
@@ -307,7 +309,7 @@ def test_a_placement_of_quantize_dynamic_is_one_of_the_space(tmp_path: Path) -> 
     assert imported.notes == ()
 
 
-def test_embeddings_of_quantize_dynamic_come_back_as_float(tmp_path: Path) -> None:
+def test_strip_restores_embeddings_from_quantize_dynamic(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["ids"], "cast", to=TensorProto.INT64),
         helper.make_node("Gather", ["table", "ids"], ["e"], "gather"),
@@ -342,7 +344,7 @@ def test_metadata_that_does_not_fit_the_graph_is_ignored() -> None:
     assert [node.op_type for node in stripped.graph.node] == ["MatMul", "MatMul", "Add", "Sub"]
 
 
-def test_what_no_kernel_computes_has_no_dynamic_label() -> None:
+def test_operators_without_a_dynamic_kernel_have_no_dynamic_label() -> None:
     scaled = _gemm(False, True).proto
     scaled.graph.node[1].attribute.append(helper.make_attribute("alpha", 0.5))
     assert not _space(Model(scaled)).uniform("dynamic")
@@ -352,7 +354,7 @@ def test_what_no_kernel_computes_has_no_dynamic_label() -> None:
 
 
 def _computed_lstm() -> Model:
-    """An LSTM in a body whose weights exporters compute: gates reordered by Slice and Concat, then Unsqueeze."""
+    """An LSTM in a body with computed weights: exporters reorder gates by Slice and Concat, then add Unsqueeze."""
     rows = 4 * _HIDDEN
     bounds = [numpy_helper.from_array(np.array([i * rows // 4]), f"at{i}") for i in range(5)]
     axes = numpy_helper.from_array(np.array([0]), "axes")
@@ -389,10 +391,10 @@ def _computed_lstm() -> Model:
     return _model(nodes, [numpy_helper.from_array(np.float32(100), "limit")])
 
 
-def test_weights_that_are_computed_from_constants_are_computed_first(tmp_path: Path) -> None:
+def test_weights_that_are_computed_from_constants_are_folded_first(tmp_path: Path) -> None:
     given = _computed_lstm()
     folded = fold_weights(given)
-    assert len(folded.computed) == 12  # four Slice, a Concat and an Unsqueeze of each weight
+    assert len(folded.computed) == 12  # four Slice, one Concat and one Unsqueeze for each weight
     np.testing.assert_array_equal(_run(folded.model.proto), _run(given.proto))
     quantized = _inserted(folded.model)
     assert _kernels(quantized, tmp_path)["DynamicQuantizeLSTM"] == 1
@@ -408,7 +410,7 @@ def test_weights_that_are_computed_from_constants_are_computed_first(tmp_path: P
 
 
 def test_onnx_runtime_has_no_kernel_of_a_dynamic_gru() -> None:
-    """If this fails, the installed version has one, and GRU may take the label."""
+    """If this fails, the installed version has such a kernel, and GRU can be given the label."""
     model = _lstm(1).proto
     node = model.graph.node[0]
     node.op_type, node.domain = "DynamicQuantizeGRU", "com.microsoft"
@@ -444,7 +446,7 @@ def test_the_reason_of_a_recurrent_operator_without_label(model: Model, reason: 
     assert judge(model, OnnxRuntime().capabilities(), backend="onnxruntime").reasons["cell"] == reason
 
 
-def test_rules_name_the_labels_that_are_offered() -> None:
+def test_the_rules_select_whether_dynamic_labels_are_offered() -> None:
     assert _space(_products(), "dynamic").by_id["left"].labels == ("fp", "dynamic")
     assert "dynamic" not in _space(_products(), "in+out", "in-only").labels
 
@@ -458,7 +460,7 @@ def test_dynamic_labels_need_no_calibrated_range() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(["fp", "in-only", "dynamic"]), min_size=3, max_size=3), st.booleans())
-def test_any_mixture_is_undone(labels: list[str], shared: bool) -> None:
+def test_strip_and_import_invert_any_mixture_of_labels(labels: list[str], shared: bool) -> None:
     weights = ["w0", "w0" if shared else "w1", "w2"]
     nodes = [
         helper.make_node("MatMul", ["x", weights[0]], ["a"], "m0"),

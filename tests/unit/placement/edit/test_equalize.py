@@ -1,4 +1,4 @@
-"""Equalization: what can be scaled, and models with scaled channels through schemes, strip, import and diff."""
+"""Equalization: the chains that can be scaled, and schemes, strip, import and diff of models with scaled channels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def changed(model: Model, change: object) -> Model:
     return Model(proto)
 
 
-def test_a_chain_ends_at_the_weights_that_read_it() -> None:
+def test_a_chain_ends_at_the_weights_of_the_next_layer() -> None:
     model = image_model(0, ["relu", "depthwise", "max"], "gemm")
     (first, second) = find_chains(model)
     assert [c.tensor for c in first.constants] == ["c0", "c1", "c2"]
@@ -54,7 +54,7 @@ def test_normalizations_are_scaled_by_scale_and_bias() -> None:
 @pytest.mark.parametrize(
     "why", ["output", "shared", "fed", "residual", "sigmoid", "cast", "metadata", "body"]
 )
-def test_what_cannot_be_scaled_is_omitted(why: str) -> None:
+def test_chains_that_cannot_be_scaled_are_omitted(why: str) -> None:
     model = image_model(0, ["relu"], "conv")
     assert constants(model) == [["c0", "c1", "c2"]]
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_scaled_is_omitted(why: str) -> None:
 
 
 @pytest.mark.parametrize("value", [1e-38, 3e38, np.inf, np.nan])
-def test_values_that_could_not_be_restored_are_refused(value: float) -> None:
+def test_weights_that_cannot_be_restored_after_scaling_are_rejected(value: float) -> None:
     def change(proto: onnx.ModelProto) -> None:
         weights = numpy_helper.to_array(proto.graph.initializer[0]).copy()
         weights[:, 0, 0, 0] = value
@@ -124,7 +124,7 @@ def pairs_of(model: Model) -> tuple[PlacedPair, ...]:
 
 @pytest.fixture
 def written(tmp_path: Path) -> tuple[Model, Model, Path]:
-    """A float model, the same with pairs and scaled channels, and its scheme."""
+    """A float model, the same model with pairs and scaled channels, and its scheme."""
     path = tmp_path / "float.onnx"
     save_model(image_model(0, ["relu"], "conv").proto, path)
     model = load_model(path)
@@ -139,7 +139,7 @@ def written(tmp_path: Path) -> tuple[Model, Model, Path]:
     return model, load_model(tmp_path / "q.onnx"), scheme
 
 
-def test_a_scheme_repeats_the_factors(written: tuple[Model, Model, Path]) -> None:
+def test_a_scheme_reproduces_the_factors(written: tuple[Model, Model, Path]) -> None:
     model, quantized, scheme = written
     assert [change.exponents for change in read_scheme(scheme).equalized] == [EXPONENTS]
     assert apply_scheme(model, scheme).proto.SerializeToString() == quantized.proto.SerializeToString()
@@ -150,13 +150,13 @@ def test_stripping_restores_the_constants(written: tuple[Model, Model, Path]) ->
     assert strip_qdq(quantized, model).proto.SerializeToString() == model.proto.SerializeToString()
     alone = Model(strip_qdq(quantized).proto)
     assert not any(prop.key == EQUALIZED for prop in alone.proto.metadata_props)
-    assert alone.array("c1").tobytes() == model.array("c1").tobytes()  # the bias is no pair
+    assert alone.array("c1").tobytes() == model.array("c1").tobytes()  # the bias has no pair
     for name in ("c0", "c2"):  # dequantized, without the factors
         np.testing.assert_allclose(alone.array(name), model.array(name), atol=0.2)
 
 
 @pytest.mark.parametrize("with_reference", [True, False])
-def test_an_imported_scheme_makes_the_same_model(
+def test_an_imported_scheme_reproduces_the_model(
     written: tuple[Model, Model, Path], tmp_path: Path, with_reference: bool
 ) -> None:
     model, quantized, _ = written
@@ -170,7 +170,7 @@ def test_an_imported_scheme_makes_the_same_model(
         np.testing.assert_array_equal(made.array(name), wanted.array(name))
 
 
-def test_a_comparison_names_scaled_channels(written: tuple[Model, Model, Path]) -> None:
+def test_diff_reports_scaled_channels(written: tuple[Model, Model, Path]) -> None:
     model, quantized, _ = written
     plain = Model(
         insert_qdq(
@@ -186,7 +186,7 @@ def test_a_comparison_names_scaled_channels(written: tuple[Model, Model, Path]) 
     assert diff_models(quantized, quantized).same
 
 
-def test_a_scheme_is_refused_for_a_model_that_cannot_be_scaled(written: tuple[Model, Model, Path]) -> None:
+def test_a_scheme_is_rejected_for_a_model_that_cannot_be_scaled(written: tuple[Model, Model, Path]) -> None:
     model, _, scheme = written
 
     def change(proto: onnx.ModelProto) -> None:
@@ -196,7 +196,7 @@ def test_a_scheme_is_refused_for_a_model_that_cannot_be_scaled(written: tuple[Mo
         apply_scheme(changed(model, change), scheme)
 
 
-def test_changed_factors_of_a_scheme_are_noticed(written: tuple[Model, Model, Path]) -> None:
+def test_a_scheme_with_changed_factors_is_rejected(written: tuple[Model, Model, Path]) -> None:
     model, _, scheme = written
     content = json.loads(scheme.read_text())
     content["equalized"][0]["exponents"][0] = 2
@@ -207,7 +207,7 @@ def test_changed_factors_of_a_scheme_are_noticed(written: tuple[Model, Model, Pa
         apply_scheme(model, content)
 
 
-def test_only_chains_that_a_placement_touches_are_kept() -> None:
+def test_chains_without_a_quantized_tensor_are_dropped() -> None:
     model = image_model(0, ["relu", "conv", "relu"], "conv")
     changes = [chain.by(EXPONENTS) for chain in find_chains(model)]
     assert len(changes) == 2

@@ -1,4 +1,4 @@
-"""Parts of a model: what they read and make, that they compute the same, and whose pairs they carry."""
+"""Parts of a model: their inputs and outputs, their results, and their Q/DQ pairs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def thirds(model: Model) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_a_part_computes_what_the_whole_computes_there(models: Path, name: str) -> None:
+def test_a_part_computes_the_tensors_of_the_whole_model(models: Path, name: str) -> None:
     model = load_model(models / f"{name}.onnx")
     feeds = random_inputs(model, seed=1)
     for nodes in thirds(model):
@@ -67,7 +67,7 @@ def test_a_part_computes_what_the_whole_computes_there(models: Path, name: str) 
             )
 
 
-def test_a_part_has_its_nodes_and_a_reader_behind_each_result(models: Path) -> None:
+def test_a_part_consists_of_its_nodes_and_one_reader_per_output(models: Path) -> None:
     model = load_model(models / "digits_resnet.onnx")
     nodes = [node.name for node in model.nodes[:3]]
     part, values = cut(model, nodes, random_inputs(model, seed=0), model.path)
@@ -77,7 +77,7 @@ def test_a_part_has_its_nodes_and_a_reader_behind_each_result(models: Path) -> N
     assert shape == values[model.inputs[0]].shape
 
 
-def test_shapes_come_from_the_values_where_the_model_leaves_them_open() -> None:
+def test_dynamic_shapes_are_taken_from_the_values() -> None:
     model = Model(onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
         g (float[n, 4] x) => (float[n, 4] y) { [a] t = Relu(x)  [b] u = Neg(t)  [c] y = Abs(u) }"""
@@ -95,7 +95,7 @@ TWO_SHAPES = Model(onnx.parser.parse_model(
 ))  # fmt: skip
 
 
-def test_a_part_spans_what_the_shapes_of_the_model_come_to() -> None:
+def test_the_shape_ranges_of_a_part_follow_from_those_of_the_model() -> None:
     excerpts = Excerpts(TWO_SHAPES, {"x": (2, 4)}, Path())
     ranges = [{"x": InputShape(min=(1, 4), opt=(rows, 4), max=(8, 4))} for rows in (2, 6)]
     spans = excerpts.spans(["b"], ranges)
@@ -109,16 +109,16 @@ def test_a_part_spans_what_the_shapes_of_the_model_come_to() -> None:
         assert found.shape == (rows, 4)
 
 
-def test_constant_or_unknown_dimensions_have_no_spans() -> None:
+def test_a_part_without_varying_or_with_unknown_dimensions_has_no_shape_ranges() -> None:
     excerpts = Excerpts(TWO_SHAPES, {"x": (2, 4)}, Path())
     fixed = [{"x": InputShape(min=(2, 4), opt=(2, 4), max=(2, 4))}]
     assert excerpts.spans(["b"], fixed) == ()
     varies = [{"x": InputShape(min=(1, 4), opt=(2, 4), max=(8, 4))}]
     assert excerpts.spans(["b"], varies)
-    assert excerpts.spans(["z"], varies) == (), "how many are not zero follows from no shape"
+    assert excerpts.spans(["z"], varies) == (), "the size of NonZero does not follow from the shapes"
 
 
-def test_a_computed_shape_is_fixed() -> None:
+def test_a_computed_shape_is_a_constant_of_the_part() -> None:
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
         g (float[2, 6] x) => (float[3, 4] y) {
@@ -132,7 +132,7 @@ def test_a_computed_shape_is_fixed() -> None:
     assert part.model.array("shape").tolist() == [3, 4]
 
 
-def test_nodes_without_names_keep_those_we_gave_them() -> None:
+def test_nodes_of_a_part_have_the_generated_names_of_unnamed_nodes() -> None:
     proto = helper.make_model(
         helper.make_graph(
             [
@@ -154,9 +154,7 @@ def test_nodes_without_names_keep_those_we_gave_them() -> None:
 
 
 @pytest.mark.parametrize("label", ["in+out", "in-only"])
-def test_a_part_carries_the_pairs_that_the_placement_gives_its_nodes(
-    models: Path, tmp_path: Path, label: str
-) -> None:
+def test_a_part_has_the_pairs_of_its_nodes(models: Path, tmp_path: Path, label: str) -> None:
     model = load_model(models / "digits_resnet.onnx")
     space = SchemeSpace(model, backend().capabilities())
     unit = next(unit for unit in space.units if label in unit.labels)

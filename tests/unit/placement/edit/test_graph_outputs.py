@@ -1,4 +1,4 @@
-"""Pairs that make a graph output: where they stand, what is renamed for them, and when they are offered."""
+"""Pairs that produce a graph output: where they are inserted, what is renamed, and when they are offered."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(model: Model, **more: np.ndarray) -> list[np.ndarray]:
     return session.run(None, feeds | more)
 
 
-def test_the_pair_makes_the_output_and_the_node_another_tensor() -> None:
+def test_the_pair_produces_the_output_and_the_tensor_of_the_node_is_renamed() -> None:
     model = model_of(CONVS)
     made = insert(model, site("y", OUTPUT))
     assert lines(made)[3:] == [
@@ -100,15 +100,15 @@ def test_a_node_that_is_no_consumer_reads_the_float_tensor_in_bodies_too() -> No
     assert strip_qdq(made).proto == model.proto
 
 
-def test_readers_beside_the_output_share_its_pair() -> None:
+def test_consumers_of_the_output_site_read_its_pair() -> None:
     model = model_of(READ_INSIDE)
     made = insert(model, site("y", OUTPUT, ("s", 0)))
     assert made.by_name["s"].inputs == ("y",)
-    assert made.producer["y"].name == "y_DequantizeLinear.output"  # a body reads the tensor in float
+    assert made.producer["y"].name == "y_DequantizeLinear.output"  # the body reads the float tensor
     assert strip_qdq(made).proto == model.proto
 
 
-def test_another_pair_of_the_tensor_quantizes_the_float_one() -> None:
+def test_another_pair_of_the_same_tensor_reads_the_float_tensor() -> None:
     model = model_of(READ_INSIDE)
     inserter = Inserter(model, Quantizer(model, ranges_for(model)))
     reader, output = site("y", ("s", 0), fmt="int8"), site("y", OUTPUT)
@@ -121,7 +121,7 @@ def test_another_pair_of_the_tensor_quantizes_the_float_one() -> None:
 
 
 @pytest.mark.parametrize("outputs", [(0,), (1,), (0, 1)])
-def test_outputs_of_one_node_have_pairs_of_their_own(outputs: tuple[int, ...]) -> None:
+def test_each_output_of_a_node_has_a_separate_pair(outputs: tuple[int, ...]) -> None:
     model = model_of(SPLIT)
     made = insert(model, *(site("yz"[index], ("", index)) for index in outputs))
     assert made.by_name["s"].outputs == tuple(f"{n}_float" if i in outputs else n for i, n in enumerate("yz"))
@@ -129,12 +129,12 @@ def test_outputs_of_one_node_have_pairs_of_their_own(outputs: tuple[int, ...]) -
     assert [array.shape for array in run(made)] == [(1, 4), (1, 4)]
 
 
-def test_a_name_that_is_taken_is_avoided() -> None:
+def test_the_name_of_the_float_tensor_is_unique() -> None:
     model = model_of("g (float[2] y_float) => (float[2] y) { y = Relu(y_float) }")
     assert lines(insert(model, site("y", OUTPUT)))[0] == "y_float~1 = Relu(y_float)"
 
 
-def test_a_raised_opset_changes_nothing_of_it() -> None:
+def test_pairs_of_outputs_are_inserted_and_stripped_where_the_opset_is_raised() -> None:
     model = model_of(CONVS, opset=13)
     made = insert(model, site("y", OUTPUT, fmt="int16"))
     assert made.opset == 21
@@ -142,7 +142,7 @@ def test_a_raised_opset_changes_nothing_of_it() -> None:
     assert strip_qdq(made, model).proto == model.proto
 
 
-def test_a_type_that_was_declared_twice_stays_declared() -> None:
+def test_strip_keeps_an_output_type_that_value_info_repeats() -> None:
     model = model_of(CONVS)
     model.proto.graph.value_info.extend(model.proto.graph.output)
     assert strip_qdq(insert(model, site("y", OUTPUT))).proto == model.proto
@@ -162,7 +162,7 @@ def test_a_type_that_was_declared_twice_stays_declared() -> None:
     ],
     ids=["no such output", "inner tensor", "graph input", "constant"],
 )
-def test_what_cannot_be_an_output_pair_is_refused(text: str, wanted: Site, words: str) -> None:
+def test_invalid_output_sites_are_rejected(text: str, wanted: Site, words: str) -> None:
     model = model_of(text)
     if words == "no node computes" and wanted.tensor == "y":
         del model.proto.graph.node[0].attribute[:]
@@ -173,7 +173,7 @@ def test_what_cannot_be_an_output_pair_is_refused(text: str, wanted: Site, words
         insert(model, wanted)
 
 
-def test_two_pairs_for_one_output_are_refused() -> None:
+def test_two_pairs_for_one_output_are_rejected() -> None:
     with pytest.raises(
         PlacementError, match="two sites of the placement feed a graph output from tensor 'y'"
     ):
@@ -191,7 +191,7 @@ def test_a_scheme_file_names_the_output(tmp_path: Path) -> None:
     assert applied == insert_qdq(model, placement, numbers).proto
 
 
-def test_a_scheme_for_an_output_of_another_number_finds_it_by_name(tmp_path: Path) -> None:
+def test_a_scheme_applies_to_an_output_of_another_index_by_name(tmp_path: Path) -> None:
     model, other = model_of(CONVS), model_of(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
     placement = Placement(sites=frozenset({site("y", ("", 1)), site("t", OUTPUT)}))
     write_scheme(tmp_path / "s.json", placement, Quantizer(other, ranges_for(other)).placed(placement), "any")
@@ -203,8 +203,8 @@ def test_a_scheme_for_an_output_of_another_number_finds_it_by_name(tmp_path: Pat
     assert applied.proto == insert(model, site("y", OUTPUT)).proto
 
 
-def test_an_output_is_found_by_name_in_a_model_with_others() -> None:
-    """Whoever quantized a model may have added or reordered its outputs."""
+def test_import_finds_an_output_by_name_in_a_model_with_more_outputs() -> None:
+    """Quantization tools can add or reorder outputs."""
     model, quantized = model_of(CONVS), insert(model_of(CONVS), site("y", OUTPUT))
     more = model_of(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
     assert placement_for(more, quantized).placement.sites == {site("y", ("", 1))}
@@ -214,7 +214,7 @@ def test_an_output_is_found_by_name_in_a_model_with_others() -> None:
     assert diff_models(model, quantized).added[0].readers == ("graph output 'y'",)
 
 
-def test_its_survival_is_reported(tmp_path: Path) -> None:
+def test_pairs_of_outputs_are_kept_by_optimizers(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(insert(model_of(CONVS), site("y", OUTPUT), site("v", ("d", 0))).proto, path)
     for found in check_survival(path, ["constant-folding", "onnxruntime-basic"]):
@@ -239,7 +239,7 @@ def test_graph_outputs_are_offered_only_on_request() -> None:
     assert {s.tensor: s.consumers for s in sites if s.tensor == "y"} == {"y": (Consumer("", 0),)}
 
 
-def test_an_output_that_nodes_read_too_is_quantized_for_all() -> None:
+def test_an_output_that_nodes_read_too_is_quantized_for_all_readers() -> None:
     model = model_of(
         """g (float[1,4,6,6] x) => (float[1,4,6,6] t, float[1,4,6,6] y) {
             [a] t = Conv(x, w) [b] u = Conv(t, w) [c] y = Softmax(u) }"""
@@ -262,7 +262,7 @@ def test_an_output_that_a_body_reads_stays_float() -> None:
     assert space_of(model, outputs=True).units == ()
 
 
-def test_a_placement_with_an_output_is_its_own_projection_and_scheme() -> None:
+def test_projection_and_scheme_of_a_placement_with_an_output_reproduce_it() -> None:
     space = space_of(model_of(CONVS), outputs=True)
     placement = space.resolve(space.everything())
     assert project(space, placement).digest == placement.digest
@@ -272,8 +272,8 @@ def test_a_placement_with_an_output_is_its_own_projection_and_scheme() -> None:
     assert placement_of(frames, schemes).digest == placement.digest
 
 
-def test_carried_to_where_the_tensor_is_no_output_it_means_nothing() -> None:
-    """The same pattern twice in a model; once it ends the model, in the longer one never."""
+def test_a_carried_output_site_is_dropped_where_the_tensor_is_no_output() -> None:
+    """The model has the same pattern twice; one of them ends in the graph output, in the longer model none."""
     twins = RegionRules(by="manual", manual=(("a", "b"), ("c", "d")))
     model = model_of(CONVS)
     longer = model_of(CONVS.replace("[d] y = Relu(v)", "[d] o = Relu(v) [e] y = Softmax(o)"))
@@ -289,7 +289,7 @@ def test_carried_to_where_the_tensor_is_no_output_it_means_nothing() -> None:
     assert {end.node for s in found.sites for end in s.consumers} == {"a", "c"}
 
 
-def test_an_imported_output_comes_back() -> None:
+def test_an_imported_output_pair_is_reproduced() -> None:
     model = model_of(CONVS)
     space = space_of(model, outputs=True)
     placement = space.resolve(space.everything())
@@ -298,7 +298,7 @@ def test_an_imported_output_comes_back() -> None:
     assert import_placement(quantized).notes == ()
 
 
-def test_a_space_like_another_shares_the_units_that_graph_outputs_do_not_concern() -> None:
+def test_a_space_like_another_shares_the_units_that_no_graph_output_changes() -> None:
     model = model_of("""g (float[1,4,6,6] x) => (float[1,4,6,6] y) {
         [a] s = Conv(x, w) [b] t = Add(s, x) [c] u = Relu(t) [d] v = Add(u, s) [e] y = Relu(v) }""")
     can = backend().capabilities()

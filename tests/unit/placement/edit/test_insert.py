@@ -1,4 +1,4 @@
-"""Where pairs are put, what they are called, and what is refused."""
+"""Positions and names of inserted pairs, and rejected sites."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ def test_an_input_gets_its_pair_right_before_its_first_consumer() -> None:
     assert order(net.insert(site("x", ("c", 0))))[:4] == ["k", "x_QuantizeLinear", "x_DequantizeLinear", "c"]
 
 
-def test_consumers_the_site_does_not_name_stay_float() -> None:
+def test_consumers_outside_the_site_read_the_float_tensor() -> None:
     assert Net().insert(site("t", ("a", 1))).by_name["a"].inputs == ("t", "t_dequantized.1")
 
 
-def test_every_input_of_a_node_can_have_a_pair_of_its_own() -> None:
+def test_each_input_of_a_node_can_have_a_separate_pair() -> None:
     net = Net(parsed("g (float[4] x) => (float[12] y) { [r] t = Relu(x) [a] y = Concat<axis = 0>(t, t, t) }"))
     sites = [site("t", ("a", 0)), site("t", ("a", 1), fmt="int8"), site("t", ("a", 2))]
     inputs = [net.insert(*some).by_name["a"].inputs for some in (sites[:1], sites[:2], sites)]
@@ -99,14 +99,14 @@ def test_every_input_of_a_node_can_have_a_pair_of_its_own() -> None:
     ]
 
 
-def test_two_sites_on_a_tensor_have_names_of_their_own() -> None:
+def test_pairs_of_two_sites_on_a_tensor_have_distinct_names() -> None:
     model = Net().insert(site("t", ("a", 0)), site("t", ("a", 1), fmt="int8"))
     assert model.by_name["a"].inputs == ("t_dequantized.0", "t_dequantized.1")
     assert model.constants["t_zero_point.0"].data_type == TensorProto.UINT8
     assert model.constants["t_zero_point.1"].data_type == TensorProto.INT8
 
 
-def test_names_the_model_uses_already_are_avoided() -> None:
+def test_names_of_pairs_do_not_collide_with_names_of_the_model() -> None:
     net = Net()
     net.proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "t_scale"))
     net.proto.graph.node[0].name = "c"
@@ -134,7 +134,7 @@ def test_a_stored_weight_takes_the_name_and_place_of_the_float_one() -> None:
     np.testing.assert_array_equal(model.array("w_quantized").ravel(), [64, -127, 16, 127])
 
 
-def test_a_float_weight_stays_behind_q_and_dq() -> None:
+def test_a_float_weight_is_read_through_q_and_dq() -> None:
     model = Net().insert(WEIGHT, floating=[WEIGHT])
     assert order(model)[:3] == ["w_QuantizeLinear", "w_DequantizeLinear", "c"]
     assert model.array("w").dtype == np.float32
@@ -162,7 +162,7 @@ def test_a_float_weight_with_another_reader_is_kept(reader: str) -> None:
     assert model.by_name["c"].inputs[1].startswith("w_dequantized")
 
 
-def test_a_weight_in_a_constant_node_becomes_an_integer_constant_node() -> None:
+def test_a_weight_of_a_constant_node_becomes_an_integer_constant_node() -> None:
     net = Net()
     weight = net.proto.graph.initializer.pop()
     net.proto.graph.node.insert(
@@ -183,13 +183,13 @@ def test_a_graph_output_keeps_its_name_and_float_value() -> None:
     assert model.producer["t"].op_type == "Relu"
 
 
-def test_a_weight_that_callers_could_replace_no_longer_is_an_input() -> None:
+def test_a_quantized_weight_is_removed_from_the_graph_inputs() -> None:
     net = Net()
     net.proto.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [2, 2, 1, 1]))
     assert [i.name for i in net.insert(WEIGHT).proto.graph.input] == ["x"]
 
 
-def test_inserted_nodes_state_their_tensor() -> None:
+def test_metadata_of_inserted_nodes_names_their_tensor() -> None:
     model = Net().insert(WEIGHT, site("t", ("a", 0)))
     marks = {
         n.name: p.value for n in model.nodes for p in n.proto.metadata_props if p.key == "qdqspec.tensor"
@@ -208,34 +208,34 @@ MISFITS: Mapping[str, tuple[Site, str]] = {
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_a_site_that_does_not_fit_is_refused(name: str) -> None:
+def test_a_site_that_does_not_fit_the_model_is_rejected(name: str) -> None:
     wrong, message = MISFITS[name]
     with pytest.raises(PlacementError, match=message):
         Net().insert(wrong)
 
 
-def test_an_integer_tensor_is_refused() -> None:
+def test_a_site_on_an_integer_tensor_is_rejected() -> None:
     model = Model(parsed("g (float[4] x) => (int64[1] y) { [s] t = Shape(x)  [n] y = Neg(t) }"))
     numbers = Quantizer(model, ranges_for(model))
     with pytest.raises(PlacementError, match=r"the model: tensor 't' .* INT64, not FLOAT"):
         insert_qdq(model, Placement(sites=frozenset({site("t", ("n", 0))})), numbers)
 
 
-def test_a_model_in_more_pieces_is_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_serialized_chunks_are_the_bytes_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(Net().proto)
     placement = Placement(sites=frozenset({WEIGHT, site("t", ("a", 0), ("a", 1))}))
     inserted = insert_qdq(model, placement, Quantizer(model, ranges_for(model)))
-    monkeypatch.setattr(wire, "_AT_ONCE", 3)  # which ends chunks within nodes
+    monkeypatch.setattr(wire, "_AT_ONCE", 3)  # chunk boundaries are inside nodes
     written = b"".join(inserted.parts.chunks())
     assert written == inserted.proto.SerializeToString(deterministic=True)
 
 
-def test_two_sites_for_one_consumer_are_refused() -> None:
+def test_two_sites_for_one_consumer_are_rejected() -> None:
     with pytest.raises(PlacementError, match=r"two sites .* input 0 of node 'a'"):
         Net().insert(site("t", ("a", 0)), site("t", ("a", 0), ("a", 1)))
 
 
-def test_float16_gets_float16_scales_and_the_opset_that_has_them() -> None:
+def test_float16_tensors_have_float16_scales_and_opset_19() -> None:
     model = Model(parsed("g (float16[4] x) => (float16[4] y) { [r] t = Relu(x)  [n] y = Neg(t) }"))
     numbers = Quantizer(model, {"t": TensorRange(-1.0, 2.0)})
     inserted = insert_qdq(model, Placement(sites=frozenset({site("t", ("n", 0))})), numbers)
@@ -244,7 +244,7 @@ def test_float16_gets_float16_scales_and_the_opset_that_has_them() -> None:
     assert Model(inserted.proto).opset == 19
 
 
-def test_the_opset_is_raised_to_13_wherever_pairs_go_and_that_is_noted() -> None:
+def test_the_opset_is_raised_to_13_with_a_note() -> None:
     net = Net(parsed("g (float[1,2,4,4] x) => (float[1,2,4,4] y) { [c] y = Conv(x, w) }", opset=11))
     model = Model(net.proto)
     inserter = Inserter(model, Quantizer(model, ranges_for(model)))
@@ -257,7 +257,7 @@ def test_the_opset_is_raised_to_13_wherever_pairs_go_and_that_is_noted() -> None
         onnx.checker.check_model(inserted.proto, full_check=True)
 
 
-def test_a_model_the_converter_cannot_raise_is_refused_with_the_reason() -> None:
+def test_a_model_whose_opset_cannot_be_raised_is_an_error_with_the_reason() -> None:
     net = Net(
         parsed(
             "g (float[1,2,4,4] x) => (float[1,2,4,4] y) { [n] h = NoSuchOperator(x) [c] y = Conv(h, w) }", 11
@@ -306,7 +306,7 @@ def everything(model: Model) -> Placement:
 
 
 def test_a_scalar_weight_stays_a_scalar() -> None:
-    """As a vector of one element it would raise the rank of what is computed with it."""
+    """A vector of one element would raise the rank of the results computed from it."""
     net = Net(parsed("g (float x) => (float y) <float w = {0.5}> { [m] y = Mul(x, w) }"))
     del net.proto.graph.initializer[1:]
     quantized = net.insert(site("w", ("m", 1), fmt="int8", weight=True))
@@ -314,8 +314,8 @@ def test_a_scalar_weight_stays_a_scalar() -> None:
     onnx.checker.check_model(quantized.proto, full_check=True)
 
 
-def test_a_weight_stored_twice_comes_back_where_it_was() -> None:
-    """The place of the float weight goes to the integers whose reader comes first in the graph, not by name."""
+def test_strip_restores_the_position_of_a_weight_with_two_formats() -> None:
+    """The integers whose reader is first in the graph, not by name, are at the position of the float weight."""
     net = Net(
         parsed(
             """g (float[4] x) => (float[4] y, float[4] z) {

@@ -1,4 +1,4 @@
-"""Models whose opset must be raised, with nodes that the converter writes anew."""
+"""Models whose opset must be raised, with nodes that the converter replaces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qdqspec.placement.read.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.types import Consumer, Placement, Site
 
-# Softmax over the axes from 1 on means something else from opset 13 on: it becomes Shape, Flatten, Softmax and
+# Softmax over several axes is defined differently from opset 13 on: it becomes Shape, Flatten, Softmax and
 # Reshape. Scales per channel need opset 13.
 TEXT = """<ir_version: 6, opset_import: ["": 11]> g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) {{
     [conv] h = Conv <kernel_shape = [1, 1]> (x, w)
@@ -51,7 +51,7 @@ def run(proto: onnx.ModelProto, model: Model) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ends", [[("soft", 0)], [("soft", 0), ("add", 1)]])
-def test_a_node_written_anew_sees_the_tensor_quantized(ends: list[tuple[str, int]]) -> None:
+def test_replacements_of_a_node_read_the_quantized_tensor(ends: list[tuple[str, int]]) -> None:
     model = model_with()
     proto = inserted(model, *ends)
     onnx.checker.check_model(proto, full_check=True)
@@ -63,12 +63,12 @@ def test_a_node_written_anew_sees_the_tensor_quantized(ends: list[tuple[str, int
     assert not {node.op_type for node in left.nodes} & {"QuantizeLinear", "DequantizeLinear"}
 
 
-def test_other_readers_are_placed_as_ever() -> None:
+def test_replacements_of_a_node_outside_the_site_read_the_float_tensor() -> None:
     proto = inserted(model_with(), ("add", 1))
     assert {"Flatten", "Shape"} <= {*readers(proto, "h")}
 
 
-def test_of_two_nodes_written_anew_none_is_taken_for_the_other() -> None:
+def test_an_ambiguous_replacement_of_a_node_is_an_error() -> None:
     model = model_with("[other] unused = Softmax <axis = 2> (h)")
     with pytest.raises(PlacementError, match="raising the opset changed node 'soft'"):
         inserted(model, ("soft", 0))
@@ -77,8 +77,8 @@ def test_of_two_nodes_written_anew_none_is_taken_for_the_other() -> None:
 
 
 @pytest.mark.parametrize("opset", range(7, 13))
-def test_models_of_older_opsets_run_where_one_scale_a_tensor_is_all_they_get(opset: int) -> None:
-    """ONNX Runtime quantizes a float bias itself, with operators that opset 10 does not have."""
+def test_models_of_older_opsets_run_with_per_tensor_scales(opset: int) -> None:
+    """ONNX Runtime itself quantizes a float bias, with operators that opset 10 does not have."""
     text = f"""<ir_version: 6, opset_import: ["": {opset}]> g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) {{
         [conv] h = Conv <kernel_shape = [1, 1]> (x, w, b)
         [pool] p = MaxPool <kernel_shape = [1, 1]> (h)

@@ -1,4 +1,4 @@
-"""Activations in NVFP4 and MXFP8: where they fit, and models that other tools wrote so."""
+"""Activations in NVFP4 and MXFP8: the tensors they fit, and models of other tools."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def floats(*shape: int) -> np.ndarray:
 
 
 def exported(name: str) -> Model:
-    """A linear layer as NVIDIA's Model-Optimizer exports it: blocks along the last axis, and a Transpose behind."""
+    """A linear layer as NVIDIA's Model-Optimizer exports it: blocks along the last axis, then a Transpose."""
     weight = RANDOM.normal(size=(8, 64))
     if name == "nvfp4":
         pairs = """
@@ -67,7 +67,7 @@ def exported(name: str) -> Model:
 
 
 @pytest.mark.parametrize(("name", "worth"), [("nvfp4", 0.5), ("mxfp8", 0.25)])
-def test_what_model_optimizer_exports_is_read_and_taken_out(name: str, worth: float) -> None:
+def test_pairs_of_model_optimizer_are_imported_and_stripped(name: str, worth: float) -> None:
     model = exported(name)
     imported = import_placement(model)
     found = {pair.site.tensor: pair for pair in imported.pairs}
@@ -87,13 +87,13 @@ def test_what_model_optimizer_exports_is_read_and_taken_out(name: str, worth: fl
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp8"])
-def test_folding_keeps_such_pairs_unchanged(name: str) -> None:
+def test_folding_keeps_blocked_activation_pairs(name: str) -> None:
     model = exported(name)
     assert fold_constants(model).model is model
 
 
-def test_a_pair_that_does_not_undo_what_it_did_is_reported() -> None:
-    """The scale of scales is another one behind than before."""
+def test_a_dequantizer_with_other_scales_than_its_quantizer_is_reported() -> None:
+    """The second-level scale of the dequantizer differs from that of the quantizer."""
     model = model_of(
         """(float[2,64] x) => (float[2,64] y) {
           q, found = trt.TRT_FP4DynamicQuantize<axis=-1, block_size=16, scale_type=17>(x, s)
@@ -108,7 +108,7 @@ def test_a_pair_that_does_not_undo_what_it_did_is_reported() -> None:
     assert imported.notes == ("1: 'x': its DequantizeLinear has other numbers than its QuantizeLinear",)
 
 
-def test_a_difference_names_scales_that_are_not_known() -> None:
+def test_diff_states_that_scales_are_found_at_run_time() -> None:
     model = exported("nvfp4")
     text = render_text(diff_models(model, strip_qdq_model(model)))
     assert "float4e2m1 in blocks of 16, scales found at run time, times 0.002" in text
@@ -131,7 +131,9 @@ def strip_qdq_model(model: Model) -> Model:
         ("2,64", None, "nvfp4 comes in blocks of 16, and the site names no axis for them"),
     ],
 )
-def test_where_an_activation_does_not_fit(shape: str, axis: int | None, why: str | None) -> None:
+def test_the_misfit_of_a_blocked_activation_has_a_reason(
+    shape: str, axis: int | None, why: str | None
+) -> None:
     model = model_of(f"(float[{shape}] x) => (float[{shape}] y) {{ y = Relu(x) }}")
     site = Site(tensor="x", consumers=(Consumer("/y", 0),), format="nvfp4", axis=axis)
     assert misfit(model, site) == why
@@ -156,7 +158,7 @@ def test_a_linear_layer_is_offered_with_both_sides_in_blocks(name: str) -> None:
     sites = {site.tensor: site for site in space.resolve(space.everything()).sites}
     assert (sites["x"].format, sites["x"].axis, sites["x"].weight) == (name, 2, False)
     assert (sites["w"].format, sites["w"].axis, sites["w"].weight) == (name, 0, True)
-    assert space.tensors == {"x"}  # the scale of all scales wants its range
+    assert space.tensors == {"x"}  # the second-level scale needs a calibrated range
 
 
 @pytest.mark.parametrize(
@@ -167,11 +169,11 @@ def test_a_linear_layer_is_offered_with_both_sides_in_blocks(name: str) -> None:
         "(float[2,3,64] x, float[2,64,8] w2) => (float[2,3,8] y) { y = MatMul(x, w2) }",  # no weight
     ],
 )
-def test_what_cannot_come_in_blocks_is_not_offered(text: str) -> None:
+def test_layers_that_do_not_fit_blocks_are_not_offered(text: str) -> None:
     assert space_of(model_of(text, w=floats(64, 8)), "nvfp4").units == ()
 
 
-def test_formats_state_which_have_dynamic_activations() -> None:
+def test_formats_with_dynamic_activations_and_weight_only_formats() -> None:
     assert {name for name, fmt in FORMATS.items() if fmt.dynamic} == {"nvfp4", "mxfp8", "uint8_dynamic"}
     assert {name for name, fmt in FORMATS.items() if fmt.weight_only} == {
         "int4", "uint4", *(f"int8_b{size}" for size in BLOCK_SIZES),

@@ -1,4 +1,4 @@
-"""What tells two models apart, as data and as people read it."""
+"""The difference of two models, as data and as text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def floating(weight: list[float]) -> Model:
     ],
     ids=["scale", "zero point", "format", "axis", "last bit"],
 )
-def test_numbers_that_changed(other: Model, kinds: list[str], words: str) -> None:
+def test_changed_numbers_of_a_pair_are_reported(other: Model, kinds: list[str], words: str) -> None:
     found = diff_models(pair(), other)
     (change,) = found.changed
     assert [one.kind for one in change.changes] == kinds
@@ -66,7 +66,7 @@ def test_numbers_that_changed(other: Model, kinds: list[str], words: str) -> Non
     assert not found.same
 
 
-def test_scales_of_channels_have_bounds() -> None:
+def test_the_change_of_channel_scales_is_reported_as_a_range() -> None:
     z = np.zeros(2, np.uint8)
     found = diff_models(pair(np.array([1, 2], F32), z), pair(np.array([1.1, 1.9], F32), z))
     (change,) = found.changed[0].changes
@@ -74,7 +74,7 @@ def test_scales_of_channels_have_bounds() -> None:
     assert (change.low, change.high) == (pytest.approx(-0.05), pytest.approx(0.1))
 
 
-def test_names_of_pairs_mean_nothing() -> None:
+def test_names_of_pairs_are_not_compared() -> None:
     renamed = parsed(
         """g (float[2,2] x) => (float[2,2] y) {
             c = Constant<value = float {0.5}>()  k = Constant<value = uint8 {3}>()
@@ -94,13 +94,13 @@ def test_a_weight_rounded_to_integers_is_the_same_float_model() -> None:
     assert far.skeleton.constants == ("'w': 1 of 2 values, by up to 0.4, by more than rounding to integers",)
 
 
-def test_one_integer_more_is_a_difference() -> None:
+def test_one_changed_integer_of_a_weight_is_a_difference() -> None:
     found = diff_models(stored([2, -4]), stored([3, -4]))
     assert found.changed[0].changes[0].text == "1 of 2 integers, by up to 1 steps"
     assert diff_models(stored([2, -4]), stored([2, -4])).same
 
 
-def test_a_float_weight_behind_both_is_another_storage() -> None:
+def test_a_weight_stored_as_float_is_reported() -> None:
     both = parsed(
         """g (float[2] x) => (float[2] y) {
             q = QuantizeLinear<output_dtype = 3>(w, s)  d = DequantizeLinear(q, s)  y = Mul(x, d) }""",
@@ -127,14 +127,14 @@ def test_a_float_weight_behind_both_is_another_storage() -> None:
         ("(float[N] x) => (float[2] y) { y = Mul(x, w) }", "interface", "input 'x': other type or shape"),
     ],
 )
-def test_float_models_that_differ(text: str, part: str, words: str) -> None:
+def test_differences_of_the_float_models_are_reported(text: str, part: str, words: str) -> None:
     w = np.array([1.0, 2.0], F32)
     found = diff_models(floating([1, 2]), parsed(f"g {text}", w=w))
     assert words in getattr(found.skeleton, part)
     assert not found.same
 
 
-def test_names_of_inner_tensors_mean_nothing_and_what_nodes_read_does() -> None:
+def test_connections_are_compared_and_names_of_inner_tensors_are_not() -> None:
     text = "g (float[2] x) => (float[2] y) {{ {0} = Abs(x)  {1} = Neg({2})  y = Add({0}, {1}) }}"
     one, renamed = parsed(text.format("a", "b", "a")), parsed(text.format("c", "a", "c"))
     assert diff_models(one, renamed).same
@@ -145,7 +145,7 @@ def test_names_of_inner_tensors_mean_nothing_and_what_nodes_read_does() -> None:
     assert found.skeleton.changed == ("'Abs#0': makes y > z", "'Neg#1': makes z > y")
 
 
-def test_a_folded_batch_normalization_is_no_difference_and_is_reported(models: Path) -> None:
+def test_a_folded_batch_normalization_is_reported_but_is_no_difference(models: Path) -> None:
     given = load_model(models / "ultraface_rfb320.onnx")
     folded = fold_batchnorm(given)
     for first, second in ((given, folded.model), (folded.model, given)):
@@ -169,7 +169,7 @@ def test_a_folded_weight_that_was_changed_is_a_difference(models: Path) -> None:
     assert len(found.skeleton.constants) == 1
 
 
-def test_attributes_opset_and_constants_count() -> None:
+def test_attributes_opset_and_constants_are_compared() -> None:
     leaky = "g (float[2] x) => (float[2] y) {{ y = LeakyRelu<alpha = {}>(x) }}"
     found = diff_models(parsed(leaky.format(0.1)), parsed(leaky.format(0.2)))
     assert found.skeleton.changed == ("'LeakyRelu#0': other attributes",)
@@ -211,7 +211,7 @@ def test_pairs_that_a_scheme_cannot_represent_are_compared() -> None:
     assert diff_models(output(0.5), output(0.6)).changed[0].readers == ("graph output 'y'",)
 
 
-def test_tools_that_removed_a_relu_have_the_same_float_model(models: Path) -> None:
+def test_a_relu_that_a_tool_removed_is_no_difference(models: Path) -> None:
     found = diff_models(
         load_model(models / "digits_resnet.onnx"), load_model(DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx")
     )
@@ -226,7 +226,9 @@ def test_tools_that_removed_a_relu_have_the_same_float_model(models: Path) -> No
         ("many", "qdq_ort_u8s8_digits_resnet_b1", "qdq_nncf_digits_resnet"),
     ],
 )
-def test_text(name: str, first: str, second: str, golden: Callable[[str, str], None]) -> None:
+def test_the_text_of_a_difference(
+    name: str, first: str, second: str, golden: Callable[[str, str], None]
+) -> None:
     found = diff_models(load_model(DATA / f"{first}.onnx"), load_model(DATA / f"{second}.onnx"))
     golden(f"placement/diff-{name}.txt", render_text(found, most=3 if name == "many" else None) + "\n")
 

@@ -1,4 +1,4 @@
-"""Reading placements out of models that other tools, training or a person quantized."""
+"""Placements are imported from models that other tools, training or a person quantized."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DIALECTS = {
 
 
 def reapplied(model: Model, imported: Imported, folder: Path, reference: Model | None = None) -> Model:
-    """Imported, stripped, written to a file, and applied again."""
+    """The model after import, strip, writing the scheme and applying it."""
     scheme = folder / "scheme.json"
     write_scheme(scheme, imported.placement, imported.pairs, "imported")
     stripped = Model(strip_qdq(model, reference).proto, path=model.path)
@@ -44,7 +44,7 @@ def reapplied(model: Model, imported: Imported, folder: Path, reference: Model |
 
 
 def ran(model: Model, level: LEVELS, folder: Path) -> tuple[list[np.ndarray], Counter[str]]:
-    """What the model answers, and how often each operator stands in the graph that really ran."""
+    """The outputs of the model, and the number of nodes of each operator in the optimized graph."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = level
     options.log_severity_level = 4
@@ -77,12 +77,12 @@ def test_every_pair_of_a_dialect_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("level", [LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_ALL], ids=["plain", "optimized"])
-@pytest.mark.parametrize("renamed", [False, True], ids=["its own names", "names of the reference"])
+@pytest.mark.parametrize("renamed", [False, True], ids=["own names", "names of the reference"])
 @pytest.mark.parametrize("name", DIALECTS)
-def test_applied_again_it_computes_the_same(
+def test_an_imported_and_reapplied_model_computes_the_same(
     name: str, renamed: bool, level: LEVELS, models: Path, tmp_path: Path
 ) -> None:
-    """Bit for bit, without optimization and with all of it; and in the very same kernels."""
+    """The outputs are equal bit for bit, without and with optimization, and the kernels are the same."""
     model = load_model(DATA / f"{name}.onnx")
     reference = load_model(models / "digits_resnet.onnx") if renamed else None
     again = reapplied(model, import_placement(model, reference), tmp_path, reference)
@@ -103,7 +103,7 @@ def test_a_pair_that_makes_the_output_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*DIALECTS, "qdq_conv_polygraphy"])
-def test_what_was_applied_is_imported_as_it_was(name: str, tmp_path: Path) -> None:
+def test_the_import_of_a_reapplied_model_is_unchanged(name: str, tmp_path: Path) -> None:
     model = load_model(DATA / f"{name}.onnx")
     imported = import_placement(model)
     again = import_placement(reapplied(model, imported, tmp_path))
@@ -111,7 +111,7 @@ def test_what_was_applied_is_imported_as_it_was(name: str, tmp_path: Path) -> No
     assert again.pairs == imported.pairs
 
 
-def test_weights_stay_as_they_were_stored(tmp_path: Path) -> None:
+def test_imported_weights_keep_their_stored_integers(tmp_path: Path) -> None:
     for name, stored in (("digits_resnet_qat_qdq", False), ("qdq_nncf_digits_resnet", True)):
         imported = import_placement(load_model(DATA / f"{name}.onnx"))
         assert {pair.stored for pair in imported.pairs if pair.site.weight} == {stored}
@@ -129,7 +129,7 @@ def test_a_negative_axis_is_counted_from_the_front() -> None:
     assert (last.site.axis, len(last.scale)) == (0, 10)
 
 
-def test_a_reference_gives_names_and_what_the_tool_removed(models: Path) -> None:
+def test_names_and_removed_nodes_are_taken_from_the_reference(models: Path) -> None:
     model, original = (
         load_model(DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"),
         load_model(models / "digits_resnet.onnx"),
@@ -170,7 +170,7 @@ def test_pairs_that_do_not_fit_another_model_are_reported(models: Path) -> None:
     assert any("the model has no node '" in note for note in fitted.notes)
 
 
-def test_one_quantizer_for_several_readers_is_one_site() -> None:
+def test_a_quantizer_with_several_readers_is_one_site() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] y) {
             q = QuantizeLinear(x, s, z)
@@ -186,7 +186,7 @@ def test_one_quantizer_for_several_readers_is_one_site() -> None:
     assert (pair.scale, pair.zero_point) == ((0.5,), (3,))
 
 
-def test_quantizers_of_their_own_are_sites_of_their_own() -> None:
+def test_separate_quantizers_of_a_tensor_are_separate_sites() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] y) {
             q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
@@ -202,7 +202,7 @@ def test_quantizers_of_their_own_are_sites_of_their_own() -> None:
     }
 
 
-def test_without_a_zero_point_it_is_uint8_and_zero() -> None:
+def test_a_pair_without_a_zero_point_is_uint8_with_zero_point_0() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] y)
            { q = QuantizeLinear(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
@@ -212,7 +212,7 @@ def test_without_a_zero_point_it_is_uint8_and_zero() -> None:
     assert (pair.site.format, pair.zero_point) == ("uint8", (0,))
 
 
-def test_output_dtype_states_the_format() -> None:
+def test_the_format_is_taken_from_output_dtype() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] y)
            { q = QuantizeLinear<output_dtype = 3>(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
@@ -225,7 +225,7 @@ def test_output_dtype_states_the_format() -> None:
 @pytest.mark.parametrize(
     ("shape", "axis", "expected"), [((), 1, None), ((1,), 1, None), ((1,), 0, 0), ((4,), -1, 1)]
 )
-def test_one_scale_is_for_the_whole_tensor_unless_its_axis_has_one_element(shape, axis, expected) -> None:
+def test_one_scale_is_per_tensor_unless_the_axis_has_one_element(shape, axis, expected) -> None:
     model = parsed(
         f"""g (float[1,4] x) => (float[1,4] y)
            {{ q = QuantizeLinear<axis = {axis}>(x, s)  a = DequantizeLinear<axis = {axis}>(q, s)  y = Neg(a) }}""",
@@ -249,7 +249,7 @@ def test_numbers_from_constant_nodes_and_another_domain() -> None:
     assert (pair.site.consumers, pair.site.format) == ((Consumer("Mul#1", 0),), "int8")
 
 
-def test_the_same_pair_twice_is_one_and_another_after_it_is_reported() -> None:
+def test_a_repeated_pair_is_merged_and_a_different_second_pair_is_reported() -> None:
     text = """g (float[4] x) => (float[4] y) {{
         q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
         p = QuantizeLinear(a, {t}, z)  b = DequantizeLinear(p, {t}, z)  y = Neg(b) }}"""
@@ -363,7 +363,7 @@ def test_a_pair_that_bodies_read_too_has_their_nodes_as_consumers() -> None:
     assert imported.notes == ()
 
 
-def test_integers_that_a_float_weight_cannot_hold_are_reported() -> None:
+def test_integers_that_a_float_weight_cannot_reproduce_are_reported() -> None:
     big = np.array([2**30 + 1, 5], np.int32)
     model = parsed(
         "g (float[2] x) => (float[2] y) { b = DequantizeLinear(i, s)  y = Add(x, b) }",
@@ -389,8 +389,8 @@ def test_a_float_model_has_an_empty_placement(models: Path) -> None:
     assert (imported.placement.sites, imported.notes) == (frozenset(), ())
 
 
-def test_nameless_nodes_are_called_as_in_the_reference_whatever_raising_the_opset_added() -> None:
-    """Slice of opset 9 gets its bounds from Constant nodes in opset 13, and all that follow count on."""
+def test_unnamed_nodes_have_the_names_of_the_reference_after_raising_the_opset() -> None:
+    """In opset 13, Constant nodes provide the bounds of Slice, which shifts the numbers of all later nodes."""
     proto = onnx.parser.parse_model(
         """<ir_version: 4, opset_import: ["": 9]> g (float[4, 4] x) => (float[2, 2] y) {
             a = Slice<starts = [0], ends = [2]>(x)

@@ -1,4 +1,4 @@
-"""What a graph proves of the signs of its tensors, and where a Relu follows."""
+"""Proofs that a tensor is not negative, and detection of a following Relu."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_tensor_that_cannot_be_negative_is_recognized(body: str) -> None:
         "q = QuantizeLinear(x, s, u3)  t = DequantizeLinear(q, s, u3)",
     ],
 )
-def test_nothing_is_claimed_of_a_tensor_that_may_be_negative(body: str) -> None:
+def test_a_tensor_that_may_be_negative_is_not_recognized(body: str) -> None:
     assert not signs(body).never_negative("t")
 
 
@@ -86,5 +86,5 @@ def test_a_long_chain_of_additions_is_searched_once() -> None:
         ("t = Add(m, m)", False),
     ],
 )
-def test_a_relu_that_follows_is_found(body: str, expected: bool) -> None:
+def test_a_following_relu_is_found(body: str, expected: bool) -> None:
     assert signs(f"m = MatMul(x, x)  {body}").cut_at_zero("m") == expected

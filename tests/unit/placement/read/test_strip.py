@@ -1,4 +1,4 @@
-"""Taking out pairs that other tools, or training, put in; and saying what cannot be taken out."""
+"""Pairs of other tools and of training are removed, and pairs that cannot be removed are reported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def initializers(stripped: Stripped) -> list[str]:
     return [tensor.name for tensor in stripped.proto.graph.initializer]
 
 
-def test_a_pair_with_several_dequantizers_goes_with_its_numbers() -> None:
+def test_a_pair_with_several_dequantizers_is_removed_with_its_constants() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] y) {
             q = QuantizeLinear(x, s, z)
@@ -60,7 +60,7 @@ def test_a_pair_with_several_dequantizers_goes_with_its_numbers() -> None:
     assert stripped.notes == ()
 
 
-def test_numbers_from_constant_nodes_go_too() -> None:
+def test_scales_from_constant_nodes_are_removed() -> None:
     model = parsed(
         f"""g (float[4] x) => (float[4] y) {{
             {SCALE} q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Neg(a)
@@ -69,7 +69,7 @@ def test_numbers_from_constant_nodes_go_too() -> None:
     assert lines(strip_qdq(model)) == ["y = Neg(x)"]
 
 
-def test_scales_with_another_reader_stay() -> None:
+def test_scales_with_another_reader_are_kept() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] y) {
             q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Mul(a, s)
@@ -81,7 +81,7 @@ def test_scales_with_another_reader_stay() -> None:
     assert initializers(stripped) == ["s"]
 
 
-def test_computed_numbers_go_with_what_computed_them() -> None:
+def test_computed_scales_are_removed_with_the_nodes_that_compute_them() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] y) {
             two = Add(s, s)  q = QuantizeLinear(x, two, z)  a = DequantizeLinear(q, two, z)  y = Neg(a)
@@ -91,7 +91,7 @@ def test_computed_numbers_go_with_what_computed_them() -> None:
     assert lines(strip_qdq(model)) == ["y = Neg(x)"]
 
 
-def test_pairs_in_a_row_go_all() -> None:
+def test_consecutive_pairs_are_all_removed() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] y) {
             q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
@@ -102,7 +102,7 @@ def test_pairs_in_a_row_go_all() -> None:
     assert lines(strip_qdq(model)) == ["y = Neg(x)"]
 
 
-def test_a_pair_that_makes_a_graph_output_hands_its_name_to_the_producer() -> None:
+def test_the_producer_takes_the_output_name_of_a_removed_pair() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] y, float[4] o) {
             t = Relu(x)  q = QuantizeLinear(t, s, z)  y = DequantizeLinear(q, s, z)  o = Neg(t)
@@ -186,7 +186,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("made", ["initializer", "Constant"])
 @pytest.mark.parametrize("names", ["ab", "ba"])
-def test_a_weight_with_several_pairs_comes_back_where_it_stood(made: str, names: str) -> None:
+def test_a_weight_with_several_pairs_is_restored_at_its_position(made: str, names: str) -> None:
     weight = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
     text = f"[{names[0]}] t = MatMul(x, w) [{names[1]}] u = MatMul(t, w) [c] y = MatMul(u, v)"
     model = parsed(f"g (float[2,4] x) => (float[2,4] y) {{ {text} }}", w=weight, v=weight)
@@ -203,7 +203,7 @@ def test_a_weight_with_several_pairs_comes_back_where_it_stood(made: str, names:
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
-def test_integer_weights_come_back_as_the_operator_defines_them(kind: str) -> None:
+def test_integer_weights_are_dequantized_as_the_operator_defines(kind: str) -> None:
     integers, scale, zero, attributes = WEIGHTS[kind]
     model = weight_model(integers, np.asarray(scale), None if zero is None else np.asarray(zero), attributes)
     expected = ReferenceEvaluator(model.proto).run(None, {"x": np.zeros(integers.shape, np.float32)})[0]
@@ -216,7 +216,7 @@ def test_integer_weights_come_back_as_the_operator_defines_them(kind: str) -> No
     )
 
 
-def test_blocked_weights_come_back() -> None:
+def test_blocked_weights_are_dequantized() -> None:
     scale = np.float32([[0.5, 2.0], [1.0, 4.0], [3.0, 1.0]])
     integers = RANDOM.integers(-8, 8, (3, 6)).astype(np.int8)
     proto = onnx.parser.parse_model(
@@ -231,8 +231,8 @@ def test_blocked_weights_come_back() -> None:
     np.testing.assert_array_equal(stripped.array("d"), integers * np.repeat(scale, 3, axis=1))
 
 
-def test_the_reference_gives_the_weight_its_bytes_and_its_name() -> None:
-    """The name is what the same node reads there; nothing in the quantized model says it."""
+def test_bytes_and_name_of_a_weight_are_taken_from_the_reference() -> None:
+    """The name is that of the tensor that the same node reads in the reference."""
     model = weight_model(np.int8([[1, 2]]), np.asarray(np.float32(0.1)), None)
     reference = parsed(
         "g (float[1,2] x) => (float[1,2] y) { [add] y = Add(x, m_weight) }",
@@ -243,7 +243,7 @@ def test_the_reference_gives_the_weight_its_bytes_and_its_name() -> None:
     assert stripped.notes[0] == "taken from the reference, 1: 'm_weight'"
 
 
-def test_a_reference_of_another_model_is_not_believed() -> None:
+def test_a_weight_of_another_shape_is_not_taken_from_the_reference() -> None:
     model = weight_model(np.int8([[1, 2]]), np.asarray(np.float32(0.1)), None)
     reference = parsed("g (float[3] x) => (float[3] y) { [add] y = Add(x, w) }", w=np.zeros(3, np.float32))
     stripped = strip_qdq(model, reference)
@@ -251,7 +251,7 @@ def test_a_reference_of_another_model_is_not_believed() -> None:
     assert any("the reference has no such weight" in note for note in stripped.notes)
 
 
-def test_float_weights_behind_a_pair_stay_bit_for_bit() -> None:
+def test_float_weights_with_a_pair_are_unchanged() -> None:
     weight = RANDOM.normal(size=(2, 3)).astype(np.float32)
     model = parsed(
         f"""g (float[1,2] x) => (float[1,3] y) {{
@@ -264,7 +264,7 @@ def test_float_weights_behind_a_pair_stay_bit_for_bit() -> None:
     assert stripped.proto.graph.initializer == model.proto.graph.initializer
 
 
-def test_bodies_read_the_tensor_before_the_pair() -> None:
+def test_bodies_read_the_float_tensor_after_strip() -> None:
     model = parsed(
         """g (float[4] x) => (float[4] n) {
             q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  n = Neg(a)
@@ -282,7 +282,7 @@ def test_bodies_read_the_tensor_before_the_pair() -> None:
     assert [a.g.node[0].input[0] for a in stripped.proto.graph.node[1].attribute] == ["x", "x"]
 
 
-def test_a_pair_without_which_a_body_has_no_output_is_left_and_reported() -> None:
+def test_a_pair_that_produces_the_output_of_a_body_is_kept_and_reported() -> None:
     model = parsed("g (float[4] x) => (float[4] n) { n = Neg(x) }", yes=np.array(True), **numbers())
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
@@ -301,7 +301,7 @@ CUT = """g (float[2,2] x) => (float[2,2] y) {
 
 
 def cut() -> Model:
-    """ONNX Runtime's quantizer leaves this of a MatMul with a Relu."""
+    """The result of ONNX Runtime's quantizer for a MatMul with a Relu."""
     return parsed(CUT, s=np.array(0.5, np.float32), zero=np.array(0, np.uint8))
 
 
@@ -312,7 +312,7 @@ def test_a_relu_replaces_a_zero_point_that_clipped() -> None:
 
 
 @pytest.mark.parametrize("function", ["Relu(m)", "Clip(m, low, high)"])
-def test_the_reference_gives_back_the_function_that_a_tool_removed(function: str) -> None:
+def test_an_activation_that_a_tool_removed_is_restored_from_the_reference(function: str) -> None:
     bounds = {"low": np.array(0, np.float32), "high": np.array(6, np.float32)} if "Clip" in function else {}
     reference = parsed(
         f"g (float[2,2] x) => (float[2,2] y) {{ [mm] m = MatMul(x, x) [act] t = {function} [neg] y = Neg(t) }}",
@@ -323,7 +323,7 @@ def test_the_reference_gives_back_the_function_that_a_tool_removed(function: str
     assert stripped.proto == reference.proto
 
 
-def test_a_function_that_a_tool_removed_before_a_graph_output_comes_back() -> None:
+def test_an_activation_that_a_tool_removed_before_a_graph_output_is_restored() -> None:
     head = "g (float[2,2] x) => (float[2,2] y)"
     reference = parsed(f"{head} {{ [mm] m = MatMul(x, x) [act] y = Relu(m) }}")
     model = parsed(
@@ -336,7 +336,7 @@ def test_a_function_that_a_tool_removed_before_a_graph_output_comes_back() -> No
     assert lines(strip_qdq(model)) == ["y_before = MatMul(x, x)", "y = Relu(y_before)"]
 
 
-def test_no_relu_is_made_up_where_the_reference_has_none() -> None:
+def test_no_relu_is_added_where_the_reference_has_none() -> None:
     reference = parsed("g (float[2,2] x) => (float[2,2] y) { [mm] t = MatMul(x, x)  [neg] y = Neg(t) }")
     assert strip_qdq(cut(), reference).proto == reference.proto
 
@@ -350,7 +350,7 @@ def test_no_relu_is_made_up_where_the_reference_has_none() -> None:
         ("u = Relu(x)  v = Sigmoid(x)  t = Add(u, v)", "y = Neg(a)"),
     ],
 )
-def test_no_relu_is_made_up_where_none_can_have_been_removed(before: str, after: str) -> None:
+def test_no_relu_is_added_where_none_can_have_been_removed(before: str, after: str) -> None:
     model = parsed(
         f"""g (float[2,2] x) => (float[2,2] y) {{
             {before}  q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)  {after} }}""",
@@ -381,7 +381,7 @@ def test_nodes_that_cannot_be_restored_are_reported() -> None:
     )
 
 
-def test_a_raised_opset_stays_and_is_reported_unless_the_reference_shows_it() -> None:
+def test_a_raised_opset_is_kept_and_reported_without_a_reference() -> None:
     original = Model(
         onnx.parser.parse_model(
             """<ir_version: 3, opset_import: ["": 11]> g (float[1, 4] x) => (float[4] y) {
@@ -441,7 +441,7 @@ def with_norm(scale: float = 2.0) -> Model:
     )
 
 
-def test_what_tuning_folded_is_restored_from_the_reference() -> None:
+def test_nodes_that_tuning_folded_are_restored_from_the_reference() -> None:
     reference = with_norm()
     folded = fold_weights(reference)
     sites = frozenset({Site(tensor="x", consumers=(Consumer("conv", 0),), format="uint8")})
@@ -453,7 +453,7 @@ def test_what_tuning_folded_is_restored_from_the_reference() -> None:
     assert stripped.notes[-1] == "with the nodes that quantizing folded into weights, 1: 'norm'"
 
 
-def test_a_reference_with_other_weights_in_what_was_folded_is_not_returned() -> None:
+def test_folded_nodes_with_other_weights_are_not_restored_from_the_reference() -> None:
     other = with_norm(scale=5.0)
     stripped = strip_qdq(fold_weights(with_norm()).model, other)
     assert stripped.proto != other.proto

@@ -1,4 +1,4 @@
-"""What optimizers leave of pairs, on real models and real optimizers."""
+"""The pairs that optimizers keep, on real models and with real optimizers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def saved(folder: Path, text: str, **initializers: object) -> Path:
     return path
 
 
-# Another scale behind two Transposes that cancel out: ONNX Runtime keeps one of the two pairs.
+# Another scale after two Transposes that cancel out: ONNX Runtime keeps one of the two pairs.
 CANCELLED = """g (float[2,3] x) => (float[2,3] y) {
     q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  t = Transpose<perm = [1, 0]>(d)
     p = QuantizeLinear(t, r, z)  e = DequantizeLinear(p, r, z)  [last] y = Transpose<perm = [1, 0]>(e) }"""
@@ -38,7 +38,7 @@ NUMBERS = {"s": np.float32(0.01), "r": np.float32(0.02), "z": np.int8(0)}
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.onnx")), ids=lambda path: path.stem)
-def test_no_optimizer_of_ours_or_onnxruntime_loses_a_pair_of_a_real_model(path: Path) -> None:
+def test_our_optimizers_and_onnxruntime_keep_all_pairs_of_real_models(path: Path) -> None:
     for found in check_survival(path, OURS):
         assert (found.lost, found.error) == ((), ""), found.optimizer
         assert found.pairs == sum(n.op_type == "DequantizeLinear" for n in load_model(path).nodes)
@@ -49,13 +49,13 @@ def test_no_optimizer_of_ours_or_onnxruntime_loses_a_pair_of_a_real_model(path: 
     ("name", "kept"), [("qdq_nncf_digits_resnet", 2), ("qdq_ort_u8s8_digits_resnet_b1", 1)]
 )
 @pytest.mark.parametrize("optimizer", OURS[2:])
-def test_integer_kernels_are_distinguished_from_pairs_that_stay(name: str, kept: int, optimizer) -> None:
+def test_pairs_in_integer_kernels_are_counted_apart_from_kept_pairs(name: str, kept: int, optimizer) -> None:
     (found,) = check_survival(DATA / f"{name}.onnx", [optimizer])
     assert found.kept == kept
     assert found.integer > 30
 
 
-def test_a_pair_that_onnxruntime_merges_away_is_lost_by_name(tmp_path: Path) -> None:
+def test_a_pair_that_onnxruntime_merges_is_reported_as_lost(tmp_path: Path) -> None:
     path = saved(tmp_path, CANCELLED, **NUMBERS)
     ours, theirs = check_survival(path, ["constant-folding", "onnxruntime-basic"])
     assert (ours.kept, ours.lost) == (2, ())
@@ -63,7 +63,7 @@ def test_a_pair_that_onnxruntime_merges_away_is_lost_by_name(tmp_path: Path) -> 
     assert theirs.kept == 1
 
 
-# The pair after the first Conv is read by another, and by a Shape that is folded away.
+# The pair after the first Conv is read by another Conv, and by a Shape that is removed by constant folding.
 SHAPED = """g (float[1,2,4,4] x) => (float[1,2,16] y) {
     q = QuantizeLinear(x, s, u)  d = DequantizeLinear(q, s, u)  w = DequantizeLinear(i, s, z)
     c = Conv(d, w)  p = QuantizeLinear(c, t, u)  e = DequantizeLinear(p, t, u)
@@ -71,7 +71,7 @@ SHAPED = """g (float[1,2,4,4] x) => (float[1,2,16] y) {
     n = Shape<end = 2>(e)  a = Concat<axis = 0>(n, rest)  y = Reshape(o, a) }"""
 
 
-def test_a_node_that_reads_only_the_shape_of_a_tensor_needs_no_pair(tmp_path: Path) -> None:
+def test_a_pair_is_not_lost_for_a_node_that_reads_only_the_shape(tmp_path: Path) -> None:
     integers = {"i": np.ones((2, 2, 1, 1), np.int8), "rest": np.array([-1])}
     numbers = {name: np.float32(value) for name, value in {"s": 0.1, "t": 0.2, "r": 0.3}.items()}
     numbers |= {"u": np.uint8(0), "z": np.int8(0)}
@@ -79,7 +79,7 @@ def test_a_node_that_reads_only_the_shape_of_a_tensor_needs_no_pair(tmp_path: Pa
         assert (found.lost, found.pairs) == ((), 4), found.optimizer
 
 
-def test_a_body_that_reads_only_the_shape_needs_no_pair(tmp_path: Path) -> None:
+def test_a_pair_is_not_lost_for_a_body_that_reads_only_the_shape(tmp_path: Path) -> None:
     text = """<ir_version: 7, opset_import: ["": 13]> g (float[1,4] x) => (float[1,4] y) {
       c = Constant <value: tensor = bool {0}> ()
       [if] t = If (c) <else_branch: graph = e () => (float[1,4] b2) { b2 = Neg (x) },
@@ -92,7 +92,7 @@ def test_a_body_that_reads_only_the_shape_needs_no_pair(tmp_path: Path) -> None:
     assert (found.kept, found.lost) == (1, ())
 
 
-def test_pairs_that_an_optimizer_takes_out_are_all_lost(tmp_path: Path, monkeypatch) -> None:
+def test_all_pairs_that_an_optimizer_removes_are_reported_as_lost(tmp_path: Path, monkeypatch) -> None:
     def strips(model: Path, folder: Path) -> Path:
         save_model(strip_qdq(load_model(model)).proto, folder / "out.onnx")
         return folder / "out.onnx"
@@ -104,7 +104,7 @@ def test_pairs_that_an_optimizer_takes_out_are_all_lost(tmp_path: Path, monkeypa
     assert "logits > graph output 'logits'" in found.lost
 
 
-def test_just_the_pair_taken_out_is_lost(tmp_path: Path, monkeypatch) -> None:
+def test_only_the_removed_pair_is_reported_as_lost(tmp_path: Path, monkeypatch) -> None:
     def takes_one(model: Path, folder: Path) -> Path:
         proto = onnx.load(str(model))
         conv = next(node for node in proto.graph.node if node.op_type == "Conv")
@@ -118,7 +118,7 @@ def test_just_the_pair_taken_out_is_lost(tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("tool", ["onnxslim", "onnxscript"])
-def test_a_tool_that_is_not_there_states_how_to_get_it(tool, monkeypatch) -> None:
+def test_a_missing_optimizer_is_an_error_with_the_install_command(tool, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, tool, None)
     monkeypatch.setitem(sys.modules, "onnxscript.optimizer", None)
     (found,) = check_survival(DATA / "qdq_conv_polygraphy.onnx", [tool])
@@ -128,14 +128,14 @@ def test_a_tool_that_is_not_there_states_how_to_get_it(tool, monkeypatch) -> Non
 
 
 @pytest.mark.parametrize("tool", ["onnxslim", "onnxscript"])
-def test_a_tool_that_is_there_keeps_the_pairs(tool) -> None:
+def test_an_installed_optimizer_keeps_the_pairs(tool) -> None:
     if importlib.util.find_spec(tool) is None:
         pytest.skip(f"{tool} is not installed: pip install {tool}")
     (found,) = check_survival(DATA / "qdq_nncf_digits_resnet.onnx", [tool])
     assert (found.lost, found.error, found.pairs) == ((), "", 39)
 
 
-def test_a_tool_that_fails_is_an_error_in_the_evidence(monkeypatch) -> None:
+def test_a_failing_optimizer_is_reported_as_an_error(monkeypatch) -> None:
     def fails(model: Path, folder: Path) -> Path:
         raise BackendError("it broke", where=model)
 
@@ -154,11 +154,11 @@ def test_a_model_that_onnxruntime_refuses_is_reported(tmp_path: Path) -> None:
     assert found.error.startswith("ONNX Runtime could not optimize the model")
 
 
-def test_a_float_model_has_nothing_to_lose(models: Path) -> None:
+def test_a_float_model_has_no_pairs(models: Path) -> None:
     for found in check_survival(models / "digits_resnet.onnx", OURS):
         assert (found.pairs, found.error) == (0, "")
 
 
-def test_a_missing_model_is_one_error(tmp_path: Path) -> None:
+def test_a_missing_model_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no such model file"):
         check_survival(tmp_path / "none.onnx", ["constant-folding"])

@@ -1,4 +1,4 @@
-"""The pattern cache: pruning, merging, the file, and what a search starts from."""
+"""The pattern cache: pruning, merging, the file, and the warm starts of a search."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WORDS = [f"in{node}.{slot}=uint8" for node in range(4) for slot in range(2)]
 ENTRIES = st.builds(
     entry,
     st.lists(st.sampled_from(WORDS), unique=True).map(" ".join),
-    st.floats(0.1, 3.0) | st.just(1),  # a reference's ratio is a whole number
+    st.floats(0.1, 3.0) | st.just(1),  # the ratio of a reference is the integer 1
     st.none() | st.just((0.2, 0.4)),
 )
 CACHES = st.dictionaries(
@@ -62,30 +62,30 @@ def test_no_two_kept_schemes_are_near_duplicates(entries: list[CacheEntry], dist
 
 
 @given(st.lists(ENTRIES, max_size=60), st.integers(1, 6))
-def test_what_is_left_out_is_near_something_better(entries: list[CacheEntry], distance: int) -> None:
+def test_pruned_entries_are_near_a_better_one(entries: list[CacheEntry], distance: int) -> None:
     kept = pruned(entries, minimum_distance=distance)
     for lost in set(entries) - set(kept) if len(kept) < 32 else ():
         assert any(k.rank <= lost.rank and k.scheme.distance(lost.scheme) < distance for k in kept)
 
 
-def test_all_near_duplicates_of_a_better_one_go() -> None:
+def test_all_near_duplicates_of_a_better_entry_are_pruned() -> None:
     near = [entry("in0.0=uint8 " + word, 0.8) for word in WORDS[1:]]
     assert pruned([*near, entry("in0.0=uint8", 0.5)]) == (entry("in0.0=uint8", 0.5),)
 
 
-def test_at_most_so_many_are_kept_and_the_best_of_them() -> None:
+def test_pruning_keeps_the_best_entries_up_to_a_limit() -> None:
     many = [entry(f"in{n}.0=uint8 in{n}.1=uint8", 0.5 + n / 100) for n in range(50)]
     assert pruned(reversed(many)) == tuple(many[:32])
 
 
-def test_a_confirmed_ratio_counts_more_than_a_lucky_one() -> None:
+def test_a_confirmed_ratio_ranks_before_a_lower_unconfirmed_one() -> None:
     confirmed = entry("in0.0=uint8 in0.1=uint8", 0.50, (0.495, 0.505))
-    lucky = entry("in3.0=uint8 in3.1=uint8", 0.497)
-    assert pruned([lucky, confirmed])[0] == confirmed
+    unconfirmed = entry("in3.0=uint8 in3.1=uint8", 0.497)
+    assert pruned([unconfirmed, confirmed])[0] == confirmed
 
 
 @given(CACHES)
-def test_a_cache_comes_back_from_its_file(
+def test_a_cache_is_read_from_its_file_unchanged(
     tmp_path_factory: pytest.TempPathFactory, cache: PatternCache
 ) -> None:
     path = tmp_path_factory.mktemp("cache") / "patterns.yaml"
@@ -94,7 +94,7 @@ def test_a_cache_comes_back_from_its_file(
     assert cache_text(read_cache(path)) == path.read_text()
 
 
-def test_the_file_reads_well(golden) -> None:
+def test_the_text_of_a_cache_file(golden) -> None:
     rows = (entry("in0.0=uint8 in0.1=w:int8/0 out1.0=uint8", 0.67, (0.66, 0.68)), entry("", 1.0))
     cache = PatternCache(entries={Key(*HERE, "p1-07ec1c620b5a4971"): rows},
                          texts={"p1-07ec1c620b5a4971": "Conv > Relu"})  # fmt: skip
@@ -130,7 +130,7 @@ caches:
         (b"x" * (MOST_BYTES + 1), "at most"),
     ],
 )  # fmt: skip
-def test_what_is_no_cache_is_refused_with_its_name(tmp_path: Path, data: bytes, message: str) -> None:
+def test_a_file_that_is_no_cache_is_an_error_with_its_name(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "patterns.yaml"
     path.write_bytes(data)
     with pytest.raises(StateError) as caught:
@@ -139,13 +139,15 @@ def test_what_is_no_cache_is_refused_with_its_name(tmp_path: Path, data: bytes, 
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_cache_is_reported(tmp_path: Path) -> None:
+def test_a_missing_cache_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="No such file"):
         read_cache(tmp_path / "patterns.yaml")
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode) | st.data())
-def test_any_bytes_are_a_cache_or_refused(tmp_path_factory: pytest.TempPathFactory, drawn) -> None:
+def test_reading_any_bytes_returns_a_cache_or_raises_one_error(
+    tmp_path_factory: pytest.TempPathFactory, drawn
+) -> None:
     path = tmp_path_factory.mktemp("cache") / "patterns.yaml"
     path.write_bytes(drawn if isinstance(drawn, bytes) else damaged(drawn))
     try:
@@ -162,7 +164,7 @@ def damaged(drawn: st.DataObject) -> bytes:
     return bytes(whole[: drawn.draw(st.integers(len(whole) // 2, len(whole)))])
 
 
-# ---- out of a search and into the next ----------------------------------------------------------
+# ---- from one search to the next ----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -188,7 +190,7 @@ def searched(space: SchemeSpace) -> list[Trial]:
     ]
 
 
-def test_the_first_warm_start_is_what_won(space: SchemeSpace) -> None:
+def test_the_first_warm_start_is_the_winner_of_the_last_search(space: SchemeSpace) -> None:
     cache = gather(searched(space), space, *HERE)
     starts = warm_starts(cache, space.regions, space, *HERE)
     assert starts[0].placement.digest == everything(space).digest
@@ -196,12 +198,12 @@ def test_the_first_warm_start_is_what_won(space: SchemeSpace) -> None:
     assert [start.proved for start in starts] == [True, *(False for _ in starts[1:])]
 
 
-def test_a_failed_trial_teaches_nothing(space: SchemeSpace) -> None:
+def test_failed_trials_are_not_cached(space: SchemeSpace) -> None:
     failed = [t for t in searched(space) if not t.ok]
     assert gather(failed, space, *HERE).entries == {}
 
 
-def test_confirmed_ratios_replace_screened_ones(space: SchemeSpace) -> None:
+def test_confirmed_ratios_replace_those_of_screening(space: SchemeSpace) -> None:
     confirmed = {everything(space).digest: Interval(median=1.2, low=1.19, high=1.21)}
     cache = gather(searched(space), space, *HERE, confirmed=confirmed)
     seen = {row.interval: row.ratio for rows in cache.entries.values() for row in rows}
@@ -209,7 +211,7 @@ def test_confirmed_ratios_replace_screened_ones(space: SchemeSpace) -> None:
     assert {rows[0].interval for rows in cache.entries.values()} == {None}
 
 
-def test_a_model_of_other_shapes_finds_its_patterns_by_structure(space: SchemeSpace, models: Path) -> None:
+def test_patterns_of_a_model_of_other_shapes_match_by_structure(space: SchemeSpace, models: Path) -> None:
     cache = gather(searched(space), space, *HERE)
     proto = load_model(models / "digits_resnet.onnx").proto
     for info in (*proto.graph.input, *proto.graph.output):
@@ -228,24 +230,24 @@ def test_a_cache_of_another_backend_is_refused(space: SchemeSpace) -> None:
         warm_starts(cache, space.regions, space, *HERE)
 
 
-def test_this_device_counts_more_than_others(space: SchemeSpace) -> None:
+def test_entries_of_this_device_take_precedence(space: SchemeSpace) -> None:
     own = gather([trial(0, space.resolve({}), 1.0)], space, *HERE)
     other = gather([trial(1, everything(space), 0.2)], space, HERE[0], "another-machine")
     assert warm_starts(other, space.regions, space, *HERE) == ((everything(space), False),)
     here = warm_starts(PatternCache(entries={**own.entries, **other.entries}), space.regions, space, *HERE)
-    assert here == ((space.resolve({}), True),)  # on this device float was best
+    assert here == ((space.resolve({}), True),)  # on this device the float model was fastest
 
 
-def test_a_second_best_is_a_start_where_it_is_close(space: SchemeSpace) -> None:
+def test_a_second_best_entry_is_a_warm_start_if_its_ratio_is_close(space: SchemeSpace) -> None:
     def starts(ratio: float, device: str) -> list[WarmStart]:
         trials = [trial(1, everything(space), 0.6), trial(2, space.resolve(space.uniform("in+out")), ratio)]
         return list(warm_starts(gather(trials, space, HERE[0], device), space.regions, space, *HERE))
 
     assert [len(starts(ratio, "another-machine")) for ratio in (0.62, 0.9)] == [2, 1]
-    assert starts(0.62, HERE[1]) == [(everything(space), True)]  # what is proved needs no second
+    assert starts(0.62, HERE[1]) == [(everything(space), True)]  # no second start beside a proved one
 
 
-def test_regions_of_unknown_patterns_stay_float_or_are_quantized_whole(space: SchemeSpace) -> None:
+def test_regions_of_unknown_patterns_are_float_or_fully_quantized(space: SchemeSpace) -> None:
     cache = gather(searched(space), space, *HERE)
     known = next(key for key, rows in cache.entries.items() if key.pattern == most_common(space))
     starts = warm_starts(PatternCache(entries={known: cache.entries[known]}), space.regions, space, *HERE)
@@ -262,13 +264,13 @@ def most_common(space: SchemeSpace) -> str:
     return max(leaves, key=leaves.count)
 
 
-def test_a_cache_without_tensors_of_the_model_gives_nothing(space: SchemeSpace) -> None:
+def test_a_cache_without_patterns_of_the_model_gives_no_warm_start(space: SchemeSpace) -> None:
     cache = PatternCache(entries={Key(*HERE, "p1-unknown"): (entry("in0.0=uint8", 0.5),)})
     assert warm_starts(cache, space.regions, space, *HERE) == ()
     assert warm_starts(PatternCache(), space.regions, space, *HERE) == ()
 
 
-def test_entries_that_do_not_fit_their_pattern_are_passed_over(space: SchemeSpace) -> None:
+def test_entries_that_do_not_fit_their_pattern_are_ignored(space: SchemeSpace) -> None:
     leaf = next(region for region in space.regions if not region.children)
     cache = PatternCache(entries={Key(*HERE, leaf.pattern): (entry("in99.0=uint8", 0.5),)})
     assert warm_starts(cache, space.regions, space, *HERE) == ()

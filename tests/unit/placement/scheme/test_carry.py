@@ -1,4 +1,4 @@
-"""Placements told relative to patterns, and found again: in the same model, in another, level by level."""
+"""Placements are described relative to patterns and applied to the same model, to another one, and level by level."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ def random_placements(space: SchemeSpace, count: int = 12) -> list[Placement]:
     return [space.resolve(labels) for labels in ({}, space.everything(), space.uniform("in-only"), *labelled)]
 
 
-def test_real_placements_come_back_from_their_schemes(real: SchemeSpace) -> None:
+def test_relative_schemes_of_real_placements_reproduce_them(real: SchemeSpace) -> None:
     for placement in random_placements(real):
         frames = Frames(real.model, real.regions)
         assert placement_of(frames, schemes_of(frames, placement)).digest == placement.digest
 
 
-def test_real_placements_are_their_own_projections(real: SchemeSpace) -> None:
+def test_the_projection_of_a_real_placement_is_itself(real: SchemeSpace) -> None:
     for placement in random_placements(real):
         assert project(real, placement).digest == placement.digest
 
 
 def renamed(model: Model) -> Model:
-    """Every node and tensor under another name."""
+    """The model with every node and tensor renamed."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     for index, node in enumerate(proto.graph.node):
@@ -108,7 +108,7 @@ def test_a_placement_is_carried_to_a_model_of_other_names(real: SchemeSpace) -> 
         assert carried.sites == expected
 
 
-def test_a_tensor_that_leaves_its_region_whole_is_distinguished_by_both_sides() -> None:
+def test_a_tensor_between_two_regions_is_in_the_schemes_of_both() -> None:
     model = model_of(TWINS)
     regions = cut(model, ["a", "b"], ["c", "d"])
     placement = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("c", 0),), format="uint8")}))
@@ -122,7 +122,7 @@ def test_a_tensor_that_leaves_its_region_whole_is_distinguished_by_both_sides() 
         assert placement_of(Frames(model, regions), {key: schemes[key]}) == placement
 
 
-def test_operands_that_may_change_places_are_distinguished_by_their_makers() -> None:
+def test_commutative_operands_are_matched_by_their_producers() -> None:
     text = """
     g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] z)
     {{
@@ -167,7 +167,7 @@ def levels() -> tuple[Model, tuple[Region, ...]]:
     return model, regions
 
 
-def test_edges_of_one_tensor_merge_where_their_formats_agree() -> None:
+def test_edges_of_one_tensor_and_format_are_one_site() -> None:
     model, regions = levels()
     leaf = leaf_with(regions, "c").id
     alike = placement_of(Frames(model, regions), {leaf: parse_scheme("in0.0=uint8 in2.0=uint8 in2.1=uint8")})
@@ -179,7 +179,7 @@ def test_edges_of_one_tensor_merge_where_their_formats_agree() -> None:
 
 
 @pytest.mark.parametrize("text", ["in9.0=uint8", "in0.7=uint8", "out0.3=uint8"])
-def test_a_scheme_of_another_pattern_is_refused(text: str) -> None:
+def test_a_scheme_of_another_pattern_is_an_error(text: str) -> None:
     model = model_of(TWINS)
     regions = cut(model, ["a", "b"], ["c", "d"])
     with pytest.raises(PlacementError, match="is not in region"):

@@ -1,4 +1,4 @@
-"""Finding sites in a model that calls tensors and nodes otherwise."""
+"""Sites are matched in a model with other names of tensors and nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qdqspec.types import Consumer, Site
 
 
 def renamed(model: Model) -> Model:
-    """The model where every node and every inner tensor has another name."""
+    """The model with every node and every inner tensor renamed."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     kept = {*model.inputs, *model.outputs, ""}
@@ -63,8 +63,8 @@ def test_positions_are_distinct(models: Path) -> None:
     assert len(set(known.values())) == len(known)
 
 
-def test_an_activation_function_more_changes_no_other_position(models: Path) -> None:
-    """What tools remove and insert is passed over."""
+def test_an_additional_activation_function_changes_no_other_position(models: Path) -> None:
+    """Operators that tools insert and remove do not count in positions."""
     model = load_model(models / "digits_resnet.onnx")
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -77,7 +77,7 @@ def test_an_activation_function_more_changes_no_other_position(models: Path) -> 
     )
 
 
-def test_a_node_of_another_operator_is_not_taken_for_its_namesake(models: Path) -> None:
+def test_a_node_of_the_same_name_and_another_operator_does_not_match(models: Path) -> None:
     model = load_model(models / "digits_resnet.onnx")
     site = next(site for site in sites_of(model) if site.weight)
     (end,) = site.consumers
@@ -88,7 +88,7 @@ def test_a_node_of_another_operator_is_not_taken_for_its_namesake(models: Path) 
     assert found.consumers == (Consumer(f"n{model.by_name[end.node].index}", end.input),)
 
 
-def test_what_is_not_there_has_a_reason(models: Path) -> None:
+def test_a_site_without_a_match_has_a_reason(models: Path) -> None:
     model = load_model(models / "digits_resnet.onnx")
     (activation, *_) = sites_of(model)
     gone = Site(tensor="gone", consumers=(Consumer("gone", 0), Consumer("", 0)), format="uint8")

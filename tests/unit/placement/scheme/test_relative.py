@@ -25,26 +25,26 @@ def site(place: tuple[str, int, int], fmt: str = "uint8") -> RelativeSite:
     return RelativeSite(place=PatternPlace(*place), format=fmt)
 
 
-def test_a_scheme_reads_as_it_is_written() -> None:
+def test_the_text_of_a_scheme() -> None:
     weight = RelativeSite(place=PatternPlace("in", 0, 1), format="int8", axis=0, weight=True)
     made = scheme([weight, site(("out", 2, 0)), site(("in", 0, 0))])
     assert str(made) == "in0.0=uint8 in0.1=w:int8/0 out2.0=uint8"
 
 
 @given(SCHEMES)
-def test_a_scheme_comes_back_from_its_text(made: Scheme) -> None:
+def test_a_scheme_is_parsed_from_its_text_unchanged(made: Scheme) -> None:
     assert parse_scheme(str(made)) == made
     assert parse_scheme(str(made)).digest == made.digest
 
 
 @given(st.permutations([site(("in", n, 0)) for n in range(5)]))
-def test_the_order_of_sites_means_nothing(sites: list[RelativeSite]) -> None:
+def test_schemes_are_equal_for_any_order_of_sites(sites: list[RelativeSite]) -> None:
     made, other = scheme(sites), scheme(sorted(sites))
     assert (made, hash(made), made.digest) == (other, hash(other), other.digest)
 
 
 @given(SCHEMES, SCHEMES)
-def test_digests_are_equal_where_schemes_are(one: Scheme, other: Scheme) -> None:
+def test_digests_are_equal_exactly_for_equal_schemes(one: Scheme, other: Scheme) -> None:
     assert (one.digest == other.digest) == (one == other)
 
 
@@ -55,7 +55,7 @@ def test_distance_is_a_metric(a: Scheme, b: Scheme, c: Scheme) -> None:
     assert a.distance(c) <= a.distance(b) + b.distance(c)
 
 
-def test_distance_counts_sites_that_differ() -> None:
+def test_distance_is_the_number_of_different_sites() -> None:
     one = scheme([site(("in", 0, 0)), site(("in", 1, 0))])
     assert one.distance(scheme([site(("in", 0, 0))])) == 1
     assert one.distance(scheme([site(("in", 0, 0)), site(("in", 1, 0), "int8")])) == 2
@@ -64,14 +64,14 @@ def test_distance_counts_sites_that_differ() -> None:
 @pytest.mark.parametrize(
     "text", ["in0=uint8", "in0.0", "at0.0=uint8", "in0.0=U8", "in0.0=uint8/", "in-1.0=uint8"]
 )
-def test_what_is_no_site_is_refused_by_name(text: str) -> None:
+def test_text_that_is_no_site_is_an_error(text: str) -> None:
     with pytest.raises(PlacementError, match="is not a site") as caught:
         parse_scheme(f"in0.0=uint8 {text}")
     assert f"'{text}'" in str(caught.value)
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_scheme_or_refused(text: str) -> None:
+def test_parsing_any_text_returns_a_scheme_or_raises_one_error(text: str) -> None:
     try:
         made = parse_scheme(text)
     except PlacementError:

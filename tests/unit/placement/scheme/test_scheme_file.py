@@ -1,4 +1,4 @@
-"""The scheme file: what it looks like, what is refused, and applying it."""
+"""The scheme file: its text, rejected content, and applying it."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def path(model: Model, placement: Placement, tmp_path: Path) -> Path:
     return path
 
 
-def test_the_file_reads_as_promised(path: Path, golden: Callable[[str, str], None]) -> None:
+def test_the_text_of_a_scheme_file(path: Path, golden: Callable[[str, str], None]) -> None:
     golden("placement/scheme.json", path.read_text())
 
 
-def test_it_comes_back_whole(path: Path, placement: Placement, model: Model) -> None:
+def test_a_scheme_is_read_from_its_file_unchanged(path: Path, placement: Placement, model: Model) -> None:
     known = read_scheme(path)
     assert known.backend == "onnxruntime"
     assert known.placement == placement
@@ -106,7 +106,7 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_what_is_damaged_is_refused_with_the_place_and_a_cure(path: Path, kind: str) -> None:
+def test_damaged_content_is_an_error_with_its_place_and_a_cure(path: Path, kind: str) -> None:
     change, message = DAMAGE[kind]
     edited(path, change)  # type: ignore[arg-type]
     with pytest.raises(StateError, match=rf"scheme\.json: .*{message}") as caught:
@@ -117,21 +117,19 @@ def test_what_is_damaged_is_refused_with_the_place_and_a_cure(path: Path, kind: 
 @pytest.mark.parametrize(
     "content", [b"", b"[", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000, b"null", b"[]", b'"s"']
 )
-def test_what_is_no_scheme_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_scheme_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "scheme.json"
     path.write_bytes(content)
     with pytest.raises(StateError, match=r"scheme\.json: .*scheme"):
         read_scheme(path)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_scheme_file_is_an_error_with_the_path(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"nowhere\.json: the scheme cannot be read: .*\n  check the path"):
         read_scheme(tmp_path / "nowhere.json")
 
 
-def test_order_does_not_matter_and_an_edit_by_hand_is_accepted_without_digest(
-    path: Path, model: Model
-) -> None:
+def test_the_order_of_sites_is_ignored_and_an_edited_file_needs_no_digest(path: Path, model: Model) -> None:
     whole = apply_scheme(model, path).proto
     edited(path, lambda c: c["sites"].reverse())
     assert apply_scheme(model, path).proto == whole
@@ -139,7 +137,7 @@ def test_order_does_not_matter_and_an_edit_by_hand_is_accepted_without_digest(
     assert len(read_scheme(path).pairs) == 2
 
 
-def test_the_numbers_in_the_file_are_used(path: Path, model: Model) -> None:
+def test_scales_and_zero_points_of_the_file_are_applied(path: Path, model: Model) -> None:
     def change(content: dict[str, Any]) -> None:
         for site in content["sites"]:
             site.update({} if site["weight"] else {"scale": 0.25, "zero_point": 7})
@@ -161,9 +159,7 @@ def test_a_tensor_of_another_name_is_found_by_the_nodes_that_read_it(path: Path,
     )
 
 
-def test_several_sites_that_no_longer_fit_are_one_note(path: Path, model: Model) -> None:
-    """Each was a line of its own: hundreds for the scheme of another model."""
-
+def test_one_note_reports_all_sites_that_do_not_fit(path: Path, model: Model) -> None:
     def change(content: dict[str, Any]) -> None:
         for number, site in enumerate(content["sites"][:-1]):
             site.update(tensor=f"gone{number}", consumers=[{"node": f"lost{number}", "input": 0}])
@@ -176,7 +172,7 @@ def test_several_sites_that_no_longer_fit_are_one_note(path: Path, model: Model)
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "imported"])
-def test_sites_that_no_longer_fit_are_left_out_with_a_cure(path: Path, model: Model, backend: str) -> None:
+def test_sites_that_do_not_fit_are_omitted_with_a_cure(path: Path, model: Model, backend: str) -> None:
     def change(content: dict[str, Any]) -> None:
         ends = [{"node": "gone", "input": 0}]
         first(content, tensor="gone", consumers=ends)
@@ -190,7 +186,7 @@ def test_sites_that_no_longer_fit_are_left_out_with_a_cure(path: Path, model: Mo
     assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == 2
 
 
-def test_a_weight_with_another_number_of_channels_does_not_fit(path: Path, model: Model) -> None:
+def test_scales_of_another_channel_count_are_omitted_with_a_note(path: Path, model: Model) -> None:
     def shorten(content: dict[str, Any]) -> None:
         weight = next(s for s in content["sites"] if s["weight"])
         weight["scale"].pop()
@@ -202,7 +198,7 @@ def test_a_weight_with_another_number_of_channels_does_not_fit(path: Path, model
     assert "channels on axis 0, the scheme" in applied.notes[0]
 
 
-def test_a_scheme_of_which_nothing_fits_is_refused(path: Path, models: Path) -> None:
+def test_a_scheme_without_a_matching_site_is_an_error(path: Path, models: Path) -> None:
     with pytest.raises(PlacementError, match=r"scheme\.json: none of the 3 sites fits"):
         apply_scheme(load_model(models / "squeezenet10.onnx"), path)
 
@@ -213,10 +209,8 @@ def test_a_scheme_without_sites_changes_nothing(model: Model, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("fold", [True, False])
-def test_a_scheme_for_either_form_of_a_model_with_batch_normalization_applies(
-    models: Path, tmp_path: Path, fold: bool
-) -> None:
-    """Its nodes have no names, so folding gives them other numbers."""
+def test_a_scheme_of_the_folded_or_unfolded_model_applies(models: Path, tmp_path: Path, fold: bool) -> None:
+    """Nodes of this model have no names, so folding BatchNormalization changes their numbers."""
     given = load_model(models / "ultraface_rfb320.onnx")
     model = fold_batchnorm(given).model if fold else given
     sites = [
@@ -231,7 +225,7 @@ def test_a_scheme_for_either_form_of_a_model_with_batch_normalization_applies(
     assert bool(applied.notes) == fold
 
 
-def test_batch_normalization_is_folded_first_as_tuning_does() -> None:
+def test_applying_a_scheme_folds_batch_normalization_first() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,1,2,2] x) => (float[1,1,2,2] y)
         <float[1,1,1,1] w = {2}, float[1] one = {1}, float[1] zero = {0}> {
             [c] h = Conv(x, w)
@@ -258,7 +252,7 @@ def test_batch_normalization_is_folded_first_as_tuning_does() -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), change=st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128]))
-def test_a_change_of_any_byte_is_refused_or_changes_nothing(path: Path, place: float, change: int) -> None:
+def test_a_change_of_any_byte_is_an_error_or_is_whitespace(path: Path, place: float, change: int) -> None:
     whole = path.read_bytes()
     at = int(place * len(whole))
     spoilt = path.with_name("spoilt.json")
@@ -266,14 +260,14 @@ def test_a_change_of_any_byte_is_refused_or_changes_nothing(path: Path, place: f
     try:
         known = read_scheme(spoilt)
     except StateError as error:
-        assert error.cure  # noqa: PT017 - that there is a cure is what is tested
+        assert error.cure  # noqa: PT017 - the test checks that there is a cure
     else:
-        assert known == read_scheme(path), "only the space between values"
+        assert known == read_scheme(path), "only whitespace between values may change"
 
 
 @given(seed=st.integers(0, 99))
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_scheme_repeats_corrected_weights_bit_for_bit(
+def test_a_scheme_reproduces_corrected_weights_bit_for_bit(
     model: Model, placement: Placement, tmp_path: Path, seed: int
 ) -> None:
     plain = Quantizer(model, ranges_for(model))
@@ -292,7 +286,9 @@ def test_a_scheme_repeats_corrected_weights_bit_for_bit(
     assert again.proto == insert_qdq(model, placement, numbers).proto
 
 
-def test_rounding_of_another_size_is_left_out(model: Model, placement: Placement, path: Path) -> None:
+def test_rounding_of_another_size_is_omitted_with_a_note(
+    model: Model, placement: Placement, path: Path
+) -> None:
     content = json.loads(path.read_text())
     del content["digest"]
     site = next(site for site in content["sites"] if site["weight"])

@@ -1,4 +1,4 @@
-"""What `patterns.deny` keeps in floating point reads nothing quantized."""
+"""Nodes excluded by `patterns.deny` read only float tensors."""
 
 from __future__ import annotations
 

@@ -27,18 +27,18 @@ def space(models: Path) -> SchemeSpace:
     return SchemeSpace(load_model(models / "digits_resnet.onnx"), OnnxRuntime().capabilities())
 
 
-def test_a_unit_with_weights_and_activations_has_halves(space: SchemeSpace) -> None:
+def test_units_with_weights_and_activations_have_two_half_labels(space: SchemeSpace) -> None:
     offered = {unit.op_type: tuple(map(kind_of, unit.halves)) for unit in space.units}
     assert offered["Conv"] == offered["Gemm"] == HALVES
     assert offered["Add"] == offered["GlobalAveragePool"] == ()
 
 
-def test_no_half_is_in_the_space_that_is_searched(space: SchemeSpace) -> None:
+def test_half_labels_are_not_in_the_search_space(space: SchemeSpace) -> None:
     assert set(HALVES).isdisjoint(space.labels)
     assert all(set(unit.halves).isdisjoint(unit.labels) for unit in space.units)
 
 
-def test_two_halves_are_the_whole(space: SchemeSpace) -> None:
+def test_the_sites_of_both_halves_are_those_of_the_full_label(space: SchemeSpace) -> None:
     for unit in (unit for unit in space.units if unit.op_type == "Conv"):
         weights, activations = (space.resolve({unit.id: half}) for half in unit.halves)
         assert weights.sites
@@ -49,7 +49,7 @@ def test_two_halves_are_the_whole(space: SchemeSpace) -> None:
 
 
 def products(formats: str) -> SchemeSpace:
-    """Two products in a row, on a device that can hand out floats after either."""
+    """Two consecutive products, on a device where both can output floats."""
     proto = onnx.parser.parse_model(
         """<ir_version: 9, opset_import: ["": 19]> net (float[8,64] x) => (float[8,64] z) {
         y = MatMul(x, w0)  z = MatMul(y, w1) }"""
@@ -61,13 +61,13 @@ def products(formats: str) -> SchemeSpace:
     return SchemeSpace(Model(proto), FakeDevice().capabilities(), rules=QuantizeRules(format=formats))
 
 
-def test_a_format_of_weights_alone_has_no_halves() -> None:
+def test_a_weight_only_format_has_no_half_labels() -> None:
     space = products("int8+int4")
     assert all("int4:in-only" in unit.labels for unit in space.units)
     assert {half for unit in space.units for half in unit.halves} == set(HALVES)
 
 
-def test_weights_alone_read_floats_where_the_producer_outputs_them() -> None:
+def test_a_weight_only_unit_reads_float_activations() -> None:
     space = products("int8")
     both = space.resolve({"maker": "in+out", "reader": "weight-only"})
     assert both.sites == space.resolve({"maker": "in-only", "reader": "weight-only"}).sites
@@ -75,7 +75,7 @@ def test_weights_alone_read_floats_where_the_producer_outputs_them() -> None:
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_a_half_quantized_model_is_valid_runs_and_is_close(
+def test_a_model_with_a_half_label_runs_with_a_small_error(
     space: SchemeSpace, tmp_path: Path, half: str
 ) -> None:
     placement = space.resolve({unit.id: half for unit in space.units if half in unit.halves})

@@ -1,4 +1,4 @@
-"""Why something is not offered: the reasons that `inspect` prints, each by a model that gives cause for it."""
+"""The reasons printed by `inspect` for nodes that are not offered, each with a model that has it."""
 
 from __future__ import annotations
 
@@ -117,12 +117,12 @@ REASONS = {
 
 
 @pytest.mark.parametrize("kind", REASONS)
-def test_the_reason_is_reported(kind: str) -> None:
+def test_the_reason_why_a_node_is_not_offered(kind: str) -> None:
     text, node, reason = REASONS[kind]
     assert reasons(model_of(text))[node] == reason
 
 
-def test_a_requested_output_is_offered() -> None:
+def test_a_requested_graph_output_is_offered() -> None:
     model = model_of(f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Sigmoid(x) }}")
     asked = judge(model, BACKEND, backend="any", rules=QuantizeRules(outputs=True))
     assert (asked.reasons["y"], asked.outputs) == ("", {"y": ""})
@@ -149,12 +149,12 @@ def test_a_requested_output_is_offered() -> None:
     ],
     ids=["input", "integers", "float operator", "function after a convolution", "function"],
 )
-def test_outputs_have_reasons_of_their_own(text: str, reason: str) -> None:
+def test_the_reason_why_a_graph_output_is_not_offered(text: str, reason: str) -> None:
     assert judge(model_of(text), BACKEND, backend="any").outputs["y"] == reason
 
 
-def test_a_normalization_is_folded_as_tuning_does() -> None:
-    """Nodes without a name are found again though folding counts them anew."""
+def test_judging_folds_batch_normalization_as_tuning_does() -> None:
+    """Unnamed nodes are matched although folding changes their numbers."""
     model = model_of(
         f"""g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) b = BatchNormalization(a, s, s, s, s)
             c = Conv(b, w) y = Tanh(c) }}"""
@@ -171,11 +171,11 @@ def test_a_normalization_is_folded_as_tuning_does() -> None:
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "trtexec", "fake"])
-def test_a_backend_need_not_be_here_to_judge(backend: str, models: Path) -> None:
+def test_judging_needs_no_installed_backend(backend: str, models: Path) -> None:
     model = load_model(models / "digits_resnet.onnx")
     found = judge(model, resolve("backend", backend)().capabilities(), backend=backend)
     assert found.reasons["/layer2/layer2.0/conv2/Conv"] == ""
-    small = backend in ("tensorrt", "trtexec")  # one column a class, of which there are ten
+    small = backend in ("tensorrt", "trtexec")  # ten columns, one for each class
     assert found.outputs == {"logits": "Gemm: rule small-gemm leaves it in float" if small else NOT_ASKED}
 
 
@@ -192,17 +192,17 @@ def test_a_product_of_two_activations_is_not_offered_where_the_weight_must_be_co
     }
 
 
-def test_parameters_that_constant_nodes_define_may_be_folded() -> None:
-    """With BatchNormalization its Constant nodes go: `init` ended with an error of Python."""
+def test_batch_normalization_with_parameters_from_constant_nodes_is_folded() -> None:
+    """Folding removes the Constant nodes together with BatchNormalization."""
     values = ", ".join(f"v{n} = Constant<value = float[4] {{1.0, 2.0, 3.0, 4.0}}>()" for n in range(4))
     text = f"g ({IMAGE} x) => ({IMAGE} y) {{ {values.replace(', v', ' v')} a = Conv(x, w)"
     model = model_of(f"{text} b = BatchNormalization(a, v0, v1, v2, v3) c = Relu(b) y = Tanh(c) }}")
     for node in model.proto.graph.node:
-        node.name = ""  # as exporters leave it
+        node.name = ""  # as in exported models
     found = list(reasons(Model(model.proto)).values())
     assert [text for text in found if text] == [
         "Relu: quantized together with the operator before it",
         "Tanh: the backend runs it in floating point only",
         "BatchNormalization: folded into the operator before it",
     ]
-    assert found.count("") == 1  # of Conv
+    assert found.count("") == 1  # the reason of Conv is empty

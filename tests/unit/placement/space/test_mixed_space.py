@@ -1,4 +1,4 @@
-"""A space of several formats: what each unit offers, what a choice comes to, and how labels are read back."""
+"""A search space of several formats: the labels of each unit, the resolved placement, and the labels of a placement."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ def space_of(formats: str, capabilities: Capabilities | None = None) -> SchemeSp
 
 
 def sites(placement: Placement, tensor: str) -> dict[str, set[str]]:
-    """The nodes that read a tensor quantized, by format."""
+    """The nodes that read the quantized tensor, by format."""
     return {s.format: {end.node for end in s.consumers} for s in placement.sites if s.tensor == tensor}
 
 
 # ---- what is offered ------------------------------------------------------------------------------
 
 
-def test_each_format_has_labels_where_it_is_legal() -> None:
+def test_units_have_labels_of_each_format_they_support() -> None:
     offered = {unit.id: unit.labels for unit in space_of("int8+fp8+int4").units}
     product = ("fp", "in+out", "in-only", "fp8:in+out", "fp8:in-only", "int4:in-only")
-    last = ("fp", "in-only", "fp8:in-only", "int4:in-only")  # it makes the graph's output
+    last = ("fp", "in-only", "fp8:in-only", "int4:in-only")  # it produces the graph output
     assert offered == {"m0": product, "m1": product, "add": ("fp", "in+out", "fp8:in+out"), "m2": last}
 
 
-def test_the_first_format_of_a_case_needs_no_name() -> None:
+def test_labels_of_the_first_format_have_no_prefix() -> None:
     assert {label for unit in space_of("fp8").units for label in unit.labels} == {"fp", "in+out", "in-only"}
     assert space_of("fp8+int8").labels == ("fp", "in+out", "in-only", "int8:in+out", "int8:in-only")
 
 
-def test_a_format_can_be_offered_on_other_operators() -> None:
+def test_a_format_can_be_limited_to_some_operators() -> None:
     capabilities = Capabilities(
         formats=("int8", "fp8"),
         labels={"MatMul": ("in+out", "in-only"), "Add": ("in+out",)},
@@ -75,17 +75,17 @@ def test_a_format_can_be_offered_on_other_operators() -> None:
     assert {u.id: u.labels for u in space_of("fp8+int8", capabilities).units}["add"] == ("fp", "int8:in+out")
 
 
-def test_formats_that_are_stored_alike_are_one_choice() -> None:
+def test_formats_of_the_same_storage_are_one_choice() -> None:
     space = space_of("int8+uint8+int4", OnnxRuntime().capabilities())
     assert [choice.format for choice in space.choices] == ["int8", "int4"]
 
 
-def test_a_format_that_the_backend_has_not_is_no_choice() -> None:
+def test_a_format_that_the_backend_does_not_support_is_no_choice() -> None:
     assert [choice.format for choice in space_of("int16+fp8+int8").choices] == ["fp8", "int8"]
 
 
-def test_one_int32_bias_has_the_scale_of_one_format() -> None:
-    """It is stored in steps of input scale times weight scale, which another format has not."""
+def test_an_int32_bias_prevents_labels_of_a_second_format() -> None:
+    """The scale of a bias is the product of input scale and weight scale, which differs between formats."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> g (float[2,8] x) => (float[2,8] y) { y = Gemm(x, w, b) }"""
     )
@@ -103,7 +103,7 @@ def test_one_int32_bias_has_the_scale_of_one_format() -> None:
     assert unit.labels == ("fp", "in-only")
 
 
-def test_weights_alone_need_no_calibration() -> None:
+def test_weight_only_formats_need_no_calibration() -> None:
     space = space_of("int8+int4").known(())
     assert {unit.id: unit.labels for unit in space.units} == dict.fromkeys(
         ("m0", "m1", "m2"), ("fp", "int4:in-only")
@@ -111,31 +111,31 @@ def test_weights_alone_need_no_calibration() -> None:
     assert space.tensors == frozenset()
 
 
-# ---- what a choice comes to -------------------------------------------------------------------------
+# ---- the resolved placement -------------------------------------------------------------------------
 
 
-def test_weights_alone_read_floats() -> None:
+def test_a_weight_only_label_reads_float_activations() -> None:
     placement = space_of("int8+int4").resolve({"m0": "in+out", "m1": "int4:in-only"})
     assert sites(placement, "b") == {"uint8": {"add"}}
     assert sites(placement, "w1") == {"int4": {"m1"}}
     assert not sites(placement, "c")
 
 
-def test_what_can_only_give_integers_gives_them_to_weights_alone_too() -> None:
+def test_a_weight_only_unit_reads_integers_of_an_operator_without_float_output() -> None:
     placement = space_of("int8+int4").resolve({"add": "in+out", "m2": "int4:in-only"})
-    assert sites(placement, "d") == {"uint8": {"m2"}}  # an Add with integers in must have integers out
+    assert sites(placement, "d") == {"uint8": {"m2"}}  # an integer Add has an integer output
 
 
-def test_where_formats_meet_the_reader_has_what_it_needs() -> None:
+def test_each_reader_of_a_tensor_reads_its_own_format() -> None:
     placement = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in+out", "add": "in+out"})
     assert sites(placement, "b") == {"uint8": {"add"}, "fp8": {"m1"}}
-    assert sites(placement, "c") == {"uint8": {"add"}}  # made as 8-bit floats, read as integers
-    everyone = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in-only", "add": "fp8:in+out"})
-    assert sites(everyone, "b") == {"fp8": {"m1", "add"}}
+    assert sites(placement, "c") == {"uint8": {"add"}}  # the producer is fp8, the reader int8
+    uniform = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in-only", "add": "fp8:in+out"})
+    assert sites(uniform, "b") == {"fp8": {"m1", "add"}}
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_choice_is_a_model_that_can_be_made(seed: int) -> None:
+def test_random_labels_of_several_formats_give_a_valid_model(seed: int) -> None:
     space, random = space_of("int8+fp8+int4"), np.random.default_rng(seed)
     labels = {unit.id: str(random.choice(unit.labels)) for unit in space.units}
     ranges = {tensor: TensorRange(-1.0, 2.0) for tensor in space.tensors}
@@ -155,19 +155,19 @@ def test_every_choice_is_a_model_that_can_be_made(seed: int) -> None:
         {"m0": "int4:in-only", "m1": "int4:in-only", "m2": "int4:in-only"},
     ],
 )
-def test_a_placement_reports_which_format_each_unit_has(labels: dict[str, str]) -> None:
+def test_labels_of_a_placement_have_the_format_of_each_unit(labels: dict[str, str]) -> None:
     space = space_of("int8+fp8+int4")
     assert labels_of(space, space.resolve(labels)) == labels
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_placement_that_the_space_made_comes_back_as_it_was(seed: int) -> None:
+def test_the_labels_of_a_resolved_placement_reproduce_it(seed: int) -> None:
     space, random = space_of("int8+fp8+int4"), np.random.default_rng(seed)
     placement = space.resolve({unit.id: str(random.choice(unit.labels)) for unit in space.units})
     assert project(space, placement) == placement
 
 
-def test_a_start_from_one_format_is_a_choice_among_several() -> None:
+def test_a_placement_of_one_format_is_projected_to_a_space_of_several() -> None:
     alone, several = space_of("fp8"), space_of("int8+fp8")
     start = project(several, alone.resolve(alone.everything()))
     assert start == several.resolve(several.everything("fp8"))
@@ -175,7 +175,7 @@ def test_a_start_from_one_format_is_a_choice_among_several() -> None:
     assert labels_of(space_of("int8+int4"), Placement(sites=frozenset({other}))) == {"m0": "int4:in-only"}
 
 
-def test_a_pattern_cache_keeps_the_format_of_each_place() -> None:
+def test_a_pattern_cache_stores_the_format_of_each_site() -> None:
     space = space_of("int8+fp8+int4")
     space.regions = find_regions(space.model)
     mixed = space.resolve({"m0": "in+out", "add": "in+out", "m1": "fp8:in+out", "m2": "int4:in-only"})
@@ -184,7 +184,7 @@ def test_a_pattern_cache_keeps_the_format_of_each_place() -> None:
     assert mixed in [start.placement for start in warm_starts(cache, space.regions, space, "fake", "here")]
 
 
-def test_a_journal_keeps_labels_with_their_formats() -> None:
+def test_a_journal_stores_labels_with_their_formats() -> None:
     placement = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in+out"})
     line = trial_to_json(Trial(number=1, phase="pure", placement=placement))
     again = trial_from_json(line).placement
@@ -194,7 +194,7 @@ def test_a_journal_keeps_labels_with_their_formats() -> None:
         trial_from_json(line)
 
 
-def test_a_label_is_a_kind_and_maybe_a_format() -> None:
+def test_a_label_is_a_kind_with_an_optional_format() -> None:
     assert [label_of("", "in+out"), label_of("fp8", "in-only"), label_of("fp8", "fp")] == [
         "in+out", "fp8:in-only", "fp",
     ]  # fmt: skip

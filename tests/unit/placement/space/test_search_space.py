@@ -1,4 +1,4 @@
-"""Labels come to the same placement whatever was asked before."""
+"""The placement of labels does not depend on earlier calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qdqspec.types import Placement, Site
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_resolving_depends_on_the_labels_only(models: Path, name: str) -> None:
+def test_resolving_is_independent_of_the_order_of_labels_and_earlier_calls(models: Path, name: str) -> None:
     model = load_model(models / f"{name}.onnx")
     used, lots = SchemeSpace(model, OnnxRuntime().capabilities()), random.Random(name)
     for _ in range(8):
@@ -44,7 +44,7 @@ def test_a_tensor_may_have_many_readers(readers: int) -> None:
     assert {end.node for end in read.consumers} == some.keys()
 
 
-def test_a_smaller_space_is_independent_of_the_larger_one(models: Path) -> None:
+def test_a_space_of_fewer_tensors_never_quantizes_the_excluded_one(models: Path) -> None:
     space = SchemeSpace(load_model(models / "digits_resnet.onnx"), OnnxRuntime().capabilities())
     everything = space.resolve(space.everything())
     smaller = space.known([t for t in space.tensors if t != sorted(space.tensors)[0]])
@@ -54,7 +54,7 @@ def test_a_smaller_space_is_independent_of_the_larger_one(models: Path) -> None:
     assert not any(site.tensor == missing and site.format != RUN_TIME for site in sites)
 
 
-def test_what_cannot_be_chosen_is_refused_with_what_can(models: Path) -> None:
+def test_an_unknown_unit_or_label_is_an_error_with_the_valid_ones(models: Path) -> None:
     space = SchemeSpace(load_model(models / "digits_resnet.onnx"), OnnxRuntime().capabilities())
     conv = next(unit for unit in space.units if unit.op_type == "Conv")
     with pytest.raises(PlacementError, match="is no unit that can be labelled") as unknown:
@@ -64,7 +64,7 @@ def test_what_cannot_be_chosen_is_refused_with_what_can(models: Path) -> None:
         space.resolve({conv.id: "in-only"})
 
 
-def test_equal_sites_are_one_site() -> None:
+def test_sites_are_equal_for_any_order_of_consumers() -> None:
     one, other = (
         Site(tensor="t", consumers=ends, format="uint8")
         for ends in ((("b", 1), ("a", 0)), (("a", 0), ("b", 1)))

@@ -1,4 +1,4 @@
-"""What a unit takes in: activations behind it, biases that must be int32, constants that are shared."""
+"""The nodes and tensors of a unit: following activations, int32 biases, shared constants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CAPABILITIES = backend().capabilities()
 
 
 def model_of(text: str, opset: int = 17, **weights: tuple[int, ...]) -> Model:
-    """A model whose nodes are called as their outputs; ``weights`` are seeded constants of these shapes."""
+    """A model whose nodes are named after their outputs; ``weights`` are seeded constants of these shapes."""
     proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>' + text)
     random = np.random.default_rng(0)
     for node in proto.graph.node:
@@ -48,7 +48,7 @@ def run(proto: onnx.ModelProto, feeds, level: str = "ALL") -> list[np.ndarray]:
 
 
 def worst_error(model: Model, label: Label) -> float:
-    """Of the outputs under one label everywhere, against the float model, as a share of the largest value."""
+    """The largest error of an output with one label for all units, relative to the largest value of the float model."""
     space = space_of(model)
     numbers = Quantizer(model, tie_ranges(model, ranges_for(model)), biases=space.bias_sources)
     inserted = insert_qdq(model, space.resolve(space.uniform(label)), numbers).proto
@@ -59,10 +59,10 @@ def worst_error(model: Model, label: Label) -> float:
     return max(float(np.abs(ours - theirs).max() / np.abs(theirs).max()) for ours, theirs in pairs)
 
 
-# ---- what is taken in ---------------------------------------------------------------------------
+# ---- nodes of a unit ----------------------------------------------------------------------------
 
 
-def test_an_activation_that_alone_reads_a_convolution_is_absorbed() -> None:
+def test_a_unit_includes_the_only_reader_if_it_is_an_activation() -> None:
     text = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { c = Conv(x, w)\n r = Relu(c)\n y = Conv(r, v) }"
     space = space_of(model_of(text, w=(4, 4, 1, 1), v=(4, 4, 1, 1)))
     assert space.by_id["c"].nodes == ("c", "r")
@@ -70,14 +70,14 @@ def test_an_activation_that_alone_reads_a_convolution_is_absorbed() -> None:
     assert {site.tensor for site in space.resolve({"c": "in+out"}).sites} == {"x", "w", "r"}
 
 
-def test_bounds_that_are_computed_are_not_taken_in() -> None:
+def test_a_unit_excludes_a_clip_with_computed_bounds() -> None:
     text = """g (float[1,4,6,6] x, float low, float high) => (float[1,4,6,6] y)
     { c = Conv(x, w)\n r = Clip(c, low, high)\n y = Conv(r, v) }"""
     space = space_of(model_of(text, w=(4, 4, 1, 1), v=(4, 4, 1, 1)))
     assert space.by_id["c"].nodes == ("c",)
 
 
-def test_a_result_that_two_read_takes_nothing_in_and_is_quantized_for_both() -> None:
+def test_a_unit_excludes_an_activation_beside_another_reader() -> None:
     text = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { c = Conv(x, w)\n r = Relu(c)\n y = Add(c, r) }"
     space = space_of(model_of(text, w=(4, 4, 1, 1)))
     assert space.by_id["c"].nodes == ("c",)
@@ -85,7 +85,7 @@ def test_a_result_that_two_read_takes_nothing_in_and_is_quantized_for_both() -> 
     assert site.consumers == (Consumer("r", 0), Consumer("y", 0))
 
 
-def test_a_residual_counts_a_shared_tensor_once() -> None:
+def test_a_tensor_shared_by_a_residual_is_one_site() -> None:
     text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y)
     { a = Conv(x, w)\n b = Conv(a, v)\n s = Add(a, b)\n y = Conv(s, w) }"""
     space = space_of(model_of(text, w=(4, 4, 1, 1), v=(4, 4, 1, 1)))
@@ -108,15 +108,15 @@ def test_all_operands_of_a_concat_are_quantized_constants_too() -> None:
 # ---- parameters are no activations --------------------------------------------------------------
 
 
-def test_a_result_that_is_read_as_a_parameter_is_not_made_integer() -> None:
-    """A bound that an 8-bit grid moves would cut off what it should let through."""
+def test_a_tensor_that_is_read_as_a_parameter_is_not_quantized() -> None:
+    """A Clip bound that is rounded to 8 bits would clip other values."""
     text = """g (float[1,4,6,6] x, float a, float b) => (float[1,4,6,6] y)
     { low = Mul(a, b)\n y = Clip(x, low) }"""
     assert "low" not in space_of(model_of(text)).tensors
 
 
-def test_scales_that_come_from_shapes_are_not_offered() -> None:
-    """Exporters compute the scales of a Resize in floats; rounded ones give another shape."""
+def test_resize_scales_computed_from_shapes_are_not_offered() -> None:
+    """Exporters compute the scales of a Resize in floats; rounded ones result in another shape."""
     text = """g (float[1,4,6,6] x) => (float[1,4,N,M] y)
     <float[4] grow = {1.0, 1.0, 2.0, 2.0}, float half = {0.5}>
     {
@@ -135,7 +135,7 @@ def test_scales_that_come_from_shapes_are_not_offered() -> None:
     assert space_of(model).tensors <= {"x", "e", "y"}
 
 
-def test_what_a_body_computes_is_not_made_of_shapes_for_its_condition_is() -> None:
+def test_a_condition_computed_from_shapes_does_not_exclude_the_results_of_the_bodies() -> None:
     text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) <int64[1] most = {100}> {
       s = Size(x)
       less = Less(s, most)
@@ -163,14 +163,14 @@ def test_a_bias_is_int32_where_the_output_stays_float() -> None:
     assert (activation.tensor, weight.tensor) == ("x", "w")
 
 
-def test_a_bias_stays_float_where_the_output_is_integer_too() -> None:
+def test_a_bias_stays_float_where_the_output_is_integer() -> None:
     text = "g (float[3,8] x) => (float[3,5] y) { h = Gemm(x, w, b)\n y = Relu(h) }"
     space = space_of(model_of(text.replace("y = Relu(h)", "y = Add(h, h)"), w=(8, 5), b=(5,)))
     assert {site.tensor for site in space.resolve({"h": "in+out"}).sites} == {"x", "w", "h"}
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (3, 1), ()])
-def test_a_bias_that_is_broadcast_otherwise_is_not_offered_with_a_float_output(
+def test_a_bias_of_another_broadcast_is_not_offered_with_a_float_output(
     shape: tuple[int, ...],
 ) -> None:
     space = space_of(model_of(GEMM, w=(8, 5), b=shape))
@@ -183,7 +183,7 @@ def test_a_computed_bias_is_not_offered_with_a_float_output() -> None:
     assert unit.labels == ("fp", "dynamic")
 
 
-def test_the_add_behind_a_matmul_is_its_bias() -> None:
+def test_an_add_of_a_constant_after_a_matmul_is_its_bias() -> None:
     for operands in ("m, b", "b, m"):
         text = f"g (float[3,8] x) => (float[3,5] y) {{ m = MatMul(x, w)\n y = Add({operands}) }}"
         space = space_of(model_of(text, w=(8, 5), b=(5,)))
@@ -193,7 +193,7 @@ def test_the_add_behind_a_matmul_is_its_bias() -> None:
 
 
 def test_a_bias_that_two_products_share_is_quantized_for_each() -> None:
-    """Its scale is the product of two others, and these differ."""
+    """The scale of a bias is the product of input and weight scale, which differ between products."""
     text = "g (float[3,8] x, float[3,8] z) => (float[3,5] y, float[3,5] u) { y = Gemm(x, w, b)\n u = Gemm(z, v, b) }"
     model = model_of(text, w=(8, 5), v=(8, 5), b=(5,))
     space = space_of(model)
@@ -202,7 +202,7 @@ def test_a_bias_that_two_products_share_is_quantized_for_each() -> None:
     assert worst_error(model, "in-only") < 0.05
 
 
-def test_a_weight_that_two_share_is_one_site_where_axes_agree() -> None:
+def test_a_shared_weight_is_one_site_if_the_channel_axes_agree() -> None:
     text = "g (float[3,5] x) => (float[3,5] y) { a = Gemm(x, w)\n b = Gemm(a, w)\n y = Gemm<transB=1>(b, w) }"
     space = space_of(model_of(text, w=(5, 5)))
     sites = [site for site in space.resolve(space.uniform("in-only")).sites if site.tensor == "w"]
@@ -223,12 +223,12 @@ def test_a_weight_that_two_share_is_one_site_where_axes_agree() -> None:
         "g (float[3,8] x) => (float[3,5] y) { m = MatMul(x, w)\n a = Add(m, b)\n y = Relu(a) }",
     ],
 )
-def test_products_with_int32_biases_compute_what_floats_do(text: str) -> None:
-    """ONNX Runtime does not look at the bias's scale, so it must be the product of the other two."""
+def test_products_with_int32_biases_are_close_to_the_float_model(text: str) -> None:
+    """ONNX Runtime ignores the scale of a bias, so it must be the product of input and weight scale."""
     assert worst_error(model_of(text, w=(8, 5), b=(5,)), "in-only") < 0.05
 
 
-# ---- never ---------------------------------------------------------------------------------------
+# ---- not offered ---------------------------------------------------------------------------------
 
 
 def test_a_computed_weight_is_not_offered() -> None:
@@ -236,7 +236,7 @@ def test_a_computed_weight_is_not_offered() -> None:
     assert space_of(model_of(text)).units == ()
 
 
-def test_a_result_that_a_body_reads_is_not_made_integer() -> None:
+def test_a_tensor_that_a_body_reads_is_not_quantized_by_its_producer() -> None:
     text = """g (float[1,4,6,6] x, bool yes) => (float[1,4,6,6] y) {
       c = Conv(x, w)
       d = Conv(c, w)
@@ -247,11 +247,11 @@ def test_a_result_that_a_body_reads_is_not_made_integer() -> None:
       y = Add(d, i)
     }"""
     space = space_of(model_of(text, w=(4, 4, 1, 1)))
-    assert "c" not in {unit.id for unit in space.units}  # Conv offers nothing but integer results
+    assert "c" not in {unit.id for unit in space.units}  # a Conv has only labels with an integer output
     assert ("c", Consumer("d", 0)) in space.by_id["d"].edges
 
 
-def test_what_is_quantized_already_is_left() -> None:
+def test_tensors_that_are_quantized_already_are_not_offered() -> None:
     text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) <float s = {0.1}, uint8 z = {128}>
     { q = QuantizeLinear(x, s, z)\n d = DequantizeLinear(q, s, z)\n y = Relu(d) }"""
     assert space_of(model_of(text)).units == ()

@@ -1,4 +1,4 @@
-"""What is never offered for quantization."""
+"""Tensors that are never offered for quantization."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ OTHERS_LAST = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { a = Conv(x, w)  y = 
 @pytest.mark.parametrize(
     ("text", "outputs", "is_offered"),
     [
-        (CONV_LAST, "auto", True),  # it would run in floating point otherwise
+        (CONV_LAST, "auto", True),  # otherwise the Conv runs in floating point
         (OTHERS_LAST, "auto", False),
         (CONV_LAST, False, False),
         (OTHERS_LAST, True, True),
     ],
 )
-def test_a_graph_output_is_offered_where_a_convolution_makes_it_or_on_request(
+def test_a_graph_output_is_offered_if_a_convolution_produces_it_or_on_request(
     text: str, outputs: bool | Literal["auto"], is_offered: bool
 ) -> None:
     space = space_of(model_of(text), rules=QuantizeRules(outputs=outputs))
@@ -77,7 +77,7 @@ def test_a_graph_output_is_offered_where_a_convolution_makes_it_or_on_request(
     assert any("y" in unit.outputs for unit in space.units) == is_offered
 
 
-def test_an_output_of_an_operator_that_can_give_floats_is_not_offered() -> None:
+def test_a_graph_output_of_an_operator_with_float_output_is_not_offered() -> None:
     text = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { y = MatMul(x, m) }"
     model = model_of(text)
     model.proto.graph.initializer.append(numpy_helper.from_array(np.ones((6, 6), np.float32), "m"))
@@ -85,7 +85,7 @@ def test_an_output_of_an_operator_that_can_give_floats_is_not_offered() -> None:
     assert (unit.labels, unit.outputs) == (("fp", "in-only", "dynamic"), ())
 
 
-def test_an_output_that_is_read_inside_too_stays_float_where_it_is_made() -> None:
+def test_a_graph_output_that_nodes_read_too_is_not_quantized_by_its_producer() -> None:
     text = """
     g (float[1,4,6,6] x) => (float[1,4,6,6] a, float[1,4,6,6] y)
     {
@@ -96,11 +96,11 @@ def test_an_output_that_is_read_inside_too_stays_float_where_it_is_made() -> Non
     }
     """
     space = space_of(model_of(text), rules=QuantizeRules(outputs=False))
-    assert set(space.by_id) == {"b"}  # a Conv of this backend is quantized on both sides or not at all
+    assert set(space.by_id) == {"b"}  # this backend quantizes input and output of a Conv or neither
 
 
 @pytest.mark.parametrize("elem_type", [TensorProto.DOUBLE, TensorProto.INT32, TensorProto.BOOL])
-def test_other_types_than_short_floats_are_not_offered(elem_type: int) -> None:
+def test_tensors_of_other_types_than_float32_and_float16_are_not_offered(elem_type: int) -> None:
     model = model_of("g (float[1,4,6,6] x) => (float[4,4] y) { a = Flatten(x)\n y = Transpose(a) }")
     for info in (*model.proto.graph.input, *model.proto.graph.output):
         info.type.tensor_type.elem_type = elem_type
@@ -125,7 +125,7 @@ def test_tensors_of_unknown_type_are_not_offered() -> None:
     assert {"u", "v"}.isdisjoint(space_of(model).tensors)
 
 
-def test_operators_of_other_domains_are_not_taken_for_ours() -> None:
+def test_operators_of_other_domains_are_not_offered() -> None:
     text = "g (float[4,4] x) => (float[4,4] y) { a = odd.Add(x, x)\n y = Identity(a) }"
     proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17, "odd": 1]>' + text)
     assert space_of(Model(proto)).units == ()
@@ -142,7 +142,7 @@ def test_operators_of_other_domains_are_not_taken_for_ours() -> None:
     ids=["numbers", "infinite", "NaN", "no element"],
 )
 def test_constants_that_have_no_scale_are_not_offered(constant: np.ndarray, offered: bool) -> None:
-    """An attention mask is minus infinity; of nothing, and of what is not a number, there is no range."""
+    """An attention mask contains minus infinity; NaN and empty tensors have no range."""
     model = model_of(
         "g (float[4,4] x) => (float[N,4] y) { a = MatMul(x, x)\n b = Add(a, m)\n y = MatMul(b, x) }"
     )
