@@ -47,29 +47,29 @@ def absolute() -> Model:
     return model_of([helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Abs", ["n"], ["y"])])
 
 
-def test_max_sees_inputs_inner_tensors_and_outputs_of_all_samples(absolute: Model) -> None:
+def test_max_is_over_all_samples_of_inputs_inner_tensors_and_outputs(absolute: Model) -> None:
     found = calibrate(absolute, ["x", "n", "y"], feeds_of([1, 2], [-3, 0.5]), "max", run_on_cpu)
     assert found == {"x": TensorRange(-3, 2), "n": TensorRange(-2, 3), "y": TensorRange(0, 3)}
 
 
-def test_mean_is_of_the_extremes_of_each_sample(absolute: Model) -> None:
+def test_mean_averages_the_extremes_of_the_samples(absolute: Model) -> None:
     found = calibrate(absolute, ["x", "n", "y"], feeds_of([1, 2], [-3, 1]), "mean", run_on_cpu)
     assert found["x"] == TensorRange(-1.5, 1.5), "the range of a sample includes zero"
     assert found["y"] == TensorRange(0, 3), "an output is never clipped"
 
 
-def test_several_methods_give_what_each_gives_alone(absolute: Model) -> None:
+def test_several_methods_at_once_give_the_results_of_each(absolute: Model) -> None:
     feeds = feeds_of([1, 2, 0.5], [-3, 1, 7])
     found = calibrate_with(absolute, ["x", "n"], feeds, METHODS, run_on_cpu)
     assert found == {method: calibrate(absolute, ["x", "n"], feeds, method, run_on_cpu) for method in METHODS}
 
 
-def test_the_range_includes_zero_that_the_data_never_reached(absolute: Model) -> None:
+def test_the_range_includes_zero_even_if_no_value_is_zero(absolute: Model) -> None:
     found = calibrate(absolute, ["x"], feeds_of([4, 5]), "max", run_on_cpu)
     assert found == {"x": TensorRange(0, 5)}
 
 
-def test_graph_inputs_alone_need_no_run(absolute: Model) -> None:
+def test_ranges_of_graph_inputs_need_no_run(absolute: Model) -> None:
     def refuse(observer: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
         raise AssertionError("nothing to run")
 
@@ -77,7 +77,7 @@ def test_graph_inputs_alone_need_no_run(absolute: Model) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_real_activations_of_every_method_lie_within_the_largest(models: Path, method: str) -> None:
+def test_ranges_of_every_method_are_within_those_of_max(models: Path, method: str) -> None:
     model = load_model(models / "digits_resnet.onnx")
     images = arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:16, None]
     tensors = [tensor for node in model.nodes for tensor in (*node.inputs, *node.outputs)]
@@ -108,7 +108,7 @@ def test_one_outlier_in_a_hundred_thousand_values_is_clipped(absolute: Model, me
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_the_model_answers_with_is_never_clipped(method: str) -> None:
+def test_graph_outputs_and_inputs_of_saturating_operators_are_never_clipped(method: str) -> None:
     """One large value among many small ones: clipped in x and n, kept in logits, p, s and y."""
     ops = [
         ("Neg", "x", "logits"),
@@ -136,7 +136,7 @@ def test_a_tensor_that_is_always_zero_keeps_an_empty_range(absolute: Model, meth
 
 @pytest.mark.parametrize("method", METHODS)
 def test_tensors_that_are_not_finite_stay_float_and_are_reported(method: str) -> None:
-    """Attention masks hold minus infinity, and random inputs make roots of negative numbers."""
+    """Attention masks contain minus infinity, and random inputs cause roots of negative numbers."""
     model = model_of([helper.make_node("Sqrt", ["x"], ["root"]), helper.make_node("Abs", ["x"], ["y"])])
     notes: list[str] = []
     found = calibrate(model, ["root", "y"], feeds_of([1], [-1], [4]), method, run_on_cpu, note=notes.append)
@@ -151,7 +151,7 @@ def test_no_sample_is_an_error_not_an_empty_result(absolute: Model) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_bfloat16_has_ranges_as_well(absolute: Model, method: str) -> None:
-    """numpy does not know the type, and does not take it for a float."""
+    """numpy has no such type and does not count it as floating point."""
     absolute.proto.graph.input[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
     absolute.proto.graph.output[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
     values = np.array([-3, 2], ml_dtypes.bfloat16)
@@ -164,7 +164,7 @@ def test_bfloat16_has_ranges_as_well(absolute: Model, method: str) -> None:
     assert found["x"].low < -2
 
 
-def test_a_tensor_of_an_untaken_branch_is_left_out_with_a_note() -> None:
+def test_a_tensor_of_an_unexecuted_branch_is_omitted_with_a_note() -> None:
     then_body, else_body = (
         helper.make_graph(
             [helper.make_node("Identity", ["x"], [f"inner_{word}"])],
@@ -184,7 +184,7 @@ def test_a_tensor_of_an_untaken_branch_is_left_out_with_a_note() -> None:
     assert notes == ["the calibration data never runs 'If#0/else_branch': 1 tensor left in floating point"]
 
 
-def test_integer_tensors_are_left_out_silently() -> None:
+def test_integer_tensors_are_omitted_without_a_note() -> None:
     model = model_of([helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Abs", ["x"], ["y"])])
     notes: list[str] = []
     found = calibrate(model, ["s", "y"], feeds_of([7]), "max", run_on_cpu, note=notes.append)
@@ -192,7 +192,7 @@ def test_integer_tensors_are_left_out_silently() -> None:
     assert not notes
 
 
-def test_samples_are_read_one_at_a_time(absolute: Model) -> None:
+def test_samples_are_released_before_the_next_is_read(absolute: Model) -> None:
     alive = most = 0
 
     class Sample(dict[str, np.ndarray]):
@@ -211,14 +211,14 @@ def test_samples_are_read_one_at_a_time(absolute: Model) -> None:
     assert most <= 2
 
 
-def test_the_observer_has_the_wanted_outputs_and_keeps_the_model_unchanged(absolute: Model) -> None:
+def test_the_observer_model_has_the_requested_outputs_and_the_model_is_unchanged(absolute: Model) -> None:
     before = absolute.proto.SerializeToString(deterministic=True)
     observer = observe(absolute, ["y", "n", "x", "nobody"]).parts.proto()
     assert [output.name for output in observer.graph.output] == ["n", "y"]
     assert absolute.proto.SerializeToString(deterministic=True) == before
 
 
-def test_ranges_in_bodies_are_over_all_samples_and_a_branch_never_taken_is_named() -> None:
+def test_ranges_in_bodies_are_over_all_samples_and_unexecuted_branches_are_noted() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[n] x, bool c) => (float[n] y) {
       [gate] y = If (c) <
         then_branch = yes () => (float[n] t) { u = Neg(x)  t = Relu(u) },

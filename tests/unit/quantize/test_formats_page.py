@@ -1,4 +1,4 @@
-"""The table of formats that people read says what the code does, column by column."""
+"""The table of formats in the documentation is generated from the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TARGETS: tuple[LintTarget, ...] = ("tensorrt-11", "onnxruntime-cpu")
 
 
 def layer(fmt: NumberFormat) -> Model:
-    """A linear layer in a format: both sides of it, or the weight alone."""
+    """A linear layer in a format: activation and weight, or the weight alone."""
     ends = [
         helper.make_tensor_value_info(n, TensorProto.FLOAT, [32, 256 if n == "x" else 64]) for n in ("x", "y")
     ]
@@ -54,17 +54,17 @@ def layer(fmt: NumberFormat) -> Model:
     return Model(insert_qdq(model, Placement(sites=frozenset(sites)), numbers).proto)
 
 
-def told(fmt: NumberFormat, target: LintTarget) -> set[str]:
+def lint_ids(fmt: NumberFormat, target: LintTarget) -> set[str]:
     return {finding.id for finding in lint_model(layer(fmt), target)}
 
 
 def rules_of(fmt: NumberFormat) -> str:
-    """What lint says of such a layer and not of one in the format that the target likes best."""
-    liked = {"tensorrt-11": "int8", "onnxruntime-cpu": "uint8"}
+    """The lint findings of such a layer that the preferred format of the target does not have."""
+    preferred = {"tensorrt-11": "int8", "onnxruntime-cpu": "uint8"}
     found = [
         rule
         for target in TARGETS
-        for rule in sorted(told(fmt, target) - told(FORMATS[liked[target]], target))
+        for rule in sorted(lint_ids(fmt, target) - lint_ids(FORMATS[preferred[target]], target))
     ]
     return ", ".join(found) or "-"
 
@@ -103,7 +103,7 @@ def row(fmt: NumberFormat) -> tuple[str, ...]:
 
 
 def _on_onnxruntime(fmt: NumberFormat) -> str:
-    """The same with each installed version that is supported."""
+    """The support by ONNX Runtime, which is the same for all supported versions."""
     if fmt.name in BLOCKED_8:
         return "from " + ".".join(map(str, BLOCKED_8_SINCE))
     return "yes" if fmt.name in OnnxRuntime().capabilities().formats else "no"

@@ -1,4 +1,4 @@
-"""Ranges from files: TensorRT's calibration caches, and JSON."""
+"""Ranges read from TensorRT's calibration caches and from JSON."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_a_cache_as_tensorrt_writes_it(tmp_path: Path):
-    """3c010a14 are the bits of 1.0 / 127 as float32, near enough."""
+def test_ranges_are_read_from_a_calibration_cache_of_tensorrt(tmp_path: Path):
+    """3c010a14 are the bits of approximately 1.0 / 127 as float32."""
     path = written(tmp_path, f"{HEADER}\ninput: 3c010a14\n/layer1/conv: 1 output:0: 3f800000\n")
     found = read_ranges(path)
     assert found["input"].high == pytest.approx(1.0, rel=1e-3)
@@ -35,7 +35,7 @@ def test_a_cache_as_tensorrt_writes_it(tmp_path: Path):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(names, sizes, max_size=6))
-def test_what_is_written_comes_back(tmp_path: Path, scales: dict[str, float]):
+def test_ranges_of_a_cache_and_of_json_are_equal(tmp_path: Path, scales: dict[str, float]):
     lines = [f"{name}: {struct.pack('!f', scale).hex()}" for name, scale in scales.items()]
     found = read_ranges(written(tmp_path, "\n".join([HEADER, *lines])))
     assert {name: span.high for name, span in found.items()} == pytest.approx(
@@ -45,13 +45,13 @@ def test_what_is_written_comes_back(tmp_path: Path, scales: dict[str, float]):
     assert again == found
 
 
-def test_json_states_the_same_in_numbers(tmp_path: Path):
+def test_ranges_are_read_from_json(tmp_path: Path):
     found = read_ranges(written(tmp_path, '{"a": 6, "b": [-1.5, 3.0], "c": [1, 2]}'))
     assert found == {"a": TensorRange(-6, 6), "b": TensorRange(-1.5, 3), "c": TensorRange(0, 2)}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("TRT-\na: 3c010a14", "line 1 is no header"),
         (f"{HEADER}\na: 3c010a1", "line 2 is not 'tensor: 3c010a14': 'a: 3c010a1'"),
@@ -67,11 +67,9 @@ def test_json_states_the_same_in_numbers(tmp_path: Path):
         ("", "cannot be read"),
     ],
 )
-def test_values_that_cannot_be_read_are_reported_with_their_place(
-    tmp_path: Path, text: str | bytes, said: str
-):
+def test_invalid_values_are_an_error_with_their_place(tmp_path: Path, text: str | bytes, message: str):
     path = written(tmp_path, text)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         read_ranges(path)
     assert caught.value.where == str(path)
     assert caught.value.cure
@@ -79,7 +77,7 @@ def test_values_that_cannot_be_read_are_reported_with_their_place(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda end: f"{HEADER}\na: ".encode() + end))
-def test_any_bytes_are_ranges_or_one_error(tmp_path: Path, data: bytes):
+def test_reading_any_bytes_returns_ranges_or_raises_one_error(tmp_path: Path, data: bytes):
     found: dict[str, TensorRange] = {}
     refused: DataError | None = None
     try:
@@ -90,7 +88,7 @@ def test_any_bytes_are_ranges_or_one_error(tmp_path: Path, data: bytes):
     assert all(isinstance(span, TensorRange) for span in found.values())
 
 
-def test_what_is_missing_is_noted(tmp_path: Path):
+def test_tensors_without_a_range_are_noted_and_an_unrelated_or_missing_file_is_an_error(tmp_path: Path):
     notes: list[str] = []
     path = written(tmp_path, '{"a": 1, "other": 2}')
     assert given_ranges(path, {"a", "b", "c"}, "m.onnx", notes.append) == {"a": TensorRange(-1, 1)}

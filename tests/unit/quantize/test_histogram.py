@@ -28,7 +28,7 @@ def test_zeros_are_not_counted() -> None:
     assert histogram.counts.sum() == 2
 
 
-def test_adding_in_parts_is_adding_at_once() -> None:
+def test_a_histogram_of_parts_equals_that_of_all_values() -> None:
     values = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
     parts = Histogram(histogram_of(values).span)
     for part in np.split(values, 10):
@@ -37,9 +37,7 @@ def test_adding_in_parts_is_adding_at_once() -> None:
 
 
 @given(shape=st.lists(st.integers(1, 9), min_size=1, max_size=4), most=st.integers(1, 60))
-def test_evenly_spaced_values_are_few_and_come_from_the_whole_of_every_axis(
-    shape: list[int], most: int
-) -> None:
+def test_evenly_spaced_values_are_limited_and_cover_every_axis(shape: list[int], most: int) -> None:
     places = np.indices(shape).reshape(len(shape), *shape)
     found = [evenly_spaced(axis, most) for axis in places]
     assert 1 <= found[0].size <= most
@@ -48,13 +46,13 @@ def test_evenly_spaced_values_are_few_and_come_from_the_whole_of_every_axis(
         assert set(found[-1].tolist()) == set(range(shape[-1]))
 
 
-def test_magnitudes_fold_both_signs_onto_one_axis() -> None:
+def test_magnitudes_add_the_counts_of_both_signs() -> None:
     magnitudes = histogram_of(np.array([-4, -1, 1, 3.999], np.float32)).magnitudes
     assert magnitudes[-1] == 2
     assert magnitudes[BINS // 4 - 1 : BINS // 4 + 1].sum() == 2
 
 
-def test_percentile_keeps_its_share_inside() -> None:
+def test_the_percentile_range_contains_that_share_of_the_values() -> None:
     values = np.random.default_rng(1).standard_normal(200_000)
     span = percentile_range(histogram_of(values), 99.0)
     inside = ((values >= span.low) & (values <= span.high)).mean()
@@ -63,13 +61,13 @@ def test_percentile_keeps_its_share_inside() -> None:
     assert span.high == pytest.approx(2.576, abs=0.05)
 
 
-def test_nothing_is_clipped_from_values_an_8_bit_grid_holds_exactly() -> None:
+def test_uniform_values_are_hardly_clipped() -> None:
     values = np.linspace(-1, 1, 100_001)
     assert mse_range(histogram_of(values)).high > 0.98
     assert percentile_range(histogram_of(values), 100) == TensorRange(-1, 1)
 
 
-def test_mse_weighs_clipping_against_rounding_like_a_direct_search() -> None:
+def test_the_mse_range_equals_that_of_a_direct_search() -> None:
     values = np.random.default_rng(2).laplace(size=50_000)
     span = mse_range(histogram_of(values))
 
@@ -81,8 +79,8 @@ def test_mse_weighs_clipping_against_rounding_like_a_direct_search() -> None:
     assert error(max(-span.low, span.high)) <= min(map(error, limits)) * 1.03
 
 
-def test_entropy_is_the_published_search() -> None:
-    """The prefix sums give, for every threshold, what the description gives step by step."""
+def test_the_entropy_range_equals_that_of_the_published_search() -> None:
+    """Prefix sums result in the same divergence for each threshold as the published steps."""
     random = np.random.default_rng(3)
     counts = np.histogram(np.abs(random.laplace(size=3000)), bins=BINS)[0].astype(
         float
@@ -109,5 +107,5 @@ def published_divergence(counts: np.ndarray, kept: int) -> float:
     return float((reference[filled] * np.log(reference[filled] / candidate[filled])).sum())
 
 
-def test_entropy_clips_nothing_where_every_value_is_the_largest() -> None:
+def test_the_entropy_range_of_equal_magnitudes_clips_nothing() -> None:
     assert entropy_range(histogram_of(np.full(100, 3.0))) == TensorRange(0, 3)

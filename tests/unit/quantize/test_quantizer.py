@@ -44,7 +44,7 @@ def model_with_weight(weight: np.ndarray) -> Model:
     return Model(helper.make_model(graph))
 
 
-def test_a_real_weight_comes_back_within_half_a_step_of_each_channel(
+def test_the_rounding_error_of_a_weight_is_at_most_half_a_step_per_channel(
     resnet: Model, conv_weight: Site
 ) -> None:
     quantizer = Quantizer(resnet, {})
@@ -58,13 +58,13 @@ def test_a_real_weight_comes_back_within_half_a_step_of_each_channel(
     assert (error <= params.scale * 0.5001).all()
 
 
-def test_numbers_are_computed_once(resnet: Model, conv_weight: Site) -> None:
+def test_scales_and_zero_points_are_cached(resnet: Model, conv_weight: Site) -> None:
     quantizer = Quantizer(resnet, {"input": TensorRange(0, 1)})
     assert quantizer.params(conv_weight) is quantizer.params(conv_weight)
     assert quantizer.params(activation("input")) is quantizer.params(activation("input"))
 
 
-def test_the_site_decides_format_and_axis(resnet: Model, conv_weight: Site) -> None:
+def test_format_and_axis_are_taken_from_the_site(resnet: Model, conv_weight: Site) -> None:
     quantizer = Quantizer(resnet, {"input": TensorRange(-1, 1)})
     assert quantizer.params(activation("input", "uint8")).format is FORMATS["uint8"]
     assert quantizer.params(activation("input", "int8")).zero_point == 0
@@ -78,7 +78,7 @@ def test_reduce_range_keeps_weights_within_7_bits(resnet: Model, conv_weight: Si
     assert np.abs(integers.astype(int)).max() == 63
 
 
-def test_reduce_range_is_about_8_bit_products_only() -> None:
+def test_reduce_range_applies_to_8_bit_products_only() -> None:
     weight = np.ones((2, 2), np.float32)
     params = weight_params(weight, FORMATS["int16"], None, reduce_range=True)
     assert quantize(weight, params).max() == 32767
@@ -96,7 +96,9 @@ def test_a_large_weight_is_quantized_in_little_more_than_its_own_memory() -> Non
     assert peak < 1.5 * weight.nbytes
 
 
-def test_placed_lists_the_sites_with_their_numbers_in_order(resnet: Model, conv_weight: Site) -> None:
+def test_placed_returns_the_sites_in_order_with_scales_and_zero_points(
+    resnet: Model, conv_weight: Site
+) -> None:
     quantizer = Quantizer(resnet, {"input": TensorRange(0, 255)})
     placement = Placement(sites=frozenset({conv_weight, activation("input")}))
     pairs = quantizer.placed(placement)
@@ -108,29 +110,29 @@ def test_placed_lists_the_sites_with_their_numbers_in_order(resnet: Model, conv_
     assert all(type(number) is int for number in by_tensor[conv_weight.tensor].zero_point)
 
 
-def test_a_site_that_was_not_calibrated_is_named(resnet: Model) -> None:
+def test_a_site_without_a_calibrated_range_is_an_error(resnet: Model) -> None:
     with pytest.raises(PlacementError, match="'logits' has no calibrated range"):
         Quantizer(resnet, {}).params(activation("logits"))
 
 
-def test_a_weight_that_is_no_constant_is_named(resnet: Model) -> None:
+def test_a_weight_that_is_no_constant_is_an_error(resnet: Model) -> None:
     site = Site(tensor="input", consumers=(), format="int8", weight=True)
     with pytest.raises(PlacementError, match="'input' is placed as a weight but is no constant"):
         Quantizer(resnet, {}).integer_weight(site)
 
 
-def test_an_unknown_format_gets_a_suggestion(resnet: Model) -> None:
+def test_an_unknown_format_is_an_error_with_a_suggestion(resnet: Model) -> None:
     with pytest.raises(ConfigError, match="did you mean 'uint8'"):
         Quantizer(resnet, {"input": TensorRange(0, 1)}).params(activation("input", "unit8"))
 
 
-def test_a_weight_with_nan_is_named() -> None:
+def test_a_weight_with_nan_is_an_error() -> None:
     model = model_with_weight(np.array([[1, np.nan]], np.float32))
     with pytest.raises(ModelError, match="weight 'w' holds NaN"):
         Quantizer(model, {}).params(Site(tensor="w", consumers=(), format="int8", weight=True))
 
 
-def test_a_half_precision_weight_gets_float32_scales() -> None:
+def test_a_half_precision_weight_has_float32_scales() -> None:
     model = model_with_weight(np.array([[1, -3]], np.float16))
     quantizer = Quantizer(model, {})
     site = Site(tensor="w", consumers=(), format="int8", weight=True)
@@ -148,7 +150,7 @@ def test_a_bias_fits_in_32_bits_beside_a_channel_of_zeros(weak: float) -> None:
     np.testing.assert_array_equal(quantize(weight, params), [[0, 0], [64, -127]])
 
 
-def test_a_weak_channel_that_is_not_zero_keeps_its_own_scale() -> None:
+def test_a_channel_of_small_values_has_its_own_scale() -> None:
     weight = np.array([[1e-4, 0], [1, -2]], np.float32)
     params = weight_params(weight, FORMATS["int8"], 0)
     np.testing.assert_array_equal(quantize(weight, params), [[127, 0], [64, -127]])
@@ -166,7 +168,7 @@ def test_scales_stay_normal_floats_for_extreme_values(largest: float) -> None:
             assert np.isfinite(dequantize(quantize(weight, params), params)).all()
 
 
-def test_a_bias_counts_in_products_of_input_and_weight_steps() -> None:
+def test_the_scale_of_a_bias_is_the_product_of_input_and_weight_scale() -> None:
     model = model_with_weight(np.array([0.25, -3, 7], np.float32))
     inputs = activation("x")
     weight = Site(tensor="w", consumers=(), format="int8", weight=True)
@@ -180,7 +182,7 @@ def test_a_bias_counts_in_products_of_input_and_weight_steps() -> None:
     np.testing.assert_array_equal(integers[:2], np.rint(np.array([0.25, -3]) / step))
 
 
-def test_a_bias_that_32_bits_cannot_hold_saturates() -> None:
+def test_a_bias_beyond_32_bits_saturates() -> None:
     fmt = FORMATS["int32"]
     tiny = QuantParams(fmt, np.float32([1e-9]), np.zeros(1, np.int32), axis=0)
     with warnings.catch_warnings(action="error"):
@@ -188,7 +190,7 @@ def test_a_bias_that_32_bits_cannot_hold_saturates() -> None:
         assert quantize(np.float32([-300]), tiny) == -(2**31)
 
 
-def test_an_empty_range_gets_a_safe_scale_and_zero_point_zero() -> None:
+def test_an_empty_range_has_a_positive_scale_and_zero_point_zero() -> None:
     params = activation_params(TensorRange(0, 0), FORMATS["uint8"])
     assert params.scale > 0
     assert params.zero_point == 0

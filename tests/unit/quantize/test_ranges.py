@@ -18,17 +18,17 @@ def model_of(*nodes: tuple[str, str, str], **attributes: object) -> Model:
     return Model(helper.make_model(graph))
 
 
-def test_both_sides_of_a_pool_get_the_union() -> None:
+def test_input_and_output_of_a_pool_have_the_union_of_ranges() -> None:
     found = tie_ranges(model_of(("MaxPool", "x", "y")), {"x": TensorRange(-1, 4), "y": TensorRange(0, 5)})
     assert found == {"x": TensorRange(-1, 5), "y": TensorRange(-1, 5)}
 
 
-def test_all_inputs_and_the_output_of_a_concat_get_the_union() -> None:
+def test_inputs_and_output_of_a_concat_have_the_union_of_ranges() -> None:
     ranges = {"a": TensorRange(0, 1), "b": TensorRange(-2, 0), "y": TensorRange(-1, 1)}
     assert set(tie_ranges(model_of(("Concat", "a b", "y")), ranges).values()) == {TensorRange(-2, 1)}
 
 
-def test_a_tie_runs_through_copies_that_have_no_range() -> None:
+def test_a_tie_continues_through_copies_without_a_range() -> None:
     model = model_of(
         ("Transpose", "x", "t"), ("Reshape", "t shape", "r"), ("Concat", "r b", "c"), ("MaxPool", "c", "y")
     )
@@ -65,7 +65,7 @@ def test_the_indices_of_a_pool_are_not_tied() -> None:
     assert tie_ranges(model_of(("MaxPool", "x", "y indices")), ranges) == ranges
 
 
-def test_a_chain_of_many_copies_is_tied_end_to_end() -> None:
+def test_both_ends_of_a_long_chain_of_copies_are_tied() -> None:
     names = ["x", *(f"t{i}" for i in range(5000)), "y"]
     model = model_of(*(("Identity", a, b) for a, b in pairwise(names)))
     found = tie_ranges(model, {"x": TensorRange(0, 1), "y": TensorRange(-1, 0)})
@@ -84,8 +84,8 @@ def test_operators_of_other_domains_tie_nothing(op: str) -> None:
     assert tie_ranges(model_of((op, "x", "y"), domain="odd"), ranges) == ranges
 
 
-def test_every_reader_of_a_shared_tensor_gets_its_one_range() -> None:
-    """Two branches that meet again share all their scales, whichever of their tensors were seen."""
+def test_branches_that_join_have_one_range() -> None:
+    """Two branches that join share all their scales, whichever of their tensors were calibrated."""
     model = model_of(("Transpose", "x", "a"), ("MaxPool", "x", "b"), ("Concat", "a b", "y"))
     found = tie_ranges(model, {"a": TensorRange(0, 1), "b": TensorRange(-2, 0), "x": TensorRange(0, 3)})
     assert set(found.values()) == {TensorRange(-2, 3)}

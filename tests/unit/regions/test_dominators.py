@@ -1,4 +1,4 @@
-"""Dominators and the structure tree, against definitions worked out by brute force."""
+"""Dominators and the structure tree are equal to those of a brute-force search by definition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qdqspec.regions.dominators import DominatorTree, post_dominators, structure
 
 @st.composite
 def graphs(draw: st.DrawFn) -> list[list[int]]:
-    """Predecessors of each vertex; 0 is the entry, the last is the exit, all lie between them."""
+    """Predecessors of each vertex; 0 is the entry, the last is the exit, all others are on a path between them."""
     size = draw(st.integers(2, 9))
     before = [[]] + [
         sorted(draw(st.sets(st.integers(0, v - 1), min_size=1, max_size=3))) for v in range(1, size)
@@ -25,8 +25,8 @@ def successors_of(before: list[list[int]]) -> list[list[int]]:
     return [[v for v, row in enumerate(before) if u in row] for u in range(len(before))]
 
 
-def on_every_way(after: list[list[int]], start: int, end: int) -> set[int]:
-    ways = [{end}] if start == end else [w for s in after[start] for w in [on_every_way(after, s, end)] if w]
+def on_every_path(after: list[list[int]], start: int, end: int) -> set[int]:
+    ways = [{end}] if start == end else [w for s in after[start] for w in [on_every_path(after, s, end)] if w]
     return {start} | set.intersection(*ways) if ways else set()
 
 
@@ -38,11 +38,11 @@ def test_immediate_dominators_by_definition(before):
     for row in before[1:]:
         tree.add(row)
     for vertex in range(1, last + 1):
-        strict = on_every_way(after, 0, vertex) - {vertex}
+        strict = on_every_path(after, 0, vertex) - {vertex}
         assert tree.parent[vertex] == max(strict)
     post = post_dominators(after)
     for vertex in range(last):
-        assert post[vertex] == min(on_every_way(after, vertex, last) - {vertex})
+        assert post[vertex] == min(on_every_path(after, vertex, last) - {vertex})
 
 
 def test_a_diamond_nests_its_branches():

@@ -1,4 +1,4 @@
-"""Pattern expressions: what they match, and what a wrong one is answered with."""
+"""Pattern expressions: their matches, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def model() -> Model:
         ("Rel?#*", ["Relu#2", "Relu#7"]),
     ],
 )
-def test_matches(model, text, expected):
+def test_matches_of_an_expression(model, text, expected):
     assert [" ".join(match) for match in matches(parse(text), model)] == expected
 
 
-def test_an_attribute_left_out_has_its_default(model):
-    """The first Conv does not write ``group``; the operator's definition says 1."""
+def test_an_attribute_that_is_not_set_matches_its_default(model):
+    """The first Conv does not set ``group``, whose default is 1."""
     assert ("Conv#0",) in matches(parse("Conv[group=1]"), model)
 
 
@@ -93,8 +93,8 @@ def block(body: str) -> Model:
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_a_built_in_matches_the_block_it_is_named_after_and_no_other(name):
     found = {other: matches(parse(name), block(body)) for other, body in BLOCKS.items()}
-    told = {other: [" ".join(match) for match in some] for other, some in found.items() if some}
-    assert told == {name: MATCHED[name]}
+    reported = {other: [" ".join(match) for match in some] for other, some in found.items() if some}
+    assert reported == {name: MATCHED[name]}
 
 
 def test_only_data_edges_are_followed():
@@ -121,7 +121,7 @@ def test_only_data_edges_are_followed():
         ("Conv > " * 400 + "Conv", 2000, "longer than 2000 characters"),
     ],
 )
-def test_a_wrong_expression_is_shown_with_a_caret(text, column, what):
+def test_the_error_of_an_invalid_expression_marks_the_position(text, column, what):
     with pytest.raises(PatternError) as caught:
         parse(text)
     assert isinstance(caught.value, SpecError)
@@ -148,7 +148,7 @@ def test_constant_nodes_are_never_allowed():
     assert allowed_nodes(Model(onnx.parser.parse_model(text)), PatternRules()) == {"Add#1"}
 
 
-def test_unmatched_rules_are_reported_as_written(model):
+def test_unmatched_rules_are_reported_with_their_text(model):
     rules = PatternRules(allow=("Conv", "Gemm"), deny=("Softmax",), include=("*",), exclude=("/head/*",))
     assert unmatched(model, rules) == ("Gemm", "Softmax", "/head/*")
 
@@ -162,7 +162,7 @@ def test_unmatched_rules_are_reported_as_written(model):
     ],
 )
 def test_an_included_name_that_matches_nothing_is_an_error(model, glob, said, cure):
-    """The model would be left unchanged, and nothing would say why."""
+    """Otherwise the model would stay unchanged without a reason."""
     require_matches(model, PatternRules(include=("Relu*",), exclude=("/head/*",)))
     with pytest.raises(SpecError) as caught:
         require_matches(model, PatternRules(include=("Relu*", glob)))
@@ -177,15 +177,15 @@ def test_an_absent_operator_is_allowed_beside_a_present_one_and_not_alone(model)
     assert "Clip, Conv" in str(caught.value.cure)
 
 
-def test_an_expression_with_endless_ways_ends(models):
+def test_matching_of_nested_repeats_terminates(models):
     model = load_model(models / "ultraface_rfb320.onnx")
-    endless = parse("(*|*)* > (*|*)* > Softmax")
-    assert matches(endless, model)
+    nested = parse("(*|*)* > (*|*)* > Softmax")
+    assert matches(nested, model)
     before = {node.name for node in model.nodes if node.op_type not in ("Constant", "Concat")}
-    assert len(matched_nodes(endless, model)) > len(before) / 2
+    assert len(matched_nodes(nested, model)) > len(before) / 2
 
 
-def test_no_repeat_is_too_long_to_be_allowed():
+def test_a_repeat_can_match_a_chain_of_any_length():
     relus = " ".join(f"t{i} = Relu(t{i - 1})" for i in range(1, 60))
     text = f'<ir_version: 8, opset_import: ["": 15]> g (float[4] t0) => (float[4] y) {{ {relus} y = Softmax(t59) }}'
     assert len(matched_nodes(parse("Relu > Relu* > Softmax"), Model(onnx.parser.parse_model(text)))) == 60

@@ -1,4 +1,4 @@
-"""A model folded into a few parts: all nodes once, kernels whole, times and errors kept."""
+"""A model folded into a few parts: each node is in one part, kernels are not divided, times and errors are summed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_small_model_has_a_part_for_each_kernel_and_edges_between_them():
     assert [part.tuned_ms for part in parts] == [None, None]
 
 
-def test_nodes_that_compute_constants_are_in_no_part():
+def test_nodes_that_compute_constants_are_excluded():
     text = """(float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
     { s = Shape (b) r = Reshape (b, s) t = Mul (r, r) a = Conv (x, w) y = Add (a, t) }"""
     parts = fold_graph(model_of(text, w=(4, 4, 1, 1), b=(4, 1, 1)), ())
@@ -63,7 +63,7 @@ def test_without_profiles_each_node_is_a_part():
     assert parts[0].reference_ms is None
 
 
-def test_formats_times_of_conversions_and_errors():
+def test_parts_have_formats_errors_and_times_with_conversions():
     tuned = [
         LayerTime(name="q", op_type="QuantizeLinear", milliseconds=0.5, tensors=("b",), boundary=True),
         LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
@@ -82,7 +82,7 @@ def test_formats_times_of_conversions_and_errors():
     assert [part.sqnr_db for part in parts] == [None, pytest.approx(20.0), None]
 
 
-def test_a_node_between_pairs_that_a_float_kernel_computes_has_no_format():
+def test_a_node_between_pairs_in_a_float_kernel_has_no_format():
     tuned = [
         LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
         LayerTime(name="k1", op_type="QLinearConv", milliseconds=0.7, nodes=("c",), integer=True),
@@ -93,7 +93,7 @@ def test_a_node_between_pairs_that_a_float_kernel_computes_has_no_format():
 
 
 @given(st.integers(1, 40), st.integers(1, 30), st.booleans())
-def test_a_model_of_any_size_is_within_the_limit_with_every_node_once(links: int, most: int, profiled: bool):
+def test_the_number_of_parts_is_limited_and_every_node_is_in_one(links: int, most: int, profiled: bool):
     model = chain(links)
     kernels = [
         LayerTime(name=f"k{i}", op_type="FusedConv", milliseconds=1.0, nodes=(f"c{i}", f"r{i}"))
@@ -106,7 +106,7 @@ def test_a_model_of_any_size_is_within_the_limit_with_every_node_once(links: int
         0 <= maker < len(parts) and maker != at for at, part in enumerate(parts) for maker in part.inputs
     )
     if profiled:
-        assert all(part.ops.get("Conv") == part.ops.get("Relu") for part in parts), "kernels stay whole"
+        assert all(part.ops.get("Conv") == part.ops.get("Relu") for part in parts), "kernels are not divided"
         assert math.fsum(part.reference_ms or 0.0 for part in parts) == pytest.approx(links)
     if len(parts) > 1:
         assert {maker for part in parts for maker in part.inputs} == set(range(len(parts) - 1))

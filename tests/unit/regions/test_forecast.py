@@ -1,4 +1,4 @@
-"""The forecast of a search counts multiplications at the given shapes, and names the dimensions that it assumes."""
+"""The forecast of a search counts multiplications at the given shapes and lists assumed dimensions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def model() -> Model:
     return Model(proto)
 
 
-def test_dynamic_dimensions_count_as_one_and_are_named(model: Model) -> None:
+def test_dynamic_dimensions_are_assumed_as_one_and_listed(model: Model) -> None:
     found = forecast_tuning(model, 10)
     assert found.macs == 64 * 128
     assert found.assumed == ("'batch'", "'steps'", "dimension 1 of input 'z'")
@@ -32,7 +32,7 @@ def test_dynamic_dimensions_count_as_one_and_are_named(model: Model) -> None:
     )
 
 
-def test_given_shapes_are_used_also_for_dimensions_of_one_name(model: Model) -> None:
+def test_given_shapes_set_dimensions_of_the_same_name(model: Model) -> None:
     found = forecast_tuning(model, 10, {"x": (4, 50, 64)})
     assert found.macs == 4 * 50 * 64 * 128
     assert found.assumed == ("dimension 1 of input 'z'",)
@@ -40,7 +40,7 @@ def test_given_shapes_are_used_also_for_dimensions_of_one_name(model: Model) -> 
 
 
 def test_a_negative_size_is_a_dynamic_dimension(model: Model) -> None:
-    """Paddle2ONNX exports such sizes."""
+    """Paddle2ONNX exports negative sizes."""
     model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     found = forecast_tuning(model, 10, {"x": (4, 50, 64), "z": (4, 2)})
     assert found.macs == 4 * 50 * 64 * 128

@@ -1,4 +1,4 @@
-"""Regions by what a runtime fuses."""
+"""Regions derived from the kernels that a runtime fuses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def test_a_node_belongs_to_the_first_kernel_that_names_it():
     assert groups_of(layers) == (("a", "b"), ("c",))
 
 
-def test_the_kernels_of_onnx_runtime(tmp_path, models):
-    """Conv, residual Add and Relu run as one kernel there, and stay one region."""
+def test_regions_by_the_kernels_of_onnx_runtime(tmp_path, models):
+    """ONNX Runtime runs Conv, residual Add and Relu as one kernel, which is one region."""
     rules = RegionRules(by="fusion", max_nodes=50)
     case = Case(id="default", model=models / "digits_resnet.onnx", regions=rules)
     with closing(Session(root=tmp_path)) as session:

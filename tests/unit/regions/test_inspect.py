@@ -1,4 +1,4 @@
-"""What `qdqspec inspect` prints."""
+"""The output of `qdqspec inspect`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qdqspec.registry import resolve
 
 
 def judged(model: Model, *able: str) -> Judged:
-    """As a backend would that runs operators of these types in integers, and none that makes a graph output."""
+    """The judgement of a backend that runs these operator types in integers, but no producer of a graph output."""
     reasons = {n.name: "" if n.op_type in able else f"{n.op_type}: it cannot" for n in model.nodes}
     return Judged(
         backend="some", reasons=reasons, outputs=dict.fromkeys(model.outputs, "it is not asked for")
@@ -25,26 +25,26 @@ def judged(model: Model, *able: str) -> Judged:
 
 @pytest.fixture
 def inspection(models):
-    """As ``qdqspec inspect`` has it, save for the forecast."""
+    """The inspection of ``qdqspec inspect`` without the forecast."""
     model = load_model(models / "digits_resnet.onnx")
     can = resolve("backend", "onnxruntime")().capabilities()
     return inspect_model(model, find_regions(model), judge(model, can, backend="onnxruntime"))
 
 
-def test_text(inspection, golden):
+def test_the_text_of_an_inspection(inspection, golden):
     golden("regions/digits_resnet.txt", render_text(inspection))
 
 
-def test_verbose_text(inspection, golden):
+def test_the_verbose_text_of_an_inspection(inspection, golden):
     golden("regions/digits_resnet-verbose.txt", render_text(inspection, verbose=True, include_all=True))
 
 
-def test_json(inspection, golden):
+def test_the_json_of_an_inspection(inspection, golden):
     golden("regions/digits_resnet.json", json.dumps(to_json(inspection), indent=1) + "\n")
 
 
 def layers(count: int) -> Model:
-    """Residual blocks, each followed by a pointwise one."""
+    """Residual blocks, each followed by a pointwise convolution."""
     weight = "<float[4,4,1,1] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}>"
     layer = (
         "a{0} = Conv(x{0}, w) b{0} = Relu(a{0}) c{0} = Conv(b{0}, w) d{0} = Add(c{0}, x{0}) "
@@ -68,7 +68,7 @@ def test_layers_that_repeat_are_reported_once(golden):
     assert len(render_text(larger).splitlines()) == len(render_text(found).splitlines())
 
 
-def test_long_lists_are_cut_in_text_and_never_in_json(models):
+def test_long_lists_are_truncated_in_text_and_complete_in_json(models):
     model = load_model(models / "ultraface_rfb320.onnx")
     found = inspect_model(model, find_regions(model))
     text = render_text(found, lines=3)
@@ -85,12 +85,12 @@ def test_regions_with_nothing_to_quantize_are_shown_on_request(models):
     assert "--include-all shows them" in render_text(found)
 
 
-def test_refusals_give_a_reason_for_every_other_node(inspection):
+def test_every_node_that_is_not_offered_has_a_reason(inspection):
     assert sum(count for _, count in inspection.refusals) + len(inspection.quantizable) == inspection.nodes
     assert inspection.refusals == (("Relu: quantized together with the operator before it", 13),)
 
 
-def test_without_a_backend_nothing_is_reported_of_quantization(models):
+def test_an_inspection_without_a_backend_does_not_report_quantization(models):
     model = load_model(models / "digits_resnet.onnx")
     found = inspect_model(model, find_regions(model))
     coverage = to_json(found)["coverage"]
@@ -106,7 +106,7 @@ def test_notes_of_the_backend_are_reported(models):
     assert to_json(found)["judged"] == {"backend": "some", "note": note}
 
 
-def test_graph_outputs_that_stay_float_are_named_with_the_reason(models):
+def test_graph_outputs_that_stay_float_are_reported_with_the_reason(models):
     model = load_model(models / "ultraface_rfb320.onnx")
     why = {"scores": "Softmax cannot", "boxes": ""}
     found = inspect_model(model, find_regions(model), replace(judged(model), outputs=why))
@@ -159,9 +159,9 @@ def test_bodies_are_regions_of_the_tree_and_functions_graphs_of_their_own(nested
     }
 
 
-def test_a_body_knows_the_types_and_constants_around_it(nested):
+def test_regions_of_a_body_use_outer_types_and_constants(nested):
     bodies = {body.name: body for body in find_bodies(nested, find_regions(nested), find_regions)}
-    assert bodies["choose/then_branch"].regions[0].inputs == ("a", "c")  # and not the constant w
+    assert bodies["choose/then_branch"].regions[0].inputs == ("a", "c")  # the constant w is no input
     alone = Model(
         onnx.parser.parse_model(
             """<ir_version: 8, opset_import: ["": 17]>
@@ -172,7 +172,7 @@ def test_a_body_knows_the_types_and_constants_around_it(nested):
     assert inner.regions[0].pattern == find_regions(alone)[0].pattern
 
 
-def test_names_inside_do_not_meet_names_outside(nested):
+def test_names_of_nodes_in_bodies_do_not_collide_with_outer_names(nested):
     nested.proto.graph.node[0].name = "choose/then_branch/conv"
     outside = Model(nested.proto)
     inside = {
@@ -185,7 +185,7 @@ def test_names_inside_do_not_meet_names_outside(nested):
     assert "choose/then_branch~1/conv" in inside
 
 
-def test_bodies_are_listed_and_nothing_is_placed_in_functions(nested):
+def test_bodies_are_listed_and_functions_are_not_quantized(nested):
     regions = find_regions(nested)
     found = inspect_model(
         nested,
@@ -202,7 +202,7 @@ def test_bodies_are_listed_and_nothing_is_placed_in_functions(nested):
     assert "and 4 more" in render_text(found, lines=1)
 
 
-def test_long_names_of_bodies_are_cut_in_the_middle_and_whole_in_the_json():
+def test_long_names_of_bodies_are_shortened_in_text_and_complete_in_json():
     renamed = Model(onnx.parser.parse_model(NESTED.replace("[choose]", f"[{'deep_' * 20}choose]")))
     regions = find_regions(renamed)
     bodies = find_bodies(renamed, regions, find_regions)

@@ -1,4 +1,4 @@
-"""Rows that repeat are found, whatever stands around them."""
+"""Repeated rows are found in any context."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from qdqspec.regions.inspect import Run, runs_of
 
 
-def test_turns_are_found_from_the_front():
+def test_repeats_are_found_from_the_first_row():
     assert runs_of("aabababbbb") == [Run(0, 1, 1), Run(1, 2, 3), Run(7, 1, 3)]
     assert runs_of("") == []
 
 
-def test_two_repeats_are_listed_separately():
+def test_a_row_that_occurs_twice_is_no_repeat():
     assert runs_of("aabb") == [Run(i, 1, 1) for i in range(4)]
 
 
@@ -22,7 +22,7 @@ def test_the_shortest_period_is_reported():
 
 
 @given(st.text("abc", max_size=40))
-def test_runs_are_the_rows(rows):
+def test_runs_reproduce_the_rows(rows):
     runs = runs_of(rows)
     assert "".join(rows[run.start : run.start + run.width] * run.times for run in runs) == rows
     assert all(run.times != 2 for run in runs)

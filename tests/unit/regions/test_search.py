@@ -1,4 +1,4 @@
-"""Discovery on graphs whose structure a reader knows."""
+"""Regions found in graphs of known structure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def block(before: str, after: str) -> str:
     {after}d = Add({after}c, {before}) {after} = Relu({after}d)"""
 
 
-def test_residual_blocks_are_leaves_that_share_a_pattern():
+def test_residual_blocks_are_leaves_of_one_pattern():
     regions = find_regions(
         model_of(block("x", "p") + block("p", "q") + block("q", "y"), result_shape="[1,4,8,8]")
     )
@@ -50,7 +50,7 @@ def test_large_branchings_are_composites_of_their_branches():
     assert texts == ["Conv > Relu > Conv > Relu", "Conv > Sigmoid > Conv > Sigmoid > Add"]
 
 
-def test_a_level_that_holds_most_of_the_model_is_left_out():
+def test_a_composite_of_most_of_the_model_is_omitted():
     regions = find_regions(model_of("s = Relu(x) " + FORK.format("y", "s")), RegionRules(max_nodes=6))
     assert all(region.type != "COMPOSITE" for region in regions)
 
@@ -61,7 +61,7 @@ def test_long_sequences_are_cut_into_equal_parts_at_anchors():
     assert [len(r.nodes) for r in regions if r.type == "LEAF"] == [8, 8, 8]
 
 
-def test_shape_arithmetic_constants_and_copies_are_never_regions_of_their_own():
+def test_shape_arithmetic_constants_and_copies_are_no_separate_regions():
     body = """c = Conv(x, w) t = Transpose <perm = [0, 2, 3, 1]> (c)
     s = Shape(c) i = Constant <value_ints = [0]> () g = Gather(s, i) m = Constant <value_ints = [-1]> ()
     k = Concat <axis = 0> (g, m) y = Reshape(t, k)"""
@@ -71,12 +71,12 @@ def test_shape_arithmetic_constants_and_copies_are_never_regions_of_their_own():
     assert regions[1].pattern_text == "Conv > Transpose > Reshape"
 
 
-def test_a_model_of_copies_only_still_has_a_region():
+def test_a_model_of_copies_only_has_one_region():
     regions = find_regions(model_of("a = Identity(x) y = Transpose <perm = [3, 2, 1, 0]> (a)"))
     assert [(r.type, len(r.nodes)) for r in regions] == [("ROOT", 2), ("LEAF", 2)]
 
 
-def test_a_mask_read_by_every_layer_does_not_tie_the_layers_together():
+def test_a_mask_read_by_every_layer_does_not_join_the_layers():
     text = """<ir_version: 8, opset_import: ["": 17]>
     g (float[4,4] x, float[4,4] mask) => (float[4,4] y) <float[4,4] w> {
         m = Neg(mask)
@@ -106,7 +106,7 @@ def test_tensors_read_inside_an_if_body_are_its_inputs():
     assert chosen.inputs == ("c", "a")
 
 
-def test_fusion_groups_become_leaves_and_structure_fills_the_rest():
+def test_fusion_groups_are_leaves_and_other_nodes_are_grouped_by_structure():
     model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) y = Relu(c)")
     regions = find_regions(
         model, RegionRules(by="fusion"), groups=[["Conv#0", "Relu#1"], ["made_by_backend"]]
@@ -114,7 +114,7 @@ def test_fusion_groups_become_leaves_and_structure_fills_the_rest():
     assert [r.nodes for r in regions if r.type == "LEAF"] == [("Conv#0", "Relu#1"), ("Conv#2", "Relu#3")]
 
 
-def test_manual_globs_and_one_that_matches_nothing():
+def test_manual_regions_by_globs_and_the_error_of_one_without_a_match():
     model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) y = Relu(c)")
     regions = find_regions(model, RegionRules(by="manual", manual=(("Relu#1", "Conv#2"),)))
     assert ("Relu#1", "Conv#2") in [r.nodes for r in regions]
@@ -123,7 +123,7 @@ def test_manual_globs_and_one_that_matches_nothing():
 
 
 @pytest.mark.parametrize("source", ["path", "metadata"])
-def test_names_make_the_tree(source):
+def test_regions_by_names_follow_the_module_names(source):
     model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) d = Relu(c) e = Conv(d, w) y = Relu(e)")
     scopes = ["stem", "stem", "layer.0", "layer.0", "layer.1", "layer.1"]
     for node, scope in zip(model.proto.graph.node, scopes, strict=True):
@@ -135,27 +135,27 @@ def test_names_make_the_tree(source):
             entry.key, entry.value = "pkg.torch.onnx.name_scopes", repr(["", *outer, scope, node.op_type])
     regions = find_regions(Model(model.proto), RegionRules(by="names", max_nodes=2))
     shape = [(r.type, len(r.nodes), r.parent) for r in regions if r.type != "ROOT"]
-    # Two of three modules are more than half of the model: that level says nothing and is left out.
+    # Two of three modules are more than half of the model, so that level is omitted.
     assert shape == [("LEAF", 2, "r0")] * 3
 
 
-def test_names_fall_back_on_structure_where_there_are_none():
+def test_regions_by_names_of_an_unnamed_model_are_those_by_structure():
     model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) y = Relu(c)")
     assert find_regions(model, RegionRules(by="names")) == find_regions(model)
 
 
-def test_resnet_blocks_of_a_real_model_are_recognizable(models):
+def test_resnet_blocks_of_a_real_model_are_regions(models):
     texts = leaf_texts(find_regions(load_model(models / "digits_resnet.onnx")))
     assert texts.count("Conv > Relu > Conv > Add > Relu") == 4
     assert texts.count("(Conv | Conv > Relu > Conv) > Add > Relu") == 2
 
 
-def test_fire_modules_of_a_real_model_are_recognizable(models):
+def test_fire_modules_of_a_real_model_are_regions(models):
     texts = leaf_texts(find_regions(load_model(models / "squeezenet10.onnx")))
     assert sum(text.startswith("(Conv > Relu | Conv > Relu) > Concat") for text in texts) == 8
 
 
-def test_module_names_of_a_real_model_make_its_stages(models):
+def test_regions_by_names_of_a_real_model_are_its_stages(models):
     regions = find_regions(load_model(models / "digits_resnet.onnx"), RegionRules(by="names"))
     stage = next(region for region in regions if region.type == "COMPOSITE")
     below = [region for region in regions if region.parent == stage.id]

@@ -1,4 +1,4 @@
-"""Where the error that guides a search is taken."""
+"""The tensors at which the error that guides a search is measured."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ def model_of(body: str, outputs: str = "float[1,8] y") -> Model:
 
 
 def guide(body: str, outputs: str = "float[1,8] y") -> list[str]:
-    """The tensors that guide, of all outputs."""
+    """The guiding tensors of all outputs."""
     found = guiding_outputs(model_of(body, outputs))
     return [tensor for edges in found.values() for tensor, _ in edges]
 
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Hardmax", "LpNormalization"])
-def test_the_error_is_taken_before_a_trailing_operator_that_saturates(op: str) -> None:
+def test_the_error_is_measured_before_a_trailing_operator_that_saturates(op: str) -> None:
     assert guide(f"a = MatMul(x, w)  y = {op}(a)") == ["a"]
 
 
-def test_operators_that_copy_values_are_passed() -> None:
+def test_trailing_operators_that_copy_values_are_skipped() -> None:
     assert guide("a = MatMul(x, w)  b = Softmax(a)  c = Transpose(b)  y = Identity(c)") == ["a"]
     assert guide("a = MatMul(x, w)  c = Transpose(a)  b = Sigmoid(c)  y = Identity(b)") == ["a"]
 
 
-def test_an_output_without_such_an_operator_guides_itself() -> None:
+def test_an_output_without_a_saturating_operator_is_its_own_guide() -> None:
     assert guide("a = MatMul(x, w)  y = Identity(a)") == ["y"]
     assert guide("b = Softmax(x)  y = MatMul(b, w)") == ["y"]
 
 
-def test_a_choice_guides_by_what_it_chooses_from() -> None:
+def test_the_guide_of_an_argmax_is_its_input_scores() -> None:
     body = "a = MatMul(x, w)  b = Softmax(a)  y = ArgMax<axis = 1>(b)"
     assert guide(body, "int64[1,1] y") == ["a"]
 
 
-def test_a_gate_is_no_trailing_operator() -> None:
+def test_a_sigmoid_gate_is_no_trailing_operator() -> None:
     assert guide("a = MatMul(x, w)  s = Sigmoid(a)  y = Mul(a, s)") == ["y"]
 
 
-def test_an_embedding_divided_by_its_norm_guides_undivided() -> None:
+def test_the_guide_of_a_normalized_embedding_is_the_embedding_before_the_division() -> None:
     spelled = (
         "a = MatMul(x, w)  n = ReduceL2<keepdims = 1>(a)  least = Constant<value = float {1e-12}>()"
         "  m = Max(n, least)  y = Div(a, m)"
@@ -56,7 +56,7 @@ def test_an_embedding_divided_by_its_norm_guides_undivided() -> None:
     assert guide("a = MatMul(x, w)  n = ReduceL2<keepdims = 1>(x)  y = Div(a, n)") == ["y"]
 
 
-def test_of_several_outputs_each_has_its_own() -> None:
+def test_each_of_several_outputs_has_a_guide() -> None:
     body = "a = MatMul(x, w)  y = Softmax(a)  z = Relu(a)"
     assert guiding_outputs(model_of(body, "float[1,8] y, float[1,8] z")).keys() == {"y", "z"}
     assert guide(body, "float[1,8] y, float[1,8] z") == ["a", "z"]

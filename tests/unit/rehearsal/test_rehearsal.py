@@ -1,4 +1,4 @@
-"""One session in which every pair has a switch."""
+"""One session with a switch for every pair."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def placed(*sites: Site) -> Placement:
     return Placement(sites=frozenset(sites))
 
 
-def test_formats_and_consumers_are_chosen_by_edge(model: Model, feeds: list, tmp_path: Path) -> None:
+def test_pairs_are_switched_by_format_and_edge(model: Model, feeds: list, tmp_path: Path) -> None:
     numbers = Quantizer(model, ranges_for(model))
     coarse, fine = site("b", ("add", 0)), SITES[2]
     one_weight = site("w", ("second", 1), fmt="int8", weight=True)
@@ -76,7 +76,7 @@ def test_formats_and_consumers_are_chosen_by_edge(model: Model, feeds: list, tmp
             np.testing.assert_array_equal(rehearsal.outputs(placement, feeds[0])["y"], expected)
 
 
-def test_the_error_is_of_all_samples_and_also_taken_before_the_sigmoid(
+def test_the_error_is_over_all_samples_at_the_output_and_before_the_sigmoid(
     model: Model, feeds: list, tmp_path: Path
 ) -> None:
     numbers, placement = Quantizer(model, ranges_for(model)), placed(*SITES[:2], SITES[4])
@@ -100,13 +100,13 @@ def test_a_pair_before_the_sigmoid_is_part_of_the_guiding_error(model: Model, fe
         assert rehearsal.error(placed(SITES[5])).guiding_db == np.inf
 
 
-def test_without_a_pair_nothing_differs(model: Model, feeds: list) -> None:
+def test_the_error_without_pairs_is_zero(model: Model, feeds: list) -> None:
     with rehearsal_of(model, SITES, Quantizer(model, ranges_for(model)), *feeds) as rehearsal:
         found = rehearsal.error(placed())
     assert (found.sqnr_db, found.guiding_db, found.max_abs) == (np.inf, np.inf, 0.0)
 
 
-def test_references_are_computed_anew_where_they_are_not_kept(
+def test_references_are_recomputed_beyond_the_memory_limit(
     model: Model, feeds: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = Quantizer(model, ranges_for(model))
@@ -117,7 +117,7 @@ def test_references_are_computed_anew_where_they_are_not_kept(
         assert rehearsal.error(placed(*SITES[:2])) == kept
 
 
-def test_other_numbers_of_activations_are_fed(model: Model, feeds: list) -> None:
+def test_scales_of_activations_can_be_changed_without_a_new_session(model: Model, feeds: list) -> None:
     numbers = Quantizer(model, ranges_for(model))
     ranges = {tensor: TensorRange(1.25 * r.low, 1.25 * r.high) for tensor, r in numbers.ranges.items()}
     wider = numbers.corrected(Corrections(ranges={**ranges, "x": numbers.ranges["x"]}))
@@ -135,7 +135,7 @@ def test_other_numbers_of_activations_are_fed(model: Model, feeds: list) -> None
         assert opened.adjusted(numbers) is None
 
 
-def test_a_pair_that_was_not_foreseen_is_refused_by_name(model: Model, feeds: list) -> None:
+def test_a_pair_without_a_switch_is_an_error_with_its_name(model: Model, feeds: list) -> None:
     why = "no uint8 pair on tensor 'b' before input 0 of node 'add'"
     numbers = Quantizer(model, ranges_for(model))
     with (
@@ -145,12 +145,12 @@ def test_a_pair_that_was_not_foreseen_is_refused_by_name(model: Model, feeds: li
         rehearsal.error(placed(site("b", ("add", 0))))
 
 
-def test_above_the_memory_limit_it_refuses(model: Model, feeds: list) -> None:
+def test_a_rehearsal_above_the_memory_limit_is_refused(model: Model, feeds: list) -> None:
     with pytest.raises(RehearsalRefusedError, match=r"would take 0 MiB, and 0 MiB are allowed"):
         rehearsal_of(model, SITES, Quantizer(model, ranges_for(model)), *feeds, memory_limit=1000)
 
 
-def test_an_operator_that_the_runtime_lacks_is_the_reason(model: Model, feeds: list) -> None:
+def test_a_rehearsal_with_an_unsupported_operator_is_refused(model: Model, feeds: list) -> None:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     proto.opset_import.add(domain="elsewhere", version=1)
@@ -160,7 +160,7 @@ def test_an_operator_that_the_runtime_lacks_is_the_reason(model: Model, feeds: l
         rehearsal_of(foreign, SITES[:1], Quantizer(foreign, ranges_for(foreign)), *feeds)
 
 
-def test_every_choice_of_a_space_can_be_rehearsed_on_a_real_model(tmp_path: Path) -> None:
+def test_random_labels_of_a_real_model_are_rehearsed_as_built(tmp_path: Path) -> None:
     model = load_model(MODELS / "digits_resnet.onnx")
     rules = QuantizeRules()
     space = SchemeSpace(model, OnnxRuntime().capabilities(), rules=rules)
@@ -188,7 +188,7 @@ def test_an_operator_that_raising_the_opset_replaces_keeps_its_switch(feeds: lis
         assert 0 < np.abs(expected - rehearsal.outputs(placed(), feeds[0])["y"]).max() < 0.1
 
 
-def test_pairs_inside_bodies_have_switches(feeds: list, tmp_path: Path) -> None:
+def test_pairs_in_bodies_have_switches(feeds: list, tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["": 19]> inside (float[1,8,6,6] x) => (float[1,8,6,6] y) {
       big = ReduceMax<keepdims = 0>(x)  zero = Constant<value = float {0}>()  some = Greater(big, zero)
       y = If(some) <then_branch = one () => (float[1,8,6,6] t) { [inner] t = Mul(x, x) },

@@ -1,4 +1,4 @@
-"""The noise of single pairs, measured on the part of the graph behind each."""
+"""The noise of single pairs, measured on the part of the graph that follows each pair."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def feeds(count: int) -> list[dict[str, np.ndarray]]:
     return [{"x": random.normal(size=(1, 16)).astype(np.float32)} for _ in range(count)]
 
 
-def by_whole_runs(rehearsal: Rehearsal) -> list[float]:
-    """The same, one placement at a time."""
+def by_complete_runs(rehearsal: Rehearsal) -> list[float]:
+    """The SQNR of each pair, measured with one placement per run of the complete graph."""
     return [rehearsal.error(alone(site)).guiding_db for site in rehearsal.switches]
 
 
 @pytest.mark.parametrize("segments", [1, 3, 8])
-def test_noise_behind_a_cut_is_that_of_the_whole_model(
+def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(
     model: Model, segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sensitivity, "FIRST", 4)
     with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(3)) as rehearsal:
         found = find_sensitivities(rehearsal, segments=segments)
-        expected = by_whole_runs(rehearsal)
+        expected = by_complete_runs(rehearsal)
         assert [found.guiding_db(alone(site)) for site in rehearsal.switches] == pytest.approx(
             expected, abs=0.05
         )
@@ -90,8 +90,8 @@ HEADS = TEXT.replace("=> (float[1,16] y", "=> (float[1,16] first, float[1,16] y"
 
 
 @pytest.mark.parametrize("segments", [1, 3, 8])
-def test_a_guide_that_is_complete_before_a_cut_has_no_noise_of_pairs_behind_it(segments: int) -> None:
-    """The tensor before a Sigmoid is read by that alone, and not by the part of the graph behind the cut."""
+def test_pairs_after_a_cut_add_no_noise_to_a_guide_before_it(segments: int) -> None:
+    """The tensor before the Sigmoid has no reader in the part of the graph after the cut."""
     proto = onnx.parser.parse_model(HEADS)
     weight = np.random.default_rng(0).normal(0, 0.3, (16, 16)).astype(np.float32)
     half = np.full(16, 0.5, np.float32)
@@ -101,7 +101,7 @@ def test_a_guide_that_is_complete_before_a_cut_has_no_noise_of_pairs_behind_it(s
     model = Model(proto)
     with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(2)) as rehearsal:
         found = find_sensitivities(rehearsal, segments=segments)
-        expected = by_whole_runs(rehearsal)
+        expected = by_complete_runs(rehearsal)
         assert [found.guiding_db(alone(site)) for site in rehearsal.switches] == pytest.approx(
             expected, abs=0.05
         )
@@ -134,7 +134,7 @@ def test_a_quick_analysis_measures_pairs_of_one_tensor_together(model: Model) ->
 
 
 @pytest.mark.parametrize("tensors", [2, 3, 100])
-def test_neighbouring_tensors_share_their_noise(model: Model, tensors: int) -> None:
+def test_a_quick_analysis_divides_noise_among_neighbouring_tensors(model: Model, tensors: int) -> None:
     with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(3)) as rehearsal:
         found = find_sensitivities(rehearsal, segments=1, quick=True, tensors=tensors)
         single = find_sensitivities(rehearsal, segments=1, quick=True)
@@ -147,7 +147,7 @@ def test_neighbouring_tensors_share_their_noise(model: Model, tensors: int) -> N
         assert len(together) <= -(-measured // tensors)
 
 
-def test_a_weight_of_one_element_counts_as_exact() -> None:
+def test_a_weight_of_one_element_is_treated_as_exact() -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 19]> g (float[1,16] x) => (float[1,16] y) { y = Mul(x, c) }'
     )
@@ -160,7 +160,7 @@ def test_a_weight_of_one_element_counts_as_exact() -> None:
         assert rehearsal.error(alone(weight)).guiding_db > 120
 
 
-def test_noise_of_several_pairs_is_about_the_sum(model: Model) -> None:
+def test_noise_of_several_pairs_is_approximately_the_sum(model: Model) -> None:
     sites = all_sites(model)
     with rehearsal_of(model, sites, Quantizer(model, ranges_for(model)), *feeds(8)) as rehearsal:
         found, whole = find_sensitivities(rehearsal), Placement(sites=frozenset(sites))
@@ -182,7 +182,7 @@ def test_each_label_of_a_unit_has_the_noise_of_its_pairs() -> None:
     assert -10 * np.log10(labels[unit.id, unit.full]) == pytest.approx(alone, abs=3)
 
 
-def test_the_graph_is_cut_where_little_data_is_live(model: Model) -> None:
+def test_cuts_are_ordered_and_live_sizes_match_the_live_tensors(model: Model) -> None:
     with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(1)) as rehearsal:
         sizes = rehearsal.graph.live_sizes()
         for index in range(1, len(rehearsal.graph.nodes)):
@@ -191,7 +191,7 @@ def test_the_graph_is_cut_where_little_data_is_live(model: Model) -> None:
         assert cuts == sorted(set(cuts))
 
 
-def test_without_a_float_to_compare_it_refuses() -> None:
+def test_a_sensitivity_analysis_without_float_outputs_is_refused() -> None:
     text = '<ir_version: 8, opset_import: ["": 19]> g (float[4] x) => (int64[1] y) { y = Shape(x) }'
     model = Model(onnx.parser.parse_model(text))
     site = Site(tensor="x", consumers=(Consumer("Shape#0", 0),), format="uint8")

@@ -42,7 +42,7 @@ def overflow(page: str, folder) -> dict[int, int]:
 
 
 def in_frames(page: str, folder, script: str) -> dict[int, int]:
-    """What the script counts in frames of these widths, in one page."""
+    """The counts of the script in frames of these widths, in one page."""
     opened = page.replace("<details>", "<details open>")
     frames = "".join(
         f'<iframe width="{width}" height="900" style="border:0" srcdoc="{entities.escape(opened)}"></iframe>'
@@ -68,7 +68,7 @@ def command(folder) -> list[str]:
 
 
 def advising_run() -> RunRecord:
-    """A run whose checks give advice with long words, and have long names."""
+    """A run with checks of long names whose advice has long words."""
     run = sample_run()
     case = run.cases[0]
     results = tuple(
@@ -100,7 +100,7 @@ def test_no_page_is_wider_than_its_window(record, tmp_path):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_no_chart_cuts_its_text(tmp_path):
+def test_texts_of_charts_are_not_cut(tmp_path):
     page = html.report_format.render(sample_run())
     longest = "...ModelOfManyWords/Encoder_1/MagikaV2/LayerNorm_1/Square"
     page = re.sub(r">/layer\d/block\d/Conv<", f">{longest}<", page)
@@ -110,13 +110,13 @@ def test_no_chart_cuts_its_text(tmp_path):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_no_chart_and_no_table_scrolls(tmp_path):
-    """On 400 pixels charts were cut at the right, and small tables by a few pixels."""
+    """At 400 pixels, charts and small tables must not exceed the window."""
     assert set(in_frames(html.report_format.render(sample_run()), tmp_path, SCROLLING).values()) == {0}
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_a_printed_drawing_is_not_larger_than_on_the_screen(tmp_path):
-    """A chain of parts was as wide as the paper, on twenty sheets."""
+    """A chain of 60 parts must not be scaled to the width of the paper, which takes twenty sheets."""
     pytest.importorskip("graph_layout")
     parts = tuple(GraphPart(name=f"c{n}", ops={"Conv": 1}, inputs=(n - 1,) if n else ()) for n in range(60))
     case = sample_run().cases[0]

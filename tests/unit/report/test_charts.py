@@ -1,4 +1,4 @@
-"""The front of latency against accuracy, and a case beside its baselines: drawn and as tables."""
+"""Charts and tables of the Pareto front of latency and accuracy, and of a case with its baselines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def baseline_tables(found: Evidence) -> list[Table]:
 
 
 def drawn(text: str, label: str) -> str:
-    """The picture whose description begins so."""
+    """The SVG image whose description begins with ``label``."""
     return next(svg for svg in re.findall(r"<svg .*?</svg>", text) if f'aria-label="{label}' in svg)
 
 
@@ -50,14 +50,14 @@ def test_the_front_is_drawn_with_selected_and_dominated_trials() -> None:
     search = replace(found, accuracy=None)
     svg = drawn(front_chart(search), "Time over the reference&#x27;s against SQNR, dB")
     assert svg.count('class="mark kept"') == 1
-    assert svg.count('class="mark front"') == len(search.front) - 2, "the reference is left out"
+    assert svg.count('class="mark front"') == len(search.front) - 2, "the reference is not drawn"
     assert svg.count('class="mark dropped"') == sum(trial.sqnr_db is not None for trial in search.trials)
     assert "exact" not in svg
     assert "9 pairs: 0.64 of reference, 28.2 dB, selected" in svg
 
 
-def test_a_written_record_knows_which_trials_are_on_the_front() -> None:
-    """Its trials had no placement, so that the page of a run drew no candidate beside the front."""
+def test_a_record_read_from_json_has_the_placements_of_the_front() -> None:
+    """Without placements of trials, the page could not draw candidates beside the front."""
     run = sample_run()
     case = cached_case()
     found = case.evidence.search
@@ -92,7 +92,7 @@ def test_the_front_shows_the_requested_metric() -> None:
     assert "9 pairs: 0.64 of reference, top1 98.1 %, selected" in svg
 
 
-def test_better_is_left_and_up() -> None:
+def test_faster_points_are_left_and_more_accurate_ones_higher() -> None:
     def place(svg: str) -> list[tuple[float, float]]:
         found = re.findall(r'class="mark (?:kept|front)" cx="([\d.]+)" cy="([\d.]+)"', svg)
         return [(float(x), float(y)) for x, y in found]
@@ -100,9 +100,9 @@ def test_better_is_left_and_up() -> None:
     places = place(
         drawn(html.report_format.render(sample_run()), "Time over the reference&#x27;s against top1")
     )
-    assert places == sorted(places), "faster ones further left"
+    assert places == sorted(places), "faster points are further left"
     heights = [y for _, y in places]
-    assert heights == sorted(heights, reverse=True), "and more accurate ones higher"
+    assert heights == sorted(heights, reverse=True), "more accurate points are higher"
 
 
 FIGURES = st.floats(1e-3, 1e3)
@@ -111,7 +111,7 @@ FIGURES = st.floats(1e-3, 1e3)
 @example([(1.0, 1.2e-107), (1.0, 1.2e-107)])
 @example([(1.0, 0.98), (1.0, 0.9800000000000001)])
 @given(st.lists(st.tuples(FIGURES, st.floats(-200, 199)), min_size=2, max_size=8))
-def test_any_front_stays_in_its_picture(points: list[tuple[float, float]]) -> None:
+def test_marks_of_any_front_are_within_the_image(points: list[tuple[float, float]]) -> None:
     search = cached_case().evidence.search
     assert search is not None
     front = tuple(
@@ -127,7 +127,7 @@ def test_any_front_stays_in_its_picture(points: list[tuple[float, float]]) -> No
 
 
 def assert_inside(svg: str) -> None:
-    width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())  # type: ignore[union-attr]  # every picture has one
+    width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())  # type: ignore[union-attr]  # every image has one
     for name, value in re.findall(r' (cx|cy|x1|x2|y1|y2)="([^"]+)"', svg):
         assert 0 <= float(value) <= (width if "x" in name else height), name
 
@@ -136,7 +136,7 @@ def assert_inside(svg: str) -> None:
     st.lists(st.tuples(FIGURES, st.floats(0, 1), st.floats(1, 99) | st.just(float("inf"))), max_size=5),
     st.lists(FIGURES, max_size=3),
 )
-def test_any_history_stays_in_its_picture(
+def test_marks_of_any_history_are_within_the_image(
     history: list[tuple[float, float, float]], elsewhere: list[float]
 ) -> None:
     figures = tuple(
@@ -152,7 +152,7 @@ def test_any_history_stays_in_its_picture(
         assert_inside(svg)
 
 
-def test_this_run_is_drawn_below_its_baselines_and_above_other_devices() -> None:
+def test_the_baseline_table_lists_earlier_runs_this_run_and_other_devices() -> None:
     (table,) = baseline_tables(faster_case().evidence)
     assert [row[0] for row in table.rows] == [
         "2025-11-20",
@@ -176,7 +176,9 @@ def test_this_run_is_drawn_below_its_baselines_and_above_other_devices() -> None
     ],
     ids=["off", "missing", "missing here", "written"],
 )
-def test_a_baseline_that_was_not_compared_with(found: RegressionEvidence, rows: list[str] | None) -> None:
+def test_the_baseline_table_without_a_comparison_omits_this_run(
+    found: RegressionEvidence, rows: list[str] | None
+) -> None:
     tables = baseline_tables(replace(faster_case().evidence, regression={"regression": found}))
     assert len(tables) == (rows is not None)
     for table in tables:
@@ -184,14 +186,14 @@ def test_a_baseline_that_was_not_compared_with(found: RegressionEvidence, rows: 
         assert "this run" not in [row[0] for row in table.rows]
 
 
-def test_a_wide_table_has_the_whole_width_and_its_heads_beside_the_cells() -> None:
+def test_a_wide_table_spans_the_page_and_repeats_headers_in_cells() -> None:
     text = html.report_format.render(sample_run())
     assert text.count('<section class="wide"><h3>Parity with the reference') == 3
     assert '<td class="number" data-head="by runtime dB">' in text
     assert "<section><h3>Latency <small>" in text
 
 
-def test_the_error_by_block_is_a_bar_each_largest_first() -> None:
+def test_errors_of_blocks_are_bars_sorted_by_size() -> None:
     search = replace(sample_search(sample_pairs(3, whole=3), (0.8,)), errors=sample_errors())
     chart = errors_chart(search)
     assert_inside(chart)
@@ -203,7 +205,7 @@ def test_the_error_by_block_is_a_bar_each_largest_first() -> None:
     assert errors_chart(replace(search, errors=())) == ""
 
 
-def test_a_block_without_error_has_a_bar_of_no_length() -> None:
+def test_a_block_without_error_is_reported_as_exact() -> None:
     exact = (
         BlockError(block="a", label="in+out", sqnr_db=200.0),
         BlockError(block="b", label="in+out", sqnr_db=9.0),
@@ -212,7 +214,7 @@ def test_a_block_without_error_has_a_bar_of_no_length() -> None:
     assert [(block, labels) for block, labels, *_ in found] == [("b", "in+out 9.0"), ("a", "in+out exact")]
 
 
-def test_no_axis_of_shares_ends_beyond_one() -> None:
+def test_the_axis_of_a_share_ends_at_one() -> None:
     found = cached_case().evidence.search
     assert found is not None
     front = tuple(replace(point, accuracy=1.0) for point in found.front)

@@ -1,4 +1,4 @@
-"""Two run records beside each other."""
+"""Comparison of two run records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_of(*cases: CaseRecord) -> RunRecord:
 
 
 def scaled(record: CaseRecord, factor: float, *roles: str, seed: int = 0) -> CaseRecord:
-    """The case measured again, with ``factor`` on the times of some roles."""
+    """The case with new noise in its samples and the times of some roles multiplied by ``factor``."""
     latency = record.evidence.latency
     assert latency is not None
     random = np.random.default_rng(seed)
@@ -48,40 +48,40 @@ def compare_one(before: CaseRecord, after: CaseRecord) -> ComparedCase:
 
 
 @pytest.mark.parametrize(("factor", "word"), [(1.0, "same"), (1.2, "slower"), (0.8, "faster")])
-def test_the_selected_model_is_judged(factor: float, word: str) -> None:
+def test_the_verdict_is_on_the_selected_model(factor: float, word: str) -> None:
     found = compare_one(faster_case(), scaled(faster_case(), factor, "tuned"))
     assert found.word == word
     assert found.change is not None
     assert found.change.builds.median == pytest.approx(factor, rel=0.02)
 
 
-def test_the_reference_is_not_what_is_judged() -> None:
+def test_the_verdict_does_not_depend_on_the_reference_alone() -> None:
     assert compare_one(faster_case(), scaled(faster_case(), 1.2, "reference")).word == "same"
 
 
-def test_a_machine_that_became_slower_proves_nothing() -> None:
-    """Between the runs everything slowed down alike, the reference too."""
+def test_an_equal_slowdown_of_all_models_is_no_change() -> None:
+    """All models including the reference have become slower by the same factor."""
     found = compare_one(faster_case(), scaled(faster_case(), 1.1, *faster_case().evidence.latency.samples))
     assert found.word == "same"
     assert any("the reference took +10" in note for note in found.notes)
 
 
-def test_a_loss_beyond_what_the_machine_did_is_proved() -> None:
+def test_a_slowdown_beyond_that_of_the_reference_is_slower() -> None:
     slower = scaled(scaled(faster_case(), 1.1, "reference", "tuned"), 1.3, "tuned", seed=1)
     assert compare_one(faster_case(), slower).word == "slower"
 
 
 @pytest.mark.parametrize(("allowed", "beyond"), [(0.0, True), (0.1, True), (0.3, False)])
-def test_the_allowance_is_held_against_the_estimate(allowed: float, beyond: bool) -> None:
+def test_a_slowdown_is_compared_with_the_allowance(allowed: float, beyond: bool) -> None:
     found = compare_one(faster_case(), scaled(faster_case(), 1.2, "tuned"))
     assert found.is_slower_beyond(allowed) is beyond
 
 
-def test_a_gain_is_never_beyond() -> None:
+def test_a_gain_never_exceeds_the_allowance() -> None:
     assert not compare_one(faster_case(), scaled(faster_case(), 0.5, "tuned")).is_slower_beyond(0)
 
 
-def test_models_that_were_not_timed_are_reported() -> None:
+def test_a_case_without_times_is_reported_as_not_timed() -> None:
     found = compare_one(faster_case(), with_latency(faster_case(), None))
     assert (found.word, found.change) == ("not timed", None)
     latency = faster_case().evidence.latency
@@ -102,7 +102,7 @@ def elsewhere(record: CaseRecord, **fields: object) -> CaseRecord:
         (with_latency(faster_case(), replace(faster_case().evidence.latency, clock="wall")), "two clocks"),
     ],
 )
-def test_unlike_runs_are_refused(after: CaseRecord, words: str) -> None:
+def test_runs_of_other_settings_are_refused(after: CaseRecord, words: str) -> None:
     with pytest.raises(StateError, match=words):
         compare_runs(run_of(faster_case()), run_of(after))
 
@@ -113,7 +113,7 @@ def test_runs_without_a_common_case_are_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_times_that_are_none_are_refused(value: float) -> None:
+def test_invalid_times_are_refused(value: float) -> None:
     latency = faster_case().evidence.latency
     assert latency is not None
     broken = replace(latency, samples={**latency.samples, "tuned": Samples(cpu_ms=(value,), wall_ms=(1.0,))})
@@ -129,8 +129,8 @@ def test_another_model_and_another_placement_are_reported() -> None:
     )
 
 
-def test_each_run_is_reported_beside_its_baseline() -> None:
-    """That was interleaved with the reference, and so tells more of a slow change than two runs do."""
+def test_the_comparison_notes_the_change_to_the_baseline_of_each_run() -> None:
+    """The change to a baseline is measured interleaved, so it shows a slow drift better than two separate runs."""
     before = elsewhere(faster_case(), regression=sample_regression(0.004))
     after = elsewhere(faster_case(), regression=sample_regression(0.098, looks=2))
     (note,) = compare_one(before, after).notes
@@ -155,11 +155,11 @@ def runs() -> tuple[RunRecord, RunRecord]:
     return before, after
 
 
-def test_the_table(golden) -> None:
+def test_the_text_of_a_comparison(golden) -> None:
     golden("report/compare.txt", comparison_text(compare_runs(*runs())) + "\n")
 
 
-def test_the_same_as_data() -> None:
+def test_the_json_of_a_comparison() -> None:
     data = comparison_to_json(compare_runs(*runs()), 0.05)
     json.dumps(data, allow_nan=False)
     assert [(case["case"], case["verdict"], case["beyond"]) for case in data["cases"]] == [
@@ -176,7 +176,7 @@ def test_specs_of_one_name_in_two_folders_are_distinguished() -> None:
     assert {case.case for case in found.cases} == {"squeezenet::default", "squeezenet::default (2)"}
 
 
-def test_specs_of_one_name_are_called_by_their_folders() -> None:
+def test_specs_of_one_name_are_reported_with_their_folders() -> None:
     near, far = (
         elsewhere(faster_case(), case=replace(faster_case().evidence.case, spec=Path(at) / "net.qdq.yaml"))
         for at in ("a", "b/c")

@@ -1,4 +1,4 @@
-"""The page on which Q/DQ pairs cost most accuracy."""
+"""The report of the Q/DQ pairs that cost the most accuracy."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from qdqspec.types import Consumer, CulpritEvidence
 SAMPLE = sample_culprits()
 
 
-def test_the_page(golden) -> None:
+def test_the_text_of_responsible_pairs(golden) -> None:
     golden("explain/culprits.txt", culprits_text(SAMPLE) + "\n")
 
 
-def test_where_noise_is_spread_and_leaving_pairs_out_does_not_help(golden) -> None:
+def test_the_text_where_noise_is_spread_over_many_pairs(golden) -> None:
     pairs = tuple(replace(pair, share=0.05, without_db=31.0) for pair in SAMPLE.pairs)
     spread = replace(SAMPLE, pairs=pairs, rest=0.85, missing="the time was over")
     golden("explain/culprits-spread.txt", culprits_text(spread) + "\n")
 
 
-def test_without_a_responsible_pair_the_reason_is_reported() -> None:
+def test_the_text_without_a_responsible_pair_has_the_reason() -> None:
     assert culprits_text(CulpritEvidence(missing="nothing is quantized")) == (
         "The error cannot be attributed to pairs: nothing is quantized."
     )
 
 
-def test_the_lines_for_a_spec_are_yaml_whatever_nodes_are_called() -> None:
+def test_the_lines_for_a_spec_are_valid_yaml_for_any_names_of_nodes() -> None:
     names = ['say "a"\\b', "x: [1]*", "Conv#5", "-"]
     pairs = tuple(
         replace(pair, site=replace(pair.site, consumers=(Consumer(name, 0),)), without_db=32.0 + number)
@@ -43,7 +43,7 @@ def test_the_lines_for_a_spec_are_yaml_whatever_nodes_are_called() -> None:
     assert read["patterns"]["nodes"]["exclude"] == ['say "a"\\b', "x: [[]1][*]", "Conv#5", "-"]
 
 
-def test_as_json() -> None:
+def test_the_json_of_responsible_pairs() -> None:
     found = culprits_json(SAMPLE)
     json.dumps(found, allow_nan=False)
     assert found["pairs"][2]["consumers"] == [{"node": "", "input": 0}]

@@ -1,4 +1,4 @@
-"""Engines side by side: what counts as the same place, and what is said of it."""
+"""Comparison of engines: layers matched by position, and the text about them."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def engine(*layers, name="tuned", ms=None, **more):
         ("", ""),
     ],
 )
-def test_operators_by_name(node, op):
+def test_the_operator_is_derived_from_the_name_of_a_node(node, op):
     assert op_of(node) == op
 
 
-def test_operators_named_by_the_runtime_come_first():
+def test_the_operator_reported_by_the_runtime_takes_precedence():
     assert op_of("anything", {"anything": "Gemm"}) == "Gemm"
 
 
-def test_names_that_agree_are_believed():
+def test_nodes_of_equal_names_are_not_renamed():
     assert same_nodes(["a/Conv", "b/Conv"], ["a/Conv", "b/Conv", "c/Add"]) == {}
 
 
-def test_exports_that_number_anew_are_matched_by_order():
+def test_nodes_with_other_numbers_are_matched_by_order():
     reference = ["Conv_0", "Relu_1", "Conv_3", "Conv_2", "Add_4", "Relu_5"]
     tuned = ["Conv_10", "Conv_21", "Conv_30", "Add_41", "Relu_42"]
     assert same_nodes(reference, tuned) == {
@@ -75,7 +75,7 @@ def test_exports_that_number_anew_are_matched_by_order():
     }
 
 
-def test_kernels_that_share_a_node_are_one_place():
+def test_kernels_that_share_a_node_are_one_row():
     both = compare(
         engine(kernel("a", "b", ms=3.0), kernel("c"), name="reference"),
         engine(kernel("a", ms=1.0), kernel("b", ms=1.5), kernel("c"), name="tuned"),
@@ -100,7 +100,7 @@ def test_conversions_are_listed_before_the_next_layer():
     assert len(both.tuned.unfused_pairs) == 2
 
 
-def test_conversions_that_cost_nothing_are_not_counted():
+def test_conversions_without_time_are_not_counted():
     one = engine(conversion("NoOp", ms=0.0), kernel("a"))
     assert not one.conversions
     assert all(row.kind == "kernel" for row in compare(one, one).rows)
@@ -116,19 +116,19 @@ def test_conversions_that_cost_nothing_are_not_counted():
         (0.0, 1.0, "tuned is as fast as reference: 1.00 against 0.00 ms end to end."),
     ],
 )
-def test_the_verdict(ours, theirs, words):
+def test_the_first_sentence_compares_the_times(ours, theirs, words):
     sides = engine(kernel("a", ms=1.0), name="reference", ms=ours), engine(kernel("a", ms=1.5), ms=theirs)
     assert verdict(compare(*sides)) == words
 
 
-def test_the_reference_is_the_one_with_nothing_quantized():
+def test_the_engine_without_quantization_is_the_reference():
     plain, quantized = engine(kernel("a"), name="plain"), engine(kernel("a", integer=True), name="quantized")
     assert find_reference([quantized, plain]) is plain
     assert find_reference([plain, plain]) is plain
     assert find_reference([quantized, quantized]) is quantized
 
 
-def test_advice_is_given_only_where_its_sign_is_seen():
+def test_advice_depends_on_the_observed_layers():
     add = kernel("Conv_1", "Add_2", integer=True, precision="int8 > fp16")
     alone = conversion("QuantizeLinear", name="q")
     assert "skip input" in " ".join(advice(engine(add, alone)))
@@ -140,12 +140,12 @@ def test_advice_is_given_only_where_its_sign_is_seen():
     assert "no integer kernel" in " ".join(advice(refused))
 
 
-def test_layers_that_exceed_end_to_end_are_explained():
+def test_layer_times_above_the_end_to_end_time_are_noted():
     both = compare(engine(kernel("a"), ms=1.0, name="reference"), engine(kernel("a", ms=1.2), ms=1.0))
     assert "20.0 % more than end to end" in paragraph(both)
 
 
-def test_one_engine_alone():
+def test_a_single_engine_is_explained_without_a_comparison():
     assert "layer" in explain_text([engine(kernel("a"), kernel("b", ms=2.0))])
     assert explain_json([engine(kernel("a"))])["comparisons"] == []
 
@@ -172,7 +172,7 @@ engines = st.builds(
 
 
 @given(st.lists(engines, min_size=1, max_size=4))
-def test_any_engines_can_be_explained_and_no_time_is_lost(found):
+def test_any_engines_can_be_explained_and_times_add_up(found):
     text = explain_text(found)
     assert text
     assert all(line.isprintable() for line in text.splitlines())
@@ -197,11 +197,11 @@ def test_any_engines_can_be_explained_and_no_time_is_lost(found):
         ([], ""),
     ],
 )
-def test_nodes_of_one_kernel_share_their_scope(nodes: list[str], text: str) -> None:
+def test_the_scope_of_a_kernel_is_written_once(nodes: list[str], text: str) -> None:
     assert nodes_text(nodes) == text
 
 
-def test_an_unfused_pair_is_named_by_its_tensor_and_the_producer() -> None:
+def test_an_unfused_pair_is_reported_with_its_tensor_and_producer() -> None:
     maker = LayerTime(name="k0", op_type="Conv", milliseconds=1, nodes=("/a/Conv",), tensors=("/a/y",))
     other = LayerTime(name="k1", op_type="Relu", milliseconds=1, nodes=("/b/Relu",), tensors=("/b/y",))
     alone = LayerTime(
@@ -217,7 +217,7 @@ def test_an_unfused_pair_is_named_by_its_tensor_and_the_producer() -> None:
     assert "  QuantizeLinear of /a/y: 0.100 ms, behind /a/Conv\n" in text
 
 
-def test_kernels_that_read_quantized_tensors_and_run_in_float_are_named():
+def test_float_kernels_with_quantized_inputs_are_reported():
     layers = kernel("conv", integer=True), kernel("softmax"), kernel("other")
     tuned = engine(*layers, quantized=frozenset({"conv", "softmax"}))
     reference = engine(kernel("conv"), kernel("softmax"), kernel("other"), name="reference")
@@ -232,11 +232,11 @@ def test_kernels_that_read_quantized_tensors_and_run_in_float_are_named():
     ("text", "short"),
     [
         ("/model/net/net.3/act/Div + Erf", "/model/net/net.3/act/Div + Erf"),
-        # The middle of the name was cut out, and with it what distinguishes the layers of a network.
+        # The last scope, which distinguishes the layers of a network, must not be removed.
         ("/model/model/conv/conv_net/conv_net.3/act/Div + Erf", ".../conv_net.3/act/Div + Erf"),
         ("/model/encoder/layer.7/" + "MatMul + Add + " * 4 + "Relu", ".../layer.7/M...l + Add + Relu"),
         ("an_operator_whose_name_has_no_scopes", "an_operator_w..._has_no_scopes"),
     ],
 )
-def test_long_places_keep_their_last_scope(text: str, short: str) -> None:
+def test_shortened_names_keep_their_last_scope(text: str, short: str) -> None:
     assert short_place(text, 30) == short

@@ -20,7 +20,7 @@ def test_a_failed_check_is_an_annotation_at_its_line():
     assert all("\n" not in line for line in lines)
 
 
-def test_paths_are_those_of_the_repository_where_the_project_is_a_folder_of_it():
+def test_paths_of_annotations_are_relative_to_the_repository():
     run = sample_run()
     spec = next(case.evidence.case.spec for case in run.cases if case.evidence.case.spec is not None)
     project = spec.parent
@@ -30,7 +30,7 @@ def test_paths_are_those_of_the_repository_where_the_project_is_a_folder_of_it()
     assert f"file={spec.name}," in line
 
 
-def test_text_cannot_end_or_start_a_command():
+def test_text_of_annotations_is_escaped():
     run = sample_run()
     (case, *_) = (case for case in run.cases if any(r.verdict.outcome == "fail" for r in case.results))
     failed = next(r for r in case.results if r.verdict.outcome == "fail")
@@ -41,7 +41,7 @@ def test_text_cannot_end_or_start_a_command():
     assert "100 %25" in line
 
 
-def test_at_most_ten():
+def test_there_are_at_most_ten_annotations():
     run = sample_run()
     assert len(annotation_lines(replace(run, cases=run.cases * 30), Path("/"))) == 10
 
@@ -58,6 +58,6 @@ def test_the_summary_is_appended(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("environment", [{}, {"GITHUB_STEP_SUMMARY": ""}])
-def test_without_github_nothing_is_written(tmp_path, environment):
+def test_nothing_is_written_outside_of_github_actions(tmp_path, environment):
     append_summary(b"page", environment)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The written parts of records have the fields of these by name."""
+"""The serialized parts of records have the fields of the records."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ TRIAL = {
         (Trial, TrialPart, TRIAL),
     ],
 )
-def test_every_field_is_written_or_left_out_on_purpose(record, part, left_out):
+def test_every_field_is_serialized_except_listed_ones(record, part, left_out):
     assert record.__dataclass_fields__.keys() - part.model_fields.keys() == left_out
 
 
-def test_a_new_field_of_a_record_is_written_and_one_that_is_computed_is_not() -> None:
+def test_new_fields_of_a_record_are_serialized_and_computed_ones_are_not() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Weighed(Site):
         grams: float = 1.5

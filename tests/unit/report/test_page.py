@@ -33,7 +33,7 @@ PAGES = (markdown, html)
 
 
 class Outline(HTMLParser):
-    """Checks that elements are closed in order, and collects what a browser would load or run."""
+    """Checks that elements are closed in order, and collects tags and attributes that load or run code."""
 
     VOID = frozenset({"meta", "wbr"})
 
@@ -81,8 +81,8 @@ def test_the_summary_table(golden) -> None:
     golden("report/summary.txt", summary_table(sample_run()) + "\n")
 
 
-def test_below_the_summary_table_an_inconclusive_check_has_its_reason() -> None:
-    """pytest shows reasons of skipped tests with ``-rs`` only."""
+def test_the_reason_of_an_inconclusive_check_is_below_the_summary_table() -> None:
+    """pytest shows the reasons of skipped tests with ``-rs`` only."""
     run = sample_run()
     first = next(case for case in run.cases if case.results)
     result = first.results[0]
@@ -92,20 +92,20 @@ def test_below_the_summary_table_an_inconclusive_check_has_its_reason() -> None:
 
 
 @pytest.mark.parametrize("width", [66, 80, 100, 120])
-def test_a_narrow_table_keeps_what_matters(width: int) -> None:
+def test_a_narrow_table_keeps_case_speedup_and_checks(width: int) -> None:
     table = summary_table(sample_run(), width=width).splitlines()[:5]
     assert max(map(len, table)) <= width
     assert all(word in table[2] for word in ("squeezenet::default", "1.74x", "latency FAIL"))
     assert ("31.4" in table[2]) == (width > 66)
 
 
-def test_a_table_of_odd_names_is_one_printable_line_a_case() -> None:
+def test_the_summary_table_of_odd_names_has_one_printable_line_per_case() -> None:
     lines = summary_table(hostile_run()).splitlines()
     assert all(line.isprintable() for line in lines)
-    assert len(lines) == 6  # heads, rule, one case, device, limit, reason
+    assert len(lines) == 6  # header, rule, one case, device, limit, reason
 
 
-def test_a_cached_placement_timed_in_this_run_is_named() -> None:
+def test_the_summary_table_notes_a_cached_placement_that_was_timed_again() -> None:
     case = cached_case()
     assert case.evidence.latency is not None
     timed = replace(case.evidence.latency, provenance=Provenance())
@@ -126,7 +126,7 @@ def test_an_empty_table_states_that_it_is_empty() -> None:
     assert summary_table(empty_run()) == "No case was run."
 
 
-def test_one_target_is_reported_below_and_several_in_a_column() -> None:
+def test_several_targets_are_a_column_of_the_summary_table_and_one_is_below_it() -> None:
     first, second = faster_case(), cached_case()
     other = replace(second, evidence=replace(second.evidence, target="tensorrt"))
     both = summary_table(replace(sample_run(), cases=(first, other)))
@@ -144,7 +144,9 @@ def test_one_target_is_reported_below_and_several_in_a_column() -> None:
         ("error", "pass", "5 passed"),
     ],
 )
-def test_a_check_that_did_not_pass_is_named(severity: Severity, outcome: Outcome, word: str) -> None:
+def test_checks_that_did_not_pass_are_named_in_the_summary_table(
+    severity: Severity, outcome: Outcome, word: str
+) -> None:
     case = faster_case()
     first = case.results[0]
     told = replace(first, severity=severity, verdict=replace(first.verdict, outcome=outcome))
@@ -156,14 +158,14 @@ def test_a_check_that_did_not_pass_is_named(severity: Severity, outcome: Outcome
 
 
 @pytest.mark.parametrize("run", [sample_run, empty_run, hostile_run])
-def test_a_page_is_whole_and_runs_and_loads_nothing(run) -> None:
+def test_a_page_is_well_formed_and_loads_and_runs_nothing(run) -> None:
     page = outline(run())
     assert not page.tags & {"script", "link", "img", "iframe", "object", "use", "image"}
     assert not {name for name in page.attributes if name.startswith("on") or name in ("src", "style")}
     assert "url(" not in html.report_format.render(run())
 
 
-def test_a_failure_that_only_warns_is_counted_apart() -> None:
+def test_failures_that_only_warn_are_counted_separately() -> None:
     run = sample_run()
     case = run.cases[0]
     (failed,) = (each for each in case.results if each.verdict.outcome == "fail" and each.severity == "error")
@@ -181,14 +183,14 @@ def test_a_page_shows_charts_and_links_to_each_case() -> None:
     assert links == re.findall(r'id="(case-\d+)"', text)
 
 
-def test_names_reach_the_reader_unchanged_but_for_controls() -> None:
+def test_names_are_escaped_and_control_characters_are_written_as_text() -> None:
     assert "=x|y</td><script>alert(1)</script>\\n# \\x1b[31m" in "".join(outline(hostile_run()).text)
 
 
 # ---- Markdown and CSV ---------------------------------------------------------------------------
 
 
-def test_a_pair_that_makes_an_output_is_read_by_the_graph_output() -> None:
+def test_the_reader_of_an_output_pair_is_the_graph_output() -> None:
     case = faster_case()
     (first, *others) = case.evidence.pairs
     ends = (Consumer("", 0), *first.site.consumers)
@@ -199,7 +201,7 @@ def test_a_pair_that_makes_an_output_is_read_by_the_graph_output() -> None:
     assert ops_table(evidence) == ops_table(case.evidence)
 
 
-def test_table_rows_have_as_many_cells_as_heads_whatever_the_names() -> None:
+def test_all_rows_of_a_table_have_the_same_number_of_cells_for_any_names() -> None:
     lines = markdown.report_format.render(hostile_run()).splitlines()
     tables = [line for line in lines if line.startswith("|")]
     width = 0
@@ -211,7 +213,7 @@ def test_table_rows_have_as_many_cells_as_heads_whatever_the_names() -> None:
     assert len(tables) > 10
 
 
-def test_markdown_of_a_name_has_no_markup_left() -> None:
+def test_names_are_escaped_in_markdown() -> None:
     text = markdown.escape("a|b <i> [x](y) `c` *d* _e_ http://x.y @me #1 www.z.de\n- f")
     assert text == (r"a\|b \<i\> \[x\](y) \`c\` \*d\* \_e\_ http:\//x.y \@me \#1 www\.z.de\\n- f")
 
@@ -230,7 +232,7 @@ def test_csv_rows_are_read_back_as_numbers_and_never_as_formulas() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_biggest_tables_go_first_where_a_page_would_be_too_long(page) -> None:
+def test_a_page_above_the_size_limit_omits_the_largest_tables_first(page) -> None:
     big, small = big_run(1, 3500).cases[0], big_run(1, 2000).cases[0]
     text = page.report_format.render(replace(sample_run(), cases=(small, big)))
     assert len(text.encode()) <= page.LIMIT_BYTES
@@ -244,7 +246,7 @@ def test_the_biggest_tables_go_first_where_a_page_would_be_too_long(page) -> Non
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_last_cases_go_where_even_that_is_too_long(page) -> None:
+def test_a_page_above_the_size_limit_omits_the_last_cases(page) -> None:
     text = page.report_format.render(big_run(900, 4))
     assert len(text.encode()) <= page.LIMIT_BYTES
     assert re.search(r"\d+ more cases left out", text)
@@ -255,7 +257,7 @@ def test_the_last_cases_go_where_even_that_is_too_long(page) -> None:
     st.lists(st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=4), max_size=6),
     st.integers(150, 900),
 )
-def test_a_fitted_page_fits_and_keeps_its_order(sizes: list, limit: int) -> None:
+def test_a_fitted_page_is_within_the_limit_and_keeps_its_order(sizes: list, limit: int) -> None:
     cases = [
         [PageBlock(f"{number}:".ljust(size, "x"), f"{number}:brief" if short else "") for size, short in case]
         for number, case in enumerate(sizes)
@@ -269,14 +271,14 @@ def test_a_fitted_page_fits_and_keeps_its_order(sizes: list, limit: int) -> None
 
 
 @given(st.floats(0, 1e6), st.floats(1e-6, 1e6))
-def test_ticks_are_few_and_within(low: float, span: float) -> None:
+def test_ticks_are_limited_in_number_and_within_the_range(low: float, span: float) -> None:
     found = ticks(low, low + span)
     assert len(found) <= 9
     assert all(low - span * 1e-6 <= tick <= low + span * (1 + 1e-6) for tick in found)
     assert found == sorted(found)
 
 
-def test_a_chart_without_spread_still_draws() -> None:
+def test_a_chart_of_equal_times_is_drawn() -> None:
     case = alone_case()
     assert case.evidence.latency is not None
     same = {
@@ -293,7 +295,7 @@ def test_times_are_reported_in_utc(started: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_whole_error_of_a_check_that_was_not_judged(page) -> None:
+def test_the_page_has_the_complete_error_of_a_check_that_raised(page) -> None:
     reason = "metric 'recall' raised KeyError: 'boxes, which is the name of an output of another model than this one'"
     run = sample_run()
     result = replace(

@@ -37,12 +37,12 @@ def run_of(case: CaseRecord) -> RunRecord:
 
 
 @pytest.mark.parametrize("run", [sample_run, bare_run, hostile_run])
-def test_a_second_round_trip_changes_nothing(run) -> None:
+def test_a_record_read_from_json_is_written_as_the_same_json(run) -> None:
     data = record_to_json(run())
     assert record_to_json(record_from_json(json.loads(json_text(data)))) == data
 
 
-def test_measurements_survive_exactly() -> None:
+def test_measurements_are_read_back_exactly() -> None:
     before, after = sample_run(), record_from_json(json.loads(json_text(SAMPLE)))
     for old, new in zip(before.cases, after.cases, strict=True):
         assert new.evidence.latency == old.evidence.latency
@@ -55,7 +55,7 @@ def test_measurements_survive_exactly() -> None:
         assert new.evidence.search.winner == old.evidence.search.winner
 
 
-def test_result_json_has_what_the_contract_promises() -> None:
+def test_result_json_has_the_keys_of_the_contract() -> None:
     data = case_to_json(faster_case())
     assert data["schema_version"] == 1
     assert data["case"] == "squeezenet::default"
@@ -88,7 +88,7 @@ def test_equal_outputs_are_written_as_strict_json() -> None:
     assert restored.outputs[0].sqnr_db == float("inf")
 
 
-def test_a_record_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+def test_a_record_contains_no_absolute_path(tmp_path: Path) -> None:
     case = faster_case()
     found = case.evidence
     assert found.search is not None
@@ -110,13 +110,15 @@ def test_a_record_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     assert "cannot open <output>/candidate.onnx: node /block/conv in <home>/x" in text
 
 
-def test_a_model_elsewhere_is_known_by_its_name(tmp_path: Path) -> None:
+def test_a_model_outside_the_working_folder_is_recorded_by_file_name(tmp_path: Path) -> None:
     case = faster_case()
     moved = replace(case.evidence, case=replace(case.evidence.case, model=tmp_path / "far" / "b.onnx"))
     assert case_to_json(CaseRecord(evidence=moved))["model"]["path"] == "b.onnx"
 
 
-def test_a_spec_below_the_working_folder_keeps_its_folder(tmp_path: Path, monkeypatch) -> None:
+def test_a_spec_below_the_working_folder_is_recorded_with_its_relative_path(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     case = faster_case()
     spec = tmp_path / "specs" / "a.qdq.yaml"
@@ -140,12 +142,12 @@ def test_a_spec_below_the_working_folder_keeps_its_folder(tmp_path: Path, monkey
         ({**SAMPLE, "cases": 7}, "cases"),
     ],
 )
-def test_what_is_no_record_is_one_clear_error(data: object, words: str) -> None:
+def test_data_that_is_no_record_is_one_error(data: object, words: str) -> None:
     with pytest.raises(StateError, match=words):
         record_from_json(data)
 
 
-def test_a_role_without_samples_is_damage() -> None:
+def test_a_role_without_samples_is_an_error() -> None:
     data = json.loads(json.dumps(SAMPLE))
     data["cases"][0]["tuned"]["samples"] = {"wall_ms": [], "cpu_ms": []}
     with pytest.raises(StateError, match="tuned has no samples"):
@@ -153,7 +155,7 @@ def test_a_role_without_samples_is_damage() -> None:
 
 
 def paths(data: Any, at: tuple = ()) -> list[tuple]:
-    """Where every value of JSON data is, one element a list."""
+    """The paths of all values of JSON data, of lists only those in the first element."""
     inner = data.items() if isinstance(data, dict) else enumerate(data[:1]) if isinstance(data, list) else ()
     return [at, *(path for key, value in inner for path in paths(value, (*at, key)))]
 
@@ -162,7 +164,7 @@ JSON = st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=3) | st
 
 
 @given(st.sampled_from([path for path in paths(SAMPLE) if path]), JSON)
-def test_any_damage_gives_a_record_or_one_clear_error(path: tuple, value: object) -> None:
+def test_damaged_data_is_read_as_a_record_or_raises_one_error(path: tuple, value: object) -> None:
     data = json.loads(json.dumps(SAMPLE))
     place = data
     for key in path[:-1]:
@@ -176,14 +178,14 @@ def test_any_damage_gives_a_record_or_one_clear_error(path: tuple, value: object
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[" * 100_000, b"NaN"])
-def test_a_file_that_is_no_record_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_record_is_an_error_with_the_path(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(content)
     with pytest.raises(StateError, match=r"run\.json"):
         read_record(path)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_record_file_is_an_error_with_the_path(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"gone\.json.*No such file"):
         read_record(tmp_path / "gone.json")
 
@@ -193,14 +195,14 @@ def test_unknown_keys_of_later_versions_are_ignored() -> None:
     assert record_to_json(record_from_json(later)) == SAMPLE
 
 
-def test_the_layout_has_a_json_schema() -> None:
+def test_the_record_has_a_json_schema() -> None:
     assert "cases" in RunPart.model_json_schema()["properties"]
 
 
 # ---- beside the baseline ------------------------------------------------------------------------
 
 
-def test_what_became_of_a_baseline_is_evidence_in_the_record() -> None:
+def test_the_comparison_with_a_baseline_is_in_the_record() -> None:
     data = case_to_json(faster_case())["regression"]["regression"]
     assert data["state"] == "compared"
     assert data["file"] == "__baselines__/squeezenet/sample-device.json"
@@ -211,8 +213,8 @@ def test_what_became_of_a_baseline_is_evidence_in_the_record() -> None:
     assert (data["looks"], data["builds"]) == (1, 3)
 
 
-def test_what_became_of_a_baseline_is_read_back() -> None:
-    few = Interval(median=1.0, low=0.0, high=float("inf"))  # as a rank test of too few rounds sees it
+def test_the_comparison_with_a_baseline_is_read_back() -> None:
+    few = Interval(median=1.0, low=0.0, high=float("inf"))  # the interval of a rank test with too few rounds
     for found in (faster_case().evidence.regression, sample_regression(0.1, looks=2)):
         (seen,) = found.values()
         assert seen.change is not None
@@ -222,13 +224,13 @@ def test_what_became_of_a_baseline_is_read_back() -> None:
         assert case_from_json(data).evidence.regression == evidence.regression
 
 
-def test_a_record_of_before_has_no_baselines() -> None:
+def test_a_record_of_earlier_versions_has_no_baselines() -> None:
     data = case_to_json(faster_case())
     del data["regression"]
     assert case_from_json(data).evidence.regression == {}
 
 
-def test_commands_of_baselines_name_no_folder_of_this_machine(tmp_path: Path) -> None:
+def test_commands_of_baselines_contain_no_absolute_path(tmp_path: Path) -> None:
     found = sample_regression(0.1)["regression"]
     told = replace(
         found, command=f"pytest {tmp_path}/a.qdq.yaml", reason=f"{tmp_path}/b", notes=(str(tmp_path),)

@@ -97,7 +97,7 @@ def run_with(found: RuntimeComparison) -> RunRecord:
     return replace(sample_run(), runtimes=(found,))
 
 
-def test_the_text(golden):
+def test_the_text_of_a_comparison_of_runtimes(golden):
     failed = model("other", "float", None, failure="it crashed")
     slow = model("other", "tuned", (1.3, 1.25, 1.35), pairs=3, sqnr_db=12.0, limit_db=20.0)
     found = replace(FOUND, models=(*FOUND.models, failed, slow))
@@ -114,17 +114,17 @@ def test_the_text_of_a_common_placement(golden):
     for name in ("markdown", "html"):
         page = format_named(name).render(replace(run, common=(none,)))
         assert "a gain of 2% is not proved" in page
-        assert "over own" not in page, "the heads of a table without rows"
+        assert "over own" not in page, "the header of a table without rows"
 
 
-def test_a_model_within_the_noise_of_the_winner_is_named():
+def test_a_model_not_proved_slower_than_the_winner_is_reported():
     assert "not proved slower than it: the model tuned for onnxruntime-cpu" in conclusions(FOUND)
     apart = replace(TUNED[0], to_winner=Interval(median=1.02, low=1.01, high=1.03))
     said = conclusions(replace(FOUND, models=(*FLOATS, apart, TUNED[1])))
     assert not any("not proved slower" in line for line in said)
 
 
-def test_float_on_another_runtime_that_beats_a_tuned_model_is_named():
+def test_a_float_model_faster_than_a_tuned_one_of_another_runtime_is_reported():
     tuned = replace(TUNED[1], ratio=Interval(median=1.05, low=1.02, high=1.08))
     said = conclusions(replace(FOUND, models=(*FLOATS, TUNED[0], tuned), winner="onnxruntime tuned"))
     assert "float on onnxruntime-cpu is faster than the model tuned for openvino-cpu" in said
@@ -136,11 +136,11 @@ def test_float_on_another_runtime_that_beats_a_tuned_model_is_named():
 def test_a_round_trip_through_json_keeps_the_comparison():
     data = record_to_json(run_with(FOUND))
     assert record_from_json(json.loads(json_text(data))).runtimes == (FOUND,)
-    del data["runtimes"]  # records of earlier versions have none
+    del data["runtimes"]  # records of earlier versions have no comparison
     assert record_from_json(data).runtimes == ()
 
 
-def test_the_failures_of_a_record_name_no_folder_of_this_machine(tmp_path):
+def test_failures_in_a_record_contain_no_absolute_path(tmp_path):
     run = sample_run()
     case = run.cases[0].evidence
     private = model("onnxruntime", "tuned", None, failure=f"{case.case.model.parent}/m.onnx: broken")

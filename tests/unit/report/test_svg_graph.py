@@ -1,4 +1,4 @@
-"""The drawing of a model: well-formed, within its frame, small, and with any names."""
+"""The drawing of a model is well-formed, within its frame and small, for any names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = st.text(max_size=12) | st.sampled_from(
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[GraphPart, ...]:
-    """Parts of an acyclic graph, and now and then a cycle, with odd names, operators and formats."""
+    """Parts of a graph that may have cycles, with odd names, operators and formats."""
     count = draw(st.integers(1, 12))
     parts = []
     for at in range(count):
@@ -71,7 +71,7 @@ def chain(count: int) -> tuple[GraphPart, ...]:
 
 
 @given(graphs())
-def test_a_drawing_is_well_formed_and_within_its_frame_whatever_the_names(
+def test_a_drawing_is_well_formed_and_within_its_frame_for_any_names(
     parts: tuple[GraphPart, ...],
 ) -> None:
     pytest.importorskip("graph_layout")
@@ -96,15 +96,15 @@ def test_a_drawing_is_well_formed_and_within_its_frame_whatever_the_names(
 
 @settings(max_examples=10)
 @given(graphs())
-def test_a_page_with_any_graph_has_only_our_elements(parts: tuple[GraphPart, ...]) -> None:
+def test_a_page_with_any_graph_has_no_foreign_elements(parts: tuple[GraphPart, ...]) -> None:
     page = html.report_format.render(drawn_run(parts))
     assert not re.search(r"<(script|img|iframe|link)\b", page)
     for svg in re.findall(r"<svg .*?</svg>", page, flags=re.S):
         ET.fromstring(svg)
 
 
-def test_times_by_layer_name_the_selected_model_only_if_it_has_any() -> None:
-    """A placement from the cache, timed without a profile, had one bar for each layer and a text about two."""
+def test_the_chart_of_layer_times_mentions_the_selected_model_only_with_a_profile() -> None:
+    """A placement from the cache that was timed without a profile has one bar for each layer instead of two."""
     assert "lower bar: the selected model" in html.report_format.render(drawn_run(chain(3)))
     page = html.report_format.render(drawn_run(tuple(replace(part, tuned_ms=None) for part in chain(3))))
     assert "lower bar" not in page
@@ -122,7 +122,7 @@ def test_a_page_shows_the_drawing_with_a_legend_and_the_times_side_by_side() -> 
     assert 'aria-label="Milliseconds by part of the model' in page
 
 
-def test_a_box_has_whole_names_of_operators_and_no_times_of_nothing() -> None:
+def test_a_box_has_complete_operator_names_and_omits_zero_times() -> None:
     pytest.importorskip("graph_layout")
     parts = [
         GraphPart(name="a", ops={"Conv": 37, "Relu": 24, "Add": 2}, reference_ms=0.0, tuned_ms=0.0),
@@ -134,7 +134,7 @@ def test_a_box_has_whole_names_of_operators_and_no_times_of_nothing() -> None:
     assert re.findall(r">([^<]* ms)</text>", drawn) == ["1.00 \u2192 0.000 ms"]
 
 
-def test_sixty_parts_are_small_and_many_cases_fit_a_page() -> None:
+def test_a_page_of_many_cases_with_drawings_is_within_the_size_limit() -> None:
     svg = model_graph(chain(60))
     assert svg is None or len(svg) < 80_000
     page = html.report_format.render(drawn_run(chain(60), cases=40))
@@ -149,7 +149,7 @@ def test_without_the_library_the_page_names_the_extra(monkeypatch: pytest.Monkey
     assert 'aria-label="Milliseconds by part of the model' in page, "charts need no library"
 
 
-def test_failed_checks_come_first_with_a_symbol() -> None:
+def test_failed_checks_are_first_on_the_page_with_a_symbol() -> None:
     page = html.report_format.render(sample_run())
     failed = page.index("1 failed check</h2>")
     assert failed < page.index("<th>case</th>")

@@ -1,4 +1,4 @@
-"""Tables within the width of a terminal, and colours where they are wanted."""
+"""Tables within the width of a terminal, and colours if enabled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_colour_follows_the_option_then_the_environment(choice, environment, is_
     assert wants_color(choice, environment, is_terminal=is_terminal) is wanted
 
 
-def test_verdicts_are_coloured_and_nothing_else():
+def test_only_verdicts_and_labels_of_messages_are_coloured():
     assert colored("latency FAIL, 4 passed") == "latency \x1b[31mFAIL\x1b[0m, \x1b[32m4 passed\x1b[0m"
     assert colored("warning: x\nfail: y") == "\x1b[33mwarning:\x1b[0m x\n\x1b[31mfail:\x1b[0m y"
     plain = "case  ref ms\nFAILURE a warning: of x"
@@ -50,7 +50,7 @@ def test_a_table_is_within_the_width_and_keeps_its_rows(rows, width):
         assert second[:4] in line
 
 
-def test_what_fits_is_unchanged_and_a_footer_is_no_row():
+def test_a_table_that_fits_is_unchanged_and_its_footer_is_no_row():
     text = "case      ms\n--------  --\nsqueeze   10\nfake on fake, medians on the cpu clock with intervals"
     assert within(text, 60) == text
     assert within(text, 20) == text
@@ -70,8 +70,8 @@ def test_an_indented_table_is_cut_too():
     assert shown[3].split() == ["median", "ms", "0.449", "0.400", "+12", "%", "cpu", "fail"]
 
 
-def test_columns_that_would_be_cut_beyond_reading_are_left_out():
-    """At 80 columns the names of the layers of `explain` were cut to 12 characters, all alike."""
+def test_columns_that_do_not_fit_are_omitted_with_a_note():
+    """Otherwise the layer names of `explain` would be cut to 12 equal characters at 80 columns."""
     names = [f"/layer{number}/layer{number}.1/conv{number}/Conv + Add + Relu" for number in range(9)]
     rows = [(name, "0.0130", "0.0096", "-0.0034", "float", "integer", "fusion lost: 1 > 2") for name in names]
     heads = ("largest differences", "reference ms", "tuned ms", "ms", "reference", "tuned", "remark")
@@ -86,7 +86,7 @@ def test_columns_that_would_be_cut_beyond_reading_are_left_out():
 ADVICE = "The model is unchanged: a gain of +12.0 % does not prove the 2 % of tune.min_gain."
 
 
-def test_prose_breaks_between_words_and_what_is_copied_stays_whole():
+def test_prose_is_wrapped_between_words_and_commands_and_tables_are_not():
     command = "  pytest specs/digits.qdq.yaml::default::speedup --qdq-scheme=e3b0c44298fc1c14"
     excerpt = "   24 |   - {kind: speedup, min: 1.1}      # reference time over tuned time"
     table = "role    ms\n------  ----\ntuned   0.10"

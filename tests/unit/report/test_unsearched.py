@@ -1,4 +1,4 @@
-"""A case whose checks raised before anything was searched is in every report."""
+"""A case whose checks raised an error before the search is in every report."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def record() -> RunRecord:
 
 
 @pytest.mark.parametrize("name", ["markdown", "html", "json"])
-def test_every_format_shows_the_error(record: RunRecord, name: str) -> None:
+def test_every_report_format_has_the_error_of_a_case_without_a_search(record: RunRecord, name: str) -> None:
     text = str(format_named(name).render(record))
     assert "not judged: metric" in text
     assert "it is called with outputs by name" in text
 
 
-def test_the_table_and_the_csv_count_it(record: RunRecord) -> None:
+def test_the_summary_and_the_csv_count_a_case_without_a_search(record: RunRecord) -> None:
     assert "latency FAIL" in summary_table(record)
     head, row = str(format_named("csv").render(record)).splitlines()
     assert dict(zip(head.split(","), row.split(","), strict=True))["checks_failed"] == "1"
 
 
-def test_an_error_that_is_no_ours_is_named_with_its_type() -> None:
+def test_an_error_of_another_library_is_reported_with_its_type() -> None:
     verdict = raised(ZeroDivisionError("division by zero"))
     assert verdict.headline == "not judged: ZeroDivisionError: division by zero"
     assert verdict.sections[0].text == "ZeroDivisionError: division by zero"

@@ -11,7 +11,7 @@ from qdqspec.report.write import format_for, render, write_json, write_report, w
 from qdqspec.testing.records import sample_run
 
 
-def test_the_suffix_chooses_the_format(tmp_path: Path) -> None:
+def test_the_suffix_selects_the_report_format(tmp_path: Path) -> None:
     paths = [tmp_path / "deep" / name for name in ("a.md", "a.HTML", "a.csv", "a.json")]
     write_reports(sample_run(), paths)
     starts = [path.read_text(encoding="utf-8")[:9] for path in paths]
@@ -32,21 +32,21 @@ def test_an_unknown_suffix_lists_the_known_ones(tmp_path: Path, name: str, words
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_with_the_name_of_an_output_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_folder_with_the_name_of_a_report_is_an_error_and_no_file_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.md").mkdir()
     with pytest.raises(OutputError, match=r"a\.md: the report cannot be written"):
         write_report(sample_run(), tmp_path / "a.md")
     assert [path.name for path in tmp_path.iterdir()] == ["a.md"]
 
 
-def test_a_file_where_a_folder_should_be_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_of_a_report_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputError, match="cannot be written"):
         write_report(sample_run(), tmp_path / "file" / "a.md")
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 
-def test_a_write_that_fails_leaves_the_old_report(tmp_path: Path, monkeypatch) -> None:
+def test_a_failed_write_keeps_the_old_report(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "a.md"
     path.write_text("old", encoding="utf-8")
 
@@ -59,7 +59,7 @@ def test_a_write_that_fails_leaves_the_old_report(tmp_path: Path, monkeypatch) -
     assert path.read_text(encoding="utf-8") == "old"
 
 
-def test_the_run_record_goes_under_any_name(tmp_path: Path) -> None:
+def test_a_run_record_is_written_to_any_file_name(tmp_path: Path) -> None:
     write_json(sample_run(), tmp_path / "record")
     assert len(json.loads((tmp_path / "record").read_text(encoding="utf-8"))["cases"]) == 3
 

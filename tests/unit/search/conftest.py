@@ -1,4 +1,4 @@
-"""A search without a device: a cost function stands for building, timing and racing."""
+"""Searches without a device: a cost function replaces building, timing and racing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from qdqspec.testing.strategies import Oracle, small_space
 from qdqspec.types import LayerTime, Placement, Trial
 
 Cost = Callable[[Placement], float | None]
-MARGIN = 0.99  # what wins a race is faster by at least this
+MARGIN = 0.99  # a candidate wins a race if its time is below this share of the best
 
 
 @pytest.fixture
 def space_of(models: Path) -> Callable[..., SchemeSpace]:
-    """The space of an example model, of the nodes whose operators are named, or of all."""
+    """The search space of an example model, limited to the nodes of the given operators if there are any."""
 
     def make(name: str = "digits_resnet", *ops: str) -> SchemeSpace:
         model = fold_batchnorm(load_model(models / f"{name}.onnx")).model
@@ -39,7 +39,7 @@ def space_of(models: Path) -> Callable[..., SchemeSpace]:
 
 @pytest.fixture
 def drive() -> Callable[..., list[Trial]]:
-    """Run a strategy against a cost; a cost of ``None`` is a failed build. One layer a node in profiles."""
+    """Run a strategy with a cost function; ``None`` is a failed build. Profiles have one layer per node."""
 
     def run(
         make: Any,
@@ -55,9 +55,9 @@ def drive() -> Callable[..., list[Trial]]:
         strategy = make(
             SearchSetup(space=space, clock="cpu", trials=trials, **setup), np.random.default_rng(seed)
         )
-        told: list[Trial] = []
+        trials_told: list[Trial] = []
         best = float("inf")
-        while len(told) < trials and (proposals := strategy.ask(batch)):
+        while len(trials_told) < trials and (proposals := strategy.ask(batch)):
             assert len(proposals) <= batch
             answers = []
             for proposal in proposals:
@@ -66,7 +66,7 @@ def drive() -> Callable[..., list[Trial]]:
                 best = ratio if won and ratio is not None else best
                 answers.append(
                     Trial(
-                        number=len(told) + len(answers),
+                        number=len(trials_told) + len(answers),
                         phase=proposal.phase,
                         placement=proposal.placement,
                         status="failed" if ratio is None else "ok",
@@ -77,11 +77,11 @@ def drive() -> Callable[..., list[Trial]]:
                     )
                 )
             strategy.tell(answers)
-            told += answers
-        if len(told) < trials:
+            trials_told += answers
+        if len(trials_told) < trials:
             assert strategy.done()
             assert not strategy.ask()
-        return told
+        return trials_told
 
     return run
 
@@ -96,7 +96,7 @@ def layers(space: SchemeSpace) -> tuple[LayerTime, ...]:
 
 @pytest.fixture
 def learnt() -> Callable[[int], tuple[CostModel, Oracle]]:
-    """A cost model that has seen the pure builds of a made-up device, with that device, by seed."""
+    """A cost model fitted to the pure builds of a simulated device, and that device, by seed."""
 
     def make(seed: int = 0) -> tuple[CostModel, Oracle]:
         space = small_space()

@@ -1,4 +1,4 @@
-"""Blocks and crossings one by one: what is joined, which tensors are converted, what a profile teaches."""
+"""Blocks and crossings: joined units, converted tensors, and the costs learned from profiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER_FULL, OTHER_IN, WEIGHTS = 3, 4, 6
 DOMAINS = Domains()
 THREE = Domains(
     (0, 1, 1, 2, 2, 0, 0), (0, 1, 0, 2, 0, 0, 0)
-)  # two formats of activations, and one of weights alone
+)  # two formats of activations, and one weight-only format
 CAPABILITIES = Capabilities(
     formats=("int8",),
     labels={
@@ -81,13 +81,13 @@ def trial(placement: Placement, *layers: LayerTime) -> Trial:
 # ---- fusion -------------------------------------------------------------------------------------
 
 
-def test_kernels_of_all_profiles_join_units() -> None:
+def test_units_in_one_kernel_of_any_profile_are_one_block() -> None:
     profiles = [[kernel("conv1", "relu"), kernel("conv2", "add")], [kernel("add", "pool")]]
     blocks = fuse(SPACE, profiles)
     assert [block.units for block in blocks] == [("conv1",), ("conv2", "add", "pool"), ("gemm1",), ("gemm2",)]
 
 
-def test_conversions_and_nodes_that_are_no_units_join_nothing() -> None:
+def test_conversions_and_nodes_outside_units_do_not_join_blocks() -> None:
     reorder = LayerTime(name="r", op_type="R", milliseconds=1, nodes=("conv1", "conv2"), boundary=True)
     assert len(fuse(SPACE, [[reorder, kernel("flatten", "gemm1"), kernel("nobody")]])) == len(UNITS)
 
@@ -103,7 +103,7 @@ def test_blocks_are_the_connected_components_in_graph_order(kernels: list[list[s
     assert firsts == sorted(firsts)
 
 
-def test_in_only_reaches_the_units_of_a_block_that_offer_it() -> None:
+def test_in_only_applies_to_the_units_of_a_block_that_offer_it() -> None:
     (block,) = fuse(SPACE, [[kernel(*UNITS)]])
     assert block.codes == (FP, FULL, IN)
     assert unit_labels(SPACE, [block], np.array([FULL], dtype=np.int8)) == SPACE.everything()
@@ -124,12 +124,14 @@ def test_in_only_reaches_the_units_of_a_block_that_offer_it() -> None:
         (FULL, FP, True),
         (FULL, FULL, False),
         (FULL, IN, False),
-        (IN, FP, False),  # it makes floats
+        (IN, FP, False),  # the producer outputs floats
         (IN, FULL, True),
         (IN, IN, True),
     ],
 )
-def test_a_tensor_is_converted_where_it_changes_worlds(producer: int, reader: int, crosses: bool) -> None:
+def test_a_tensor_is_converted_between_float_and_integer_blocks(
+    producer: int, reader: int, crosses: bool
+) -> None:
     edge = Crossing("t", 1.0, 0, (1,), outside=False)
     assert bool(edge.converted(np.array([producer, reader], dtype=np.int8), DOMAINS)) == crosses
 
@@ -139,13 +141,13 @@ def test_a_tensor_is_converted_once_for_all_its_readers() -> None:
     assert Crossings(edges, DOMAINS).of(np.array([FP, FULL, FULL], dtype=np.int8)).sum() == 1
 
 
-def test_an_integer_tensor_that_is_read_outside_is_converted() -> None:
+def test_an_integer_tensor_with_a_reader_outside_blocks_is_converted() -> None:
     edge = Crossing("t", 1.0, 0, (), outside=True)
     assert edge.converted(np.array([FULL], dtype=np.int8), DOMAINS)
     assert not edge.converted(np.array([IN], dtype=np.int8), DOMAINS)
 
 
-def test_an_input_of_the_graph_is_made_as_float() -> None:
+def test_a_graph_input_is_float() -> None:
     edge = Crossing("x", 1.0, -1, (0,), outside=False)
     assert edge.converted(np.array([FULL], dtype=np.int8), DOMAINS)
     assert not edge.converted(np.array([FP], dtype=np.int8), DOMAINS)
@@ -160,11 +162,13 @@ EDGES = st.builds(
     st.booleans(),
 ).filter(
     lambda edge: edge.blocks and edge.producer not in edge.consumers
-)  # no tensor runs from a block to itself
+)  # no tensor is produced and read by the same block
 
 
 @given(st.lists(EDGES, max_size=6), st.lists(st.integers(0, 6), min_size=5, max_size=5))
-def test_all_edges_at_once_are_as_each_alone(edges: list[Crossing], codes: list[int]) -> None:
+def test_conversions_of_all_edges_at_once_equal_those_of_single_edges(
+    edges: list[Crossing], codes: list[int]
+) -> None:
     labelling = np.array(codes, dtype=np.int8)
     alone = [sorted(edge.converted(labelling, THREE)) for edge in edges]
     assert [np.flatnonzero(row).tolist() for row in Crossings(edges, THREE).of(labelling)] == alone
@@ -173,16 +177,16 @@ def test_all_edges_at_once_are_as_each_alone(edges: list[Crossing], codes: list[
 @pytest.mark.parametrize(
     ("producer", "readers", "kinds"),
     [
-        (FULL, (OTHER_FULL,), [(1, 2)]),  # made in one format, read in the other
+        (FULL, (OTHER_FULL,), [(1, 2)]),  # produced in one format, read in the other
         (FULL, (FULL, OTHER_FULL), [(1, 2)]),
         (FULL, (FP, OTHER_IN), [(0, 1), (1, 2)]),
-        (IN, (FULL, OTHER_FULL), [(0, 1), (0, 2)]),  # made in float, converted to each
-        (OTHER_FULL, (WEIGHTS,), [(0, 2)]),  # weights alone: it reads and makes floats
+        (IN, (FULL, OTHER_FULL), [(0, 1), (0, 2)]),  # produced in float, converted to each
+        (OTHER_FULL, (WEIGHTS,), [(0, 2)]),  # weight-only blocks read and produce floats
         (WEIGHTS, (FP, WEIGHTS), []),
         (WEIGHTS, (IN,), [(0, 1)]),
     ],
 )
-def test_where_two_formats_meet_is_a_conversion_of_its_own(
+def test_each_pair_of_formats_is_a_separate_conversion(
     producer: int, readers: tuple[int, ...], kinds: list[tuple[int, int]]
 ) -> None:
     edge = Crossing("t", 1.0, 0, tuple(range(1, 1 + len(readers))), outside=False)
@@ -196,12 +200,12 @@ def test_edges_connect_blocks_and_list_other_readers() -> None:
     assert edges["x"].producer == -1
     assert edges["b"].blocks == (0, 1)
     assert "c" not in edges  # inside block 1
-    assert edges["d"].outside  # read by pool, which is in no block
+    assert edges["d"].outside  # read by pool, which is not in a block
     assert edges["b"].elements == 8 * 8 * 8
 
 
 @given(st.lists(EDGES, max_size=8), st.integers(0, 2**32 - 1))
-def test_where_a_descent_ends_no_single_block_is_better_otherwise(edges: list[Crossing], seed: int) -> None:
+def test_a_descent_ends_where_no_change_of_one_block_is_better(edges: list[Crossing], seed: int) -> None:
     random = np.random.default_rng(seed)
     offered = [tuple(random.permutation(7)[: random.integers(1, 8)].tolist()) for _ in range(5)]
     times, costs = random.uniform(0, 2, (5, 7)), random.uniform(0, 1, (len(edges), 3))
@@ -221,7 +225,9 @@ def test_where_a_descent_ends_no_single_block_is_better_otherwise(edges: list[Cr
 
 
 @given(st.lists(EDGES, max_size=8), st.integers(0, 2**32 - 1), st.data())
-def test_blocks_of_a_group_change_together(edges: list[Crossing], seed: int, data: st.DataObject) -> None:
+def test_a_descent_changes_the_blocks_of_a_group_together(
+    edges: list[Crossing], seed: int, data: st.DataObject
+) -> None:
     random = np.random.default_rng(seed)
     group_of = np.array(data.draw(st.lists(st.integers(0, 2), min_size=5, max_size=5)))
     groups = [np.flatnonzero(group_of == number).tolist() for number in range(3)]
@@ -240,7 +246,7 @@ def test_blocks_of_a_group_change_together(edges: list[Crossing], seed: int, dat
             assert cost(settled) <= cost(other) + 1e-9
 
 
-def test_an_edge_with_many_ends_is_converted_like_any_other() -> None:
+def test_an_edge_with_many_readers_costs_one_conversion() -> None:
     readers = tuple(range(1, 12))
     edge = Crossing("x", 1.0, 0, readers, outside=False)
     descent = Descent([(FP, FULL)] * 12, [edge], DOMAINS)
@@ -249,7 +255,7 @@ def test_an_edge_with_many_ends_is_converted_like_any_other() -> None:
     assert descent.crossing(3, [FULL] * 12, costs) == 0.0
 
 
-# ---- what profiles teach ------------------------------------------------------------------------
+# ---- costs learned from profiles ----------------------------------------------------------------
 
 
 def costs_of(*trials: Trial) -> CostModel:
@@ -258,26 +264,26 @@ def costs_of(*trials: Trial) -> CostModel:
     return costs
 
 
-def test_a_block_costs_the_measured_time_of_its_label() -> None:
+def test_the_cost_of_a_block_is_the_measured_time_of_its_label() -> None:
     reference = trial(SPACE.resolve({}), kernel("conv1", ms=4.0), kernel("conv2", ms=2.0))
     full = trial(SPACE.resolve({"conv1": "in+out"}), kernel("conv1", ms=1.0), kernel("conv2", ms=2.2))
     times = costs_of(reference, full).times
-    assert times[0].tolist() == [4.0, 1.0, 4.0]  # in-only was never seen: as the float kernel
-    assert times[1] == pytest.approx([2.1, 0.525, 2.1])  # as much faster as the other convolution
+    assert times[0].tolist() == [4.0, 1.0, 4.0]  # in-only was not measured: the time of the float kernel
+    assert times[1] == pytest.approx([2.1, 0.525, 2.1])  # the speedup of the other convolution
 
 
-def test_a_label_that_was_slower_elsewhere_is_still_tried() -> None:
+def test_a_slowdown_of_one_block_does_not_raise_the_estimate_of_another() -> None:
     reference = trial(SPACE.resolve({}), kernel("conv1", ms=4.0), kernel("conv2", ms=2.0))
     full = trial(SPACE.resolve({"conv1": "in+out"}), kernel("conv1", ms=8.0), kernel("conv2", ms=2.0))
     assert costs_of(reference, full).times[1].tolist() == [2.0, 2.0, 2.0]
 
 
-def test_a_kernel_of_two_blocks_is_shared_between_them() -> None:
+def test_the_time_of_a_kernel_of_two_blocks_is_divided_between_them() -> None:
     costs = costs_of(trial(SPACE.resolve({}), kernel("conv1", "conv2", ms=3.0)))
     assert costs.times[:2, FP].tolist() == [1.5, 1.5]
 
 
-def test_the_reference_is_the_first_that_was_learnt() -> None:
+def test_the_time_of_the_reference_is_that_of_the_first_trial() -> None:
     costs = costs_of(
         trial(SPACE.resolve({}), kernel("conv1", ms=4.0), kernel("flatten", ms=1.0)),
         trial(SPACE.resolve(SPACE.everything()), kernel("conv1", ms=2.0)),
@@ -285,7 +291,7 @@ def test_the_reference_is_the_first_that_was_learnt() -> None:
     assert costs.reference_ms == 5.0
 
 
-def test_a_build_without_a_profile_teaches_nothing() -> None:
+def test_a_trial_without_a_profile_adds_no_cost() -> None:
     costs = costs_of(trial(SPACE.resolve({})))
     assert not costs.times.any()
     assert costs.predict(costs.compose(1.0)) == 0.0
@@ -300,14 +306,16 @@ def test_conversions_cost_the_measured_time_else_an_estimate_by_size() -> None:
     only_second = np.array([FP, FULL, FP, FP, FP, FP], dtype=np.int8)
     assert costs.crossings_ms(only_first).sum() == pytest.approx(
         0.512 + 4 * 64 / 1000
-    )  # b seen, x by its size
+    )  # b measured, x estimated by its size
     assert costs.crossings_ms(only_second).sum() == pytest.approx(
         0.512 + 8 * 64 / 1000
-    )  # b seen, c by its size
+    )  # b measured, c estimated by its size
 
 
 @given(st.integers(0, 4), st.data())
-def test_what_one_block_costs_is_what_changing_it_changes(seed: int, data: st.DataObject) -> None:
+def test_the_local_cost_of_a_block_is_the_change_of_the_predicted_time(
+    seed: int, data: st.DataObject
+) -> None:
     random = np.random.default_rng(seed)
     costs = costs_of(
         *(
@@ -329,12 +337,12 @@ def test_what_one_block_costs_is_what_changing_it_changes(seed: int, data: st.Da
     assert codes.tolist() == before.tolist()
 
 
-# ---- the search on top --------------------------------------------------------------------------
+# ---- the search that uses the cost model --------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
-def test_answers_may_come_one_by_one_and_in_any_order(batch: int) -> None:
-    """A step is thought of when all of the one before is told."""
+def test_a_strategy_accepts_results_one_by_one_and_in_any_order(batch: int) -> None:
+    """The next step is computed after all results of the previous one."""
     oracle = Oracle(SPACE, 1)
     strategy = Attribution(SearchSetup(space=SPACE, clock="cpu"), np.random.default_rng(1))
     seen: list[str] = []
@@ -348,14 +356,14 @@ def test_answers_may_come_one_by_one_and_in_any_order(batch: int) -> None:
     assert len(seen) == len({*seen}) > len(pure_placements(SPACE))
 
 
-def test_without_profiles_it_still_searches() -> None:
-    """A backend that tells no layer times."""
+def test_the_search_works_without_profiles() -> None:
+    """A backend without layer times."""
 
-    class Blind(Oracle):
+    class Unprofiled(Oracle):
         def _layers(self, placement: Placement) -> tuple[LayerTime, ...]:
             return ()
 
-    oracle = Blind(SPACE, 0)
+    oracle = Unprofiled(SPACE, 0)
     strategy = Attribution(SearchSetup(space=SPACE, clock="cpu"), np.random.default_rng(0))
     found: list[float] = []
     while proposals := strategy.ask(1):

@@ -39,12 +39,12 @@ def space() -> SchemeSpace:
 
 
 def then_branch_only(placement: Placement) -> float:
-    """Pairs in one body save time, and those in the other cost some."""
+    """The cost of a placement: pairs in one body save time, pairs in the other cost time."""
     homes = [end.node.split("/")[1] for site in placement.sites for end in site.consumers]
     return 1.0 - 0.05 * homes.count("then_branch") + 0.05 * homes.count("else_branch")
 
 
-def test_exhaustive_asks_for_every_labelling_of_all_bodies(space: SchemeSpace, drive) -> None:
+def test_the_exhaustive_search_proposes_every_labelling_of_all_bodies(space: SchemeSpace, drive) -> None:
     classes = tied_classes(space)
     labellings = itertools.product(*(tied.labels for tied in classes))
     expected = {space.resolve(spread(space, classes, choice)).digest for choice in labellings}
@@ -54,8 +54,8 @@ def test_exhaustive_asks_for_every_labelling_of_all_bodies(space: SchemeSpace, d
 
 
 @pytest.mark.parametrize("strategy", [Exhaustive, RegionSearch])
-def test_what_helps_in_one_body_alone_is_found(space: SchemeSpace, drive, strategy) -> None:
+def test_a_gain_in_one_body_alone_is_found(space: SchemeSpace, drive, strategy) -> None:
     trials = drive(strategy, space, then_branch_only, trials=200)
     best = min(trials, key=lambda trial: trial.ratio)
-    wanted = {u.id: u.full for u in space.units if u.id.startswith("choice/then_branch/")}
-    assert best.placement.digest == space.resolve(wanted).digest
+    best_labels = {u.id: u.full for u in space.units if u.id.startswith("choice/then_branch/")}
+    assert best.placement.digest == space.resolve(best_labels).digest

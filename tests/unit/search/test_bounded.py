@@ -1,4 +1,4 @@
-"""The labelling of least time for a noise: the limit holds, and greedy choice is never better."""
+"""The fastest labelling within a noise limit is within the limit and not slower than a greedy choice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def drawn_powers(costs: CostModel, seed: int) -> np.ndarray:
 
 
 @given(seed=st.integers(0, 3), noise=st.integers(0, 1000), decibels=st.floats(0, 60))
-def test_the_limit_holds_and_no_greedy_choice_is_faster(seed: int, noise: int, decibels: float) -> None:
+def test_the_labelling_is_within_the_limit_and_not_slower_than_a_greedy_one(
+    seed: int, noise: int, decibels: float
+) -> None:
     costs = learnt(seed)
     powers, most = drawn_powers(costs, noise), 10 ** (-decibels / 10)
     codes = least_time(costs, powers, most)
@@ -49,7 +51,7 @@ def test_the_limit_holds_and_no_greedy_choice_is_faster(seed: int, noise: int, d
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_is_near_the_best_of_all_labellings(seed: int) -> None:
+def test_the_labelling_is_close_to_the_best_of_all(seed: int) -> None:
     costs = learnt(seed)
     powers = drawn_powers(costs, seed)
     most = 0.3 * noise_of(powers, costs.compose(1.0))
@@ -58,12 +60,12 @@ def test_it_is_near_the_best_of_all_labellings(seed: int) -> None:
     assert costs.predict(least_time(costs, powers, most)) <= 1.03 * best
 
 
-def test_without_a_limit_it_is_the_fastest() -> None:
+def test_the_labelling_without_a_limit_is_the_fastest() -> None:
     costs = learnt(0)
     assert (least_time(costs, drawn_powers(costs, 0), np.inf) == costs.compose(1.0)).all()
 
 
-def test_a_block_that_makes_noise_under_every_label_leaves_float() -> None:
+def test_blocks_above_the_limit_under_every_label_stay_float() -> None:
     costs = learnt(1)
     powers = np.ones_like(costs.times)
     powers[:, FP] = 0

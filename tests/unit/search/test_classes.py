@@ -1,4 +1,4 @@
-"""Tied classes: what gets one label because it stands at one place of one pattern."""
+"""Tied classes: units at the same position of the same pattern, which have one label."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_classes_partition_the_units(space_of) -> None:
     assert sorted(names) == sorted(unit.id for unit in space.units)
 
 
-def test_units_of_one_class_are_alike_and_in_regions_of_one_pattern(space_of) -> None:
+def test_units_of_one_class_have_one_operator_and_one_pattern(space_of) -> None:
     space = space_of("digits_resnet")
     patterns = {
         node: region.pattern for region in space.regions if not region.children for node in region.nodes
@@ -24,7 +24,7 @@ def test_units_of_one_class_are_alike_and_in_regions_of_one_pattern(space_of) ->
         assert {patterns[name] for name in tied.units} == {tied.pattern}
 
 
-def test_without_regions_every_unit_is_its_own(space_of) -> None:
+def test_without_regions_every_unit_is_a_separate_class(space_of) -> None:
     space = space_of()
     bare = SchemeSpace.__new__(SchemeSpace)
     bare.__dict__.update({**space.__dict__, "regions": ()})
@@ -41,7 +41,7 @@ def test_the_pure_choices_are_float_everything_inputs_only_and_dynamic_ranges(sp
     ]
 
 
-def test_labels_of_classes_come_back_from_labels_of_units(space_of) -> None:
+def test_labels_of_classes_are_recovered_from_labels_of_units(space_of) -> None:
     space = space_of("squeezenet10")
     classes = tied_classes(space)
     for choice in pure_choices(space, classes):

@@ -1,4 +1,4 @@
-"""Blocks, their cost model, and what it composes."""
+"""Blocks, their cost model, and the labellings composed from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_units_in_one_kernel_are_one_block_in_graph_order() -> None:
     assert sorted(name for block in blocks for name in block.units) == sorted(names)
 
 
-def test_codes_and_labels_are_inverse_where_blocks_are_units() -> None:
+def test_codes_and_labels_of_single_unit_blocks_are_inverse() -> None:
     space = small_space()
     blocks = fuse(space, [])
     for code in range(len(LABELS)):
@@ -38,7 +38,7 @@ def test_codes_and_labels_are_inverse_where_blocks_are_units() -> None:
         assert np.array_equal(block_codes(space, blocks, unit_labels(space, blocks, codes)), codes)
 
 
-def test_crossings_as_arrays_are_those_of_single_edges() -> None:
+def test_crossings_computed_as_arrays_equal_those_of_single_edges() -> None:
     space = small_space()
     blocks = fuse(space, [])
     edges = edges_between(space, {n: b.index for b in blocks for u in b.units for n in space.by_id[u].nodes})
@@ -50,7 +50,7 @@ def test_crossings_as_arrays_are_those_of_single_edges() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_model_predicts_what_was_never_built(seed: int, learnt) -> None:
+def test_the_model_predicts_times_of_placements_that_were_not_built(seed: int, learnt) -> None:
     costs, oracle = learnt(seed)
     random = np.random.default_rng(seed)
     constant = oracle.cost(costs.space.resolve({})) - costs.predict(np.zeros(len(costs.blocks), np.int8))
@@ -63,7 +63,7 @@ def test_the_model_predicts_what_was_never_built(seed: int, learnt) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_is_composed_is_near_the_best_of_all_labellings(seed: int, learnt) -> None:
+def test_the_composed_labelling_is_close_to_the_best_of_all(seed: int, learnt) -> None:
     costs, oracle = learnt(seed)
 
     def cost(codes: np.ndarray) -> float:
@@ -75,7 +75,7 @@ def test_what_is_composed_is_near_the_best_of_all_labellings(seed: int, learnt) 
     assert composed <= 1.1 * best
 
 
-def test_the_speed_of_the_machine_during_a_profile_does_not_matter(learnt) -> None:
+def test_costs_are_independent_of_the_machine_speed_during_a_profile(learnt) -> None:
     steady, oracle = learnt(0)
     random = np.random.default_rng(0)
     trials = []
@@ -90,17 +90,17 @@ def test_the_speed_of_the_machine_during_a_profile_does_not_matter(learnt) -> No
     assert costs.converting == pytest.approx(steady.converting)
 
 
-def test_a_price_on_a_block_takes_it_out(learnt) -> None:
+def test_a_block_with_a_penalty_stays_float(learnt) -> None:
     costs, _ = learnt(0)
     free = costs.compose(1.0)
     quantized = int(np.flatnonzero(free != FP)[0])
     penalty = np.zeros_like(costs.times)
     penalty[quantized, FP + 1 :] = 1e6
     assert costs.compose(1.0, penalty)[quantized] == FP
-    assert np.array_equal(costs.compose(1.0), free)  # and the price is gone afterwards
+    assert np.array_equal(costs.compose(1.0), free)  # the penalty does not persist
 
 
-def test_draws_differ_and_do_not_change_the_model(learnt) -> None:
+def test_random_draws_differ_and_do_not_change_the_model(learnt) -> None:
     costs, _ = learnt(3)
     times = costs.times.copy()
     random = np.random.default_rng(0)
@@ -109,7 +109,7 @@ def test_draws_differ_and_do_not_change_the_model(learnt) -> None:
     assert np.array_equal(costs.times, times)
 
 
-def test_flips_change_one_block_or_neighbours_and_come_in_order_of_promise(learnt) -> None:
+def test_flips_change_a_block_or_neighbours_and_are_sorted_by_predicted_time(learnt) -> None:
     costs, _ = learnt(0)
     codes = costs.compose(1.0)
     flipped = flips(costs, codes)
@@ -121,7 +121,7 @@ def test_flips_change_one_block_or_neighbours_and_come_in_order_of_promise(learn
     assert promised == sorted(promised)
 
 
-def test_a_group_grows_along_tensors_and_takes_one_label(learnt) -> None:
+def test_a_group_grows_along_tensors_with_one_label(learnt) -> None:
     costs, _ = learnt(0)
     start = np.array([FULL if FULL in b.codes else FP for b in costs.blocks], dtype=np.int8)
     groups = list(costs.grown(start, 0, FP, 4))

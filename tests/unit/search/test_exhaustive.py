@@ -1,4 +1,4 @@
-"""Exhaustive search: all of a small space, nothing of a large one."""
+"""The exhaustive search proposes all placements of a small space and refuses a large one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_labelling_is_proposed_once(space_of, drive, batch: int) -> None:
     assert len(expected) > 8
 
 
-def test_pure_labellings_come_first(space_of, drive) -> None:
+def test_the_exhaustive_search_begins_with_pure_labellings(space_of, drive) -> None:
     space = space_of("digits_resnet", "Gemm", "Add")
     trials = drive(Exhaustive, space, flat, trials=2000)
     pure = [space.resolve(labels) for labels in ({}, space.everything())]
@@ -45,7 +45,7 @@ def test_the_default_budget_is_the_whole_space(space_of, drive) -> None:
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_a_large_space_is_refused_with_its_size(space_of, drive, name: str) -> None:
+def test_a_large_space_is_an_error_with_its_size(space_of, drive, name: str) -> None:
     space = space_of(name)
     with pytest.raises(ConfigError, match=r"can be labelled in (2,097,152|10\^\d+|[\d,]+) ways") as caught:
         Exhaustive.default_trials("default", space)
@@ -55,7 +55,7 @@ def test_a_large_space_is_refused_with_its_size(space_of, drive, name: str) -> N
         Exhaustive.refuse(space)
 
 
-def test_seeds_come_right_after_the_reference(space_of, drive) -> None:
+def test_the_exhaustive_search_proposes_seeds_after_the_reference(space_of, drive) -> None:
     space = space_of("digits_resnet", "Gemm", "Add")
     seed = space.resolve({space.units[0].id: space.units[0].full})
     trials = drive(Exhaustive, space, flat, trials=2000, seeds=(seed,))

@@ -1,4 +1,4 @@
-"""Searches that an accuracy oracle guides, on a made-up device whose noise adds up."""
+"""Searches guided by an accuracy oracle, on a simulated device whose noise is additive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from qdqspec.types import FIRST, NOT_CANDIDATES, Label, LayerTime, Placement, Tr
 
 
 class Additive:
-    """An oracle whose predictions are off by ``offset`` until it has learnt that; it counts its questions."""
+    """An oracle whose predictions are off by ``offset`` until the first result; it counts predictions."""
 
     def __init__(self, space: SchemeSpace, offset: float = 0.0, *, noise: bool = True) -> None:
         self.powers = {unit.id: power_of(45.0 - 12 * (index == 1)) for index, unit in enumerate(space.units)}
@@ -100,7 +100,7 @@ def searched(seed: int, oracle: Additive | None, least: float | None = 38.0, **s
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_hardly_a_build_is_below_the_limit_and_the_best_is_nearly_found(seed: int) -> None:
+def test_few_builds_are_below_the_limit_and_the_winner_is_close_to_the_best(seed: int) -> None:
     space = small_space()
     oracle = Additive(space)
     trials = searched(seed, oracle)
@@ -116,21 +116,21 @@ def test_hardly_a_build_is_below_the_limit_and_the_best_is_nearly_found(seed: in
     assert device.cost(winner.placement) <= 1.07 * best
 
 
-def test_an_offset_of_the_backend_is_learnt_from_the_first_build() -> None:
+def test_the_offset_of_predictions_is_corrected_after_the_first_build() -> None:
     trials = searched(0, Additive(small_space(), offset=3.0))
     below = [t.number for t in trials if t.placement.sites and t.sqnr_db is not None and t.sqnr_db < 38.0]
     assert len(below) <= 1
 
 
 class Unmeasured(Additive):
-    """Predictions without the noise of single labels, as where measuring that would take too long."""
+    """An oracle without the noise of single labels, which may take too long to measure."""
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
         return None
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_without_the_noise_of_labels_predictions_decide_what_is_built(seed: int) -> None:
+def test_predictions_select_builds_without_the_noise_of_labels(seed: int) -> None:
     trials = searched(seed, Unmeasured(small_space()))
     built = [trial for trial in trials if trial.placement.sites]
     assert built
@@ -140,13 +140,13 @@ def test_without_the_noise_of_labels_predictions_decide_what_is_built(seed: int)
     assert winner.placement.sites
 
 
-def test_an_oracle_without_answers_leaves_the_analysis_to_builds() -> None:
+def test_an_oracle_without_predictions_is_replaced_by_sensitivity_builds() -> None:
     told = searched(0, Additive(small_space(), noise=False))
     assert "sensitivity" in {trial.phase for trial in told}
     assert [t.placement.digest for t in told] == [t.placement.digest for t in searched(0, None)]
 
 
-def test_a_limit_that_everything_keeps_costs_one_question() -> None:
+def test_a_limit_that_full_quantization_meets_needs_one_prediction() -> None:
     space = small_space()
     oracle = Additive(space)
     guided, free = searched(0, oracle, least=20.0), searched(0, None, least=20.0)
@@ -167,21 +167,21 @@ def test_two_searches_with_equal_oracles_propose_the_same() -> None:
 
 
 @pytest.mark.parametrize("least", [30.0, 36.0, 44.0, 60.0])
-def test_as_few_units_are_left_out_as_the_limit_takes(least: float) -> None:
+def test_thinning_excludes_no_more_units_than_the_limit_needs(least: float) -> None:
     space = small_space()
     oracle = Additive(space)
     guide, everything = Guide(oracle, space), space.everything()
     kept = guide.thinned(everything, least, dict.fromkeys(space.by_id, 1.0))
     assert oracle.truth(space.resolve(kept)) >= least
     left_out = set(everything) - set(kept)
-    noise = {name: oracle.noise()[name, everything[name]] for name in everything}  # type: ignore[index] # it has noise
+    noise = {name: oracle.noise()[name, everything[name]] for name in everything}  # type: ignore[index] # this oracle has noise
     if left_out:
         back = min(left_out, key=noise.__getitem__)
         assert oracle.truth(space.resolve({**kept, back: everything[back]})) < least + oracle.doubt_db
 
 
 @pytest.mark.parametrize("make", [RegionSearch, SubgraphSearch, Exhaustive, OptunaSearch])
-def test_other_strategies_build_nothing_that_is_expected_below_the_limit(make: type[Strategy]) -> None:
+def test_other_strategies_build_no_placement_predicted_below_the_limit(make: type[Strategy]) -> None:
     if make is OptunaSearch:
         pytest.importorskip("optuna")
     space = small_space()
@@ -194,7 +194,7 @@ def test_other_strategies_build_nothing_that_is_expected_below_the_limit(make: t
 
 
 class Scored(Additive):
-    """An oracle of a task metric that is kept from ``least`` dB on, which the search is not told."""
+    """An oracle of a task metric that is met from ``least`` dB on, which is unknown to the search."""
 
     least = 38.0
 
@@ -214,7 +214,7 @@ STRATEGIES = [Attribution, RegionSearch, SubgraphSearch, Exhaustive, OptunaSearc
 
 
 @pytest.mark.parametrize("make", STRATEGIES)
-def test_no_strategy_builds_what_is_expected_to_miss_the_metric(make: type[Strategy]) -> None:
+def test_no_strategy_builds_a_placement_predicted_to_miss_the_metric(make: type[Strategy]) -> None:
     if make is OptunaSearch:
         pytest.importorskip("optuna")
     oracle, trials = scored_by(make)
@@ -224,7 +224,7 @@ def test_no_strategy_builds_what_is_expected_to_miss_the_metric(make: type[Strat
 
 
 @pytest.mark.parametrize("make", STRATEGIES)
-def test_what_the_user_gives_is_built_whatever_is_expected_of_it(make: type[Strategy]) -> None:
+def test_a_seed_of_the_user_is_built_even_if_predicted_to_miss_the_metric(make: type[Strategy]) -> None:
     if make is OptunaSearch:
         pytest.importorskip("optuna")
     space = small_space()
@@ -235,7 +235,9 @@ def test_what_the_user_gives_is_built_whatever_is_expected_of_it(make: type[Stra
 
 
 @pytest.mark.parametrize("make", [Attribution, RegionSearch, SubgraphSearch, OptunaSearch])
-def test_everything_is_built_without_the_units_that_the_metric_does_not_take(make: type[Strategy]) -> None:
+def test_full_quantization_is_built_without_the_noisiest_units_if_the_metric_needs_it(
+    make: type[Strategy],
+) -> None:
     if make is OptunaSearch:
         pytest.importorskip("optuna")
     oracle, trials = scored_by(make)
@@ -252,7 +254,7 @@ def test_everything_is_built_without_the_units_that_the_metric_does_not_take(mak
     )
 
 
-def test_metrics_are_not_rehearsed_for_what_is_noisier_than_what_missed() -> None:
+def test_the_metric_is_not_predicted_for_placements_noisier_than_a_rejected_one() -> None:
     asked: set[Placement] = set()
 
     class Counting(Scored):
@@ -269,7 +271,7 @@ def test_metrics_are_not_rehearsed_for_what_is_noisier_than_what_missed() -> Non
 
 
 @pytest.mark.parametrize("least", [30.0, 36.0, 42.0])
-def test_units_are_left_out_with_few_predictions(least: float) -> None:
+def test_thinning_needs_few_predictions(least: float) -> None:
     space = small_space()
     oracle = Additive(space)
     everything = space.everything()
@@ -283,8 +285,8 @@ def test_units_are_left_out_with_few_predictions(least: float) -> None:
     assert len(kept) >= len(largest) - 1
 
 
-def test_infinite_noise_is_a_number_that_sums_can_hold() -> None:
-    """A rehearsed output without a signal makes any noise infinitely large."""
+def test_infinite_noise_is_replaced_by_a_finite_value() -> None:
+    """The relative noise of an output without a signal is infinite."""
 
     class Silent(Additive):
         def noise(self) -> Mapping[tuple[str, Label], float] | None:
@@ -297,11 +299,11 @@ def test_infinite_noise_is_a_number_that_sums_can_hold() -> None:
     assert powers.max() > power_of(0.0)
 
 
-def test_where_no_rule_keeps_the_limit_rough_noise_gives_a_first_placement() -> None:
-    """The noise of each label may take a third of a short search: a placement that keeps the limit is built before."""
+def test_the_first_placement_is_derived_from_rough_noise_if_no_rule_meets_the_limit() -> None:
+    """Measuring the noise of all labels may take a third of a short search, so a placement is built before it."""
 
     class Costly(Additive):
-        """The noise of a unit is known as the mean over all units until that of each is asked for."""
+        """The rough noise of each unit is the mean over all units."""
 
         events: list[str]
 
@@ -328,9 +330,9 @@ def test_where_no_rule_keeps_the_limit_rough_noise_gives_a_first_placement() -> 
     assert oracle.truth(trials[1].placement) >= 38.0
 
 
-def test_placements_by_one_rule_are_judged_and_built_before_the_noise_of_labels_is_measured() -> None:
+def test_rule_based_placements_are_built_before_the_noise_of_labels_is_measured() -> None:
     class Noted(Additive):
-        """A quantized sum misses the metric, with hardly any signal left; anything else keeps it."""
+        """Placements with a quantized Add miss the metric; all others meet it."""
 
         events: list[str]
 
@@ -360,7 +362,7 @@ def test_placements_by_one_rule_are_judged_and_built_before_the_noise_of_labels_
 
 
 class Rough(Additive):
-    """Knows the noise of neighbours together only."""
+    """An oracle with rough noise only."""
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
         return None
@@ -378,7 +380,9 @@ def first_trials(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_where_everything_meets_the_limit_that_is_built_first_and_one_win_is_enough(seed: int) -> None:
+def test_full_quantization_is_the_first_placement_if_it_meets_the_limit_and_ends_at_the_first_win(
+    seed: int,
+) -> None:
     space = small_space()
     reference, *built = first_trials(Additive(space), 20.0, seed)
     assert not reference.placement.sites
@@ -389,7 +393,7 @@ def test_where_everything_meets_the_limit_that_is_built_first_and_one_win_is_eno
     assert not any(trial.incumbent for trial in built[:-1])
 
 
-def test_where_no_rule_meets_the_limit_the_noisiest_units_are_left_out() -> None:
+def test_the_first_placement_excludes_the_noisiest_units_if_no_rule_meets_the_limit() -> None:
     space = small_space()
     _, *built = first_trials(Rough(space), 36.0)
     assert built
@@ -416,7 +420,7 @@ def test_units_too_noisy_for_the_limit_even_after_corrections_are_excluded(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_after_a_placement_that_is_slower_comes_what_its_profile_shows_to_be_faster(seed: int) -> None:
+def test_a_slower_first_placement_is_followed_by_the_fastest_by_its_profile(seed: int) -> None:
     space = small_space()
     slow = space.units[1].id
 
@@ -446,7 +450,7 @@ def test_after_a_placement_that_is_slower_comes_what_its_profile_shows_to_be_fas
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_after_a_first_placement_that_misses_the_limit_comes_what_its_build_showed_to_be_fastest(
+def test_a_first_placement_below_the_limit_is_followed_by_the_fastest_by_its_profile(
     seed: int,
 ) -> None:
     space = small_space()
@@ -460,11 +464,11 @@ def test_after_a_first_placement_that_misses_the_limit_comes_what_its_build_show
     assert device.cost(met.placement) <= 1.05 * device.cost(space.resolve(thinned))
 
 
-def test_what_meets_no_limit_is_not_built() -> None:
+def test_no_first_placement_is_built_if_none_meets_the_limit() -> None:
     assert len(first_trials(Rough(small_space()), 60.0)) == 1
 
 
-def test_a_placement_that_is_given_is_tried_first() -> None:
+def test_a_seed_is_the_first_placement() -> None:
     space = small_space()
     unit = space.units[0]
     given = space.resolve({unit.id: unit.labels[1]})
@@ -474,7 +478,7 @@ def test_a_placement_that_is_given_is_tried_first() -> None:
 
 
 def near_miss(ratio: float, sqnr_db: float, **changed: object) -> tuple[Additive, SchemeSpace, list[Trial]]:
-    """A reference and everything quantized, with what was measured of it, but rehearsed at 39 dB."""
+    """The reference and full quantization with the given results, for which the oracle predicts 39 dB."""
     space = small_space()
     oracle = Additive(space)
     everything = space.resolve(space.everything())
@@ -491,10 +495,10 @@ def near_miss_at(least_db: float) -> NearMiss:
 def repairs_of(
     oracle: Additive, space: SchemeSpace, trials: list[Trial], *, found_db: float = 38.5
 ) -> list[Placement]:
-    """The placements asked for, if ``found_db`` is measured of each."""
+    """The proposed repairs, if the measured SQNR of each is ``found_db``."""
     known = list(trials)
     for placement in repaired(known, near_miss_at(38.0), oracle, space):
-        known.append(replace(trials[1], placement=placement, sqnr_db=found_db))  # noqa: PERF401 - read meanwhile
+        known.append(replace(trials[1], placement=placement, sqnr_db=found_db))  # noqa: PERF401 - the generator reads the list
     return [trial.placement for trial in known[len(trials) :]]
 
 
@@ -504,10 +508,10 @@ def test_a_fast_candidate_that_just_missed_the_limit_is_repaired() -> None:
     assert found
     for placement in found:
         assert 0 < len(placement.labels) < len(space.everything())
-        assert oracle.predicted_db(placement) >= 39.0 + 0.2  # above what was rehearsed by what was missing
+        assert oracle.predicted_db(placement) >= 39.0 + 0.2  # the prediction plus the missing 0.2 dB
 
 
-def test_a_repair_that_misses_too_leaves_out_more_and_one_that_meets_the_limit_is_the_last() -> None:
+def test_repairs_exclude_more_units_until_one_meets_the_limit() -> None:
     oracle, space, trials = near_miss(0.6, 37.9)
     for steps, unit in enumerate(space.units):
         oracle.powers[unit.id] = power_of(45.0 - steps)
@@ -535,7 +539,7 @@ def test_a_repair_is_the_fastest_by_the_profiles_of_the_search() -> None:
 
 
 @pytest.mark.parametrize(("won", "is_repaired"), [(0.95, True), (0.62, False)])
-def test_where_something_has_won_only_what_is_much_faster_is_repaired(
+def test_a_near_miss_is_repaired_only_if_much_faster_than_the_winner(
     won: float, *, is_repaired: bool
 ) -> None:
     oracle, space, trials = near_miss(0.6, 37.8)
@@ -547,12 +551,14 @@ def test_where_something_has_won_only_what_is_much_faster_is_repaired(
 @pytest.mark.parametrize(
     ("ratio", "sqnr_db", "changed"),
     [
-        (0.99, 37.8, {}),  # hardly faster
+        (0.99, 37.8, {}),  # no relevant gain
         (0.6, 30.0, {}),  # far from the limit
-        (0.6, 38.5, {}),  # above it: it was refused for another reason
+        (0.6, 38.5, {}),  # above the limit: rejected for another reason
         (0.6, 37.8, {"status": "failed"}),
-        (0.6, 37.8, {"incumbent": True}),  # it has won
+        (0.6, 37.8, {"incumbent": True}),  # the winner
     ],
 )
-def test_nothing_else_is_repaired(ratio: float, sqnr_db: float, changed: dict[str, object]) -> None:
+def test_candidates_that_are_no_near_miss_are_not_repaired(
+    ratio: float, sqnr_db: float, changed: dict[str, object]
+) -> None:
     assert repairs_of(*near_miss(ratio, sqnr_db, **changed)) == []

@@ -1,4 +1,4 @@
-"""The loop over any strategy: budget, journal, resume, and the reference that must run."""
+"""The search loop of any strategy: budget, journal, resume, and the required reference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME_OF = {placement(name).digest: name for name in NAMES}
 
 @dataclass
 class Script:
-    """Asks for named placements in order, and remembers what it was told."""
+    """A strategy that proposes named placements in order and stores the results."""
 
     names: Sequence[str] = NAMES
     told: list[Trial] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Script:
 
 
 class Bench:
-    """Answers at once: candidates in ``fails`` fail, ``a`` and ``c`` win."""
+    """A bench without measurements: candidates in ``fails`` fail, ``a`` and ``c`` win."""
 
     def __init__(self, fails: Sequence[str] = (), log: list[Trial] | None = None) -> None:
         self.fails, self.log = fails, log
@@ -67,7 +67,9 @@ class Bench:
         name = NAME_OF[what.digest]
         self.built.append(name)
         if self.log is not None:
-            assert len([t for t in self.log if t.phase != "noise"]) == number  # the last one is on disk
+            assert (
+                len([t for t in self.log if t.phase != "noise"]) == number
+            )  # the last trial is in the journal
         trial = Trial(number=number, phase=phase, placement=what)
         if name in self.fails:
             return replace(trial, status="failed", error=f"{name} is broken")
@@ -110,7 +112,7 @@ def names_of(trials: Sequence[Trial]) -> list[str]:
     return [NAME_OF[trial.placement.digest] for trial in trials]
 
 
-def test_every_proposal_is_built_reported_and_journalled_once() -> None:
+def test_every_proposal_is_built_reported_and_written_to_the_journal_once() -> None:
     log = Log()
     bench = Bench(log=log.trials)
     trials, script = run(bench, log=log)
@@ -122,7 +124,7 @@ def test_every_proposal_is_built_reported_and_journalled_once() -> None:
     assert log.trials[1].samples == NOISE
 
 
-def test_with_a_time_limit_the_variation_between_builds_follows_the_first_race() -> None:
+def test_the_variation_between_builds_is_measured_after_the_first_race_with_a_time_limit() -> None:
     log = Log()
     bench = Bench(log=log.trials)
     trials, _ = run(bench, log=log, seconds=10_000.0)
@@ -135,7 +137,7 @@ def test_with_a_time_limit_the_variation_between_builds_follows_the_first_race()
     assert [trial.eps for trial in resumed] == [trial.eps for trial in trials]
 
 
-def test_a_kill_between_the_first_race_and_the_noise_measures_it() -> None:
+def test_a_search_killed_before_measuring_noise_measures_it_on_resume() -> None:
     log = Log()
     run(Bench(log=log.trials), log=log, seconds=10_000.0)
     resumed = Bench()
@@ -143,15 +145,15 @@ def test_a_kill_between_the_first_race_and_the_noise_measures_it() -> None:
     assert resumed.built == ["noise", *NAMES[2:]]
 
 
-def test_every_trial_has_the_resolution_of_the_machine() -> None:
+def test_every_trial_has_the_variation_between_builds() -> None:
     log = Log()
     trials, script = run(Bench(fails=("b",)), log=log)
     assert {trial.eps for trial in (*trials, *script.told)} == {0.03}
-    assert [trial.eps for trial in log.trials] == [None, *[0.03] * 6]  # before it was known, and after
+    assert [trial.eps for trial in log.trials] == [None, *[0.03] * 6]  # unknown before the measurement
 
 
 @pytest.mark.parametrize("how", ["replayed", "taken in at once"])
-def test_a_resumed_strategy_receives_the_same_resolution(how: str) -> None:
+def test_a_resumed_strategy_receives_the_same_variation_between_builds(how: str) -> None:
     log = Log()
     run(Bench(), log=log, trials=4)
     script = Script()
@@ -163,26 +165,26 @@ def test_a_resumed_strategy_receives_the_same_resolution(how: str) -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5])
-def test_no_more_builds_than_allowed(budget: int) -> None:
+def test_the_number_of_builds_is_limited(budget: int) -> None:
     assert len(run(Bench(), trials=budget)[0]) == budget
 
 
-def test_failed_builds_count() -> None:
+def test_failed_builds_count_towards_the_limit() -> None:
     trials, script = run(Bench(fails=("a", "b", "d")), trials=4)
     assert [trial.ok for trial in trials] == [True, False, False, True]
     assert script.told[1].error == "a is broken"
 
 
-def test_time_is_a_budget_too() -> None:
+def test_the_time_limit_ends_the_search() -> None:
     assert 1 < len(run(Bench(), seconds=3.0)[0]) < 6
 
 
 @pytest.mark.parametrize("spent", [{"trials": 0}, {"seconds": 0.0}])
-def test_the_reference_is_built_whatever_the_budget(spent: dict) -> None:
+def test_the_reference_is_built_for_any_budget(spent: dict) -> None:
     assert names_of(run(Bench(), **spent)[0]) == ["reference"]
 
 
-def test_a_reference_that_fails_is_an_error_and_no_search() -> None:
+def test_a_failed_build_of_the_reference_is_an_error() -> None:
     bench, log = Bench(fails=("reference",)), Log()
     with pytest.raises(BackendError, match="without any Q/DQ: reference is broken"):
         run(bench, log=log)
@@ -190,7 +192,7 @@ def test_a_reference_that_fails_is_an_error_and_no_search() -> None:
     assert not log.trials[0].ok
 
 
-def test_progress_reports_the_results_of_trials() -> None:
+def test_progress_counts_the_results_of_trials() -> None:
     seen: list[Progress] = []
     run(Bench(fails=("b",)), trials=10, seconds=1000.0, watch=seen.append)
     assert [progress.done for progress in seen if not progress.doing] == [1, 2, 3, 4, 5, 6]
@@ -204,7 +206,7 @@ def test_progress_reports_the_results_of_trials() -> None:
 
 
 def test_the_time_left_is_not_estimated_from_the_first_candidates() -> None:
-    """After the reference, which is quick, 2 s were left of a minute."""
+    """The reference takes less time than a candidate, so an estimate from it would be too low."""
     seen: list[Progress] = []
     run(Bench(), trials=60, seconds=10_000.0, watch=seen.append)
     left = {progress.done: progress.seconds_left or 0.0 for progress in seen if not progress.doing}
@@ -212,8 +214,8 @@ def test_the_time_left_is_not_estimated_from_the_first_candidates() -> None:
     assert left[3] < 9_900
     free: list[Progress] = []
     run(Bench(), trials=60, watch=free.append)
-    untold = [progress.done for progress in free if progress.seconds_left is None]
-    assert max(untold) == 2
+    without_estimate = [progress.done for progress in free if progress.seconds_left is None]
+    assert max(without_estimate) == 2
 
 
 @pytest.mark.parametrize(
@@ -224,10 +226,10 @@ def test_the_time_left_is_not_estimated_from_the_first_candidates() -> None:
         ({"trials": 60, "seconds": 3.0}, "its limit of 3.0 s"),
         ({"trials": 60, "seconds": 90.0, "tick": 40.0}, "its limit of 1 min 30 s"),
         ({"trials": 60}, ""),
-        ({"trials": 6}, ""),  # as many as the strategy asks for
+        ({"trials": 6}, ""),  # exactly the number of proposals
     ],
 )
-def test_it_knows_which_limit_ended_it_before_the_strategy_was_done(budget: dict, limit: str) -> None:
+def test_the_search_reports_the_limit_that_ended_it(budget: dict, limit: str) -> None:
     tick = budget.pop("tick", 1.0)
     clock = iter(range(10_000))
     allowed = Budget(**budget, clock=lambda: tick * next(clock))
@@ -236,11 +238,11 @@ def test_it_knows_which_limit_ended_it_before_the_strategy_was_done(budget: dict
     assert search.ended_by == limit
 
 
-def test_waiting_for_another_run_does_not_count() -> None:
+def test_waiting_for_another_run_is_not_part_of_the_time_limit() -> None:
     clock, log = iter(range(10_000)), Log()
     waited = [0.0]
 
-    def now() -> float:  # waits for 40 seconds once the reference is built
+    def now() -> float:  # the clock waits for 40 seconds after the reference is built
         waited[0] = 40.0 * bool(log.trials)
         return next(clock) + waited[0]
 
@@ -249,7 +251,7 @@ def test_waiting_for_another_run_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(("used", "left"), [(0.0, 40.0), (6.0, 34.0), (100.0, 20.0)])
-def test_what_was_spent_before_the_search_counts_up_to_half(used: float, left: float) -> None:
+def test_time_spent_before_the_search_counts_up_to_half_of_the_limit(used: float, left: float) -> None:
     now = 0.0
     budget = Budget(trials=60, seconds=40.0, used=used, clock=lambda: now)
     assert budget.left == left
@@ -257,7 +259,7 @@ def test_what_was_spent_before_the_search_counts_up_to_half(used: float, left: f
     assert budget.reached([]) == "its limit of 40 s"
 
 
-def test_the_time_limit_of_the_run_ends_it() -> None:
+def test_the_time_limit_of_the_run_ends_the_search() -> None:
     ended = Search(Script(NAMES), Bench(), Budget(trials=60, run_left=lambda: 0.0), Log(), case="case")
     assert len(ended.run()) == 1
     assert ended.ended_by == "the time limit of the run"
@@ -267,7 +269,7 @@ def test_the_time_limit_of_the_run_ends_it() -> None:
 
 
 def journal(*names: str, fails: Sequence[str] = ()) -> list[Trial]:
-    """What a run that was killed after these names left behind."""
+    """The journal of a run that was killed after these placements."""
     log = Log()
     try:
         run(Bench(fails=fails), names=names, log=log)
@@ -283,7 +285,7 @@ def test_noise_without_its_eps_is_computed_from_the_samples() -> None:
     assert (bench.noises, bench.eps) == ([NOISE], 0.03)
 
 
-def test_a_whole_journal_is_replayed_without_building() -> None:
+def test_a_complete_journal_is_replayed_without_building() -> None:
     bench, log = Bench(), Log()
     trials, script = run(bench, replay=journal(*NAMES), log=log)
     assert bench.built == []
@@ -293,7 +295,7 @@ def test_a_whole_journal_is_replayed_without_building() -> None:
     assert len(script.told) == 6
 
 
-def test_the_rest_is_built_after_half_a_journal() -> None:
+def test_proposals_after_a_partial_journal_are_built() -> None:
     bench, log = Bench(fails=("b",)), Log()
     trials, _ = run(bench, replay=journal("reference", "a", "b", fails=("b",)), log=log)
     assert bench.built == ["c", "d", "e"]
@@ -301,22 +303,22 @@ def test_the_rest_is_built_after_half_a_journal() -> None:
     assert [trial.ok for trial in trials] == [True, True, False, True, True, True]
 
 
-def test_a_kill_before_the_noise_measures_it() -> None:
+def test_a_journal_without_noise_measures_it_on_resume() -> None:
     bench, log = Bench(), Log()
     run(bench, replay=journal("reference")[:1], log=log)
     assert bench.built[0] == "noise"
     assert log.trials[0].phase == "noise"
 
 
-def test_from_where_the_strategy_asks_otherwise_it_is_built() -> None:
+def test_proposals_are_built_from_the_first_difference_to_the_journal_on() -> None:
     bench = Bench()
     trials, _ = run(bench, replay=journal("reference", "a", "c", "b"))
     assert bench.built == ["b", "c", "d", "e"]
     assert names_of(trials) == list(NAMES)
 
 
-def test_a_part_is_no_answer_to_the_whole() -> None:
-    """A placement may be asked for in a part of the model and in all of it."""
+def test_the_result_of_a_subgraph_is_not_used_for_the_whole_model() -> None:
+    """A placement may be proposed for a subgraph and for the whole model."""
     bench = Bench()
     part = Trial(number=1, phase="isolated", placement=placement("a"), ratio=0.5, subgraph=("n",))
     trials, _ = run(bench, replay=[*journal("reference"), part])
@@ -331,14 +333,14 @@ def test_replayed_trials_count_towards_the_budget() -> None:
     assert bench.built == ["c"]
 
 
-def test_a_reference_that_failed_before_is_tried_again() -> None:
+def test_a_failed_reference_of_the_journal_is_built_again() -> None:
     bench = Bench()
     trials, _ = run(bench, replay=journal("reference", fails=("reference",)))
     assert trials[0].ok
     assert bench.built[0] == "reference"
 
 
-def test_confirmations_of_an_earlier_run_are_not_taken_for_trials() -> None:
+def test_confirmations_of_the_journal_are_not_replayed_as_trials() -> None:
     bench = Bench()
     confirm = Trial(number=2, phase="confirm", placement=placement("b"), ratio=0.5)
     trials, _ = run(bench, replay=[*journal("reference", "a"), confirm])
@@ -347,12 +349,12 @@ def test_confirmations_of_an_earlier_run_are_not_taken_for_trials() -> None:
 
 
 @pytest.mark.parametrize(("build_seconds", "end"), [(0.0, 40.0), (2.0, 30.0), (100.0, 20.0)])
-def test_time_for_the_builds_that_confirm_a_winner_is_kept_back_up_to_half(build_seconds, end):
+def test_time_for_confirmation_builds_is_reserved_up_to_half_of_the_limit(build_seconds, end):
     now = 0.0
     budget = Budget(trials=60, seconds=40.0, confirming=5, clock=lambda: now)
     trial = Trial(number=0, phase="pure", placement=placement("a"), build_seconds=build_seconds)
     budget.note(trial)
-    assert budget.left == 40.0  # there is nothing to confirm yet
+    assert budget.left == 40.0  # no winner to confirm
     budget.note(replace(trial, incumbent=True))
     now = end - 1
     assert budget.left == 1.0

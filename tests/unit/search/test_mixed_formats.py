@@ -1,4 +1,4 @@
-"""Several formats in one model: on a device whose truth is known, a search finds which block wants which."""
+"""Several formats in one model: on a device of known cost, a search finds the best format of each block."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.types import Placement, QuantizeRules, Trial
 from tests.support.fake_times import true_ms
 
-CHANNELS = (32, 48, 64, 40, 80, 56)  # no two layers alike, so that each has likings of its own
-HALF_AND_HALF = ("4", "10", "13")  # devices on which some layers want integers, and some 8-bit floats
+CHANNELS = (32, 48, 64, 40, 80, 56)  # distinct layers, so that the best format differs between them
+HALF_AND_HALF = (
+    "4",
+    "10",
+    "13",
+)  # devices on which integers are faster for some layers, 8-bit floats for others
 NO_NOISE = {"fake.run_noise": "0.03", "fake.wall_noise": "0", "fake.build_noise": "0"}
 
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five convolutions of different sizes in a row."""
+    """Five consecutive convolutions of different sizes."""
     random, nodes, weights = np.random.default_rng(0), [], []
     for index, (before, after) in enumerate(itertools.pairwise(CHANNELS)):
         weight = random.normal(size=(after, before, 3, 3)).astype(np.float32)
@@ -50,7 +54,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Device:
-    """Builds placements on a simulated device, and knows what they cost without noise."""
+    """Builds placements on a simulated device and computes their cost without noise."""
 
     def __init__(self, model: Path, folder: Path, seed: str, formats: str) -> None:
         loaded = load_model(model)
@@ -68,7 +72,7 @@ class Device:
         return true_ms(self._path, self._words)
 
     def answer(self, proposal: Proposal, number: int) -> Trial:
-        """A race without noise, and a profile with it."""
+        """The trial of a proposal: a race without noise, and a profile with noise."""
         cost = self.cost(proposal.placement)
         engine = self._fake.build(self._path, BuildOptions(extra={**NO_NOISE, **self._words}))
         engine.bind({"x0": np.zeros(1)})
@@ -84,17 +88,17 @@ class Device:
         )
 
     def search(self, strategy: str, trials: int) -> list[Trial]:
-        make: Callable[..., Strategy] = resolve("strategy", strategy)  # type: ignore[assignment]  # as the registry says
+        make: Callable[..., Strategy] = resolve("strategy", strategy)  # type: ignore[assignment]  # the registry returns object
         asking = make(SearchSetup(space=self.space, clock="cpu", trials=trials), np.random.default_rng(0))
-        told: list[Trial] = []
-        while len(told) < trials and (proposals := asking.ask()):
-            answer = self.answer(proposals[0], len(told))
-            told.append(answer)
+        trials_told: list[Trial] = []
+        while len(trials_told) < trials and (proposals := asking.ask()):
+            answer = self.answer(proposals[0], len(trials_told))
+            trials_told.append(answer)
             asking.tell([answer])
-        return told
+        return trials_told
 
     def truth(self) -> tuple[float, dict[str, str]]:
-        """The quickest of all labellings, and what it costs over float."""
+        """The lowest ratio to the float time of all labellings, and that labelling."""
         choices = itertools.product(*(unit.labels for unit in self.space.units))
         labelled = (dict(zip(self.space.by_id, choice, strict=True)) for choice in choices)
         best = min(labelled, key=lambda labels: self.cost(self.space.resolve(labels)))
@@ -105,10 +109,12 @@ class Device:
 
 
 @pytest.mark.parametrize("seed", HALF_AND_HALF)
-def test_the_default_search_finds_what_each_block_wants(chain: Path, tmp_path: Path, seed: str) -> None:
+def test_the_default_search_finds_the_best_format_of_each_block(
+    chain: Path, tmp_path: Path, seed: str
+) -> None:
     device = Device(chain, tmp_path, seed, "int8+fp8")
-    least, wanted = device.truth()
-    assert 2 <= list(wanted.values()).count("fp8:in+out") <= 3  # else this proves nothing
+    least, best_labels = device.truth()
+    assert 2 <= list(best_labels.values()).count("fp8:in+out") <= 3  # both formats are needed
     trials = device.search("attribution", 24)
     found = min(trials, key=lambda trial: trial.ratio or 9)
     assert found.ratio == pytest.approx(least, rel=0.01)
@@ -118,7 +124,9 @@ def test_the_default_search_finds_what_each_block_wants(chain: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("strategy", ["region", "subgraph", "exhaustive"])
-def test_every_strategy_mixes_formats_where_that_pays(chain: Path, tmp_path: Path, strategy: str) -> None:
+def test_every_strategy_mixes_formats_where_that_is_fastest(
+    chain: Path, tmp_path: Path, strategy: str
+) -> None:
     device = Device(chain, tmp_path, HALF_AND_HALF[0], "int8+fp8")
     trials = device.search(strategy, 250)
     best = min(trials, key=lambda trial: trial.ratio or 9)
@@ -126,7 +134,7 @@ def test_every_strategy_mixes_formats_where_that_pays(chain: Path, tmp_path: Pat
     assert labels == {"in+out", "fp8:in+out"}
 
 
-def test_a_second_format_asks_for_few_builds_more(chain: Path, tmp_path: Path) -> None:
+def test_a_second_format_needs_few_additional_builds(chain: Path, tmp_path: Path) -> None:
     builds = {
         formats: len(Device(chain, tmp_path, "4", formats).search("attribution", 100))
         for formats in ("int8", "int8+fp8")

@@ -1,4 +1,4 @@
-"""The optional strategy on Optuna's estimator."""
+"""The optional strategy based on Optuna's estimator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def by_pairs(placement: Placement) -> float:
     return 1.0 / (1 + placement.pairs)
 
 
-def test_it_begins_with_pure_labellings(space_of, drive) -> None:
+def test_the_optuna_search_begins_with_pure_labellings(space_of, drive) -> None:
     space = space_of()
     trials = drive(OptunaSearch, space, by_pairs, trials=6)
     pure = [space.resolve(labels) for labels in ({}, space.everything(), space.uniform("in-only"))]
@@ -30,12 +30,12 @@ def test_no_placement_is_built_twice(space_of, drive) -> None:
     assert len({trial.placement.digest for trial in trials}) == len(trials) == 50
 
 
-def test_a_small_space_is_searched_to_its_end(space_of, drive) -> None:
+def test_a_small_space_is_searched_completely(space_of, drive) -> None:
     trials = drive(OptunaSearch, space_of("digits_resnet", "Gemm"), by_pairs)
     assert 2 <= len(trials) < 60
 
 
-def test_one_seed_gives_one_search_and_another_seed_another(space_of, drive) -> None:
+def test_the_seed_determines_the_search(space_of, drive) -> None:
     space = space_of()
     runs = [
         [t.placement.digest for t in drive(OptunaSearch, space, by_pairs, seed=s, trials=30)]
@@ -44,7 +44,7 @@ def test_one_seed_gives_one_search_and_another_seed_another(space_of, drive) -> 
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_it_learns_which_labels_gain(space_of, drive) -> None:
+def test_later_proposals_have_more_labels_that_gain(space_of, drive) -> None:
     space = space_of()
     chosen = {unit.id for unit in space.units[::3]}
 
@@ -52,40 +52,42 @@ def test_it_learns_which_labels_gain(space_of, drive) -> None:
         return 1.0 + 0.02 * len(chosen ^ {name for name, _ in placement.labels})
 
     ratios = [trial.ratio for trial in drive(OptunaSearch, space, cost, trials=80)]
-    assert sum(ratios[-20:]) / 20 < sum(ratios[3:23]) / 20  # later proposals are better than the random first
+    assert sum(ratios[-20:]) / 20 < sum(ratios[3:23]) / 20  # the first proposals are random
 
 
 def noise_of(placement: Placement) -> float:
-    """Decibels; each quantized unit costs one."""
+    """The SQNR in dB; each quantized unit costs 1 dB."""
     return 60.0 - len(placement.labels) if placement.sites else float("inf")
 
 
-def test_with_two_objectives_it_widens_the_front(space_of, drive) -> None:
+def test_two_objectives_extend_the_pareto_front(space_of, drive) -> None:
     trials = drive(OptunaSearch, space_of(), by_pairs, sqnr_db=noise_of, trials=80, pareto=True)
     assert len(trials) == 80
     levels = {trial.sqnr_db for trial in front_of(trials, 100)}
-    assert len(levels) >= 8  # the pure labellings alone make three
+    assert len(levels) >= 8  # the pure labellings have three levels
 
 
-def test_what_is_not_accurate_enough_is_left_for_what_is(space_of, drive) -> None:
+def test_later_proposals_meet_the_accuracy_limit_more_often(space_of, drive) -> None:
     trials = drive(OptunaSearch, space_of(), by_pairs, sqnr_db=noise_of, trials=80, min_sqnr_db=50.0)
     accurate = [trial.sqnr_db >= 50.0 for trial in trials]
     assert sum(accurate[-30:]) > 2 * sum(accurate[4:14]) + 3
 
 
-def test_failures_are_taken_in(space_of, drive) -> None:
+def test_failed_builds_do_not_end_the_search(space_of, drive) -> None:
     trials = drive(OptunaSearch, space_of(), lambda p: 1.0 if not p.sites else None, trials=20)
     assert len(trials) == 20
 
 
-def test_seeds_come_right_after_the_reference(space_of, drive) -> None:
+def test_the_optuna_search_proposes_seeds_after_the_reference(space_of, drive) -> None:
     space = space_of()
     seed = space.resolve({space.units[0].id: space.units[0].full})
     trials = drive(OptunaSearch, space, by_pairs, trials=4, seeds=(seed,))
     assert (trials[1].placement, trials[1].phase) == (seed, "seed")
 
 
-def test_a_missing_package_names_the_extra(space_of, drive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_an_error_that_names_the_extra(
+    space_of, drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match="needs the package optuna") as caught:
         OptunaSearch.refuse(space_of())

@@ -1,4 +1,4 @@
-"""The default strategy on a made-up device: its phases, and accuracy as a constraint and an objective."""
+"""The default strategy on a simulated device: its phases, and accuracy as a constraint and an objective."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qdqspec.types import LABELS, Placement, Trial
 
 
 def sqnr_of(space: SchemeSpace) -> Callable[[Placement], float]:
-    """SQNR by placement: every quantized unit adds noise of its own, the second convolution most of it."""
+    """The SQNR of a placement: every quantized unit adds noise, the second convolution most."""
     powers = {unit.id: power_of(45.0 - 4 * (index == 1) * 3) for index, unit in enumerate(space.units)}
 
     def sqnr_db(placement: Placement) -> float:
@@ -32,8 +32,8 @@ def sqnr_of(space: SchemeSpace) -> Callable[[Placement], float]:
     return sqnr_db
 
 
-class Listening(Oracle):
-    """An oracle that tells accuracy too, and lets nobody win who is below the least."""
+class Measuring(Oracle):
+    """An oracle with SQNR, on which candidates below ``least`` do not win."""
 
     def __init__(self, space: SchemeSpace, seed: int, least: float | None) -> None:
         super().__init__(space, seed)
@@ -48,15 +48,15 @@ class Listening(Oracle):
         return trial
 
 
-def searched(seed: int, **setup: object) -> tuple[list[Trial], Listening]:
+def searched(seed: int, **setup: object) -> tuple[list[Trial], Measuring]:
     space = small_space()
     least = setup.get("min_sqnr_db")
-    oracle = Listening(space, seed, least if isinstance(least, float) else None)
-    strategy = Attribution(SearchSetup(space=space, clock="cpu", **setup), np.random.default_rng(seed))  # type: ignore[arg-type] # keyword words of the setup
+    oracle = Measuring(space, seed, least if isinstance(least, float) else None)
+    strategy = Attribution(SearchSetup(space=space, clock="cpu", **setup), np.random.default_rng(seed))  # type: ignore[arg-type] # keyword arguments of the setup
     return drive(strategy, oracle), oracle
 
 
-def test_phases_come_in_their_order() -> None:
+def test_the_order_of_phases() -> None:
     space = small_space()
     strategy = Attribution(SearchSetup(space=space, clock="cpu"), np.random.default_rng(0))
     phases = [trial.phase for trial in drive(strategy, Oracle(space))]
@@ -67,7 +67,7 @@ def test_phases_come_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_finds_the_best_of_all_labellings_or_nearly_so(seed: int) -> None:
+def test_the_winner_is_close_to_the_best_of_all_labellings(seed: int) -> None:
     space = small_space()
     oracle = Oracle(space, seed)
     strategy = Attribution(SearchSetup(space=space, clock="cpu"), np.random.default_rng(seed))
@@ -79,7 +79,7 @@ def test_it_finds_the_best_of_all_labellings_or_nearly_so(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_a_sisters_search_came_to_is_only_checked(seed: int) -> None:
+def test_a_proved_seed_needs_fewer_builds(seed: int) -> None:
     space = small_space()
     cold = drive(
         Attribution(SearchSetup(space=space, clock="cpu"), np.random.default_rng(seed)), Oracle(space, seed)
@@ -97,7 +97,7 @@ def test_what_a_sisters_search_came_to_is_only_checked(seed: int) -> None:
     assert builds["proved"] <= 0.6 * builds["seed"]
 
 
-def test_an_extensive_search_is_a_whole_one_whatever_is_known() -> None:
+def test_the_extensive_preset_ignores_that_a_seed_is_proved() -> None:
     space = small_space()
     best = space.resolve(space.everything())
     counts = [
@@ -121,8 +121,8 @@ def test_an_extensive_search_is_a_whole_one_whatever_is_known() -> None:
     assert counts[0] < counts[1] / 2
 
 
-def test_where_it_is_beaten_by_far_the_search_is_a_whole_one() -> None:
-    """The sister is another model after all."""
+def test_a_proved_seed_that_is_much_slower_starts_a_full_search() -> None:
+    """The proof is from a similar model, on which this placement was best."""
     space = small_space()
     worse = space.resolve({space.units[-1].id: space.units[-1].full})
     setup = SearchSetup(space=space, clock="cpu", seeds=(worse,), proved=frozenset({worse.digest}))
@@ -136,7 +136,7 @@ def test_where_it_is_beaten_by_far_the_search_is_a_whole_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_with_a_constraint_the_winner_is_accurate_enough(seed: int) -> None:
+def test_the_winner_meets_the_sqnr_limit(seed: int) -> None:
     trials, oracle = searched(seed, min_sqnr_db=38.0)
     winner = [trial for trial in trials if trial.incumbent][-1]
     assert winner.sqnr_db is not None
@@ -153,9 +153,9 @@ def test_blocks_are_measured_separately_once_and_are_no_candidates() -> None:
 
 
 class Scoring(Oracle):
-    """An oracle that tells the SQNR of all, and of who wins a score that grows with it, though not quite evenly.
+    """An oracle with the SQNR of all candidates, and a score of race winners that grows with it, with variation.
 
-    Who scores too low does not win, and who is as noisy as the bench would not race is not raced.
+    Candidates with a low score do not win, and candidates far below the noise bar are not raced.
     """
 
     def __init__(self, space: SchemeSpace, seed: int, least: float) -> None:
@@ -188,12 +188,12 @@ class Scoring(Oracle):
 def scored_search(seed: int, least: float, **setup: object) -> tuple[list[Trial], Scoring]:
     space = small_space()
     oracle = Scoring(space, seed, least)
-    asked = SearchSetup(space=space, clock="cpu", min_accuracy=least, **setup)  # type: ignore[arg-type] # keyword words of the setup
+    asked = SearchSetup(space=space, clock="cpu", min_accuracy=least, **setup)  # type: ignore[arg-type] # keyword arguments of the setup
     return drive(Attribution(asked, np.random.default_rng(seed)), oracle, trials=60), oracle
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_held_to_a_metric_the_winner_is_accurate_enough_and_nearly_the_best_of_those(seed: int) -> None:
+def test_the_winner_meets_the_metric_and_is_close_to_the_best_that_does(seed: int) -> None:
     trials, oracle = scored_search(seed, 0.78)
     space = oracle.space
     winner = [trial for trial in trials if trial.incumbent][-1]
@@ -201,13 +201,13 @@ def test_held_to_a_metric_the_winner_is_accurate_enough_and_nearly_the_best_of_t
     assert oracle.score(winner.placement) >= 0.78
     names = [unit.id for unit in space.units]
     labellings = itertools.product(*(unit.labels for unit in space.units))
-    all_of_them = (space.resolve(dict(zip(names, labels, strict=True))) for labels in labellings)
-    best = min(oracle.cost(placement) for placement in all_of_them if oracle.score(placement) >= 0.78)
+    placements = (space.resolve(dict(zip(names, labels, strict=True))) for labels in labellings)
+    best = min(oracle.cost(placement) for placement in placements if oracle.score(placement) >= 0.78)
     assert oracle.cost(winner.placement) <= 1.08 * best
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_few_are_scored_and_none_twice(seed: int) -> None:
+def test_few_candidates_are_scored_and_none_twice(seed: int) -> None:
     trials, oracle = scored_search(seed, 0.78)
     assert len(oracle.scored) == len({placement.digest for placement in oracle.scored})
     assert len(oracle.scored) <= len(trials) / 2.5
@@ -215,8 +215,8 @@ def test_few_are_scored_and_none_twice(seed: int) -> None:
 
 def test_a_block_measured_separately_may_still_be_raced() -> None:
     trials, _ = scored_search(5, 0.9)
-    heard = {trial.placement.digest for trial in trials if trial.phase == "sensitivity"}
-    assert any(t.placement.digest in heard for t in trials if t.phase not in ("sensitivity", "pure"))
+    measured = {trial.placement.digest for trial in trials if trial.phase == "sensitivity"}
+    assert any(t.placement.digest in measured for t in trials if t.phase not in ("sensitivity", "pure"))
 
 
 def test_blocks_are_measured_only_where_a_metric_rejected_a_candidate() -> None:
@@ -227,13 +227,13 @@ def test_blocks_are_measured_only_where_a_metric_rejected_a_candidate() -> None:
     assert "sensitivity" in {trial.phase for trial in hard}
 
 
-def test_a_metric_that_nothing_keeps_leaves_the_reference_and_costs_little() -> None:
+def test_a_metric_that_no_candidate_meets_keeps_the_reference_with_few_scores() -> None:
     trials, oracle = scored_search(0, 0.999)
     assert [trial.placement.sites for trial in trials if trial.incumbent] == [frozenset()]
     assert len(oracle.scored) <= 16
 
 
-def test_two_objectives_give_a_front() -> None:
+def test_two_objectives_result_in_a_pareto_front() -> None:
     trials, _ = searched(1, pareto=True)
     front = front_of(trials, 8)
     assert len(front) >= 3
@@ -250,7 +250,7 @@ def test_two_objectives_give_a_front() -> None:
     assert not beaten
 
 
-def test_a_long_front_is_thinned_and_keeps_its_ends() -> None:
+def test_a_long_front_is_thinned_between_its_ends() -> None:
     space = small_space()
     trials = [
         Trial(number=n, phase="trade", placement=space.resolve({}), ratio=0.5 + n / 100, sqnr_db=20.0 + n)
@@ -260,7 +260,7 @@ def test_a_long_front_is_thinned_and_keeps_its_ends() -> None:
     assert [thin[0].number, thin[-1].number, len(thin)] == [0, 29, 5]
 
 
-def test_noise_adds_up_and_is_calibrated_by_the_whole() -> None:
+def test_noise_is_additive_and_calibrated_by_that_of_full_quantization() -> None:
     alone = [{"": value} for value in (30.0, 30.0, 40.0)]
     powers = measured_powers(LABELS, alone, {})
     codes = np.array([1, 1, 0], dtype=np.int8)
@@ -270,7 +270,7 @@ def test_noise_adds_up_and_is_calibrated_by_the_whole() -> None:
     assert noise_of(calibrated, np.ones(3, dtype=np.int8)) == pytest.approx(power_of(29.0))
 
 
-def test_dearer_noise_never_makes_more_of_it(learnt) -> None:
+def test_a_higher_price_of_noise_does_not_increase_it(learnt) -> None:
     costs, _ = learnt(2)
     alone = [{"": 30.0 + 2 * i} for i in range(len(costs.blocks))]
     powers = measured_powers(costs.space.labels, alone, {})
@@ -289,8 +289,8 @@ def test_the_surrogate_learns_a_class_from_totals(learnt) -> None:
     assert surrogate.predict(codes) == pytest.approx(before + 0.2, abs=0.02)
 
 
-def test_the_surrogate_is_the_bayesian_linear_model_of_the_textbook(learnt) -> None:
-    """Mean and spread of its draws are those of the normal equations, solved directly."""
+def test_the_surrogate_is_a_bayesian_linear_model(learnt) -> None:
+    """Mean and covariance of its draws are those of the normal equations, solved directly."""
     costs, _ = learnt(1)
     surrogate = Surrogate(costs, classes_of(costs.space, costs.blocks), noise=0.02)
     random = np.random.default_rng(0)
@@ -312,19 +312,19 @@ def test_the_surrogate_is_the_bayesian_linear_model_of_the_textbook(learnt) -> N
     assert np.abs(found - covariance / np.outer(sigma, sigma)).max() < 0.12
 
 
-def test_alike_blocks_are_one_class(learnt) -> None:
+def test_similar_blocks_are_one_class(learnt) -> None:
     costs, _ = learnt(0)
     classes = classes_of(costs.space, costs.blocks)
     kinds = [costs.space.by_id[block.units[0]].op_type for block in costs.blocks]
     assert len(set(classes.tolist())) < len(costs.blocks)
     assert (
         len({c for c, kind in zip(classes.tolist(), kinds, strict=True) if kind == "Conv"}) == 2
-    )  # one has a Relu
+    )  # with and without a Relu
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_expected_to_gain_less_than_builds_differ_is_not_built(seed: int) -> None:
-    """The same device and the same answers, but for what is said to count."""
+def test_an_expected_gain_below_the_variation_between_builds_is_not_built(seed: int) -> None:
+    """The searches differ only in the variation between builds that the trials report."""
     space = small_space()
     drawn = {}
     for eps in (0.002, 0.01, 0.1):
@@ -340,9 +340,7 @@ def test_what_is_expected_to_gain_less_than_builds_differ_is_not_built(seed: int
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_proposed_cannot_be_bettered_by_a_class_in_the_model_that_was_drawn(
-    learnt, seed: int
-) -> None:
+def test_a_proposal_cannot_be_improved_by_changing_one_class_in_the_drawn_model(learnt, seed: int) -> None:
     costs, _ = learnt(1)
     classes = classes_of(costs.space, costs.blocks)
     surrogate = Surrogate(costs, classes, noise=0.02)
@@ -360,7 +358,7 @@ def test_what_is_proposed_cannot_be_bettered_by_a_class_in_the_model_that_was_dr
 
 
 def test_expected_gain_is_that_of_the_posterior(learnt) -> None:
-    """By drawing from it: the mean of what lies below the best, as a share of that."""
+    """The expected value is the mean improvement over the best in random draws, relative to the best."""
     costs, _ = learnt(1)
     surrogate = Surrogate(costs, classes_of(costs.space, costs.blocks), noise=0.02)
     codes = costs.compose(1.0)
@@ -373,7 +371,7 @@ def test_expected_gain_is_that_of_the_posterior(learnt) -> None:
         assert surrogate.expected_gain(codes, best) == pytest.approx(expected, rel=0.1, abs=2e-4)
 
 
-def test_nothing_is_expected_of_what_is_known_to_be_slower(learnt) -> None:
+def test_the_expected_gain_of_a_slower_labelling_is_zero(learnt) -> None:
     costs, _ = learnt(0)
     surrogate = Surrogate(costs, classes_of(costs.space, costs.blocks), noise=0.01)
     codes = costs.compose(1.0)

@@ -1,4 +1,4 @@
-"""The region strategy: order, incumbent, budget, and what it never does."""
+"""The region strategy: order, incumbent and budget."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from qdqspec.types import Placement, Trial
 
 
 def by_pairs(placement: Placement) -> float:
-    """Every pair helps."""
+    """A cost that every pair reduces."""
     return 1.0 / (1 + placement.pairs)
 
 
 def hurting(placement: Placement) -> float:
-    """Every pair costs."""
+    """A cost that every pair increases."""
     return 1.0 + placement.pairs
 
 
@@ -26,7 +26,7 @@ def patterns_of(space: SchemeSpace, before: Placement, after: Placement) -> set[
     return {pattern[name] for name, _ in set(before.labels) ^ set(after.labels)}
 
 
-def test_it_begins_with_the_reference_and_with_everything(space_of, drive) -> None:
+def test_the_region_search_begins_with_the_reference_and_full_quantization(space_of, drive) -> None:
     space = space_of()
     first, second, *_ = drive(RegionSearch, space, by_pairs, trials=5)
     assert first.placement == space.resolve({})
@@ -38,7 +38,7 @@ def test_no_placement_is_proposed_twice(space_of, drive) -> None:
     assert len({trial.placement.digest for trial in trials}) == len(trials) > 30
 
 
-def test_every_candidate_differs_from_what_has_won_in_one_pattern(space_of, drive) -> None:
+def test_every_candidate_differs_from_the_incumbent_in_one_pattern(space_of, drive) -> None:
     space = space_of()
     best = space.resolve({})
     order: list[str] = []
@@ -48,12 +48,12 @@ def test_every_candidate_differs_from_what_has_won_in_one_pattern(space_of, driv
             assert len(changed) == 1
             order += [name for name in changed if name not in order[-1:]]
         best = trial.placement if trial.incumbent else best
-    assert len(order) == len(set(order)) > 3  # and a pattern that was left is not taken up again
+    assert len(order) == len(set(order)) > 3  # each pattern is searched once
 
 
-def test_patterns_come_in_order_of_their_share_of_the_time(space_of, drive) -> None:
+def test_patterns_are_searched_in_order_of_their_share_of_the_time(space_of, drive) -> None:
     space = space_of()
-    spent = {node.name: 1.0 + node.index for node in space.model.nodes}  # as the profile says
+    spent = {node.name: 1.0 + node.index for node in space.model.nodes}  # as in the profile
     share: dict[str, float] = {}
     for tied in tied_classes(space):
         time = sum(spent[node] for name in tied.units for node in space.by_id[name].nodes)
@@ -67,12 +67,12 @@ def test_patterns_come_in_order_of_their_share_of_the_time(space_of, drive) -> N
     assert seen == sorted(share, key=lambda name: -share[name])
 
 
-def test_losses_leave_the_incumbent_as_it_is(space_of, drive) -> None:
+def test_slower_candidates_do_not_change_the_incumbent(space_of, drive) -> None:
     trials = drive(RegionSearch, space_of(), hurting, trials=300)
     assert [trial.number for trial in trials if trial.incumbent] == [0]
 
 
-def test_a_pattern_that_keeps_losing_is_left_early(space_of, drive) -> None:
+def test_the_search_of_a_pattern_without_gains_ends_early(space_of, drive) -> None:
     space = space_of()
     count = len({tied.pattern for tied in tied_classes(space)})
     budget = RegionSearch.default_trials("default", space)
@@ -80,14 +80,14 @@ def test_a_pattern_that_keeps_losing_is_left_early(space_of, drive) -> None:
     assert len(trials) <= 2 + count * 10 < budget
 
 
-def test_a_small_budget_is_shared_by_the_patterns(space_of, drive) -> None:
+def test_a_small_budget_is_divided_among_the_patterns(space_of, drive) -> None:
     space = space_of()
     start = space.resolve({})
     trials = [t for t in drive(RegionSearch, space, hurting, trials=24) if t.phase == "region"]
     assert len(set().union(*(patterns_of(space, start, trial.placement) for trial in trials))) >= 4
 
 
-def test_it_finds_what_one_pattern_gains_and_others_lose(space_of, drive) -> None:
+def test_only_the_pattern_that_gains_is_quantized(space_of, drive) -> None:
     space = space_of()
     good = max(tied_classes(space), key=lambda tied: len(tied.units)).pattern
     pattern = {name: tied.pattern for tied in tied_classes(space) for name in tied.units}
@@ -105,14 +105,14 @@ def cost_of(trial: Trial) -> float:
     return trial.ratio
 
 
-def test_failures_are_losses(space_of, drive) -> None:
+def test_failed_builds_do_not_change_the_incumbent(space_of, drive) -> None:
     space = space_of()
     trials = drive(RegionSearch, space, lambda p: 1.0 if not p.sites else None, trials=60)
     assert [trial.incumbent for trial in trials].count(True) == 1
     assert len(trials) > 10
 
 
-def test_one_seed_gives_one_search_and_another_seed_another(space_of, drive) -> None:
+def test_the_seed_determines_the_region_search(space_of, drive) -> None:
     space = space_of()
     runs = [[t.placement.digest for t in drive(RegionSearch, space, by_pairs, seed=s)] for s in (0, 0, 1)]
     assert runs[0] == runs[1] != runs[2]
@@ -131,7 +131,7 @@ def test_the_search_continues_from_a_seed_that_wins(space_of, drive) -> None:
         assert len(patterns_of(space, seed, trial.placement)) == 1
 
 
-def test_presets_are_schemes_a_pattern(space_of) -> None:
+def test_presets_set_the_number_of_schemes_per_pattern(space_of) -> None:
     space = space_of()
     count = len({tied.pattern for tied in tied_classes(space)})
     assert {p: RegionSearch.default_trials(p, space) for p in SCHEMES} == {
@@ -139,11 +139,11 @@ def test_presets_are_schemes_a_pattern(space_of) -> None:
     }  # fmt: skip
 
 
-def test_a_model_with_nothing_to_quantize_ends_at_once(space_of, drive) -> None:
+def test_a_model_without_units_ends_after_the_reference(space_of, drive) -> None:
     assert len(drive(RegionSearch, space_of("digits_resnet", "Identity"), by_pairs)) == 1
 
 
-def test_a_budget_for_each_region(space_of, drive) -> None:
+def test_the_budget_of_each_region_is_limited(space_of, drive) -> None:
     space = space_of()
     start = space.resolve({})
     patterns = {tied.pattern for tied in tied_classes(space)}
@@ -156,10 +156,10 @@ def test_a_budget_for_each_region(space_of, drive) -> None:
                 (pattern,) = patterns_of(space, start, trial.placement)
                 counts[pattern] = counts.get(pattern, 0) + 1
         assert max(counts.values()) == each
-        assert len(counts) >= len(patterns) - 1, "no region takes the builds of others"
+        assert len(counts) >= len(patterns) - 1, "the builds of a region do not reduce those of others"
 
 
-def test_the_best_of_a_pattern_is_its_last_winner_else_its_fastest(space_of) -> None:
+def test_the_best_of_a_pattern_is_its_last_winner_or_else_its_fastest(space_of) -> None:
     space = space_of()
     first, *rest = tied_classes(space)
     second = next(tied for tied in rest if tied.pattern != first.pattern)
@@ -173,7 +173,7 @@ def test_the_best_of_a_pattern_is_its_last_winner_else_its_fastest(space_of) -> 
                 ("region", one, 0.9, False),
                 ("region", one, 0.8, False),
                 ("region", one, 0.95, False),
-                ("region", one, 0.85, True),  # of a race, which a single ratio does not overrule
+                ("region", one, 0.85, True),  # won a race, which takes precedence over ratios
                 ("region", both, 0.7, False),
                 ("region", both, 0.6, False),
             ]
@@ -185,7 +185,7 @@ def test_the_best_of_a_pattern_is_its_last_winner_else_its_fastest(space_of) -> 
     assert numbers == [[2], [4], [4, 6]]
 
 
-def test_a_candidate_that_is_not_accurate_enough_is_no_best_of_its_pattern(space_of, drive) -> None:
+def test_a_candidate_below_the_sqnr_limit_is_not_the_best_of_its_pattern(space_of, drive) -> None:
     space = space_of()
     trials = [replace(t, sqnr_db=5.0) for t in drive(RegionSearch, space, by_pairs, trials=20)]
     assert not best_by_pattern(space, trials, 20.0, None)

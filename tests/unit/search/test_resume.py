@@ -1,4 +1,4 @@
-"""Stopped after any trial and begun again, every strategy asks what it would have asked, and nothing is built twice."""
+"""A search of any strategy, stopped after any trial and resumed, proposes the same and builds nothing twice."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from qdqspec.search.loop import Budget, Search
 from qdqspec.testing.strategies import Oracle, small_space
 from qdqspec.types import Placement, Samples, Trial
 
-MOST = {"optuna": 12}  # trials, where an answer takes tens of milliseconds
+MOST = {"optuna": 12}  # trials of strategies that take tens of milliseconds for each proposal
 
 
 class Device:
-    """A bench that measures nothing: an oracle answers, and a third of what it is asked for does not build."""
+    """A bench without measurements: an oracle computes results, and a third of the builds fails."""
 
     def __init__(self) -> None:
         self.space = small_space()
@@ -63,7 +63,7 @@ class Device:
 
 
 class Log(list[Trial]):
-    """A journal whose lines are written and read as those of the real one."""
+    """A journal whose trials are serialized and parsed as in the real one."""
 
     def append(self, trial: Trial) -> None:
         super().append(trial_from_json(json.loads(json.dumps(trial_to_json(trial)))))
@@ -76,7 +76,7 @@ def searched(
     trials = MOST.get(strategy, 24)
     setup = SearchSetup(space=device.space, clock="cpu", trials=trials)
     made = resolve("strategy", strategy)(setup, np.random.default_rng(5))
-    search = Search(made, device, Budget(trials=trials), log, case="case", replay=replay)  # type: ignore[arg-type] # the bench's part in a search
+    search = Search(made, device, Budget(trials=trials), log, case="case", replay=replay)  # type: ignore[arg-type] # implements the part of a bench that a search uses
     if at_once:
         search.resume()
     search.run()
@@ -85,7 +85,7 @@ def searched(
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["as asked", "at once"])
 @pytest.mark.parametrize("strategy", names("strategy"))
-def test_stopped_after_any_trial_it_ends_as_if_it_had_not_been(strategy: str, at_once: bool) -> None:
+def test_a_resumed_search_has_the_trials_of_an_uninterrupted_one(strategy: str, at_once: bool) -> None:
     whole, device, log = searched(strategy)
     assert len(device.built) > 5
     for cut in range(1, len(log) + 1):

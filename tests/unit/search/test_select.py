@@ -1,4 +1,4 @@
-"""Who is confirmed, and what is shipped."""
+"""The finalists that are confirmed, and the selected model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdqspec.types import Consumer, Interval, Placement, Site, Trial
 
 
 def placement(pairs: int, name: str = "t") -> Placement:
-    """A placement of so many activation pairs, and one weight, which does not count."""
+    """A placement of ``pairs`` activation pairs and one weight, which is not counted as a pair."""
     sites = [
         Site(tensor=f"{name}{i}", consumers=(Consumer("n", i),), format="uint8", weight=i == pairs)
         for i in range(pairs + 1)
@@ -36,7 +36,7 @@ def trial(number: int, what: Placement, at: float | None, *, won: bool = False, 
 # ---- finalists ----------------------------------------------------------------------------------
 
 
-def test_reference_winner_runner_up_and_everything() -> None:
+def test_finalists_are_reference_winner_runner_up_and_full_quantization() -> None:
     trials = [
         trial(0, REFERENCE, 1.0, won=True),
         trial(1, ALL, 0.9, won=True),
@@ -52,32 +52,32 @@ def test_reference_winner_runner_up_and_everything() -> None:
     }
 
 
-def test_the_last_to_win_a_race_is_the_winner_not_the_best_ratio() -> None:
+def test_the_winner_is_the_last_race_winner_not_the_best_ratio() -> None:
     trials = [trial(0, REFERENCE, 1.0, won=True), trial(1, FEW, 0.8, won=True), trial(2, MANY, 0.7)]
     roles = finalists(trials, ALL)
     assert (roles["winner"], roles["runner-up"]) == (FEW, MANY)
 
 
-def test_everything_is_confirmed_though_the_search_ended_before_it() -> None:
+def test_full_quantization_is_a_finalist_even_if_it_was_not_built() -> None:
     assert finalists([trial(0, REFERENCE, 1.0, won=True)], ALL)["everything"] == ALL
     parts = replace(trial(1, ALL, 0.5, ok=False), phase="isolated", subgraph=("n",))
     assert finalists([trial(0, REFERENCE, 1.0, won=True), parts], ALL)["everything"] == ALL
 
 
-def test_nothing_is_confirmed_as_everything_where_nothing_can_be_quantized() -> None:
+def test_full_quantization_without_pairs_is_no_finalist() -> None:
     assert finalists([trial(0, REFERENCE, 1.0, won=True)], REFERENCE) == {
         "reference": REFERENCE,
         "winner": REFERENCE,
     }
 
 
-def test_where_nothing_won_the_best_of_the_others_is_still_looked_at() -> None:
+def test_the_fastest_candidate_is_the_runner_up_if_none_won() -> None:
     trials = [trial(0, REFERENCE, 1.0, won=True), trial(1, FEW, 0.99), trial(2, MANY, None)]
     roles = finalists(trials, FEW)
     assert roles == {"reference": REFERENCE, "winner": REFERENCE, "runner-up": FEW, "everything": FEW}
 
 
-def test_only_the_reference_ran() -> None:
+def test_the_reference_is_the_winner_if_all_candidates_failed() -> None:
     trials = [trial(0, REFERENCE, 1.0, won=True), trial(1, ALL, None, ok=False)]
     assert finalists(trials, ALL) == {"reference": REFERENCE, "winner": REFERENCE}
 
@@ -88,27 +88,27 @@ ROLES = {"reference": REFERENCE, "winner": MANY, "runner-up": FEW, "everything":
 ONE = Interval(median=1, low=1, high=1)
 
 
-def test_the_best_is_selected() -> None:
+def test_the_fastest_finalist_is_selected() -> None:
     chosen = choose(ROLES, {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.6)})
     assert (chosen.role, chosen.placement, chosen.unchanged) == ("winner", MANY, False)
     assert chosen.reason == "winner: 0.500 of the reference's time [0.480, 0.520]"
 
 
-def test_the_simplest_inside_the_best_interval_is_selected() -> None:
+def test_the_finalist_with_fewest_pairs_within_the_best_interval_is_selected() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.504), "everything": ratio(0.503)}
     chosen = choose(ROLES, ratios)
     assert (chosen.role, chosen.placement) == ("runner-up", FEW)
     assert "as fast as winner within its interval, with fewer Q/DQ pairs" in chosen.reason
 
 
-def test_of_equally_simple_ones_the_faster_is_selected() -> None:
+def test_the_faster_of_finalists_with_equal_pairs_is_selected() -> None:
     other = placement(5, "u")
     roles = {"reference": REFERENCE, "winner": MANY, "runner-up": other}
     chosen = choose(roles, {"reference": ONE, "winner": ratio(0.51), "runner-up": ratio(0.5)})
     assert chosen.placement == other
 
 
-def test_not_proved_faster_is_unchanged() -> None:
+def test_the_model_is_unchanged_if_no_gain_is_proved() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.99), "everything": ratio(1.4)}
     chosen = choose(ROLES, ratios)
     assert (chosen.role, chosen.placement, chosen.unchanged) == ("reference", REFERENCE, True)
@@ -118,26 +118,28 @@ def test_not_proved_faster_is_unchanged() -> None:
     )
 
 
-def test_a_reference_that_won_is_no_rival_of_itself() -> None:
+def test_the_reason_names_a_candidate_if_the_reference_won() -> None:
     roles = {"reference": REFERENCE, "winner": REFERENCE, "runner-up": FEW}
     chosen = choose(roles, {"reference": ONE, "winner": ONE, "runner-up": ratio(1.2)})
     assert chosen.unchanged
     assert "runner-up" in chosen.reason
 
 
-def test_even_a_rival_without_any_noise_is_named() -> None:
+def test_the_reason_names_a_slower_candidate_without_variation() -> None:
     chosen = choose(ROLES, {"reference": ONE, "winner": ratio(1.25, reach=0.0)})
     assert chosen.reason == "winner took 1.250 of the reference's time [1.250, 1.250]"
 
 
-def test_nothing_but_the_reference() -> None:
+def test_the_reason_if_only_the_reference_ran() -> None:
     chosen = choose({"reference": REFERENCE, "winner": REFERENCE}, {"reference": ONE, "winner": ONE})
     assert chosen.unchanged
     assert chosen.reason == "no placement was faster than the reference in any race"
 
 
 @pytest.mark.parametrize("ratios", [{"winner": ONE}, {"winner": ratio(0.99), "everything": ratio(1.4)}])
-def test_an_unchanged_model_for_want_of_budget_states_the_reason(ratios: dict[str, Interval]) -> None:
+def test_the_reason_of_an_unchanged_model_names_the_limit_that_ended_the_search(
+    ratios: dict[str, Interval],
+) -> None:
     roles = {"reference": REFERENCE, "winner": REFERENCE} if len(ratios) == 1 else ROLES
     limit = "its limit of 12 builds"
     chosen = choose(roles, {"reference": ONE, **ratios}, ended_by=limit)
@@ -166,19 +168,19 @@ def test_a_gain_below_min_gain_is_unchanged_with_the_gain() -> None:
     )
 
 
-def test_the_simplest_is_chosen_among_those_that_prove_the_gain() -> None:
+def test_the_finalist_with_fewest_pairs_that_proves_the_gain_is_selected() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.95, reach=0.02), "runner-up": ratio(0.959, reach=0.03)}
     assert choose(ROLES, ratios).role == "runner-up"
     assert choose(ROLES, ratios, min_gain=0.02).role == "winner"
 
 
-def test_a_wide_interval_does_not_excuse_a_slower_placement() -> None:
-    """An interval of 5 % holds a placement that is 4 % slower and has fewer pairs."""
+def test_a_slower_placement_within_a_wide_interval_is_not_selected() -> None:
+    """The interval of 5 % includes a placement that is 4 % slower and has fewer pairs."""
     ratios = {"reference": ONE, "winner": ratio(0.50, reach=0.05), "runner-up": ratio(0.52, reach=0.02)}
     assert choose(ROLES, ratios).role == "winner"
 
 
-def test_the_selected_model_needs_no_excuse() -> None:
+def test_the_reason_of_a_selected_model_names_no_limit() -> None:
     chosen = choose(ROLES, {"reference": ONE, "winner": ratio(0.5)}, ended_by="its limit of 12 builds")
     assert "limit" not in chosen.reason
 
@@ -189,7 +191,7 @@ def test_the_selected_model_needs_no_excuse() -> None:
         st.tuples(st.floats(0.3, 1.5), st.floats(0.001, 0.3)),
     )
 )
-def test_what_ships_is_proved_faster_or_unchanged(drawn: dict[str, tuple[float, float]]) -> None:
+def test_the_selected_model_is_proved_faster_or_is_unchanged(drawn: dict[str, tuple[float, float]]) -> None:
     ratios = {"reference": ONE, **{role: ratio(*numbers) for role, numbers in drawn.items()}}
     chosen = choose(ROLES, ratios)
     assert chosen.placement == ROLES[chosen.role]
@@ -205,7 +207,7 @@ def test_what_ships_is_proved_faster_or_unchanged(drawn: dict[str, tuple[float, 
 # ---- accuracy -----------------------------------------------------------------------------------
 
 
-def test_what_a_metric_refused_is_no_finalist() -> None:
+def test_a_candidate_rejected_by_the_metric_is_no_finalist() -> None:
     trials = [
         trial(0, REFERENCE, 1.0, won=True),
         replace(trial(1, FEW, 0.5), accuracy=0.1),
@@ -216,14 +218,14 @@ def test_what_a_metric_refused_is_no_finalist() -> None:
     assert roles == {"reference": REFERENCE, "winner": MANY, "runner-up": ALL, "everything": ALL}
 
 
-def test_a_metric_counts_only_where_it_is_known_and_never_for_the_reference() -> None:
+def test_a_metric_limit_applies_to_scored_candidates_and_not_to_the_reference() -> None:
     assert reaches(trial(1, FEW, 0.5), None, 0.9)
     assert not reaches(replace(trial(1, FEW, 0.5), accuracy=0.8), None, 0.9)
     assert reaches(replace(trial(0, REFERENCE, 1.0), accuracy=0.8), None, 0.9)
     assert not reaches(replace(trial(1, FEW, 0.5), accuracy=0.95, sqnr_db=10.0), 20.0, 0.9)
 
 
-def test_only_inaccurate_candidates_were_faster_is_reported() -> None:
+def test_the_reason_names_a_faster_candidate_that_is_not_accurate_enough() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.99)}
     chosen = choose(ROLES, ratios, barred={MANY.digest})
     assert chosen.unchanged
@@ -233,8 +235,8 @@ def test_only_inaccurate_candidates_were_faster_is_reported() -> None:
     assert "runner-up took 0.990" in chosen.reason
 
 
-def test_finalists_are_those_that_are_accurate_enough_on_all_data() -> None:
-    """Asked of race winners from the last on, then of the fastest, and of no more than are needed."""
+def test_finalists_are_accurate_enough_on_all_data() -> None:
+    """Race winners are evaluated from the last to the first, then the fastest, and no more than needed."""
     other, asked = placement(3), []
     trials = [
         trial(0, REFERENCE, 1.0, won=True),
@@ -254,7 +256,7 @@ def test_finalists_are_those_that_are_accurate_enough_on_all_data() -> None:
     assert set(asked) == {MANY, FEW, other, placement(4)}
 
 
-def test_where_none_is_accurate_enough_on_all_data_the_reference_is_the_winner() -> None:
+def test_the_reference_is_the_winner_if_no_candidate_is_accurate_enough_on_all_data() -> None:
     trials = [trial(0, REFERENCE, 1.0, won=True), trial(1, FEW, 0.8, won=True), trial(2, MANY, 0.9)]
     assert finalists(trials, REFERENCE, admits=lambda _: False) == {
         "reference": REFERENCE,

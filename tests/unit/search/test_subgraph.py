@@ -1,4 +1,4 @@
-"""Parts first, then the whole: which groups, which schemes, in what order, and what stays."""
+"""The subgraph strategy: its groups and schemes, the order of parts and whole models, and the kept schemes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def profile(space: SchemeSpace) -> tuple[LayerTime, ...]:
 
 
 class Device:
-    """Parts win alone by ``alone``; whole models race by ``whole``, a ratio to the reference."""
+    """A device where parts have the ratio ``alone`` and whole models the ratio ``whole`` to the reference."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ def test_units_in_one_kernel_are_one_group(space_of) -> None:
     assert convs[1] in group.units
 
 
-def test_a_cheap_operator_joins_what_it_reads_last(space_of) -> None:
+def test_a_cheap_operator_is_grouped_with_the_producer_of_its_last_input(space_of) -> None:
     space = space_of("digits_resnet")
     added = next(unit for unit in space.units if unit.op_type == "Add")
     (group,) = (g for g in groups_of(space, ()) if added.id in g.units)
@@ -103,14 +103,14 @@ def test_a_cheap_operator_joins_what_it_reads_last(space_of) -> None:
     assert set(added.nodes) < set(nodes_of(space, group))
 
 
-def test_the_nodes_of_a_group_are_in_graph_order_without_gaps_of_copies(space_of) -> None:
+def test_the_nodes_of_a_group_are_in_graph_order(space_of) -> None:
     space = space_of("digits_resnet")
     for group in groups_of(space, ()):
         places = [space.model.by_name[name].index for name in nodes_of(space, group)]
         assert places == sorted(places)
 
 
-def test_alike_groups_are_one_kind_and_shares_add_up(space_of) -> None:
+def test_similar_groups_are_one_kind_and_shares_are_at_most_one(space_of) -> None:
     space = space_of("digits_resnet")
     kinds = kinds_of(space, profile(space))
     assert sum(len(groups) for groups, _ in kinds) == len(groups_of(space, profile(space)))
@@ -127,7 +127,7 @@ def test_no_scheme_of_a_group_is_tried_twice(space_of) -> None:
         assert len({*digests, NOTHING.digest}) == len(digests) + 1 <= 6
 
 
-def test_what_has_weights_is_tried_whole_and_by_halves(space_of) -> None:
+def test_a_group_with_weights_has_a_full_and_two_half_schemes(space_of) -> None:
     space = space_of("digits_resnet")
     for group in groups_of(space, ()):
         whole = space.resolve({name: space.by_id[name].full for name in group.units})
@@ -142,8 +142,8 @@ def test_what_has_weights_is_tried_whole_and_by_halves(space_of) -> None:
             assert schemes.keys().isdisjoint(HALVES)
 
 
-def test_a_half_that_wins_alone_is_added_to_the_whole(space_of) -> None:
-    """Of every group of its kind, in a step of its own, and in all that won alone."""
+def test_half_schemes_that_win_alone_are_combined_in_the_whole_model(space_of) -> None:
+    """Each step adds the scheme to all groups of a kind, and the raw winner has all of them."""
     space = space_of("digits_resnet")
 
     def alone(placement: Placement) -> float:
@@ -159,14 +159,14 @@ def test_a_half_that_wins_alone_is_added_to_the_whole(space_of) -> None:
     assert all({label for _, label in placement.labels} == {"weight-only"} for placement in validated)
 
 
-def test_conversions_at_the_borders_of_a_part_do_not_count() -> None:
+def test_conversions_at_the_borders_of_a_part_are_not_timed() -> None:
     reference = Trial(number=0, phase="isolated", placement=NOTHING, ratio=1.0, layers=(layer("conv", 4.0),))
     layers = (layer("conv", 2.0), layer("q", 2.0, boundary=True))
     trial = Trial(number=1, phase="isolated", placement=NOTHING, ratio=1.0, layers=layers)
     assert inner_ratio(trial, reference) == pytest.approx(0.5)
 
 
-def test_without_profiles_the_parts_are_compared_as_they_are() -> None:
+def test_parts_without_profiles_are_compared_by_their_ratio() -> None:
     reference, trial = (Trial(number=n, phase="isolated", placement=NOTHING, ratio=0.8) for n in range(2))
     assert inner_ratio(trial, reference) == 0.8
 
@@ -180,7 +180,7 @@ def test_steps_are_larger_than_noise(gains: Sequence[float], sizes: Sequence[int
     assert tuple(map(len, steps_of(wins, 0.02))) == sizes
 
 
-def test_on_a_noisy_machine_steps_are_larger(space_of) -> None:
+def test_a_higher_variation_between_builds_results_in_larger_steps(space_of) -> None:
     space = space_of("digits_resnet")
     counts = []
     for eps in (None, 0.01, 0.1):
@@ -198,11 +198,11 @@ def test_groups_are_combined_at_once_without_their_validation(space_of) -> None:
     validated = Device(space, whole=lambda p: 0.9 ** len(p.labels)).run()
     (raw,) = [p.placement for p in whole if p.phase == "raw"]
     assert raw.digest in {p.placement.digest for p in validated if not p.subgraph}, (
-        "what all of them make together"
+        "the combination of all schemes"
     )
 
 
-def test_parts_come_before_the_whole_and_each_kind_once(space_of) -> None:
+def test_parts_are_timed_before_whole_models_and_each_kind_once(space_of) -> None:
     space = space_of("digits_resnet")
     asked = Device(space).run()
     assert [p.phase for p in asked[:1]] == ["pure"]
@@ -217,7 +217,7 @@ def test_parts_come_before_the_whole_and_each_kind_once(space_of) -> None:
         assert len(floats) == 1
 
 
-def test_what_wins_together_stays_and_all_of_it_is_the_raw_winner(space_of) -> None:
+def test_schemes_that_win_in_the_whole_model_are_kept(space_of) -> None:
     space = space_of("digits_resnet")
     every = Device(space, whole=lambda placement: 0.9 ** len(placement.labels))
     asked = [p for p in every.run() if not p.subgraph]
@@ -226,7 +226,7 @@ def test_what_wins_together_stays_and_all_of_it_is_the_raw_winner(space_of) -> N
     assert [p.phase for p in asked].count("raw") == 1
 
 
-def test_what_loses_together_goes_though_it_won_alone(space_of) -> None:
+def test_a_scheme_that_loses_in_the_whole_model_is_dropped(space_of) -> None:
     space = space_of("digits_resnet")
     bad = next(unit for unit in space.units if unit.op_type == "Conv").id
     asked = Device(
@@ -239,14 +239,14 @@ def test_what_loses_together_goes_though_it_won_alone(space_of) -> None:
     assert dict(raw.placement.labels).get(bad, "fp") != "fp"
 
 
-def test_what_loses_alone_is_not_tried_in_the_whole(space_of) -> None:
+def test_schemes_that_lose_alone_are_not_tried_in_the_whole_model(space_of) -> None:
     space = space_of("digits_resnet")
     asked = Device(space, alone=1.2).run()
     assert [p.phase for p in asked if not p.subgraph] == ["pure", "pure"]
     assert asked[-1].placement.digest == space.resolve(space.everything()).digest
 
 
-def test_it_starts_from_a_seed_that_wins(space_of) -> None:
+def test_validation_starts_from_a_seed_that_wins(space_of) -> None:
     space = space_of("digits_resnet")
     seed = space.resolve(space.uniform("in-only"))
     asked = Device(space, whole=lambda p: 1 - 0.01 * len(p.sites)).run(seeds=(seed,))
