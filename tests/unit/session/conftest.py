@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _cheap_engines(engine_threads: None) -> None:
-    """A session starts dozens of engines, of which few tests here need to be processes."""
+    """A session starts dozens of engines, and few of these tests need engines in separate processes."""

@@ -1,4 +1,4 @@
-"""Task metrics of a case: the caller's own, what is refused before anything is built, and who wins by them."""
+"""Task metrics of a case: user metrics, errors before the first build, and metrics as a constraint of the search."""
 
 from __future__ import annotations
 
@@ -108,18 +108,18 @@ def test_a_check_applies_a_user_metric(open_session: Open, case: Case, given: st
     assert result.verdict.numbers["samples"] == SAMPLES
 
 
-def test_the_cases_own_metric_comes_before_the_sessions(open_session: Open, case: Case) -> None:
+def test_a_metric_of_the_case_overrides_that_of_the_session(open_session: Open, case: Case) -> None:
     case, check = with_check(case, metric="mine", min=0.0)
     session = open_session(metrics={"mine": lambda *_: 1.0})
     result = session.judge(replace(case, metrics={"mine": lambda *_: 7.0}), check)
     assert result.verdict.numbers["tuned"] == 7.0
 
 
-def test_samples_that_changed_are_reported(open_session: Open, case: Case) -> None:
+def test_samples_with_a_changed_result_are_counted(open_session: Open, case: Case) -> None:
     case, _ = with_check(case, metric="top1", max_drop=0.99)
     found = open_session().evidence(case, frozenset({"accuracy"})).accuracy["top1"]
     assert found.lost is not None
-    assert found.gained == 0  # the reference has all of them right
+    assert found.gained == 0  # the reference is correct on all samples
     assert found.reference - found.tuned == pytest.approx(found.lost / SAMPLES)
 
 
@@ -130,7 +130,7 @@ def test_samples_that_changed_are_reported(open_session: Open, case: Case) -> No
         ({"metric": "top1"}, {"evaluation": None}, DataError, "there is no evaluation data"),
     ],
 )
-def test_a_check_that_cannot_be_evaluated_is_reported_before_any_build(
+def test_a_check_that_cannot_be_evaluated_is_an_error_before_any_build(
     open_session: Open, case: Case, params: dict, spoil: dict, kind: type[Exception], problem: str
 ) -> None:
     case, check = with_check(case, min=0.5, **params)
@@ -143,7 +143,7 @@ def test_a_check_that_cannot_be_evaluated_is_reported_before_any_build(
     assert built == []
 
 
-def test_labels_are_requested_before_anything_is_built(open_session: Open, case: Case, project: Path) -> None:
+def test_missing_labels_are_an_error_before_any_build(open_session: Open, case: Case, project: Path) -> None:
     np.savez(project / "data.npz", x=np.zeros((2, 8, 12, 12), np.float32))
     case, check = with_check(case, min=0.5)
     session = open_session()
@@ -153,7 +153,7 @@ def test_labels_are_requested_before_anything_is_built(open_session: Open, case:
     assert built == []
 
 
-def test_nothing_is_searched_for_a_case_with_an_unknown_metric(open_session: Open, case: Case) -> None:
+def test_an_unknown_metric_is_an_error_before_the_search(open_session: Open, case: Case) -> None:
     case, _ = with_check(case, metric="recal", min=0.5)
     with pytest.raises(ConfigError, match="unknown metric 'recal'"):
         open_session().evidence(case, frozenset({"latency"}))
@@ -171,7 +171,7 @@ def test_a_metric_that_fails_on_the_tuned_model_fails_only_its_check(open_sessio
     assert session.judge(case, good).verdict.outcome == "pass"
 
 
-def test_labels_that_do_not_fit_name_their_file(open_session: Open, case: Case, project: Path) -> None:
+def test_the_error_of_invalid_labels_names_their_file(open_session: Open, case: Case, project: Path) -> None:
     np.savez(project / "data.npz", x=np.zeros((2, 8, 12, 12), np.float32), labels=np.array([0, 9]))
     case, check = with_check(case, min=0.5)
     with pytest.raises(DataError, match="label 9 is no class") as caught:
@@ -180,7 +180,7 @@ def test_labels_that_do_not_fit_name_their_file(open_session: Open, case: Case, 
 
 
 @pytest.mark.parametrize("metrics", [["recall"], {"recall": 0.5}])
-def test_metrics_are_functions_by_name(open_session: Open, metrics) -> None:
+def test_metrics_must_be_a_mapping_of_names_to_functions(open_session: Open, metrics) -> None:
     with pytest.raises(ConfigError, match="metrics are a mapping of names to functions"):
         open_session(metrics=metrics)
 
@@ -189,17 +189,17 @@ def test_metrics_are_functions_by_name(open_session: Open, metrics) -> None:
 
 
 class Closeness:
-    """One less the outputs' relative distance from the reference's: finer than a count of right classes."""
+    """A metric finer than a count of samples: 1 minus the relative distance to the reference outputs."""
 
     def __init__(self, project: Path) -> None:
         proto = onnx.load(project / "net.onnx")
         images = arrays_of(project / "data.npz")["x"]
         evaluator = ReferenceEvaluator(proto)
-        self.wanted = np.concatenate([evaluator.run(None, {"x": image[None]})[0] for image in images])
+        self.expected = np.concatenate([evaluator.run(None, {"x": image[None]})[0] for image in images])
         self.values: list[float] = []
 
     def __call__(self, outputs, labels) -> float:
-        distance = np.abs(outputs["y"] - self.wanted).mean() / np.abs(self.wanted).mean()
+        distance = np.abs(outputs["y"] - self.expected).mean() / np.abs(self.expected).mean()
         self.values.append(float(1 - distance))
         return self.values[-1]
 
@@ -214,15 +214,17 @@ def close(project: Path) -> Closeness:
 
 
 def unheld(open_session: Open, case: Case, close: Closeness) -> list[float]:
-    """What the metric says of the quantized candidates of a search that is not held to it."""
+    """The values of the metric for the quantized candidates of a search without its constraint."""
     search = open_session(metrics={"close": close}).search(held(case, min=-1e9))
     close.values.clear()
     return sorted(t.accuracy for t in search.trials if t.accuracy is not None and t.placement.sites)
 
 
-def test_the_selected_model_keeps_the_metric(open_session: Open, case: Case, close: Closeness) -> None:
+def test_the_selected_model_meets_the_metric_constraint(
+    open_session: Open, case: Case, close: Closeness
+) -> None:
     seen = unheld(open_session, case, close)
-    least = (seen[0] + 1) / 2  # what a search that is not held would ship is below
+    least = (seen[0] + 1) / 2  # above the value of the model selected without the constraint
     session = open_session(metrics={"close": close})
     case = held(case, max_drop=1 - least)
     search = session.search(case)
@@ -235,10 +237,10 @@ def test_the_selected_model_keeps_the_metric(open_session: Open, case: Case, clo
     assert refused
     assert not any(trial.incumbent for trial in refused)
     assert search.winner.digest not in {trial.placement.digest for trial in refused}
-    assert search.accuracy.scored == len(close.values) - 1  # once each, and the reference once
+    assert search.accuracy.scored == len(close.values) - 1  # each candidate and the reference are scored once
 
 
-def test_a_constraint_that_nothing_meets_keeps_the_model_unchanged_and_states_why(
+def test_a_metric_constraint_that_no_candidate_meets_keeps_the_model_unchanged(
     open_session: Open, case: Case, close: Closeness
 ) -> None:
     session = open_session(metrics={"close": close})
@@ -255,7 +257,9 @@ def test_a_constraint_that_nothing_meets_keeps_the_model_unchanged_and_states_wh
     assert (session.output(case) / "trials.jsonl").read_text().count('"accuracy"') >= search.accuracy.scored
 
 
-def test_a_resumed_search_scores_only_what_was_not(open_session: Open, case: Case, close: Closeness) -> None:
+def test_a_resumed_search_scores_only_candidates_without_a_score(
+    open_session: Open, case: Case, close: Closeness
+) -> None:
     case = held(case, max_drop=1e-6)
     first = open_session(metrics={"close": close})
     seen = []
@@ -275,7 +279,7 @@ def test_a_resumed_search_scores_only_what_was_not(open_session: Open, case: Cas
     assert search.provenance.source == "measured"
 
 
-def test_another_metric_of_the_same_name_is_another_search(
+def test_another_metric_of_the_same_name_misses_the_cache(
     open_session: Open, case: Case, close: Closeness
 ) -> None:
     case = held(case, min=-1e9)
@@ -288,7 +292,7 @@ def test_another_metric_of_the_same_name_is_another_search(
     assert (first.accuracy.reference, other.accuracy.reference) == (pytest.approx(1.0), 7.0)
 
 
-def test_a_cached_winner_that_no_longer_keeps_the_metric_is_searched_anew(
+def test_a_cached_winner_below_the_metric_constraint_starts_a_new_search(
     open_session: Open, case: Case, close: Closeness
 ) -> None:
     case = held(case, max_drop=1.0)
@@ -297,7 +301,7 @@ def test_a_cached_winner_that_no_longer_keeps_the_metric_is_searched_anew(
 
     def stricter(outputs, labels) -> float:
         value = close(outputs, labels)
-        return value if value > 1 - 1e-6 else -9.0  # the same of the reference
+        return value if value > 1 - 1e-6 else -9.0  # unchanged for the reference
 
     evidence = open_session(metrics={"close": stricter}).evidence(case, frozenset({"latency"}))
     assert evidence.search is not None
@@ -306,7 +310,9 @@ def test_a_cached_winner_that_no_longer_keeps_the_metric_is_searched_anew(
     assert any("the cached winner has close -9 now" in warning for warning in evidence.warnings)
 
 
-def test_a_front_is_scored_and_keeps_the_constraint(open_session: Open, case: Case, close: Closeness) -> None:
+def test_points_of_a_front_are_scored_and_meet_the_metric_constraint(
+    open_session: Open, case: Case, close: Closeness
+) -> None:
     seen = unheld(open_session, case, close)
     case = held(case, max_drop=1 - (seen[0] + 1) / 2)
     case = replace(case, tune=replace(case.tune, objective="pareto", trials=14))
@@ -322,7 +328,7 @@ def test_a_front_is_scored_and_keeps_the_constraint(open_session: Open, case: Ca
     assert search.accuracy.scored <= len(close.values)
 
 
-def test_a_metric_that_cannot_judge_the_model_itself_is_an_error_before_the_search(
+def test_a_metric_of_nan_for_the_reference_is_an_error_before_the_search(
     open_session: Open, case: Case
 ) -> None:
     session = open_session(metrics={"close": lambda *_: float("nan")})
@@ -347,7 +353,7 @@ def test_a_metric_that_fails_on_candidates_fails_their_trials(
     assert all("metric 'close' raised ValueError: not these" in (trial.error or "") for trial in failed)
 
 
-def test_constraints_that_are_hard_to_meet_are_reported(open_session: Open, case: Case) -> None:
+def test_metric_constraints_that_are_hard_to_meet_are_warned_about(open_session: Open, case: Case) -> None:
     rules = AccuracyRules(metric="top1", max_drop=0.01, min=1.5)
     case = replace(case, tune=replace(case.tune, trials=1, accuracy=rules))
     warnings = open_session().evidence(case, frozenset()).warnings
@@ -358,7 +364,7 @@ def test_constraints_that_are_hard_to_meet_are_reported(open_session: Open, case
     assert "tune.accuracy: the reference itself has top1 100.0 %, below the limit 150.0 %" in warnings
 
 
-def test_a_plan_reports_the_time_of_the_metric(open_session: Open, case: Case, close: Closeness) -> None:
+def test_a_plan_states_where_the_metric_is_computed(open_session: Open, case: Case, close: Closeness) -> None:
     said = open_session(metrics={"close": close}, mode="plan").plan(held(case, min=0.5))
     assert said.endswith(
         f"close on {SAMPLES} samples, of the reference and of each candidate that has won its races"
@@ -366,7 +372,7 @@ def test_a_plan_reports_the_time_of_the_metric(open_session: Open, case: Case, c
     assert close.values == []
 
 
-def test_the_record_carries_the_constraint(open_session: Open, case: Case, close: Closeness) -> None:
+def test_the_record_contains_the_metric_constraint(open_session: Open, case: Case, close: Closeness) -> None:
     case, check = with_check(held(case, max_drop=1.0), metric="close", max_drop=1.0)
     session = open_session(metrics={"close": close})
     session.judge(case, check)

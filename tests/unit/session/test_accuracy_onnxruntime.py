@@ -1,4 +1,4 @@
-"""A search on ONNX Runtime that a task metric holds back: what is shipped keeps it, as measured on the file itself."""
+"""A search on ONNX Runtime with a task metric as constraint: the written model meets it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from qdqspec.session import Session
 from qdqspec.types import AccuracyRules, Case, Inputs, InputShape, QuantizeRules, ShapeProfile, TuneRules
 
-SPREAD = 1e4  # between the quietest and the loudest channel of a scaled layer
+SPREAD = 1e4  # ratio of the largest to the smallest channel of a scaled layer
 SCALED = (
     "layer1.0",
     "layer1.1",
@@ -25,10 +25,10 @@ BATCH = 20
 
 @pytest.fixture
 def model(models: Path, tmp_path: Path) -> Path:
-    """The digits classifier with the channels of a few inner tensors scaled up and down again.
+    """The digits classifier with scaled channels of a few inner tensors, whose scaling is undone in the next layer.
 
-    It computes what it did, since Relu commutes with scaling, but one scale for all channels of such a tensor loses
-    the quiet ones: cross-layer equalization (Nagel et al. 2019), backwards.
+    Its outputs are unchanged, since Relu commutes with scaling, but a per-tensor scale loses the small
+    channels. The scaling is the inverse of cross-layer equalization (Nagel et al. 2019).
     """
     proto = onnx.load(models / "digits_resnet.onnx")
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
@@ -50,7 +50,7 @@ def _scale(tensor: onnx.TensorProto, factors: np.ndarray) -> None:
 
 
 def top1(path: Path, data: Path) -> float:
-    """By hand: the share of pictures that a model file gets right."""
+    """The share of images that a model file classifies correctly, computed without the package."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     arrays = arrays_of(data)
     images, labels = arrays["input"], arrays["labels"]
@@ -61,7 +61,7 @@ def top1(path: Path, data: Path) -> float:
     return float((np.concatenate(logits).argmax(axis=1) == labels).mean())
 
 
-def test_the_selected_model_keeps_the_metric_that_candidates_lost(
+def test_the_selected_model_meets_the_metric_that_full_quantization_misses(
     models: Path, model: Path, tmp_path: Path
 ) -> None:
     evaluation = models.parent / "data" / "digits_evaluation.npz"
@@ -76,7 +76,7 @@ def test_the_selected_model_keeps_the_metric_that_candidates_lost(
             calibration=models.parent / "data" / "digits_calibration.npz",
             evaluation=evaluation,
         ),
-        quantize=QuantizeRules(corrections="none"),  # equalization takes the factors out again
+        quantize=QuantizeRules(corrections="none"),  # equalization would undo the scaling
         tune=TuneRules(trials=14, accuracy=AccuracyRules(metric="top1", max_drop=0.01)),
     )
     least = reference - 0.01

@@ -1,4 +1,4 @@
-"""The error of single blocks: rehearsed in a search that accuracy limits, kept with its result and in records."""
+"""The error of single blocks: measured in searches with an accuracy limit and stored in results and records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_a_search_with_a_limit_has_the_error_of_each_block(models: Path, tmp_pat
     assert again.errors == errors
 
 
-def test_a_search_far_above_its_limit_measures_the_error_at_its_end(models: Path, tmp_path: Path) -> None:
+def test_a_search_far_above_its_limit_measures_the_errors_of_blocks_at_its_end(
+    models: Path, tmp_path: Path
+) -> None:
     asked = _asked(models, min_sqnr_db=1)
     with Session(output=tmp_path / "out", no_cache=True) as session:
         first = session.tune(models / "digits_resnet.onnx", **asked).search
@@ -41,7 +43,7 @@ def test_a_search_far_above_its_limit_measures_the_error_at_its_end(models: Path
     assert not first.errors_missing
 
 
-def test_a_search_without_time_states_it(
+def test_errors_of_blocks_are_missing_with_a_reason_if_the_time_was_over(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qdqspec.session.tuning.SECONDS", {"quick": 0, "default": 0, "extensive": 0})
@@ -62,7 +64,7 @@ def test_a_search_without_time_states_it(
         ({"min_sqnr_db": 1, "backend": "fake"}, "simulated"),
     ],
 )
-def test_a_search_without_an_oracle_states_why(
+def test_errors_of_blocks_are_missing_with_a_reason_without_an_oracle(
     models: Path, tmp_path: Path, more: dict[str, object], why: str
 ) -> None:
     backend = {"backend": more.pop("backend")} if "backend" in more else {}

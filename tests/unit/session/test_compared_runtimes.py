@@ -1,4 +1,4 @@
-"""Cases that differ in the runtime only are timed together: two simulated devices, whose times are known."""
+"""Cases that differ only in the runtime are timed together: two simulated devices of known times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RULES = TuneRules(trials=3, min_sqnr_db="none")
 
 @pytest.fixture
 def other(monkeypatch):
-    """Registers the second device; called with a factor on its times."""
+    """Registers the second device; the returned function installs it with a factor on its times."""
 
     def install(scale: float = 1.0) -> None:
         other_fake.install(monkeypatch, scale)
@@ -100,13 +100,13 @@ def test_a_model_below_its_limit_does_not_win(models, tmp_path, other):
             work = session.work(case)
             assert work.parity.sqnr_db < 150
             strict = dataclasses.replace(work.setup.case, tune=dataclasses.replace(RULES, min_sqnr_db=150.0))
-            work.setup.case = strict  # as if the data or the runtime had changed since the search
+            work.setup.case = strict  # simulates a change of data or runtime after the search
         (found,) = session.compare_runtimes()
     assert found.named("fake tuned").limit_db == 150
     assert found.winner == "fake float"
 
 
-def test_cases_of_the_runs_own_backend_are_not_compared(models, tmp_path):
+def test_cases_without_a_backend_in_the_matrix_are_not_compared(models, tmp_path):
     case = Case(id="default", model=models / "digits_resnet.onnx", tune=RULES)
     with session_in(tmp_path) as session:
         session.evidence(case, frozenset({"latency"}))
@@ -121,7 +121,9 @@ def test_cases_of_other_shapes_are_not_compared(models, tmp_path, other):
         assert session.compare_runtimes() == ()
 
 
-def test_a_runtime_that_fails_later_is_listed_with_the_reason(models, tmp_path, other, monkeypatch):
+def test_a_runtime_that_fails_in_the_comparison_is_listed_with_the_reason(
+    models, tmp_path, other, monkeypatch
+):
     with session_in(tmp_path) as session:
         for backend in ("fake", "other"):
             session.evidence(case_on(models, backend), frozenset({"latency", "parity"}))
@@ -148,8 +150,8 @@ def test_all_devices_are_locked_while_timing(models, tmp_path, other, monkeypatc
     assert taken == ["0-fake", "0-other"]
 
 
-def test_backends_on_one_processor_exclude_each_other(models, tmp_path, other, monkeypatch):
-    """One lock for both, also in the searches: the keys of results differ between backends."""
+def test_backends_on_one_processor_use_one_lock(models, tmp_path, other, monkeypatch):
+    """Searches and comparisons use one lock for both backends, although the keys of results differ."""
     capabilities = FakeDevice.capabilities
     monkeypatch.setattr(
         FakeDevice, "capabilities", lambda *given: dataclasses.replace(capabilities(*given), hardware="cpu")
@@ -167,6 +169,6 @@ def test_backends_on_one_processor_exclude_each_other(models, tmp_path, other, m
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-web", "openvino"])
-def test_runtimes_of_the_processor_share_its_lock(name):
+def test_runtimes_of_the_cpu_use_its_lock(name):
     with session_in(Path(), backend=name) as session:
         assert session.backends.default.lock == "cpu"

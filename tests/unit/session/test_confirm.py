@@ -1,4 +1,4 @@
-"""The confirmation of a search: what is selected, and when it is measured once more."""
+"""The confirmation of a search: the selected model, and the second measurement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ratio(low: float, median: float, high: float) -> Interval:
 
 
 class Bench:
-    """Gives one interval of the winner after the other, and notes the roles and builds it was asked for."""
+    """Returns the intervals of the winner in order, and records the roles and builds of each call."""
 
     def __init__(self, *winner: Interval) -> None:
         self._winner = iter(winner)
@@ -92,17 +92,17 @@ def confirmed(
         score=lambda placement: None,
         min_accuracy=None,
     )
-    return confirm(trials, EVERYTHING, bench, constraint, pareto=False, **more)  # type: ignore[arg-type] # their parts in it
+    return confirm(trials, EVERYTHING, bench, constraint, pareto=False, **more)  # type: ignore[arg-type] # only the used attributes
 
 
-def test_what_is_proved_at_once_is_measured_once() -> None:
+def test_a_gain_proved_by_the_first_measurement_is_not_measured_again() -> None:
     bench = Bench(ratio(0.85, 0.9, 0.95))
     found = confirmed(bench)
     assert found.choice.placement == FAST
     assert len(bench.asked) == 1
 
 
-def test_everything_is_not_built_for_comparison_alone_where_its_builds_take_too_long() -> None:
+def test_full_quantization_is_not_confirmed_if_its_builds_take_too_long() -> None:
     asked: list[float] = []
 
     def has_time(seconds: float) -> bool:
@@ -113,17 +113,17 @@ def test_everything_is_not_built_for_comparison_alone_where_its_builds_take_too_
     found = confirmed(bench, build_seconds=7.0, has_time=has_time)
     assert bench.asked[0][0] == {"reference", "winner", "tuned"}
     assert "everything" not in found.latency.ratios
-    assert asked == [pytest.approx(6 * 7.0)]  # of the reference and of it, at least
+    assert asked == [pytest.approx(6 * 7.0)]  # builds of the reference and of full quantization
     built = Trial(number=2, phase="pure", placement=EVERYTHING, ratio=1.2)
     searched = Bench(ratio(0.85, 0.9, 0.95))
     confirmed(searched, more_trials=(built,), build_seconds=7.0, has_time=has_time)
-    assert "everything" in searched.asked[0][0]  # of what the search built it is the upper bound
+    assert "everything" in searched.asked[0][0]  # built in the search already
 
 
 @pytest.mark.parametrize(
     ("second", "selected"), [(ratio(0.9, 0.93, 0.96), FAST), (ratio(0.9, 0.96, 1.02), REFERENCE)]
 )
-def test_what_is_near_is_measured_again_with_more_builds_which_decide(
+def test_an_unproved_gain_is_decided_by_a_second_measurement_with_more_builds(
     second: Interval, selected: Placement
 ) -> None:
     bench = Bench(ratio(0.85, 0.93, 1.01), second)
@@ -142,11 +142,11 @@ def test_what_is_near_is_measured_again_with_more_builds_which_decide(
     [
         (ratio(0.88, 0.9, 0.92), True),  # a gain
         (ratio(0.99, 1.0, 1.01), True),  # less than the smallest gain
-        (ratio(0.97, 0.98, 0.99), False),  # neither is proved
+        (ratio(0.97, 0.98, 0.99), False),  # neither gain nor loss is proved
         (ratio(0.8, 0.85, 0.9), False),  # a gain of unknown size
     ],
 )
-def test_a_confirmation_ends_early_once_every_role_is_decided(tuned: Interval, is_settled: bool) -> None:
+def test_a_confirmation_ends_early_if_every_role_is_decided(tuned: Interval, is_settled: bool) -> None:
     bench = Bench(ratio(0.85, 0.9, 0.95))
     confirmed(bench)
     slow = ratio(1.19, 1.2, 1.21)
@@ -157,15 +157,15 @@ def test_a_confirmation_ends_early_once_every_role_is_decided(tuned: Interval, i
 
 
 @pytest.mark.parametrize("first", [ratio(0.97, 0.99, 1.01), ratio(0.98, 1.02, 1.06)])
-def test_what_gains_too_little_is_not_measured_again(first: Interval) -> None:
+def test_a_gain_far_below_the_smallest_is_not_measured_again(first: Interval) -> None:
     bench = Bench(first)
     assert confirmed(bench).choice.unchanged
     assert len(bench.asked) == 1
 
 
-def test_what_is_near_is_not_measured_again_without_time() -> None:
+def test_an_unproved_gain_is_not_measured_again_without_time() -> None:
     bench = Bench(ratio(0.85, 0.93, 1.01))
     asked = []
     found = confirmed(bench, has_time=lambda seconds: bool(asked.append(seconds)))
     assert found.choice.unchanged
-    assert (len(bench.asked), len(asked)) == (1, 2)  # once for the builds of everything quantized
+    assert (len(bench.asked), len(asked)) == (1, 2)  # the first call is for the builds of full quantization

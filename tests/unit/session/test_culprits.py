@@ -1,4 +1,4 @@
-"""Which pairs cost most, on real models and on one with a planted culprit."""
+"""The Q/DQ pairs that cost the most accuracy, on real models and on one with a deliberately coarse pair."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def placed(tensor: str, *readers: tuple[str, int], scale: float, weight: bool = 
     return PlacedPair(site=site, scale=(scale,), zero_point=(0 if weight else 128,))
 
 
-# Activations lie between -4 and 4, weights below one: all steps are fine but that of what the second reads.
+# Activations are between -4 and 4, weights below one: only the pair that `second` reads has a coarse step.
 PAIRS = (
     placed("x", ("first", 0), scale=0.04),
     placed("w", ("first", 1), ("third", 1), scale=0.008, weight=True),
@@ -76,7 +76,7 @@ def bench(session: Session, case: Case) -> CaseSetup:
     return session.work(case).setup
 
 
-def test_a_planted_culprit_is_found_first_and_removing_it_gives_the_reported_sqnr(bench: CaseSetup) -> None:
+def test_the_coarsest_pair_is_first_and_the_sqnr_without_it_is_as_reported(bench: CaseSetup) -> None:
     found = culprits_of(bench, PAIRS)
     worst = found.pairs[0]
     assert (worst.site.tensor, worst.nodes) == ("b", ("second",))
@@ -88,7 +88,7 @@ def test_a_planted_culprit_is_found_first_and_removing_it_gives_the_reported_sqn
     assert worst.without_db > found.together_db + 10
 
 
-def test_shares_add_up_and_what_is_not_listed_is_the_rest(bench: CaseSetup) -> None:
+def test_shares_of_listed_pairs_and_the_rest_add_up_to_one(bench: CaseSetup) -> None:
     whole, some = culprits_of(bench, PAIRS, most=None), culprits_of(bench, PAIRS, most=2)
     assert sum(pair.share for pair in whole.pairs) == pytest.approx(1)
     assert whole.rest == pytest.approx(0, abs=1e-9)
@@ -96,7 +96,7 @@ def test_shares_add_up_and_what_is_not_listed_is_the_rest(bench: CaseSetup) -> N
     assert some.rest == pytest.approx(1 - sum(pair.share for pair in some.pairs))
 
 
-def test_leaving_out_one_reader_keeps_the_pair_for_the_others(bench: CaseSetup) -> None:
+def test_a_pair_excluded_for_one_reader_is_kept_for_the_others(bench: CaseSetup) -> None:
     together = placed("b", ("second", 0), ("add", 0), scale=2.0)
     left = tuple(culprits._without(frozenset({together.site}), {"second"}))
     assert left == (Site(tensor="b", consumers=(Consumer("add", 0),), format="uint8"),)
@@ -104,16 +104,16 @@ def test_leaving_out_one_reader_keeps_the_pair_for_the_others(bench: CaseSetup) 
     assert found.pairs[0].nodes == ("add", "second")
 
 
-def test_the_same_question_has_the_same_answer(bench: CaseSetup) -> None:
+def test_the_ranking_of_pairs_is_deterministic(bench: CaseSetup) -> None:
     assert culprits_of(bench, PAIRS) == culprits_of(bench, PAIRS)
 
 
-def test_a_bias_goes_with_its_weight(digits: CulpritEvidence) -> None:
-    assert digits.total == len(digits.pairs) == 41  # 13 biases are no pairs of their own
+def test_a_bias_is_part_of_the_pair_of_its_weight(digits: CulpritEvidence) -> None:
+    assert digits.total == len(digits.pairs) == 41  # 13 biases are no separate pairs
     assert all(pair.site.format != "int32" for pair in digits.pairs)
 
 
-def test_pairs_of_another_tool_are_ranked_in_the_names_of_the_model_given(digits: CulpritEvidence) -> None:
+def test_pairs_of_another_tool_are_ranked_with_the_names_of_the_float_model(digits: CulpritEvidence) -> None:
     assert {node for pair in digits.pairs for node in pair.nodes} <= set(
         load_model(MODELS / "digits_resnet.onnx").by_name
     )
@@ -126,22 +126,22 @@ def test_pairs_of_another_tool_are_ranked_in_the_names_of_the_model_given(digits
     assert first.without_db > digits.together_db
 
 
-def test_noise_of_single_pairs_adds_up_to_that_of_all(digits: CulpritEvidence) -> None:
+def test_the_noise_of_single_pairs_adds_up_to_that_of_all(digits: CulpritEvidence) -> None:
     total = sum(10 ** (-pair.alone_db / 10) for pair in digits.pairs)
     assert -10 * np.log10(total) == pytest.approx(digits.together_db, abs=2)
 
 
-def test_without_pairs_there_is_no_culprit(bench: CaseSetup) -> None:
+def test_a_model_without_pairs_has_no_responsible_pair(bench: CaseSetup) -> None:
     assert culprits_of(bench, []) == CulpritEvidence(missing="nothing is quantized")
 
 
-def test_culprits_found_before_the_time_was_over_are_reported(bench: CaseSetup) -> None:
+def test_pairs_found_before_the_time_was_over_are_reported(bench: CaseSetup) -> None:
     found = culprits_of(bench, PAIRS, seconds=0.0)
     assert len(found.pairs) == 1
     assert found.missing == "the time was over"
 
 
-def test_what_the_reference_runtime_cannot_compute_is_reported(tmp_path: Path) -> None:
+def test_a_model_that_the_reference_runtime_cannot_compute_is_reported(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17, "mine": 1]> f (float[1,4] x) => (float[1,4] y) {
           [relu] a = Relu(x)  [own] y = mine.Op(a) }"""
@@ -154,9 +154,7 @@ def test_what_the_reference_runtime_cannot_compute_is_reported(tmp_path: Path) -
     assert found.missing.startswith("onnxruntime does not compute it: ")
 
 
-def test_culprits_are_looked_for_where_a_check_of_parity_fails_and_only_there(
-    session: Session, case: Case
-) -> None:
+def test_responsible_pairs_are_searched_only_if_a_parity_check_fails(session: Session, case: Case) -> None:
     quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
     session.backends.default.options = BuildOptions(extra=quiet)
     asked = replace(case, tune=replace(case.tune, trials=3))
@@ -170,7 +168,7 @@ def test_culprits_are_looked_for_where_a_check_of_parity_fails_and_only_there(
     )
     assert session.judge(loose, loose.checks[0]).verdict.outcome == "pass"
     assert session.evidence(loose, frozenset({"parity"})).culprits is None
-    assert session.evidence(strict, frozenset({"parity"})).culprits is None, "nobody has judged it yet"
+    assert session.evidence(strict, frozenset({"parity"})).culprits is None, "the check is not judged yet"
     verdict = session.judge(strict, strict.checks[0]).verdict
     assert verdict.outcome == "fail"
     assert verdict.headline.endswith("by quantization")

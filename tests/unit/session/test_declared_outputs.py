@@ -1,4 +1,4 @@
-"""A model whose output has another rank, or another size, than it declares: corrected on a copy, with a warning."""
+"""A wrongly declared rank or size of an output is corrected in a copy of the model, with a warning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ g (float[1,16,32] x, int64[k] s) => (float[{declared}] y) {{ [mm] m = MatMul(x, 
     ("declared", "said", "now"),
     [("1, 16, 32", "[1, 16, 32]", [None, None]), ("n, 31", "[?, 31]", ["n", None])],
 )
-def test_a_wrong_declaration_is_corrected_with_a_warning(
+def test_a_wrongly_declared_output_shape_is_corrected_with_a_warning(
     declared: str, said: str, now: list[str | None], tmp_path: Path
 ) -> None:
     proto = onnx.parser.parse_model(TEXT.format(declared=declared))

@@ -1,4 +1,4 @@
-"""With a seed, two searches on the simulated device are one and the same; and nobody else's chance is touched."""
+"""Two searches with one seed on the simulated device are identical, and do not change global random generators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qdqspec.registry import names
 from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, QuantizeRules, SearchResult, TuneRules
 
-CLOCKS = ("build_seconds", "sum")  # how long a build took, and the digest of a line with that in it
+CLOCKS = ("build_seconds", "sum")  # the time of a build, and the digest of a line that contains it
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def case(tmp_path: Path) -> Case:
 
 @pytest.fixture
 def untouched() -> Iterator[None]:
-    """The interpreter's and numpy's own generators stand where they stood."""
+    """Asserts that the test does not advance the global generators of `random` and numpy."""
     random.seed(1)
     np.random.seed(1)
     before = random.getstate(), np.random.get_state()
@@ -43,7 +43,7 @@ def untouched() -> Iterator[None]:
 
 
 def searched(case: Case, folder: Path, seed: int = 3) -> tuple[SearchResult, list[dict[str, Any]]]:
-    """Search from nothing; the result, and the lines of the journal but for clocks."""
+    """The result of a search in a new folder, and the lines of its journal without times."""
     words = ("fake.fail_rate=0.2", "fake.seed=5")
     with Session(backend="fake", root=folder, output=Path("out"), seed=seed, backend_option=words) as session:
         result = session.search(case)
@@ -60,7 +60,7 @@ def with_rules(case: Case, **rules: Any) -> Case:
 @pytest.mark.parametrize(
     "rules", [*({"strategy": name} for name in names("strategy")), {"objective": "pareto"}]
 )
-def test_one_seed_is_one_search(case: Case, tmp_path: Path, rules: dict[str, Any]) -> None:
+def test_searches_with_one_seed_are_identical(case: Case, tmp_path: Path, rules: dict[str, Any]) -> None:
     asked = with_rules(case, trials=9, **rules)
     first, journal = searched(asked, tmp_path / "first")
     second, again = searched(asked, tmp_path / "second")
@@ -71,11 +71,11 @@ def test_one_seed_is_one_search(case: Case, tmp_path: Path, rules: dict[str, Any
     assert first.total > 2
 
 
-def test_another_seed_is_another_search(case: Case, tmp_path: Path) -> None:
+def test_searches_with_different_seeds_differ(case: Case, tmp_path: Path) -> None:
     asked = with_rules(case, trials=20, strategy="region")
     asked = replace(
         asked, quantize=QuantizeRules(outputs=False)
-    )  # regions of several units: something to draw
+    )  # regions of several units, so that the strategy draws
     journals = [searched(asked, tmp_path / str(seed), seed)[1] for seed in range(3, 9)]
-    # the model has few placements: two seeds may draw the same
+    # the model has few placements, so that two seeds may draw the same
     assert len({tuple(line["placement"] for line in journal) for journal in journals}) > 1

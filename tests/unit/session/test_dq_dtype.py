@@ -1,4 +1,4 @@
-"""``quantize.dq_dtype``: tensors behind operators of plugins, whose type the model does not state, are quantized."""
+"""``quantize.dq_dtype``: outputs of plugin operators, whose type the model does not declare, are quantized."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def exported(model: Path, **asked: Any) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     ("dq_dtype", "elem_type"), [("float16", TensorProto.FLOAT16), ("float32", TensorProto.FLOAT)]
 )
-def test_scales_and_outputs_are_of_the_type_given(model: Path, dq_dtype: str, elem_type: int) -> None:
+def test_scales_and_outputs_have_the_given_type(model: Path, dq_dtype: str, elem_type: int) -> None:
     path, scheme = exported(model, dq_dtype=dq_dtype)
     tuned = load_model(path)
     dequantizers = [node for node in tuned.nodes if node.op_type == "DequantizeLinear"]
@@ -55,7 +55,7 @@ def test_scales_and_outputs_are_of_the_type_given(model: Path, dq_dtype: str, el
     assert list(applied.graph.node) == list(tuned.proto.graph.node)
 
 
-def test_without_it_they_are_not_quantized(model: Path) -> None:
+def test_outputs_of_plugins_are_not_quantized_without_a_given_type(model: Path) -> None:
     path, scheme = exported(model)
     assert not any(node.op_type == "DequantizeLinear" for node in load_model(path).nodes)
     assert "dq_dtype" not in json.loads(scheme.read_text())

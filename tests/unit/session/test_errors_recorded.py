@@ -1,4 +1,4 @@
-"""A check that raises is in the record, and what cannot be used is found before a search."""
+"""A check that raises an error is in the record, and unusable data is found before a search."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ def is_searched(session: Session) -> bool:
     return session.record().cases[0].evidence.search is not None
 
 
-def test_a_metric_that_raises_on_the_tuned_model_is_in_table_record_and_result(
-    open_session: Open, case: Case
-) -> None:
+def test_an_error_of_a_metric_is_in_table_record_and_result(open_session: Open, case: Case) -> None:
     session = open_session(metrics={"mine": Fails(2)})
     record = judge_all(session, case)
     (entry,) = record.cases
@@ -106,7 +104,7 @@ def test_a_metric_that_raises_on_the_tuned_model_is_in_table_record_and_result(
     assert again.headline == accuracy.verdict.headline
 
 
-def test_another_metric_of_the_case_is_judged_all_the_same(open_session: Open, case: Case) -> None:
+def test_an_error_of_a_metric_does_not_affect_another_metric(open_session: Open, case: Case) -> None:
     fine = replace(checked("accuracy", metric="fine", min=0.0), id="fine")
     case = replace(case, checks=(*case.checks, fine))
     session = open_session(metrics={"mine": Fails(2), "fine": lambda *_: 0.5})
@@ -114,12 +112,12 @@ def test_another_metric_of_the_case_is_judged_all_the_same(open_session: Open, c
     assert session.judge(case, fine).verdict.numbers["tuned"] == 0.5
 
 
-def test_an_error_is_no_verdict_for_good(open_session: Open, case: Case) -> None:
+def test_an_error_of_a_check_is_raised_again_when_judged_again(open_session: Open, case: Case) -> None:
     case = replace(case, checks=case.checks[1:], metrics={"mine": Fails(2)})
     session = open_session()
     with pytest.raises(DataError):
         session.judge(case, case.checks[0])
-    with pytest.raises(DataError):  # it is the same error, and is not taken for a verdict
+    with pytest.raises(DataError):
         session.judge(case, case.checks[0])
 
 
@@ -131,10 +129,10 @@ def test_an_error_is_no_verdict_for_good(open_session: Open, case: Case) -> None
         ({"metric": "top1"}, "label 7000000 is no class"),
     ],
 )
-def test_only_the_check_that_needs_a_metric_fails_with_it(
+def test_an_error_of_a_metric_fails_only_the_check_that_needs_it(
     open_session: Open, case: Case, change: dict[str, str], problem: str
 ) -> None:
-    """Alone it fails before the search, because no other check needs one."""
+    """If no other check needs a search, the error is raised before it."""
     accuracy = checked("accuracy", min=0.0, **change)
     alone, beside = replace(case, checks=(accuracy,)), replace(case, checks=(case.checks[0], accuracy))
     session = open_session(metrics={"mine": Fails(1)})
@@ -148,7 +146,7 @@ def test_only_the_check_that_needs_a_metric_fails_with_it(
     assert "accuracy FAIL, 1 passed" in summary_table(session.record())
 
 
-def test_a_metric_that_is_not_finite_is_found_before_the_search(open_session: Open, case: Case) -> None:
+def test_a_metric_that_is_not_finite_is_an_error_before_the_search(open_session: Open, case: Case) -> None:
     session = open_session(metrics={"mine": lambda *_: float("nan")})
     with pytest.raises(DataError, match="gave nan for the model itself"):
         session.judge(case, case.checks[1])
@@ -170,14 +168,14 @@ def test_evaluation_data_is_read_before_the_search(open_session: Open, case: Cas
     assert written["checks"][0]["headline"].startswith("not judged: array 'x' holds NaN")
 
 
-def test_a_model_that_cannot_be_read_has_a_row(open_session: Open, case: Case) -> None:
+def test_a_model_that_cannot_be_read_has_a_row_in_the_summary(open_session: Open, case: Case) -> None:
     case.model.write_bytes(b"no model")
     session = open_session()
     record = judge_all(session, case)
     assert "2 FAIL" in summary_table(record) or "size FAIL, accuracy FAIL" in summary_table(record)
 
 
-def test_what_was_searched_is_in_the_record_without_any_check(open_session: Open, case: Case) -> None:
+def test_a_search_without_checks_is_in_the_record(open_session: Open, case: Case) -> None:
     session = open_session(metrics={"mine": lambda *_: 1.0})
     session.search(case)
     (entry,) = session.record().cases
@@ -194,7 +192,7 @@ def test_what_was_searched_is_in_the_record_without_any_check(open_session: Open
         ("fake.seed", "does not fit"),
     ],
 )
-def test_an_option_that_no_backend_declares_is_refused_from_python_too(option: str, said: str) -> None:
+def test_an_option_that_no_backend_declares_is_an_error(option: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Session(backend="fake", backend_option=(option,))
 
@@ -249,7 +247,7 @@ def test_notes_about_the_data_are_warnings_of_the_case(
 # ---- the time limit of a run --------------------------------------------------------------------
 
 
-def test_what_is_not_begun_within_the_time_limit_is_inconclusive(
+def test_a_check_not_started_within_the_time_limit_is_inconclusive(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_session(time_limit=100.0, metrics={"mine": lambda *_: 1.0})
@@ -261,7 +259,7 @@ def test_what_is_not_begun_within_the_time_limit_is_inconclusive(
     assert "size inconclusive" in summary_table(session.record())
 
 
-def test_a_search_that_the_limit_ended_proves_what_passes_and_nothing_that_fails(
+def test_a_failing_check_is_inconclusive_if_the_time_limit_ended_the_search(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = replace(case, checks=(checked("size", max_ratio=2.0), checked("speedup", min=50.0)))

@@ -1,4 +1,4 @@
-"""What is expected of a task metric before a build: rehearsed, and corrected by the builds that are as accurate."""
+"""The prediction of a task metric before a build: rehearsed, and corrected by builds of similar accuracy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES = 64
 
 
 class PerfectScores:
-    """Every placement has all samples right in its rehearsal."""
+    """A metric that is 1 for the rehearsal of every placement."""
 
     feeds = SAMPLES
 
@@ -29,7 +29,7 @@ class PerfectScores:
 
 def metric() -> RehearsedMetric:
     rules = AccuracyRules(metric="top1", max_drop=0.01)
-    return RehearsedMetric(PerfectScores(), rules, 1.0, 0.99, lambda: 1e6)  # type: ignore[arg-type] # made up
+    return RehearsedMetric(PerfectScores(), rules, 1.0, 0.99, lambda: 1e6)  # type: ignore[arg-type] # a replacement for tests
 
 
 REHEARSAL: Any = SimpleNamespace(feeds=lambda: iter([{}]), outputs=lambda placement, feed: {})
@@ -45,7 +45,7 @@ def built(placement: Placement, sqnr_db: float, accuracy: float) -> Trial:
     return Trial(number=1, placement=placement, phase="pure", ratio=0.7, sqnr_db=sqnr_db, accuracy=accuracy)
 
 
-def test_a_build_that_lost_a_sample_does_not_refuse_placements_with_less_noise() -> None:
+def test_a_build_that_misses_the_metric_excludes_only_placements_with_more_noise() -> None:
     found, first, better, worse = metric(), placement_of(3), placement_of(2), placement_of(4)
     assert found.keeps(first, REHEARSAL, 30.6, KnownOutputs())
     found.learn(built(first, 30.6, 63 / 64))
@@ -54,7 +54,7 @@ def test_a_build_that_lost_a_sample_does_not_refuse_placements_with_less_noise()
     assert "not built: 1 rehearsed placement," in found.refused_text()
 
 
-def test_an_accurate_build_counts_for_placements_with_more_noise() -> None:
+def test_builds_that_meet_the_metric_allow_placements_with_more_noise() -> None:
     found, placements = metric(), [placement_of(count) for count in (2, 3, 4)]
     for placement, sqnr_db, accuracy in zip(placements, (40.0, 38.0, 30.0), (1.0, 1.0, 63 / 64), strict=True):
         assert found.keeps(placement, REHEARSAL, sqnr_db, KnownOutputs())
@@ -72,11 +72,11 @@ def test_an_accurate_build_counts_for_placements_with_more_noise() -> None:
     ],
     ids=["all data", "a mean", "one sample", "two samples"],
 )
-def test_a_part_of_the_data_may_lose_one_sample_of_a_metric_that_counts_them(
+def test_a_metric_on_a_part_of_the_data_may_be_lower_by_one_sample(
     lost: Callable[[int], float], seconds: float, keeps: bool
 ) -> None:
     class Own(PerfectScores):
-        """A metric of the caller's own, which does not state what it counts."""
+        """A user metric without counts of samples."""
 
         def of_engine(self, engine: Any, metric: str, output: str | None, *, feeds: int) -> Score:
             return Score(value=0.5 - lost(feeds) * bool(engine.placement.sites), samples=feeds)
@@ -85,5 +85,5 @@ def test_a_part_of_the_data_may_lose_one_sample_of_a_metric_that_counts_them(
         feeds=lambda: iter([{}]), outputs=lambda placement, feed: time.sleep(0.01) or {}
     )
     rules = AccuracyRules(metric="own", max_drop=0.01)
-    found = RehearsedMetric(Own(), rules, 0.5, 0.49, lambda: seconds)  # type: ignore[arg-type] # made up
+    found = RehearsedMetric(Own(), rules, 0.5, 0.49, lambda: seconds)  # type: ignore[arg-type] # a replacement for tests
     assert found.keeps(placement_of(1), slow, 20.0, KnownOutputs()) is keeps

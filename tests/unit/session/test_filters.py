@@ -1,4 +1,4 @@
-"""What a spec denies stays float in everything that is built, wherever the idea came from."""
+"""Nodes denied by a spec stay float in all builds, for every source of placements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RULES = {
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """Five convolutions and a residual; everything is worth quantizing."""
+    """Five convolutions and a residual, all faster when quantized."""
     folder = tmp_path_factory.mktemp("net")
     lots, shape = np.random.default_rng(0), (1, 8, 24, 24)
     chain = [
@@ -64,8 +64,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 @pytest.fixture(scope="module")
-def left(case: Case) -> Path:
-    """What a run without any filter leaves: every kind of file that a search can start from."""
+def outputs(case: Case) -> Path:
+    """The output of a run without filters, which has every kind of file that a search can start from."""
     root = case.model.parent
     with Session(backend="fake", root=root, output=Path("free"), backend_option=WORDS, layout="") as session:
         session.search(case)
@@ -75,18 +75,18 @@ def left(case: Case) -> Path:
     return root / "free"
 
 
-def touched(placement: Placement) -> set[str]:
-    """The nodes that read something quantized."""
+def quantized_nodes(placement: Placement) -> set[str]:
+    """The nodes that read a quantized tensor."""
     return {end.node for site in placement.sites for end in site.consumers}
 
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("strategy", names("strategy"))
-def test_nothing_that_is_tried_touches_what_is_denied(
-    case: Case, left: Path, tmp_path: Path, strategy: str, rules: str
+def test_no_tried_placement_quantizes_a_denied_node(
+    case: Case, outputs: Path, tmp_path: Path, strategy: str, rules: str
 ) -> None:
-    files = [left / name for name in ("everything.onnx", "patterns.yaml", "scheme.json", "trials.jsonl")]
-    assert touched(placement_for(load_model(case.model), load_model(files[0])).placement) >= DENIED
+    files = [outputs / name for name in ("everything.onnx", "patterns.yaml", "scheme.json", "trials.jsonl")]
+    assert quantized_nodes(placement_for(load_model(case.model), load_model(files[0])).placement) >= DENIED
     filtered = replace(
         case, patterns=RULES[rules], tune=replace(case.tune, strategy=strategy, start_from=tuple(files))
     )
@@ -94,16 +94,16 @@ def test_nothing_that_is_tried_touches_what_is_denied(
         backend="fake", root=tmp_path, output=Path(strategy), backend_option=WORDS, layout=""
     ) as session:
         trials = session.search(filtered).trials
-    read = set().union(*(touched(trial.placement) for trial in trials))
-    assert {"conv0", "conv4"} <= read  # something is left to quantize
+    read = set().union(*(quantized_nodes(trial.placement) for trial in trials))
+    assert {"conv0", "conv4"} <= read  # other nodes are quantized
     assert DENIED.isdisjoint(read)
     assert all(trial.ok or "patterns:" not in str(trial.error) for trial in trials)
     tuned = load_model(tmp_path / strategy / "tuned.onnx")
-    assert DENIED.isdisjoint(touched(placement_for(load_model(case.model), tuned).placement))
+    assert DENIED.isdisjoint(quantized_nodes(placement_for(load_model(case.model), tuned).placement))
 
 
-class Stubborn:
-    """A strategy of somebody's own that asks for a placement come what may, whole or of a part."""
+class OneProposal:
+    """A user strategy that proposes one placement, of the whole model or of a part."""
 
     def __init__(self, placement: Placement, part: tuple[str, ...] = ()) -> None:
         self.waiting = [Proposal(placement=placement, phase="mine", subgraph=part)]
@@ -122,18 +122,18 @@ class Stubborn:
 
 @pytest.fixture
 def everything(case: Case) -> Placement:
-    """All quantized, as if nothing were denied."""
+    """The placement of full quantization without filters."""
     with Session(backend="fake", root=case.model.parent) as session, session.study(case) as study:
         return study.space.resolve(study.space.everything())
 
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("part", [(), ("conv1", "add")])
-def test_a_denied_placement_of_any_strategy_fails_unbuilt(
+def test_a_denied_placement_of_a_user_strategy_fails_without_a_build(
     case: Case, everything: Placement, tmp_path: Path, rules: str, part: tuple[str, ...]
 ) -> None:
-    filtered, mine = replace(case, patterns=RULES[rules]), Stubborn(everything, part)
-    assert touched(everything) >= DENIED
+    filtered, mine = replace(case, patterns=RULES[rules]), OneProposal(everything, part)
+    assert quantized_nodes(everything) >= DENIED
     with (
         Session(backend="fake", root=tmp_path, backend_option=WORDS) as session,
         session.study(filtered, strategy=mine) as study,
@@ -149,4 +149,4 @@ def test_a_denied_placement_of_any_strategy_fails_unbuilt(
         with pytest.raises(PlacementError, match="is no unit that can be labelled"):
             study.evaluate({"conv1": "in+out"})
         assert study.evaluate(study.space.everything()).ok
-        assert DENIED.isdisjoint(touched(study.confirm().result.winner))
+        assert DENIED.isdisjoint(quantized_nodes(study.confirm().result.winner))

@@ -1,4 +1,4 @@
-"""A placement that meets the limits is built before corrections are looked for, and again with them."""
+"""A first placement that meets the limits is built before corrections are searched, and again with them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lines(session: Session, case: Case) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_the_search_begins_with_it_and_corrections_are_judged_on_it(
+def test_corrections_are_evaluated_on_the_first_placement(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged = []
@@ -57,14 +57,16 @@ def test_the_search_begins_with_it_and_corrections_are_judged_on_it(
     assert [placement.digest for placement in judged] == [first["placement"]]
     if first["incumbent"]:
         assert seed["placement"] == first["placement"]
-    assert FIRST not in {trial.phase for trial in search.trials}  # not candidates: they have no corrections
+    assert FIRST not in {
+        trial.phase for trial in search.trials
+    }  # no candidate, because it has no corrections
     assert search.trials[0].placement.digest == reference["placement"]
 
 
-def test_the_time_left_is_that_of_the_search(case: Case, tmp_path: Path) -> None:
-    """While the first placement was sought it was that of its share, a tenth, and none after it.
+def test_the_reported_time_left_is_that_of_the_whole_search(case: Case, tmp_path: Path) -> None:
+    """The first placement and the corrections are part of that time, not shares of it with a separate limit.
 
-    While finalists are confirmed, which ends by itself, no time is left of it: it was the rest of ``tune.minutes``.
+    During the confirmation, which has no time limit, no time left is reported.
     """
     seen = []
     minutes = 2.0
@@ -88,7 +90,7 @@ def test_the_time_left_is_that_of_the_search(case: Case, tmp_path: Path) -> None
     assert f"confirming: timing {len(builds)} builds in turns, round 6 of 24" in steps[confirming:]
 
 
-def test_a_resumed_search_does_not_build_it_again(
+def test_a_resumed_search_does_not_build_the_first_placement_again(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(_: Correcting) -> FoundCorrections:
@@ -108,14 +110,14 @@ def test_a_resumed_search_does_not_build_it_again(
     assert FIRST not in {line["phase"] for line in whole[len(torn) :]}
 
 
-def test_without_data_to_correct_with_there_is_none(case: Case, tmp_path: Path) -> None:
+def test_there_is_no_first_placement_without_calibration_data(case: Case, tmp_path: Path) -> None:
     plain = Case(id="default", model=case.model, tune=case.tune)
     with Session(root=tmp_path) as session:
         session.search(plain)
         assert FIRST not in {line["phase"] for line in lines(session, plain)}
 
 
-def test_candidates_that_just_missed_the_limit_are_tried_with_less_noise(
+def test_near_misses_of_the_limit_are_repaired_after_the_search(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
@@ -131,7 +133,7 @@ def test_candidates_that_just_missed_the_limit_are_tried_with_less_noise(
         search = session.search(replace(case, tune=TuneRules(trials=1, min_sqnr_db=15.0, minutes=8)))
     assert asked == [15.0]
     assert [trial.phase for trial in search.trials] == ["pure", "repair"]
-    assert 0 < (left["building candidate 1"] or 0) <= 60 * 8 * OVERTIME_SHARE  # was the rest of the 8 minutes
+    assert 0 < (left["building candidate 1"] or 0) <= 60 * 8 * OVERTIME_SHARE  # the time limit of repairs
 
 
 def _first(number: int, ratio: float, sqnr_db: float, all_data_db: float | None = None, **more: Any) -> Trial:
@@ -145,15 +147,18 @@ def _first(number: int, ratio: float, sqnr_db: float, all_data_db: float | None 
     ("trials", "expected"),
     [
         ([], None),
-        ([_first(1, 1.2, 50.0), _first(2, 1.1, 12.0)], 2),  # nothing is near: the last
-        ([_first(1, 0.95, 45.0, incumbent=True), _first(2, 1.1, 50.0)], 1),  # what has won
-        ([_first(1, 0.5, 35.0, 28.3), _first(2, 0.95, 45.0, incumbent=True)], 1),  # much faster, 1.7 dB lack
-        ([_first(1, 0.94, 35.0, 28.3), _first(2, 0.95, 45.0, incumbent=True)], 2),  # hardly faster
+        ([_first(1, 1.2, 50.0), _first(2, 1.1, 12.0)], 2),  # no near miss: the last
+        ([_first(1, 0.95, 45.0, incumbent=True), _first(2, 1.1, 50.0)], 1),  # the winner
+        (
+            [_first(1, 0.5, 35.0, 28.3), _first(2, 0.95, 45.0, incumbent=True)],
+            1,
+        ),  # much faster, 1.7 dB missing
+        ([_first(1, 0.94, 35.0, 28.3), _first(2, 0.95, 45.0, incumbent=True)], 2),  # no relevant gain
         ([_first(1, 0.5, 24.0), _first(2, 0.95, 45.0, incumbent=True)], 2),  # far below the limit
         ([_first(1, 0.5, 28.0), _first(2, 0.4, 28.0, status="failed")], 1),
     ],
 )
-def test_corrections_are_judged_at_what_has_won_or_just_missed_the_limit(
+def test_corrections_are_evaluated_on_the_winner_or_a_near_miss(
     trials: list[Trial], expected: int | None
 ) -> None:
     placement = promising(trials, AccuracyConstraint(SearchLimits(min_sqnr_db=30.0, min_gain=0.02)))

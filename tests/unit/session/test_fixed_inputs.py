@@ -1,4 +1,4 @@
-"""A case that fixes an input to a value, through a whole session on ONNX Runtime."""
+"""A session on ONNX Runtime with a case that fixes an input to a value."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def case(tmp_path: Path) -> Case:
     )
 
 
-def test_the_tuned_model_has_no_such_input_and_is_compared_with_the_file_at_that_value(
-    case: Case, tmp_path: Path
-) -> None:
+def test_a_fixed_input_is_removed_and_parity_is_measured_at_its_value(case: Case, tmp_path: Path) -> None:
     with Session(no_cache=True, output=tmp_path / "out") as session:
         result = session.tune(case)
         given = session.model(case)
@@ -58,20 +56,20 @@ def test_the_tuned_model_has_no_such_input_and_is_compared_with_the_file_at_that
         assert given.inputs == ("x",)
         assert [node.op_type for node in given.nodes] == ["Conv", "Relu"]
         assert load_model(result.model).inputs == ("x",)
-        assert result.parity.sqnr_db > 25  # against the branch that 16000 takes, whatever the data says
+        assert result.parity.sqnr_db > 25  # compared with the branch for 16000, not with that of the data
     warnings = result.evidence.warnings
     assert "data.npz: array 'rate' is not used: the input is fixed to 16000" in warnings
     assert any("input 'rate' is fixed to 16000: the tuned model has no such input" in w for w in warnings)
 
 
-def test_another_value_is_another_model(case: Case, tmp_path: Path) -> None:
+def test_another_value_of_a_fixed_input_is_another_model(case: Case, tmp_path: Path) -> None:
     other = replace(case, inputs=replace(case.inputs, values={"rate": 8000}))
     with Session(no_cache=True, output=tmp_path / "out") as session:
         assert session.model(case).sha256 != session.model(other).sha256
         assert [node.op_type for node in session.model(other).nodes] == ["Neg", "Relu"]
 
 
-def test_a_misspelt_input_is_an_error_with_the_nearest_name(case: Case, tmp_path: Path) -> None:
+def test_an_unknown_fixed_input_is_an_error_with_the_nearest_name(case: Case, tmp_path: Path) -> None:
     wrong = replace(case, inputs=replace(case.inputs, values={"rte": 8000}))
     with (
         Session(no_cache=True, output=tmp_path / "out") as session,

@@ -1,4 +1,4 @@
-"""The reference in float16: timed beside the others where it is worth a look, told in the record, never shipped."""
+"""The float16 reference is timed and recorded if useful, and never selected."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ def case_of(model: Path, **rules: bool) -> Case:
     return Case(id="default", model=model, tune=TuneRules(trials=4, **rules))
 
 
-def test_it_is_timed_on_request(session: Session, model: Path) -> None:
+def test_the_float16_reference_is_timed_on_request(session: Session, model: Path) -> None:
     evidence = session.evidence(case_of(model, float16=True), EVIDENCE)
     assert evidence.latency is not None
     assert {"reference", "tuned", "float16"} <= evidence.latency.samples.keys()
     assert evidence.latency.ratios["float16"].median == pytest.approx(1, rel=0.5)
-    # It is a measure, not a candidate.
+    # It is no candidate of the search.
     assert evidence.search is not None
     assert all(site.format for trial in evidence.search.trials for site in trial.placement.sites)
     assert all(site.format for site in evidence.search.winner.sites)
     recorded = case_to_json(CaseRecord(evidence=evidence))
     assert "float16" in {other["role"] for other in recorded["others"]}
-    # The simulated device has no kernels of its own for it, which is said.
+    # The simulated device has few float16 kernels, which a warning reports.
     (note,) = [warning for warning in evidence.warnings if "float16" in warning]
     assert "few float16 kernels" in note
 
 
-def test_it_is_left_out_where_the_backend_has_no_such_kernels(session: Session, model: Path) -> None:
+def test_the_float16_reference_is_not_timed_without_float16_kernels(session: Session, model: Path) -> None:
     evidence = session.evidence(case_of(model), EVIDENCE)
     assert evidence.latency is not None
     assert "float16" not in evidence.latency.samples
@@ -72,7 +72,7 @@ def test_it_is_left_out_where_the_backend_has_no_such_kernels(session: Session, 
 
 
 @pytest.mark.parametrize(("asked", "timed"), [(None, True), (False, False)])
-def test_it_is_timed_without_request_where_the_backend_computes_in_float16(
+def test_the_float16_reference_is_timed_by_default_if_the_backend_computes_in_float16(
     session: Session, model: Path, monkeypatch: pytest.MonkeyPatch, asked: bool | None, timed: bool
 ) -> None:
     able = replace(session.backend.capabilities(session.backends.default.options), computes_in_half=True)
@@ -82,7 +82,7 @@ def test_it_is_timed_without_request_where_the_backend_computes_in_float16(
     assert ("float16" in evidence.latency.samples) == timed
 
 
-def test_a_model_that_is_float16_has_no_other_reference(session: Session, model: Path) -> None:
+def test_a_float16_model_has_no_separate_float16_reference(session: Session, model: Path) -> None:
     half = half_model(load_model(model), model)
     onnx.save(half, model.with_name("half.onnx"))
     evidence = session.evidence(case_of(model.with_name("half.onnx"), float16=True), EVIDENCE)
@@ -90,7 +90,7 @@ def test_a_model_that_is_float16_has_no_other_reference(session: Session, model:
     assert "float16" not in evidence.latency.samples
 
 
-def test_what_is_timed_computes_the_same_from_the_same_inputs(model: Path, tmp_path: Path) -> None:
+def test_the_float16_reference_has_float32_inputs_and_similar_outputs(model: Path, tmp_path: Path) -> None:
     proto = half_model(load_model(model), model, keep_io=True)
     path = tmp_path / "half.onnx"
     onnx.save(proto, path)

@@ -1,4 +1,4 @@
-"""What a session says of number formats its backend has not, and of a tuned model's other targets."""
+"""Messages of a session about unsupported number formats, and lint findings of a tuned model for other targets."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def case(tmp_path: Path) -> Case:
     return Case(id="default", model=tmp_path / "chain.onnx", tune=TuneRules(trials=6), checks=(check,))
 
 
-def test_the_tuned_model_is_linted_for_the_targets_that_are_named(session: Session, case: Case) -> None:
+def test_the_tuned_model_is_linted_for_the_requested_targets(session: Session, case: Case) -> None:
     result = session.judge(case, case.checks[0])
     (recorded,) = session.record().cases
     assert set(recorded.evidence.lint) == {"tensorrt-11", "onnxruntime-cpu"}
     assert recorded.evidence.search is not None
     assert not recorded.evidence.search.unchanged
-    # The simulated device takes asymmetric uint8, which TensorRT refuses.
+    # The simulated device supports asymmetric uint8, TensorRT does not.
     assert result.verdict.outcome == "fail"
     assert result.verdict.headline.startswith("tensorrt-11 refuses x_QuantizeLinear: has zero point")
 
 
-def test_a_format_that_the_backend_has_not_is_reported_before_any_work(session: Session, case: Case) -> None:
+def test_an_unsupported_format_makes_a_case_unavailable(session: Session, case: Case) -> None:
     assert session.availability(case).usable
     found = session.availability(replace(case, quantize=QuantizeRules(format="int16")))
     assert not found.usable
@@ -60,13 +60,13 @@ def test_a_format_that_the_backend_has_not_is_reported_before_any_work(session: 
     assert "int8" in found.install
 
 
-def test_a_case_of_several_formats_mixes_them_and_states_which_each_pair_has(
+def test_a_case_of_several_formats_mixes_them_and_reports_the_format_of_each_pair(
     session: Session, case: Case
 ) -> None:
     mixed = replace(
         case,
         quantize=QuantizeRules(format="int8+fp8+int16"),
-        tune=TuneRules(trials=20, min_sqnr_db=30.0),  # some candidates are below it
+        tune=TuneRules(trials=20, min_sqnr_db=30.0),  # some candidates are below the limit
         checks=(),
     )
     assert session.availability(mixed).usable
@@ -76,7 +76,7 @@ def test_a_case_of_several_formats_mixes_them_and_states_which_each_pair_has(
     alone = {
         label for t in evidence.search.trials if t.phase == "sensitivity" for _, label in t.placement.labels
     }
-    assert labels == alone == {"in+out", "fp8:in+out"}  # each block is heard in each format
+    assert labels == alone == {"in+out", "fp8:in+out"}  # each block is measured in each format
     assert evidence.pairs
     assert {pair.site.format for pair in evidence.pairs} <= {"uint8", "int8", "fp8"}
     (note,) = [warning for warning in evidence.warnings if "int16" in warning]
@@ -85,7 +85,7 @@ def test_a_case_of_several_formats_mixes_them_and_states_which_each_pair_has(
     )
 
 
-def test_a_format_that_the_gpu_has_not_is_reported_with_the_reason(
+def test_a_format_unsupported_by_the_gpu_is_reported_with_the_reason(
     session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
@@ -98,10 +98,10 @@ def test_a_format_that_the_gpu_has_not_is_reported_with_the_reason(
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("nvfp4", 12.0, 25.0), ("mxfp8", 25.0, 40.0)])
-def test_the_noise_of_activations_in_blocks_is_reported_on_a_cpu(
+def test_the_sqnr_of_blocked_activations_is_measured_on_a_cpu(
     session: Session, case: Case, tmp_path: Path, name: str, least: float, most: float
 ) -> None:
-    """Nothing here runs TensorRT's operators, so what they mean is computed."""
+    """TensorRT's operators are replaced by equivalent computations."""
     text = """<ir_version: 8, opset_import: ["": 17]> mlp (float[4,256] x) => (float[4,64] y) {
       a = MatMul(x, u)  b = Relu(a)  y = MatMul(b, v) }"""
     model = onnx.parser.parse_model(text)

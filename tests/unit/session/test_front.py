@@ -1,4 +1,4 @@
-"""The folders ``front/`` (two objectives) and ``regions/`` (strategy `region`) hold the models of that very search."""
+"""The folders ``front/`` (two objectives) and ``regions/`` (strategy `region`) contain the models of the search."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "front").iterdir()}
 
 
-def test_one_file_a_placement_and_a_table(open_session: Open, case: Case) -> None:
+def test_a_front_is_written_as_one_file_per_placement_and_a_table(open_session: Open, case: Case) -> None:
     session = open_session()
     front = session.search(case).front
     assert len(front) > 1
@@ -53,20 +53,20 @@ def test_one_file_a_placement_and_a_table(open_session: Open, case: Case) -> Non
     assert set(contents(session.output(case))) == {*names, "front.csv"}
 
 
-def test_a_cached_search_leaves_the_same_front(open_session: Open, case: Case, tmp_path: Path) -> None:
+def test_a_cached_search_writes_the_same_front(open_session: Open, case: Case, tmp_path: Path) -> None:
     first, second = open_session(), open_session(output=tmp_path / "elsewhere")
     first.search(case)
     assert second.search(case).provenance.source == "cached"
     assert contents(second.output(case)) == contents(first.output(case))
 
 
-def test_a_result_that_is_saved_has_its_front(open_session: Open, case: Case, tmp_path: Path) -> None:
+def test_a_saved_result_includes_the_front(open_session: Open, case: Case, tmp_path: Path) -> None:
     result = open_session(no_cache=True).tune(case)
     assert result.evidence.output is not None
     assert contents(result.save(tmp_path / "saved")) == contents(result.evidence.output)
 
 
-def test_the_front_of_an_earlier_search_does_not_stay(open_session: Open, case: Case) -> None:
+def test_a_search_removes_the_front_of_an_earlier_one(open_session: Open, case: Case) -> None:
     session = open_session()
     session.search(case)
     front = session.output(case) / "front"
@@ -82,7 +82,7 @@ def test_the_front_of_an_earlier_search_does_not_stay(open_session: Open, case: 
     assert (session.output(case) / "beside.onnx").exists()
 
 
-def test_a_front_with_the_model_in_it_keeps_that(open_session: Open, case: Case) -> None:
+def test_removing_a_front_keeps_the_input_model(open_session: Open, case: Case) -> None:
     session = open_session()
     session.search(case)
     model = session.output(case) / "front" / "2.onnx"
@@ -111,4 +111,4 @@ def test_the_best_model_of_each_region_is_written_on_request(
         p.name: p.read_bytes() for p in folder.iterdir()
     }
     open_session().search(case)
-    assert not folder.exists(), "of an earlier search"
+    assert not folder.exists(), "a model of an earlier search"

@@ -1,4 +1,4 @@
-"""The gate of one case: when it looks again, what it refuses, what it writes. Times are drawn, not measured."""
+"""The gate of one case: second measurements, rejected baselines and written files. Times are random numbers."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def checked(**params: object) -> CheckSpec:
 
 
 class Machine:
-    """Draws what a bench would measure; ``ratio`` is what the tuned model takes of the reference's time."""
+    """Random times of a bench; ``ratio`` is the time of the tuned model relative to the reference."""
 
     def __init__(
         self, ratio: float = 0.6, *, seed: int = 0, alone: bool = False, first: float | None = None
     ) -> None:
         self.ratio, self.alone = ratio, alone
-        self.first = first  # the same of a first run; none are taken where it is missing
+        self.first = first  # the ratio of a first run; ``None`` for no first runs
         self.asked: list[tuple[int, int]] = []
         self._random = np.random.default_rng(seed)
 
@@ -80,7 +80,7 @@ class Machine:
 
 
 class Bench:
-    """A project with one case, gated as often as wanted."""
+    """A project with one case whose gate can be run repeatedly."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -142,7 +142,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def unsigned(text: str) -> str:
-    """A baseline as if it had been written by hand."""
+    """A baseline with the changes of a manual edit: without its digest."""
     return re.sub(r',\n\s*"sum": "\w+"', "", text)
 
 
@@ -160,12 +160,12 @@ def test_without_a_baseline_nothing_is_timed_and_the_command_is_reported(bench: 
     assert gate.renewals == ()
 
 
-def test_in_ci_the_command_is_one_that_is_not_refused_there(bench: Bench) -> None:
+def test_the_command_for_ci_includes_the_option_that_allows_updates(bench: Bench) -> None:
     found = only(bench.gate(Machine(), in_ci=True))
     assert found.command == f"pytest {COMMAND} --qdq-update=new --qdq-update-in-ci"
 
 
-def test_the_command_names_what_chooses_the_device(bench: Bench) -> None:
+def test_the_command_includes_the_options_that_select_the_device(bench: Bench) -> None:
     origins = {"threads": "--qdq-threads", "seed": "--qdq-seed"}
     option = "fake.integer=1.3"
     found = only(bench.gate(Machine(), threads=4, seed=3, backend_option=(option,), origins=origins))
@@ -174,13 +174,11 @@ def test_the_command_names_what_chooses_the_device(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("policy", "required"), [("warn", False), ("require", True)])
-def test_the_policy_states_whether_a_missing_baseline_fails(
-    bench: Bench, policy: str, required: bool
-) -> None:
+def test_the_policy_decides_whether_a_baseline_is_required(bench: Bench, policy: str, required: bool) -> None:
     assert only(bench.gate(Machine(), baseline=policy)).required is required
 
 
-def test_off_reads_and_times_nothing(bench: Bench) -> None:
+def test_a_gate_that_is_off_reads_and_times_nothing(bench: Bench) -> None:
     bench.renew(Machine())
     bench.file.write_text("damaged")
     machine = Machine()
@@ -212,13 +210,13 @@ def test_a_damaged_baseline_fails_and_names_the_file(bench: Bench, policy: str, 
 
 
 @pytest.mark.parametrize("words", [{"update": "changed"}, {"update": "all"}, {"baseline": "off"}])
-def test_a_damaged_baseline_may_be_renewed_or_left_out(bench: Bench, words: dict[str, str]) -> None:
+def test_a_damaged_baseline_can_be_renewed_or_disabled(bench: Bench, words: dict[str, str]) -> None:
     bench.renew(Machine())
     bench.file.write_text("damaged")
     assert damaged_baselines(bench.case, Settings(root=bench.root, **words), DEVICE) == {}
 
 
-def test_a_baseline_is_taken_closely_and_kept_raw(bench: Bench) -> None:
+def test_a_baseline_is_measured_with_many_builds_and_stored_as_samples(bench: Bench) -> None:
     machine = Machine()
     gate = bench.renew(machine, "new")
     assert machine.asked == [(CLOSE_BUILDS, CLOSE_ROUNDS)]
@@ -229,7 +227,7 @@ def test_a_baseline_is_taken_closely_and_kept_raw(bench: Bench) -> None:
     assert json.loads(bench.file.read_text())["device"] == DEVICE.key
 
 
-def test_the_same_model_passes_at_the_first_look(bench: Bench) -> None:
+def test_the_same_model_passes_after_the_first_measurement(bench: Bench) -> None:
     bench.renew(Machine(seed=1))
     machine = Machine(seed=2)
     found = only(bench.gate(machine))
@@ -251,7 +249,7 @@ def test_renewed_entries_are_kept_and_reported(bench: Bench) -> None:
     assert [figure.device for figure in found.elsewhere] == ["other-device"]
 
 
-def test_a_renewal_states_which_other_conditions_changed(bench: Bench) -> None:
+def test_a_renewed_entry_lists_changed_conditions(bench: Bench) -> None:
     bench.renew(Machine(seed=1), "new")
     bench.file.write_text(unsigned(bench.file.read_text()).replace("1.31.1", "1.30.0"))
     bench.renew(Machine(seed=2))
@@ -269,8 +267,8 @@ def test_a_slower_model_is_measured_again_in_twice_the_rounds_and_fails(bench: B
     assert bench.verdict(found).outcome == "fail"
 
 
-def test_what_was_slow_only_once_passes(bench: Bench) -> None:
-    """A neighbour on the machine during the first look: the second one alone is judged."""
+def test_a_slowdown_in_the_first_measurement_only_passes(bench: Bench) -> None:
+    """Only the second measurement is judged, for example after a disturbance during the first."""
     bench.renew(Machine(seed=1))
     machine = Machine(0.72, seed=2)
     calm = machine.measure
@@ -285,14 +283,14 @@ def test_what_was_slow_only_once_passes(bench: Bench) -> None:
     assert bench.verdict(found).outcome == "pass"
 
 
-def test_a_quick_look_at_a_cached_winner_is_not_enough(bench: Bench) -> None:
+def test_the_short_measurement_of_a_cached_winner_is_repeated(bench: Bench) -> None:
     bench.renew(Machine(seed=1))
     machine = Machine(seed=2)
     bench.gate(machine, first=(2, 12))
     assert machine.asked[0] == (FIRST_BUILDS, FIRST_ROUNDS)
 
 
-def test_a_faster_model_passes_and_the_baseline_is_called_stale(bench: Bench) -> None:
+def test_a_faster_model_passes_with_a_note_that_the_baseline_is_stale(bench: Bench) -> None:
     bench.renew(Machine(seed=1))
     found = only(bench.gate(Machine(0.5, seed=2)))
     assert bench.verdict(found).outcome == "pass"
@@ -310,7 +308,7 @@ def test_an_unchanged_model_is_compared_without_timing(bench: Bench) -> None:
     assert found.change.builds == Interval(median=1, low=1, high=1)
 
 
-def test_a_model_that_is_unchanged_now_and_gained_before_fails(bench: Bench) -> None:
+def test_an_unchanged_model_fails_if_the_baseline_has_a_gain(bench: Bench) -> None:
     bench.renew(Machine(seed=1))
     assert bench.verdict(only(bench.gate(Machine(alone=True, seed=2)))).outcome == "fail"
 
@@ -326,7 +324,7 @@ def test_a_model_that_is_unchanged_now_and_gained_before_fails(bench: Bench) -> 
         (lambda text: text[:200], "not a baseline"),
     ],
 )
-def test_unlike_baselines_are_refused_with_the_command_that_renews(
+def test_baselines_of_other_conditions_are_rejected_with_the_command_to_renew_them(
     bench: Bench, spoil: Callable[[str], str], reason: str
 ) -> None:
     bench.renew(Machine())
@@ -353,7 +351,9 @@ def test_unlike_baselines_are_refused_with_the_command_that_renews(
         ("all", 0.6, True),
     ],
 )
-def test_what_each_update_renews(bench: Bench, update: str, ratio: float, written: bool) -> None:
+def test_the_baselines_that_each_update_mode_renews(
+    bench: Bench, update: str, ratio: float, written: bool
+) -> None:
     bench.renew(Machine(seed=1))
     gate = bench.gate(Machine(ratio, seed=2), update=update)
     assert bool(gate.renewals) is written
@@ -362,7 +362,7 @@ def test_what_each_update_renews(bench: Bench, update: str, ratio: float, writte
         assert gate.renewals[0].entry.ratio.median == pytest.approx(ratio, rel=0.03)
 
 
-def test_two_checks_share_one_close_look(bench: Bench) -> None:
+def test_two_checks_share_one_second_measurement(bench: Bench) -> None:
     bench.case = replace(bench.case, checks=(checked(), checked(id="tight", max="1%")))
     bench.renew(Machine(seed=1), "new")
     machine = Machine(0.7, seed=2)
@@ -371,7 +371,7 @@ def test_two_checks_share_one_close_look(bench: Bench) -> None:
     assert machine.asked == [(CLOSE_BUILDS, CLOSE_ROUNDS)]
 
 
-def test_a_model_that_is_slower_after_another_model_only_fails(bench: Bench) -> None:
+def test_a_model_that_is_slower_in_first_runs_only_fails(bench: Bench) -> None:
     bench.renew(Machine(first=0.6))
     found = only(bench.gate(Machine(seed=1, first=0.8)))
     assert bench.verdict(found).outcome == "fail"
@@ -379,14 +379,14 @@ def test_a_model_that_is_slower_after_another_model_only_fails(bench: Bench) -> 
     assert found.ratio.median == pytest.approx((0.6 * 0.8) ** 0.5, rel=0.03)
 
 
-def test_a_baseline_of_runs_in_a_row_is_compared_with_these(bench: Bench) -> None:
-    """Earlier versions wrote none of the other condition."""
+def test_a_baseline_without_first_runs_is_compared_with_repeated_runs_only(bench: Bench) -> None:
+    """Earlier versions wrote no first runs."""
     bench.renew(Machine())
     found = only(bench.gate(Machine(seed=1, first=0.8)))
     assert bench.verdict(found).outcome == "pass"
 
 
-def test_the_ratio_shown_is_the_one_that_was_judged(bench: Bench) -> None:
+def test_the_reported_ratio_is_the_judged_one(bench: Bench) -> None:
     bench.renew(Machine(seed=1))
     machine = Machine(0.66, seed=2)
     latency: list[LatencyEvidence] = []

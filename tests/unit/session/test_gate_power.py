@@ -1,4 +1,4 @@
-"""The gate's bars on the simulated device, in short; `benchmarks/gate.py` runs them over 1,000 seeds."""
+"""The error rates of the gate on the simulated device with few seeds; `benchmarks/gate.py` uses 1,000."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def folder(gate: ModuleType, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_unchanged_model_raises_no_alarm(gate: ModuleType, folder: Path) -> None:
+def test_an_unchanged_model_passes_the_gate(gate: ModuleType, folder: Path) -> None:
     found, twice = gate.rates(folder, SEEDS, 0.0)
     assert found["fail"] <= 1
     assert found["pass"] >= 0.95 * SEEDS
     assert twice < 0.25
 
 
-def test_ten_per_cent_are_caught(gate: ModuleType, folder: Path) -> None:
+def test_a_slowdown_of_ten_per_cent_fails_the_gate(gate: ModuleType, folder: Path) -> None:
     found, _ = gate.rates(folder, SEEDS, 0.10)
     assert found["fail"] >= 0.93 * SEEDS
     assert found["pass"] == 0
 
 
-def test_a_growth_just_as_large_as_allowed_is_undecided(gate: ModuleType, folder: Path) -> None:
+def test_a_slowdown_equal_to_the_allowance_is_inconclusive(gate: ModuleType, folder: Path) -> None:
     found, _ = gate.rates(folder, SEEDS // 2, 0.05)
     assert found["inconclusive"] > SEEDS // 4
     assert found["fail"] <= 0.1 * SEEDS

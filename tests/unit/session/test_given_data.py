@@ -1,4 +1,4 @@
-"""Arrays, feeds and models of a caller, and Python data loaders, become files that the session reads."""
+"""Arrays, feeds, models and data loaders in Python are converted to files that the session reads."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ def test_equal_content_has_an_equal_digest():
         ([{"x": object()}], "'x' is no array of numbers"),
     ],
 )
-def test_what_is_no_data_is_refused(given, says):
+def test_objects_that_are_no_data_are_an_error(given, says):
     with pytest.raises(DataError, match=says) as caught:
         GivenFiles().data(given, "calibration")
     assert "{input: array}" in str(caught.value.cure)
 
 
-def test_a_table_of_a_spec_is_no_data_in_memory(tmp_path):
+def test_a_table_of_a_spec_is_not_converted(tmp_path):
     table = {"arrays": str(tmp_path / "d.npz"), "names": {"x": "pixels"}}
     assert GivenFiles().asked({"calibration": table, "trials": 3}) == {"calibration": table, "trials": 3}
 
 
-def test_a_session_takes_a_model_and_data_in_memory(models):
+def test_a_session_accepts_a_model_and_data_in_memory(models):
     proto = onnx.load(models / "digits_resnet.onnx")
     rows = np.random.default_rng(0).normal(size=(3, 1, 16, 16)).astype(np.float32)
     with Session(backend="fake") as session:
@@ -85,7 +85,7 @@ def case_of(tmp_path, loader):
     return inline_case(tmp_path / "m.onnx", {"calibration": {"loader": loader}})
 
 
-def test_a_loader_of_the_caller_is_called_once(tmp_path):
+def test_a_loader_function_is_called_once(tmp_path):
     calls = []
 
     def load():
@@ -116,7 +116,7 @@ def test_a_loader_of_an_entry_point_is_found(tmp_path, monkeypatch):
     given_data._installed.cache_clear()
 
 
-def test_an_unknown_loader_states_where_one_is_defined(tmp_path):
+def test_the_error_of_an_unknown_loader_states_how_to_define_one(tmp_path):
     case = GivenFiles().loaded(case_of(tmp_path, "gone"), {})
     assert isinstance(case.inputs.calibration, Data)
     with pytest.raises(DataError, match="no data loader is called 'gone'") as caught:
@@ -135,7 +135,6 @@ def raises_later():
 
 @pytest.mark.parametrize("load", [raises, raises_later])
 def test_an_error_of_a_loader_is_reported_with_its_line(tmp_path, load):
-    """It was a traceback."""
     with pytest.raises(DataError, match="data loader 'mine' raised KeyError: 'no such table'") as caught:
         GivenFiles().loaded(case_of(tmp_path, "mine"), {"mine": load})
     assert str(caught.value.where).startswith(f"{__file__}:")
@@ -153,8 +152,7 @@ def test_an_error_of_a_loader_is_reported_with_its_line(tmp_path, load):
         ),
     ],
 )
-def test_an_error_of_its_data_names_the_loader(models, tmp_path, load, where, cure):
-    """It named a temporary file."""
+def test_the_error_of_invalid_data_names_its_loader(models, tmp_path, load, where, cure):
     with Session(backend="fake", root=tmp_path, loaders={"mine": load}) as session:
         case = inline_case(models / "digits_resnet.onnx", {"calibration": {"loader": "mine"}, "trials": 1})
         with pytest.raises(DataError) as caught:
@@ -163,8 +161,7 @@ def test_an_error_of_its_data_names_the_loader(models, tmp_path, load, where, cu
     assert cure in str(caught.value)
 
 
-def test_a_loader_that_cannot_be_imported_names_its_entry_point(tmp_path, monkeypatch):
-    """It was a traceback."""
+def test_the_error_of_a_loader_that_cannot_be_imported_names_its_entry_point(tmp_path, monkeypatch):
     point = importlib.metadata.EntryPoint("theirs", "no_such_module:load", "qdqspec.data")
     monkeypatch.setattr(
         importlib.metadata, "entry_points", lambda group: [point] if group == "qdqspec.data" else []
@@ -185,7 +182,7 @@ def prepared(session, models, **asked):
 
 
 def test_labels_of_calibration_data_are_not_read(models, tmp_path):
-    """A glob that finds labelled and unlabelled files was an error."""
+    """A glob may match files with and without labels."""
     images = np.zeros((3, 1, 16, 16), np.float32)
     np.savez(tmp_path / "a.npz", input=images)
     np.savez(tmp_path / "b.npz", input=images, labels=np.arange(3))
@@ -196,7 +193,7 @@ def test_labels_of_calibration_data_are_not_read(models, tmp_path):
             _ = prepared(session, models, evaluation=str(tmp_path / "*.npz")).evaluation
 
 
-def test_a_warning_of_random_inputs_names_what_they_are_used_for(models, tmp_path):
+def test_the_warning_about_random_inputs_states_their_use(models, tmp_path):
     np.savez(tmp_path / "a.npz", input=np.zeros((3, 1, 16, 16), np.float32))
     with Session(root=tmp_path) as session:
         for asked, vague in (

@@ -1,4 +1,4 @@
-"""Scales of quantized models that a search starts from."""
+"""Scales taken from the quantized models that a search starts from."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def case(models: Path, tmp_path: Path) -> Case:
 
 @pytest.fixture
 def trained(session: Session, case: Case, tmp_path: Path) -> tuple[Prepared, Placement, Path]:
-    """The model quantized with other ranges than the case's."""
+    """The model quantized with other ranges than those of the case."""
     own = session.work(replace(case, quantize=QuantizeRules(corrections="none"))).setup.prepared
     placement = own.space.resolve(own.space.everything())
     path = tmp_path / "trained.onnx"
@@ -58,7 +58,6 @@ def started(session: Session, case: Case, path: Path) -> Prepared:
 
 
 def test_a_float_model_has_no_scales_to_keep(session: Session, case: Case) -> None:
-    """The note was that those of 0 tensors are kept."""
     work = started(session, case, case.model)
     assert not any("scales of" in note for note in work.warnings)
 
@@ -74,7 +73,7 @@ def test_scales_of_a_quantized_model_are_kept(
     assert any("scales of" in note and "are kept" in note for note in work.warnings)
 
 
-def test_recalibrate_takes_those_of_calibration(
+def test_recalibrate_uses_the_scales_of_calibration(
     session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
 ) -> None:
     own, placement, path = trained
@@ -144,8 +143,8 @@ def test_scales_of_a_weight_with_another_zero_point_are_not_kept(tmp_path: Path)
     assert not kept_scales(model, [path], [].append, saturates=False).weights
 
 
-def test_places_that_a_model_lacks_are_listed_briefly() -> None:
-    """The pairs of 35 folded BatchNormalization took 35 warnings."""
+def test_tensors_without_a_match_in_the_model_are_listed_up_to_a_limit() -> None:
+    """The pairs of 35 folded BatchNormalization nodes must not result in 35 warnings."""
     nodes = "".join(
         f"""q{n} = QuantizeLinear (x{n}, s)
         d{n} = DequantizeLinear (q{n}, s)

@@ -1,4 +1,4 @@
-"""What a selected model meets unless told otherwise: an SQNR on all data, and a gain that is proved."""
+"""The default limits of a selected model: an SQNR on all data, and a proved gain."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ QUIET = ("fake.run_noise=0.002", "fake.wall_noise=0.002", "fake.build_noise=0.00
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
-    """Two convolutions; its evaluation data is as its calibration data."""
+    """Two convolutions; the evaluation data is that of calibration."""
     proto, lots = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
     weights = lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
     proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
     onnx.save(proto, tmp_path / "net.onnx")
     images = lots.normal(size=(3, 8, 24, 24)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=images)
-    np.savez(tmp_path / "small.npz", x=images / 1000)  # its values vanish on a grid for the others
+    np.savez(
+        tmp_path / "small.npz", x=images / 1000
+    )  # below half a quantization step of the calibrated range
     usual = np.concatenate([images] * 3)[:SAMPLES]
     np.savez(tmp_path / "late.npz", x=np.concatenate([usual, 100 * images]))  # beyond the calibrated ranges
     return Case(
@@ -48,18 +50,18 @@ def case(tmp_path: Path) -> Case:
 
 
 def on_small_data(case: Case, name: str = "small", **tune: Any) -> Case:
-    """The case with evaluation data on which no quantized candidate is accurate; ``late``: after the first samples."""
+    """The case with evaluation data on which candidates are inaccurate; with ``late``, only after the first samples."""
     inputs = replace(case.inputs, evaluation=case.model.parent / f"{name}.npz")
     return replace(case, inputs=inputs, tune=replace(case.tune, **tune))
 
 
 def tuned(case: Case, *words: str) -> RunRecord:
-    """The record of the case, tuned."""
+    """The record of tuning the case."""
     with Session(backend="fake", root=case.model.parent, backend_option=(*QUIET, *words)) as session:
         return session.tune(case).record
 
 
-def test_what_keeps_the_default_limit_is_selected(case: Case) -> None:
+def test_a_model_that_meets_the_default_limit_is_selected(case: Case) -> None:
     record = tuned(case)
     (found,) = (one.evidence for one in record.cases)
     assert found.status == "tuned"
@@ -68,7 +70,7 @@ def test_what_keeps_the_default_limit_is_selected(case: Case) -> None:
     assert "SQNR limit: 20 dB by default" in summary_table(record)
 
 
-def test_what_is_accurate_on_the_searchs_samples_only_is_not_selected(case: Case) -> None:
+def test_a_candidate_accurate_only_on_the_first_samples_is_not_selected(case: Case) -> None:
     record = tuned(on_small_data(case, "late"))
     (found,) = (one.evidence for one in record.cases)
     assert found.status == "unchanged"
@@ -84,7 +86,7 @@ def test_what_is_accurate_on_the_searchs_samples_only_is_not_selected(case: Case
     assert data["parity"] == {**data["parity"], "sqnr_db": 200.0, "cosine": 1.0, "max_abs": 0.0}
 
 
-def test_none_lifts_the_limit_and_the_table_marks_the_model(case: Case) -> None:
+def test_min_sqnr_db_none_removes_the_limit_and_the_table_marks_the_model(case: Case) -> None:
     record = tuned(on_small_data(case, min_sqnr_db="none"))
     (found,) = (one.evidence for one in record.cases)
     assert found.status == "tuned"
@@ -96,14 +98,14 @@ def test_none_lifts_the_limit_and_the_table_marks_the_model(case: Case) -> None:
     assert f"its SQNR of {found.parity.sqnr_db:.1f} dB is below 20 dB" in table
 
 
-def test_what_the_first_samples_refuse_is_not_examined_on_all_data(case: Case) -> None:
+def test_a_candidate_rejected_on_the_first_samples_is_not_run_on_all_data(case: Case) -> None:
     (found,) = (one.evidence for one in tuned(on_small_data(case)).cases)
     assert found.status == "unchanged"
     assert "did not meet 20.0 dB (the default limit)" in found.reason
     assert "at most on all evaluation data" not in found.reason
 
 
-def test_other_evaluation_data_is_another_search(case: Case) -> None:
+def test_other_evaluation_data_misses_the_cache(case: Case) -> None:
     assert tuned(case).cases[0].evidence.status == "tuned"
     assert tuned(on_small_data(case)).cases[0].evidence.status == "unchanged"
 
@@ -115,7 +117,7 @@ def test_a_gain_below_the_requested_one_is_unchanged_with_the_gain(case: Case) -
 
 
 @pytest.mark.parametrize("min_sqnr_db", [None, 30.0, "none"])
-def test_of_a_front_a_member_is_selected_that_keeps_the_limit(case: Case, min_sqnr_db: Any) -> None:
+def test_the_point_selected_from_a_front_meets_the_limit(case: Case, min_sqnr_db: Any) -> None:
     rules = replace(case.tune, trials=8, objective="pareto", min_sqnr_db=min_sqnr_db)
     found = tuned(replace(case, tune=rules)).cases[0].evidence
     assert found.search is not None
@@ -138,7 +140,9 @@ def test_a_front_may_have_points_below_the_limit(case: Case) -> None:
     assert len(found.search.front) > 1
 
 
-def test_corrections_are_part_of_the_time_of_a_search(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_corrections_is_part_of_the_search_time(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     budgets: list[Budget] = []
 
     def slow(_: Correcting) -> FoundCorrections:

@@ -1,4 +1,4 @@
-"""The oracle of a search: predicts what the gate measures, learns what is beyond it, and is silent where it cannot."""
+"""The oracle of a search predicts the SQNR of builds, learns offsets from them, and returns nothing if it cannot."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def opened(session: Session, case: Case, notes: list[str]) -> Iterator[tuple[Reh
 
 
 def trial(placement: Placement, sqnr_db: float, **more: float) -> Trial:
-    return Trial(number=1, phase="pure", placement=placement, sqnr_db=sqnr_db, **more)  # type: ignore[arg-type] # numbers
+    return Trial(number=1, phase="pure", placement=placement, sqnr_db=sqnr_db, **more)  # type: ignore[arg-type] # keyword arguments are numbers
 
 
-def test_more_pairs_make_more_noise_and_none_make_none(opened: tuple[RehearsalOracle, SchemeSpace]) -> None:
+def test_the_predicted_sqnr_decreases_with_more_pairs(opened: tuple[RehearsalOracle, SchemeSpace]) -> None:
     oracle, space = opened
     noise = oracle.noise()
     assert noise is not None
@@ -68,10 +68,10 @@ def test_more_pairs_make_more_noise_and_none_make_none(opened: tuple[RehearsalOr
     everything = oracle.predicted_db(space.resolve(space.everything()))
     assert alone is not None
     assert everything is not None
-    assert everything < alone < oracle.predicted_db(space.resolve({}))  # type: ignore[operator] # it is known
+    assert everything < alone < oracle.predicted_db(space.resolve({}))  # type: ignore[operator] # not None
 
 
-def test_the_offset_of_builds_and_the_difference_of_all_data_are_added(
+def test_predictions_include_the_offset_of_builds_and_the_difference_of_all_data(
     opened: tuple[RehearsalOracle, SchemeSpace],
 ) -> None:
     oracle, space = opened
@@ -80,13 +80,15 @@ def test_the_offset_of_builds_and_the_difference_of_all_data_are_added(
     assert rehearsed is not None
     assert oracle.doubt_db == FIRST_DOUBT_DB
     oracle.learn(trial(everything, rehearsed - 2))
-    assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 1)  # half of what one build shows
+    assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 1)  # half of the offset of one build
     oracle.difference.learn(rehearsed - 2, rehearsed - 3)
     assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 2)
     assert "measured" in oracle.text(everything)
 
 
-def test_far_from_the_limit_few_samples_decide_and_teach_nothing(session: Session, case: Case) -> None:
+def test_predictions_far_from_the_limit_use_few_samples_and_do_not_set_the_offset(
+    session: Session, case: Case
+) -> None:
     bench = session.work(case).setup
     with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
         space = bench.prepared.space
@@ -97,19 +99,19 @@ def test_far_from_the_limit_few_samples_decide_and_teach_nothing(session: Sessio
         runs = rehearser.rehearsal
         counted: list[int] = []
         outputs = runs.outputs
-        runs.outputs = lambda placement, feed: counted.append(1) or outputs(placement, feed)  # type: ignore[method-assign,func-returns-value] # counts
+        runs.outputs = lambda placement, feed: counted.append(1) or outputs(placement, feed)  # type: ignore[method-assign,func-returns-value] # a counter
         for limit, samples in ((known, 4), (known - 20, 4), (known + 20, 2)):
             oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=limit)
             oracle.predicted_db(space.resolve({}))
             counted.clear()
             predicted = oracle.predicted_db(everything)
             assert predicted == pytest.approx(known, abs=4)
-            assert len(counted) - 4 == samples  # four of the reference
+            assert len(counted) - 4 == samples  # the reference has four runs
             oracle.learn(trial(everything, known - 3))
             assert oracle.offset_db(known) == pytest.approx(-1.5 if samples == 4 else 0)
 
 
-def test_one_odd_build_among_several_does_not_move_the_offset(
+def test_an_outlier_among_builds_does_not_change_the_offset(
     opened: tuple[RehearsalOracle, SchemeSpace],
 ) -> None:
     oracle, space = opened
@@ -121,12 +123,12 @@ def test_one_odd_build_among_several_does_not_move_the_offset(
     assert oracle.offset_db(rehearsed) == pytest.approx(-0.2, abs=0.25)
 
 
-def test_placements_near_the_limit_are_rehearsed_on_all_data_where_the_few_samples_mislead(
+def test_placements_near_the_limit_are_rehearsed_on_all_data(
     session: Session, case: Case, tmp_path: Path
 ) -> None:
     lots = np.random.default_rng(0)
     data = lots.normal(size=(40, 4, 8, 8)).astype(np.float32)
-    data[8:] *= 0.05  # the few samples come first: those after them have less signal for the same noise
+    data[8:] *= 0.05  # samples after the first few have less signal for the same noise
     np.savez(tmp_path / "data.npz", x=data)
     bench = session.work(case).setup
     with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
@@ -142,12 +144,14 @@ def test_placements_near_the_limit_are_rehearsed_on_all_data_where_the_few_sampl
         runs = rehearser.rehearsal
         float_model = RehearsedEngine(runs, space.resolve({}))
         truth_db = AllData(list(runs.subject.feeds()), lambda: float_model)(RehearsedEngine(runs, some))
-        assert oracle.predicted_db(some) == pytest.approx(truth_db)  # the few samples mislead: no estimate
+        assert oracle.predicted_db(some) == pytest.approx(
+            truth_db
+        )  # the first few samples are not representative
         short = RehearsalOracle(rehearser, space, lambda _: None, lambda: 1e-4, least_db=few_db)
         assert short.predicted_db(everything) == pytest.approx(few_db)
 
 
-def test_what_was_not_rehearsed_teaches_nothing(opened: tuple[RehearsalOracle, SchemeSpace]) -> None:
+def test_failed_builds_do_not_change_predictions(opened: tuple[RehearsalOracle, SchemeSpace]) -> None:
     oracle, space = opened
     first, second = (space.resolve({unit.id: unit.full}) for unit in space.units[:2])
     oracle.learn(trial(first, 3.0))
@@ -156,7 +160,7 @@ def test_what_was_not_rehearsed_teaches_nothing(opened: tuple[RehearsalOracle, S
     assert oracle.predicted_db(second) == twin
 
 
-def test_without_enough_memory_it_answers_nothing_and_the_reason_is_noted(
+def test_an_oracle_without_enough_memory_returns_nothing_with_a_note(
     opened: tuple[RehearsalOracle, SchemeSpace], notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qdqspec.rehearsal.rehearsal.bytes_left", lambda: 16)
@@ -168,7 +172,7 @@ def test_without_enough_memory_it_answers_nothing_and_the_reason_is_noted(
 
 
 @pytest.mark.parametrize(("seconds", "known"), [(1e-6, False), (1e6, True)])
-def test_sensitivities_that_take_too_much_of_a_search_are_skipped(
+def test_sensitivities_that_take_too_much_time_are_skipped(
     session: Session, case: Case, notes: list[str], seconds: float, known: bool
 ) -> None:
     bench = session.work(case).setup
@@ -178,7 +182,7 @@ def test_sensitivities_that_take_too_much_of_a_search_are_skipped(
         assert ["was skipped: raise the time limit" in note for note in notes] == [True] * (not known)
 
 
-def test_where_labels_alone_cannot_be_measured_placements_are_still_predicted(
+def test_placements_are_predicted_even_if_the_noise_of_labels_cannot_be_measured(
     session: Session, case: Case, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = session.work(case).setup
@@ -195,7 +199,7 @@ def test_where_labels_alone_cannot_be_measured_placements_are_still_predicted(
 
         monkeypatch.setattr("qdqspec.accuracy.oracle.find_sensitivities", failing)
         assert rough is not None
-        assert oracle.noise() == rough  # that of neighbours is known
+        assert oracle.noise() == rough  # rough noise is known
         first, *_ = space.units
         assert oracle.predicted_db(space.resolve({first.id: first.full})) is not None
         assert predicted == oracle.predicted_db(space.resolve(space.everything()))
@@ -204,7 +208,7 @@ def test_where_labels_alone_cannot_be_measured_placements_are_still_predicted(
     ]
 
 
-def test_rough_noise_is_measured_where_that_of_each_pair_would_take_long(
+def test_rough_noise_is_measured_if_the_noise_of_each_pair_takes_too_long(
     session: Session, case: Case
 ) -> None:
     bench = session.work(case).setup
@@ -212,9 +216,9 @@ def test_rough_noise_is_measured_where_that_of_each_pair_would_take_long(
     with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
         space = bench.prepared.space
         oracle = RehearsalOracle(rehearser, space, lambda _: None, lambda: left)
-        assert oracle.rough_noise() is None  # there is no limit
+        assert oracle.rough_noise() is None  # no time limit
         left = 1e6
-        assert oracle.rough_noise() is None  # that of each pair is no matter
+        assert oracle.rough_noise() is None  # enough time for the noise of each pair
         left = 2.5 * oracle._outputs.run_seconds * quick_runs(rehearser.rehearsal)
         rough = oracle.rough_noise()
         assert rough is not None
@@ -223,10 +227,10 @@ def test_rough_noise_is_measured_where_that_of_each_pair_would_take_long(
         exact = oracle.noise()
         assert exact is not None
         assert rough.keys() == exact.keys()
-        assert oracle.rough_noise() is None  # better is known
+        assert oracle.rough_noise() is None  # the exact noise is known
 
 
-def test_once_the_time_is_over_nothing_new_is_rehearsed(session: Session, case: Case) -> None:
+def test_no_placement_is_rehearsed_after_the_time_limit(session: Session, case: Case) -> None:
     bench = session.work(case).setup
     left = 1e6
     with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
@@ -238,30 +242,30 @@ def test_once_the_time_is_over_nothing_new_is_rehearsed(session: Session, case: 
         assert oracle.predicted_db(everything) == known
         assert oracle.predicted_db(space.resolve({first.id: first.full})) is None
         assert oracle.noise() is None
-        errors, missing = oracle.block_errors(1e6)  # after the search, within a time of its own
+        errors, missing = oracle.block_errors(1e6)  # after the search, with a separate time limit
         assert errors
         assert not missing
 
 
-def test_runs_of_a_rough_judgement_are_not_repeated(session: Session, case: Case) -> None:
+def test_runs_of_a_rough_prediction_are_reused(session: Session, case: Case) -> None:
     bench = session.work(case).setup
     with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
         space = bench.prepared.space
         everything, counted = space.resolve(space.everything()), []
         runs = rehearser.rehearsal
         outputs = runs.outputs
-        runs.outputs = lambda placement, feed: counted.append(1) or outputs(placement, feed)  # type: ignore[method-assign,func-returns-value] # counts
-        oracle = RehearsalOracle(rehearser, space, lambda _: None, metric=SimpleNamespace())  # type: ignore[arg-type] # any
+        runs.outputs = lambda placement, feed: counted.append(1) or outputs(placement, feed)  # type: ignore[method-assign,func-returns-value] # a counter
+        oracle = RehearsalOracle(rehearser, space, lambda _: None, metric=SimpleNamespace())  # type: ignore[arg-type] # any object
         rough = oracle.roughly_db(everything)
-        assert len(counted) == 4 + 2  # all of the reference, two of the placement
+        assert len(counted) == 4 + 2  # all samples of the reference, two of the placement
         assert rough == pytest.approx(oracle.predicted_db(everything), abs=3)
         assert len(counted) == 4 + 4
 
 
-def test_a_search_under_a_limit_builds_what_keeps_it(
+def test_most_builds_of_a_search_meet_its_sqnr_limit(
     session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    able = replace(FakeDevice().capabilities(), computes=True)  # the simulated device has no oracle otherwise
+    able = replace(FakeDevice().capabilities(), computes=True)  # enables the oracle on the simulated device
     monkeypatch.setattr(FakeDevice, "capabilities", lambda *_: able)
     bench = session.work(case).setup
     with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:

@@ -1,4 +1,4 @@
-"""The float model, its Q/DQ arithmetic and what runs, side by side on real models."""
+"""Comparison of the float model, its Q/DQ arithmetic and the built engine on real models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CALIBRATION = MODELS.parent / "data" / "digits_calibration.npz"
 
 
 class Clipping(OnnxRuntime):
-    """A runtime that saturates the outputs of quantized models, and of no others."""
+    """A runtime that saturates the outputs of quantized models only."""
 
     name = "clipping"
 
@@ -46,7 +46,7 @@ class Clipping(OnnxRuntime):
 
 
 class Breaking:
-    """A runtime whose engines break down over inputs of ones, and stay down; it runs any file."""
+    """A runtime for any file whose engines fail on inputs of ones and on all later inputs."""
 
     name = target = "breaking"
 
@@ -55,7 +55,7 @@ class Breaking:
 
     def build(self, model: Path, options: BuildOptions) -> Engine:
         self.builds += 1
-        return BreakingEngine()  # type: ignore[return-value]  # nothing else is asked of it
+        return BreakingEngine()  # type: ignore[return-value]  # the used part of an engine
 
 
 class BreakingEngine:
@@ -73,7 +73,7 @@ class BreakingEngine:
 
 def bench(backend: object) -> Resources:
     return Resources(
-        backend=backend,  # type: ignore[arg-type]  # stand-ins have what is used
+        backend=backend,  # type: ignore[arg-type]  # replacements with the used attributes
         options=BuildOptions(),
         settings=Settings(),
     )
@@ -81,7 +81,7 @@ def bench(backend: object) -> Resources:
 
 @pytest.fixture(scope="module")
 def evidence(tmp_path_factory: pytest.TempPathFactory) -> ParityEvidence:
-    """Of weights in 7 bits, whose products no processor saturates."""
+    """The evidence of a model with 7-bit weights, whose products saturate on no processor."""
     folder = tmp_path_factory.mktemp("narrow")
     return verify(
         MODELS / "digits_resnet.onnx",
@@ -96,22 +96,20 @@ def test_quantization_and_runtime_errors_of_a_real_model_are_separated(evidence:
     (total,), (quantization,), (runtime,) = evidence.outputs, evidence.quantization, evidence.runtime
     assert total.name == quantization.name == runtime.name == "logits"
     assert 20 < quantization.sqnr_db < 60
-    # Fused integer kernels round differently, and this is their only effect on this model.
+    # Fused integer kernels round differently, which is their only effect on this model.
     assert quantization.sqnr_db + 3 < runtime.sqnr_db < 100
     assert abs(total.sqnr_db - quantization.sqnr_db) < 3
     assert total.agreement["top1"] > 0.95
 
 
 @pytest.mark.parametrize("bits", [7, 8])
-def test_weights_lose_accuracy_in_the_runtime_only_where_its_products_saturate(
-    bits: int, tmp_path: Path
-) -> None:
+def test_8_bit_weights_have_runtime_errors_only_if_products_saturate(bits: int, tmp_path: Path) -> None:
     quantized = EIGHT_BITS if bits == 8 else within_7_bits(EIGHT_BITS, tmp_path / "narrow.onnx")
     feeds = arrays_of(CALIBRATION)["input"]
     with SideBySide(bench(OnnxRuntime()), MODELS / "digits_resnet.onnx", quantized) as compared:
         found = compare_outputs([compared.run({"input": feeds[i : i + 1]}) for i in range(16)], "calibration")
     (quantization,), (runtime,) = found.quantization, found.runtime
-    assert 30 < quantization.sqnr_db < 60  # on every processor: the arithmetic is ONNX's
+    assert 30 < quantization.sqnr_db < 60  # independent of the processor
     saturates = bits == 8 and OnnxRuntime().capabilities().reduce_range
     assert (runtime.sqnr_db < quantization.sqnr_db) is saturates
 
@@ -126,7 +124,7 @@ def test_a_runtime_that_saturates_is_distinguished_from_quantization() -> None:
     assert found.sqnr_db < 10
 
 
-def test_the_same_file_has_no_steps() -> None:
+def test_a_file_compared_with_itself_is_run_once() -> None:
     x = {"input": np.zeros((1, 1, 16, 16), np.float32)}
     path = MODELS / "digits_resnet.onnx"
     with SideBySide(bench(OnnxRuntime()), path, path) as compared:
@@ -137,7 +135,7 @@ def test_the_same_file_has_no_steps() -> None:
         assert [run.tuned is run.reference for run in compared.runs([x, x])] == [True, True]
 
 
-def test_nodes_that_cannot_run_unfused_are_reported_and_the_whole_is_compared(
+def test_a_model_that_cannot_run_unfused_is_compared_without_separate_errors(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "engine.onnx").write_bytes(b"no model of ONNX Runtime's")
@@ -149,7 +147,7 @@ def test_nodes_that_cannot_run_unfused_are_reported_and_the_whole_is_compared(
         assert compared.undivided.startswith("onnxruntime does not compute it unfused: ")
 
 
-def test_an_engine_that_broke_down_is_built_again_for_the_next_input(tmp_path: Path) -> None:
+def test_a_failed_engine_is_built_again_for_the_next_input(tmp_path: Path) -> None:
     backend = Breaking()
     with SideBySide(bench(backend), tmp_path / "a.onnx", tmp_path / "b.onnx", divided=False) as compared:
         for value, works in ((0, True), (0, True), (1, False), (0, True)):
@@ -159,7 +157,7 @@ def test_an_engine_that_broke_down_is_built_again_for_the_next_input(tmp_path: P
             else:
                 with pytest.raises(BackendError, match="it broke down"):
                     compared.run(feeds)
-    assert backend.builds == 3  # the reference twice, the other once: each model is opened once
+    assert backend.builds == 3  # the reference is built twice, the other model once
 
 
 class Counting:
@@ -191,10 +189,10 @@ class Counted:
 
 
 @pytest.mark.parametrize(("held", "most"), [(2**20, 1), (9_000, 3), (0, 3)])
-def test_all_inputs_give_what_each_gives_with_one_engine_open_where_they_may_wait(
+def test_runs_of_all_inputs_equal_single_runs_with_a_limited_number_of_open_engines(
     held: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A picture has a kilobyte: nine thousand bytes are all but the last, or eight."""
+    """An image has a kilobyte, so that the limit of 9,000 bytes is reached at the ninth."""
     monkeypatch.setattr("qdqspec.accuracy.parity.HELD_BYTES", held)
     pictures = arrays_of(CALIBRATION)["input"][:12]
     feeds = [{"input": picture[None]} for picture in pictures]
@@ -209,7 +207,7 @@ def test_all_inputs_give_what_each_gives_with_one_engine_open_where_they_may_wai
                 np.testing.assert_array_equal(ours["logits"], theirs["logits"])
 
 
-def test_without_an_input_nothing_is_built() -> None:
+def test_nothing_is_built_without_inputs() -> None:
     backend = Counting()
     with SideBySide(bench(backend), MODELS / "digits_resnet.onnx", MODELS / "digits_resnet.onnx") as compared:
         assert list(compared.runs(())) == []
@@ -229,14 +227,16 @@ def test_pairs_are_computed_as_onnx_defines_them(tmp_path: Path) -> None:
         """<ir_version: 8, opset_import: ["": 17]> f (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"""
     )
     onnx.save(plain, tmp_path / "plain.onnx")
-    x = np.array([[0.25, 0.75, -3.0, 1000.0]], np.float32)  # halves go to even numbers, large values saturate
+    x = np.array(
+        [[0.25, 0.75, -3.0, 1000.0]], np.float32
+    )  # halves are rounded to even numbers, large values saturate
     with SideBySide(bench(OnnxRuntime()), tmp_path / "plain.onnx", tmp_path / "tuned.onnx") as compared:
         run = compared.run({"x": x})
     assert run.arithmetic is not None
     np.testing.assert_array_equal(run.arithmetic["y"], [[0.0, 1.0, 0.0, 63.5]])
 
 
-def test_the_evidence_of_a_case_answers_what_its_checks_ask(evidence: ParityEvidence) -> None:
+def test_agreement_is_measured_for_the_top_k_of_the_checks(evidence: ParityEvidence) -> None:
     from qdqspec.accuracy.parity import questions
     from qdqspec.testing.records import params_of
     from qdqspec.types import Case, CheckSpec, TopK

@@ -1,4 +1,4 @@
-"""Inputs that break parity, found on real models, kept, and tried again."""
+"""Inputs that fail a parity check are found, saved, and run again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Inputs, InputShape, ParitySearch, ShapeProfile, TriedInput
 from qdqspec.types.requests import InputRequest
 
-# A quantizer over -1 to 1 before a weighted sum: right within, saturated beyond.
+# A quantizer for -1 to 1 before a weighted sum: exact within this range, saturated outside.
 TEXT = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,1] y) { y = MatMul(x, w) }"""
 TUNED = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,1] y) {
   q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = MatMul(d, w) }"""
@@ -89,7 +89,7 @@ def tuned(tmp_path: Path) -> Path:
     return saved(TUNED, tmp_path / "tuned.onnx")
 
 
-def test_an_input_beyond_what_was_calibrated_is_found_and_made_small(
+def test_an_input_outside_the_calibrated_range_is_found_and_shrunk(
     session: Session, case: Case, tuned: Path
 ) -> None:
     found = searched(session, case, tuned).found
@@ -99,13 +99,15 @@ def test_an_input_beyond_what_was_calibrated_is_found_and_made_small(
         name="x", dtype="float32", shape=(1, 4), words="all 2", low=2, high=2, known_low=-1, known_high=1
     )
     assert not found.within
-    # 20 comes out as 10: that is 6 dB; the quantizer saturates, and the runtime does what it is told.
+    # 20 becomes 10, which is 6 dB; the quantizer saturates, the runtime adds no error.
     assert found.broken == ("output 'y': SQNR 6.0 dB < 20.0 dB",)
     assert found.parity.quantization[0].sqnr_db == pytest.approx(6.02, abs=0.01)
     assert found.parity.runtime[0].sqnr_db > 90
 
 
-def test_within_what_was_calibrated_nothing_is_found(session: Session, case: Case, tuned: Path) -> None:
+def test_no_failing_input_is_found_within_the_calibrated_range(
+    session: Session, case: Case, tuned: Path
+) -> None:
     for search in ({"beyond": 1}, {"values": {"x": [-1, 1]}}, {"values": {"x": [0, 0.5]}, "beyond": 9}):
         found = searched(session, case, tuned, search={"examples": 80, **search})
         assert found.found is None
@@ -114,7 +116,7 @@ def test_within_what_was_calibrated_nothing_is_found(session: Session, case: Cas
     assert not (session.output(case) / "parity" / "parity.npz").exists()
 
 
-def test_one_seed_finds_the_same_in_any_session(case: Case, tuned: Path, tmp_path: Path) -> None:
+def test_the_seed_determines_the_input_that_is_found(case: Case, tuned: Path, tmp_path: Path) -> None:
     found = []
     for run in range(2):
         with Session(root=tmp_path / str(run), seed=5) as session:
@@ -124,7 +126,7 @@ def test_one_seed_finds_the_same_in_any_session(case: Case, tuned: Path, tmp_pat
     assert found[0] == found[1]
 
 
-def test_the_kept_input_is_read_by_numpy_and_breaks_the_models_again(
+def test_the_saved_input_is_read_by_numpy_and_fails_again(
     session: Session, case: Case, tuned: Path, tmp_path: Path
 ) -> None:
     probe = searched(session, case, tuned, max_abs=3).found
@@ -139,7 +141,7 @@ def test_the_kept_input_is_read_by_numpy_and_breaks_the_models_again(
     assert session.probe(case.model, case.model, tmp_path / probe.file).broken == ()
 
 
-def test_the_command_tries_exactly_that_input(
+def test_the_reported_command_runs_the_saved_input(
     session: Session, case: Case, tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     probe = searched(session, case, tuned).found
@@ -151,7 +153,7 @@ def test_the_command_tries_exactly_that_input(
     assert out.startswith("output 'y': SQNR 6.0 dB < 20.0 dB\n")
     assert "all 2" in out
     assert "-1 to 1" in out
-    saved(TUNED, tuned, s=np.float32(2 / 127))  # calibrated further
+    saved(TUNED, tuned, s=np.float32(2 / 127))  # a wider calibrated range
     assert main(words[1:]) == 0
     assert capsys.readouterr().out.startswith("no limit is broken\n")
     assert main(["verify", str(case.model), str(tuned)]) == 0
@@ -163,7 +165,7 @@ def test_the_command_tries_exactly_that_input(
     )
 
 
-def test_a_check_is_searched_when_it_is_judged_and_once(
+def test_inputs_are_searched_when_a_check_is_judged_and_once_for_equal_checks(
     session: Session, case: Case, tuned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ({"min_sqnr_db": 20}, {"min_sqnr_db": 20, "search": 50}, {"min_sqnr_db": 20, "search": 50})
@@ -176,15 +178,15 @@ def test_a_check_is_searched_when_it_is_judged_and_once(
     work = session.work(case)
     work.finder.tuned_path = tuned
     work.gather(checks[0])
-    assert work.parity_search == {}, "another check's search is not made"
+    assert work.parity_search == {}, "the search of another check is not run"
     for check in checks[1:]:
         work.gather(check)
     (found,) = work.parity_search.values()
     assert found.found is not None
-    assert found.found.file.endswith("robust.npz"), "checks that ask the same share the answer"
+    assert found.found.file.endswith("robust.npz"), "checks of equal parameters share one search"
 
 
-def test_a_file_of_an_earlier_search_does_not_outlive_its_cause(
+def test_the_saved_input_of_an_earlier_search_is_removed_if_none_fails(
     session: Session, case: Case, tuned: Path
 ) -> None:
     assert searched(session, case, tuned).found is not None
@@ -194,8 +196,8 @@ def test_a_file_of_an_earlier_search_does_not_outlive_its_cause(
     assert not file.exists()
 
 
-def test_indices_stay_legal_and_lengths_belong_together(session: Session, tmp_path: Path) -> None:
-    """Token 7 is quantized wrongly; the data has tokens 2 to 8, and the table ends at 9."""
+def test_searched_indices_are_valid_and_named_dimensions_are_equal(session: Session, tmp_path: Path) -> None:
+    """Token 7 is quantized wrongly; the data has tokens 2 to 8, and the table has ten rows."""
     np.savez(
         tmp_path / "data.npz",
         ids=np.array([[2, 3, 4, 5], [5, 6, 8, 8]]),
@@ -218,12 +220,12 @@ def test_indices_stay_legal_and_lengths_belong_together(session: Session, tmp_pa
     ids, mask = arrays["ids"][0], arrays["mask"][0]
     assert 7 in ids
     assert 2 <= ids.min() <= ids.max() <= 8
-    assert ids.shape == mask.shape[:2] == (1, 2), "the smallest shape, and the same for both"
+    assert ids.shape == mask.shape[:2] == (1, 2), "both inputs have the smallest shape"
     assert found.found.within
 
 
 class Fragile:
-    """A runtime whose quantized models break down over large values."""
+    """A runtime whose quantized models fail on large values."""
 
     name = target = "fragile"
 
@@ -251,14 +253,14 @@ class FragileEngine:
 @contextmanager
 def on(session: Session, case: Case, backend: object) -> Iterator[None]:
     bench = session.work(case).setup
-    bench.__dict__["resources"] = replace(bench.resources, backend=backend)  # type: ignore[arg-type]  # a stand-in
+    bench.__dict__["resources"] = replace(bench.resources, backend=backend)  # type: ignore[arg-type]  # a replacement for tests
     yield
 
 
-def test_an_input_that_the_tuned_model_does_not_run_on_breaks_it(
+def test_an_input_on_which_the_tuned_model_fails_to_run_is_a_failing_input(
     session: Session, case: Case, tuned: Path
 ) -> None:
-    """And what the float model does not run on, or makes NaN of, is no input."""
+    """Inputs on which the float model fails or returns NaN are not counted."""
     with on(session, case, Fragile()):
         found = searched(session, case, tuned, search={"beyond": 4})
     assert found.found is not None
@@ -272,7 +274,9 @@ def test_an_unchanged_model_is_not_searched(session: Session, case: Case) -> Non
     assert (found.tried, found.missing) == (0, "the model is unchanged")
 
 
-def test_a_search_keeps_to_its_time_and_to_that_of_the_run(session: Session, case: Case, tuned: Path) -> None:
+def test_the_input_search_ends_at_the_time_limit_of_the_run(
+    session: Session, case: Case, tuned: Path
+) -> None:
     bench = session.work(case).setup
     bench.__dict__["resources"] = replace(bench.resources, seconds_left=lambda: 0.0)
     found = searched(session, case, tuned)
@@ -293,13 +297,13 @@ ARRAYS = st.one_of(
 
 
 @given(feeds=st.dictionaries(NAMES, ARRAYS, min_size=1, max_size=3))
-def test_any_input_is_kept_as_it_is(
+def test_a_saved_input_is_read_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory, feeds: dict[str, np.ndarray]
 ) -> None:
     path = tmp_path_factory.mktemp("probe") / "probe.npz"
     kept = SavedProbe(
         feeds=feeds,
-        params=params_of("parity", min_sqnr_db=20, outputs=["y*"], search=7),  # type: ignore[arg-type]  # they are
+        params=params_of("parity", min_sqnr_db=20, outputs=["y*"], search=7),  # type: ignore[arg-type]  # valid parameters
         typical={"y": Typical(power=2.5, low=-1, high=3, finite=False)},
         inputs=(
             TriedInput(
@@ -316,7 +320,9 @@ def test_any_input_is_kept_as_it_is(
         np.testing.assert_array_equal(read.feeds[name], array)
 
 
-def test_a_user_input_has_no_limits(tmp_path: Path, session: Session, case: Case, tuned: Path) -> None:
+def test_an_input_file_without_parameters_has_no_limits(
+    tmp_path: Path, session: Session, case: Case, tuned: Path
+) -> None:
     np.savez(tmp_path / "mine.npz", x=np.full((1, 1, 4), 5, np.float32))
     probe = session.probe(case.model, tuned, tmp_path / "mine.npz")
     assert probe.broken == probe.inputs == ()
@@ -324,7 +330,7 @@ def test_a_user_input_has_no_limits(tmp_path: Path, session: Session, case: Case
 
 
 @given(st.binary(max_size=300))
-def test_any_text_beside_the_arrays_is_read_or_refused(
+def test_invalid_parameters_in_an_input_file_are_an_error(
     tmp_path_factory: pytest.TempPathFactory, text: bytes
 ) -> None:
     import zipfile
@@ -345,7 +351,7 @@ def test_any_text_beside_the_arrays_is_read_or_refused(
         (None, "no such input"),
     ],
 )
-def test_what_is_no_file_of_an_input_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_a_file_that_is_no_saved_input_is_an_error(tmp_path: Path, content: bytes | None, words: str) -> None:
     path = tmp_path / "probe.npz"
     if content is not None:
         path.write_bytes(content)
@@ -354,7 +360,7 @@ def test_what_is_no_file_of_an_input_is_refused(tmp_path: Path, content: bytes |
     assert caught.value.where == str(path)
 
 
-def test_arrays_without_samples_are_refused(tmp_path: Path) -> None:
+def test_an_input_file_without_samples_is_an_error(tmp_path: Path) -> None:
     np.savez(tmp_path / "empty.npz", x=np.zeros((0, 4)))
     with pytest.raises(DataError, match="holds no sample"):
         read_probe(tmp_path / "empty.npz")

@@ -1,4 +1,4 @@
-"""Patterns that cannot be read are told together, at their places in the spec."""
+"""Invalid patterns are reported together, with their positions in the spec."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def case_of(text: str, folder: Path) -> Case:
     return case
 
 
-def test_all_of_them_each_with_a_caret(tmp_path: Path) -> None:
+def test_all_invalid_patterns_are_reported_each_with_a_caret(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         require_patterns(case_of(SPEC, tmp_path))
     assert [problem[:2] for problem in caught.value.problems] == [(4, 27), (5, 10), (5, 27)]
@@ -41,18 +41,18 @@ def test_all_of_them_each_with_a_caret(tmp_path: Path) -> None:
     assert "did you mean 'Softmax'?" in str(caught.value)
 
 
-def test_patterns_that_can_be_read_are_no_error(tmp_path: Path) -> None:
+def test_valid_patterns_are_no_error(tmp_path: Path) -> None:
     require_patterns(
         case_of(SPEC.replace("Cnov", "Conv").replace("softmax", "Softmax").replace("(Relu", "Relu"), tmp_path)
     )
 
 
-def test_a_pattern_that_yaml_spells_otherwise_still_has_its_caret(tmp_path: Path) -> None:
+def test_the_error_of_a_pattern_with_yaml_escapes_has_a_caret(tmp_path: Path) -> None:
     text = SPEC.replace('"Cnov > Relu"', '"Cn\\u006fv > Relu"')
     with pytest.raises(PatternError, match="unknown operator 'Cnov'"):
         require_patterns(case_of(text, tmp_path))
 
 
-def test_nor_is_a_file_needed() -> None:
+def test_an_invalid_pattern_of_a_case_without_a_spec_is_an_error() -> None:
     with pytest.raises(PatternError, match="unknown operator 'Cnov'"):
         require_patterns(Case(id="default", model=Path("m.onnx"), patterns=PatternRules(allow=("Cnov",))))

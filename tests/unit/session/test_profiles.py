@@ -1,4 +1,4 @@
-"""A case with several shape profiles, through a whole session: on ONNX Runtime and on the simulated device."""
+"""Sessions with a case of several shape profiles, on ONNX Runtime and on the simulated device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qdqspec.types import Case, Inputs, InputShape, Placement, ShapeProfile, Tun
 
 
 def dynamic_model() -> onnx.ModelProto:
-    """Two products behind each other; any number of rows. Indices look up rows of a table first."""
+    """Two consecutive products of the rows of a table that indices select; the number of rows is dynamic."""
     random = np.random.default_rng(0)
     table = random.normal(0, 1, (7, 64)).astype(np.float32)
     weights = [random.normal(0, 0.2, (64, 64)).astype(np.float32) for _ in range(2)]
@@ -53,7 +53,7 @@ def spans(rows: int, weight: float, *, low: int = 1) -> ShapeProfile:
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
-    """A few rows three times in four, many rows otherwise; data has the shape of the first profile."""
+    """Two profiles: few rows with weight 0.75, many rows with 0.25; the data has the shape of the first."""
     onnx.save(dynamic_model(), tmp_path / "dynamic.onnx")
     np.savez(tmp_path / "data.npz", ids=np.arange(3 * 8).reshape(3, 1, 8) % 7)
     return Case(
@@ -64,7 +64,7 @@ def case(tmp_path: Path) -> Case:
     )
 
 
-def test_inputs_of_other_profiles_are_the_data_repeated(case: Case, tmp_path: Path):
+def test_inputs_of_other_profiles_are_repetitions_of_the_data(case: Case, tmp_path: Path):
     with Session(backend="onnxruntime", root=tmp_path) as session:
         first, second = session.work(case).setup.prepared.loads
     assert (first.name, first.share, second.name, second.share) == ("ids 1x8", 0.75, "ids 1x32", 0.25)
@@ -90,13 +90,13 @@ def test_every_build_is_timed_at_every_profile(case: Case, tmp_path: Path, backe
     assert all(len(samples["profiles"]) == 2 for samples in timed)
 
 
-def test_the_mean_is_weighted_by_shares(case: Case, tmp_path: Path):
-    """On a device without noise the mean of the whole is exactly that of the parts."""
+def test_the_mean_over_profiles_is_weighted_by_their_shares(case: Case, tmp_path: Path):
+    """On a device without noise, the total is exactly the weighted mean of the profiles."""
     quiet = tuple(f"fake.{word}=0" for word in ("run_noise", "wall_noise", "build_noise"))
     with Session(backend="fake", root=tmp_path, backend_option=quiet) as session:
         latency = session.tune(case).record.cases[0].evidence.latency
     assert latency is not None
-    role = "everything"  # it differs from the reference, whatever won
+    role = "everything"  # differs from the reference for any winner
     small, large = (profile.ratios[role].median for profile in latency.profiles)
     assert small != pytest.approx(large, rel=1e-3)
     assert latency.ratios[role].median == pytest.approx(small**0.75 * large**0.25)
@@ -128,8 +128,8 @@ def test_a_damaged_record_of_profiles_is_refused(case: Case, tmp_path: Path):
         record_from_json(data)
 
 
-def test_parts_are_timed_at_the_same_profiles(case: Case, tmp_path: Path):
-    """Cut out of the model they keep what varies, and are built for its whole span."""
+def test_subgraphs_are_timed_at_the_profiles_of_the_model(case: Case, tmp_path: Path):
+    """Subgraphs keep dynamic dimensions and are built for their whole range."""
     tuned = replace(case, tune=TuneRules(strategy="subgraph", trials=3))
     with Session(backend="onnxruntime", root=tmp_path) as session:
         prepared = session.work(tuned).setup.prepared
@@ -145,7 +145,7 @@ def test_parts_are_timed_at_the_same_profiles(case: Case, tmp_path: Path):
     assert all(len(trial.samples.profiles) == 2 for trial in parts)
 
 
-def test_a_part_that_reads_a_computed_shape_is_that_of_the_first_profile(case: Case, tmp_path: Path):
+def test_a_subgraph_with_a_computed_shape_is_timed_at_the_first_profile_only(case: Case, tmp_path: Path):
     proto = dynamic_model()
     nodes = list(proto.graph.node)
     nodes[3].output[0] = "made"

@@ -1,4 +1,4 @@
-"""When a cached winner is kept: by intervals of one or two measurements, held to ``tune.min_gain``."""
+"""Conditions to keep a cached winner: the intervals of one or two measurements, compared with ``tune.min_gain``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qdqspec.types import Interval, LatencyEvidence, Samples
 
 
 def rechecked(*bounds: tuple[float, float], min_gain: float = 0.02) -> tuple[Recheck, list[int]]:
-    """The outcome where the speed-up has these intervals, and the builds of each measurement."""
+    """The outcome for measurements with these intervals of the speed-up, and the builds of each."""
     taken: list[int] = []
 
     def measure(builds: int, rounds: int) -> LatencyEvidence:
@@ -27,23 +27,23 @@ def rechecked(*bounds: tuple[float, float], min_gain: float = 0.02) -> tuple[Rec
     [
         ([(1.03, 1.1)], "faster"),
         ([(1.01, 1.1), (1.03, 1.1)], "faster"),
-        ([(1.01, 1.1), (1.01, 1.05)], "inconclusive"),  # faster, and not proved to gain 2 %
+        ([(1.01, 1.1), (1.01, 1.05)], "inconclusive"),  # faster, but a gain of 2 % is not proved
         ([(1.0, 1.01), (1.0, 1.01)], "slower"),
         ([(0.9, 0.95), (0.9, 1.1)], "inconclusive"),
         ([(0.9, 0.95), (0.9, 0.95)], "slower"),
     ],
 )
-def test_a_cached_winner_is_held_to_the_least_gain(bounds: list[tuple[float, float]], outcome: str) -> None:
+def test_a_cached_winner_must_prove_the_minimum_gain(bounds: list[tuple[float, float]], outcome: str) -> None:
     found, taken = rechecked(*bounds)
     assert found.outcome == outcome
     assert taken == [FIRST_BUILDS, SECOND_BUILDS][: len(bounds)]
 
 
-def test_without_a_least_gain_any_proved_gain_is_enough() -> None:
+def test_any_proved_gain_is_enough_without_a_minimum_gain() -> None:
     assert rechecked((1.001, 1.1), min_gain=0.0)[0].outcome == "faster"
 
 
-def test_the_finding_names_what_was_not_reached() -> None:
+def test_the_finding_states_the_gain_that_is_not_proved() -> None:
     assert "gains less than the 2 % of tune.min_gain in two" in rechecked((1.0, 1.01), (1.0, 1.01))[0].finding
     assert "is slower than the reference in two" in rechecked((0.9, 0.95), (0.9, 0.95))[0].finding
     assert "nor proved slower by the 2 % of tune.min_gain: " in rechecked((0.9, 1.1), (0.9, 1.1))[0].finding

@@ -1,4 +1,4 @@
-"""The task metric of placements is rehearsed before they are built: few builds miss its limit."""
+"""The task metric of placements is rehearsed before building, so that few builds miss its limit."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from qdqspec.types import (
 )
 
 BATCH = 20
-MOST_FAILED = 5  # one build of five
+MOST_FAILED = 5  # at most one of five builds
 pytestmark = pytest.mark.usefixtures("engine_threads")
 
 
 def top1(path: Path, data: Path) -> float:
-    """By hand: the share of samples that a model file gets right."""
+    """The share of samples that a model file classifies correctly, computed without the package."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     arrays = arrays_of(data)
     name = session.get_inputs()[0].name
@@ -56,7 +56,7 @@ def case_of(
         id="default",
         model=model,
         inputs=Inputs(profiles=(profile,), calibration=calibration, evaluation=evaluation),
-        quantize=QuantizeRules(corrections="none"),  # equalization takes the factors of hard layers out again
+        quantize=QuantizeRules(corrections="none"),  # equalization would undo the scaling of hard layers
         tune=TuneRules(trials=12, accuracy=AccuracyRules(metric="top1", max_drop=max_drop)),
     )
 
@@ -82,8 +82,8 @@ def hard_digits(models: Path, folder: Path) -> Path:
     return folder / "digits.onnx"
 
 
-def drawn_classifier(seed: int, folder: Path) -> tuple[Path, Path, Path]:
-    """A drawn network of six layers with one hard layer; the labels are its own choices, with 5 % changed.
+def random_classifier(seed: int, folder: Path) -> tuple[Path, Path, Path]:
+    """A random network of six layers with one hard layer; the labels are its predictions, with 5 % changed.
 
     The layers are wide enough for integers to save time on any processor.
     """
@@ -117,7 +117,7 @@ def drawn_classifier(seed: int, folder: Path) -> tuple[Path, Path, Path]:
 
 
 def require_few_failed_builds(case: Case, folder: Path) -> None:
-    """Search; score each built placement by hand. At most one in five misses the limit, and one meets it."""
+    """Run a search and score each build without the package: at most one in five misses the limit."""
     evaluation, rules = case.inputs.evaluation, case.tune.accuracy
     assert evaluation is not None
     assert rules is not None
@@ -136,7 +136,7 @@ def require_few_failed_builds(case: Case, folder: Path) -> None:
     assert failed <= math.floor(len(found) / MOST_FAILED), found
 
 
-def test_of_a_trained_model(models: Path, tmp_path: Path) -> None:
+def test_few_builds_of_a_trained_model_miss_the_metric(models: Path, tmp_path: Path) -> None:
     data = models.parent / "data"
     case = case_of(
         hard_digits(models, tmp_path),
@@ -149,17 +149,17 @@ def test_of_a_trained_model(models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_of_drawn_models(tmp_path: Path, seed: int) -> None:
-    model, calibration, evaluation = drawn_classifier(seed, tmp_path)
+def test_few_builds_of_random_models_miss_the_metric(tmp_path: Path, seed: int) -> None:
+    model, calibration, evaluation = random_classifier(seed, tmp_path)
     # A drop of 1 % is 4 of these samples; a single quantized layer can lose more.
     case = case_of(model, "x", (32,), calibration, evaluation, max_drop=0.03)
     require_few_failed_builds(case, tmp_path)
 
 
-def test_the_reason_states_what_was_rehearsed_and_not_built(tmp_path: Path) -> None:
-    model, calibration, evaluation = drawn_classifier(4, tmp_path)
+def test_the_reason_states_the_number_of_placements_rehearsed_but_not_built(tmp_path: Path) -> None:
+    model, calibration, evaluation = random_classifier(4, tmp_path)
     case = case_of(model, "x", (32,), calibration, evaluation)
-    unchanged = replace(case, tune=replace(case.tune, min_gain=0.9))  # no placement is so fast
+    unchanged = replace(case, tune=replace(case.tune, min_gain=0.9))  # no placement is that fast
     with Session(root=tmp_path, no_cache=True) as session:
         found = session.search(unchanged)
     assert found.unchanged
