@@ -1,4 +1,4 @@
-"""Records become JSON data and come back, with nothing lost and nothing of another type accepted."""
+"""Records are converted to JSON data and back without loss, and values of other types are rejected."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ WHOLE = Whole(
 )
 
 
-def test_a_record_comes_back_through_text() -> None:
+def test_a_record_is_read_back_from_json_text() -> None:
     data = json.loads(json.dumps(to_data(WHOLE)))
     assert "length" not in data["by_name"]["a"]
     assert from_data(Whole, data) == WHOLE
 
 
-def test_a_set_has_one_order() -> None:
+def test_a_set_is_written_in_a_fixed_order() -> None:
     parts = [Part(name=str(number)) for number in range(50)]
     assert to_data(frozenset(parts)) == to_data(frozenset(reversed(parts)))
 
@@ -60,12 +60,12 @@ def test_an_absent_field_has_its_default_and_an_unknown_one_is_ignored() -> None
         ({"ends": "x"}, "ends: "),
     ],
 )
-def test_a_value_of_another_type_is_refused_by_name(changed: dict, where: str) -> None:
+def test_a_value_of_another_type_is_an_error_with_its_field(changed: dict, where: str) -> None:
     with pytest.raises(ValueError, match=rf"^{where}"):
         from_data(Part, {"name": "a", **changed})
 
 
-def test_no_object_is_no_record() -> None:
+def test_data_that_is_no_object_is_an_error() -> None:
     for data in ([], "text", None, 3):
         with pytest.raises(ValueError, match=r"object|dictionary"):
             from_data(Part, data)

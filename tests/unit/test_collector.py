@@ -1,4 +1,4 @@
-"""The pause of the garbage collector: on again afterwards, new objects count as old, frozen ones stay frozen."""
+"""The pause of the garbage collector: it is enabled afterwards, and new objects are in the oldest generation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from qdqspec.collector import OF_PYTHON, uncollected
 
 
 @pytest.fixture(autouse=True)
-def _thawed():
+def _unfrozen():
     yield
     gc.unfreeze()
     gc.enable()
 
 
-def test_objects_of_the_pause_count_as_old():
+def test_objects_created_in_the_pause_are_in_the_oldest_generation():
     gc.collect()
     with uncollected():
         assert not gc.isenabled()
@@ -26,14 +26,14 @@ def test_objects_of_the_pause_count_as_old():
     assert not young & set(map(id, made))
 
 
-def test_a_collector_that_is_off_stays_off():
+def test_a_disabled_collector_stays_disabled():
     gc.disable()
     with uncollected():
         pass
     assert not gc.isenabled()
 
 
-def test_what_a_program_has_frozen_stays_frozen():
+def test_objects_frozen_before_stay_frozen():
     kept = [[number] for number in range(OF_PYTHON)]
     gc.freeze()
     with uncollected():

@@ -1,4 +1,4 @@
-"""What a bar and a log show of a search."""
+"""The texts of the progress bar and of the progress log of a search."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEARCH = replace(
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 @pytest.mark.parametrize("progress", [STEP, SEARCH, replace(SEARCH, doing="", seconds_left=None)])
-def test_the_texts_of_a_bar_fit(progress: Progress, width: int) -> None:
+def test_the_texts_of_a_progress_bar_are_within_its_width(progress: Progress, width: int) -> None:
     before, after = bar_texts(progress, width)
     assert len(before) + len(after) <= width
     assert (progress.doing or progress.phase) in before
@@ -35,27 +35,26 @@ def test_the_texts_of_a_bar_fit(progress: Progress, width: int) -> None:
     assert "4 min left" in after or progress.seconds_left is None
 
 
-def test_a_step_shows_the_time_left_of_the_search() -> None:
+def test_the_text_of_a_step_contains_the_time_left_of_the_search() -> None:
     step = replace(STEP, seconds_left=42.0)
     assert bar_texts(step, 80)[1] == "42 s left"
     assert heartbeat_line(step) == f"[qdqspec] {STEP.case}: calibrating, 42 s left"
 
 
-def test_a_dumb_terminal_gets_lines() -> None:
-    """It showed nothing at all during a search."""
+def test_a_bar_is_not_drawn_on_a_dumb_terminal() -> None:
     assert can_draw(is_terminal=True, environment={"TERM": "xterm-256color"})
     assert can_draw(is_terminal=True, environment={})
     assert not can_draw(is_terminal=True, environment={"TERM": "dumb"})
     assert not can_draw(is_terminal=False, environment={"TERM": "xterm"})
 
 
-def test_no_time_left_is_not_shown() -> None:
+def test_a_time_left_of_zero_is_not_shown() -> None:
     for seconds in (0.0, 0.4, None):
         assert "left" not in tally(replace(SEARCH, seconds_left=seconds))
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
-def test_a_wait_is_written_in_lines_that_fit(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_about_waiting_are_within_the_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     what = "waits for a measurement on cpu-family6-model167 (process 4242, since 2026-11-22 10:02:11)"
     file = StringIO()
@@ -64,7 +63,7 @@ def test_a_wait_is_written_in_lines_that_fit(width: int, monkeypatch: pytest.Mon
     assert file.getvalue().split() == ["[qdqspec]", f"{STEP.case}:", *what.split()]
 
 
-def test_a_log_has_the_first_step_of_a_case_and_later_those_after_long_ones() -> None:
+def test_a_log_has_the_first_step_of_a_case_and_steps_after_an_interval() -> None:
     now, lines = [0.0], list[str]()
     heartbeat = Heartbeat(lines.append, clock=lambda: now[0])
     heartbeat.update(STEP)
@@ -86,8 +85,8 @@ def test_a_log_has_the_first_step_of_a_case_and_later_those_after_long_ones() ->
     ]
 
 
-def test_cases_at_the_same_time_do_not_repeat_their_lines() -> None:
-    """Updates of a cluster alternate between cases, and repeat the state of each while it is the same."""
+def test_the_log_does_not_repeat_lines_of_concurrent_cases() -> None:
+    """Updates of a cluster alternate between cases and repeat the unchanged state of each."""
     now, lines = [0.0], list[str]()
     heartbeat = Heartbeat(lines.append, clock=lambda: now[0])
     wait = replace(STEP, case="b", waiting="waits for a measurement")

@@ -1,4 +1,4 @@
-"""Benchmarks that go on where they were stopped: `benchmarks/resumed.py`."""
+"""Benchmarks that continue after an interruption: `benchmarks/resumed.py`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(
     return {row["name"]: row for row in rows}
 
 
-def test_a_run_continues_with_the_rows_that_are_missing(
+def test_a_benchmark_continues_with_missing_rows(
     resumed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -65,7 +65,7 @@ def test_a_run_continues_with_the_rows_that_are_missing(
     assert resumed.kept_rows(tmp_path / "rows.json").keys() == {"a", "b", "broken"}
 
 
-def test_a_row_that_takes_too_long_is_stopped(
+def test_a_row_above_the_time_limit_is_stopped(
     resumed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -75,7 +75,7 @@ def test_a_row_that_takes_too_long_is_stopped(
     assert time.monotonic() - started < 30
 
 
-def test_what_a_command_writes_is_kept(resumed: ModuleType, tmp_path: Path) -> None:
+def test_the_output_of_a_command_is_logged(resumed: ModuleType, tmp_path: Path) -> None:
     words = [sys.executable, "-c", "print('first'); print('last'); raise SystemExit(3)"]
     assert resumed.run_limited(words, 30.0, tmp_path / "log.txt") == "exit 3: last"
     assert (tmp_path / "log.txt").read_text() == "first\nlast\n"

@@ -25,12 +25,12 @@ from qdqspec.units import (
     ("value", "text"),
     [(0.0663, "0.066"), (1.314, "1.31"), (26.53, "26.5"), (312.4, "312"), (0.00512, "0.0051"), (0, "0.000")],
 )
-def test_milliseconds(value: float, text: str) -> None:
+def test_the_text_of_milliseconds(value: float, text: str) -> None:
     assert ms_text(value) == text
 
 
 @given(st.floats(1e-4, 1e5), st.floats(-1e-3, 1e-3))
-def test_times_that_differ_read_differently(value: float, change: float) -> None:
+def test_texts_of_different_times_differ(value: float, change: float) -> None:
     other = value * (1 + change)
     shown, shown_other = ms_texts_apart(value, other)
     if abs(change) > 1e-5:
@@ -41,11 +41,11 @@ def test_times_that_differ_read_differently(value: float, change: float) -> None
 @pytest.mark.parametrize(
     ("decibel", "text"), [(31.44, "31.4"), (math.inf, "exact"), (math.nan, "not a number")]
 )
-def test_decibels(decibel: float, text: str) -> None:
+def test_the_text_of_decibels(decibel: float, text: str) -> None:
     assert db_text(decibel) == text
 
 
-def test_sizes_counts_and_durations() -> None:
+def test_the_texts_of_sizes_counts_and_durations() -> None:
     assert size_text(4_990_000) == "4.76 MiB"
     assert size_text(12) == "12 B"
     assert count_text(1, "pair") == "1 pair"
@@ -60,7 +60,7 @@ def test_sizes_counts_and_durations() -> None:
 
 
 @given(st.text(), st.integers(8, 60))
-def test_any_text_becomes_one_printable_line(text: str, width: int) -> None:
+def test_any_text_is_converted_to_one_printable_line(text: str, width: int) -> None:
     line = plain(text, width)
     assert len(line) <= width
     assert line.isprintable()
@@ -68,7 +68,7 @@ def test_any_text_becomes_one_printable_line(text: str, width: int) -> None:
         assert line == text
 
 
-def test_long_lines_break_between_words():
+def test_long_lines_are_wrapped_between_words():
     text = "warning: trust the ratio of /a/path/longer/than/the/width.onnx\nshort"
     assert wrapped(text, 20) == "warning: trust the\n  ratio of\n  /a/path/longer/than/the/width.onnx\nshort"
     assert wrapped(text, None) == text

@@ -1,4 +1,4 @@
-"""Frames of the protocol between processes: arrays of all sizes, several frames at once, ends and limits of time."""
+"""Frames of the protocol between processes: arrays of all sizes, several frames, closed streams and time limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ends() -> Iterator[tuple[FrameStream, FrameStream]]:
     other.close()
 
 
-def test_frames_arrive_as_sent_whatever_the_sizes(ends: tuple[FrameStream, FrameStream]) -> None:
+def test_frames_of_any_size_arrive_unchanged(ends: tuple[FrameStream, FrameStream]) -> None:
     sender, receiver = ends
     random = np.random.default_rng(0)
     shapes = [(), (0, 3), (5,), (1 << 15,), (3,), (300, 300), (2, 2), (1, 1 << 14), (1,)]
@@ -42,7 +42,7 @@ def test_frames_arrive_as_sent_whatever_the_sizes(ends: tuple[FrameStream, Frame
     thread.join()
 
 
-def test_an_end_within_a_frame_and_before_one_is_noticed(ends: tuple[FrameStream, FrameStream]) -> None:
+def test_receiving_from_a_closed_stream_is_an_error(ends: tuple[FrameStream, FrameStream]) -> None:
     sender, receiver = ends
     sender.send({}, {"x": np.zeros(4)})
     sender.close()
@@ -51,6 +51,6 @@ def test_an_end_within_a_frame_and_before_one_is_noticed(ends: tuple[FrameStream
         receiver.receive(10)
 
 
-def test_a_frame_that_does_not_come_ends_with_the_time(ends: tuple[FrameStream, FrameStream]) -> None:
+def test_receiving_without_a_frame_times_out(ends: tuple[FrameStream, FrameStream]) -> None:
     with pytest.raises(TimeoutError):
         ends[1].receive(0.05)

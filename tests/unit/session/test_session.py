@@ -1,4 +1,4 @@
-"""A whole session on the simulated device: files, cache, modes, resume, and what is never touched."""
+"""Sessions on the simulated device: written files, cache, modes, resume, and user files that stay unchanged."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ALL = frozenset({"latency", "parity", "size"})
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with a model and its data, as a user has them."""
+    """A project folder with a model and its data."""
     folder = tmp_path / "project"
     folder.mkdir()
     onnx.save(chain_model(), folder / "chain.onnx")
@@ -91,7 +91,7 @@ Open = Callable[..., Session]
 
 @pytest.fixture
 def open_session(tmp_path: Path) -> Iterator[Open]:
-    """``open_session(mode="verify")``: a session on a nearly quiet simulated device."""
+    """Opens sessions on a simulated device with little noise: ``open_session(mode="verify")``."""
     sessions: list[Session] = []
 
     def open_it(words: dict[str, str] | None = None, **settings) -> Session:
@@ -131,7 +131,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.is_file()}
 
 
-# ---- what a run finds and leaves ----------------------------------------------------------------
+# ---- results and files of a run ------------------------------------------------------------------
 
 
 def test_a_run_finds_a_faster_placement_and_writes_its_files(open_session: Open, case: Case) -> None:
@@ -149,7 +149,7 @@ def test_a_run_finds_a_faster_placement_and_writes_its_files(open_session: Open,
     onnx.checker.check_model(session.output(case) / "tuned.onnx", full_check=True)
 
 
-def test_graph_outputs_are_quantized_where_the_spec_asks(open_session: Open, case: Case) -> None:
+def test_graph_outputs_are_quantized_on_request(open_session: Open, case: Case) -> None:
     session = open_session()
     asked = replace(case, quantize=QuantizeRules(outputs=True), tune=TuneRules(strategy="exhaustive"))
     evidence = session.evidence(asked, ALL)
@@ -158,13 +158,13 @@ def test_graph_outputs_are_quantized_where_the_spec_asks(open_session: Open, cas
     assert next(node.op_type for node in made.graph.node if "y" in node.output) == "DequantizeLinear"
     sites = json.loads((session.output(asked) / "scheme.json").read_text())["sites"]
     assert {"node": "", "input": 0} in [end for site in sites for end in site["consumers"]]
-    # A second run reads the journal and the cache, in which the output must come back as it was.
+    # A second run reads the output site from the journal and the cache.
     again = open_session().search(asked)
     assert evidence.search is not None
     assert again.winner == evidence.search.winner
 
 
-def test_a_strategy_that_cannot_search_raises_before_calibration(
+def test_an_unusable_strategy_is_an_error_before_calibration(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
@@ -175,7 +175,7 @@ def test_a_strategy_that_cannot_search_raises_before_calibration(
     assert "calibrating" not in steps
 
 
-def test_the_journal_holds_the_search_its_noise_and_the_confirmation(open_session: Open, case: Case) -> None:
+def test_the_journal_contains_trials_noise_and_confirmation(open_session: Open, case: Case) -> None:
     session = open_session()
     search = session.search(case)
     found = lines(session.output(case))
@@ -186,14 +186,14 @@ def test_the_journal_holds_the_search_its_noise_and_the_confirmation(open_sessio
     assert {line["role"] for line in found if line["phase"] == "confirm"} >= {"reference", "winner"}
 
 
-def test_nothing_of_the_users_is_written_to(open_session: Open, case: Case, project: Path) -> None:
+def test_files_of_the_user_are_unchanged(open_session: Open, case: Case, project: Path) -> None:
     before = digests(project)
     session = open_session()
     session.evidence(case, ALL)
     assert digests(project) == before
 
 
-def test_progress_is_reported(open_session: Open, case: Case) -> None:
+def test_progress_is_reported_for_each_trial(open_session: Open, case: Case) -> None:
     session, seen = open_session(), list[Progress]()
     session.watch = seen.append
     total = session.search(case).total
@@ -207,7 +207,7 @@ def test_progress_is_reported(open_session: Open, case: Case) -> None:
 SLOW_INTEGERS = {"fake.integer": "4"}
 
 
-def test_what_is_not_faster_is_unchanged(open_session: Open, case: Case) -> None:
+def test_the_model_is_unchanged_if_no_placement_is_faster(open_session: Open, case: Case) -> None:
     session = open_session(SLOW_INTEGERS)
     one = replace(case, tune=replace(case.tune, trials=1))
     evidence = session.evidence(one, ALL)
@@ -221,7 +221,7 @@ def test_what_is_not_faster_is_unchanged(open_session: Open, case: Case) -> None
     assert evidence.parity.max_abs == 0
 
 
-def test_judging_enters_the_record(open_session: Open, case: Case) -> None:
+def test_a_judged_check_is_added_to_the_record_once(open_session: Open, case: Case) -> None:
     session = open_session()
     assert session.record().cases == ()
     result = session.judge(case, case.checks[0])
@@ -232,7 +232,7 @@ def test_judging_enters_the_record(open_session: Open, case: Case) -> None:
     assert recorded.evidence.latency is not None
 
 
-def test_cases_that_ask_otherwise_are_other_work(open_session: Open, case: Case) -> None:
+def test_a_case_with_other_rules_is_searched_separately(open_session: Open, case: Case) -> None:
     session = open_session()
     other = replace(case, quantize=QuantizeRules(weights="per-tensor"))
     session.search(case)
@@ -243,7 +243,7 @@ def test_cases_that_ask_otherwise_are_other_work(open_session: Open, case: Case)
 # ---- cache --------------------------------------------------------------------------------------
 
 
-def test_a_second_session_takes_the_winner_from_the_cache(open_session: Open, case: Case) -> None:
+def test_a_second_session_reads_the_winner_from_the_cache(open_session: Open, case: Case) -> None:
     first = open_session().search(case)
     session = open_session()
     built = count_builds(session)
@@ -255,7 +255,7 @@ def test_a_second_session_takes_the_winner_from_the_cache(open_session: Open, ca
     assert {path.name for path in built} == {"chain.onnx", "tuned.onnx"}
 
 
-def test_a_cached_run_leaves_the_same_files(open_session: Open, case: Case, tmp_path: Path) -> None:
+def test_a_cached_run_writes_the_same_files(open_session: Open, case: Case, tmp_path: Path) -> None:
     first = open_session()
     first.search(case)
     second = open_session(output=tmp_path / "elsewhere")
@@ -267,7 +267,9 @@ def test_a_cached_run_leaves_the_same_files(open_session: Open, case: Case, tmp_
     assert len(lines(second.output(case))) == first.search(case).total
 
 
-def test_a_reference_of_another_model_does_not_stay(open_session: Open, case: Case, project: Path) -> None:
+def test_the_written_reference_of_another_model_is_replaced(
+    open_session: Open, case: Case, project: Path
+) -> None:
     session = open_session()
     session.search(case)
     (session.output(case) / "reference.onnx").write_bytes(b"of yesterday")
@@ -275,10 +277,10 @@ def test_a_reference_of_another_model_does_not_stay(open_session: Open, case: Ca
     assert onnx.load(session.output(case) / "reference.onnx") == onnx.load(case.model)
 
 
-def test_what_another_process_put_meanwhile_stays_and_ours_is_what_we_found(
+def test_a_cache_entry_of_another_process_is_kept_and_the_own_result_is_used(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two specs of one model side by side search for the same key; each ships what it has measured itself."""
+    """Two concurrent searches with the same key: each of them selects the model that it has measured itself."""
     first, second = open_session(), open_session(output=case.model.parent / "elsewhere", seed=0)
 
     def put_late(*_: object) -> Path:
@@ -297,7 +299,7 @@ def test_what_another_process_put_meanwhile_stays_and_ours_is_what_we_found(
     assert ours.model.is_file()
 
 
-def test_a_unchanged_result_is_cached_too(open_session: Open, case: Case) -> None:
+def test_an_unchanged_result_is_cached(open_session: Open, case: Case) -> None:
     one = replace(case, tune=replace(case.tune, trials=1))
     open_session(SLOW_INTEGERS).search(one)
     session = open_session(SLOW_INTEGERS)
@@ -321,19 +323,19 @@ def test_other_data_misses_the_cache(open_session: Open, case: Case, project: Pa
     assert open_session().search(case).provenance.source == "measured"
 
 
-def test_a_model_exported_anew_under_its_name_is_another_case(open_session: Open, case: Case) -> None:
-    """As in a notebook: one session, and the model is trained on in between."""
+def test_a_changed_model_of_the_same_path_is_searched_again(open_session: Open, case: Case) -> None:
+    """For example, in a notebook a model may be trained further and exported to the same path during a session."""
     session = open_session()
     first = session.evidence(case, frozenset())
     onnx.save(chain_model(seed=1), case.model)
-    os.utime(case.model, (1, 1))  # whatever the clock's grain, and however old the file pretends to be
+    os.utime(case.model, (1, 1))  # the modification time must not matter
     second = session.evidence(case, frozenset())
     assert second.model_sha256 != first.model_sha256
     assert second.search is not first.search
     assert session.evidence(case, frozenset()).search is second.search
 
 
-def test_what_the_result_depends_on_is_in_the_key(case: Case, project: Path) -> None:
+def test_the_cache_key_depends_on_all_inputs_of_a_search(case: Case, project: Path) -> None:
     def key(case: Case = case, model="m", data="d", device="v", seed=0) -> str:
         return key_of(case, model, data, device, seed)
 
@@ -353,7 +355,7 @@ def test_what_the_result_depends_on_is_in_the_key(case: Case, project: Path) -> 
     assert key(replace(case, checks=(), title="other", tags=("x",))) == key()
 
 
-def test_the_digest_of_a_folder_of_data_is_over_its_files(tmp_path: Path) -> None:
+def test_the_digest_of_a_data_folder_depends_on_its_files(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "b").write_bytes(b"2")
     both = data_digest(tmp_path)
@@ -362,13 +364,13 @@ def test_the_digest_of_a_folder_of_data_is_over_its_files(tmp_path: Path) -> Non
     assert data_digest(None) == ""
 
 
-def test_checks_do_not_miss_the_cache(open_session: Open, case: Case) -> None:
+def test_the_cache_key_does_not_depend_on_checks(open_session: Open, case: Case) -> None:
     open_session().search(case)
     assert open_session().search(replace(case, checks=())).provenance.source == "cached"
 
 
 def with_tuned_scaled(session: Session, *scales: float) -> Session:
-    """A session whose cached winner takes ``scales`` times as long, measurement by measurement; the last one holds."""
+    """A session whose cached winner is slower by one factor of ``scales`` per measurement; the last one is repeated."""
     build, left = session.backend.build, list(scales)
     measure = session.work
 
@@ -395,7 +397,7 @@ def with_tuned_scaled(session: Session, *scales: float) -> Session:
 
 
 def found_again(session: Session, case: Case) -> tuple[str, str]:
-    """Where the winner comes from in a second session, and the warnings about it."""
+    """The source of the winner in a second session, and the warnings about it."""
     evidence = session.evidence(case, frozenset())
     assert evidence.search is not None
     return evidence.search.provenance.source, " ".join(evidence.warnings)
@@ -413,7 +415,7 @@ def test_a_cached_winner_that_is_slower_twice_is_tuned_again(open_session: Open,
     assert "it was tuned again" in warnings
 
 
-def test_in_ci_no_search_replaces_a_cached_winner_without_request(open_session: Open, case: Case) -> None:
+def test_a_slower_cached_winner_is_kept_in_ci_without_retune(open_session: Open, case: Case) -> None:
     winner = open_session().search(case).winner
     session = with_tuned_scaled(open_session(in_ci=True), 3)
     source, warnings = found_again(session, case)
@@ -424,10 +426,10 @@ def test_in_ci_no_search_replaces_a_cached_winner_without_request(open_session: 
 
 
 @pytest.mark.parametrize("recovers", [True, False], ids=["faster", "inconclusive"])
-def test_one_slow_measurement_does_not_end_a_cached_winner(
+def test_a_cached_winner_is_kept_after_one_slow_measurement(
     open_session: Open, case: Case, recovers: bool
 ) -> None:
-    """The second measurement finds it as fast as it was, or with just the gain that `tune.min_gain` asks for."""
+    """In the second measurement, the winner is as fast as before, or has exactly the gain of `tune.min_gain`."""
     latency = open_session().evidence(case, frozenset({"latency"})).latency
     assert latency is not None
     second = 1.0 if recovers else latency.speedup.median * (1 - case.tune.min_gain)
@@ -437,7 +439,7 @@ def test_one_slow_measurement_does_not_end_a_cached_winner(
     assert is_open is not recovers
 
 
-def test_a_cached_winner_that_does_not_build_any_more_is_tuned_again(open_session: Open, case: Case) -> None:
+def test_a_cached_winner_that_cannot_be_built_is_tuned_again(open_session: Open, case: Case) -> None:
     def broken(session: Session) -> Session:
         build = session.backend.build
 
@@ -457,7 +459,7 @@ def test_a_cached_winner_that_does_not_build_any_more_is_tuned_again(open_sessio
     assert "could not be built and run again: no kernel; it was tuned again" in warnings
 
 
-def test_retune_searches_again_although_a_winner_is_cached(open_session: Open, case: Case) -> None:
+def test_retune_searches_again_despite_a_cached_winner(open_session: Open, case: Case) -> None:
     open_session().search(case)
     assert open_session(retune=True).search(case).provenance.source == "measured"
     assert open_session().search(case).provenance.source == "cached"
@@ -474,7 +476,7 @@ def test_modes_that_do_not_search_need_a_known_winner(open_session: Open, case: 
     assert "--qdq-mode=run" in (caught.value.cure or "")
 
 
-def test_measure_times_the_known_winner_anew(open_session: Open, case: Case) -> None:
+def test_mode_measure_times_the_cached_winner_again(open_session: Open, case: Case) -> None:
     open_session().search(case)
     session = open_session(mode="measure")
     evidence = session.evidence(case, ALL)
@@ -485,7 +487,7 @@ def test_measure_times_the_known_winner_anew(open_session: Open, case: Case) -> 
     assert evidence.search.provenance.source == "cached"
 
 
-def test_measure_states_when_the_winner_no_longer_builds(open_session: Open, case: Case) -> None:
+def test_mode_measure_is_an_error_if_the_winner_cannot_be_built(open_session: Open, case: Case) -> None:
     open_session().search(case)
     session = open_session(mode="measure")
     build = session.backend.build
@@ -500,7 +502,7 @@ def test_measure_states_when_the_winner_no_longer_builds(open_session: Open, cas
         session.evidence(case, ALL)
 
 
-def test_verify_times_nothing(open_session: Open, case: Case) -> None:
+def test_mode_verify_times_nothing(open_session: Open, case: Case) -> None:
     open_session().search(case)
     session = open_session(mode="verify")
     build = session.backend.build
@@ -514,7 +516,7 @@ def test_verify_times_nothing(open_session: Open, case: Case) -> None:
     assert evidence.parity is not None
 
 
-def test_plan_builds_nothing(open_session: Open, case: Case) -> None:
+def test_mode_plan_builds_nothing(open_session: Open, case: Case) -> None:
     session = open_session(mode="plan")
     built = count_builds(session)
     assert "4 units" in session.plan(case)
@@ -522,7 +524,7 @@ def test_plan_builds_nothing(open_session: Open, case: Case) -> None:
     assert re.search(r"tuning may take [\d.]+ s to [\d.]+ s: 6 builds, estimated from", session.plan(case))
     assert "and 24 to confirm" in session.plan(case)
     front = replace(case, tune=replace(case.tune, objective="pareto"))
-    assert "and 48 to confirm" in session.plan(front)  # and eight placements of the front
+    assert "and 48 to confirm" in session.plan(front)  # includes eight placements of the front
     short = replace(case, tune=replace(case.tune, minutes=0.01))
     assert "tune.minutes ends the search after 0.6 s" in session.plan(short)
     nothing = replace(case, quantize=QuantizeRules(format="int8_b256"))
@@ -533,16 +535,16 @@ def test_plan_builds_nothing(open_session: Open, case: Case) -> None:
     assert not session.output(case).exists()
 
 
-def test_plan_of_a_finished_search(open_session: Open, case: Case) -> None:
-    """It announced a search of minutes where the next run takes the winner from the cache."""
+def test_the_plan_of_a_finished_search_states_that_the_winner_is_timed_again(
+    open_session: Open, case: Case
+) -> None:
     open_session().search(case)
     assert "which is timed again; with --qdq-retune 4 units" in open_session(mode="plan").plan(case)
     for anew in ({"retune": True}, {"no_cache": True}):
         assert open_session(mode="plan", **anew).plan(case).startswith("4 units")
 
 
-def test_plan_needs_the_data(open_session: Open, case: Case) -> None:
-    """A run with missing data failed after a plan without a fault."""
+def test_mode_plan_is_an_error_if_data_is_missing(open_session: Open, case: Case) -> None:
     lost = replace(case, inputs=replace(case.inputs, calibration=case.model.with_name("lost.npz")))
     with pytest.raises(DataError, match=r"lost\.npz"):
         open_session(mode="plan").plan(lost)
@@ -563,12 +565,12 @@ def test_a_known_scheme_is_replayed(open_session: Open, case: Case) -> None:
     assert evidence.latency is not None
 
 
-def test_the_winners_scheme_is_the_cached_one(open_session: Open, case: Case) -> None:
+def test_the_scheme_of_the_winner_selects_the_cached_winner(open_session: Open, case: Case) -> None:
     winner = open_session().search(case).winner
     assert open_session(scheme=winner.digest).search(case).winner == winner
 
 
-def test_the_references_scheme_is_the_users_model(open_session: Open, case: Case) -> None:
+def test_the_scheme_of_the_reference_selects_the_unchanged_model(open_session: Open, case: Case) -> None:
     reference = open_session().search(case).trials[0].placement
     found = open_session(scheme=reference.digest).search(case)
     assert (found.unchanged, found.winner) == (True, reference)
@@ -580,7 +582,7 @@ def test_an_unknown_scheme_is_an_error(open_session: Open, case: Case) -> None:
         open_session(scheme="nothing").search(case)
 
 
-def test_a_scheme_that_means_several_is_an_error(open_session: Open, case: Case) -> None:
+def test_an_ambiguous_scheme_is_an_error(open_session: Open, case: Case) -> None:
     open_session().search(case)
     with pytest.raises(StateError, match="several"):
         open_session(scheme="").search(case)
@@ -590,7 +592,7 @@ def test_a_scheme_that_means_several_is_an_error(open_session: Open, case: Case)
 
 
 def interrupted(session: Session, case: Case, after: int) -> None:
-    """Run the case until so many trials are done, and stop it as Ctrl-C does."""
+    """Run the case and interrupt it after ``after`` trials as Ctrl-C does."""
 
     def watch(progress: Progress) -> None:
         if progress.done == after:
@@ -602,7 +604,7 @@ def interrupted(session: Session, case: Case, after: int) -> None:
 
 
 def counted_corrections(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Correcting], CorrectionGain]:
-    """The calls that find corrections, which from now on find only this gain."""
+    """Replace the search for corrections by one that returns one gain; the recorded calls and this gain."""
     calls: list[Correcting] = []
     gain = CorrectionGain(name="bits", before_db=20.0, after_db=20.5, changed=3, taken=False)
 
@@ -622,7 +624,7 @@ def test_an_interrupted_search_keeps_its_corrections(
     assert len(calls) == 1
     assert open_session().search(case).corrections == (gain,)
     assert len(calls) == 1
-    open_session(retune=True).search(case)  # a new search finds its own
+    open_session(retune=True).search(case)  # a new search finds new corrections
     assert len(calls) == 2
 
 
@@ -639,14 +641,16 @@ def test_another_scheme_has_the_corrections_of_its_search(
 
 
 @pytest.mark.parametrize("after", [1, 3])
-def test_an_interrupted_search_continues_where_it_was(open_session: Open, case: Case, after: int) -> None:
+def test_an_interrupted_search_continues_after_the_last_trial(
+    open_session: Open, case: Case, after: int
+) -> None:
     session = open_session()
     interrupted(session, case, after)
     torn = (session.output(case) / "trials.jsonl").read_bytes()
     resumed, said = open_session(), list[str]()
     resumed.watch = lambda progress: said.append(progress.waiting)
     search = resumed.search(case)
-    (continued,) = filter(None, said)  # it did not say that it continues
+    (continued,) = filter(None, said)  # one message about the continuation
     assert re.fullmatch(rf"continues from {after + 1} builds in .*trials\.jsonl", continued)
     assert (resumed.output(case) / "trials.jsonl").read_bytes().startswith(torn)
     added = lines(resumed.output(case))[len(torn.splitlines()) :]
@@ -656,10 +660,10 @@ def test_an_interrupted_search_continues_where_it_was(open_session: Open, case: 
     assert [t.placement for t in whole.trials[:4]] == [t.placement for t in search.trials[:4]]
 
 
-def test_the_strategys_chance_does_not_depend_on_what_was_measured(
+def test_the_random_numbers_of_a_strategy_are_independent_of_measurements(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a resumed run, which measures less, would ask for other placements than the first."""
+    """Otherwise a resumed run, which measures less, would propose other placements than the first."""
     from qdqspec.search.attribution import Attribution
 
     drawn: list[list[float]] = []
@@ -683,7 +687,7 @@ def test_the_strategys_chance_does_not_depend_on_what_was_measured(
     assert drawn[1][:2] == drawn[0][:2]
 
 
-def test_a_search_that_could_not_be_written_is_not_repeated(
+def test_a_search_whose_results_could_not_be_written_is_not_repeated(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -700,7 +704,7 @@ def test_a_search_that_could_not_be_written_is_not_repeated(
     assert len(built) <= 3 * 4
 
 
-def test_what_failed_once_is_not_tried_for_every_check(open_session: Open, case: Case) -> None:
+def test_a_failed_search_is_not_repeated_for_other_checks(open_session: Open, case: Case) -> None:
     session = open_session({"fake.raise": "build"})
     built = count_builds(session)
     errors = []
@@ -714,7 +718,9 @@ def test_what_failed_once_is_not_tried_for_every_check(open_session: Open, case:
     assert len([path for path in built if path.name == "chain.onnx"]) <= 1
 
 
-def test_a_foreign_journal_is_set_aside_and_reported(open_session: Open, case: Case, project: Path) -> None:
+def test_the_journal_of_another_model_is_renamed_with_a_warning(
+    open_session: Open, case: Case, project: Path
+) -> None:
     session = open_session()
     interrupted(session, case, 2)
     foreign = (session.output(case) / "trials.jsonl").read_bytes()
@@ -727,7 +733,7 @@ def test_a_foreign_journal_is_set_aside_and_reported(open_session: Open, case: C
 
 
 @pytest.mark.parametrize("is_finished", [True, False], ids=["finished", "interrupted"])
-def test_what_another_device_measured_is_not_used(
+def test_results_of_another_device_are_not_used(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, is_finished: bool
 ) -> None:
     first = open_session()
@@ -748,7 +754,7 @@ def test_what_another_device_measured_is_not_used(
     assert {line["phase"] for line in lines(folder)} >= {"noise", "confirm"}
 
 
-def test_a_damaged_journal_is_set_aside_and_reported(open_session: Open, case: Case) -> None:
+def test_a_damaged_journal_is_replaced_with_a_warning(open_session: Open, case: Case) -> None:
     session = open_session()
     session.output(case).mkdir(parents=True)
     (session.output(case) / "trials.jsonl").write_text("garbage\n")
@@ -810,7 +816,7 @@ def broken_data(project: Path) -> Path:
         (broken_data, DataError),
     ],
 )
-def test_bad_input_is_one_error_that_names_the_file(
+def test_invalid_input_is_one_error_that_names_the_file(
     open_session: Open, case: Case, project: Path, spoil, kind
 ) -> None:
     spoilt = spoil(project)
@@ -821,7 +827,7 @@ def test_bad_input_is_one_error_that_names_the_file(
 
 
 @pytest.mark.parametrize("worker", [False, True])
-def test_an_output_folder_that_cannot_be_made_is_named(
+def test_an_output_folder_that_cannot_be_created_is_an_error(
     open_session: Open, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: bool
 ) -> None:
     if worker:
@@ -835,7 +841,7 @@ def test_an_output_folder_that_cannot_be_made_is_named(
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the administrator may write anywhere")
-def test_a_read_only_output_folder_is_named(open_session: Open, case: Case, tmp_path: Path) -> None:
+def test_a_read_only_output_folder_is_an_error(open_session: Open, case: Case, tmp_path: Path) -> None:
     folder = tmp_path / "locked"
     folder.mkdir()
     folder.chmod(0o500)
@@ -844,7 +850,9 @@ def test_a_read_only_output_folder_is_named(open_session: Open, case: Case, tmp_
     assert str(folder) in str(caught.value)
 
 
-def test_a_folder_in_use_is_named(open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_folder_in_use_is_an_error(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # workers of one run wait for each other
     first, second = open_session(), open_session()
     errors: list[StateError] = []
@@ -872,10 +880,10 @@ with RunLock(Path(sys.argv[1])):
 """
 
 
-def test_a_second_run_waits_for_the_first_and_takes_its_result(
+def test_a_second_run_waits_for_the_first_and_uses_its_result(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)  # workers of one run wait in silence
+    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)  # workers of one run wait without a message
     first, second = open_session(), open_session()
     found = first.search(case)
     words = [sys.executable, "-c", HOLDER, str(first.output(case))]
@@ -887,7 +895,7 @@ def test_a_second_run_waits_for_the_first_and_takes_its_result(
         def watch(progress: Progress) -> None:
             if progress.waiting:
                 waits.append(progress)
-                holder.kill()  # as if it had ended
+                holder.kill()  # the other run ends
 
         second.watch = watch
         taken = second.search(case)
@@ -897,10 +905,10 @@ def test_a_second_run_waits_for_the_first_and_takes_its_result(
     assert taken.winner == found.winner
 
 
-def test_the_output_may_not_be_the_users_own_folder_of_models(
+def test_an_output_folder_with_the_input_model_is_an_error(
     open_session: Open, case: Case, project: Path
 ) -> None:
-    """A model that is called as one of our files, in the folder we write to."""
+    """The output would overwrite a model that has the name of an output file."""
     shutil.move(project / "chain.onnx", project / "tuned.onnx")
     own = replace(case, model=project / "tuned.onnx")
     before = digests(project)["tuned.onnx"]
@@ -909,11 +917,11 @@ def test_the_output_may_not_be_the_users_own_folder_of_models(
     assert digests(project)["tuned.onnx"] == before
 
 
-# ---- children -----------------------------------------------------------------------------------
+# ---- child processes ----------------------------------------------------------------------------
 
 
 def children() -> set[int]:
-    """Processes below this one, zombies too, without idle ones that the next backend may use."""
+    """The child processes of this one including zombies, without idle ones that the next backend may use."""
     close_idle()
     found: set[int] = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -932,7 +940,7 @@ processes = pytest.mark.usefixtures("processes")
 
 @linux
 @processes
-def test_closing_leaves_no_child_behind(open_session: Open, case: Case) -> None:
+def test_closing_a_session_ends_its_child_processes(open_session: Open, case: Case) -> None:
     before = children()
     session = open_session()
     session.evidence(case, ALL)
@@ -945,7 +953,7 @@ def test_closing_leaves_no_child_behind(open_session: Open, case: Case) -> None:
 @linux
 @processes
 @pytest.mark.parametrize("stage", ["crash", "interrupt", "disk"])
-def test_nor_after_an_error(
+def test_closing_a_session_after_an_error_ends_its_child_processes(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     before = children()
@@ -974,12 +982,14 @@ def test_engines_are_closed_as_soon_as_a_case_is_done(open_session: Open, case: 
     assert len(children() - before) == 1  # the process that engines are forked from
 
 
-# ---- the real thing -----------------------------------------------------------------------------
+# ---- ONNX Runtime -------------------------------------------------------------------------------
 
 
 @processes
-def test_a_real_model_on_onnx_runtime(open_session: Open, models: Path, tmp_path: Path) -> None:
-    """Tuned or unchanged, as this machine has it; either way whole, proved and cached."""
+def test_a_session_with_a_real_model_on_onnx_runtime(
+    open_session: Open, models: Path, tmp_path: Path
+) -> None:
+    """The result, tuned or unchanged depending on the machine, is complete, proved and cached."""
     before = digests(models)
     real = Case(
         id="default",
@@ -1011,7 +1021,7 @@ def test_a_real_model_on_onnx_runtime(open_session: Open, models: Path, tmp_path
 
 
 def warnings_at(open_session: Open, case: Case, sqnr_db: float) -> str:
-    """What is said of a case whose tuned model has this SQNR on all evaluation data."""
+    """The warnings of a case whose tuned model has this SQNR on all evaluation data."""
     with closing(open_session()) as session:
         work = session.work(case)
         output = TensorParity(name="y", sqnr_db=sqnr_db, cosine=0.9, max_abs=1.0, max_steps=9.0)
@@ -1022,16 +1032,16 @@ def warnings_at(open_session: Open, case: Case, sqnr_db: float) -> str:
 @pytest.mark.parametrize(
     ("sqnr_db", "asked", "limit"),
     [
-        pytest.param(29.9, {"min_sqnr_db": 30.0}, "30", id="less than asked for"),
-        pytest.param(30.0, {"min_sqnr_db": 30.0}, "", id="as asked for"),
-        pytest.param(19.9, {}, "20", id="below the default"),
-        pytest.param(9.9, {"min_sqnr_db": "none"}, "", id="limit lifted"),
+        pytest.param(29.9, {"min_sqnr_db": 30.0}, "30", id="below the requested limit"),
+        pytest.param(30.0, {"min_sqnr_db": 30.0}, "", id="at the requested limit"),
+        pytest.param(19.9, {}, "20", id="below the default limit"),
+        pytest.param(9.9, {"min_sqnr_db": "none"}, "", id="without a limit"),
     ],
 )
 def test_a_model_below_its_limit_is_warned_about(
     open_session: Open, case: Case, sqnr_db: float, asked: dict[str, Any], limit: str
 ) -> None:
-    """As where its scheme was asked for, or data and runtime changed since it was selected."""
+    """For example, its scheme was requested, or data or runtime changed after it was selected."""
     said = warnings_at(open_session, replace(case, tune=replace(case.tune, **asked)), sqnr_db)
     found = f"on all evaluation data the tuned model has {sqnr_db:.1f} dB, below the limit of {limit} dB"
     assert (found in said) == bool(limit)

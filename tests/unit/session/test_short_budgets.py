@@ -1,4 +1,4 @@
-"""However early a search ends: everything quantized is confirmed beside the reference, and may be shipped."""
+"""Full quantization is confirmed beside the reference and may be selected, however early a search ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,24,24] x) => (f
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
-    """Two convolutions that integers are good for, on a budget of the reference alone."""
+    """Two convolutions that are faster in integers, with a budget for the reference only."""
     proto, lots = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
     proto.graph.initializer.append(
         numpy_helper.from_array(lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32), "w")
@@ -40,7 +40,7 @@ def case(tmp_path: Path) -> Case:
 
 
 def searched(case: Case, **words: Any) -> tuple[SearchResult, dict[str, dict[str, Any]]]:
-    """What the search came to, and the journal's lines of the confirmation by role."""
+    """The result of the search, and the journal entries of the confirmation by role."""
     root = case.model.parent
     quiet = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002", "fake.integer=0.8")
     with Session(backend="fake", root=root, output=Path("out"), backend_option=quiet, **words) as session:
@@ -51,7 +51,9 @@ def searched(case: Case, **words: Any) -> tuple[SearchResult, dict[str, dict[str
 
 
 @pytest.mark.parametrize("strategy", names("strategy"))
-def test_everything_is_confirmed_and_selected_where_it_is_proved(case: Case, strategy: str) -> None:
+def test_full_quantization_without_a_trial_is_confirmed_and_selected_if_proved(
+    case: Case, strategy: str
+) -> None:
     result, confirmed = searched(replace(case, tune=replace(case.tune, strategy=strategy)))
     assert [trial.placement.sites for trial in result.trials] == [frozenset()]
     assert confirmed.keys() == {"reference", "winner", "everything"}
@@ -60,8 +62,8 @@ def test_everything_is_confirmed_and_selected_where_it_is_proved(case: Case, str
     assert not result.unchanged
 
 
-def test_shipped_unsearched_it_is_kept_like_any_winner(case: Case) -> None:
-    """The cache gives it back, its digest names it, and ``patterns.yaml`` has it for the next search."""
+def test_full_quantization_selected_without_a_trial_is_cached_and_reusable(case: Case) -> None:
+    """It is read from the cache, selected by its digest, and a seed of the next search by ``patterns.yaml``."""
     first, _ = searched(case)
     again, _ = searched(case)
     assert again.provenance.source == "cached"
@@ -74,14 +76,14 @@ def test_shipped_unsearched_it_is_kept_like_any_winner(case: Case) -> None:
     assert first.winner in [trial.placement for trial in sister.trials]
 
 
-def test_shipped_unsearched_it_has_no_layers_and_takes_no_others(case: Case) -> None:
+def test_full_quantization_selected_without_a_trial_has_no_layer_times(case: Case) -> None:
     searched(case)
     _, *rows = (case.model.parent / "out" / "net" / "default" / "layers.csv").read_text().splitlines()
     assert {row.partition(",")[0] for row in rows} == {"reference"}
 
 
 @pytest.mark.parametrize(("least", "unchanged"), [(5.0, False), (90.0, True)])
-def test_unsearched_its_sqnr_is_measured_before_it_is_selected(
+def test_the_sqnr_of_full_quantization_without_a_trial_is_measured_before_selection(
     case: Case, least: float, unchanged: bool
 ) -> None:
     result, confirmed = searched(replace(case, tune=replace(case.tune, min_sqnr_db=least)))
@@ -92,7 +94,7 @@ def test_unsearched_its_sqnr_is_measured_before_it_is_selected(
 
 
 class PartOnly:
-    """Asks for everything quantized in a part of the model, and then for nothing more."""
+    """A strategy that proposes full quantization of a part of the model only."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
         everything, nodes = setup.space.resolve(setup.space.everything()), setup.space.units[0].nodes
@@ -109,7 +111,7 @@ class PartOnly:
         return not self.waiting
 
 
-def test_nor_where_only_a_part_with_its_pairs_was_built(case: Case) -> None:
+def test_the_sqnr_of_full_quantization_is_measured_if_only_a_part_was_built(case: Case) -> None:
     asked = replace(case, tune=replace(case.tune, trials=3, min_sqnr_db=90.0))
     quiet = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002", "fake.integer=0.8")
     with (
@@ -120,11 +122,11 @@ def test_nor_where_only_a_part_with_its_pairs_was_built(case: Case) -> None:
         assert study.confirm().result.unchanged
 
 
-def test_it_is_scored_before_it_is_selected_where_a_metric_is_requested(case: Case) -> None:
+def test_full_quantization_without_a_trial_is_scored_before_selection(case: Case) -> None:
     scores: list[float] = []
 
     def mine(outputs: Any, labels: Any) -> float:
-        """The float model's score is perfect, and everything else's is not."""
+        """A metric of 1 for the float model and 0 for all others."""
         scores.append(0.0 if scores else 1.0)
         return scores[-1]
 

@@ -1,4 +1,4 @@
-"""A study on the simulated device: each step by itself, own strategies and regions, saved and resumed."""
+"""Studies on the simulated device: single steps, user strategies and regions, saving and resuming."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
         "fake.run_noise=0",
         "fake.wall_noise=0",
         "fake.build_noise=0",
-    )  # what is measured twice is the same
+    )  # measurements are reproducible
     with Session(backend="fake", root=tmp_path / "root", backend_option=quiet) as opened:
         yield opened
 
@@ -63,7 +63,7 @@ def open_study(session: Session, model: Path) -> Iterator[Open]:
 
 
 class Everything:
-    """Asks for everything quantized, and then for nothing more."""
+    """A strategy that proposes full quantization only."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
         self.waiting = [Proposal(placement=setup.space.resolve(setup.space.everything()), phase="all")]
@@ -83,14 +83,16 @@ class Everything:
 # ---- the loop -----------------------------------------------------------------------------------
 
 
-def test_iterating_is_the_search_that_tune_runs(session: Session, model: Path, open_study: Open) -> None:
+def test_iterating_over_a_study_runs_the_search_of_tune(
+    session: Session, model: Path, open_study: Open
+) -> None:
     tuned = session.tune(model, trials=6)
     trials = tuple(open_study())
     assert [t.placement for t in trials] == [t.placement for t in tuned.trials]
     assert [t.phase for t in trials] == [t.phase for t in tuned.trials]
 
 
-def test_the_steps_make_the_same_loop(open_study: Open) -> None:
+def test_single_steps_of_a_study_run_the_same_search(open_study: Open) -> None:
     study = open_study()
     while proposals := study.ask():
         built = study.build(proposals[0])
@@ -101,7 +103,7 @@ def test_the_steps_make_the_same_loop(open_study: Open) -> None:
     assert [t.number for t in study.trials] == list(range(6))
 
 
-def test_several_may_be_requested_at_once(open_study: Open) -> None:
+def test_several_proposals_can_be_requested_at_once(open_study: Open) -> None:
     study = open_study()
     study.tell([study.evaluate(proposal) for proposal in study.ask(3)])
     before = len(study.trials)
@@ -112,14 +114,14 @@ def test_several_may_be_requested_at_once(open_study: Open) -> None:
     assert study.ask()
 
 
-def test_the_budget_ends_it(open_study: Open) -> None:
+def test_the_budget_ends_a_study(open_study: Open) -> None:
     study = open_study(trials=2)
     assert len(list(study)) == 2
     assert study.ask() == ()
     assert list(study) == []
 
 
-def test_the_loop_may_be_left_and_entered_again(open_study: Open) -> None:
+def test_iterating_over_a_study_can_be_interrupted_and_continued(open_study: Open) -> None:
     study = open_study()
     for trial in study:
         if trial.number == 2:
@@ -128,7 +130,7 @@ def test_the_loop_may_be_left_and_entered_again(open_study: Open) -> None:
     assert len(list(study)) == 3
 
 
-# ---- what the caller asks for --------------------------------------------------------------------
+# ---- requests of the caller ----------------------------------------------------------------------
 
 
 def test_user_labels_are_measured_after_the_reference(open_study: Open) -> None:
@@ -140,7 +142,7 @@ def test_user_labels_are_measured_after_the_reference(open_study: Open) -> None:
     assert trial.placement == study.space.resolve({unit.id: unit.full})
 
 
-def test_what_is_known_is_not_built_again(open_study: Open) -> None:
+def test_a_measured_placement_is_not_built_again(open_study: Open) -> None:
     study = open_study()
     everything = study.space.everything()
     assert study.evaluate(everything) is study.evaluate(everything)
@@ -158,17 +160,17 @@ def test_a_strategy_receives_results_of_its_proposals_only(open_study: Open) -> 
     assert [t.phase for t in study.trials] == ["own", "own", "all"]
 
 
-def test_a_committed_placement_is_the_one_to_beat(open_study: Open) -> None:
+def test_a_committed_placement_is_the_incumbent(open_study: Open) -> None:
     study = open_study()
     list(study)
     trial = study.commit({})
     assert study.best is trial
     assert (trial.phase, trial.placement, trial.ratio) == ("commit", NOTHING, 1.0)
     again = study.evaluate(study.space.resolve(study.space.everything()))
-    assert again.number < trial.number  # measured before: not raced anew
+    assert again.number < trial.number  # measured before, so it is not raced again
 
 
-def test_what_does_not_build_cannot_be_committed(open_study: Open, session: Session) -> None:
+def test_a_placement_that_cannot_be_built_cannot_be_committed(open_study: Open, session: Session) -> None:
     study = open_study()
     study.evaluate({})
 
@@ -181,7 +183,9 @@ def test_what_does_not_build_cannot_be_committed(open_study: Open, session: Sess
     assert [t.ok for t in study.trials] == [True, False]
 
 
-def test_the_best_is_exported_as_model_and_as_scheme(open_study: Open, tmp_path: Path, model: Path) -> None:
+def test_the_best_placement_is_exported_as_model_and_as_scheme(
+    open_study: Open, tmp_path: Path, model: Path
+) -> None:
     study = open_study()
     list(study)
     assert study.best is not None
@@ -191,7 +195,7 @@ def test_the_best_is_exported_as_model_and_as_scheme(open_study: Open, tmp_path:
     assert onnx.load(study.export(tmp_path / "none.onnx", NOTHING)) == onnx.load(model)
 
 
-def test_it_is_confirmed_by_fresh_builds(open_study: Open) -> None:
+def test_the_result_of_a_study_is_confirmed_by_new_builds(open_study: Open) -> None:
     study = open_study()
     list(study)
     tuned = study.confirm()
@@ -200,7 +204,7 @@ def test_it_is_confirmed_by_fresh_builds(open_study: Open) -> None:
     assert tuned.latency.builds == 3
 
 
-# ---- own strategy, own regions, filters ------------------------------------------------------------
+# ---- user strategies, user regions, filters --------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["class", "object", "function"])
@@ -222,7 +226,9 @@ def test_any_object_that_proposes_and_receives_results_is_a_strategy(open_study:
     )
 
 
-def test_a_strategy_receives_the_measured_noise_before_a_stop_and_after(model: Path, tmp_path: Path) -> None:
+def test_a_strategy_receives_the_measured_noise_before_and_after_a_resume(
+    model: Path, tmp_path: Path
+) -> None:
     made: list[Everything] = []
 
     def make(setup: SearchSetup, random: np.random.Generator) -> Everything:
@@ -240,20 +246,20 @@ def test_a_strategy_receives_the_measured_noise_before_a_stop_and_after(model: P
     assert [[trial.eps for trial in strategy.told] for strategy in made] == [[eps], [eps]]
 
 
-def test_a_strategy_may_be_named(open_study: Open) -> None:
+def test_a_strategy_can_be_given_by_name(open_study: Open) -> None:
     assert {t.phase for t in open_study(strategy="exhaustive", trials=4)} >= {"pure", "exhaustive"}
     with pytest.raises(ConfigError, match="did you mean 'region'"):
         open_study(strategy="regoin")
 
 
-def test_regions_may_be_given(open_study: Open) -> None:
+def test_regions_can_be_given(open_study: Open) -> None:
     study = open_study(regions=[["Conv#0", "Relu#1"], ["Conv#2"]])
     leaves = [region.nodes for region in study.regions if region.type == "LEAF"]
     assert ("Conv#0", "Relu#1") in leaves
     assert ("Conv#2",) in leaves
 
 
-def test_filters_hold_for_whatever_is_tried(open_study: Open) -> None:
+def test_filters_apply_to_all_placements_of_a_study(open_study: Open) -> None:
     study = open_study(deny=["MatMul"], exclude=["Conv#0"])
     touched = {node for unit in study.space.units for node in unit.nodes}
     assert touched
@@ -263,7 +269,7 @@ def test_filters_hold_for_whatever_is_tried(open_study: Open) -> None:
         assert not {end.node for site in weights for end in site.consumers} & {"MatMul#7", "Conv#0"}
 
 
-def test_a_wrong_word_is_reported(open_study: Open) -> None:
+def test_an_unknown_argument_is_an_error_with_a_suggestion(open_study: Open) -> None:
     with pytest.raises(ConfigError, match=r"unknown word 'trails' \(did you mean 'trials'"):
         open_study(trails=3)
     with pytest.raises(SpecError, match="per-channel"):
@@ -272,10 +278,12 @@ def test_a_wrong_word_is_reported(open_study: Open) -> None:
         open_study(name="../elsewhere")
 
 
-# ---- kept, loaded, refused -------------------------------------------------------------------------
+# ---- saving and loading ----------------------------------------------------------------------------
 
 
-def test_a_saved_study_continues_where_it_was(session: Session, open_study: Open, tmp_path: Path) -> None:
+def test_a_saved_study_continues_after_its_last_trial(
+    session: Session, open_study: Open, tmp_path: Path
+) -> None:
     whole = [t.placement for t in open_study()]
     study = open_study()
     for trial in study:
@@ -291,10 +299,14 @@ def test_a_saved_study_continues_where_it_was(session: Session, open_study: Open
         assert loaded.best.placement == NOTHING
         asked = [t.placement for t in loaded]
         assert not set(asked) & set(whole[:3])
-    assert len((folder / "trials.jsonl").read_text().splitlines()) == len(loaded.trials) + 1  # and the noise
+    assert (
+        len((folder / "trials.jsonl").read_text().splitlines()) == len(loaded.trials) + 1
+    )  # the noise is stored
 
 
-def test_a_study_in_a_folder_outlives_a_kill(session: Session, model: Path, tmp_path: Path) -> None:
+def test_a_study_in_a_folder_continues_after_an_interruption(
+    session: Session, model: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "kept"
     with session.study(model, trials=6, folder=folder) as study:
         for trial in study:
@@ -340,7 +352,9 @@ def test_a_study_of_another_seed_or_strategy_is_refused(
         Study.load(folder, session=session, strategy=Everything)
 
 
-def test_a_user_strategy_is_passed_again(open_study: Open, session: Session, tmp_path: Path) -> None:
+def test_loading_a_study_with_a_user_strategy_needs_the_strategy(
+    open_study: Open, session: Session, tmp_path: Path
+) -> None:
     study = open_study(strategy=Everything)
     list(study)
     folder = study.save(tmp_path / "saved")
@@ -352,7 +366,7 @@ def test_a_user_strategy_is_passed_again(open_study: Open, session: Session, tmp
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "version", "case", "plugin", "deep", "twice"])
-def test_a_damaged_study_is_reported(open_study: Open, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_study_is_an_error(open_study: Open, tmp_path: Path, damage: str) -> None:
     folder = open_study().save(tmp_path / "saved")
     file = folder / "study.json"
     said = json.loads(file.read_text())
@@ -363,7 +377,7 @@ def test_a_damaged_study_is_reported(open_study: Open, tmp_path: Path, damage: s
             "garbage": "{",
             "version": json.dumps({**said, "schema_version": 9}),
             "case": '{"schema_version": 1}',
-            # A file must not make a session load native code, or write somewhere else.
+            # A file must not make a session load native code or write to another folder.
             "plugin": json.dumps({**said, "settings": {**said["settings"], "plugin": ["evil.so"]}}),
             "deep": "[" * 100_000,
             "twice": file.read_text().replace('"strategy"', '"strategy": "x", "strategy"', 1),
@@ -374,7 +388,7 @@ def test_a_damaged_study_is_reported(open_study: Open, tmp_path: Path, damage: s
 
 
 @pytest.mark.usefixtures("processes")
-def test_closing_ends_the_processes(session: Session, model: Path) -> None:
+def test_closing_a_study_ends_its_processes(session: Session, model: Path) -> None:
     with session.study(model, trials=3) as study:
         list(study)
     study.close()
@@ -385,7 +399,7 @@ def test_closing_ends_the_processes(session: Session, model: Path) -> None:
             use()
 
 
-def test_a_candidate_is_rehearsed_without_being_built(open_study: Open) -> None:
+def test_a_candidate_is_rehearsed_without_a_build(open_study: Open) -> None:
     study = open_study()
     everything = study.space.everything()
     found, nothing = study.rehearse(everything), study.rehearse({})
@@ -396,7 +410,7 @@ def test_a_candidate_is_rehearsed_without_being_built(open_study: Open) -> None:
     assert study.trials == ()
 
 
-def test_a_placement_from_elsewhere_is_rehearsed_too(open_study: Open) -> None:
+def test_a_placement_outside_the_space_is_rehearsed(open_study: Open) -> None:
     study = open_study()
     known = study.rehearse({})
     fine = Site(tensor="b", consumers=(Consumer("Conv#2", 0),), format="int16")
@@ -404,7 +418,7 @@ def test_a_placement_from_elsewhere_is_rehearsed_too(open_study: Open) -> None:
     assert 60 < found.sqnr_db < known.sqnr_db
 
 
-def test_a_closed_study_rehearses_nothing(open_study: Open) -> None:
+def test_rehearsing_in_a_closed_study_is_an_error(open_study: Open) -> None:
     study = open_study()
     study.close()
     with pytest.raises(StateError, match="closed"):

@@ -1,4 +1,4 @@
-"""One placement for several runtimes: two simulated devices, on which other kernels are fast."""
+"""One placement for several runtimes: two simulated devices with different fast kernels."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def found_in(
             session.search(case)
         (found,) = session.find_common()
         assert session.record().common == (found,)
-        assert session.find_common([case]) == ()  # of one runtime there is none
+        assert session.find_common([case]) == ()  # no common placement for one runtime
         assert session.find_common()[0] is found
     return found, session
 
 
 def true_ratio(models, tmp_path, words=None) -> float:
-    """The time of the written model over float, without noise."""
+    """The ratio of the times of the written model and the float model without noise."""
     tuned = tmp_path / "out" / "digits_resnet" / "common" / "tuned.onnx"
     return true_ms(tuned, words) / true_ms(models / "digits_resnet.onnx", words)
 
 
-def test_the_written_model_is_slower_than_float_on_no_device(models, tmp_path):
+def test_the_common_model_is_faster_than_float_on_all_devices(models, tmp_path):
     found, _ = found_in(models, tmp_path)
     assert not found.unchanged
     ratios = {target.target: target.ratio for target in found.targets}
@@ -57,27 +57,27 @@ def test_the_written_model_is_slower_than_float_on_no_device(models, tmp_path):
     assert found.mean.median == pytest.approx(truth, rel=0.05)
 
 
-def test_the_loss_is_that_against_the_best_of_each_devices_own_search(models, tmp_path):
+def test_the_loss_is_relative_to_the_winner_of_each_device(models, tmp_path):
     found, _ = found_in(models, tmp_path)
     for target in found.targets:
         assert target.loss.median == pytest.approx(target.ratio.median / target.own.median, rel=0.02)
         assert target.own_builds > 0
 
 
-def test_the_same_seed_gives_the_same_placement(models, tmp_path):
+def test_the_seed_determines_the_common_placement(models, tmp_path):
     first, _ = found_in(models, tmp_path / "a", no_cache=True)
     second, _ = found_in(models, tmp_path / "b", no_cache=True)
     assert dataclasses.replace(first, seconds=0) == dataclasses.replace(second, seconds=0)
 
 
-def test_weights_are_shares_of_the_mean(models, tmp_path):
+def test_the_mean_over_targets_is_weighted(models, tmp_path):
     found, _ = found_in(models, tmp_path, {"fake": 3.0, "other": 1.0})
     assert [target.weight for target in found.targets] == [0.75, 0.25]
     logs = sum(target.weight * math.log(target.ratio.median) for target in found.targets)
     assert found.mean.median == pytest.approx(math.exp(logs))
 
 
-def test_a_gain_that_is_not_proved_gives_no_placement_and_writes_none(models, tmp_path):
+def test_no_common_model_is_written_if_the_gain_is_not_proved(models, tmp_path):
     found, _ = found_in(models, tmp_path, rules=dataclasses.replace(RULES, min_gain=0.9))
     assert found.unchanged
     assert "a gain of 90% is not proved" in found.reason or "no accurate candidate" in found.reason

@@ -1,4 +1,4 @@
-"""The time limit of a run is one for all its cases."""
+"""The time limit of a run applies to all its cases together."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pytest
 from qdqspec.session import Session
 
 
-def test_what_is_left_shrinks_and_never_goes_below_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_decreases_to_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(root=tmp_path, backend="fake", time_limit=100.0)
     started = session._started[1]
     for now, left in ((0.0, 100.0), (40.0, 60.0), (500.0, 0.0)):
@@ -20,7 +18,7 @@ def test_what_is_left_shrinks_and_never_goes_below_nothing(
     session.close()
 
 
-def test_without_a_limit_nothing_is_counted(tmp_path: Path) -> None:
+def test_there_is_no_time_left_without_a_limit(tmp_path: Path) -> None:
     session = Session(root=tmp_path, backend="fake")
     assert session._seconds_left() is None
     session.close()

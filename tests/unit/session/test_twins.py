@@ -1,4 +1,4 @@
-"""Searches that share their work with twins: devices of the same key, here in the same process."""
+"""Searches that distribute builds and measurements to twins: devices of the same key, here in the same process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def case(tmp_path) -> Case:
 
 
 class LocalTwin:
-    """A twin with a session of its own. It is lost, if so, when it is asked the ``lost_at``-th request."""
+    """A twin with a separate session. The connection is lost at the ``lost_at``-th request if that is not 0."""
 
     def __init__(self, name: str, case: Case, folder: Path, *, lost_at: int = 0, **settings: Any) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class LocalTwin:
 
 @pytest.fixture
 def tuned(case, tmp_path, monkeypatch):
-    """Tune a case with twins of these names and options; the search waits for a twin that is at work."""
+    """A function that tunes a case with twins of these names and options; the search waits for busy twins."""
     monkeypatch.setattr("qdqspec.measurement.bench.Bench._saved_seconds", lambda *_: 20.0)
     idle = Twins.idle
     monkeypatch.setattr(
@@ -71,7 +71,9 @@ def tuned(case, tmp_path, monkeypatch):
 
         def tune(output: str = "out", **twins: Mapping[str, Any]):
             made = [
-                LocalTwin(name, case, tmp_path / name, device=number, **words)  # each has a lock of its own
+                LocalTwin(
+                    name, case, tmp_path / name, device=number, **words
+                )  # each device has a separate lock
                 for number, (name, words) in enumerate(twins.items(), 1)
             ]
             for each in made:
@@ -85,18 +87,22 @@ def tuned(case, tmp_path, monkeypatch):
         yield tune
 
 
-def test_a_search_with_twins_finds_what_it_finds_alone(tuned):
+def test_a_search_with_twins_has_the_winner_of_a_search_without(tuned):
     alone, _, _ = tuned("alone")
     evidence, lines, (one, two) = tuned(one={}, two={})
     assert evidence.search.winner.digest == alone.search.winner.digest
     assert evidence.latency.speedup.median == pytest.approx(alone.latency.speedup.median, rel=0.05)
     assert {line["twin"] for line in lines} == {"", "one", "two"}
     assert len({line["placement"] for line in lines if line["phase"] in ("pure", "compose", "refine")}) > 6
-    assert one.asked[:3] == ["open", "time", "time"]  # noise, and the pair on which devices are compared
+    assert one.asked[:3] == [
+        "open",
+        "time",
+        "time",
+    ]  # noise, and the pair of models by which devices are compared
     assert two.asked[-1] == "time"  # the confirmation
 
 
-def test_noise_and_confirmation_are_spread_and_reported(tuned):
+def test_noise_and_confirmation_are_distributed_among_twins(tuned):
     evidence, lines, (one,) = tuned(one={})
     noise = next(line for line in lines if line["phase"] == "noise")
     times = [request for request in one.requests if request["do"] == "time"]
@@ -107,7 +113,7 @@ def test_noise_and_confirmation_are_spread_and_reported(tuned):
     assert all("2 devices of one key" in text for s in evidence.latency.samples.values() for text in s.notes)
 
 
-def test_a_round_has_one_incumbent(tuned):
+def test_all_devices_of_a_round_race_against_one_incumbent(tuned):
     _, lines, (one,) = tuned(one={})
     best = 1.0
     for line in lines:
@@ -116,10 +122,10 @@ def test_a_round_has_one_incumbent(tuned):
             best = line["ratio"]
     assert any(line["twin"] and line["race"] for line in lines)
     told = [each for request in one.requests for each in request.get("recall", ())]
-    assert {each["twin"] for each in told} == {""}  # it knows what it has timed itself
+    assert {each["twin"] for each in told} == {""}  # only trials of the other device are sent
 
 
-def test_a_twin_that_disagrees_is_set_aside_and_reported(tuned):
+def test_a_twin_with_other_times_is_not_used_with_a_warning(tuned):
     slow = ("fake.integer=2",)
     evidence, lines, (_, odd) = tuned(good={}, odd={"backend_option": slow})
     (said,) = [text for text in evidence.warnings if "same key" in text]
@@ -128,7 +134,7 @@ def test_a_twin_that_disagrees_is_set_aside_and_reported(tuned):
     assert {line["twin"] for line in lines} == {"", "good"}
 
 
-def test_the_device_of_the_search_may_be_the_one_that_disagrees(tuned):
+def test_twins_are_not_used_if_the_device_of_the_search_differs_from_them(tuned):
     slow = ("fake.integer=2",)
     evidence, lines, _ = tuned(one={"backend_option": slow}, two={"backend_option": slow})
     said = [text for text in evidence.warnings if "same key" in text]
@@ -137,7 +143,7 @@ def test_the_device_of_the_search_may_be_the_one_that_disagrees(tuned):
 
 
 @pytest.mark.parametrize("lost_at", [2, 4])
-def test_a_lost_twin_is_done_without(tuned, lost_at):
+def test_a_search_continues_without_a_lost_twin(tuned, lost_at):
     evidence, lines, (gone,) = tuned(gone={"lost_at": lost_at})
     assert evidence.search.total >= TRIALS // 2
     numbers = [line["trial"] for line in lines if line["phase"] not in ("noise", "confirm")]
@@ -145,7 +151,7 @@ def test_a_lost_twin_is_done_without(tuned, lost_at):
     assert len(gone.requests) >= lost_at
 
 
-def test_a_resumed_search_asks_in_the_recorded_rounds(tuned, case, tmp_path):
+def test_a_resumed_search_with_twins_builds_no_placement_twice(tuned, case, tmp_path):
     _, lines, _ = tuned(one={})
     journal = next((tmp_path / "out").rglob("trials.jsonl"))
     whole = journal.read_bytes().splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""What a search starts from: caches, schemes, quantized models."""
+"""Warm starts of a search: caches, schemes, quantized models and journals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def start(space: SchemeSpace, notes: list[str]) -> Start:
 
 @pytest.fixture
 def half(space: SchemeSpace) -> Placement:
-    """Some units quantized: a placement that no pure labelling gives."""
+    """A placement with some quantized units, which is no pure labelling."""
     return space.resolve({unit.id: unit.full for unit in space.units[:9]})
 
 
@@ -56,7 +56,7 @@ def numbers(space: SchemeSpace) -> Quantizer:
 
 
 def seeds(paths: list[Path], start: Start) -> tuple[Placement, ...]:
-    """The placements alone."""
+    """The placements of the warm starts."""
     return tuple(known.placement for known in warm_starts(paths, start))
 
 
@@ -66,14 +66,14 @@ def cache_at(path: Path, space: SchemeSpace, placement: Placement, target: str =
     return path
 
 
-def test_a_scheme_gives_its_placement_back(start: Start, half: Placement, tmp_path: Path) -> None:
+def test_a_scheme_is_a_warm_start_with_its_placement(start: Start, half: Placement, tmp_path: Path) -> None:
     path = tmp_path / "scheme.json"
     write_scheme(path, half, numbers(start.space).placed(half), HERE[0])
     assert seeds([path], start) == (half,)
 
 
 @pytest.mark.parametrize("weights", ["integer", "float"])
-def test_a_quantized_model_gives_its_placement_back(
+def test_a_quantized_model_is_a_warm_start_with_its_placement(
     start: Start, half: Placement, tmp_path: Path, weights: str
 ) -> None:
     path = tmp_path / "tuned.onnx"
@@ -91,13 +91,13 @@ def test_a_quantized_model_gives_its_placement_back(
     assert found.labels == half.labels
 
 
-def test_a_pattern_cache_gives_its_best(start: Start, tmp_path: Path) -> None:
+def test_a_pattern_cache_is_a_warm_start_with_its_best_placement(start: Start, tmp_path: Path) -> None:
     everything = start.space.resolve(start.space.everything())
     path = cache_at(tmp_path / "patterns.yaml", start.space, everything)
     assert seeds([path], start) == (everything,)
 
 
-def test_several_files_give_each_placement_once_in_their_order(
+def test_placements_of_several_files_are_ordered_and_distinct(
     start: Start, half: Placement, tmp_path: Path
 ) -> None:
     everything = start.space.resolve(start.space.everything())
@@ -107,7 +107,7 @@ def test_several_files_give_each_placement_once_in_their_order(
     assert seeds([scheme, cache, scheme], start) == (half, everything)
 
 
-def test_files_without_this_model_are_noted(
+def test_files_of_another_model_are_noted(
     start: Start, notes: list[str], models: Path, tmp_path: Path
 ) -> None:
     model = load_model(models / "squeezenet10.onnx")
@@ -117,12 +117,12 @@ def test_files_without_this_model_are_noted(
     assert notes == ["patterns.yaml contains no placement for this model"]
 
 
-def test_a_float_model_is_no_start(start: Start, notes: list[str], models: Path) -> None:
+def test_a_float_model_is_no_warm_start(start: Start, notes: list[str], models: Path) -> None:
     assert seeds([models / "digits_resnet.onnx"], start) == ()
     assert "digits_resnet.onnx contains no placement for this model" in notes
 
 
-def test_what_another_backend_made_is_refused_with_the_file(
+def test_files_of_another_backend_are_an_error_with_the_path(
     start: Start, half: Placement, tmp_path: Path
 ) -> None:
     scheme = tmp_path / "scheme.json"
@@ -134,7 +134,7 @@ def test_what_another_backend_made_is_refused_with_the_file(
         assert caught.value.where == str(path)
 
 
-def test_other_files_are_refused_with_what_is_taken(start: Start, tmp_path: Path) -> None:
+def test_files_of_other_types_are_an_error_with_the_supported_ones(start: Start, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"pattern caches \(.yaml\), journals \(.jsonl\), schemes"
     ) as caught:
@@ -147,7 +147,7 @@ def test_other_files_are_refused_with_what_is_taken(start: Start, tmp_path: Path
     [("a.yaml", StateError), ("a.json", StateError), ("a.jsonl", StateError), ("a.onnx", ModelError)],
 )
 @pytest.mark.parametrize("data", [None, b"\x00\x01{["])
-def test_missing_and_damaged_files_are_reported_by_name(
+def test_missing_and_damaged_files_are_an_error_with_the_path(
     start: Start, tmp_path: Path, name: str, error: type[Exception], data: bytes | None
 ) -> None:
     path = tmp_path / name
@@ -157,7 +157,7 @@ def test_missing_and_damaged_files_are_reported_by_name(
         seeds([path], start)
 
 
-def test_a_model_with_the_same_nodes_renamed_by_a_tool_is_recognized(
+def test_a_quantized_model_with_renamed_pairs_is_a_warm_start(
     start: Start, half: Placement, tmp_path: Path
 ) -> None:
     proto = insert_qdq(start.space.model, half, numbers(start.space)).proto
@@ -181,7 +181,7 @@ def journal_at(path: Path, trials: Sequence[Trial], backend: str = HERE[0], devi
 
 @pytest.fixture
 def searched(start: Start, half: Placement) -> list[Trial]:
-    """A search that half won, and its confirmation, where everything was better after all."""
+    """A search with the winner ``half``, whose confirmation found full quantization faster."""
     space = start.space
     reference, everything = space.resolve({}), space.resolve(space.everything())
     return [
@@ -194,7 +194,7 @@ def searched(start: Start, half: Placement) -> list[Trial]:
     ]
 
 
-def test_a_journal_gives_what_was_confirmed_best(
+def test_a_journal_is_a_warm_start_with_the_fastest_confirmed_placement(
     start: Start, searched: list[Trial], half: Placement, tmp_path: Path
 ) -> None:
     everything = searched[1].placement
@@ -204,29 +204,31 @@ def test_a_journal_gives_what_was_confirmed_best(
     assert path.read_bytes() == before
 
 
-def test_a_journal_that_was_stopped_gives_what_led_and_proves_nothing(
+def test_an_unfinished_journal_is_a_warm_start_with_unproved_placements(
     start: Start, searched: list[Trial], half: Placement, tmp_path: Path
 ) -> None:
     path = journal_at(tmp_path / "trials.jsonl", searched[:3])
-    path.write_bytes(path.read_bytes() + b'{"trial": 3, "pha')  # and torn
+    path.write_bytes(path.read_bytes() + b'{"trial": 3, "pha')  # an incomplete line
     assert warm_starts([path], start) == ((half, False), (searched[1].placement, False))
 
 
-def test_what_another_device_confirmed_is_not_proved_here(
+def test_placements_confirmed_on_another_device_are_not_proved(
     start: Start, searched: list[Trial], tmp_path: Path
 ) -> None:
     path = journal_at(tmp_path / "trials.jsonl", searched, device="another")
     assert [known.proved for known in warm_starts([path], start)] == [False, False]
 
 
-def test_a_journal_of_another_backend_is_refused(start: Start, searched: list[Trial], tmp_path: Path) -> None:
+def test_a_journal_of_another_backend_is_an_error(
+    start: Start, searched: list[Trial], tmp_path: Path
+) -> None:
     path = journal_at(tmp_path / "trials.jsonl", searched, backend="tensorrt-10")
     with pytest.raises(StateError, match=r"made on tensorrt-10, not on onnxruntime-cpu") as caught:
         warm_starts([path], start)
     assert caught.value.where == str(path)
 
 
-def test_a_journal_without_its_header_is_reported_with_the_missing_file(
+def test_the_error_of_a_journal_without_its_header_names_the_missing_file(
     start: Start, searched: list[Trial], tmp_path: Path
 ) -> None:
     path = journal_at(tmp_path / "trials.jsonl", searched)
@@ -238,15 +240,17 @@ def test_a_journal_without_its_header_is_reported_with_the_missing_file(
         assert caught.value.where == str(header)
 
 
-# ---- what a whole search came to ----------------------------------------------------------------
+# ---- results of complete searches ---------------------------------------------------------------
 
 
-def test_what_a_search_of_this_device_left_is_proved(start: Start, half: Placement, tmp_path: Path) -> None:
+def test_the_cached_result_of_a_search_on_this_device_is_proved(
+    start: Start, half: Placement, tmp_path: Path
+) -> None:
     (known,) = warm_starts([cache_at(tmp_path / "patterns.yaml", start.space, half)], start)
     assert known.proved
 
 
-def test_that_a_sister_stays_float_is_proved_and_nothing_to_build(
+def test_a_cached_float_result_of_a_similar_model_is_proved(
     start: Start, notes: list[str], tmp_path: Path
 ) -> None:
     reference = start.space.resolve({})
@@ -255,10 +259,10 @@ def test_that_a_sister_stays_float_is_proved_and_nothing_to_build(
     assert notes == []
 
 
-def test_what_is_known_of_half_a_model_or_from_elsewhere_is_not_proved(
+def test_results_of_a_part_of_the_model_or_of_other_sources_are_not_proved(
     start: Start, half: Placement, models: Path, tmp_path: Path
 ) -> None:
-    """Nor a scheme or a quantized model: nobody knows how thoroughly it was searched."""
+    """Partial caches, caches of other devices, schemes and quantized models are not proved."""
     cache = gather([Trial(number=0, phase="pure", placement=half, ratio=0.5)], start.space, *HERE)
     some = dict(list(cache.entries.items())[:1])
     write_cache(tmp_path / "some.yaml", replace(cache, entries=some))
@@ -274,7 +278,9 @@ def test_what_is_known_of_half_a_model_or_from_elsewhere_is_not_proved(
         assert not any(one.proved for one in known)
 
 
-def test_what_one_file_proves_is_proved(start: Start, half: Placement, tmp_path: Path) -> None:
+def test_a_placement_proved_by_one_of_several_files_is_proved(
+    start: Start, half: Placement, tmp_path: Path
+) -> None:
     scheme, cache = tmp_path / "scheme.json", tmp_path / "patterns.yaml"
     write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
     cache_at(cache, start.space, half)

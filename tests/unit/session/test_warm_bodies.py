@@ -1,4 +1,4 @@
-"""Pattern caches where the network is in the body of an If."""
+"""Pattern caches of networks in the body of an If."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SPACES = {
 
 
 def one_conv(space: SchemeSpace, which: str) -> Placement:
-    """Only this convolution in integers: what no pure labelling gives."""
+    """The placement with only this convolution quantized, which is no pure labelling."""
     (unit,) = (unit for unit in space.units if unit.id.endswith(which))
     return space.resolve({unit.id: unit.full})
 
@@ -66,7 +66,7 @@ def one_conv(space: SchemeSpace, which: str) -> Placement:
 @pytest.mark.parametrize("which", ["0", "2"])
 @pytest.mark.parametrize("target", SPACES)
 @pytest.mark.parametrize("source", SPACES)
-def test_what_won_starts_the_same_network_in_another_place(
+def test_the_winner_of_a_network_is_a_warm_start_at_another_nesting(
     tmp_path: Path, source: str, target: str, which: str
 ) -> None:
     known = in_a_body("first", 0) if source == "body" else SPACES[source]
@@ -77,10 +77,10 @@ def test_what_won_starts_the_same_network_in_another_place(
     space = SPACES[target]
     first = warm_starts([path], Start(space=space, backend=HERE[0], device=HERE[1], note=notes.append))[0]
     assert notes == []
-    wanted = one_conv(space, which)
+    expected = one_conv(space, which)
     quantized = {end.node for site in first.placement.sites for end in site.consumers}
-    assert {end.node for site in wanted.sites for end in site.consumers} <= quantized
+    assert {end.node for site in expected.sites for end in site.consumers} <= quantized
     inside = {node.name for node in space.model.nodes if node.op_type in ("Conv", "MaxPool")}
     assert {site for site in first.placement.sites if site.consumers[0].node in inside} == {
-        site for site in wanted.sites if site.consumers[0].node in inside
+        site for site in expected.sites if site.consumers[0].node in inside
     }

@@ -22,12 +22,12 @@ def data_of(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["d.npz", "{arrays: d.npz}", "data/*.npy", "'d[1].npz'"])
-def test_a_path_stays_a_path(data_of, tmp_path, text):
+def test_data_given_as_a_path_is_that_path(data_of, tmp_path, text):
     name = text.strip("'{}").removeprefix("arrays: ")
     assert data_of(text) == tmp_path / name
 
 
-def test_images_with_a_transform(data_of, tmp_path):
+def test_the_keys_of_an_image_transform(data_of, tmp_path):
     found = data_of(
         "{images: data/*.jpg, size: 224, resize: 256, mean: [0.485, 0.456, 0.406], std: [0.2, 0.3, 0.4], layout: nhwc}"
     )
@@ -40,14 +40,13 @@ def test_images_with_a_transform(data_of, tmp_path):
     assert data_of("{images: data, size: [480, 640]}").images.size == (480, 640)
 
 
-def test_one_number_is_for_all_channels(data_of):
-    """It had to be a list, against the documents."""
+def test_a_mean_or_std_of_one_number_applies_to_all_channels(data_of):
     rules = data_of("{images: data, size: 3, mean: 127.5, std: 128}").images
     assert (rules.mean, rules.std) == ((127.5,), (128,))
     assert data_of("{images: data, size: 3, mean: [127.5], std: [128]}").images == rules
 
 
-def test_loader_names_and_labels(data_of, tmp_path):
+def test_the_keys_loader_names_and_labels(data_of, tmp_path):
     assert data_of("{loader: mine}") == Data(loader="mine")
     found = data_of("{arrays: d.npz, names: {x: pixels}, labels: l.txt}")
     assert found == Data(path=tmp_path / "d.npz", names={"x": "pixels"}, labels=tmp_path / "l.txt")
@@ -73,12 +72,12 @@ def test_loader_names_and_labels(data_of, tmp_path):
         ("[a.npz, b.npz]", "'calibration' should be a path, not a list"),
     ],
 )
-def test_what_does_not_fit_is_named(data_of, text, says):
+def test_invalid_data_is_an_error(data_of, text, says):
     with pytest.raises(SpecError, match=says):
         data_of(text)
 
 
-def test_a_glob_may_not_follow_a_link_out(data_of, tmp_path, tmp_path_factory):
+def test_a_glob_that_follows_a_link_out_of_the_root_is_an_error(data_of, tmp_path, tmp_path_factory):
     far = tmp_path_factory.mktemp("far")
     (far / "a.npz").touch()
     (tmp_path / "data").mkdir()

@@ -1,4 +1,4 @@
-"""The JSON Schema that editors complete from agrees with the loader, and is shipped as generated."""
+"""The JSON Schema for editors is equivalent to the loader, and the packaged file is the generated one."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def loads(text: str, folder: Path) -> bool:
     return True
 
 
-def test_the_shipped_schema_is_the_generated_one() -> None:
+def test_the_packaged_schema_is_the_generated_one() -> None:
     assert json.loads(SHIPPED.read_text(encoding="utf-8")) == spec_schema(), (
         "the spec's keys changed; renew with: qdqspec schema > qdqspec/spec/qdqspec.schema.json"
     )
 
 
-def test_the_schema_is_one(schema: jsonschema.Draft202012Validator) -> None:
+def test_the_schema_is_a_valid_json_schema(schema: jsonschema.Draft202012Validator) -> None:
     jsonschema.Draft202012Validator.check_schema(schema.schema)
 
 
@@ -83,18 +83,18 @@ def test_schema_and_loader_accept(name: str, schema: jsonschema.Draft202012Valid
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_schema_and_loader_refuse(name: str, schema: jsonschema.Draft202012Validator, tmp_path: Path) -> None:
+def test_schema_and_loader_reject(name: str, schema: jsonschema.Draft202012Validator, tmp_path: Path) -> None:
     assert not loads(BAD[name], tmp_path)
     assert not schema.is_valid(YAML(typ="safe", pure=True).load(BAD[name]))
 
 
-def test_the_example_specs_are_valid_in_editors(schema: jsonschema.Draft202012Validator) -> None:
+def test_the_example_specs_are_valid_in_schema_and_loader(schema: jsonschema.Draft202012Validator) -> None:
     for path in sorted((ROOT / "specs").glob("*.qdq.yaml")):
         schema.validate(YAML(typ="safe", pure=True).load(path))
         assert load_spec(path, root=ROOT).cases()
 
 
-def test_every_check_and_every_key_is_described(schema: jsonschema.Draft202012Validator) -> None:
+def test_every_check_and_every_key_has_a_description(schema: jsonschema.Draft202012Validator) -> None:
     kinds = schema.schema["properties"]["checks"]["items"]["oneOf"]
     assert [kind["properties"]["kind"]["const"] for kind in kinds] == list(registry.names("check"))
     assert all("kind" in kind["required"] and kind["description"] for kind in kinds)
@@ -104,6 +104,6 @@ def test_every_check_and_every_key_is_described(schema: jsonschema.Draft202012Va
         assert part.get("description") or part["$ref"].rpartition("/")[2] in sections, name
 
 
-def test_no_key_is_lost_for_its_name() -> None:
+def test_keys_named_as_words_of_json_schema_are_in_the_schema() -> None:
     # "title" and "default" are words of JSON Schema, and may be keys of a spec.
     assert "title" in spec_schema()["properties"]

@@ -1,4 +1,4 @@
-"""Spec files as users write them: what a file loads as, and what its errors say."""
+"""Loading of spec files: the resulting cases and the error messages."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def refusal(path: Path, **where: object) -> SpecError:
     return caught.value
 
 
-# ---- what a file loads as -----------------------------------------------------------------------
+# ---- valid specs ---------------------------------------------------------------------------------
 
 
-def test_the_smallest_spec(write: Write, tmp_path: Path) -> None:
+def test_the_case_of_a_minimal_spec(write: Write, tmp_path: Path) -> None:
     case = the_case(write(HEAD + CHECKS))
     assert (case.id, case.name, case.line) == ("default", "a::default", 1)
     assert case.model == tmp_path / "specs" / "m.onnx"
@@ -60,7 +60,7 @@ def test_the_smallest_spec(write: Write, tmp_path: Path) -> None:
     assert check.params.min == 1.2
 
 
-def test_every_key_reaches_the_case(write: Write, tmp_path: Path) -> None:
+def test_every_key_of_a_spec_sets_a_field_of_the_case(write: Write, tmp_path: Path) -> None:
     write("/stem/*  # the first\n\n# nothing\n  /body/1\n", "specs/allow.txt")
     write("/head/*\n", "specs/deny.txt")
     case = the_case(
@@ -134,7 +134,7 @@ xfail: {reason: not yet, strict: false}
     assert skipping.unless == {"backend": "tensorrt", "compute_capability": ">=8.9"}
 
 
-def test_several_profiles(write: Write) -> None:
+def test_several_shape_profiles(write: Write) -> None:
     case = the_case(
         write(f"{HEAD}inputs: {{shapes: [{{x: [1]}}, {{x: {{opt: [8], max: [9], weight: 2}}}}]}}\n{CHECKS}")
     )
@@ -152,7 +152,7 @@ def test_several_profiles(write: Write) -> None:
         ("[ranges, bits]", ("bits", "ranges")),
     ],
 )
-def test_corrections(write: Write, written: str, corrections: tuple[str, ...]) -> None:
+def test_the_keys_of_corrections(write: Write, written: str, corrections: tuple[str, ...]) -> None:
     case = the_case(write(f"{HEAD}quantize: {{corrections: {written}}}\n{CHECKS}"))
     assert case.quantize.allowed_corrections == corrections
 
@@ -167,13 +167,13 @@ def test_corrections(write: Write, written: str, corrections: tuple[str, ...]) -
         ("3", "there is no correction '3'"),
     ],
 )
-def test_wrong_corrections(write: Write, written: str, problem: str) -> None:
+def test_invalid_corrections_are_an_error(write: Write, written: str, problem: str) -> None:
     with pytest.raises(SpecError, match=problem):
         the_case(write(f"{HEAD}quantize: {{corrections: {written}}}\n{CHECKS}"))
 
 
 @pytest.mark.parametrize(("written", "minutes"), [("10", 10), ("0.5", 0.5), ("10m", 10), ("1.5 h", 90)])
-def test_durations(write: Write, written: str, minutes: float) -> None:
+def test_durations_are_read_with_their_units(write: Write, written: str, minutes: float) -> None:
     assert the_case(write(f"{HEAD}tune: {{minutes: {written}}}\n{CHECKS}")).tune.minutes == minutes
 
 
@@ -189,19 +189,19 @@ def test_durations(write: Write, written: str, minutes: float) -> None:
         ("preset", "extensive", lambda c: c.tune.preset),
     ],
 )
-def test_an_axis_replaces_its_rule(
+def test_a_matrix_axis_overrides_its_rule(
     write: Write, axis: str, value: object, found: Callable[[Case], object]
 ) -> None:
     case = the_case(write(f"{HEAD}matrix: {{{axis}: [{value}]}}\n{CHECKS}"))
     assert (found(case), case.matrix) == (value, {axis: value})
 
 
-def test_ids_do_not_depend_on_the_order_of_keys(write: Write) -> None:
+def test_ids_of_cases_are_independent_of_the_order_of_keys(write: Write) -> None:
     spec = load_spec(write(f"{HEAD}matrix: {{batch: [1, 8], quant: [int8]}}\n{CHECKS}"))
     assert [case.id for case in spec.cases()] == ["int8-b1", "int8-b8"]
 
 
-def test_check_ids(write: Write) -> None:
+def test_ids_of_checks(write: Write) -> None:
     text = "checks:\n" + "".join(
         f"  - {{kind: speedup, min: 1.{n}{extra}}}\n" for n, extra in enumerate(["", "", ", id: fast", ""])
     )
@@ -210,11 +210,11 @@ def test_check_ids(write: Write) -> None:
     assert [check.line for check in case.checks] == [4, 5, 6, 7]
 
 
-def test_a_byte_order_mark_is_no_problem(write: Write) -> None:
+def test_a_byte_order_mark_is_accepted(write: Write) -> None:
     assert the_case(write("\ufeff" + HEAD + CHECKS)).id == "default"
 
 
-def test_crlf_lines(write: Write, tmp_path: Path) -> None:
+def test_crlf_line_ends_are_accepted(write: Write, tmp_path: Path) -> None:
     path = tmp_path / "crlf.qdq.yaml"
     path.write_bytes((HEAD + CHECKS).replace("\n", "\r\n").encode())
     assert load_spec(path).cases()[0].checks[0].line == 4
@@ -228,7 +228,7 @@ class _Check:
     Params: ClassVar[type[CheckParams]] = _Params
 
 
-def test_a_check_from_elsewhere(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_of_a_plugin_is_loaded_and_validated(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "names", lambda kind: ("mine",) if kind == "check" else ())
     monkeypatch.setattr(registry, "resolve", lambda kind, name: _Check)
     case = the_case(write(HEAD + "checks: [{kind: mine, limit: 2, severity: warn}]\n"))
@@ -249,7 +249,7 @@ def test_loading_imports_no_heavy_library(write: Write) -> None:
     assert done.stdout == "[]\n"
 
 
-# ---- what is refused ----------------------------------------------------------------------------
+# ---- invalid specs -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_loading_imports_no_heavy_library(write: Write) -> None:
         ("", "1:1: the file is empty"),
     ],
 )
-def test_refusals(write: Write, text: str, message: str) -> None:
+def test_an_invalid_spec_is_an_error_with_its_position(write: Write, text: str, message: str) -> None:
     first = str(refusal(write(text))).splitlines()[0]
     assert first.startswith(f"specs/a.qdq.yaml:{message}")
 
@@ -382,7 +382,7 @@ def test_refusals(write: Write, text: str, message: str) -> None:
         "patterns: {{deny_file: ../../{}}}",
     ],
 )
-def test_paths_stay_below_the_root_unless_allowed(write: Write, tmp_path: Path, key: str) -> None:
+def test_a_path_outside_the_root_is_an_error_unless_allowed(write: Write, tmp_path: Path, key: str) -> None:
     (tmp_path / "outside.txt").write_text("name\n")
     text = key.format("outside.txt") + "\n" + CHECKS + "qdqspec: 1\n"
     path = write(text if key.startswith("model") else text + "model: m.onnx\n", "root/specs/a.qdq.yaml")
@@ -397,21 +397,23 @@ def test_paths_stay_below_the_root_unless_allowed(write: Write, tmp_path: Path, 
 @pytest.mark.parametrize(
     "words", ["model: {}", "model: m.onnx\ninputs: {{calibration: {}}}"], ids=["model", "data"]
 )
-def test_a_name_that_no_file_can_have_is_reported(write: Write, words: str, name: str) -> None:
+def test_a_too_long_file_name_is_an_error(write: Write, words: str, name: str) -> None:
     error = refusal(write(f"qdqspec: 1\n{words.format(name)}\n{CHECKS}"))
     first = str(error).splitlines()[0]
     assert first.endswith("is too long for a file's name")
     assert len(first) < 300
 
 
-def test_links_are_followed_before_judging(write: Write, tmp_path: Path) -> None:
+def test_a_link_out_of_the_root_is_an_error(write: Write, tmp_path: Path) -> None:
     path = write(HEAD + CHECKS, "root/specs/a.qdq.yaml")
     (path.parent / "m.onnx").symlink_to(tmp_path / "elsewhere.onnx")
     assert "leads out of the root" in str(refusal(path, root=tmp_path / "root"))
 
 
 @pytest.mark.parametrize("key", ["calibration", "evaluation"])
-def test_a_folder_of_samples_has_no_file_from_elsewhere(write: Write, tmp_path: Path, key: str) -> None:
+def test_a_data_folder_with_a_link_out_of_the_root_is_an_error(
+    write: Write, tmp_path: Path, key: str
+) -> None:
     (tmp_path / "secret.npz").write_bytes(b"")
     path = write(HEAD + f"inputs: {{{key}: samples}}\n" + CHECKS, "root/specs/a.qdq.yaml")
     samples = path.parent / "samples"
@@ -426,19 +428,19 @@ def test_a_folder_of_samples_has_no_file_from_elsewhere(write: Write, tmp_path: 
 
 
 @pytest.mark.parametrize("text", ["~/secret.onnx", "$HOME/secret.onnx"])
-def test_nothing_in_a_path_is_expanded(write: Write, tmp_path: Path, text: str) -> None:
+def test_variables_in_paths_are_not_expanded(write: Write, tmp_path: Path, text: str) -> None:
     path = write(f"qdqspec: 1\nmodel: {text}\n" + CHECKS, "root/specs/a.qdq.yaml")
     (case,) = load_spec(path, root=tmp_path / "root").cases()
     assert case.model == path.parent / text
 
 
-def test_a_link_to_itself_is_one_clear_error(write: Write) -> None:
+def test_a_link_to_itself_is_an_error(write: Write) -> None:
     path = write(HEAD + "patterns: {allow_file: loop.txt}\n" + CHECKS)
     (path.parent / "loop.txt").symlink_to("loop.txt")
     assert "cannot read 'loop.txt'" in str(refusal(path))
 
 
-def test_the_folder_of_a_spec_outside_the_root_is_its_own(write: Write, tmp_path: Path) -> None:
+def test_the_root_of_a_spec_outside_the_root_is_its_folder(write: Write, tmp_path: Path) -> None:
     path = write(HEAD + CHECKS)
     (tmp_path / "elsewhere").mkdir()
     assert load_spec(path, root=tmp_path / "elsewhere").cases()
@@ -446,7 +448,7 @@ def test_the_folder_of_a_spec_outside_the_root_is_its_own(write: Write, tmp_path
     assert text.startswith(f"{path}:2:8: ")
 
 
-def test_messages_name_the_file_from_the_working_directory_without_a_root(
+def test_messages_contain_the_path_relative_to_the_working_directory(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(HEAD)
@@ -456,29 +458,29 @@ def test_messages_name_the_file_from_the_working_directory_without_a_root(
     assert str(refusal(path, root=None)).startswith("a.qdq.yaml:1:1: ")
 
 
-def test_a_file_that_is_no_text(write: Write, tmp_path: Path) -> None:
+def test_a_spec_that_is_no_text_is_an_error(write: Write, tmp_path: Path) -> None:
     path = tmp_path / "specs" / "b.qdq.yaml"
     path.parent.mkdir()
     path.write_bytes(b"qdqspec: 1\nmodel: \xff\xfe\n")
     assert str(refusal(path)).splitlines()[0] == "specs/b.qdq.yaml:2:8: the file is not UTF-8 text"
 
 
-def test_a_file_that_is_too_large_missing_or_none(write: Write, tmp_path: Path) -> None:
+def test_a_spec_that_is_too_large_missing_or_a_folder_is_an_error(write: Write, tmp_path: Path) -> None:
     large = write("# " + "x" * 1_000_000)
     assert "a spec has at most 1,000,000 bytes" in str(refusal(large))
     assert "No such file" in str(refusal(tmp_path / "specs" / "no.qdq.yaml"))
     assert "a spec is a file" in str(refusal(tmp_path / "specs"))
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are a POSIX thing")
-def test_a_named_pipe_does_not_hang(write: Write) -> None:
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes need POSIX")
+def test_a_spec_that_is_a_named_pipe_is_an_error(write: Write) -> None:
     path = write(HEAD + "patterns: {allow_file: pipe}\n" + CHECKS)
     os.mkfifo(path.parent / "pipe")
     assert "it is not a file" in str(refusal(path))
     assert "a spec is a file" in str(refusal(path.parent / "pipe"))
 
 
-def test_the_facts_are_attributes_too(write: Write) -> None:
+def test_positions_and_messages_are_attributes_of_the_error(write: Write) -> None:
     error = refusal(write(HEAD + "tags: [1]\nchecks: []\n"))
     assert error.problems == (
         (3, 8, "'tags' should be text, not 1"),
@@ -487,7 +489,7 @@ def test_the_facts_are_attributes_too(write: Write) -> None:
     assert error.where == "specs/a.qdq.yaml:3:8"
 
 
-def test_accuracy_without_evaluation_data_is_refused_where_it_is_requested(write: Write) -> None:
+def test_accuracy_without_evaluation_data_is_an_error_at_its_position(write: Write) -> None:
     text = HEAD + "checks:\n  - {kind: speedup, min: 1}\n  - {kind: accuracy, min: 97%}\n"
     with pytest.raises(SpecError) as caught:
         load_spec(write(text))
@@ -496,7 +498,7 @@ def test_accuracy_without_evaluation_data_is_refused_where_it_is_requested(write
     assert "add inputs: {evaluation: data.npz}" in str(caught.value)
 
 
-def test_a_search_is_held_to_a_metric_by_the_keys_of_the_check(write: Write) -> None:
+def test_the_accuracy_constraint_has_the_keys_of_the_accuracy_check(write: Write) -> None:
     text = (
         HEAD
         + "inputs: {evaluation: e.npz}\ntune: {accuracy: {metric: top3, min: 0.9, max_drop: 1%, output: y}}\n"
@@ -523,7 +525,9 @@ def test_a_search_is_held_to_a_metric_by_the_keys_of_the_check(write: Write) -> 
         ("{drop: 1%}", "unknown key 'drop' in 'tune.accuracy'"),
     ],
 )
-def test_a_wrong_constraint_is_reported_at_its_place(write: Write, tune: str, problem: str) -> None:
+def test_an_invalid_accuracy_constraint_is_an_error_at_its_position(
+    write: Write, tune: str, problem: str
+) -> None:
     data = "" if "inputs.evaluation" in problem else "inputs: {evaluation: e.npz}\n"
     text = HEAD + (data or "title: T\n") + f"tune: {{accuracy: {tune}}}\n" + CHECKS
     with pytest.raises(SpecError) as caught:
@@ -532,7 +536,7 @@ def test_a_wrong_constraint_is_reported_at_its_place(write: Write, tune: str, pr
     assert ":4:" in str(caught.value.where)
 
 
-def test_what_is_written_in_capitals_is_recognized(write: Write) -> None:
+def test_names_in_capitals_are_an_error_with_a_suggestion(write: Write) -> None:
     with pytest.raises(SpecError) as caught:
         load_spec(write(HEAD + CHECKS + "quantize: {format: INT8}\nMatrix: {Quant: [int8]}\n"))
     assert "did you mean 'int8'?" in str(caught.value)

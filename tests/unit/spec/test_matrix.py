@@ -1,4 +1,4 @@
-"""Matrix expansion: the rules CI users know, and names that stay."""
+"""Matrix expansion: the rules of GitHub Actions, and stable ids of cases."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def ids(exclude: list[dict[str, object]] = [], include: list[dict[str, object]] 
     return list(named_combinations(combinations(AXES, exclude, include)))  # type: ignore[arg-type]  # plain dicts
 
 
-def test_product_in_order_of_the_axes() -> None:
+def test_the_combinations_are_the_product_in_order_of_the_axes() -> None:
     assert ids() == ["int8-b1", "int8-b8", "uint8-b1", "uint8-b8"]
 
 
-def test_exclude_removes_what_has_all_its_values() -> None:
+def test_exclude_removes_combinations_with_all_its_values() -> None:
     assert ids(exclude=[{"quant": "int8", "batch": 8}]) == ["int8-b1", "uint8-b1", "uint8-b8"]
     assert ids(exclude=[{"batch": 8}]) == ["int8-b1", "uint8-b1"]
 
@@ -34,11 +34,11 @@ def test_include_extends_combinations_it_does_not_change() -> None:
     ]
 
 
-def test_include_that_would_change_an_axis_is_a_combination_of_its_own() -> None:
+def test_include_with_another_axis_value_is_a_new_combination() -> None:
     assert ids(include=[{"quant": "int16", "batch": 1}])[-1] == "int16-b1"
 
 
-def test_a_later_include_may_change_an_added_value_but_no_original() -> None:
+def test_a_later_include_can_override_added_values_only() -> None:
     found = ids(include=[{"preset": "quick"}, {"quant": "int8", "preset": "extensive"}])
     assert found == ["int8-b1-extensive", "int8-b8-extensive", "uint8-b1-quick", "uint8-b8-quick"]
 
@@ -48,13 +48,13 @@ def test_an_included_combination_is_not_extended_by_later_ones() -> None:
     assert found[-2:] == ["int16", "int16-quick"]
 
 
-def test_include_alone_gives_its_entries() -> None:
+def test_include_without_axes_is_its_entries() -> None:
     choices = combinations({}, include=[{"quant": "int8"}, {"quant": "uint8", "batch": 2}])
     assert list(named_combinations(choices)) == ["int8", "uint8-b2"]
 
 
 def test_the_example_of_github_actions() -> None:
-    # https://docs.github.com/actions "Example: Expanding configurations", in our axes: fruit is quant,
+    # https://docs.github.com/actions "Example: Expanding configurations" with other axes: fruit is quant,
     # animal is weights, color is calibration, shape is preset.
     choices = combinations(
         {"quant": ["apple", "pear"], "weights": ["cat", "dog"]},
@@ -85,7 +85,7 @@ def test_the_example_of_github_actions() -> None:
         ({"batch": [1, 2]}, [], [{"batch": 3}, {"batch": 3}], "'b3'"),
     ],
 )
-def test_a_matrix_that_cannot_be_named(axes: dict, exclude: list, include: list, why: str) -> None:
+def test_an_invalid_matrix_is_an_error(axes: dict, exclude: list, include: list, why: str) -> None:
     with pytest.raises(MatrixError, match=why):
         named_combinations(combinations(axes, exclude, include))
 
@@ -102,7 +102,9 @@ CHOICE = st.fixed_dictionaries({}, optional={"quant": QUANT, "batch": BATCH}).fi
     st.lists(CHOICE, max_size=3),
     st.lists(CHOICE, max_size=3),
 )
-def test_originals_survive_and_nothing_excluded_comes_back(axes: dict, exclude: list, include: list) -> None:
+def test_original_combinations_are_kept_and_excluded_ones_are_not_added(
+    axes: dict, exclude: list, include: list
+) -> None:
     choices = combinations(axes, exclude, include)
     originals = [{"quant": q, "batch": b} for q in axes["quant"] for b in axes["batch"]]
     kept = [o for o in originals if not any(e.items() <= o.items() for e in exclude)]

@@ -29,7 +29,7 @@ from qdqspec.types import Inputs, PatternRules, QuantizeRules, RegionRules, Skip
 SPEEDUP = {"kind": "speedup", "min": 1.2}
 
 
-def test_the_same_as_from_a_file(tmp_path: Path) -> None:
+def test_a_spec_in_python_equals_that_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.qdq.yaml"
     path.write_text(
         "qdqspec: 1\nmodel: m.onnx\nmatrix: {quant: [int8, uint8]}\ntune: {minutes: 1h}\n"
@@ -51,9 +51,9 @@ def test_paths_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch
     assert Spec(model=Path("../m.onnx"), checks=[SPEEDUP]).cases()[0].model == tmp_path.parent / "m.onnx"
 
 
-def test_all_problems_at_once_in_the_words_of_this_project() -> None:
+def test_one_error_reports_all_problems_without_messages_of_pydantic() -> None:
     with pytest.raises(SpecError) as caught:
-        Spec(modle="m.onnx", checks=[SPEEDUP, {"kind": "speedup", "mni": 1}], tune={"trials": 0.5})  # type: ignore[call-arg]  # the point
+        Spec(modle="m.onnx", checks=[SPEEDUP, {"kind": "speedup", "mni": 1}], tune={"trials": 0.5})  # type: ignore[call-arg]  # invalid on purpose
     assert str(caught.value).splitlines() == [
         "Spec(...): model: 'model' is missing in the spec (first of 5 problems)",
         "tune.trials: 'trials' should be an integer, not 0.5",
@@ -65,18 +65,18 @@ def test_all_problems_at_once_in_the_words_of_this_project() -> None:
     ]
 
 
-def test_more_than_twenty_problems_are_counted() -> None:
+def test_problems_beyond_twenty_are_counted() -> None:
     with pytest.raises(SpecError) as caught:
         Spec(model="m.onnx", checks=[{"kind": "no"}] * 30)
     assert str(caught.value).splitlines()[-1] == "and 10 more"
 
 
-def test_cases_travel_to_other_processes() -> None:
+def test_cases_can_be_pickled_and_copied() -> None:
     cases = Spec(model="m.onnx", checks=[SPEEDUP], matrix={"batch": [1, 2]}).cases()
     assert pickle.loads(pickle.dumps(cases)) == cases == copy.deepcopy(cases)
 
 
-def test_the_defaults_are_those_of_the_records() -> None:
+def test_the_defaults_of_sections_are_those_of_the_records() -> None:
     assert InputsSection().rules() == Inputs()
     assert PatternsSection().rules() == PatternRules()
     assert RegionsSection().rules() == RegionRules()
@@ -86,13 +86,13 @@ def test_the_defaults_are_those_of_the_records() -> None:
     assert skip_rules(None, None, None) == SkipRules()
 
 
-def test_the_loader_knows_the_formats_that_can_be_computed() -> None:
+def test_a_spec_accepts_exactly_the_implemented_formats() -> None:
     assert set(get_args(Format)) == set(FORMATS) - {BIAS_FORMAT, RUN_TIME}
     held = {name for name in get_args(Format) if not FORMATS[name].block}
     assert set(get_args(Activations)) == {"auto", *held}
 
 
-def test_several_formats_are_one_case_and_the_matrix_makes_one_for_each_value() -> None:
+def test_several_formats_are_one_case_and_each_matrix_value_is_one() -> None:
     spec = Spec(model="m.onnx", checks=[SPEEDUP], quantize={"format": ["int8", "int4"]})
     (case,) = spec.cases()
     assert (case.id, case.quantize.formats) == ("default", ("int8", "int4"))
@@ -103,7 +103,7 @@ def test_several_formats_are_one_case_and_the_matrix_makes_one_for_each_value() 
     }  # fmt: skip
 
 
-def test_every_axis_can_be_written_and_replaces_something() -> None:
+def test_the_matrix_section_has_a_key_for_every_axis() -> None:
     assert (
         set(AXES)
         == set(ChoiceSection.model_fields)
@@ -111,23 +111,23 @@ def test_every_axis_can_be_written_and_replaces_something() -> None:
     )
 
 
-def test_values_are_numbers_truth_values_or_even_rows_of_them() -> None:
+def test_input_values_are_numbers_booleans_or_nested_lists_of_them() -> None:
     section = InputsSection.model_validate({"values": {"sr": 16000, "gain": [[1, 2.5], [0, 1]], "on": True}})
     assert section.rules().values == {"sr": 16000, "gain": ((1, 2.5), (0, 1)), "on": True}
 
 
 @pytest.mark.parametrize("value", ["16000", None, {"opt": 3}, [1, [2]], float("nan"), [[1], [1, 2]]])
-def test_a_value_that_is_none(value: object) -> None:
+def test_an_invalid_input_value_is_an_error(value: object) -> None:
     with pytest.raises(ValidationError):
         InputsSection.model_validate({"values": {"sr": value}})
 
 
-def test_an_input_has_a_shape_or_a_value() -> None:
+def test_an_input_with_a_shape_and_a_value_is_an_error() -> None:
     with pytest.raises(ValidationError, match="'sr' has a value"):
         InputsSection.model_validate({"shapes": {"sr": [1]}, "values": {"sr": 16000}})
 
 
-def test_the_matrix_chooses_backends_and_ids_keep_their_order() -> None:
+def test_the_matrix_sets_backends_and_ids_keep_their_order() -> None:
     spec = Spec(
         model="m.onnx", checks=[SPEEDUP], matrix={"backend": ["onnxruntime", "openvino"], "batch": [8]}
     )
@@ -138,7 +138,7 @@ def test_the_matrix_chooses_backends_and_ids_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("targets", [["onnxruntime", {"openvino": 2}], {"onnxruntime": 1, "openvino": 2}])
-def test_targets_make_a_case_for_each_backend_with_the_weights_of_all(targets: object) -> None:
+def test_targets_are_one_case_per_backend_with_the_weights_of_all(targets: object) -> None:
     spec = Spec(model="m.onnx", checks=[SPEEDUP], matrix={"batch": [1, 8]}, tune={"targets": targets})
     cases = spec.cases()
     assert [(case.id, case.backend) for case in cases] == [
@@ -163,17 +163,17 @@ def test_targets_make_a_case_for_each_backend_with_the_weights_of_all(targets: o
         ),
     ],
 )
-def test_targets_that_make_no_sense_are_refused(keys: dict[str, object], said: str) -> None:
+def test_invalid_targets_are_an_error(keys: dict[str, object], said: str) -> None:
     with pytest.raises(SpecError, match=re.escape(said)):
         Spec(model="m.onnx", checks=[SPEEDUP], **keys)
 
 
-def test_a_backend_of_the_matrix_that_does_not_exist_is_refused_with_the_nearest() -> None:
+def test_an_unknown_backend_of_the_matrix_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(SpecError) as caught:
         Spec(model="m.onnx", checks=[SPEEDUP], matrix={"backend": ["openvin"]})
     assert "matrix.backend[0]: unknown backend 'openvin' (did you mean 'openvino'?)" in str(caught.value)
 
 
-def test_a_limit_beyond_all_floats_is_refused() -> None:
+def test_an_infinite_limit_is_an_error() -> None:
     with pytest.raises(SpecError, match="should be a finite number or none"):
         Spec(model="m.onnx", checks=[SPEEDUP], tune={"min_sqnr_db": 10**400})

@@ -1,4 +1,4 @@
-"""What a user reads: carets under the right columns, whatever stands in the line; and whole messages."""
+"""Error messages of specs: complete texts, and carets at the right column of any line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ xfail: {strict: false}
 
 
 @pytest.mark.parametrize(("name", "text"), [("many", MANY), ("few", FEW)])
-def test_messages(tmp_path: Path, golden: Callable[[str, str], None], name: str, text: str) -> None:
+def test_the_message_of_an_invalid_spec(
+    tmp_path: Path, golden: Callable[[str, str], None], name: str, text: str
+) -> None:
     path = tmp_path / "specs" / "door.qdq.yaml"
     path.parent.mkdir()
     path.write_text(text, encoding="utf-8")
@@ -63,7 +65,7 @@ def test_messages(tmp_path: Path, golden: Callable[[str, str], None], name: str,
     golden(f"spec/{name}.txt", f"{caught.value}\n")
 
 
-def test_a_syntax_error(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+def test_the_message_of_a_syntax_error(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     path = tmp_path / "door.qdq.yaml"
     path.write_text("qdqspec: 1\nmodel: a.onnx\nchecks:\n  - {kind: speedup, min: 1.2\ntags: [a]\n")
     with pytest.raises(SpecError) as caught:
@@ -71,7 +73,7 @@ def test_a_syntax_error(tmp_path: Path, golden: Callable[[str, str], None]) -> N
     golden("spec/syntax.txt", f"{caught.value}\n")
 
 
-def test_an_excerpt(tmp_path: Path) -> None:
+def test_the_excerpt_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("".join(f"line {n}\n" for n in range(1, 12)))
     assert excerpt(path, 10, 6).splitlines() == [
@@ -85,7 +87,7 @@ def test_an_excerpt(tmp_path: Path) -> None:
     assert excerpt(tmp_path / "gone.yaml", 1) == ""
 
 
-def test_a_long_line_is_cut_around_the_caret() -> None:
+def test_a_long_line_is_truncated_around_the_caret() -> None:
     line = "a" * 500 + "WRONG" + "b" * 500
     shown, carets = numbered([line], 1, 501, width=5)
     assert len(shown) < 110
@@ -94,7 +96,7 @@ def test_a_long_line_is_cut_around_the_caret() -> None:
 
 
 @given(st.text(max_size=300), st.integers(1, 310), st.integers(1, 400))
-def test_every_row_has_the_line_and_the_caret_where_it_belongs(text: str, column: int, width: int) -> None:
+def test_the_caret_is_below_the_reported_column(text: str, column: int, width: int) -> None:
     lines = source_lines(text)
     column = min(column, len(lines[0]) + 1)
     shown, carets = numbered(lines, 1, column, width=width)
@@ -104,7 +106,7 @@ def test_every_row_has_the_line_and_the_caret_where_it_belongs(text: str, column
         assert shown[carets.index("^")] == lines[0][column - 1]
 
 
-def test_equal_problems_are_reported_once_and_in_order() -> None:
+def test_problems_are_sorted_by_position_and_distinct() -> None:
     late, early = Problem(line=2, column=1, message="late"), Problem(line=1, column=2, message="early")
     error = spec_error([late, early, late], ["ab", "cd"], "a.yaml")
     assert [row[2] for row in error.problems] == ["early", "late"]

@@ -1,4 +1,4 @@
-"""YAML as plain data with places: what is read, what is refused, and where the finger points."""
+"""YAML read as data with positions: valid documents, invalid ones, and the positions of problems."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, read_yaml
         ("=", "="),
     ],
 )
-def test_scalars_are_yaml_1_2(text: str, value: object) -> None:
+def test_scalars_are_read_by_the_rules_of_yaml_1_2(text: str, value: object) -> None:
     document = read_yaml(f"a: {text}\n")
     assert not document.problems
     assert document.data == {"a": value}
     assert type(document.data["a"]) is type(value)
 
 
-def test_keys_are_text() -> None:
+def test_keys_are_read_as_text() -> None:
     assert read_yaml("{1: a, on: b, 2.0: c, null: d}").data == {"1": "a", "on": "b", "2.0": "c", "null": "d"}
 
 
-def test_aliases_represent_their_anchor() -> None:
+def test_aliases_are_replaced_by_their_anchor() -> None:
     document = read_yaml("a: &x [1, 2]\nb: *x\n")
     assert (document.data, document.problems) == ({"a": [1, 2], "b": [1, 2]}, ())
 
@@ -77,7 +77,7 @@ def test_aliases_represent_their_anchor() -> None:
         ("a: [" + "1, " * MAX_NODES + "]", 1, 3 * MAX_NODES - 1, f"more than {MAX_NODES:,} values"),
     ],
 )
-def test_what_is_refused_and_where(text: str, line: int, column: int, message: str) -> None:
+def test_invalid_yaml_is_a_problem_with_its_position(text: str, line: int, column: int, message: str) -> None:
     (problem,) = read_yaml(text).problems
     assert (problem.line, problem.column) == (line, column)
     assert message in problem.message
@@ -89,7 +89,7 @@ def test_all_problems_of_the_yaml_are_found_and_the_first_value_is_kept() -> Non
     assert document.data == {"a": 1}
 
 
-def test_a_key_given_three_times_is_two_problems_whatever_is_below() -> None:
+def test_a_key_given_three_times_is_two_problems() -> None:
     document = read_yaml("a: {again: 1}\na: {x: 1}\na: {x: 1}\n")
     assert [p.message for p in document.problems] == ["duplicate key 'a'"] * 2
     assert document.line(("a", "again")) == 1
@@ -99,7 +99,7 @@ def test_the_data_before_a_syntax_error_is_not_used() -> None:
     assert read_yaml("a: 1\nb: [").data == {}
 
 
-def test_a_place_is_that_of_the_value_or_of_the_key() -> None:
+def test_the_position_of_a_problem_is_that_of_the_value_or_of_the_key() -> None:
     document = read_yaml("top:\n  - {name: x, list: [1, 22]}\n")
     at = document.problem(("top", 0, "list", 1), "m")
     assert (at.line, at.column, at.width) == (2, 25, 2)
@@ -109,9 +109,9 @@ def test_a_place_is_that_of_the_value_or_of_the_key() -> None:
     assert (at.column, at.width) == (15, 4)
 
 
-def test_what_is_not_written_is_shown_at_the_nearest_thing_that_is() -> None:
+def test_the_position_of_a_missing_value_is_that_of_the_nearest_parent() -> None:
     document = read_yaml("top:\n  x: [1, 2]\n")
-    at = document.problem(("top", 0, "x", "opt", 1), "short forms have parts nobody wrote")
+    at = document.problem(("top", 0, "x", "opt", 1), "a part that the short form does not contain")
     assert (at.line, at.column) == (2, 10)
     at = document.problem(("top", "missing"), "the key of the mapping it is missing in")
     assert (at.line, at.column, at.width) == (1, 1, 3)

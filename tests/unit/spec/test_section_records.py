@@ -1,4 +1,4 @@
-"""Sections of a spec and the records that they become: fields are copied by name, so the names must agree."""
+"""Sections of a spec have the fields of their records, because fields are copied by name."""
 
 from __future__ import annotations
 
