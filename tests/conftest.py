@@ -1,4 +1,4 @@
-"""Tests see no variables of the machine that runs them: those of CI runners, of pytest and of colours."""
+"""Tests run without the environment variables of CI runners, of pytest and of colours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = ("CI", "PYTEST_ADDOPTS", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "CLICOL
 
 @pytest.fixture(scope="session", autouse=True)
 def clean_environment() -> Iterator[None]:
-    """A test that is about such a variable sets it itself."""
+    """A test of such a variable sets it."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name in NAMES or name.startswith("GITHUB_"):

@@ -1,4 +1,4 @@
-"""What is loaded when. The plugin's share is tested in tests/plugin/test_collect_only.py."""
+"""Modules loaded by imports and commands; those of the plugin are tested in tests/plugin/test_collect_only.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def third_party_after(code: str) -> list[str]:
     return found.stdout.split("\n")[-2].split()
 
 
-def test_importing_the_package_loads_nothing_of_others():
+def test_importing_the_package_loads_no_third_party_module():
     assert third_party_after("import qdqspec") == []
 
 
@@ -31,21 +31,21 @@ def test_the_measurement_lists_the_loaded_modules():
 
 
 @pytest.mark.parametrize("words", [["--help"], ["tune", "--help"]])
-def test_help_loads_nothing_of_others(words):
+def test_help_loads_no_third_party_module(words):
     code = f"from qdqspec.cli import main\ntry:\n    main({words})\nexcept SystemExit:\n    pass"
     assert third_party_after(code) == []
 
 
-def test_settings_load_nothing_of_others():
+def test_settings_load_no_third_party_module():
     assert third_party_after("from qdqspec.cli import main; main(['config'])") == []
 
 
 @pytest.mark.parametrize("backend", registry.names("backend"))
-def test_declarations_of_backends_load_nothing_of_others(backend):
-    """Specs are validated against them when pytest collects."""
+def test_declarations_of_backends_load_no_third_party_module(backend):
+    """Specs are validated against declarations when pytest collects."""
     assert third_party_after(f"from qdqspec.config import hooks; hooks.declaration_of({backend!r})") == []
 
 
 def test_a_session_loads_no_hypothesis():
-    """Inputs that break parity are drawn with it; most sessions draw none."""
+    """Only the search for inputs that fail parity needs hypothesis."""
     assert "hypothesis" not in third_party_after("import qdqspec.session")

@@ -1,4 +1,4 @@
-"""Lower layers never import higher ones, and some packages never import some others. Read from the source."""
+"""Lower layers never import higher ones, and some packages never import some others, according to the source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYERS = {
     "plugin": 10, "cli": 10, "api": 10, "testing": 10, "__main__": 10,
 }  # fmt: skip
 
-# The parts of `placement`, each of which imports those before it only.
+# The parts of `placement`; each of them imports earlier ones only.
 PARTS = ("space", "edit", "scheme", "read")
 
 # Within the layers: (package, what it must not import, why).
@@ -71,8 +71,8 @@ STANDARD_LIBRARY_ONLY = [
     "cases",
     "progress",
 ]
-DRIVERS = {"search/loop.py"}  # it runs a strategy on the bench, and is not a strategy
-LAZY = {"rich"}  # loaded by `progress` when it draws
+DRIVERS = {"search/loop.py"}  # runs a strategy on the bench
+LAZY = {"rich"}  # loaded by `progress` for drawing
 
 
 def files() -> list[Path]:
@@ -84,13 +84,13 @@ def package_of(path: Path) -> str:
 
 
 def package_in(parts: Sequence[str]) -> str:
-    """The package that a module is counted to: some in a backend's folder have layers of their own."""
+    """The package of a module; some packages in the folder of a backend have separate layers."""
     inside = parts[2:3] if parts[0] == "backends" else ()
     return inside[0] if inside in (("lint",), ("placement",), ("gpu_day",)) else parts[0]
 
 
 def imports(path: Path, *, type_checking: bool = True) -> set[str]:
-    """Full names of the modules a file imports anywhere in it, lazy ones included."""
+    """Full names of the modules that a file imports, including imports in functions."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped: set[ast.AST] = set()
     if not type_checking:
@@ -117,7 +117,7 @@ def test_every_package_has_a_layer():
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_lower_layers_never_import_higher_ones(path):
     package = package_of(path)
-    if package == "__init__":  # the facade names what it resolves lazily
+    if package == "__init__":  # the facade resolves these names lazily
         return
     for name in imports(path):
         parts = tuple(name.split("."))
@@ -145,7 +145,7 @@ def test_each_module_of_placement_is_in_a_part():
 
 
 def test_only_backends_import_modules_of_a_backend():
-    """Others find what a backend owns through the registry and its declaration, and so also find an installed one."""
+    """Other modules use backends through the registry and declarations, which include installed packages."""
     folders = [f"qdqspec.backends.{path.parent.name}" for path in PACKAGE.glob("backends/[!_]*/__init__.py")]
     assert len(folders) >= 4
     for path in files():
@@ -157,7 +157,7 @@ def test_only_backends_import_modules_of_a_backend():
 
 
 @pytest.mark.parametrize(("package", "banned", "why"), BANS, ids=[ban[0] for ban in BANS])
-def test_what_a_package_must_not_import(package, banned, why):
+def test_imports_that_are_forbidden_for_a_package(package, banned, why):
     for path in files():
         if package_of(path) != package or path.relative_to(PACKAGE).as_posix() in DRIVERS:
             continue
@@ -177,7 +177,7 @@ def test_packages_that_import_the_standard_library_only(package):
             assert tops <= {*sys.stdlib_module_names, "qdqspec", *LAZY}, path
 
 
-def test_the_plugin_touches_pytest_internals_in_one_file_only():
+def test_the_plugin_uses_pytest_internals_in_one_file_only():
     guilty = [
         path.name
         for path in files()
@@ -213,8 +213,8 @@ def test_private_modules_are_imported_in_their_package_only():
                     assert package[:end] == parts[:end], f"{path}: {name}"
 
 
-def test_no_object_is_made_past_its_constructor():
-    """State that ``__new__`` and ``__dict__`` set is invisible where the class is read."""
+def test_no_object_is_created_without_its_constructor():
+    """State set by ``__new__`` or ``__dict__`` is not visible in the code of the class."""
     for path in files():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             hidden = isinstance(node, ast.Attribute) and node.attr in ("__new__", "__dict__")

@@ -1,4 +1,4 @@
-"""What is specific to a runtime is in the folder of its backend: no other file of the package names one."""
+"""Code for a specific runtime is in the folder of its backend: no other file of the package names a runtime."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from qdqspec.config.settings import DEFAULT_BACKEND
 
 PACKAGE = Path(__file__).parents[2] / "qdqspec"
 RUNTIMES = [name for name in registry._built_in("backend") if name != "fake"]
-PRODUCTS = ["onnx runtime"]  # as texts write a name, where that differs from the backend's
+PRODUCTS = ["onnx runtime"]  # names in texts that differ from those of backends
 NAMED = re.compile("|".join([*(name.replace("-", "[-_]") for name in RUNTIMES), *PRODUCTS]), re.IGNORECASE)
 
-# Lines that name a runtime all the same: file, what the line contains, and the reason.
+# Exceptions: file, text of the line, reason.
 ALLOWED = [
     (
         "config/settings.py",
@@ -36,8 +36,8 @@ ALLOWED = [
     ("quantize/calibrate.py", '"8-bit Inference with TensorRT", GTC 2017', "the title of a source"),
 ]
 
-# What a runtime or its tools were seen to do, as the source of code that holds for all backends.
-SEEN = [
+# Observed behaviour of a runtime or its tools, as the source of code for all backends.
+OBSERVED = [
     "whether 8-bit weights are safe: ONNX Runtime's",
     "In ONNX Runtime's order of preference (MLAS",
 ]
@@ -60,7 +60,7 @@ def test_only_backends_name_a_runtime():
         f"{file}: {line}"
         for file, line in named_lines()
         if not any(file == one and text in line for one, text in allowed)
-        and not any(text in line for text in SEEN)
+        and not any(text in line for text in OBSERVED)
     ]
     assert not left, "\n".join(
         [
@@ -79,7 +79,7 @@ def test_each_exception_is_one_line(file, text, why):
     assert counts[True] == 1
 
 
-@pytest.mark.parametrize("text", SEEN)
+@pytest.mark.parametrize("text", OBSERVED)
 def test_each_observation_is_one_line(text):
     assert sum(text in line for _, line in named_lines()) == 1
 

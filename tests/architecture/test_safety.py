@@ -1,4 +1,4 @@
-"""What the code must never do, read from the source: run what a file holds, or leave half a file behind."""
+"""Forbidden operations, checked in the source: executing the content of a file, and writing a file in place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "qdqspec"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Reading these runs code, or sends something somewhere.
+# These modules execute read data or send requests.
 NEVER_IMPORTED = {
     *(
         "pickle",
@@ -46,24 +46,24 @@ TALKS_TO_CHILDREN = {
     "measurement/isolate.py",
     "wire.py",
     "measurement/worker.py",
-}  # over sockets of its own
+}  # over private sockets
 
-# Who may write a file at its place, and why a kill in the middle does no harm.
+# Modules that may write a file in place, each with the reason why an interruption causes no damage.
 WRITES_IN_PLACE = {
     "backends/onnxruntime_web/install.py": "npm reads both files; the next run of the command writes them again",
-    "files.py": "it is what makes writing whole",
+    "files.py": "it implements atomic writing",
     "report/write.py": "it appends to the summary of a job, which other steps write to",
-    "graph/save.py": "into a hidden folder that files.py gave it",
-    "graph/weights.py": "it only grows, in a folder that files.py or temporary.py gave",
-    "measurement/environment.py": "in a folder that temporary.py gave",
-    "measurement/store.py": "into a hidden folder that files.py gave it",
+    "graph/save.py": "into a hidden folder created by files.py",
+    "graph/weights.py": "append only, in a folder created by files.py or temporary.py",
+    "measurement/environment.py": "in a folder created by temporary.py",
+    "measurement/store.py": "into a hidden folder created by files.py",
     "preparation/cached.py": "into a hidden folder of the cache",
     "preparation/files.py": "into a folder that is moved out as a whole, see stage.py",
-    "measurement/journal.py": "line by line; a torn line is recognized and cut",
-    "measurement/lock.py": "who holds a lock; half of it says nothing",
-    "measurement/worker.py": "its log and its own process's settings",
+    "measurement/journal.py": "line by line; an incomplete line is recognized and removed",
+    "measurement/lock.py": "the holder of a lock, which is informative only",
+    "measurement/worker.py": "its log and the settings of its process",
     "measurement/isolate.py": "the log of a child",
-    "backends/tensorrt/cache.py": "one line a build, which is not read back",
+    "backends/tensorrt/cache.py": "one line per build, which is not read back",
     "backends/tensorrt/gpu_day/archive.py": "into a temporary folder, packed as a whole",
     "backends/tensorrt/gpu_day/models.py": "into a temporary folder",
     "backends/tensorrt/gpu_day/parts.py": "into a temporary folder, packed as a whole",
@@ -80,11 +80,11 @@ WRITING_METHODS = {"write_text", "write_bytes"}
 MAKES_TEMPORARY = {
     "files.py",
     "temporary.py",
-    "measurement/isolate.py",  # inside the launcher's folder
-    "measurement/worker.py",  # tells a child where its folder is
-    "report/record.py",  # knows its name, to keep it out of records
-    "backends/tensorrt/gpu_day/archive.py",  # knows its name, to keep it out of the archive
-    "backends/onnxruntime/engine.py",  # in a child: inside the child's folder
+    "measurement/isolate.py",  # in the folder of the launcher
+    "measurement/worker.py",  # passes the path of a folder to a child process
+    "report/record.py",  # excludes its path from records
+    "backends/tensorrt/gpu_day/archive.py",  # excludes its path from the archive
+    "backends/onnxruntime/engine.py",  # in a child process: in the folder of that process
     "backends/onnxruntime_web/node.py",  # the log of its process, a file without a name
     "backends/trtexec/engine.py",
     "backends/trtexec/process.py",
@@ -119,7 +119,7 @@ def opens_for_writing(called: str, call: ast.Call) -> bool:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_nothing_that_is_read_is_run(path: Path) -> None:
+def test_no_module_executes_read_data(path: Path) -> None:
     for module in imported(path):
         assert not any(module == bad or module.startswith(f"{bad}.") for bad in NEVER_IMPORTED), module
         assert module != "socket" or name_of(path) in TALKS_TO_CHILDREN
@@ -138,7 +138,7 @@ def test_nothing_that_is_read_is_run(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_are_written_whole(path: Path) -> None:
+def test_files_are_written_atomically(path: Path) -> None:
     for called, call in calls(path):
         in_place = ("." in called and called.split(".")[-1] in WRITING_METHODS) or opens_for_writing(
             called, call
@@ -156,11 +156,11 @@ def test_files_are_written_whole(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_temporary_folders_end_with_their_run(path: Path) -> None:
+def test_temporary_folders_are_created_by_one_module(path: Path) -> None:
     if name_of(path) not in MAKES_TEMPORARY:
         assert "tempfile" not in {module.split(".")[0] for module in imported(path)}, "use qdqspec.temporary"
 
 
-def test_the_lists_name_files_that_are_there() -> None:
+def test_the_listed_modules_exist() -> None:
     there = {name_of(path) for path in FILES}
     assert {*WRITES_IN_PLACE, *MAKES_TEMPORARY, *TALKS_TO_CHILDREN} <= there

@@ -1,4 +1,4 @@
-"""The sessions of noxfile.py cover what pyproject.toml states."""
+"""The sessions of noxfile.py cover the versions that pyproject.toml declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the shipped backend contract over every registered backend; those without a device here skip what needs one."""
+"""Runs the backend contract over every registered backend; tests that need an unavailable device are skipped."""
 
 from __future__ import annotations
 

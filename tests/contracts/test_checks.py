@@ -133,7 +133,7 @@ def test_every_check_has_a_contract() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
-def test_messages(outcome: str, golden) -> None:
+def test_the_messages_of_checks(outcome: str, golden) -> None:
     lines = []
     for suite in (
         TestLatency,

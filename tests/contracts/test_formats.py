@@ -37,7 +37,7 @@ def test_every_format_has_a_contract() -> None:
 
 @pytest.mark.parametrize("name", ["markdown", "json", "csv", "html"])
 @pytest.mark.parametrize("run", RUNS)
-def test_pages(name: str, run: str, golden) -> None:
+def test_the_pages_of_report_formats(name: str, run: str, golden) -> None:
     report_format = format_named(name)
     content = report_format.render(RUNS[run]())
     assert isinstance(content, str)

@@ -1,4 +1,4 @@
-"""An isolated backend keeps the backend contract: nobody behind it can tell the difference."""
+"""An isolated backend fulfils the backend contract."""
 
 from __future__ import annotations
 

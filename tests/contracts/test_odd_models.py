@@ -1,7 +1,7 @@
-"""Every verb on every odd model: a result, or one clear error, and never a traceback.
+"""Every verb on every odd model has a result or raises one error without a traceback.
 
-The models and what is to be expected of them are `tests/support/odd`. Tuning runs on the simulated device, which
-gives real outputs, and for some on ONNX Runtime.
+The models and their expected results are in `tests/support/odd`. Tuning runs on the simulated device, which computes
+real outputs, and for some models on ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SOME_OPSETS = (
 )  # `benchmarks/odd_models.py` runs all
 MODELS = [odd for odd in ODD_MODELS if not odd.name.startswith("opset-") or odd.name in _SOME_OPSETS]
 READABLE = [odd for odd in MODELS if odd.name != "no-nodes"]
-# What the reference implementation behind the simulated device cannot compute, and ONNX Runtime can.
+# Models that ONNX Runtime computes, but not the reference implementation of the simulated device.
 NOT_SIMULATED = {"sparse-weight"}
 if Version(onnx.__version__) < Version("1.22"):
     NOT_SIMULATED |= {"scan"}  # onnx's own evaluator passes no outer values into the body of Scan
@@ -56,7 +56,7 @@ NOTHING_PLACED = {
     "string-input",
     "unnamed-dimensions",
 }
-# The other way about.
+# Models that the reference implementation computes, but not ONNX Runtime.
 NOT_ON_ORT = {"bfloat16": "ONNX Runtime has no kernel", "names-repeated": "two nodes with same node name"}
 
 
@@ -117,7 +117,7 @@ def session(backend: str, folder: Path) -> Session:
 
 
 def tuned(session: Session, model: Path) -> Result | None:
-    """The result, or ``None`` where it was refused in words that name the file."""
+    """The result, or ``None`` if the error names the file."""
     try:
         return session.tune(model, trials=2)
     except QdqspecError as error:
@@ -159,7 +159,9 @@ def test_tune_on_onnx_runtime(odd: OddModel, net: Path, onnx_runtime: Session) -
 
 @of([odd for odd in MODELS if odd.outcome == "refused"])
 @pytest.mark.parametrize("backend", ["fake", "onnxruntime"])
-def test_each_refusal_states_its_reason(odd: OddModel, net: Path, verb: Verb, backend: str) -> None:
+def test_tuning_a_refused_model_is_an_error_with_the_reason(
+    odd: OddModel, net: Path, verb: Verb, backend: str
+) -> None:
     result = verb("tune", "net.onnx", "--backend", backend, "-o", "out", "--no-cache")
     assert result.code == 2
     assert odd.says in result.err
@@ -169,7 +171,7 @@ def test_each_refusal_states_its_reason(odd: OddModel, net: Path, verb: Verb, ba
 
 
 @of(MODELS)
-def test_inspect_and_lint(odd: OddModel, net: Path, verb: Verb) -> None:
+def test_inspect_and_lint_on_odd_models(odd: OddModel, net: Path, verb: Verb) -> None:
     refused = odd.name == "no-nodes"
     for words in (["--json"], ["--verbose", "--include-all"], ["--backend", "fake", "--max-nodes", "2"]):
         assert verb("inspect", "net.onnx", *words).code == (2 if refused else 0)
@@ -185,12 +187,12 @@ def test_inspect_and_lint(odd: OddModel, net: Path, verb: Verb) -> None:
         if odd.name in ("names-quotes", "loop", "only-copies", "string-constant", "string-input")
     ]
 )
-def test_explain(odd: OddModel, net: Path, verb: Verb) -> None:
+def test_explain_on_odd_models(odd: OddModel, net: Path, verb: Verb) -> None:
     assert verb("explain", "net.onnx", "--backend", "fake").code == (2 if odd.outcome == "refused" else 0)
 
 
 @of(READABLE)
-def test_fold_and_strip_keep_what_a_model_computes(odd: OddModel, net: Path, verb: Verb) -> None:
+def test_fold_and_strip_do_not_change_outputs(odd: OddModel, net: Path, verb: Verb) -> None:
     before = net.read_bytes()
     for name in ("fold", "strip"):
         assert verb(name, "net.onnx", "-o", f"{name}.onnx").code == 0
@@ -203,7 +205,7 @@ def test_fold_and_strip_keep_what_a_model_computes(odd: OddModel, net: Path, ver
 
 
 @of(READABLE)
-def test_what_is_applied_can_be_read_back_and_taken_out(odd: OddModel, net: Path, verb: Verb) -> None:
+def test_an_applied_scheme_can_be_imported_and_stripped(odd: OddModel, net: Path, verb: Verb) -> None:
     model = load_model(net)
     space = SchemeSpace(model, FakeDevice().capabilities())
     placement = space.resolve(space.everything())
@@ -220,7 +222,7 @@ def test_what_is_applied_can_be_read_back_and_taken_out(odd: OddModel, net: Path
     assert verb("import", "placed.onnx", "-o", "again.json", "--reference", "net.onnx").code == 0
     assert verb("strip", "placed.onnx", "-o", "back.onnx", "--reference", "net.onnx").code == 0
     if odd.name != "pairs-already":
-        tuned = given_model(net, {}).proto  # with its functions inlined
+        tuned = given_model(net, {}).proto  # the model with inlined functions
         assert net.with_name("back.onnx").read_bytes() == tuned.SerializeToString(deterministic=True)
         assert verb("apply", "net.onnx", "again.json", "-o", "placed-again.onnx").code == 0
         assert verb("diff", "placed.onnx", "placed-again.onnx").code == 0
@@ -245,7 +247,7 @@ def opened(model: Path | None) -> onnxruntime.InferenceSession | None:
 
 
 def assert_same_outputs(one: Path, other: Path) -> None:
-    """Where ONNX Runtime runs the first and its inputs can be made up."""
+    """Compare the outputs of two models if ONNX Runtime runs the first and random inputs are possible."""
     reference, changed = opened(one), opened(other)
     assert (reference is None) == (changed is None)
     model = load_model(one)

@@ -1,4 +1,4 @@
-"""Runs the shipped strategy contract over everything registered."""
+"""Runs the strategy contract over every registered strategy."""
 
 from __future__ import annotations
 

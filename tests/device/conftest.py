@@ -1,4 +1,4 @@
-"""Tests on hardware, by ``pytest tests/device --qdq-backend=tensorrt``. Without one they skip, and say why."""
+"""Tests on hardware: ``pytest tests/device --qdq-backend=tensorrt``. Without hardware they skip with a reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU_BACKENDS = ("tensorrt", "trtexec")
 
 @pytest.fixture(scope="session")
 def chosen(request: pytest.FixtureRequest) -> BuildOptions:
-    """How to build, as the command line has it: ``--qdq-device``, ``--qdq-backend-option``, ``--qdq-plugin``."""
+    """The build options of the command line: ``--qdq-device``, ``--qdq-backend-option``, ``--qdq-plugin``."""
     return BuildOptions.of(settings_of(request.config))
 
 
@@ -37,7 +37,7 @@ def device(request: pytest.FixtureRequest, chosen: BuildOptions) -> Iterator[Iso
 
 @pytest.fixture(scope="session")
 def tensorrt(device: Isolated) -> Isolated:
-    """The Python API, for what trtexec does not offer."""
+    """TensorRT's Python API, for tests of functions that trtexec does not offer."""
     if device.name != "tensorrt":
         pytest.skip("this is about the Python API: pytest tests/device --qdq-backend=tensorrt")
     return device
@@ -45,7 +45,7 @@ def tensorrt(device: Isolated) -> Isolated:
 
 @pytest.fixture(scope="session")
 def gpu(chosen: BuildOptions) -> cuda.Gpu:
-    """A GPU that CUDA can use, whatever else is installed."""
+    """A GPU that CUDA can use, independent of TensorRT."""
     try:
         if cuda.count_devices() <= chosen.device:
             pytest.skip(f"CUDA finds no GPU {chosen.device}")
@@ -57,5 +57,5 @@ def gpu(chosen: BuildOptions) -> cuda.Gpu:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Where builds of one test leave their timing cache and records."""
+    """The folder for timing cache and records of the builds of one test."""
     return tmp_path / "state"

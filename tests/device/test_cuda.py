@@ -1,4 +1,4 @@
-"""CUDA itself, on any NVIDIA GPU with cuda-bindings; TensorRT is not needed."""
+"""CUDA on any NVIDIA GPU with cuda-bindings; TensorRT is not needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_device_is_known(gpu: Gpu):
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 5, 7), (1024, 1024)])
-def test_arrays_go_there_and_back(gpu: Gpu, shape: tuple[int, ...]):
+def test_arrays_are_uploaded_and_downloaded_unchanged(gpu: Gpu, shape: tuple[int, ...]):
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     with ExitStack() as opened:
         stream = opened.enter_context(closing(Stream()))
@@ -58,13 +58,13 @@ def test_a_captured_copy_runs_only_when_launched(gpu: Gpu):
 def test_a_stream_continues_after_a_failed_capture(gpu: Gpu):
     with closing(Stream()) as stream:
         with pytest.raises(CudaError):
-            stream.capture(stream.synchronize)  # waiting cannot be recorded
+            stream.capture(stream.synchronize)  # synchronization cannot be captured
         stream.synchronize()
         assert len(cuda.time_runs(stream, lambda: None, 3).device_ms) == 3
 
 
 def test_larger_copies_take_longer(gpu: Gpu):
-    """The clock tells 1 MiB from 64 MiB; how much each takes is not judged."""
+    """Only the order of the times of 1 MiB and 64 MiB is checked, not their values."""
     with ExitStack() as opened:
         stream = opened.enter_context(closing(Stream()))
         medians = []
@@ -79,7 +79,7 @@ def test_larger_copies_take_longer(gpu: Gpu):
     assert 0 < medians[0] < medians[1]
 
 
-def test_too_much_memory_is_an_error_with_cudas_name(gpu: Gpu):
+def test_allocating_too_much_memory_is_an_error_with_the_name_of_cuda(gpu: Gpu):
     with pytest.raises(CudaError) as caught:
         DeviceBuffer(gpu.memory_bytes * 4)
     assert caught.value.out_of_memory

@@ -1,4 +1,4 @@
-"""What our code takes for granted of TensorRT, checked on hardware. Each test is one sentence of docs/tensorrt.md."""
+"""Assumptions of the backend about TensorRT, checked on hardware. Each test is one sentence of docs/tensorrt.md."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def saved(model: onnx.ModelProto, path: Path) -> Path:
 
 @pytest.fixture
 def fitting(image: dict[str, np.ndarray], state: Path, chosen: BuildOptions) -> BuildOptions:
-    """For models whose inputs have the shapes of the image."""
+    """Build options for models whose inputs have the shape of the image."""
     shapes = {n: InputShape(min=v.shape, opt=v.shape, max=v.shape) for n, v in image.items()}
     return replace(chosen, state=state, profiles=(ShapeProfile(shapes=shapes),))
 
@@ -66,7 +66,7 @@ def test_runs_are_recorded_as_cuda_graphs(
     assert all(0 < sample < 1e3 for sample in samples.wall_ms)
 
 
-def test_a_second_build_takes_its_kernels_from_the_timing_cache(
+def test_a_second_build_uses_kernels_of_the_timing_cache(
     tensorrt: Isolated, fitting: BuildOptions, squeezenet: Path, state: Path
 ):
     hashes = []
@@ -77,7 +77,7 @@ def test_a_second_build_takes_its_kernels_from_the_timing_cache(
     assert len(list(state.glob("*.timing-cache"))) == 1
 
 
-def test_a_quantized_convolution_runs_on_integers(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
+def test_a_quantized_convolution_runs_in_integers(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
     path = saved(small_model(quantized=True, activations="int8"), tmp_path / "q.onnx")
     with closing(tensorrt.build(path, chosen)) as engine:
         engine.bind(FEEDS)
@@ -93,7 +93,7 @@ def test_asymmetric_quantization_is_refused_with_the_node(
         tensorrt.build(path, chosen)
 
 
-def test_layers_name_every_convolution(tensorrt: Isolated, fitting: BuildOptions, squeezenet: Path, image):
+def test_layers_contain_every_convolution(tensorrt: Isolated, fitting: BuildOptions, squeezenet: Path, image):
     with closing(tensorrt.build(squeezenet, fitting)) as engine:
         engine.bind(image)
         layers = engine.layers()
@@ -113,7 +113,7 @@ def relu(path: Path) -> Path:
     return saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
 
 
-def test_several_shape_profiles(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
+def test_an_engine_with_several_shape_profiles(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
     spans = [[(1, 3), (1, 3), (2, 3)], [(4, 3), (8, 3), (16, 3)]]
     profiles = tuple(ShapeProfile(shapes={"x": InputShape(min=a, opt=b, max=c)}) for a, b, c in spans)
     with closing(tensorrt.build(relu(tmp_path / "r.onnx"), replace(chosen, profiles=profiles))) as engine:
@@ -127,7 +127,7 @@ def test_a_dynamic_input_without_a_shape_is_refused(tensorrt: Isolated, chosen: 
         tensorrt.build(relu(tmp_path / "r.onnx"), chosen)
 
 
-def test_outputs_whose_shape_depends_on_data(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
+def test_outputs_with_data_dependent_shapes(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
     graph = helper.make_graph(
         [helper.make_node("NonZero", ["x"], ["y"], "nonzero")],
         "data",
@@ -141,7 +141,7 @@ def test_outputs_whose_shape_depends_on_data(tensorrt: Isolated, chosen: BuildOp
 
 
 @pytest.mark.slow
-def test_a_search_ends_no_slower_than_it_began(
+def test_a_search_selects_a_model_that_is_not_slower_than_the_reference(
     tensorrt: Isolated, chosen: BuildOptions, models: Path, tmp_path: Path
 ):
     model = models / "digits_resnet.onnx"

@@ -1,4 +1,4 @@
-"""A small model of a user's, with its data, and sessions on a simulated device that is nearly quiet."""
+"""A small model with data, and sessions on a simulated device with little noise."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def case(project: Path) -> Case:
 
 @pytest.fixture
 def open_session(tmp_path: Path) -> Iterator[Open]:
-    """``open_session({"fake.crash": "time"}, no_cache=True)``: words for the device, and settings."""
+    """Opens sessions by backend options and settings: ``open_session({"fake.crash": "time"}, no_cache=True)``."""
     sessions: list[Session] = []
 
     def open_it(words: dict[str, str] | None = None, **settings) -> Session:
@@ -56,7 +56,7 @@ def open_session(tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture
 def interrupt() -> Callable[[Session, Case, int], None]:
-    """``interrupt(session, case, 3)``: run the case until so many trials are done, and stop it as Ctrl-C does."""
+    """Runs a case and interrupts it after a number of trials as Ctrl-C does: ``interrupt(session, case, 3)``."""
 
     def run(session: Session, case: Case, after: int) -> None:
         def watch(progress: Progress) -> None:
@@ -72,4 +72,4 @@ def interrupt() -> Callable[[Session, Case, int], None]:
 
 @pytest.fixture(autouse=True)
 def _cheap_engines(engine_threads: None) -> None:
-    """Unless a test asks for ``processes``."""
+    """Engines in threads, except in tests with the fixture ``processes``."""

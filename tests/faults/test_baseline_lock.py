@@ -1,4 +1,4 @@
-"""Runs that renew baselines of one file at the same time lose nothing of each other's."""
+"""Concurrent runs that renew entries of one baseline file do not lose entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for number in range(int(sys.argv[3])):
 RUNS, ENTRIES = 4, 12
 
 
-def test_entries_of_runs_at_the_same_time_are_all_there(tmp_path: Path) -> None:
+def test_a_baseline_file_contains_the_entries_of_all_concurrent_runs(tmp_path: Path) -> None:
     file = tmp_path / "__baselines__" / "net" / "a-cpu.json"
     runs = [
         subprocess.Popen(
@@ -45,4 +45,4 @@ def test_entries_of_runs_at_the_same_time_are_all_there(tmp_path: Path) -> None:
     known = read_baseline(file)
     assert known is not None
     assert len(known.names()) == RUNS * ENTRIES
-    assert [path.name for path in file.parent.iterdir()] == ["a-cpu.json"], "nothing that git would show"
+    assert [path.name for path in file.parent.iterdir()] == ["a-cpu.json"], "no other file is left"

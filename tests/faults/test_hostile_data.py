@@ -1,4 +1,4 @@
-"""Data files that are not what they claim: one clear error before memory or hours are spent."""
+"""Data files with false headers are one error before memory is allocated or time is spent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAGIC = b"\x93NUMPY"
 
 
 def array(shape: object, body: bytes = b"", dtype: str = "<f4", header: str | None = None) -> bytes:
-    """A file of numpy's, by hand: what it says of itself need not be true."""
+    """The bytes of a .npy file, whose header need not be true."""
     text = header or f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape!r}, }}"
     padded = text.encode() + b" " * (-(len(text) + 11) % 64) + b"\n"
     return MAGIC + bytes((1, 0)) + len(padded).to_bytes(2, "little") + padded + body
@@ -58,7 +58,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_an_array_that_is_not_what_it_claims_is_refused(tmp_path: Path, what: str) -> None:
+def test_an_array_with_a_false_header_is_an_error(tmp_path: Path, what: str) -> None:
     content, reason = HOSTILE[what]
     path = archive(tmp_path / "data.npz", x=content)
     tracemalloc.start()
@@ -71,13 +71,13 @@ def test_an_array_that_is_not_what_it_claims_is_refused(tmp_path: Path, what: st
     assert peak < 8 << 20
 
 
-def test_more_arrays_than_a_model_has_inputs_are_not_opened(tmp_path: Path) -> None:
+def test_an_archive_with_too_many_arrays_is_an_error(tmp_path: Path) -> None:
     path = archive(tmp_path / "data.npz", **{f"x{n}": b"" for n in range(10_001)})
     with pytest.raises(DataError, match="holds 10,001 arrays"):
         read_members(path)
 
 
-def test_labels_are_counted_before_they_are_read(tmp_path: Path) -> None:
+def test_the_number_of_labels_is_checked_before_they_are_read(tmp_path: Path) -> None:
     path = archive(
         tmp_path / "data.npz",
         x=array((2, 3), bytes(24)),
@@ -87,14 +87,14 @@ def test_labels_are_counted_before_they_are_read(tmp_path: Path) -> None:
         open_data(path, {"x": InputSpec(dtype=np.dtype("float32"), shape=(1, 3))})
 
 
-def test_labels_of_another_shape_in_another_file_are_reported(tmp_path: Path) -> None:
+def test_labels_of_different_shapes_in_two_files_are_an_error(tmp_path: Path) -> None:
     for name, shape in (("a", (2, 3)), ("b", (2, 5))):
         np.savez(tmp_path / f"{name}.npz", x=np.ones((2, 3), np.float32), labels=np.zeros(shape))
     with pytest.raises(DataError, match="labels differ in shape"):
         open_data(tmp_path, {"x": InputSpec(dtype=np.dtype("float32"), shape=(1, 3))})
 
 
-def test_a_damaged_archive_is_reported_wherever_it_is_cut(tmp_path: Path) -> None:
+def test_an_archive_truncated_at_any_byte_is_an_error(tmp_path: Path) -> None:
     file = io.BytesIO()
     np.savez_compressed(file, x=np.arange(12, dtype=np.float32).reshape(4, 3))
     whole = file.getvalue()
@@ -105,8 +105,8 @@ def test_a_damaged_archive_is_reported_wherever_it_is_cut(tmp_path: Path) -> Non
             read_members(path)
 
 
-def test_a_name_in_an_archive_that_is_no_text_is_reported(tmp_path: Path) -> None:
-    """The archive says that its names are UTF-8, and one is not."""
+def test_a_name_in_an_archive_that_is_no_text_is_an_error(tmp_path: Path) -> None:
+    """The archive declares its names as UTF-8, but one is not."""
     file = io.BytesIO()
     np.savez(file, ä=np.ones((2, 3), np.float32))
     path = tmp_path / "data.npz"

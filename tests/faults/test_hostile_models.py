@@ -1,4 +1,4 @@
-"""Models that lie about themselves: one clear error that names the file, in bounded time and memory."""
+"""Models with false or extreme contents are one error that names the file, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refused(path: Path) -> ModelError:
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_model_that_is_a_pipe_or_a_device_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.onnx")
     (tmp_path / "zero.onnx").symlink_to("/dev/zero")
     for name in ("pipe.onnx", "zero.onnx"):
@@ -57,7 +57,7 @@ def with_external(folder: Path, **said: str) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A folder with weights, a link out of it, and what else a name may lead to."""
+    """A folder with weights, links out of it, a link to itself and a named pipe."""
     (tmp_path / "secret.bin").write_bytes(bytes(WEIGHT))
     folder = tmp_path / "home"
     (folder / "folder").mkdir(parents=True)
@@ -93,14 +93,14 @@ def home(tmp_path: Path) -> Path:
         ({"location": "weights.bin", "offset": "9" * 18}, "ends before its 432 bytes"),
     ],
 )
-def test_external_data_stays_beside_the_model_and_has_the_stated_length(
+def test_external_data_outside_the_folder_or_of_another_length_is_an_error(
     home: Path, said: dict[str, str], reason: str
 ) -> None:
     assert reason in refused(with_external(home, **said)).what
 
 
 @pytest.mark.parametrize("elem_type", [TensorProto.UNDEFINED, 99])
-def test_external_data_of_no_type_is_refused(home: Path, elem_type: int) -> None:
+def test_external_data_of_an_unknown_type_is_an_error(home: Path, elem_type: int) -> None:
     path = with_external(home, location="weights.bin")
     proto = onnx.load(path, load_external_data=False)
     proto.graph.initializer[0].data_type = elem_type
@@ -108,22 +108,22 @@ def test_external_data_of_no_type_is_refused(home: Path, elem_type: int) -> None
     assert f"tensor 'w' has the unknown type {elem_type}" in refused(path).what
 
 
-def test_weights_that_are_there_are_read(home: Path) -> None:
+def test_valid_external_data_is_read(home: Path) -> None:
     path = with_external(home, location="weights.bin", offset="0", length=str(WEIGHT))
     assert load_model(path).array("w").shape == (4, 3, 3, 3)
 
 
-# ---- what stands in the file ---------------------------------------------------------------------
+# ---- contents of the file ------------------------------------------------------------------------
 
 
 def cycle_behind_an_output_without_shape(proto: onnx.ModelProto) -> None:
-    """ONNX's checker stops at the missing shape, which runtimes allow."""
+    """A cycle that ONNX's checker does not reach because of the missing shape, which runtimes allow."""
     proto.graph.node[0].input[0] = "y"
     proto.graph.output[0].type.tensor_type.ClearField("shape")
 
 
 def functions(count: int, calls: int) -> Spoil:
-    """Local functions of which each calls the one before several times."""
+    """Local functions, each of which calls the previous one several times."""
 
     def spoil(proto: onnx.ModelProto) -> None:
         opsets = [helper.make_opsetid("", 19), helper.make_opsetid("own", 1)]
@@ -147,7 +147,7 @@ def recursive(proto: onnx.ModelProto) -> None:
 
 
 def first(**fields: object) -> Spoil:
-    """Other fields of the first weight."""
+    """A change of fields of the first weight."""
 
     def spoil(proto: onnx.ModelProto) -> None:
         for name, value in fields.items():
@@ -160,7 +160,7 @@ def first(**fields: object) -> Spoil:
 
 
 def nested(proto: onnx.ModelProto) -> bytes:
-    """Graphs in attributes of nodes in graphs, three thousand deep, by hand: no library would write it."""
+    """The bytes of a model with three thousand nested graphs in attributes, which libraries do not write."""
     inner = b""
     for _ in range(3000):
         for field in (6, 5, 1):
@@ -217,7 +217,7 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_what_cannot_be_meant_is_refused(tmp_path: Path, what: str) -> None:
+def test_an_invalid_model_is_an_error(tmp_path: Path, what: str) -> None:
     spoil, reason = HOSTILE[what]
     proto = small_model()
     spoilt = spoil(proto)
@@ -226,7 +226,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, what: str) -> None:
     assert reason in refused(tmp_path / "model.onnx").what
 
 
-def test_what_is_odd_and_can_be_meant_is_not(tmp_path: Path) -> None:
+def test_an_unusual_but_valid_model_is_loaded(tmp_path: Path) -> None:
     for spoil in (functions(12, 2), lambda p: p.graph.output[0].type.tensor_type.ClearField("shape")):
         proto = small_model()
         spoil(proto)
@@ -235,7 +235,7 @@ def test_what_is_odd_and_can_be_meant_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [2**40, 2**62])
-def test_an_input_that_no_memory_holds_is_reported_before_it_is_made(tmp_path: Path, size: int) -> None:
+def test_an_input_larger_than_memory_is_an_error_before_allocation(tmp_path: Path, size: int) -> None:
     proto = small_model()
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = size
     onnx.save(proto, tmp_path / "model.onnx")
@@ -244,7 +244,7 @@ def test_an_input_that_no_memory_holds_is_reported_before_it_is_made(tmp_path: P
     assert caught.value.where == str(tmp_path / "model.onnx")
 
 
-def test_constants_are_not_folded_into_what_no_memory_holds(tmp_path: Path) -> None:
+def test_constant_folding_skips_tensors_larger_than_memory(tmp_path: Path) -> None:
     from qdqspec.graph.fold import fold_constants
 
     proto = small_model()

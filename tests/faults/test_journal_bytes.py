@@ -1,4 +1,4 @@
-"""A journal cut or changed at any byte: what is whole is kept as it is, and what is not is never taken for whole."""
+"""A journal truncated or changed at any byte: complete lines are kept unchanged, others are recognized."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_journal_cut_at_every_byte_keeps_every_line_that_was_complete(path: Path) -> None:
+def test_a_journal_truncated_at_any_byte_keeps_complete_lines(path: Path) -> None:
     raw = path.read_bytes()
     lines = raw.splitlines(keepends=True)
     assert len(lines) == 3
@@ -50,18 +50,18 @@ def test_a_journal_cut_at_every_byte_keeps_every_line_that_was_complete(path: Pa
         assert bool(notes) == torn
 
 
-def test_a_change_of_any_byte_is_recognized(path: Path) -> None:
+def test_a_change_of_any_byte_of_a_line_is_recognized(path: Path) -> None:
     line = path.read_bytes().splitlines(keepends=True)[0]
     journal_module._entry(path, 1, line, RUN)
     for place in range(len(line) - 1):
         for change in (1, 4, 32, 128):
-            spoilt = line[:place] + bytes([line[place] ^ change]) + line[place + 1 :]
+            damaged_line = line[:place] + bytes([line[place] ^ change]) + line[place + 1 :]
             with pytest.raises(StateError, match=r"damaged|another run"):
-                journal_module._entry(path, 1, spoilt, RUN)
+                journal_module._entry(path, 1, damaged_line, RUN)
 
 
-@pytest.mark.parametrize("end", [-40, -1, 0], ids=["cut", "joined with the next", "empty"])
-def test_a_line_that_is_spoilt_in_the_middle_is_recognized(path: Path, end: int) -> None:
+@pytest.mark.parametrize("end", [-40, -1, 0], ids=["truncated", "joined with the next", "empty"])
+def test_a_damaged_line_between_others_is_recognized(path: Path, end: int) -> None:
     first, second, third = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + second[:end] + (b"" if end == -1 else b"\n") + third)
     with pytest.raises(StateError, match=r"jsonl:2: this line of the journal is damaged"):
@@ -69,11 +69,11 @@ def test_a_line_that_is_spoilt_in_the_middle_is_recognized(path: Path, end: int)
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
-def test_lines_before_the_damage_are_salvaged_byte_for_byte(path: Path, damaged: int) -> None:
+def test_lines_before_a_damaged_one_are_recovered_byte_for_byte(path: Path, damaged: int) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
-    spoilt = [*lines]
-    spoilt[damaged] = lines[damaged].replace(b"1.25", b"1.35")
-    path.write_bytes(b"".join(spoilt))
+    damaged_line = [*lines]
+    damaged_line[damaged] = lines[damaged].replace(b"1.25", b"1.35")
+    path.write_bytes(b"".join(damaged_line))
     target = path.with_name("other.jsonl")
     assert Journal.recover(path, target, HEADER) == damaged
     assert target.read_bytes() == b"".join(lines[:damaged])

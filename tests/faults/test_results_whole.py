@@ -1,4 +1,4 @@
-"""What a run leaves is the old set of files or the new one, and a journal that is not finished is never lost."""
+"""The output of a run is the complete old or new set of files, and an unfinished journal is never lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def other_model(project: Path) -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_full_disk_leaves_the_old_results_as_they_were(
+def test_a_full_disk_does_not_change_the_old_results(
     open_session, case, project, monkeypatch: pytest.MonkeyPatch, cached: bool
 ) -> None:
     session = open_session()
@@ -60,10 +60,12 @@ def test_a_full_disk_leaves_the_old_results_as_they_were(
     }
     assert not [path for path in folder.iterdir() if path.name.endswith(".part")]
     open_session().search(case)
-    assert "result.json" not in contents(folder), "it is written by reports, when all else is there"
+    assert "result.json" not in contents(folder), "reports write it after all other files"
 
 
-def test_an_error_names_the_file_that_was_to_be(open_session, case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_writing_names_the_target_file(
+    open_session, case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = open_session()
     session.search(case)
     sync = os.fsync
@@ -79,7 +81,7 @@ def test_an_error_names_the_file_that_was_to_be(open_session, case, monkeypatch:
     assert caught.value.where == str(session.output(case) / "scheme.json")
 
 
-def test_a_kill_while_results_move_leaves_no_result_that_belongs_to_others(
+def test_an_interrupted_replacement_of_results_removes_the_old_result_json(
     open_session, case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_session()
@@ -102,7 +104,7 @@ def test_a_kill_while_results_move_leaves_no_result_that_belongs_to_others(
     assert set(SET) <= contents(folder).keys()
 
 
-def test_weights_of_an_older_model_do_not_stay_beside_a_newer_one(open_session, case) -> None:
+def test_weights_of_an_older_model_are_removed(open_session, case) -> None:
     session = open_session()
     folder = session.output(case)
     folder.mkdir(parents=True)
@@ -113,8 +115,8 @@ def test_weights_of_an_older_model_do_not_stay_beside_a_newer_one(open_session, 
     onnx.checker.check_model(folder / "tuned.onnx")
 
 
-def test_the_users_own_weights_are_never_removed(open_session, case, project: Path) -> None:
-    """A model whose external data happens to be called as ours would be, in the very folder of results."""
+def test_weights_of_a_user_model_are_never_removed(open_session, case, project: Path) -> None:
+    """The external data of a user model in the folder of results has the name of an output file."""
     session = open_session()
     folder = session.settings.output / "mine" / "default"
     folder.mkdir(parents=True)
@@ -131,7 +133,7 @@ def test_the_users_own_weights_are_never_removed(open_session, case, project: Pa
     assert (folder / "tuned.onnx.data").read_bytes() == own
 
 
-def test_no_unfinished_journal_is_ever_overwritten(open_session, case, project, interrupt) -> None:
+def test_an_unfinished_journal_is_never_overwritten(open_session, case, project, interrupt) -> None:
     left: list[bytes] = []
     for _ in range(3):
         session = open_session()
@@ -144,10 +146,10 @@ def test_no_unfinished_journal_is_ever_overwritten(open_session, case, project, 
     assert [(folder / name).read_bytes() for name in aside] == left
     assert any("set aside as trials.previous-3.jsonl" in warning for warning in search.warnings)
     open_session(no_cache=True).search(case)
-    assert [(folder / name).read_bytes() for name in aside] == left, "a finished one has a place of its own"
+    assert [(folder / name).read_bytes() for name in aside] == left, "a finished journal has another name"
 
 
-def test_a_damaged_line_loses_the_lines_after_it_and_no_more(open_session, case, interrupt) -> None:
+def test_a_damaged_line_of_the_journal_drops_only_it_and_later_ones(open_session, case, interrupt) -> None:
     session = open_session()
     interrupt(session, case, 3)
     journal = session.output(case) / JOURNAL
@@ -163,9 +165,7 @@ def test_a_damaged_line_loses_the_lines_after_it_and_no_more(open_session, case,
     assert (journal.parent / "trials.previous.jsonl").read_bytes() == b"".join(spoilt)
 
 
-def test_truncation_is_reported_and_a_resumed_search_ends_as_an_uninterrupted_one(
-    open_session, case, interrupt
-) -> None:
+def test_a_search_resumed_from_a_truncated_journal_has_the_same_winner(open_session, case, interrupt) -> None:
     whole = open_session(output=Path("whole"), no_cache=True).search(case)
     session = open_session()
     interrupt(session, case, 3)

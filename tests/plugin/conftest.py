@@ -1,4 +1,4 @@
-"""A project with one spec and the fake session, as a user would set it up."""
+"""A project with one spec and the fake session."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-# Pytester forgets what was first loaded in its own runs; numpy refuses to be loaded twice, and the
-# others would cost each test a tenth of a second, or a second.
+# Pytester unloads modules that its runs have loaded first; numpy cannot be loaded twice, and the others take up to
+# one second in each test.
 import qdqspec.backends.base
 import qdqspec.report.tables
 import qdqspec.report.write
@@ -59,14 +59,14 @@ class Project:
         return path
 
     def outcomes(self, **words: str) -> None:
-        """``outcomes(**{"int8-b1::speedup": "fail"})``."""
+        """Set outcomes of checks: ``outcomes(**{"int8-b1::speedup": "fail"})``."""
         (self.path / "outcomes.json").write_text(json.dumps(words))
 
     def run(self, *arguments: str) -> pytest.RunResult:
         return self.pytester.runpytest_inprocess(*arguments)
 
     def run_apart(self, *arguments: str) -> pytest.RunResult:
-        """In a process of its own, where the test is about processes, signals or imports."""
+        """Run in a separate process, for tests of processes, signals or imports."""
         return self.pytester.runpytest_subprocess(*arguments)
 
     def session(self) -> Any:
@@ -77,7 +77,7 @@ class Project:
         return module.FakeSession()
 
     def calls(self) -> list[str]:
-        """What the session was asked, without process ids."""
+        """The calls of the session, without process ids."""
         file = self.path / "calls.txt"
         lines = file.read_text().splitlines() if file.exists() else []
         return [line.partition(" ")[2] for line in lines]

@@ -1,8 +1,7 @@
-"""A session for tests of the plugin: the real interface, made-up numbers, no model opened.
+"""A session for tests of the plugin: the real interface, constant numbers, no model.
 
-It stands in a project as users' own sessions do: a conftest overrides the fixture ``qdq_session``. What a
-check comes to is written in ``outcomes.json``: ``{"default::speedup": "fail"}``; everything else passes.
-Every call is appended to ``calls.txt``.
+A conftest of the project uses it by overriding the fixture ``qdq_session``. Outcomes of checks are read from
+``outcomes.json``: ``{"default::speedup": "fail"}``; all others pass. Every call is appended to ``calls.txt``.
 """
 
 import json
@@ -182,7 +181,7 @@ class FakeSession:
         self.skipped[case.name] = CaseRecord(evidence=evidence)
 
     def fail(self, case, check, error):
-        """A check that could not be judged; the plugin raises the error itself."""
+        """Record a check that could not be judged; the plugin raises the error."""
         self._call("fail", case.name, check.id, str(error))
 
     def renewals(self):

@@ -1,4 +1,4 @@
-"""A backend that crashes, hangs or runs out of memory, through a whole pytest run: it ends, and the next goes on."""
+"""Pytest runs with a backend that crashes, hangs or runs out of memory: they end, and the next run continues."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def run(project, *words):
 
 
 @pytest.mark.parametrize(("fault", "stage"), STAGES)
-def test_some_candidates_break_the_backend(project, fault, stage):
-    """They are failed trials with their reason; the others are searched, and the next run takes what was found."""
+def test_faults_of_the_backend_on_some_candidates_are_failed_trials(project, fault, stage):
+    """Failing candidates are failed trials with a reason; the search continues, and the next run uses its result."""
     faulty = (f"{fault}={stage}", "fault_rate=0.6", "seed=3")
     result, record = run(project, *faulty)
     result.assert_outcomes(passed=2)
@@ -53,8 +53,8 @@ def test_some_candidates_break_the_backend(project, fault, stage):
 
 
 @pytest.mark.parametrize(("fault", "stage"), STAGES)
-def test_every_model_breaks_the_backend(project, fault, stage):
-    """The reference too, so nothing can be judged: one clear message each check, and no traceback."""
+def test_a_fault_of_the_backend_on_every_model_fails_the_checks(project, fault, stage):
+    """The reference cannot be built either, so each check has one message without a traceback."""
     result, record = run(project, f"{fault}={stage}")
     result.assert_outcomes(failed=2)
     (case,) = record["cases"]

@@ -1,4 +1,4 @@
-"""--qdq-baseline: a real session on the simulated device, from no baseline to a gate."""
+"""``--qdq-baseline`` with a real session on the simulated device."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def real(pytester, models):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Where the project with a baseline is kept once it was measured."""
+    """The folder for the copy of the project with a measured baseline."""
     return tmp_path_factory.mktemp("measured") / "project"
 
 
 @pytest.fixture
 def kept(real, measured):
-    """The same with a committed baseline, measured once for all tests."""
+    """The project with a committed baseline, which is measured once for all tests."""
     if measured.exists():
         shutil.copytree(measured, real.path, dirs_exist_ok=True)
     else:
@@ -48,8 +48,8 @@ def kept(real, measured):
     return real
 
 
-def slow_down_the_past(file, factor):
-    """Make the baseline say that the tuned model once took ``1 / factor`` of what it takes."""
+def scale_baseline(file, factor):
+    """Divide the times of the tuned model in the baseline by ``factor``."""
     data = json.loads(file.read_text())
     entry = data["cases"]["default"]["regression"]
     tuned = entry["samples"]["tuned"]
@@ -58,18 +58,18 @@ def slow_down_the_past(file, factor):
             times[clock] = [[value / factor for value in build] for build in times[clock]]
     for bound in ("median", "low", "high"):
         entry["ratio"][bound] /= factor
-    del entry["sum"]  # else it would be found out
+    del entry["sum"]  # removes the checksum of the original
     file.write_text(json.dumps(data))
 
 
 def evidence(project, option, *more):
-    """What the run record says of the check beside its baseline."""
+    """The comparison with the baseline in the run record."""
     project.runpytest_inprocess("specs", option, *more)
     record = json.loads((project.path / option.partition("=")[2]).read_text())
     return record["cases"][0]["regression"]["regression"]
 
 
-def test_no_baseline_is_a_skip_here_and_a_failure_in_ci(real, monkeypatch):
+def test_a_missing_baseline_is_a_skip_locally_and_a_failure_in_ci(real, monkeypatch):
     result = real.runpytest_inprocess("specs", "-rs")
     result.assert_outcomes(skipped=1)
     command = f"pytest {ITEM} --qdq-backend=fake --qdq-update=new"
@@ -87,8 +87,7 @@ def test_no_baseline_is_a_skip_here_and_a_failure_in_ci(real, monkeypatch):
     real.runpytest_inprocess("specs", "--qdq-baseline=require").assert_outcomes(failed=1)
 
 
-def test_a_plan_names_a_damaged_baseline(kept):
-    """It announced the run, which fails."""
+def test_a_plan_fails_with_the_name_of_a_damaged_baseline(kept):
     kept.runpytest_inprocess("specs", "--qdq-mode=plan").assert_outcomes(skipped=1)
     kept.file.write_text("{")
     result = kept.runpytest_inprocess("specs", "--qdq-mode=plan")
@@ -96,10 +95,10 @@ def test_a_plan_names_a_damaged_baseline(kept):
     result.stdout.fnmatch_lines([f"*{kept.file.name}*"])
 
 
-def test_a_committed_baseline_is_a_gate(kept):
+def test_a_slowdown_against_a_committed_baseline_fails(kept):
     assert json.loads(kept.file.read_text())["device"] == "fake"
     kept.runpytest_inprocess("specs").assert_outcomes(passed=1)
-    slow_down_the_past(kept.file, 1.5)
+    scale_baseline(kept.file, 1.5)
     result = kept.runpytest_inprocess("specs")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
@@ -116,7 +115,7 @@ def test_a_committed_baseline_is_a_gate(kept):
 
 
 def test_a_stale_baseline_passes_and_warns(kept):
-    slow_down_the_past(kept.file, 0.5)
+    scale_baseline(kept.file, 0.5)
     result = kept.runpytest_inprocess("specs")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines([f"warning: a::default: *is stale*pytest {ITEM}*--qdq-update=changed"])
@@ -136,14 +135,14 @@ def test_a_damaged_baseline_fails_in_every_mode(kept, monkeypatch, ci):
         )
 
 
-def test_off_compares_nothing(kept):
-    slow_down_the_past(kept.file, 1.5)
+def test_baseline_off_compares_nothing(kept):
+    scale_baseline(kept.file, 1.5)
     result = kept.runpytest_inprocess("specs", "-rs", "--qdq-baseline=off")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*inconclusive: baselines are off in this run"])
 
 
-def test_another_word_is_refused(real):
+def test_an_invalid_value_of_the_option_baseline_is_an_error(real):
     result = real.runpytest_inprocess("--qdq-baseline=requires")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--qdq-baseline: 'requires' does not fit: *did you mean 'require'?*"])

@@ -1,6 +1,6 @@
-"""Every block of the documents is accepted: specs by the loader, commands by their parsers, Python by its imports.
+"""Every code block of the documents is valid: specs load, commands are parsed, Python imports exist.
 
-Pages with a test of their own are also run there.
+Other tests also run the blocks of some pages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ END = {"&&", "||", "|", ">", ">>", ";"}
 
 
 def blocks(*languages: str) -> Iterator[object]:
-    """The blocks in these languages, with ids such as ``guide-2``. The workflow of ci.md has a test of its own."""
+    """The blocks in these languages, with ids such as ``guide-2``. The workflow of ci.md has a separate test."""
     for page in PAGES:
         text = re.sub(
             r"<!-- workflow -->\n```yaml\n.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL
@@ -65,7 +65,7 @@ def commands() -> Iterator[object]:
 
 
 def quoted() -> Iterator[object]:
-    """The commands that sentences name, which may lack arguments."""
+    """The commands quoted in sentences, which may lack arguments."""
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         found = dict.fromkeys(re.findall(r"`(qdqspec [^`]+)`", text))
@@ -75,7 +75,7 @@ def quoted() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("block", [*blocks("yaml")])
-def test_a_spec_loads(block: str, tmp_path: Path) -> None:
+def test_a_spec_of_a_page_loads(block: str, tmp_path: Path) -> None:
     keys = yaml.safe_load(block).keys()
     text = "".join(part for key, part in PARTS.items() if key not in keys) + block
     (tmp_path / "net.qdq.yaml").write_text(text, encoding="utf-8")
@@ -83,7 +83,7 @@ def test_a_spec_loads(block: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [*commands()])
-def test_a_command_is_accepted(line: str, pytester: pytest.Pytester) -> None:
+def test_a_command_of_a_page_is_accepted(line: str, pytester: pytest.Pytester) -> None:
     program, *words = shlex.split(line, comments=True)
     words = words[: next((index for index, word in enumerate(words) if word in END), len(words))]
     if program == "pytest":
@@ -93,14 +93,14 @@ def test_a_command_is_accepted(line: str, pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("line", [*quoted()])
-def test_a_quoted_command_has_its_verb_and_options(line: str) -> None:
+def test_a_quoted_command_has_an_existing_verb_and_options(line: str) -> None:
     _, verb, *words = shlex.split(line)
     known = parsers()[1][verb]._option_string_actions
     assert [word for word in words if word.startswith("-") and word.partition("=")[0] not in known] == []
 
 
 @pytest.mark.parametrize("block", [*blocks("python")])
-def test_python_imports_what_is_there(block: str) -> None:
+def test_imports_of_a_python_block_exist(block: str) -> None:
     for node in ast.walk(ast.parse(block)):
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "qdqspec":
             module = importlib.import_module(str(node.module))
@@ -108,18 +108,20 @@ def test_python_imports_what_is_there(block: str) -> None:
 
 
 @pytest.mark.parametrize("block", [*blocks("json")])
-def test_a_scheme_is_read(block: str, tmp_path: Path) -> None:
+def test_a_scheme_of_a_page_is_read(block: str, tmp_path: Path) -> None:
     (tmp_path / "scheme.json").write_text(block, encoding="utf-8")
     assert read_scheme(tmp_path / "scheme.json").pairs
 
 
 @pytest.mark.parametrize("block", [*blocks("toml")])
-def test_toml_is_toml(block: str) -> None:
+def test_a_toml_block_is_valid(block: str) -> None:
     assert tomllib.loads(block)
 
 
-def test_a_package_with_the_check_of_the_page(pytester: pytest.Pytester, models: Path) -> None:
-    """Its entry point registers it under its kind, and it is judged and described like the others."""
+def test_a_package_with_the_check_of_the_page_is_registered_and_judged(
+    pytester: pytest.Pytester, models: Path
+) -> None:
+    """The entry point registers the check under its kind, and it is judged and described like built-in checks."""
     page = (ROOT / "docs" / "how-to" / "check.md").read_text(encoding="utf-8")
     code, points = (
         re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)[0] for language in ("python", "toml")

@@ -30,9 +30,9 @@ def commands():
     return [step["run"] for step in workflow()["jobs"]["gate"]["steps"] if "run" in step]
 
 
-def test_the_workflow_has_the_shape_of_one():
+def test_the_workflow_of_the_page_is_valid():
     found = workflow()
-    assert found[True] == ["push", "pull_request"]  # YAML 1.1 reads the key `on` so, and GitHub knows it
+    assert found[True] == ["push", "pull_request"]  # YAML 1.1 reads the key `on` as true
     steps = found["jobs"]["gate"]["steps"]
     assert all(("uses" in step) != ("run" in step) for step in steps)
     assert all(
@@ -41,7 +41,7 @@ def test_the_workflow_has_the_shape_of_one():
     names = {step["id"] for step in steps if "id" in step}
     assert set(re.findall(r"steps\.(\w+)\.", str(found))) <= names
     restored, saved = (step for step in steps if "/cache" in step.get("uses", ""))
-    assert saved["if"] == "always()"  # a gate that fails must not search again in the next run
+    assert saved["if"] == "always()"  # the next run after a failure must not search again
     for step in (restored, saved):
         assert step["with"]["path"] == ".qdqspec/cache"
         assert step["with"]["key"] == restored["with"]["key"]
@@ -58,7 +58,7 @@ def test_the_workflow_has_the_shape_of_one():
         ("-m 'not tune'", SPEC, 5),
     ],
 )
-def test_exit_codes(pytester, models, words, spec, code):
+def test_the_exit_codes_of_the_page(pytester, models, words, spec, code):
     specs = pytester.mkdir("specs")
     (specs / "net.onnx").write_bytes((models / "digits_resnet.onnx").read_bytes())
     (specs / "net.qdq.yaml").write_text(spec)
@@ -66,7 +66,7 @@ def test_exit_codes(pytester, models, words, spec, code):
 
 
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
-def test_the_commands_run(pytester, models, monkeypatch, tmp_path, workers):
+def test_the_commands_of_the_workflow_run(pytester, models, monkeypatch, tmp_path, workers):
     specs = pytester.mkdir("specs")
     (specs / "net.onnx").write_bytes((models / "digits_resnet.onnx").read_bytes())
     (specs / "net.qdq.yaml").write_text(SPEC)
@@ -75,7 +75,7 @@ def test_the_commands_run(pytester, models, monkeypatch, tmp_path, workers):
     monkeypatch.setenv("QDQSPEC_BACKEND", "fake")
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     install, key, gate = commands()
-    assert install == "pip install qdqspec"  # the package is not published; it is installed here
+    assert install == "pip install qdqspec"  # the package is installed already
     subprocess.run(key, shell=True, check=True, timeout=120, cwd=pytester.path)
     assert re.fullmatch(r"key=[0-9a-f]{16}\n", (tmp_path / "GITHUB_OUTPUT").read_text())
     _, *words = shlex.split(gate)
@@ -89,7 +89,7 @@ def test_the_commands_run(pytester, models, monkeypatch, tmp_path, workers):
 
 
 @pytest.mark.parametrize("line", [line for line in PAGE.splitlines() if line.startswith("pytest ")])
-def test_the_shorter_commands_are_accepted(pytester, models, line):
+def test_the_other_commands_of_the_page_are_accepted(pytester, models, line):
     specs = pytester.mkdir("specs")
     (specs / "net.onnx").write_bytes((models / "digits_resnet.onnx").read_bytes())
     (specs / "net.qdq.yaml").write_text(SPEC)

@@ -1,4 +1,4 @@
-"""The wall clock is set back and forth by hours in the middle of everything: nothing is lost, no figure is absurd."""
+"""Jumps of the wall clock by hours during a run do not change results, cache or baseline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ model: digits_resnet.onnx
 tune: {trials: 4, minutes: 5}
 checks: [{kind: size, max_ratio: 2}, {kind: regression, max: 50%}]
 """
-# Whoever asks twice is told two times that are hours apart, in either order.
+# Two consecutive calls return times that are hours apart, in either order.
 JUMPING = """\
 import itertools
 import time
@@ -37,7 +37,7 @@ def run(project, *words):
     return json.loads((project.path / "record.json").read_text())
 
 
-def test_a_search_its_cache_and_its_baseline_survive(project):
+def test_search_cache_and_baseline_are_unaffected_by_jumps_of_the_clock(project):
     still = run(project, "--qdq-no-cache", "--qdq-update=new")
     shutil.rmtree(project.path / "reports")
     (project.path / "conftest.py").write_text(JUMPING)
@@ -47,12 +47,12 @@ def test_a_search_its_cache_and_its_baseline_survive(project):
         assert 0 < record["seconds"] < HOUR
         assert 0 < case["search"]["seconds"] <= record["seconds"]
         assert all(0 <= trial["build_seconds"] < HOUR for trial in case["trials"]["list"])
-        assert case["trials"]["total"] == 4, "neither budget has run out"
+        assert case["trials"]["total"] == 4, "no budget is exhausted"
     assert [trial["status"] for trial in moved["cases"][0]["trials"]["list"]] == [
         trial["status"] for trial in still["cases"][0]["trials"]["list"]
     ]
     again = run(project)
     provenance = again["cases"][0]["search"]["provenance"]
     assert provenance["source"] == "cached"
-    assert 0 <= provenance["age_seconds"] < 500 * 24 * HOUR, "no more than the clock was moved by"
+    assert 0 <= provenance["age_seconds"] < 500 * 24 * HOUR, "at most the jump of the clock"
     assert again["cases"][0]["regression"]["regression"]["state"] == "compared"

@@ -1,4 +1,4 @@
-"""Which files are collected, as what, and under which ids."""
+"""Collected files, their nodes and ids."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_tree_is_file_case_check(project):
         ("specs tests -k no -n 1", False),
     ],
 )
-def test_a_run_that_finds_no_spec_states_how_specs_are_called(pytester, words, hinted):
-    """Only where specs were meant: the plugin is loaded in projects without any."""
+def test_a_run_without_a_spec_states_the_suffix_of_specs(pytester, words, hinted):
+    """The hint appears only if specs were expected, because the plugin is also loaded in projects without specs."""
     for name in ("specs", "docs", "tests"):
         pytester.mkdir(name)
     (pytester.path / "tests" / "test_a.py").write_text("def test_a(): pass")
@@ -58,7 +58,7 @@ def test_a_check_is_selected_by_its_id(project):
     project.run("specs/a.qdq.yaml::int8-b8::parity").assert_outcomes(passed=1)
 
 
-def test_second_spelling_of_the_suffix(project):
+def test_files_with_the_suffix_yml_are_collected(project):
     project.spec("b.qdq.yml", "qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedup, min: 1.1}]\n")
     assert "specs/b.qdq.yml::default::speedup" in ids(project.run("--collect-only", "-q"))
 
@@ -68,7 +68,7 @@ def test_other_yaml_is_not_collected(project):
     assert ids(project.run("--collect-only", "-q", "specs")) == IDS
 
 
-def test_other_yaml_is_collected_where_named(project):
+def test_other_yaml_is_collected_if_named_on_the_command_line(project):
     project.spec("b.yaml", "# by hand\nqdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedup, min: 1.1}]\n")
     assert ids(project.run("--collect-only", "-q", "specs/b.yaml")) == ["specs/b.yaml::default::speedup"]
 
@@ -80,7 +80,7 @@ def test_named_yaml_of_another_kind_is_no_spec(project):
     assert "CaseNode" not in result.stdout.str()
 
 
-def test_a_wrong_spec_is_an_error_of_that_file_only(project):
+def test_an_invalid_spec_is_an_error_of_that_file_only(project):
     project.spec("b.qdq.yaml", "qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedupp, min: 1.1}]\n")
     result = project.run("--continue-on-collection-errors")
     result.assert_outcomes(passed=4, errors=1)
@@ -102,7 +102,7 @@ def test_a_wrong_spec_is_an_error_of_that_file_only(project):
         'model="m.onnx", regions={"by": "fusion", "graph": "../layers.json"}',
     ],
 )
-def test_specs_in_python_stay_below_the_root_too(project, words):
+def test_a_path_outside_the_root_in_a_python_spec_is_an_error(project, words):
     text = f"""\
 from qdqspec import Spec
 far = Spec({words}, checks=[{{"kind": "speedup", "min": 1.1}}])
@@ -116,7 +116,7 @@ far = Spec({words}, checks=[{{"kind": "speedup", "min": 1.1}}])
     assert "specs/spec_far.py::far::speedup" in ids(allowed)
 
 
-def test_wrong_spec_stops_the_run_with_exit_2(project):
+def test_an_invalid_spec_stops_the_run_with_exit_code_2(project):
     project.spec("b.qdq.yaml", "qdqspec: 1\nmodel: m.onnx\nchecks: []\n")
     assert project.run().ret == pytest.ExitCode.INTERRUPTED
     assert project.calls() == []
@@ -147,7 +147,7 @@ def test_python_specs_and_their_tests_are_collected_once(project, arguments):
     ]
 
 
-def test_python_specs_where_pytest_collects_such_files_anyway(project):
+def test_python_specs_that_match_python_files_are_collected_once(project):
     (project.path / "pyproject.toml").write_text(
         '[tool.pytest]\nstrict = true\npython_files = ["spec_*.py"]\n'
     )
@@ -155,7 +155,7 @@ def test_python_specs_where_pytest_collects_such_files_anyway(project):
     assert len([one for one in ids(project.run("--collect-only", "-q")) if "spec_nets" in one]) == 4
 
 
-def test_python_specs_run(project):
+def test_checks_of_python_specs_run(project):
     project.spec("spec_nets.py", SPEC_MODULE)
     project.run("specs/spec_nets.py").assert_outcomes(passed=4)
     assert [call.split()[1] for call in project.calls() if call.startswith("judge")] == [

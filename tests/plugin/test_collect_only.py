@@ -1,4 +1,4 @@
-"""Collecting is free: no runtime and no drawing library is loaded, and no model opened."""
+"""Collecting loads no runtime and no drawing library, and opens no model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def pytest_sessionfinish():
 """
 
 
-def test_collecting_a_spec_loads_nothing_heavy(project):
+def test_collecting_a_spec_loads_no_heavy_module(project):
     (project.path / "conftest.py").write_text(LIST_LOADED)
     result = project.run_apart("--collect-only", "-s", "specs")
     result.stdout.fnmatch_lines(["*CheckItem speedup*", "*LOADED [[][]]*"])
 
 
-def test_a_missing_model_is_not_noticed(project):
+def test_collecting_does_not_open_the_model(project):
     assert not (project.path / "specs" / "models").exists()
     assert project.run("--collect-only", "specs").ret == 0
 

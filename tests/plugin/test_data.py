@@ -1,4 +1,4 @@
-"""A data loader of a conftest and one for images are used by specs: the blocks of docs/how-to/data.md."""
+"""Specs with a data loader of a conftest and with images, from the blocks of docs/how-to/data.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ checks:
 """
 
 
-def test_the_loader_of_the_page_and_images_are_data(pytester, models):
+def test_the_loader_and_the_images_of_the_page_are_read(pytester, models):
     shutil.copy(models / "digits_resnet.onnx", pytester.path)
     (loader,) = (
         b for b in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "qdq_data" in b
@@ -45,8 +45,8 @@ def test_the_loader_of_the_page_and_images_are_data(pytester, models):
     run.stdout.fnmatch_lines(["*no data loader is called 'my_batch'*"])
 
 
-def test_folders_and_globs_of_arrays_are_data_in_a_spec_and_for_tune(pytester, models):
-    """The samples and labels of all files, in order of name; `tune` takes the same words."""
+def test_folders_and_globs_of_arrays_are_read_by_specs_and_tune(pytester, models):
+    """The samples and labels of all files are read in order of name; `tune` accepts the same values."""
     shutil.copy(models / "digits_resnet.onnx", pytester.path)
     for number in range(3):
         folder = pytester.path / "data" / f"part{number % 2}"
@@ -67,7 +67,6 @@ def test_folders_and_globs_of_arrays_are_data_in_a_spec_and_for_tune(pytester, m
 
 
 def test_a_case_whose_loader_raises_is_in_the_report(pytester, models):
-    """No report was written if it was the only case."""
     shutil.copy(models / "digits_resnet.onnx", pytester.path)
     broken = "def broken():\n    raise RuntimeError('the disk is gone')\n"
     pytester.makeconftest(

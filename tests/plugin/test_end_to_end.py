@@ -1,4 +1,4 @@
-"""A real model, tuned by a real session through a real pytest."""
+"""Pytest runs that tune a real model with a real session."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def real(pytester, models):
     return pytester
 
 
-def test_a_run_its_record_its_reproduction_and_its_cache(real):
+def test_the_command_of_a_failure_reproduces_it(real):
     first = real.runpytest_subprocess("-W", "error", "specs", "--qdq-json=record.json")
     text = first.stdout.str()
     record = json.loads((real.path / "record.json").read_text())
     unchanged = record["cases"][0]["placement"] == []
-    # Where the float model is the fastest here, it is shipped, and its parity is perfect.
+    # If the float model is the fastest, it is selected, and parity is exact.
     first.assert_outcomes(passed=3 if unchanged else 2, failed=0 if unchanged else 1)
     assert {"tuned.onnx", "result.json", "scheme.json"} <= {
         path.name for path in (real.path / "reports" / "a" / "default").iterdir()
@@ -50,7 +50,7 @@ def test_a_run_its_record_its_reproduction_and_its_cache(real):
         assert json.loads((real.path / "again.json").read_text())["cases"][0]["scheme"]["digest"] == scheme
 
 
-def test_a_missing_model_is_named_when_the_case_runs(real):
+def test_a_missing_model_is_an_error_when_the_case_runs(real):
     (real.path / "specs" / "digits_resnet.onnx").unlink()
     result = real.runpytest_subprocess("specs", "--qdq-json=run.json")
     result.assert_outcomes(failed=3)
@@ -63,14 +63,14 @@ def test_a_missing_model_is_named_when_the_case_runs(real):
     assert ".py:" not in result.stdout.str()
 
 
-def test_plan_builds_nothing(real):
+def test_mode_plan_builds_nothing(real):
     result = real.runpytest_subprocess("specs", "--qdq-mode=plan", "-rs")
     result.assert_outcomes(skipped=3)
     result.stdout.fnmatch_lines(["*plan: * units in * regions can be quantized*"])
     assert not (real.path / "reports").exists()
 
 
-def test_a_fixture_leaves_the_results_that_a_check_leaves(real):
+def test_a_fixture_writes_the_results_of_a_check(real):
     (real.path / "test_case.py").write_text(
         "import pytest\n"
         "@pytest.mark.qdq('specs/a.qdq.yaml::default')\n"
@@ -87,7 +87,7 @@ def test_a_fixture_leaves_the_results_that_a_check_leaves(real):
     explained.stdout.fnmatch_lines(["*reference*tuned*"])
 
 
-def test_fixtures_of_a_real_case(real):
+def test_the_fixture_qdq_case_with_a_real_case(real):
     (real.path / "test_case.py").write_text(
         "def test_case(qdq_case):\n"
         "    case = qdq_case('specs/a.qdq.yaml::default')\n"
@@ -128,7 +128,7 @@ def qdq_metrics():
 """
 
 
-def test_a_metric_of_a_fixture_judges_a_real_model(real, models):
+def test_a_metric_of_a_fixture_is_applied_to_a_real_model(real, models):
     for name in ("calibration", "evaluation"):
         shutil.copy(models.parent / "data" / f"digits_{name}.npz", real.path / "specs" / f"{name}.npz")
     (real.path / "specs" / "a.qdq.yaml").write_text(ACCURACY)
@@ -136,7 +136,7 @@ def test_a_metric_of_a_fixture_judges_a_real_model(real, models):
     (real.path / "specs" / "wrong.qdq.yaml").write_text(ACCURACY.replace("trials: 2", "trials: 1") + wrong)
     (real.path / "conftest.py").write_text(MEAN_RANK)
     result = real.runpytest_subprocess("specs", "--qdq-json=record.json")
-    result.assert_outcomes(passed=4, failed=1)  # the other checks of the case are judged
+    result.assert_outcomes(passed=4, failed=1)  # other checks of the case are judged
     summary = result.stdout.str().partition("short test summary info")[2]
     assert "wrong.qdq.yaml::default::unknown - unknown metric 'mean_rang'" in summary
     result.stdout.fnmatch_lines(
@@ -152,7 +152,7 @@ def test_a_metric_of_a_fixture_judges_a_real_model(real, models):
     assert accuracy["top3"]["lost"] is not None
 
 
-def test_a_wrong_metric_fails_before_the_search_wherever_the_spec_has_it(real, models):
+def test_an_unknown_metric_fails_before_the_search_at_any_position_in_the_spec(real, models):
     shutil.copy(models.parent / "data" / "digits_evaluation.npz", real.path / "specs" / "evaluation.npz")
     shutil.copy(models.parent / "data" / "digits_calibration.npz", real.path / "specs" / "calibration.npz")
     spec = ACCURACY.partition("checks:")[0] + (
@@ -213,7 +213,7 @@ def test_model(qdq_model, qdq_tuned):
 """
 
 
-def test_an_input_is_fixed_once_and_fixtures_and_checks_share_the_case(real):
+def test_fixtures_and_checks_share_a_case_with_a_fixed_input(real):
     identity = ", ".join(str(float(i % 9 == 0)) for i in range(64))
     proto = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 17]>

@@ -1,4 +1,4 @@
-"""What is read when a check of each kind fails: verdict, budget, evidence, place in the spec, command."""
+"""The failure text of each kind of check: verdict, limit, evidence, position in the spec, command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sample_evidence
 
 from qdqspec.registry import names
 
-SCHEME = "64d59378daa9680d"  # of the sample's winner
+SCHEME = "64d59378daa9680d"  # the scheme of the sample's winner
 
 SPEC = """\
 qdqspec: 1
@@ -74,7 +74,7 @@ def sample(project):
     """A project whose checks of all kinds fail."""
     (project.path / "conftest.py").write_text(CONFTEST)
     samples = Path(sample_evidence.__file__)
-    (project.path / samples.name).write_text(samples.read_text())  # also for a process of its own
+    (project.path / samples.name).write_text(samples.read_text())  # for runs in a separate process
     (project.path / "specs" / "a.qdq.yaml").unlink()
     project.spec("squeezenet.qdq.yaml", SPEC)
     return project
@@ -84,33 +84,35 @@ def sample(project):
 def run(sample, monkeypatch) -> tuple[dict[str, str], dict[str, str]]:
     """The text of each failure, by kind, and its line in the summary, of one real run."""
     project = sample
-    monkeypatch.setenv("CI", "true")  # where summary lines are not cut
+    monkeypatch.setenv("CI", "true")  # pytest does not truncate summary lines in CI
     text = project.run("--qdq-seed=17").stdout.str()
     blocks = re.findall(r"\n_+ default::([\w-]+) _+\n(.*?)(?=\n_{3,} |\n=====)", text, re.DOTALL)
     summary = dict(re.findall(r"FAILED \S+::default::([\w-]+) - (.*)", text))
     return {kind: f"{block}\n" for kind, block in blocks}, summary
 
 
-def test_the_whole_text_of_every_kind(run, golden) -> None:
+def test_the_failure_text_of_every_kind_of_check(run, golden) -> None:
     failures, summary = run
     assert set(failures) == set(names("check"))
     for kind, text in failures.items():
         lines = text.splitlines()
-        assert summary[kind] == lines[0], "the first line is the verdict, complete in itself"
+        assert summary[kind] == lines[0], "the first line is the verdict"
         assert "Asked for in squeezenet.qdq.yaml:" in text
-        assert re.search(r"^ +\d+ \|.*\n +\| +\^", text, re.MULTILINE), "the place in the spec, with a caret"
+        assert re.search(r"^ +\d+ \|.*\n +\| +\^", text, re.MULTILINE), (
+            "the position in the spec, with a caret"
+        )
         command = f"  pytest specs/squeezenet.qdq.yaml::default::{kind} --qdq-scheme={SCHEME} --qdq-seed=17"
         assert lines[-2:] == ["Reproduce with:", command]
     golden("plugin/failures.txt", "\n".join(f"==== {kind}\n{text}" for kind, text in failures.items()))
 
 
-def test_every_kind_may_warn_instead(sample) -> None:
+def test_every_kind_of_check_can_be_a_warning(sample) -> None:
     warning = SPEC.replace("kind: parity\n", "kind: parity\n    severity: warn\n").replace(
         "}\n", ", severity: warn}\n"
     )
     warning = warning.replace("{evaluation: evaluation.npz, severity: warn}", "{evaluation: evaluation.npz}")
     sample.spec("squeezenet.qdq.yaml", warning)
-    result = sample.run_apart()  # inside this process warnings are errors
+    result = sample.run_apart()  # in this process warnings are errors
     kinds = len(names("check"))
     result.assert_outcomes(passed=kinds, warnings=kinds)
     assert result.stdout.str().count("VerdictWarning") == kinds

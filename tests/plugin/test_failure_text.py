@@ -1,4 +1,4 @@
-"""What is read when a check fails."""
+"""The text of a failed check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def failure(result: pytest.RunResult) -> str:
     return found[1] + "\n"
 
 
-def test_the_whole_text(project, golden):
+def test_the_failure_text_of_a_check(project, golden):
     project.outcomes(**{"int8-b8::speedup": "fail"})
     golden("plugin/failure.txt", failure(project.run("--qdq-seed=17", "--qdq-backend=fake")))
 
@@ -29,7 +29,7 @@ def test_the_summary_line_is_the_verdict_alone(project, monkeypatch, ci):
     assert "1 failed, 3 passed" in lines[at + 1]
 
 
-def test_the_command_reproduces_from_another_folder(project, monkeypatch):
+def test_the_command_of_a_failure_is_relative_to_the_working_folder(project, monkeypatch):
     project.outcomes(**{"int8-b8::speedup": "fail"})
     monkeypatch.chdir(project.path / "specs")
     result = project.run(
@@ -38,7 +38,7 @@ def test_the_command_reproduces_from_another_folder(project, monkeypatch):
     result.stdout.fnmatch_lines(["Reproduce with:", "  pytest a.qdq.yaml::int8-b8::speedup --qdq-scheme=*"])
 
 
-def test_the_command_reproduces(project):
+def test_the_command_of_a_failure_reproduces_it(project):
     project.outcomes(**{"int8-b8::speedup": "fail"})
     command = project.run("--qdq-backend=fake", "--qdq-backend-option=fake.integer=1.3").outlines
     words = command[command.index("Reproduce with:") + 1].split()
@@ -49,12 +49,12 @@ def test_the_command_reproduces(project):
     result.stdout.fnmatch_lines([f"  {' '.join(words)}"])
 
 
-def test_an_error_of_the_users_is_its_message_alone(project):
+def test_a_user_error_is_reported_without_a_traceback(project):
     project.outcomes(**{"int8-b8::speedup": "no model"})
     assert failure(project.run()) == "squeezenet.onnx: there is no such model file\n  check the path\n"
 
 
-def test_a_malfunction_keeps_its_traceback(project):
+def test_an_internal_error_is_reported_with_its_traceback(project):
     project.outcomes(**{"int8-b8::speedup": "bug"})
     result = project.run()
     result.stdout.fnmatch_lines(["*raise ZeroDivisionError*", "E *ZeroDivisionError: a malfunction of ours"])
@@ -70,14 +70,14 @@ def qdq_session():
 """
 
 
-def test_an_error_in_a_fixture_reads_the_same(project):
+def test_a_user_error_in_a_fixture_is_reported_without_a_traceback(project):
     (project.path / "conftest.py").write_text(SETUP_FAILS)
     result = project.run("specs/a.qdq.yaml::int8-b8::parity")
     result.assert_outcomes(errors=1)
     assert failure(result) == "no licence for this backend\n  ask for one\n"
 
 
-def test_editors_are_pointed_into_the_spec(project):
+def test_the_location_of_a_failure_is_in_the_spec(project):
     project.outcomes(**{"int8-b8::parity": "fail"})
     report = project.pytester.inline_run().getfailures()[0]
     assert report.location == ("specs/a.qdq.yaml", 7, "int8-b8::parity")

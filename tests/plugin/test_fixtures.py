@@ -1,4 +1,4 @@
-"""The fixtures, and what overriding them in a conftest changes."""
+"""The fixtures, and overriding them in a conftest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def add_to_conftest(project, text: str) -> None:
         file.write(text)
 
 
-def test_overriding_calibration_changes_what_is_judged(project):
+def test_overriding_calibration_changes_the_judged_case(project):
     add_to_conftest(project, "\n\n@pytest.fixture\ndef qdq_calibration():\n    return 'mine.npz'\n")
     project.run(CHECK).assert_outcomes(passed=1)
     assert project.calls()[0] == "judge int8-b8::parity mine.npz squeezenet.onnx"
@@ -26,7 +26,7 @@ def qdq_metrics():
 """
 
 
-def test_overriding_the_metrics_reaches_specs_and_plain_tests(project):
+def test_overriding_the_metrics_applies_to_specs_and_plain_tests(project):
     add_to_conftest(project, METRICS)
     (project.path / "test_case.py").write_text(
         "def test_case(qdq_case):\n"
@@ -48,20 +48,20 @@ def qdq_model(qdq_session):
 """
 
 
-def test_overriding_the_model_changes_what_is_judged(project):
+def test_overriding_the_model_changes_the_judged_case(project):
     add_to_conftest(project, OTHER_MODEL.format(path="Path('other.onnx')"))
     project.run(CHECK).assert_outcomes(passed=1)
     assert project.calls()[0] == "judge int8-b8::parity - other.onnx"
 
 
-def test_a_model_without_a_file_is_refused(project):
+def test_overriding_the_model_with_a_missing_file_is_an_error(project):
     add_to_conftest(project, OTHER_MODEL.format(path="None"))
     result = project.run(CHECK)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["a::int8-b8: the model that fixture 'qdq_model' gave has no file"])
 
 
-def test_overriding_the_backend_decides_skip_unless(project):
+def test_overriding_the_backend_applies_to_skip_unless(project):
     add_to_conftest(
         project, "\n\n@pytest.fixture(scope='session')\ndef qdq_backend():\n    return 'tensorrt'\n"
     )
@@ -110,7 +110,7 @@ def test_qdq_case_in_a_plain_test(project):
         ("specs/none.qdq.yaml", "*specs/none.qdq.yaml*cannot read the spec*"),
     ],
 )
-def test_qdq_case_explains_a_wrong_reference(project, reference, message):
+def test_qdq_case_with_an_unknown_reference_is_an_error(project, reference, message):
     (project.path / "test_budget.py").write_text(f"def test_budget(qdq_case):\n    qdq_case({reference!r})\n")
     result = project.run("test_budget.py")
     result.assert_outcomes(failed=1)
@@ -141,7 +141,7 @@ def test_qdq_common_searches_the_cases_of_all_targets(project):
         (TARGETS.replace("tune: {targets: [onnxruntime, openvino]}\n", ""), "*has no tune.targets"),
     ],
 )
-def test_qdq_common_explains_a_wrong_reference(project, text, message):
+def test_qdq_common_with_an_unknown_reference_is_an_error(project, text, message):
     project.spec("t.qdq.yaml", text)
     (project.path / "test_common.py").write_text(COMMON_TEST)
     result = project.run("test_common.py")
@@ -149,7 +149,7 @@ def test_qdq_common_explains_a_wrong_reference(project, text, message):
     result.stdout.fnmatch_lines([message])
 
 
-def test_a_case_names_one_of_several_common_placements(project):
+def test_the_name_of_a_case_selects_one_of_several_common_placements(project):
     project.spec("t.qdq.yaml", TARGETS + "matrix: {quant: [int8, uint8]}\n")
     text = COMMON_TEST.replace("t.qdq.yaml", "t.qdq.yaml::uint8-openvino")
     (project.path / "test_common.py").write_text(text)
@@ -180,21 +180,21 @@ def test_case_fixtures_in_a_marked_test(project):
     project.run("test_marked.py").assert_outcomes(passed=1)
 
 
-def test_case_fixtures_without_a_case_state_how(project):
+def test_the_error_of_case_fixtures_without_a_case_states_the_marker(project):
     (project.path / "test_lost.py").write_text("def test_lost(qdq_tuned): pass\n")
     result = project.run("test_lost.py")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(['*mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")*'])
 
 
-def test_qdq_report_renders_what_was_judged(project):
+def test_qdq_report_renders_the_judged_cases(project):
     (project.path / "test_report.py").write_text(
         "def test_report(qdq_report):\n    assert '\"int8-b8\"' in qdq_report('json')\n"
     )
     project.run(CHECK, "test_report.py").assert_outcomes(passed=2)
 
 
-def test_qdq_report_knows_its_formats(project):
+def test_qdq_report_with_an_unknown_format_is_an_error(project):
     (project.path / "test_report.py").write_text("def test_report(qdq_report):\n    qdq_report('jsn')\n")
     result = project.run("test_report.py")
     result.stdout.fnmatch_lines(["*unknown format 'jsn' (did you mean 'json'?)"])

@@ -1,4 +1,4 @@
-"""The specs of docs/gallery load, and the first plans on its model, which pip downloads."""
+"""The specs of docs/gallery load, and mode plan works with the models that pip downloads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fetching() -> ModuleType:
     return module
 
 
-def test_each_spec_has_a_model_and_a_line_in_the_page(fetching: ModuleType) -> None:
+def test_each_gallery_spec_has_a_model_and_a_line_in_the_page(fetching: ModuleType) -> None:
     page = (GALLERY / "index.md").read_text(encoding="utf-8")
     assert {path.name.partition(".")[0] for path in SPECS} == set(fetching.MODELS)
     for path in SPECS:
@@ -39,7 +39,9 @@ def test_each_spec_has_a_model_and_a_line_in_the_page(fetching: ModuleType) -> N
 
 
 @pytest.mark.parametrize("name", ["vision", "speech", "text"])
-def test_the_data_has_one_array_per_input(fetching: ModuleType, name: str, tmp_path: Path) -> None:
+def test_gallery_data_is_written_for_calibration_and_evaluation(
+    fetching: ModuleType, name: str, tmp_path: Path
+) -> None:
     fetching.write_data(name, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"{name}_calibration.npz",
@@ -47,7 +49,7 @@ def test_the_data_has_one_array_per_input(fetching: ModuleType, name: str, tmp_p
     ]
 
 
-def test_an_environment_without_pip_is_named(
+def test_an_environment_without_pip_is_an_error(
     fetching: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", {}.get)
@@ -57,7 +59,7 @@ def test_an_environment_without_pip_is_named(
 
 
 @pytest.mark.parametrize("name", ["vision", "speech"])
-def test_a_fetched_model_plans(
+def test_mode_plan_works_with_a_downloaded_model(
     fetching: ModuleType,
     name: str,
     tmp_path: Path,

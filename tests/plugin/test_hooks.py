@@ -1,4 +1,4 @@
-"""The hooks that a conftest or another plugin implements, and what an error in one looks like."""
+"""The hooks that a conftest or another plugin implements, and errors in hooks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_to_conftest(project, text: str) -> None:
 
 
 def finished(project) -> dict[str, str]:
-    """The results that the hook got, by case; each case once."""
+    """The results passed to the hook, by case; each case once."""
     lines = [line.split(" ", 2) for line in (project.path / "finished.txt").read_text().splitlines()]
     assert len({case for case, _, _ in lines}) == len(lines)
     return {case: results for case, _, results in lines}
@@ -64,20 +64,20 @@ def test_a_case_is_finished_after_its_last_selected_check(project):
     }
 
 
-def test_a_case_of_which_one_check_is_selected_is_finished_after_it(project):
+def test_a_case_with_one_selected_check_is_finished_after_it(project):
     add_to_conftest(project, FINISHED)
     project.run("specs", "-k", "b8 and parity").assert_outcomes(passed=1, deselected=3)
     assert finished(project) == {"int8-b8": "parity pass"}
 
 
-def test_a_case_that_was_not_finished_is_passed_at_the_end(project):
+def test_an_incomplete_case_is_finished_at_the_end_of_the_run(project):
     add_to_conftest(project, FINISHED)
     project.outcomes(**{"int8-b1::speedup": "fail"})
     project.run("specs", "-x").assert_outcomes(failed=1)
     assert finished(project) == {"int8-b1": "speedup fail"}
 
 
-def test_workers_call_it_where_the_case_ran(project):
+def test_the_worker_that_ran_a_case_calls_the_hook(project):
     add_to_conftest(project, FINISHED)
     project.run_apart("specs", "-n", "2").assert_outcomes(passed=4)
     assert set(finished(project)) == {"int8-b1", "int8-b8"}
@@ -86,7 +86,7 @@ def test_workers_call_it_where_the_case_ran(project):
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "workers"])
-def test_a_modified_record_is_the_one_that_is_shown_and_written(project, workers):
+def test_a_modified_record_is_shown_and_written(project, workers):
     add_to_conftest(project, MODIFIED)
     run = project.run_apart if workers else project.run
     result = run("specs", "--qdq-json=run.json", "--qdq-report=run.md", *workers)
@@ -99,7 +99,7 @@ def test_a_modified_record_is_the_one_that_is_shown_and_written(project, workers
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "workers"])
 @pytest.mark.parametrize("hook", ["case_finished", "modify_record"])
-def test_an_error_names_the_hook_and_the_plugin_and_loses_no_result(project, hook, workers):
+def test_an_error_in_a_hook_names_hook_and_plugin_and_keeps_results(project, hook, workers):
     add_to_conftest(project, BROKEN.format(hook=hook, body='raise ValueError("no such host")'))
     run = project.run_apart if workers else project.run
     result = run("specs", "--qdq-json=run.json", *workers)
@@ -109,7 +109,7 @@ def test_an_error_names_the_hook_and_the_plugin_and_loses_no_result(project, hoo
     assert len(json.loads((project.path / "run.json").read_text())["cases"]) == 2
 
 
-def test_a_record_of_another_type_is_refused(project):
+def test_a_hook_that_returns_no_record_is_an_error(project):
     add_to_conftest(project, BROKEN.format(hook="modify_record", body="return {}"))
     result = project.run("specs", "--qdq-json=run.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -119,7 +119,7 @@ def test_a_record_of_another_type_is_refused(project):
     assert len(json.loads((project.path / "run.json").read_text())["cases"]) == 2
 
 
-def test_a_plugin_is_named_by_its_module(project):
+def test_an_error_in_a_hook_names_the_module_of_the_plugin(project):
     (project.path / "notifier.py").write_text(BROKEN.format(hook="case_finished", body="1 / 0").strip())
     result = project.run_apart("-p", "notifier", "specs", "-k", "b8")
     result.stdout.fnmatch_lines(["notifier: hook pytest_qdq_case_finished raised ZeroDivisionError*"])
@@ -142,7 +142,7 @@ def measured(pytester, models):
     return pytester
 
 
-def test_the_key_of_the_device_names_baselines_and_records(measured):
+def test_the_device_key_of_a_hook_is_used_by_baselines_and_records(measured):
     (measured.path / "conftest.py").write_text(KEY)
     words = ("specs", "--qdq-backend=fake", "--qdq-update=new", "--qdq-json=run.json")
     measured.runpytest_subprocess(*words).assert_outcomes(passed=1)
@@ -159,7 +159,7 @@ def test_the_key_of_the_device_names_baselines_and_records(measured):
         ('return "my pool"', "returned 'my pool'"),
     ],
 )
-def test_an_error_of_the_key_fails_each_check(measured, body, message):
+def test_an_error_in_the_device_key_hook_fails_each_check(measured, body, message):
     (measured.path / "conftest.py").write_text(BROKEN.format(hook="device_key", body=body))
     result = measured.runpytest_subprocess("specs", "--qdq-backend=fake")
     result.assert_outcomes(failed=1)
@@ -167,7 +167,7 @@ def test_an_error_of_the_key_fails_each_check(measured, body, message):
     assert "Traceback" not in result.stdout.str()
 
 
-def test_the_example_of_the_page_runs(project, monkeypatch):
+def test_the_hooks_of_the_page_run(project, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "how-to" / "ci.md"
     (text,) = re.findall(r"<!-- hooks -->\n```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     add_to_conftest(project, f"\n\n{text}")

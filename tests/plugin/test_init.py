@@ -1,4 +1,4 @@
-"""What ``qdqspec init`` writes is a spec that pytest runs as it is."""
+"""The spec written by ``qdqspec init`` runs in pytest unchanged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from qdqspec.cli import main
 
 
-def test_pytest_runs_what_init_wrote(pytester, models):
+def test_pytest_runs_the_spec_of_init(pytester, models):
     shutil.copy(models / "digits_resnet.onnx", pytester.path)
     (pytester.path / "pyproject.toml").write_text("[tool.pytest]\nstrict = true\n")
     assert main(["init", "digits_resnet.onnx", "--backend=fake"]) == 0

@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.parametrize("arguments", [[], ["-n", "2"]])
-def test_properties_of_a_check(project, arguments):
+def test_the_junit_properties_of_a_check(project, arguments):
     result = project.run_apart("--junitxml=out.xml", "-W", "error", *arguments)
     result.assert_outcomes(passed=4)
     cases = list(ET.parse(project.path / "out.xml").iter("testcase"))

@@ -1,4 +1,4 @@
-"""--qdq-*, QDQSPEC_* and [tool.qdqspec], as pytest users meet them."""
+"""The options ``--qdq-*``, the variables ``QDQSPEC_*`` and the table ``[tool.qdqspec]`` in pytest runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_option_is_in_the_help(project):
         ("--qdq-jsn", "*unknown option '--qdq-jsn' (did you mean '--qdq-json'?)*"),
     ],
 )
-def test_a_wrong_option_is_refused_at_once(project, option, message):
+def test_an_invalid_option_is_a_usage_error(project, option, message):
     result = project.run(option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([message])
@@ -44,7 +44,7 @@ def test_a_wrong_option_is_refused_at_once(project, option, message):
     ],
 )
 @pytest.mark.parametrize("place", ["file", "variable"])
-def test_addopts_name_no_native_code(project, monkeypatch, option, place):
+def test_options_that_load_native_code_are_an_error_in_addopts(project, monkeypatch, option, place):
     if place == "file":
         (project.path / "pyproject.toml").write_text(f'[tool.pytest]\naddopts = ["{option}"]\n')
     else:
@@ -54,20 +54,20 @@ def test_addopts_name_no_native_code(project, monkeypatch, option, place):
     result.stderr.fnmatch_lines(["*of addopts: *command line*"])
 
 
-def test_addopts_may_hold_options_that_files_may_hold(project):
+def test_addopts_accept_the_options_of_settings_files(project):
     (project.path / "pyproject.toml").write_text(
         '[tool.pytest]\naddopts = ["--qdq-backend-option=fake.seed=3", "--qdq-threads=3"]\n'
     )
     project.run().stdout.fnmatch_lines(["qdqspec: onnxruntime, 3 threads*"])
 
 
-def test_the_file_is_read(project):
+def test_settings_are_read_from_pyproject_toml(project):
     with (project.path / "pyproject.toml").open("a") as file:
         file.write('[tool.qdqspec]\nthreads = 3\ncache_dir = "kept"\n')
     project.run().stdout.fnmatch_lines(["qdqspec: onnxruntime, 3 threads, mode run, cache kept"])
 
 
-def test_the_environment_beats_the_file_and_the_flag_beats_both(project, monkeypatch):
+def test_the_environment_overrides_the_file_and_the_flag_overrides_both(project, monkeypatch):
     with (project.path / "pyproject.toml").open("a") as file:
         file.write("[tool.qdqspec]\nthreads = 3\n")
     monkeypatch.setenv("QDQSPEC_THREADS", "4")
@@ -75,7 +75,7 @@ def test_the_environment_beats_the_file_and_the_flag_beats_both(project, monkeyp
     project.run("--qdq-threads=5").stdout.fnmatch_lines(["qdqspec: onnxruntime, 5 threads*"])
 
 
-def test_a_wrong_variable_is_reported_where_specs_are(project, monkeypatch):
+def test_an_unknown_variable_is_an_error_if_specs_are_collected(project, monkeypatch):
     monkeypatch.setenv("QDQSPEC_THREDS", "4")
     result = project.run()
     result.assert_outcomes(errors=1)

@@ -1,4 +1,4 @@
-"""What becomes a pass, a failure, a skip, a warning."""
+"""Outcomes of checks as pass, failure, skip and warning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BARE = "qdqspec: 1\nmodel: m.onnx\nchecks: [{{kind: speedup, min: 1.1{check}}}]\
 
 @pytest.fixture
 def bare(project):
-    """One spec with one check, and what is added to it."""
+    """A function that writes a spec of one check with additional keys."""
     (project.path / "specs" / "a.qdq.yaml").unlink()
 
     def write(rest: str = "", check: str = "") -> None:
@@ -22,7 +22,7 @@ def bare(project):
     return write
 
 
-def test_a_fulfilled_check_passes(project):
+def test_a_passed_check_is_a_pass(project):
     result = project.run()
     result.assert_outcomes(passed=4)
     assert result.ret == 0
@@ -35,7 +35,7 @@ def test_a_failed_check_fails_the_run(project):
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_an_inconclusive_check_is_a_skip_that_states_it(project):
+def test_an_inconclusive_check_is_a_skip_with_its_reason(project):
     project.outcomes(**{"int8-b1::speedup": "inconclusive"})
     result = project.run("-rs")
     result.assert_outcomes(passed=3, skipped=1)
@@ -44,7 +44,7 @@ def test_an_inconclusive_check_is_a_skip_that_states_it(project):
     )
 
 
-def test_an_inconclusive_check_fails_where_conclusive_is_required(project):
+def test_an_inconclusive_check_fails_if_conclusive_is_required(project):
     project.outcomes(**{"int8-b1::speedup": "inconclusive"})
     result = project.run("--qdq-require=conclusive")
     result.assert_outcomes(passed=3, failed=1)
@@ -63,7 +63,7 @@ def qdq_session():
 """
 
 
-def test_a_missing_backend_is_a_skip_that_states_how_to_get_it(project):
+def test_a_missing_backend_is_a_skip_with_the_install_command(project):
     (project.path / "conftest.py").write_text(UNUSABLE)
     result = project.run("-rs")
     result.assert_outcomes(skipped=4)
@@ -80,7 +80,7 @@ def test_a_missing_backend_is_a_skip_that_states_how_to_get_it(project):
     assert project.calls() == []
 
 
-def test_a_missing_backend_fails_where_the_device_is_required(project):
+def test_a_missing_backend_fails_if_the_device_is_required(project):
     (project.path / "conftest.py").write_text(UNUSABLE)
     result = project.run("--qdq-require=device", "specs/a.qdq.yaml::int8-b1::parity")
     result.assert_outcomes(failed=1)
@@ -89,21 +89,21 @@ def test_a_missing_backend_fails_where_the_device_is_required(project):
     )
 
 
-def test_plan_skips_with_the_plan(project):
+def test_mode_plan_skips_with_the_plan(project):
     result = project.run("--qdq-mode=plan", "-rs")
     result.assert_outcomes(skipped=4)
     result.stdout.fnmatch_lines(["SKIPPED*plan: 12 candidates, about 3 min"])
     assert project.calls() == ["close"]
 
 
-def test_skip_gives_the_reason(project, bare):
+def test_the_key_skip_is_a_skip_with_its_reason(project, bare):
     bare("skip: waits for the new camera")
     result = project.run("-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*waits for the new camera"])
 
 
-def test_skip_unless_backend(project, bare):
+def test_skip_unless_another_backend_is_a_skip(project, bare):
     bare("skip_unless: {backend: tensorrt}")
     result = project.run("-rs")
     result.assert_outcomes(skipped=1)
@@ -116,7 +116,7 @@ def test_skip_unless_the_backend_that_runs_does_not_skip(project, bare, backend)
     project.run().assert_outcomes(passed=1)
 
 
-def test_skip_unless_a_target_is_not_content_with_another_of_the_backend(project, bare):
+def test_skip_unless_a_target_skips_on_another_target_of_the_backend(project, bare):
     bare("skip_unless: {backend: onnxruntime-cuda}")
     result = project.run("-rs")
     result.assert_outcomes(skipped=1)
@@ -134,7 +134,7 @@ def test_skip_unless_compute_capability_skips_without_a_gpu(project, bare):
     ("value", "comparison", "holds"),
     [
         ("8.9", ">=8.9", True),
-        ("10.0", ">= 8.9", True),  # as numbers, not as text
+        ("10.0", ">= 8.9", True),  # compared as numbers, not as text
         ("8.6", ">=8.9", False),
         ("8.9", "<9", True),
         ("9.0", "<9.0", False),
@@ -152,7 +152,7 @@ def test_compute_capabilities_compare_as_versions(value, comparison, holds):
     assert fulfils(value, comparison) is holds
 
 
-def test_xfail_expects_a_verdict(project, bare):
+def test_xfail_applies_to_a_failed_check(project, bare):
     bare("xfail: the head is too small")
     project.outcomes(**{"default::speedup": "fail"})
     project.run().assert_outcomes(xfailed=1)
@@ -166,7 +166,7 @@ def test_xfail_is_strict(project, bare):
 
 
 @pytest.mark.parametrize("outcome", ["no model", "bug"])
-def test_xfail_does_not_hide_what_is_no_verdict(project, bare, outcome):
+def test_xfail_does_not_apply_to_errors(project, bare, outcome):
     bare("xfail: the head is too small")
     project.outcomes(**{"default::speedup": outcome})
     project.run().assert_outcomes(failed=1)
@@ -175,12 +175,12 @@ def test_xfail_does_not_hide_what_is_no_verdict(project, bare, outcome):
 def test_severity_warn_passes_with_a_warning(project, bare):
     bare(check=", severity: warn")
     project.outcomes(**{"default::speedup": "warn"})
-    result = project.run_apart()  # inside this process warnings are errors
+    result = project.run_apart()  # in this process warnings are errors
     result.assert_outcomes(passed=1, warnings=1)
     result.stdout.fnmatch_lines(["*specs?b.qdq.yaml:3: VerdictWarning: speed-up 1.02 < 1.10 asked for*"])
 
 
-def test_severity_warn_fails_where_warnings_are_errors(project, bare):
+def test_severity_warn_fails_if_warnings_are_errors(project, bare):
     bare(check=", severity: warn")
     project.outcomes(**{"default::speedup": "warn"})
     result = project.run("-W", "error")
@@ -189,7 +189,7 @@ def test_severity_warn_fails_where_warnings_are_errors(project, bare):
     assert "Traceback" not in result.stdout.str()
 
 
-def test_what_the_time_limit_leaves_undecided_is_inconclusive(pytester, models):
+def test_checks_not_decided_within_the_time_limit_are_inconclusive(pytester, models):
     (pytester.path / "pyproject.toml").write_text("[tool.pytest]\nstrict = true\n")
     shutil.copy(models / "digits_resnet.onnx", pytester.path)
     (pytester.path / "a.qdq.yaml").write_text(

@@ -1,4 +1,4 @@
-"""The how-to on parity says what works: its spec, commands and code are run, in order, on the simulated device."""
+"""The spec, commands and code of the how-to on parity run in order on the simulated device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("engine_threads")
-def test_the_page(
+def test_the_blocks_of_the_parity_page_run(
     pytester: pytest.Pytester,
     models: Path,
     capsys: pytest.CaptureFixture[str],
@@ -49,8 +49,8 @@ def test_the_page(
     assert "quantization: float model > Q/DQ arithmetic" in compared
     assert "      exclude:\n" in culprits
     assert re.search(r"for an input found: output 'logits': SQNR \d+\.\d dB < 20\.0 dB", robust)
-    assert again.split("\n")[0] in robust, "the very same numbers"
+    assert again.split("\n")[0] in robust, "the same numbers"
     (command,) = re.findall(r"^E?\s*(qdqspec verify .*)$", robust, re.MULTILINE)
-    assert command.startswith(shlex.join(words)), "the page has the command that a failure ends with"
+    assert command.startswith(shlex.join(words)), "the page has the command of the failure text"
     (tmp_path / "page.py").write_text("\n".join(blocks("python")))
     runpy.run_path("page.py")

@@ -1,4 +1,4 @@
-"""A live bar on a terminal, a line a minute elsewhere; both get through the capture."""
+"""A progress bar on a terminal and one line per minute otherwise; both are written despite output capture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHECK = "specs/a.qdq.yaml::int8-b8::speedup"
 
 
 @pytest.fixture
-def impatient(project):
+def fast_heartbeat(project):
     """The project with a heartbeat at every update."""
     with (project.path / "conftest.py").open("a") as file:
         file.write("\n\nimport qdqspec.progress\n\nqdqspec.progress.HEARTBEAT_SECONDS = 0\n")
@@ -21,36 +21,36 @@ def impatient(project):
 
 
 @pytest.mark.parametrize("capture", ["fd", "sys", "no"])
-def test_without_a_terminal_there_is_a_line(impatient, capture):
-    result = impatient.run_apart(f"--capture={capture}", CHECK)
+def test_progress_without_a_terminal_is_written_as_lines(fast_heartbeat, capture):
+    result = fast_heartbeat.run_apart(f"--capture={capture}", CHECK)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines([LINE])
 
 
-def test_the_line_comes_once_a_minute(project):
+def test_a_progress_line_is_written_at_most_once_a_minute(project):
     assert "[qdqspec]" not in project.run_apart(CHECK).stdout.str()
 
 
-def test_quiet_keeps_the_line_and_quieter_does_not(impatient):
-    impatient.run_apart("-q", CHECK).stdout.fnmatch_lines([LINE])
-    assert "[qdqspec]" not in impatient.run_apart("-qq", CHECK).stdout.str()
+def test_progress_lines_are_omitted_at_qq_and_not_at_q(fast_heartbeat):
+    fast_heartbeat.run_apart("-q", CHECK).stdout.fnmatch_lines([LINE])
+    assert "[qdqspec]" not in fast_heartbeat.run_apart("-qq", CHECK).stdout.str()
 
 
-def test_workers_write_the_line_too(impatient):
+def test_workers_write_progress_lines(fast_heartbeat):
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    impatient.run_apart("-n", "1", CHECK).stderr.fnmatch_lines([LINE])
+    fast_heartbeat.run_apart("-n", "1", CHECK).stderr.fnmatch_lines([LINE])
 
 
-def test_a_watched_session_has_no_progress_lines(impatient):
-    conftest = impatient.path / "conftest.py"
+def test_a_watched_session_has_no_progress_lines(fast_heartbeat):
+    conftest = fast_heartbeat.path / "conftest.py"
     conftest.write_text(
         conftest.read_text().replace("FakeSession()", "FakeSession()\n    session.watch = print")
     )
-    assert "[qdqspec]" not in impatient.run_apart(CHECK).stdout.str()
+    assert "[qdqspec]" not in fast_heartbeat.run_apart(CHECK).stdout.str()
 
 
 def on_a_terminal(project, *arguments: str, columns: int = 120, code: int = 0) -> str:
-    """What a terminal receives."""
+    """The output of a pytest run on a pseudo-terminal."""
     pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
     controller, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
@@ -62,14 +62,14 @@ def on_a_terminal(project, *arguments: str, columns: int = 120, code: int = 0) -
     try:
         while chunk := os.read(controller, 65536):
             received += chunk
-    except OSError:  # how Linux reports the end
+    except OSError:  # Linux reports the end of a pseudo-terminal as an error
         pass
     os.close(controller)
     assert child.wait() == code
     return received.decode()
 
 
-def test_on_a_terminal_there_is_a_bar_that_goes_away(project):
+def test_progress_on_a_terminal_is_a_bar_that_is_erased(project):
     shown = on_a_terminal(project, CHECK)
     assert "a::int8-b8 compose" in shown
     assert "best 2.00x, 2 kept, 1 dropped, 0 no difference" in shown
@@ -78,11 +78,11 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away(project):
     assert "[qdqspec]" not in shown
 
 
-def test_quiet_has_no_bar(project):
+def test_option_q_has_no_bar(project):
     assert "compose" not in on_a_terminal(project, "-q", CHECK)
 
 
-def test_the_text_of_a_failure_breaks_between_words(project):
+def test_the_text_of_a_failure_is_wrapped_between_words(project):
     advice = "Give the search more trials, or more time, or lower min."
     fake = project.path / "fake_session.py"
     fake.write_text(fake.read_text().replace("Give the search more trials.", advice))
@@ -92,7 +92,7 @@ def test_the_text_of_a_failure_breaks_between_words(project):
     assert advice in on_a_terminal(project, CHECK, columns=80, code=1)
 
 
-def test_an_error_breaks_between_words(project):
+def test_the_text_of_an_error_is_wrapped_between_words(project):
     project.outcomes(**{"int8-b8::speedup": "no model"})
     shown = on_a_terminal(project, CHECK, columns=40, code=1)
     assert "squeezenet.onnx: there is no such model\r\n  file\r\n  check the path\r\n" in shown

@@ -1,4 +1,4 @@
-"""Two specs of one file name in different folders: each keeps its results, its baselines and its name in tables."""
+"""Two specs of one file name in different folders have separate results, baselines and names in tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def twins(pytester, models):
 
 
 def titles(project):
-    """What ``result.json`` of each folder of reports is of."""
+    """The title in ``result.json`` of each report folder."""
     return {
         file.parent.parent.name: json.loads(file.read_text())["title"]
         for file in (project.path / "reports").rglob("result.json")
@@ -37,7 +37,7 @@ def titles(project):
 
 
 @pytest.mark.usefixtures("engine_threads")
-def test_each_keeps_its_results_and_its_baseline(twins):
+def test_specs_of_one_name_have_separate_results_and_baselines(twins):
     result = twins.runpytest_inprocess("a", "b", "--qdq-update=new", *REPORTS)
     result.assert_outcomes(passed=4)
     assert titles(twins) == {"net": "of a", "net.b": "of b"}
@@ -46,7 +46,7 @@ def test_each_keeps_its_results_and_its_baseline(twins):
     assert [case["spec"] for case in record["cases"]] == ["a/net.qdq.yaml", "b/net.qdq.yaml"]
     for folder in ("a", "b"):
         assert (twins.path / folder / "__baselines__" / "net" / "fake.json").is_file()
-    # Alone, it goes where its results are, and finds its winner in the cache.
+    # A run of one spec writes to its folder and uses its cached winner.
     twins.runpytest_inprocess("b").assert_outcomes(passed=2)
     assert titles(twins) == {"net": "of a", "net.b": "of b"}
 

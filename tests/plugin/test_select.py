@@ -1,4 +1,4 @@
-"""-k, -m, --lf and --sw work on checks as on any test."""
+"""The options ``-k``, ``-m``, ``--lf`` and ``--sw`` apply to checks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
         ("not vision", 0),
     ],
 )
-def test_k_knows_model_format_tags_and_kind(project, expression, count):
+def test_k_selects_by_model_format_tags_and_kind(project, expression, count):
     project.run("-k", expression).assert_outcomes(passed=count, deselected=4 - count)
 
 
-def test_k_finds_a_tag_that_is_in_no_id(project):
+def test_k_selects_by_a_tag_that_is_in_no_id(project):
     project.spec(
         "b.qdq.yaml", "qdqspec: 1\nmodel: m.onnx\ntags: [audio]\nchecks: [{kind: size, max_bytes: 4MiB}]\n"
     )
@@ -37,7 +37,7 @@ def test_m_selects_checks_among_tests(project, marker):
 def test_markers_are_registered(project):
     run = project.run("--markers")
     run.stdout.fnmatch_lines(["@pytest.mark.qdq(case): *", "@pytest.mark.tune: *"])
-    run.stdout.no_fnmatch_line("@pytest.mark.gpu*")  # general names belong to the user's project
+    run.stdout.no_fnmatch_line("@pytest.mark.gpu*")  # general names are left to the user's project
     run.stdout.no_fnmatch_line("@pytest.mark.slow*")
 
 

@@ -1,4 +1,4 @@
-"""Generated pages are up to date, links lead somewhere, and the commands of the tutorial are accepted."""
+"""Generated pages are up to date, links have targets, and the commands of the tutorial are accepted."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 
 
-def test_the_reference_is_what_the_code_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_pages_are_the_generated_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(
         "pydantic", minversion="2.14"
-    )  # the oldest writes no docstrings of dataclasses into schemas
+    )  # older versions omit docstrings of dataclasses in schemas
     monkeypatch.syspath_prepend(ROOT / "tools")
     for name, text in importlib.import_module("reference").pages().items():
         assert (DOCS / "reference" / name).read_text(encoding="utf-8") == text, (
@@ -30,7 +30,7 @@ def test_the_reference_is_what_the_code_declares(monkeypatch: pytest.MonkeyPatch
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of the headings of a page, as MkDocs makes them."""
+    """The anchors that MkDocs generates for the headings of a page."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in heads}
 
@@ -38,7 +38,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize(
     "page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.relative_to(ROOT).as_posix()
 )
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_of_a_page_have_targets(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if link.startswith("http"):
@@ -50,7 +50,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(target), f"{page.name}: {link}"
 
 
-def test_the_navigation_has_pages_that_are_there() -> None:
+def test_the_pages_of_the_navigation_exist() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     listed = {name for part in site["nav"] for name in (part if isinstance(part, str) else "").split()}
     listed |= {
@@ -64,7 +64,7 @@ def test_the_navigation_has_pages_that_are_there() -> None:
 def test_the_commands_of_the_tutorial_are_accepted(
     pytester: pytest.Pytester, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The spec is written by its command; pytest accepts the options of the others and collects its checks."""
+    """The first command writes the spec; pytest accepts the options of the others and collects the checks."""
     text = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     commands = [shlex.split(one) for one in re.findall(r"<!-- command -->\n```sh\n(.*?)\n```", text)]
     assert len(commands) == 6

@@ -1,4 +1,4 @@
-"""What a run says at its head and its end, and the files it writes."""
+"""The header and the summary of a run, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ def test_the_header_states_where_models_run(project):
     )
 
 
-def test_nothing_is_reported_where_no_spec_is_collected(project):
+def test_nothing_is_reported_if_no_spec_is_collected(project):
     (project.path / "test_plain.py").write_text("def test_plain(): pass\n")
     result = project.run("test_plain.py")
     result.assert_outcomes(passed=1)
     assert not any(line.startswith(("qdqspec:", "===== quantized")) for line in result.outlines)
 
 
-def test_the_environment_is_not_read_where_no_spec_is_collected(project, monkeypatch):
+def test_the_environment_is_not_read_if_no_spec_is_collected(project, monkeypatch):
     monkeypatch.setenv("QDQSPEC_BACKND", "x")
     (project.path / "test_plain.py").write_text("def test_plain(): pass\n")
     project.run("test_plain.py").assert_outcomes(passed=1)
 
 
-def test_one_table_with_a_row_a_case(project):
+def test_the_summary_is_one_table_with_a_row_per_case(project):
     result = project.run()
     assert result.stdout.str().count("quantized models") == 1
     result.stdout.fnmatch_lines(["case *speed-up*", "a::int8-b1 *1.50x*", "a::int8-b8 *1.50x*"])
 
 
-def test_warnings_about_the_evidence_are_printed(project):
+def test_warnings_of_a_case_are_printed_below_the_summary(project):
     with (project.path / "conftest.py").open("a") as file:
         file.write(WARNED)
     project.run().stdout.fnmatch_lines(
@@ -51,7 +51,7 @@ FakeSession._evidence = lambda self, case: replace(
 """
 
 
-def test_reports_are_written_and_named(project):
+def test_reports_are_written_and_their_paths_printed(project):
     result = project.run("--qdq-report=out/a.json", "--qdq-report=out/b.json", "--qdq-json=record.txt")
     result.stdout.fnmatch_lines(["Report: out?a.json", "Report: out?b.json", "Report: record.txt"])
     record = json.loads((project.path / "record.txt").read_text())
@@ -73,7 +73,7 @@ FakeSession._evidence = lambda self, case: replace(plain(self, case), output=HER
 
 @pytest.fixture
 def with_folders(project):
-    """Each case has a folder with its models."""
+    """The project with a folder of models for each case."""
     with (project.path / "conftest.py").open("a") as file:
         file.write("from fake_session import HERE\n" + WITH_FOLDER)
     for name in ("int8-b1", "int8-b8"):
@@ -82,7 +82,7 @@ def with_folders(project):
 
 
 @pytest.mark.parametrize("arguments", [[], ["-n", "2", "--dist", "loadscope"]])
-def test_each_case_leaves_its_result_beside_its_models(with_folders, arguments):
+def test_the_result_of_each_case_is_written_beside_its_models(with_folders, arguments):
     with_folders.run_apart(*arguments).assert_outcomes(passed=4)
     for name in ("int8-b1", "int8-b8"):
         result = json.loads((with_folders.path / name / "result.json").read_text())
@@ -97,12 +97,12 @@ def test_a_result_that_cannot_be_written_fails_the_run(with_folders, arguments):
     result.stdout.fnmatch_lines(["*int8-b1/result.json: the result cannot be written*"])
 
 
-def test_reports_are_written_without_a_terminal_too(project):
+def test_reports_are_written_without_a_terminal(project):
     project.run("-p", "no:terminal", "--qdq-json=record.json")
     assert len(json.loads((project.path / "record.json").read_text())["cases"]) == 2
 
 
-def test_an_unknown_report_suffix_is_refused_before_anything_runs(project):
+def test_an_unknown_report_suffix_is_a_usage_error(project):
     result = project.run("--qdq-report=out.xyz")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*no report format is known by the suffix '.xyz'"])

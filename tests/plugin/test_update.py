@@ -1,4 +1,4 @@
-"""--qdq-update: what is written, where, and what is told; obsolete entries."""
+"""``--qdq-update``: written entries, reported entries, and obsolete entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ checks:
   - {kind: regression, max: 5%}
 """
 
-# A session as the plugin sees it: it has measured what it judged, and the plugin writes.
+# The interface that the plugin uses: the session has measured the checks, and the plugin writes baselines.
 CONFTEST = """\
 import os
 import pytest
@@ -72,7 +72,7 @@ OLD = ENTRY.model_copy(update={"ratio": Ratio(median=0.6, low=0.59, high=0.61)})
 
 @pytest.fixture
 def measured(project):
-    """A project with two regression checks, and where its baseline goes."""
+    """A project with two regression checks, and the path of its baseline."""
     project.spec("a.qdq.yaml", SPEC)
     (project.path / "conftest.py").write_text(CONFTEST)
     (project.path / "entry.json").write_text(ENTRY.model_dump_json())
@@ -103,7 +103,7 @@ def test_new_entries_are_written_and_reported(measured):
     )
 
 
-def test_old_and_new_are_reported_with_the_difference(measured):
+def test_renewed_entries_are_reported_with_the_difference(measured):
     update_baseline(measured.file, "sample device", {("b1", "regression"): OLD, ("b8", "regression"): OLD})
     result = measured.run("--qdq-update=all", "specs/a.qdq.yaml::b8")
     result.stdout.fnmatch_lines(["  b8::regression  0.600 -> 0.574 (-4.3 %)"])
@@ -120,7 +120,7 @@ def test_workers_measure_and_the_controller_writes_once(measured):
 
 @pytest.fixture
 def outdated(measured):
-    """A baseline with an entry that the spec no longer asks for."""
+    """A baseline with an entry of a check that is no longer in the spec."""
     entries = {("b1", "regression"): OLD, ("b8", "regression"): OLD, ("b32", "regression"): OLD}
     update_baseline(measured.file, "sample device", entries)
     return measured
@@ -138,13 +138,13 @@ def test_obsolete_entries_are_reported_with_the_command_that_removes_them(outdat
 @pytest.mark.parametrize(
     "selection", [["specs/a.qdq.yaml::b1"], ["-k", "b8"], ["--deselect", "specs/a.qdq.yaml::b1::speedup"]]
 )
-def test_a_partial_run_reports_and_removes_nothing(outdated, selection):
+def test_a_partial_run_does_not_report_or_remove_obsolete_entries(outdated, selection):
     result = outdated.run(*selection, "--qdq-update=all")
     assert "bsolete" not in result.stdout.str()
     assert len(names(outdated)) == 3
 
 
-def test_all_removes_what_is_obsolete_where_the_whole_spec_ran(outdated):
+def test_update_all_removes_obsolete_entries_if_the_whole_spec_ran(outdated):
     result = outdated.run("--qdq-update=all")
     result.stdout.fnmatch_lines(["  b32::regression  removed, its spec does not ask for it"])
     assert names(outdated) == (("b1", "regression"), ("b8", "regression"))
@@ -160,15 +160,15 @@ def test_obsolete_entries_are_reported_once_with_workers(outdated):
 @pytest.mark.parametrize(
     "selection", [["specs/a.qdq.yaml::b1"], ["-k", "b8"], ["--deselect", "specs/a.qdq.yaml::b1::speedup"]]
 )
-def test_a_partial_run_with_workers_reports_and_removes_nothing(outdated, selection):
+def test_a_partial_run_with_workers_does_not_report_or_remove_obsolete_entries(outdated, selection):
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     result = outdated.run_apart("-n", "2", "--dist", "loadscope", *selection, "--qdq-update=all")
     assert "bsolete" not in result.stdout.str()
     assert len(names(outdated)) == 3
 
 
-def test_workers_remove_what_is_obsolete_where_the_whole_spec_ran(outdated):
-    """Each worker saw the whole selection, ran half of it, and the controller writes once."""
+def test_update_all_with_workers_removes_obsolete_entries_once(outdated):
+    """Each worker collects the whole selection and runs a part of it; the controller writes once."""
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     result = outdated.run_apart("-n", "2", "--dist", "loadscope", "specs", "--qdq-update=all")
     result.assert_outcomes(passed=4)
@@ -176,25 +176,25 @@ def test_workers_remove_what_is_obsolete_where_the_whole_spec_ran(outdated):
     assert names(outdated) == (("b1", "regression"), ("b8", "regression"))
 
 
-def test_collection_reports_nothing_of_baselines(outdated):
+def test_collect_only_does_not_report_baselines(outdated):
     assert "bsolete" not in outdated.run("--collect-only").stdout.str()
 
 
-def test_what_cannot_be_written_fails_the_run(measured):
+def test_a_baseline_that_cannot_be_written_fails_the_run(measured):
     (measured.path / "blocked").touch()
     result = measured.run("--qdq-update=new")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stdout.fnmatch_lines(["*sample-device.json: the baseline cannot be written: *"])
 
 
-def test_another_word_is_refused(project):
+def test_an_invalid_value_of_the_option_update_is_an_error(project):
     result = project.run("--qdq-update=some")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--qdq-update: 'some' does not fit: one of new, changed, all*"])
 
 
 @pytest.mark.parametrize("value", ["true", "1"])
-def test_ci_refuses_before_anything_runs(measured, monkeypatch, value):
+def test_update_in_ci_is_a_usage_error(measured, monkeypatch, value):
     monkeypatch.setenv("CI", value)
     result = measured.run("--qdq-update=new")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -203,7 +203,7 @@ def test_ci_refuses_before_anything_runs(measured, monkeypatch, value):
 
 
 @pytest.mark.parametrize(("value", "more"), [("false", []), ("", []), ("true", ["--qdq-update-in-ci"])])
-def test_where_it_is_no_ci_or_ci_was_set(measured, monkeypatch, value, more):
+def test_update_is_allowed_outside_of_ci_or_with_the_option_for_ci(measured, monkeypatch, value, more):
     monkeypatch.setenv("CI", value)
     measured.run("--qdq-update=new", *more).assert_outcomes(passed=4)
     assert json.loads(measured.file.read_text())["device"] == "sample device"

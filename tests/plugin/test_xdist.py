@@ -1,4 +1,4 @@
-"""-n 2: cases stay together, and the controller shows and writes what the workers judged."""
+"""Runs with ``-n 2``: a case runs on one worker, and the controller shows and writes the results of all workers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_tests_without_specs_keep_the_scheduler_of_xdist(project):
     result.stdout.fnmatch_lines(["scheduling tests via LoadScheduling"])
 
 
-def test_a_spec_that_chooses_runtimes_is_one_unit(tmp_path):
+def test_a_spec_with_several_runtimes_is_one_scheduling_unit(tmp_path):
     (tmp_path / "several.qdq.yaml").write_text(RUNTIMES)
     (tmp_path / "one.qdq.yaml").write_text(ONE_CHECK)
     (tmp_path / "broken.qdq.yaml").write_text("qdqspec: {")
@@ -58,8 +58,8 @@ def test_a_spec_that_chooses_runtimes_is_one_unit(tmp_path):
     assert {nodeid: unit_of(nodeid, chooses) for nodeid in units} == units
 
 
-def test_every_case_is_a_group_for_loadgroup(project):
-    """Only the marks: pytest-xdist 3.8 does not see groups under pytest 9.2, whatever the test."""
+def test_every_case_has_an_xdist_group(project):
+    """Only the marks are tested, because pytest-xdist 3.8 ignores groups under pytest 9.2."""
     items, _ = project.pytester.inline_genitems()
     groups = [mark.args[0] for item in items for mark in item.iter_markers("xdist_group")]
     assert groups == ["specs/a.qdq.yaml::int8-b1"] * 2 + ["specs/a.qdq.yaml::int8-b8"] * 2
@@ -74,7 +74,7 @@ def test_the_controller_prints_one_table_and_writes_one_record(project):
     assert [len(case["checks"]) for case in record["cases"]] == [2, 2]
 
 
-def test_checks_of_a_case_judged_apart_are_put_together(project):
+def test_checks_of_a_case_from_several_workers_are_merged(project):
     first, second = (
         replace(case, checks=()) for case in load_cases(project.path / "specs" / "a.qdq.yaml", Settings())
     )
@@ -91,7 +91,7 @@ def test_checks_of_a_case_judged_apart_are_put_together(project):
     ]
 
 
-def test_what_one_worker_did_not_measure_comes_from_another(project):
+def test_evidence_missing_in_one_worker_is_taken_from_another(project):
     session = project.session()
     case = load_cases(project.path / "specs" / "a.qdq.yaml", Settings())[0]
     session.judge(case, CheckSpec(id="speedup", kind="speedup", params=None))
@@ -102,7 +102,7 @@ def test_what_one_worker_did_not_measure_comes_from_another(project):
     assert merge_records([part, whole]).cases[0].evidence.latency == whole.cases[0].evidence.latency
 
 
-def test_failures_read_as_without_workers(project):
+def test_failure_texts_are_the_same_as_without_workers(project):
     project.outcomes(**{"int8-b8::speedup": "fail"})
     result = project.run_apart("-n", "2", "--dist", "loadgroup", "specs")
     result.assert_outcomes(passed=3, failed=1)
@@ -111,12 +111,12 @@ def test_failures_read_as_without_workers(project):
             "speed-up 1.02 < 1.10 asked for",
             "Reproduce with:",
             "  pytest specs/a.qdq.yaml::int8-b8::speedup --qdq-scheme=*",
-            "FAILED specs/a.qdq.yaml::int8-b8::speedup*- speed-u*",  # cut at the width of the screen
+            "FAILED specs/a.qdq.yaml::int8-b8::speedup*- speed-u*",  # truncated to the width of the terminal
         ]
     )
 
 
-# Ctrl-C in the controller as soon as a worker is at work. Both inherit the environment of a worker that runs this test.
+# Ctrl-C in the controller when the first test starts. Both inherit the environment of a worker that runs this test.
 INTERRUPTED = """
 class Interrupting:
     def pytest_runtest_logstart(self, nodeid, location):
@@ -139,7 +139,7 @@ def test_ctrl_c_prints_how_to_resume(project, concerned):
     assert [line.endswith(f"-n 2 -p interrupting {what}") for line in said] == [True] * concerned
 
 
-def test_an_error_while_runtimes_are_compared_is_reported_by_the_controller(project):
+def test_an_error_in_the_comparison_of_runtimes_is_reported_by_the_controller(project):
     with (project.path / "conftest.py").open("a") as file:
         file.write(
             "\n\ndef compare_runtimes(self):\n"
