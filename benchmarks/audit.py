@@ -105,13 +105,13 @@ class Audit:
         return OK if sorted(leaves) == sorted(everything) else "nodes without a leaf"
 
     def same(self) -> str:
-        from reorder import told_otherwise
+        from reorder import renamed_and_reordered
 
         regions = find_regions(self.given)
         if find_regions(load_model(self.path)) != regions:
             return "other regions the second time"
         for seed in range(3):
-            other = Model(told_otherwise(self.given.proto, random.Random(seed)), path=self.path)
+            other = Model(renamed_and_reordered(self.given.proto, random.Random(seed)), path=self.path)
             if _told(find_regions(other)) != _told(regions):
                 return "other regions under other names"
         return OK

@@ -1,4 +1,4 @@
-"""Any bytes are a baseline or one clear error; any baseline survives its file."""
+"""Any bytes are read as a baseline or raise one error; any baseline is read back from its file unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def entries(draw: st.DrawFn) -> Entry:
 
 
 @given(st.dictionaries(st.tuples(TEXT, TEXT), entries(), min_size=1, max_size=3), TEXT)
-def test_what_is_written_is_read(put: dict, device: str) -> None:
+def test_a_written_baseline_is_read_back(put: dict, device: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "device.json"
         update_baseline(path, device, put)
@@ -51,8 +51,8 @@ def read(content: bytes) -> Baseline | None:
         return read_baseline(path)
 
 
-def told(content: bytes) -> str | None:
-    """What the user is told of a file; nothing where it is a baseline. Anything else raised is a bug."""
+def error_of(content: bytes) -> str | None:
+    """The error message for the content of a file; ``None`` for a baseline. Other exceptions are not caught."""
     try:
         return None if read(content) else "nothing was read"
     except StateError as error:
@@ -60,26 +60,24 @@ def told(content: bytes) -> str | None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_one_error(content: bytes) -> None:
-    message = told(content)
+def test_any_bytes_raise_one_error(content: bytes) -> None:
+    message = error_of(content)
     assert message is not None
     assert "device.json: this is not a baseline: " in message
     assert message.count("\n") == 1
 
 
 @given(entries(), st.data())
-def test_a_truncated_file_is_one_error_and_a_damaged_one_is_no_malfunction(
-    entry: Entry, data: st.DataObject
-) -> None:
+def test_a_truncated_or_damaged_file_raises_at_most_one_error(entry: Entry, data: st.DataObject) -> None:
     whole = Baseline(device="d", cases={"default": {"regression": entry}}).model_dump_json().encode()
     place = data.draw(st.integers(0, len(whole) - 1))
-    assert told(whole) is None
-    assert "not a baseline" in (told(whole[:place]) or "")
-    assert (told(whole[:place] + b"\xff" + whole[place + 1 :]) or "").count("\n") <= 1
+    assert error_of(whole) is None
+    assert "not a baseline" in (error_of(whole[:place]) or "")
+    assert (error_of(whole[:place] + b"\xff" + whole[place + 1 :]) or "").count("\n") <= 1
 
 
 @given(entries(), st.data())
-def test_a_change_of_any_byte_is_refused_or_changes_nothing(entry: Entry, data: st.DataObject) -> None:
+def test_a_change_of_any_byte_is_an_error_or_is_whitespace(entry: Entry, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "device.json"
         update_baseline(path, "d", {("default", "regression"): entry})
@@ -90,6 +88,6 @@ def test_a_change_of_any_byte_is_refused_or_changes_nothing(entry: Entry, data: 
     try:
         known = read(spoilt)
     except StateError as error:
-        assert "--qdq-update" in (error.cure or "")  # noqa: PT017 - that there is a cure is what is tested
+        assert "--qdq-update" in (error.cure or "")  # noqa: PT017 - the test checks the cure
     else:
-        assert known == read(whole), "only the space between values"
+        assert known == read(whole), "only whitespace between values may change"

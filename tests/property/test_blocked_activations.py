@@ -1,4 +1,4 @@
-"""Activations in blocks, NVFP4 and MXFP8: the arithmetic against ml_dtypes, and linear layers there and back."""
+"""Blocked activations in NVFP4 and MXFP8: arithmetic compared with ml_dtypes, and insert, import and strip."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def activations(block: int) -> st.SearchStrategy[Array]:
 
 
 def nvfp4(values: Array, outer: np.float32) -> Array:
-    """What TensorRT's documents say of NVFP4, with ml_dtypes' casts (round half to even) for every rounding."""
+    """NVFP4 as TensorRT's documents define it, with the casts of ml_dtypes (round half to even)."""
     blocks = values.astype(np.float32).reshape(*values.shape[:-1], -1, 16)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     share = np.minimum(largest / np.float32(6) / outer, np.float32(448))
@@ -48,10 +48,10 @@ def nvfp4(values: Array, outer: np.float32) -> Array:
 
 
 def mxfp8(values: Array) -> Array:
-    """MXFP8 with the scale of a block the power of two at or above its largest value over 448."""
+    """MXFP8; the scale of a block is the least power of two not below its largest value divided by 448."""
     blocks = values.astype(np.float32).reshape(*values.shape[:-1], -1, 32)
-    wanted = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(448)
-    mantissa, exponent = np.frexp(wanted)
+    ratio = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(448)
+    mantissa, exponent = np.frexp(ratio)
     step = np.ldexp(np.float32(1), np.maximum(np.where(mantissa == 0.5, exponent - 1, exponent), -127))
     grid = (blocks / step).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
     return (grid * step).reshape(values.shape)
@@ -66,7 +66,7 @@ def linear(
     opset: int = 21,
     bias: bool = False,
 ) -> Model:
-    """One linear operator and nothing else: its operands are the only tensors."""
+    """A model of one linear operator."""
     elem_type = helper.np_dtype_to_tensor_dtype(values.dtype)
     stored = weight.T.copy() if transposed else weight
     names = ["x", "w", "b"] if bias else ["x", "w"]
@@ -93,8 +93,8 @@ def both_sides(model: Model, name: str, *, weight: bool = True) -> Placement:
     return Placement(sites=frozenset(sites))
 
 
-def seen_by_reader(name: str, values: Array, largest: float) -> Array:
-    """What a product with the identity makes of the activation alone."""
+def read_back(name: str, values: Array, largest: float) -> Array:
+    """The quantized activation, read by a product with the identity."""
     model = linear("MatMul", values, np.eye(values.shape[-1], dtype=np.float32))
     numbers = Quantizer(model, {"x": TensorRange(-largest, largest)})
     inserted = insert_qdq(model, both_sides(model, name, weight=False), numbers).proto
@@ -103,27 +103,27 @@ def seen_by_reader(name: str, values: Array, largest: float) -> Array:
 
 
 @given(activations(16), st.floats(0.0078125, 1e4, width=32))
-def test_nvfp4_is_what_ml_dtypes_makes_of_the_formula(values: Array, largest: float) -> None:
+def test_nvfp4_equals_the_formula_with_ml_dtypes(values: Array, largest: float) -> None:
     outer = np.float32(np.float64(largest) / 6 / 448)
-    np.testing.assert_array_equal(seen_by_reader("nvfp4", values, largest), nvfp4(values, outer))
+    np.testing.assert_array_equal(read_back("nvfp4", values, largest), nvfp4(values, outer))
 
 
 @given(activations(32))
-def test_mxfp8_is_what_ml_dtypes_makes_of_the_formula(values: Array) -> None:
-    np.testing.assert_array_equal(seen_by_reader("mxfp8", values, 1.0), mxfp8(values))
+def test_mxfp8_equals_the_formula_with_ml_dtypes(values: Array) -> None:
+    np.testing.assert_array_equal(read_back("mxfp8", values, 1.0), mxfp8(values))
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
 @given(data=st.data())
-def test_a_block_is_nearly_what_it_was(name: str, data: st.DataObject) -> None:
-    """As near as its largest value allows: half a step of the format, and what its scale is rounded by."""
+def test_the_error_of_a_block_is_limited_by_its_largest_value(name: str, data: st.DataObject) -> None:
+    """The limit is half a step of the format plus the rounding of the scale."""
     fmt = FORMATS[name]
     values = data.draw(activations(fmt.block))
     largest = float(np.abs(values).max()) or 1.0
-    error = np.abs(seen_by_reader(name, values, largest) - values)
+    error = np.abs(read_back(name, values, largest) - values)
     coarse = {"nvfp4": 1 / 6 + 1 / 16, "mxfp8": 1 / 14}[name]
     blocks = np.abs(values).reshape(values.shape[0], -1, fmt.block).max(axis=-1, keepdims=True)
-    # The 8-bit scale of a block far below the largest one has no digits left.
+    # The 8-bit scale of a block far below the largest one underflows.
     least = largest * 2.0**-9 if fmt.two_level else 1e-36
     assert (error.reshape(values.shape[0], -1, fmt.block) <= blocks * coarse * 1.001 + least).all()
 
@@ -153,7 +153,7 @@ def linears(draw: st.DrawFn) -> tuple[str, Model]:
 
 
 @given(linears(), st.sampled_from(("integer", "float")))
-def test_a_linear_layer_with_both_sides_in_blocks_goes_there_and_back(
+def test_import_and_strip_invert_blocked_pairs_of_a_linear_layer(
     drawn: tuple[str, Model], weights: str
 ) -> None:
     name, model = drawn
@@ -162,13 +162,13 @@ def test_a_linear_layer_with_both_sides_in_blocks_goes_there_and_back(
     inserted = insert_qdq(model, placement, numbers, floating=floating(placement.sites, weights)).proto
     onnx.checker.check_model(inserted, full_check=True)
     quantized = Model(inserted)
-    # Operators around the pairs see the types and shapes they saw.
+    # Operators beside the pairs read the same types and shapes.
     for mine, its in zip(quantized.by_name["linear"].inputs, model.by_name["linear"].inputs, strict=True):
         assert quantized.elem_type(mine) == model.elem_type(its)
         assert quantized.shape(mine) == model.shape(its)
     assert [f for f in lint_model(quantized, "tensorrt-11") if f.severity == "refused"] == []
     assert {f.id for f in lint_model(quantized, "onnxruntime-cpu")} >= {"ORT007"}
-    # Both sides, each pair once, with its numbers.
+    # Activation and weight have one pair each, with its scales.
     imported = import_placement(quantized)
     assert (imported.placement, imported.notes) == (placement, ())
     again = insert_qdq(
@@ -189,8 +189,8 @@ def test_a_linear_layer_with_both_sides_in_blocks_goes_there_and_back(
 
 
 @given(st.data())
-def test_one_operator_of_a_chain_leaves_the_others_as_they_are(data: st.DataObject) -> None:
-    """The domain is imported while a pair needs it, and only then."""
+def test_blocked_pairs_of_some_operators_do_not_change_others(data: st.DataObject) -> None:
+    """The operator domain is imported only if a pair needs it."""
     name = data.draw(st.sampled_from(DYNAMIC))
     text = """<ir_version: 10, opset_import: ["": 23]> g (float[2,64] x) => (float[2,64] y)
       { a = MatMul(x, u)  b = Relu(a)  y = MatMul(b, v) }"""

@@ -1,4 +1,4 @@
-"""What holds of import, comparison, folding and survival, whatever the model and the placement."""
+"""Properties of import, diff, constant folding and the survival check for any model and placement."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(model: Model) -> list[np.ndarray]:
 
 
 @given(placed_models(activations=("uint8", "int8", "int16"), weights=("int8", "uint16")), MODES)
-def test_what_was_inserted_is_imported(drawn: Drawn, mode: str) -> None:
+def test_import_returns_the_inserted_placement_and_pairs(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
     imported = import_placement(quantized(drawn, mode), model)
     expected = (
@@ -71,14 +71,14 @@ def test_what_was_inserted_is_imported(drawn: Drawn, mode: str) -> None:
 
 
 @given(placed_models(), MODES)
-def test_names_need_no_reference(drawn: Drawn, mode: str) -> None:
+def test_import_without_a_reference_returns_the_placement(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
     assert import_placement(quantized(drawn, mode)).placement == placement
     assert placement_for(model, quantized(drawn, mode)).placement == placement
 
 
 @given(placed_models(), MODES)
-def test_a_model_is_the_same_as_itself(drawn: Drawn, mode: str) -> None:
+def test_diff_of_a_model_with_itself_is_empty(drawn: Drawn, mode: str) -> None:
     model = quantized(drawn, mode)
     found = diff_models(model, Model(model.proto))
     assert found.same
@@ -86,7 +86,7 @@ def test_a_model_is_the_same_as_itself(drawn: Drawn, mode: str) -> None:
 
 
 @given(placed_models(), MODES)
-def test_only_the_pairs_distinguish_a_model_from_its_original(drawn: Drawn, mode: str) -> None:
+def test_diff_with_the_original_has_only_the_pairs(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
     for found, side, sites in (
         (diff_models(model, quantized(drawn, mode)), "added", placement.sites),
@@ -104,7 +104,7 @@ def reader_of(tensor: str, end: Consumer) -> str:
 
 
 @given(placed_models(), st.data())
-def test_comparing_both_ways_finds_the_same(drawn: Drawn, data: st.DataObject) -> None:
+def test_diff_in_both_directions_is_symmetric(drawn: Drawn, data: st.DataObject) -> None:
     model, _ = drawn
     one, other = quantized(drawn), quantized((model, data.draw(placements(model))))
     there, back = diff_models(one, other), diff_models(other, one)
@@ -117,7 +117,7 @@ def test_comparing_both_ways_finds_the_same(drawn: Drawn, data: st.DataObject) -
 
 @st.composite
 def foldable(draw: st.DrawFn) -> onnx.ModelProto:
-    """A model, with Q/DQ or without, in which an input may have become a constant."""
+    """A model with or without Q/DQ, of which one input may be replaced by a constant."""
     drawn = draw(placed_models(odd=False))
     proto = (quantized(drawn) if draw(st.booleans()) else drawn[0]).proto
     values = random_inputs(drawn[0], seed=draw(st.integers(0, 9)))
@@ -138,12 +138,12 @@ def test_folding_keeps_results_and_quantization(proto: onnx.ModelProto) -> None:
     model = Model(proto)
     folded = fold_constants(model).model
     onnx.checker.check_model(folded.proto, full_check=True)
-    # Where ONNX Runtime has no kernel for float16 it goes by way of float32, and drops pairs of casts on that way.
+    # Without a kernel for float16, ONNX Runtime inserts casts to float32 and removes consecutive casts.
     is_half = any(known.elem_type == onnx.TensorProto.FLOAT16 for known in model.types.values())
     near = {"rtol": 2e-3, "atol": 1e-3} if is_half else {"rtol": 1e-5, "atol": 1e-6}
     is_quantized = any(node.op_type in QUANTIZING for node in model.nodes)
     for before, after in zip(run(model), run(folded), strict=True):
-        # A value halfway between two integers may round either way, as the runtime orders the sums before it.
+        # A value halfway between two integers may be rounded up or down, depending on the order of sums before it.
         most = max(1.0, ROUNDED_APART * before.size) if is_quantized else 0
         assert np.count_nonzero(~np.isclose(after, before, **near)) <= most
     kept = [[n.outputs for n in m.nodes if n.op_type in QUANTIZING] for m in (model, folded)]
@@ -152,7 +152,7 @@ def test_folding_keeps_results_and_quantization(proto: onnx.ModelProto) -> None:
 
 
 def within_removed(proto: onnx.ModelProto, folded: onnx.ModelProto) -> set[str]:
-    """The tensors made in bodies of nodes that folding removed, as no node reads their outputs any more."""
+    """The tensors produced in bodies of nodes that folding removed because no node reads their outputs."""
     left = {name for node in folded.graph.node for name in node.output}
     removed = [node for node in proto.graph.node if left.isdisjoint(node.output)]
     return {name for node in removed for inner in nodes_within(node) for name in inner.output}
@@ -166,7 +166,7 @@ def nodes_within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 
 @given(foldable())
-def test_folding_twice_is_folding_once(proto: onnx.ModelProto) -> None:
+def test_constant_folding_is_idempotent(proto: onnx.ModelProto) -> None:
     once = fold_constants(Model(proto)).model
     again = fold_constants(once)
     assert again.model is once
@@ -174,7 +174,7 @@ def test_folding_twice_is_folding_once(proto: onnx.ModelProto) -> None:
 
 
 @given(placed_models(odd=False), MODES)
-def test_our_own_folding_loses_no_pair(drawn: Drawn, mode: str) -> None:
+def test_constant_folding_keeps_all_pairs(drawn: Drawn, mode: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save_model(quantized(drawn, mode).proto, path)

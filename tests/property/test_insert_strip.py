@@ -1,4 +1,4 @@
-"""Insertion and stripping are exact: what holds of any model and any placement that fits it."""
+"""Properties of insert and strip for any model and any placement that fits it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODES = st.sampled_from(("integer", "float"))
 
 @st.composite
 def placed_models(draw: st.DrawFn, *, odd: bool = False, **kinds: tuple[str, ...]) -> Drawn:
-    """A model with a placement that fits it. Odd ones have repeated node names: ONNX Runtime refuses them."""
+    """A model and a placement that fits it. Odd models have repeated node names, which ONNX Runtime rejects."""
     model = Model(draw(onnx_models(repeated_names=odd)))
     return model, draw(placements(model, **kinds))
 
@@ -54,28 +54,28 @@ def run(model: bytes | str, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 @given(onnx_models())
-def test_drawn_models_are_valid_and_run(proto: onnx.ModelProto) -> None:
+def test_random_models_are_valid_and_run(proto: onnx.ModelProto) -> None:
     onnx.checker.check_model(proto, full_check=True)
     model = Model(proto)
     assert all(np.isfinite(o).all() for o in run(bytes_of(proto), random_inputs(model)))
 
 
 @given(placed_models(odd=True))
-def test_stripping_float_weights_gives_the_model_back(drawn: Drawn) -> None:
+def test_strip_restores_a_model_with_float_weights(drawn: Drawn) -> None:
     model, placement = drawn
     inserted = insert_qdq(model, placement, quantizer(model), floating=placement.sites)
     assert bytes_of(strip_qdq(Model(inserted.proto)).proto) == bytes_of(model.proto)
 
 
 @given(placed_models(odd=True), MODES)
-def test_stripping_with_the_reference_gives_the_model_back(drawn: Drawn, mode: str) -> None:
+def test_strip_with_the_reference_restores_the_model(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
     inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
     assert bytes_of(strip_qdq(Model(inserted.proto), model).proto) == bytes_of(model.proto)
 
 
 @given(placed_models(odd=True), MODES)
-def test_what_is_written_is_what_is_looked_at(drawn: Drawn, mode: str) -> None:
+def test_the_serialized_chunks_are_the_bytes_of_the_model(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
     inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
     assert b"".join(inserted.parts.chunks()) == bytes_of(inserted.proto)
@@ -83,7 +83,7 @@ def test_what_is_written_is_what_is_looked_at(drawn: Drawn, mode: str) -> None:
 
 
 @given(placed_models(odd=True), st.data())
-def test_a_candidate_does_not_depend_on_those_before_it(drawn: Drawn, data: st.DataObject) -> None:
+def test_an_inserter_is_independent_of_earlier_placements(drawn: Drawn, data: st.DataObject) -> None:
     model, placement = drawn
     inserter = Inserter(model, quantizer(model))
     for _ in range(3):
@@ -96,7 +96,7 @@ def test_a_candidate_does_not_depend_on_those_before_it(drawn: Drawn, data: st.D
 
 
 @given(placed_models(odd=True, activations=("int16", "uint16", "uint8"), weights=("int16", "int8")), MODES)
-def test_a_raised_opset_is_undone_with_the_reference(drawn: Drawn, mode: str) -> None:
+def test_strip_with_the_reference_restores_the_opset(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
     inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
     onnx.checker.check_model(inserted.proto, full_check=True)
@@ -104,7 +104,7 @@ def test_a_raised_opset_is_undone_with_the_reference(drawn: Drawn, mode: str) ->
 
 
 @given(placed_models(odd=True))
-def test_stripping_integer_weights_restores_all_but_their_values(drawn: Drawn) -> None:
+def test_strip_without_a_reference_restores_all_but_values_of_integer_weights(drawn: Drawn) -> None:
     model, placement = drawn
     inserted = insert_qdq(model, placement, quantizer(model))
     stripped = Model(strip_qdq(Model(inserted.proto)).proto)
@@ -130,16 +130,16 @@ def test_inserted_models_are_valid_and_run(drawn: Drawn, mode: str) -> None:
 
 
 def outputs_made(placement: Placement) -> set[str]:
-    """Graph outputs that pairs make: their float tensors have other names."""
+    """Graph outputs produced by pairs, whose float tensors are renamed."""
     return {site.tensor for site in placement.sites if any(end.is_output for end in site.consumers)}
 
 
 @given(placed_models(odd=True), MODES)
-def test_what_no_site_touches_stays_as_it_was(drawn: Drawn, mode: str) -> None:
+def test_nodes_without_a_site_are_unchanged(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
     inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode)).proto
-    touched = {end.node for site in placement.sites for end in site.consumers}
-    touched |= {
+    concerned = {end.node for site in placement.sites for end in site.consumers}
+    concerned |= {
         model.producer[s.tensor].name for s in placement.sites if s.weight and s.tensor in model.producer
     }
     renamed = outputs_made(placement)
@@ -147,8 +147,8 @@ def test_what_no_site_touches_stays_as_it_was(drawn: Drawn, mode: str) -> None:
     assert [node.name for node in kept] == [node.name for node in model.nodes]
     for before, after in zip(model.nodes, kept, strict=True):
         if before.is_marker or before.name in model.bodies:
-            continue  # they list what is in the bodies, pairs too
-        if before.name not in touched and renamed.isdisjoint(
+            continue  # markers list tensors of the bodies, including those of pairs
+        if before.name not in concerned and renamed.isdisjoint(
             {*before.inputs, *before.outputs, *before.body_reads}
         ):
             assert before.proto == after.proto
@@ -162,11 +162,11 @@ def test_what_no_site_touches_stays_as_it_was(drawn: Drawn, mode: str) -> None:
 
 
 @given(placed_models(odd=True))
-def test_just_the_consumers_of_a_site_read_its_pair(drawn: Drawn) -> None:
+def test_exactly_the_consumers_of_a_site_read_its_pair(drawn: Drawn) -> None:
     model, placement = drawn
     inserted = Model(insert_qdq(model, placement, quantizer(model), floating=placement.sites).proto)
     quantized = {end for site in placement.sites for end in site.consumers}
-    # What the tensors that nodes make are called now: other than before only where a pair makes a graph output.
+    # New names of the tensors that nodes produce, which differ only if a pair produces a graph output.
     now = {
         old: new
         for node in model.nodes
@@ -185,7 +185,7 @@ def test_just_the_consumers_of_a_site_read_its_pair(drawn: Drawn) -> None:
 
 
 @given(placed_models(odd=True), st.randoms(use_true_random=False))
-def test_the_order_of_sites_means_nothing(drawn: Drawn, random) -> None:
+def test_insertion_is_independent_of_the_order_of_sites(drawn: Drawn, random) -> None:
     model, placement = drawn
     sites = list(placement.sites)
     random.shuffle(sites)
@@ -224,7 +224,7 @@ def test_candidates_with_shared_weights_compute_the_same(drawn: Drawn) -> None:
 
 
 @given(placed_models(odd=True))
-def test_a_scheme_comes_back_from_its_file(drawn: Drawn) -> None:
+def test_a_scheme_is_read_back_from_its_file(drawn: Drawn) -> None:
     model, placement = drawn
     numbers = quantizer(model)
     with tempfile.TemporaryDirectory() as name:
@@ -239,7 +239,7 @@ def test_a_scheme_comes_back_from_its_file(drawn: Drawn) -> None:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_no_bytes_are_taken_for_a_scheme(data: bytes) -> None:
+def test_reading_any_bytes_as_a_scheme_is_an_error(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "scheme.json"
         path.write_bytes(data)
@@ -248,7 +248,7 @@ def test_no_bytes_are_taken_for_a_scheme(data: bytes) -> None:
 
 
 @given(placed_models(), st.data())
-def test_a_damaged_scheme_is_read_right_or_refused(drawn: Drawn, data: st.DataObject) -> None:
+def test_a_damaged_scheme_is_an_error_or_read_correctly(drawn: Drawn, data: st.DataObject) -> None:
     model, placement = drawn
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "scheme.json"

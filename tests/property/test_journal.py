@@ -1,4 +1,4 @@
-"""The journal: whatever byte a kill stops at, complete lines stay as they are and the search goes on."""
+"""The journal after an interruption at any byte: complete lines are kept and the search continues."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ trials = st.builds(
 
 
 @given(trials)
-def test_a_trial_survives_its_json(trial: Trial) -> None:
+def test_a_trial_is_read_back_from_json(trial: Trial) -> None:
     back = trial_from_json(trial_to_json(trial))
     assert back == trial
     assert back.placement.labels == trial.placement.labels  # not part of equality
 
 
 @given(st.lists(trials, min_size=1, max_size=3), trials, st.data())
-def test_a_kill_at_any_byte_loses_at_most_the_line_under_way(
+def test_an_interruption_at_any_byte_loses_at_most_one_line(
     before: list[Trial], after: Trial, data: st.DataObject
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -110,7 +110,7 @@ def test_a_kill_at_any_byte_loses_at_most_the_line_under_way(
 @example(b"[" * 100_000 + b"\n")
 @example(b"1" * 10_000 + b"\n")
 @example(b'{"trial": 1e999}\n')
-def test_any_bytes_are_read_or_refused_with_one_error(noise: bytes) -> None:
+def test_any_bytes_are_read_as_a_journal_or_raise_one_error(noise: bytes) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trials.jsonl"
         path.write_bytes(noise)
@@ -126,7 +126,7 @@ def test_any_bytes_are_read_or_refused_with_one_error(noise: bytes) -> None:
 @given(st.binary(max_size=100), st.sampled_from(["trials.jsonl", "trials.header.json"]))
 @example(b"[" * 100_000, "trials.header.json")
 @example(b"[" * 100_000 + b"\n", "trials.jsonl")
-def test_a_read_only_journal_gives_its_lines_or_one_error_and_is_unchanged(noise: bytes, name: str) -> None:
+def test_reading_a_journal_without_locking_does_not_change_it(noise: bytes, name: str) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trials.jsonl"
         trial = Trial(number=0, phase="pure", placement=Placement(sites=frozenset()))
@@ -153,7 +153,7 @@ def _refusal(path: Path) -> QdqspecError | None:
     return None
 
 
-def test_infinite_times_are_kept() -> None:
-    """A hopeless candidate may have an infinite ratio; Python's JSON carries it."""
+def test_infinite_ratios_are_read_back() -> None:
+    """A candidate may have an infinite ratio, which Python's JSON can represent."""
     trial = Trial(number=0, phase="pure", placement=Placement(sites=frozenset()), ratio=math.inf)
     assert trial_from_json(trial_to_json(trial)).ratio == math.inf

@@ -1,4 +1,4 @@
-"""Lint judges any model with pairs in it, and never falls over one."""
+"""Lint accepts any model with pairs, including models without meaning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def placed(draw: st.DrawFn) -> tuple[Model, Placement]:
 
 
 @given(target=st.sampled_from(TARGETS), drawn=placed(), mode=st.sampled_from(("integer", "float")))
-def test_any_model_is_judged(target: str, drawn: tuple[Model, Placement], mode: str) -> None:
+def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(
+    target: str, drawn: tuple[Model, Placement], mode: str
+) -> None:
     model, placement = drawn
     quantized = Model(
         insert_qdq(
@@ -51,11 +53,11 @@ def test_any_model_is_judged(target: str, drawn: tuple[Model, Placement], mode: 
 
 
 @given(target=st.sampled_from(TARGETS), proto=onnx_models(repeated_names=True))
-def test_what_has_no_pairs_has_no_findings(target: str, proto) -> None:
+def test_a_model_without_pairs_has_no_findings(target: str, proto) -> None:
     assert lint_model(Model(proto), target) == ()
 
 
-# ---- models that are valid to ONNX's checker, and nonsense ---------------------------------------
+# ---- models that pass ONNX's checker but have no meaning -----------------------------------------
 
 DATA = Path(__file__).parents[1] / "data"
 QUANTIZED = sorted(path.name for path in DATA.glob("*.onnx"))
@@ -81,7 +83,7 @@ def loaded(name: str) -> onnx.ModelProto:
 
 @st.composite
 def miswired(draw: st.DrawFn) -> onnx.ModelProto:
-    """A quantized model in which some nodes read other tensors, or are other operators, than they should."""
+    """A quantized model in which inputs or operators of some nodes are replaced at random."""
     proto = onnx.ModelProto()
     proto.CopyFrom(loaded(draw(st.sampled_from(QUANTIZED))))
     nodes = proto.graph.node
@@ -104,9 +106,9 @@ def miswired(draw: st.DrawFn) -> onnx.ModelProto:
 
 @settings(
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
-)  # most of them are not valid
+)  # most of these models are not valid
 @given(target=st.sampled_from(TARGETS), proto=miswired())
-def test_a_model_that_makes_no_sense_is_judged_too(target: str, proto: onnx.ModelProto) -> None:
+def test_lint_of_a_miswired_model_raises_no_error(target: str, proto: onnx.ModelProto) -> None:
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError:

@@ -1,4 +1,4 @@
-"""Every number format against ONNX's own reference, and in every placement of a drawn model."""
+"""Every number format compared with ONNX's reference implementation, and in placements of random models."""
 
 from __future__ import annotations
 
@@ -31,27 +31,29 @@ weights = hnp.arrays(
     st.tuples(st.integers(1, 200), st.integers(1, 3)),
     elements=st.floats(-100, 100, width=32).map(lambda value: value if abs(value) > 1e-6 else 0.0),
 )
-# What the largest error is, as a share of the largest value that shares the scale.
+# The largest error, relative to the largest value with the same scale.
 COARSENESS = {
     "int8": 1 / 254, "uint8": 1 / 254, "int16": 1 / 65534, "uint16": 1 / 65534, "int4": 1 / 14, "uint4": 1 / 14,
     **{f"int8_b{size}": 1 / 254 for size in BLOCK_SIZES},
-    "fp8": 1 / 28, "mxfp8": 1 / 14,  # half a step of 3 mantissa bits; a power of two above may waste one bit
+    "fp8": 1 / 28, "mxfp8": 1 / 14,  # half a step of 3 mantissa bits; mxfp8 rounds its scale up
     "nvfp4": 1 / 6 + 1 / 16,  # half of the step from 4 to 6, and the rounding of the 8-bit scale
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STORED)
 @given(values=weights, axis=st.integers(0, 1))
-def test_stored_numbers_represent_nearly_the_same(name: str, values: np.ndarray, axis: int) -> None:
+def test_the_rounding_error_of_weights_is_within_the_precision_of_the_format(
+    name: str, values: np.ndarray, axis: int
+) -> None:
     params = weight_params(values, FORMATS[name], axis)
     error = np.abs(dequantize(quantize(values, params), params) - values)
-    # A channel far below the others shares their fineness: see the least share of a scale. And float32 tells quotients
-    # of 15 bits to one part in 512 of a step only.
+    # The scale of a channel far below the others has a lower bound, and float32 represents quotients of 15 bits with an
+    # error of up to 1/512 of a step.
     assert (error <= np.abs(values).max() * COARSENESS[name] * 1.005 + 1e-30).all()
 
 
 @given(formats, weights, st.integers(0, 1))
-def test_scales_fit_their_type(fmt: NumberFormat, values: np.ndarray, axis: int) -> None:
+def test_scales_are_representable_in_their_type(fmt: NumberFormat, values: np.ndarray, axis: int) -> None:
     params = weight_params(values, fmt, axis)
     assert (params.step > 0).all()
     assert np.isfinite(params.step).all()
@@ -67,7 +69,7 @@ def test_scales_fit_their_type(fmt: NumberFormat, values: np.ndarray, axis: int)
 
 
 def one_weight(values: np.ndarray, opset: int) -> Model:
-    """A graph that reads one constant. ONNX's reference has no DequantizeLinear of an opset below 19."""
+    """A graph that reads one constant. ONNX's reference has no DequantizeLinear of opsets below 19."""
     elem_type = helper.np_dtype_to_tensor_dtype(values.dtype)
     graph = helper.make_graph(
         [helper.make_node("Add", ["x", "w"], ["y"], "add")],
@@ -82,8 +84,8 @@ def one_weight(values: np.ndarray, opset: int) -> Model:
     return Model(model)
 
 
-def weight_as_seen(model: onnx.ModelProto, like: np.ndarray) -> np.ndarray:
-    """What the reader of the weight gets, by ONNX's reference: zero is added to it."""
+def weight_as_read(model: onnx.ModelProto, like: np.ndarray) -> np.ndarray:
+    """The dequantized weight according to ONNX's reference: the weight plus zero."""
     (found,) = evaluator_of(model).run(None, {"x": np.zeros_like(like)})
     return found.astype(np.float32)
 
@@ -91,11 +93,11 @@ def weight_as_seen(model: onnx.ModelProto, like: np.ndarray) -> np.ndarray:
 @given(
     formats, weights, st.integers(0, 1), st.sampled_from(("integer", "float")), st.sampled_from(list(REALS))
 )
-def test_onnx_computes_the_same(
+def test_weights_are_dequantized_as_by_the_onnx_reference(
     fmt: NumberFormat, values: np.ndarray, axis: int, mode: str, elem_type: int
 ) -> None:
     real = REALS[elem_type]
-    assume(mode == "integer" or real == np.float32)  # in 16 bits a quotient may round to the other side
+    assume(mode == "integer" or real == np.float32)  # in 16 bits a quotient may be rounded differently
     values = values.astype(real)
     model = one_weight(values, 19)
     site = Site(tensor="w", consumers=(Consumer("add", 1),), format=fmt.name, axis=axis, weight=True)
@@ -110,7 +112,7 @@ def test_onnx_computes_the_same(
     ours = dequantize(numbers.integer_weight(site), numbers.params(site))
     tolerance = 0 if real == np.float32 else 3 * float(ml_dtypes.finfo(real).eps)
     least = float(ml_dtypes.finfo(real).smallest_normal)
-    np.testing.assert_allclose(weight_as_seen(inserted, values), ours, rtol=tolerance, atol=least)
+    np.testing.assert_allclose(weight_as_read(inserted, values), ours, rtol=tolerance, atol=least)
     read = {node.op_type: node for node in Model(inserted).nodes}["Add"]
     assert Model(inserted).elem_type(read.inputs[1]) == elem_type
 
@@ -121,7 +123,7 @@ def test_activations_are_clipped_to_their_range(name: str, largest: float) -> No
     site = Site(tensor="x", consumers=(Consumer("add", 0),), format=name)
     numbers = Quantizer(model, {"x": TensorRange(-largest, largest)})
     inserted = insert_qdq(model, Placement(sites=frozenset({site})), numbers).proto
-    far = np.full((2, 2), 3 * largest, np.float32)  # farther, and the reference overflows
+    far = np.full((2, 2), 3 * largest, np.float32)  # larger values overflow in the reference
     (found,) = ReferenceEvaluator(inserted).run(None, {"x": far})
     np.testing.assert_allclose(found, largest, rtol=0.01)
 
@@ -135,7 +137,7 @@ def placed(draw: st.DrawFn) -> tuple[Model, Placement]:
 
 
 @given(placed(), st.sampled_from(("integer", "float")))
-def test_every_placement_is_valid_and_comes_out_again(drawn: tuple[Model, Placement], mode: str) -> None:
+def test_strip_inverts_any_placement_of_any_format(drawn: tuple[Model, Placement], mode: str) -> None:
     model, placement = drawn
     inserted = insert_qdq(
         model,

@@ -1,4 +1,4 @@
-"""Any bytes, to everything that reads a file: a result or one clear error, never another exception.
+"""Every reader of files returns a result for any bytes or raises one error, never another exception.
 
 The long version is ``benchmarks/fuzz.py``, which also holds memory and time against limits.
 """
@@ -19,7 +19,7 @@ SEEDS = {name: reader.seeds() for name, reader in readers.READERS.items()}
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_what_is_whole_is_read(name: str, tmp_path: Path) -> None:
+def test_valid_files_are_read(name: str, tmp_path: Path) -> None:
     for seed in SEEDS[name]:
         assert readers.READERS[name].read(seed, tmp_path) is not None
 
@@ -27,25 +27,27 @@ def test_what_is_whole_is_read(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SEEDS)
 @settings(max_examples=25)
 @given(chance=st.randoms(use_true_random=False))
-def test_spoilt_files_are_read_or_refused(
+def test_damaged_files_are_read_or_raise_one_error(
     name: str, tmp_path_factory: pytest.TempPathFactory, chance: random.Random
 ) -> None:
-    folder = tmp_path_factory.getbasetemp() / f"spoilt-{name.replace(' ', '-')}"
+    folder = tmp_path_factory.getbasetemp() / f"damaged-{name.replace(' ', '-')}"
     folder.mkdir(exist_ok=True)
     data = readers.mutated(chance.choice(SEEDS[name]), chance)
     try:
         readers.READERS[name].read(data, folder)
     except QdqspecError as error:
-        assert error.what  # noqa: PT017 - that it is ours is what is tested
+        assert error.what  # noqa: PT017 - the test checks the type of the error
 
 
 @pytest.mark.parametrize("name", SEEDS)
 @settings(max_examples=10)
 @given(data=st.binary(max_size=200))
-def test_noise_is_read_or_refused(name: str, tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_random_bytes_are_read_or_raise_one_error(
+    name: str, tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
     folder = tmp_path_factory.getbasetemp() / f"noise-{name.replace(' ', '-')}"
     folder.mkdir(exist_ok=True)
     try:
         readers.READERS[name].read(data, folder)
     except QdqspecError as error:
-        assert error.what  # noqa: PT017 - that it is ours is what is tested
+        assert error.what  # noqa: PT017 - the test checks the type of the error

@@ -1,4 +1,4 @@
-"""What must hold of the regions and patterns of any model."""
+"""Properties of the regions and patterns of any model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from random_models import onnx_models
-from reorder import told_otherwise
+from reorder import renamed_and_reordered
 
 from qdqspec.errors import PatternError
 from qdqspec.graph.model import Model, Node, load_model
@@ -28,7 +28,7 @@ BINARY = ("Add", "Sub", "Mul")
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 14) -> list[tuple[str, tuple[int, ...]]]:
-    """Operators with the places of what feeds them; -1 and -2 are the graph's inputs."""
+    """Operators with the indices of their producers; -1 and -2 are the graph inputs."""
     rows: list[tuple[str, tuple[int, ...]]] = []
     for index in range(draw(st.integers(1, most))):
         op = draw(st.sampled_from((*UNARY, *BINARY, "Split", "Constant")))
@@ -39,7 +39,7 @@ def graphs(draw: st.DrawFn, most: int = 14) -> list[tuple[str, tuple[int, ...]]]
 
 
 def model_of(rows: list[tuple[str, tuple[int, ...]]], prefix: str = "n", seed: int | None = None) -> Model:
-    """The same rows always make the same graph; ``prefix`` names it, ``seed`` lists nodes in another order."""
+    """The graph of these rows, with ``prefix`` in names, and with another order of nodes for another ``seed``."""
     value = helper.make_tensor("", TensorProto.FLOAT, [1, 4, 2, 2], [0.5] * 16)
     nodes = []
     for index, (op, feeds) in enumerate(rows):
@@ -94,7 +94,7 @@ def test_leaves_are_a_strict_partition_and_the_tree_is_consistent(rows, max_node
 
 
 @given(graphs())
-def test_boundaries_are_what_crosses(rows):
+def test_inputs_and_outputs_of_a_region_are_the_tensors_that_cross_its_border(rows):
     model = model_of(rows)
     for region in find_regions(model, RegionRules(max_nodes=3)):
         inside = [model.by_name[name] for name in region.nodes]
@@ -113,7 +113,7 @@ def test_discovery_is_deterministic(models):
 
 @given(graphs(), st.integers(0, 2**32), st.integers(1, 12))
 def test_regions_do_not_depend_on_names_or_node_order(rows, seed, max_nodes):
-    """Nodes that only a symmetry tells apart may change places, so patterns by id are what is compared."""
+    """Symmetric nodes may be exchanged, so the patterns by id are compared."""
     rules = RegionRules(max_nodes=max_nodes)
     one = find_regions(model_of(rows), rules)
     other = find_regions(model_of(rows, "other", seed), rules)
@@ -123,7 +123,7 @@ def test_regions_do_not_depend_on_names_or_node_order(rows, seed, max_nodes):
 
 
 @given(graphs(), st.integers(0, 2**32))
-def test_the_order_of_a_pattern_is_a_correspondence(rows, seed):
+def test_the_order_of_a_pattern_maps_equal_nodes_to_each_other(rows, seed):
     one, other = model_of(rows), model_of(rows, "other", seed)
     names = [n.name for n in one.nodes if n.op_type != "Constant"]
     if not names:
@@ -148,7 +148,7 @@ def _makers(model: Model, node: Node) -> list[str]:
 
 
 @given(graphs(most=5), graphs(most=5))
-def test_equal_digests_mean_isomorphic_and_the_other_way_round(rows, others):
+def test_digests_are_equal_exactly_for_isomorphic_patterns(rows, others):
     one, other = model_of(rows), model_of(others, "other")
     names = [n.name for n in one.nodes if n.op_type != "Constant"]
     partners = [n.name for n in other.nodes if n.op_type != "Constant"]
@@ -159,7 +159,7 @@ def test_equal_digests_mean_isomorphic_and_the_other_way_round(rows, others):
 
 
 def _are_isomorphic(one: Model, names: list[str], other: Model, partners: list[str]) -> bool:
-    """By trying every pairing of nodes and, for inputs from outside, every consistent pairing of tensors."""
+    """Whether the nodes are isomorphic: tries all pairings of nodes and consistent pairings of outer tensors."""
     if len(names) != len(partners):
         return False
     return any(
@@ -174,7 +174,9 @@ def _agree(one: Model, other: Model, paired: dict[str, str]) -> bool:
         mine, theirs = one.by_name[name], other.by_name[partner]
         if mine.op_type != theirs.op_type or len(mine.outputs) != len(theirs.outputs):
             return False
-        if [_is_seen(one, t) for t in mine.outputs] != [_is_seen(other, t) for t in theirs.outputs]:
+        if [_is_graph_output(one, t) for t in mine.outputs] != [
+            _is_graph_output(other, t) for t in theirs.outputs
+        ]:
             return False
         straight = list(zip(mine.inputs, theirs.inputs, strict=True))
         crossed = list(zip(mine.inputs, reversed(theirs.inputs), strict=True))
@@ -184,7 +186,7 @@ def _agree(one: Model, other: Model, paired: dict[str, str]) -> bool:
     )
 
 
-def _is_seen(model: Model, tensor: str) -> bool:
+def _is_graph_output(model: Model, tensor: str) -> bool:
     return tensor in model.outputs
 
 
@@ -209,7 +211,7 @@ def _is_consistent(one: Model, other: Model, paired: dict[str, str], ends) -> bo
 
 
 @given(graphs(), st.data())
-def test_a_planted_change_changes_the_digest(rows, data):
+def test_a_changed_operator_changes_the_digest(rows, data):
     changeable = [i for i, (op, _) in enumerate(rows) if op in ("Relu", "Sigmoid")]
     if not changeable:
         return
@@ -241,7 +243,7 @@ TOKENS = (
 
 
 @given(st.one_of(st.text(max_size=30), st.lists(st.sampled_from(TOKENS), max_size=12).map("".join)))
-def test_any_expression_parses_or_gives_the_one_error(text):
+def test_any_expression_is_parsed_or_raises_one_error(text):
     found = _read(text)
     if isinstance(found, PatternError):
         assert found.text == text
@@ -258,7 +260,7 @@ def _read(text: str) -> Expression | PatternError:
 
 
 @given(onnx_models(), st.integers(1, 6))
-def test_models_with_bodies_and_odd_names_are_partitioned_too(proto, max_nodes):
+def test_models_with_bodies_and_odd_names_are_partitioned(proto, max_nodes):
     model = Model(proto)
     regions = find_regions(model, RegionRules(max_nodes=max_nodes))
     everything = [n.name for n in model.nodes if n.op_type != "Constant" and not n.is_marker]
@@ -268,7 +270,7 @@ def test_models_with_bodies_and_odd_names_are_partitioned_too(proto, max_nodes):
 @given(onnx_models(), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_regions_of_models_with_bodies_do_not_depend_on_names_or_node_order(proto, max_nodes, chance):
     rules = RegionRules(max_nodes=max_nodes)
-    one, other = (find_regions(Model(p), rules) for p in (proto, told_otherwise(proto, chance)))
+    one, other = (find_regions(Model(p), rules) for p in (proto, renamed_and_reordered(proto, chance)))
     assert [(r.id, r.type, r.children, r.pattern, r.pattern_text) for r in one] == [
         (r.id, r.type, r.children, r.pattern, r.pattern_text) for r in other
     ]
@@ -305,25 +307,25 @@ TURNS = st.lists(ITEMS.map(lambda item: f"({item[0]}){item[1]}"), min_size=1, ma
 
 
 @given(graphs(most=7), st.lists(TURNS, min_size=1, max_size=2).map(" | ".join))
-def test_the_nodes_that_match_are_those_of_all_matches(rows, text):
+def test_matched_nodes_are_the_nodes_of_all_matches(rows, text):
     model, expression = model_of(rows), parse(text)
     listed = {name for match in matches(expression, model) for name in match}
     assert matched_nodes(expression, model) == listed
 
 
 @given(st.text(string.ascii_letters + "/*?[]", max_size=12))
-def test_node_name_globs_never_fail(text):
+def test_any_text_is_accepted_as_a_glob_of_node_names(text):
     if "/" in text:
         assert isinstance(matches(parse(text), model_of([("Relu", (-1,))])), tuple)
 
 
 @given(graphs(), st.integers(0, 100))
-def test_what_shapes_and_constants_alone_compute_needs_no_order(rows, seed: int) -> None:
+def test_tensors_computed_from_shapes_are_found_in_any_node_order(rows, seed: int) -> None:
     model = model_of(rows, seed=seed)
     assert carried_of(model) == flow_of(model).carried
 
 
 @given(onnx_models())
-def test_what_shapes_and_constants_alone_compute_in_models_with_bodies(proto: onnx.ModelProto) -> None:
+def test_tensors_computed_from_shapes_are_found_in_models_with_bodies(proto: onnx.ModelProto) -> None:
     model = Model(proto)
     assert carried_of(model) == flow_of(model).carried

@@ -1,4 +1,4 @@
-"""What is rehearsed is what would be inserted: it holds of any model and any placement that fits it."""
+"""A rehearsal computes the outputs of the inserted pairs, for any model and any placement that fits it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from qdqspec.types import Placement, Site
 
 @st.composite
 def rehearsed(draw: st.DrawFn) -> tuple[Model, list[Placement]]:
-    """A model, and placements of it that are rehearsed in one graph."""
+    """A model and placements that one graph rehearses."""
     model = Model(draw(onnx_models(max_nodes=5)))
     return model, [draw(placements(model)) for _ in range(2)]
 
 
 @given(rehearsed())
-def test_a_rehearsed_placement_computes_what_the_inserted_one_does(
+def test_a_rehearsed_placement_computes_the_outputs_of_the_inserted_one(
     drawn: tuple[Model, list[Placement]],
 ) -> None:
     model, several = drawn
@@ -41,7 +41,7 @@ def test_a_rehearsed_placement_computes_what_the_inserted_one_does(
 def test_any_part_of_a_site_can_be_rehearsed(
     drawn: tuple[Model, list[Placement]], data: st.DataObject
 ) -> None:
-    """A pair may cover only some of the consumers that it was foreseen for."""
+    """A pair may be enabled for only some of the consumers of its site."""
     model, (placement, _) = drawn
     numbers, feed = Quantizer(model, ranges_for(model)), random_inputs(model)
     parts = frozenset(

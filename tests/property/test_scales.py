@@ -1,4 +1,4 @@
-"""Laws of quantization that hold for any numbers, checked against ONNX's own reference."""
+"""Properties of quantization for any numbers, compared with ONNX's reference implementation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params
 
 reals = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
-# int32 is for biases: QuantizeLinear does not make it, and float32 does not hold its steps.
+# int32 is for biases: QuantizeLinear does not output it, and float32 cannot represent all its steps.
 formats = st.sampled_from([FORMATS[name] for name in ("int8", "uint8", "int16", "uint16")])
 spans = st.tuples(reals, reals).map(lambda ends: TensorRange(min(ends), max(ends)))
 weights = hnp.arrays(
@@ -27,13 +27,13 @@ weights = hnp.arrays(
 
 
 @given(spans, formats, st.booleans(), st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_values_inside_the_range_come_back_within_half_a_step(
+def test_the_rounding_error_within_the_range_is_at_most_half_a_step(
     span: TensorRange, fmt: NumberFormat, symmetric: bool, shares: list[float]
 ) -> None:
     params = activation_params(span, fmt, symmetric=symmetric)
     values = np.array([span.low + share * (span.high - span.low) for share in shares], np.float32)
     error = np.abs(dequantize(quantize(values, params), params) - values)
-    # Beyond half a step: rounding of float32 quotients, products, and of the scale itself.
+    # Additional to half a step: rounding of float32 quotients, products, and of the scale.
     slack = np.float32(fmt.high - fmt.low) * params.scale * np.finfo(np.float32).eps * 4
     assert (error <= params.scale / 2 + slack).all()
 
@@ -47,7 +47,7 @@ def test_zero_maps_exactly_to_the_zero_point(span: TensorRange, fmt: NumberForma
 
 
 @given(spans, formats, st.booleans())
-def test_scales_are_usable_numbers(span: TensorRange, fmt: NumberFormat, symmetric: bool) -> None:
+def test_scales_are_normal_float32_numbers(span: TensorRange, fmt: NumberFormat, symmetric: bool) -> None:
     params = activation_params(span, fmt, symmetric=symmetric)
     assert params.scale.dtype == np.float32
     assert params.scale.shape == params.zero_point.shape == ()
@@ -57,7 +57,7 @@ def test_scales_are_usable_numbers(span: TensorRange, fmt: NumberFormat, symmetr
 
 
 @given(spans)
-def test_data_that_is_never_negative_gets_zero_point_zero(span: TensorRange) -> None:
+def test_the_zero_point_of_non_negative_data_is_zero(span: TensorRange) -> None:
     assume(span.low == 0)
     for symmetric in (False, True):
         assert activation_params(span, FORMATS["uint8"], symmetric=symmetric).zero_point == 0
@@ -78,7 +78,7 @@ def test_per_channel_equals_per_slice(
     whole = weight_params(weight, fmt, axis, reduce_range=reduce_range)
     integers = quantize(weight, whole)
     assert whole.axis == axis % weight.ndim
-    least = whole.scale.max() * 2.0**-16  # of channels that are all but dead
+    least = whole.scale.max() * 2.0**-16  # lower bound for channels of very small values
     for channel in range(weight.shape[axis]):
         part = np.take(weight, channel, axis)
         alone = weight_params(part, fmt, None, reduce_range=reduce_range)
@@ -104,7 +104,9 @@ def test_integers_are_those_of_onnx_quantizelinear(
 ) -> None:
     axis = data.draw(st.none() | st.integers(0, weight.ndim - 1))
     params = weight_params(weight, fmt, axis)
-    coarse = QuantParams(fmt, params.scale * np.float32(0.5), params.zero_point, axis)  # half of it saturates
+    coarse = QuantParams(
+        fmt, params.scale * np.float32(0.5), params.zero_point, axis
+    )  # half of the values saturate
     for chosen in (params, coarse):
         integers, reals_back = _reference(weight, chosen)
         np.testing.assert_array_equal(quantize(weight, chosen), integers)
@@ -114,7 +116,7 @@ def test_integers_are_those_of_onnx_quantizelinear(
 @given(spans, st.booleans())
 def test_activation_integers_are_those_of_onnx_quantizelinear(span: TensorRange, symmetric: bool) -> None:
     params = activation_params(span, FORMATS["uint8"], symmetric=symmetric)
-    # Ties between two steps among them, and values out of range.
+    # Includes ties between two steps and values out of range.
     values = (np.arange(-300, 300, dtype=np.float32) / 2) * params.scale
     np.testing.assert_array_equal(quantize(values, params), _reference(values, params)[0])
 
@@ -123,7 +125,7 @@ def test_activation_integers_are_those_of_onnx_quantizelinear(span: TensorRange,
     hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-50, 50, width=32, allow_subnormal=False)),
     st.sampled_from([percentile_range, entropy_range, mse_range]),
 )
-def test_clipping_never_leaves_the_range_seen(values: np.ndarray, choose: object) -> None:
+def test_clipped_ranges_are_within_the_observed_range(values: np.ndarray, choose: object) -> None:
     span = TensorRange(float(values.min()), float(values.max()))
     assume(span.largest > 1e-30)
     histogram = Histogram(span)
@@ -134,7 +136,7 @@ def test_clipping_never_leaves_the_range_seen(values: np.ndarray, choose: object
 
 
 @given(spans, spans)
-def test_the_union_holds_both(one: TensorRange, other: TensorRange) -> None:
+def test_the_union_of_ranges_contains_both(one: TensorRange, other: TensorRange) -> None:
     union = one.union(other)
     assert union == other.union(one)
     for span in (one, other):
@@ -160,6 +162,6 @@ def _reference(values: np.ndarray, params: QuantParams) -> tuple[np.ndarray, np.
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, float("nan")), (float("-inf"), 0.0), (2.0, 1.0)])
-def test_what_is_no_range_is_refused(low: float, high: float) -> None:
+def test_an_invalid_range_is_an_error(low: float, high: float) -> None:
     with pytest.raises(ValueError, match="not a range"):
         TensorRange(low, high)

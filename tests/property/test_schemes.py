@@ -1,4 +1,4 @@
-"""Schemes and placements on any model: nothing is lost on the way there and back."""
+"""Conversions between schemes and placements of any model are inverse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 from random_models import onnx_models, placements
-from reorder import told_otherwise
+from reorder import renamed_and_reordered
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
@@ -21,7 +21,7 @@ CAPABILITIES = backend().capabilities()
 
 @st.composite
 def labelled_spaces(draw: st.DrawFn) -> tuple[SchemeSpace, Placement]:
-    """A model cut into regions of any size, and a placement of its space."""
+    """A model divided into regions of any size, and a placement of its space."""
     model = Model(draw(onnx_models(max_nodes=12)))
     rules = RegionRules(max_nodes=draw(st.integers(1, 12)))
     asked = QuantizeRules(outputs=draw(st.booleans()))
@@ -31,7 +31,7 @@ def labelled_spaces(draw: st.DrawFn) -> tuple[SchemeSpace, Placement]:
 
 
 @given(labelled_spaces())
-def test_a_placement_comes_back_from_its_schemes(drawn: tuple[SchemeSpace, Placement]) -> None:
+def test_a_placement_is_recovered_from_its_schemes(drawn: tuple[SchemeSpace, Placement]) -> None:
     space, placement = drawn
     frames = Frames(space.model, space.regions)
     schemes = schemes_of(frames, placement)
@@ -39,7 +39,7 @@ def test_a_placement_comes_back_from_its_schemes(drawn: tuple[SchemeSpace, Place
 
 
 @given(labelled_spaces())
-def test_a_placement_comes_back_from_schemes_that_were_written_down(
+def test_a_placement_is_recovered_from_the_text_of_its_schemes(
     drawn: tuple[SchemeSpace, Placement],
 ) -> None:
     space, placement = drawn
@@ -50,16 +50,16 @@ def test_a_placement_comes_back_from_schemes_that_were_written_down(
 
 
 @given(labelled_spaces())
-def test_a_placement_of_the_space_is_its_own_projection(drawn: tuple[SchemeSpace, Placement]) -> None:
+def test_the_projection_of_a_placement_of_the_space_is_itself(drawn: tuple[SchemeSpace, Placement]) -> None:
     space, placement = drawn
     assert project(space, placement).digest == placement.digest
 
 
 @given(st.data())
-def test_edges_of_any_placement_keep_their_formats(data: st.DataObject) -> None:
-    """Also of placements that no space makes; only sites of one tensor and one format are merged.
+def test_schemes_keep_the_format_of_every_edge(data: st.DataObject) -> None:
+    """This includes placements outside the search space; only sites of one tensor and one format are merged.
 
-    A pair that makes an output of a body is in no scheme.
+    A pair that produces an output of a body is in no scheme.
     """
     model = Model(data.draw(onnx_models(max_nodes=10)))
     placement = data.draw(placements(model))
@@ -78,10 +78,12 @@ def edges_of(placement: Placement) -> set[tuple[object, ...]]:
 
 
 @given(labelled_spaces(), st.randoms(use_true_random=False))
-def test_schemes_survive_another_order_and_other_names(drawn: tuple[SchemeSpace, Placement], random) -> None:
-    """Nodes that only a symmetry tells apart may change places: so schemes are compared as they are counted."""
+def test_schemes_are_independent_of_node_order_and_names(
+    drawn: tuple[SchemeSpace, Placement], random
+) -> None:
+    """Symmetric nodes may be exchanged, so the numbers of equal schemes are compared."""
     space, placement = drawn
-    copy = Model(told_otherwise(space.model.proto, random))
+    copy = Model(renamed_and_reordered(space.model.proto, random))
     limit = RegionRules(max_nodes=max(len(r.nodes) for r in space.regions if not r.children))
     ours, theirs = find_regions(space.model, limit), find_regions(copy, limit)
     one, other = Frames(space.model, ours), Frames(copy, theirs)

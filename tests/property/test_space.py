@@ -1,4 +1,4 @@
-"""Whatever labels are chosen, what they come to is a model: it inserts, is valid, and runs as labelled."""
+"""The placement of any labels can be inserted, results in a valid model, and runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from qdqspec.types import Label, QuantizeRules
 BACKENDS: dict[str, Capabilities] = {
     name: resolve("backend", name)().capabilities() for name in ("onnxruntime", "fake")
 }
-# Its placements run on ONNX Runtime here, which some of them crash.
+# Its placements run on ONNX Runtime, which crashes on some of them.
 BACKENDS["fake"] = replace(BACKENDS["fake"], rules=BACKENDS["onnxruntime"].rules)
 MODELS = onnx_models(max_nodes=10)
 RULES = st.builds(
@@ -51,7 +51,7 @@ def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray
 
 
 def run_apart(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray] | str:
-    """Run a model in a process of its own, so that an example that ends it fails and shrinks; or the reason."""
+    """The outputs of a model run in a separate process, or the reason of its failure, which may be a crash."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -72,7 +72,7 @@ def run_apart(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.n
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=40)
 @given(MODELS, RULES, st.data())
-def test_every_labelling_inserts_checks_and_loads(
+def test_the_placement_of_any_labels_is_valid_and_runs(
     backend: str, proto: onnx.ModelProto, rules: QuantizeRules, data: st.DataObject
 ) -> None:
     model = Model(proto)
@@ -92,7 +92,7 @@ def test_every_labelling_inserts_checks_and_loads(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(MODELS, RULES, st.data())
-def test_sites_are_what_may_be_quantized(
+def test_sites_are_on_float_tensors_and_disjoint_consumers(
     backend: str, proto: onnx.ModelProto, rules: QuantizeRules, data: st.DataObject
 ) -> None:
     model = Model(proto)
@@ -118,10 +118,10 @@ def test_a_reason_is_reported_for_exactly_the_units_not_offered(
 ) -> None:
     model = Model(proto)
     space = SchemeSpace(model, BACKENDS[backend], rules=rules)
-    told = judge(model, BACKENDS[backend], backend=backend, rules=rules)
-    assert {name for name, reason in told.reasons.items() if not reason} == space.by_id.keys()
+    judged = judge(model, BACKENDS[backend], backend=backend, rules=rules)
+    assert {name for name, reason in judged.reasons.items() if not reason} == space.by_id.keys()
     offered = {tensor for unit in space.units for tensor in unit.outputs}
-    assert {name for name, reason in told.outputs.items() if not reason} == offered.intersection(
+    assert {name for name, reason in judged.outputs.items() if not reason} == offered.intersection(
         model.outputs
     )
 
@@ -139,7 +139,7 @@ def test_units_share_no_node_and_begin_with_float(proto: onnx.ModelProto) -> Non
 
 
 @given(MODELS, st.data())
-def test_only_allowed_nodes_head_a_unit(proto: onnx.ModelProto, data: st.DataObject) -> None:
+def test_the_first_node_of_a_unit_is_an_allowed_one(proto: onnx.ModelProto, data: st.DataObject) -> None:
     model = Model(proto)
     allowed = {node.name for node in model.nodes if data.draw(st.booleans())}
     space = SchemeSpace(model, BACKENDS["onnxruntime"], allowed=allowed)
@@ -148,7 +148,7 @@ def test_only_allowed_nodes_head_a_unit(proto: onnx.ModelProto, data: st.DataObj
 
 
 @given(MODELS, st.data())
-def test_what_was_not_calibrated_is_not_touched(proto: onnx.ModelProto, data: st.DataObject) -> None:
+def test_tensors_without_calibration_are_not_quantized(proto: onnx.ModelProto, data: st.DataObject) -> None:
     space = SchemeSpace(Model(proto), BACKENDS["onnxruntime"])
     known = {tensor for tensor in sorted(space.tensors) if data.draw(st.booleans())}
     smaller = space.known(known)
@@ -162,10 +162,10 @@ def test_what_was_not_calibrated_is_not_touched(proto: onnx.ModelProto, data: st
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(MODELS, RULES)
-def test_a_space_like_another_is_that_of_its_own_rules(
+def test_a_space_created_like_another_has_the_units_of_its_own_rules(
     backend: str, proto: onnx.ModelProto, rules: QuantizeRules
 ) -> None:
-    """Only graph outputs tell the two apart, so the units of one are reused in the other."""
+    """The two spaces differ only in graph outputs, so that units are reused."""
     model = Model(proto)
     like = SchemeSpace(model, BACKENDS[backend], rules=rules)
     for outputs in (True, False, "auto"):

@@ -1,4 +1,4 @@
-"""Any text either loads as a spec or gives one `SpecError`: never another exception, never a hang."""
+"""Any text is loaded as a spec or raises one `SpecError`, without other exceptions and in limited time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ skip_unless: {backend: tensorrt, compute_capability: ">=8.9"}
 xfail: {reason: not yet, strict: false}
 """
 
-# Fragments that mean something to YAML or to a spec, besides any characters at all.
+# Fragments with a meaning in YAML or in a spec, in addition to any characters.
 FRAGMENTS = (
     *"{}[]:,-?&*!|>'\"%@`#~=<\n\t \r\x85\u2028\ufeff\x00\ud7ff",
     *(
@@ -91,8 +91,8 @@ FRAGMENTS = (
 TEXT = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=25).map("".join)
 
 
-def loads_or_says_why(data: bytes) -> Spec | None:
-    """The spec of these bytes, or nothing where a `SpecError` said why not."""
+def loaded_or_none(data: bytes) -> Spec | None:
+    """The spec of these bytes, or ``None`` if loading raises a `SpecError`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "any.qdq.yaml")
         path.write_bytes(data)
@@ -109,23 +109,23 @@ def loads_or_says_why(data: bytes) -> Spec | None:
 
 
 @given(TEXT)
-def test_any_text_loads_or_gives_a_spec_error(text: str) -> None:
-    assert loads_or_says_why(text.encode("utf-8", "surrogatepass")) is None
+def test_any_text_is_loaded_or_raises_a_spec_error(text: str) -> None:
+    assert loaded_or_none(text.encode("utf-8", "surrogatepass")) is None
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_load_or_give_a_spec_error(data: bytes) -> None:
-    assert loads_or_says_why(data) is None
+def test_any_bytes_are_loaded_or_raise_a_spec_error(data: bytes) -> None:
+    assert loaded_or_none(data) is None
 
 
 @given(st.data())
-def test_a_mutated_spec_loads_or_gives_a_spec_error(data: st.DataObject) -> None:
+def test_a_mutated_spec_is_loaded_or_raises_a_spec_error(data: st.DataObject) -> None:
     text = VALID
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(text)))
         length = data.draw(st.integers(0, 12))
         text = text[:start] + data.draw(TEXT) + text[start + length :]
-    loads_or_says_why(text.encode("utf-8", "surrogatepass"))
+    loaded_or_none(text.encode("utf-8", "surrogatepass"))
 
 
 @st.composite
@@ -138,25 +138,25 @@ def mutated(draw: st.DrawFn) -> str:
 
 
 @given(mutated() | TEXT)
-def test_what_is_read_quickly_is_what_is_read_with_care(text: str) -> None:
+def test_the_fast_reader_returns_the_data_of_the_full_reader(text: str) -> None:
     quick = read_quickly(text)
     if quick is None:
         return
     slow = read_yaml(text)
     assert slow.problems == ()
-    assert repr(quick.data) == repr(slow.data)  # with NaN, and 1 is not 1.0
+    assert repr(quick.data) == repr(slow.data)  # equal for NaN, and distinct for 1 and 1.0
     assert quick.keys.keys() | quick.values.keys() == slow.keys.keys() | slow.values.keys()
     for loc in quick.keys.keys() | quick.values.keys():
         assert quick.line(loc) == slow.line(loc)
 
 
-def test_a_right_spec_is_read_quickly() -> None:
+def test_the_fast_reader_accepts_a_valid_spec() -> None:
     assert read_quickly(VALID) is not None
     assert read_quickly(VALID.replace("\n", "\r\n")) is not None
 
 
-def test_it_is_read_quickly_where_pyyaml_was_imported_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a test that runs pytest inside itself: C modules stay as they are, others are new."""
+def test_the_fast_reader_works_after_pyyaml_was_imported_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that runs pytest in the same process reloads Python modules, but not C modules."""
     assert read_quickly(VALID) is not None
     for name in [name for name in sys.modules if name.split(".")[0] == "yaml"]:
         monkeypatch.delitem(sys.modules, name)
@@ -182,7 +182,7 @@ VALUES = st.recursive(
     st.sampled_from(["kind", "min", "max_ms", "id", "severity"]),
     VALUES,
 )
-def test_any_value_in_python_builds_or_gives_a_spec_error(
+def test_any_value_in_python_is_a_spec_or_raises_a_spec_error(
     key: str, value: object, check_key: str, check_value: object
 ) -> None:
     keys = {
@@ -191,22 +191,22 @@ def test_any_value_in_python_builds_or_gives_a_spec_error(
         key: value,
     }
     try:
-        cases = Spec(**keys).cases()  # type: ignore[arg-type]  # anything at all is the point
+        cases = Spec(**keys).cases()  # type: ignore[arg-type]  # values of any type on purpose
     except SpecError as error:
         cases = (error,)
     assert cases
 
 
-def test_the_mutated_spec_is_valid_itself() -> None:
-    assert loads_or_says_why(VALID.encode()) is not None
+def test_the_spec_that_mutations_start_from_is_valid() -> None:
+    assert loaded_or_none(VALID.encode()) is not None
 
 
 @pytest.mark.parametrize("depth", [51, 2_000, 400_000])
-def test_deep_nesting_stops_early(depth: int) -> None:
-    assert loads_or_says_why(b"a: " + b"[" * depth) is None
+def test_deep_nesting_is_an_error(depth: int) -> None:
+    assert loaded_or_none(b"a: " + b"[" * depth) is None
 
 
-def test_nested_aliases_do_not_explode() -> None:
+def test_nested_aliases_are_an_error() -> None:
     rows = [f"k{n}: &k{n} [{', '.join([f'*k{n - 1}'] * 3)}]" for n in range(1, 6)]
     text = "k0: &k0 [" + "x, " * 400 + "]\n" + "\n".join(rows)
-    assert loads_or_says_why(text.encode()) is None
+    assert loaded_or_none(text.encode()) is None

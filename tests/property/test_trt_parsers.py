@@ -1,4 +1,4 @@
-"""Any text given to TensorRT's readers is a result or one clear error, in bounded time."""
+"""The parsers of TensorRT's outputs return a result for any text or raise one error, in bounded time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ names = st.text(st.sampled_from('abC_1 +|(){}[],.:*"\\\x1e\x1f') | st.characters
 
 
 def damaged(text):
-    """A recorded text with one stretch of it replaced."""
+    """A recorded text with one section replaced."""
     return st.builds(
         lambda start, length, patch: text[:start] + patch + text[start + length :],
         st.integers(0, len(text)),
@@ -60,7 +60,7 @@ def damaged(text):
 
 
 def read(reader, *arguments):
-    """What it gives; an error must be ours and say what to do."""
+    """The result of the reader, or ``None`` for a `BackendError`, which must have a cure."""
     try:
         return reader(*arguments)
     except BackendError as caught:
@@ -78,12 +78,12 @@ def check(found):
 
 
 @given(st.text(max_size=200) | damaged(GRAPH))
-def test_any_text_as_layer_information(text):
+def test_any_text_is_accepted_as_layer_information(text):
     check(read(parse_layers, text))
 
 
 @given(st.text(max_size=200) | damaged(PROFILE), layers)
-def test_any_text_as_profile(text, found):
+def test_any_text_is_accepted_as_a_profile(text, found):
     check(read(parse_layers, {"Layers": found}, text))
     read(read_times, text)
 
@@ -91,18 +91,18 @@ def test_any_text_as_profile(text, found):
 @given(
     st.fixed_dictionaries({}, optional={"Layers": values | layers, "Bindings": values, "I/O Tensors": values})
 )
-def test_any_object_as_layer_information(graph):
+def test_any_object_is_accepted_as_layer_information(graph):
     check(read(parse_layers, graph))
     check(read(parse_layers, json.dumps(graph)))
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["name", "averageMs", "timeMs", "count"]), values)))
-def test_any_list_as_profile(profile):
+def test_any_list_is_accepted_as_a_profile(profile):
     check(read(parse_layers, {"Layers": ["a"]}, profile))
 
 
 @given(names, names)
-def test_any_name(name, metadata):
+def test_names_of_nodes_from_any_layer_name_are_not_empty(name, metadata):
     for node in EngineNames().of_layer(name, metadata):
         assert node
 
@@ -112,14 +112,14 @@ def test_any_name(name, metadata):
     st.sampled_from("\x1e\x1f"),
 )
 @example(["a]", "[b"], "\x1e")
-def test_metadata_gives_back_the_names_it_was_made_of(nodes, separator):
+def test_names_of_nodes_are_recovered_from_metadata(nodes, separator):
     glued = [node for node in nodes if "][ONNX Layer: " not in node]
     written = separator.join(f"[ONNX Layer: {node}]" for node in glued)
     assert metadata_names(written) == tuple(dict.fromkeys(glued))
 
 
 @given(st.text(max_size=300) | damaged(LOG))
-def test_any_text_as_log(text):
+def test_any_text_is_accepted_as_a_log(text):
     report = read_log(text)
     assert report.median_ms is None or math.isfinite(report.median_ms)
     assert all(math.isfinite(milliseconds) for _, milliseconds in report.profile)
@@ -127,8 +127,8 @@ def test_any_text_as_log(text):
 
 
 @given(st.dictionaries(names.filter(bool), st.floats(1e-6, 1e3), max_size=6))
-def test_a_profile_is_charged_in_full_whatever_names_it_has(times):
-    """Names are written without escaping, as trtexec does; a line break would end one."""
+def test_all_times_of_a_profile_are_read_for_any_names(times):
+    """Names are written without escaping as by trtexec, so line breaks are excluded."""
     times = {name.replace("\n", " "): t for name, t in times.items() if '", "' not in name}
     rows = [
         f', {{ "name" : "{name}", "timeMs" : {t}, "averageMs" : {t}, "percentage" : 1 }}'
@@ -138,12 +138,12 @@ def test_a_profile_is_charged_in_full_whatever_names_it_has(times):
     found = read(read_profile, written)
     if found is not None and not any(
         "\\" in name for name in times
-    ):  # \n and the like are read as JSON has them
+    ):  # escapes such as \n are decoded by the JSON reader
         assert dict(found) == pytest.approx(times)
 
 
 @given(st.text("abc:/@ \n", min_size=1, max_size=12))
-def test_no_password_is_left(password):
+def test_passwords_are_removed_from_options(password):
     word = password.split()[0] if password.split() else "x"
     shown = without_passwords(f"--remoteAutoTuningConfig=ssh://user:{word}SECRET@host:22?a=b --safe")
     assert "SECRET" not in shown
@@ -167,7 +167,7 @@ def test_no_password_is_left(password):
     ],
     ids=lambda text: f"{text[:10]}...{text[-6:]}",
 )
-def test_hostile_texts_end_soon(hostile):
+def test_large_nested_texts_are_read_in_limited_time(hostile):
     read(parse_layers, hostile)
     read(parse_layers, {"Layers": [hostile]})
     read(read_profile, hostile)

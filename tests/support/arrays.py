@@ -1,4 +1,4 @@
-"""Arrays of .npz files, closed again: a file that is left open is warned of in whatever test comes later."""
+"""Arrays of .npz files, which are closed: an open file would cause a warning in a later test."""
 
 from __future__ import annotations
 

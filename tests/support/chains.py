@@ -1,4 +1,4 @@
-"""A model that is small, and on which integers pay on the simulated device."""
+"""A small model that is faster in integers on the simulated device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHAPE = (1, 8, 12, 12)  # of its input "x" and its output "y"
 
 
 def chain_model(seed: int = 0) -> onnx.ModelProto:
-    """Three convolutions with activations and a residual, big enough that integers pay."""
+    """Three convolutions with activations and a residual, large enough to be faster in integers."""
     random = np.random.default_rng(seed)
     weights = [random.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32) for _ in range(3)]
     nodes = [

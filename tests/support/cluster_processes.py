@@ -1,7 +1,7 @@
 """A scheduler and workers as processes on this machine.
 
-The tests depend on events: limits are so long that a loaded machine keeps them, and a test that needs a limit to pass
-makes that one short when its fault is planted.
+The tests wait for events: limits are long enough for a loaded machine, and a test of a limit shortens it when it
+injects the fault.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import MappingProxyType
 from json_audit import audit
 
 LEASE = 120.0  # seconds
-PATIENCE = 600.0  # for anything that happens at last
+PATIENCE = 600.0  # the limit for events that are certain to happen
 LIMITS = f"from qdqspec.cluster import client, worker; worker._START_S = worker._REACH_S = client._CONNECT = {PATIENCE}"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -35,11 +35,11 @@ class Processes:
     started: list[subprocess.Popen] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Their own, because the locks of simulated devices in the user's are shared with other runs.
+        # A separate folder, because locks of simulated devices in the user's folder are shared with other runs.
         (self.folder / "temporary").mkdir()
 
     def start(self, *words: str, prelude: str = "pass", variables: Mapping[str, str] = _NOTHING) -> dict:
-        # Guarded, because the Nanny's process imports the main module again.
+        # The guard is needed because the process of the Nanny imports the main module again.
         run = f"import sys\n    from qdqspec.cli import main\n    sys.exit(main({list(words)!r}))"
         program = f"if __name__ == '__main__':\n    {LIMITS}\n    {prelude}\n    {run}\n"
         file = self.folder / f"process{len(self.started)}.py"
@@ -69,7 +69,7 @@ class Processes:
         return self.start("worker", self.address, "--json", "--folder", folder, *words, **more)
 
     def connected(self, count: int) -> None:
-        """Wait until the scheduler knows so many workers: a killed one is started again."""
+        """Wait until this number of workers is connected; a killed worker is started again."""
         from qdqspec.cluster.address import Address
         from qdqspec.cluster.client import Cluster
 
@@ -94,5 +94,5 @@ def wait_for(what, seconds: float = PATIENCE) -> None:
     """Wait until ``what()`` is true."""
     end = time.monotonic() + seconds
     while not what():
-        assert time.monotonic() < end, "it did not happen in time"
+        assert time.monotonic() < end, "the condition was not met in time"
         time.sleep(0.05)

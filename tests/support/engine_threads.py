@@ -1,7 +1,6 @@
-"""Engines served by threads of this process, where a test is about what is asked of them and not about processes.
+"""Engines served by threads of this process, for tests of the calls of engines, not of processes.
 
-A process for each engine is what a session has otherwise: that costs more than all that a small test asks of it.
-What processes are for, crashes, hangs and their ends, is tested in ``unit/measurement``, ``contracts`` and ``faults``.
+Otherwise a session starts a process for each engine, which takes longer than the rest of a small test.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from qdqspec.measurement.worker import Service
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.wire import FrameStream
 
-PATIENCE = 60  # seconds for an answer that is under way when its engine is closed
+PATIENCE = 60  # seconds to wait for a pending answer when an engine is closed
 
 
 class Threads:

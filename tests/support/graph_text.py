@@ -1,4 +1,4 @@
-"""Graphs written as text, as small tests of placements have them."""
+"""Models from graphs in text form, for small tests of placements."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the terminal shows of a verb and its JSON lacks: figures, names and sentences.
+"""Checks that the JSON of a verb contains all numbers, names and sentences of its terminal output.
 
-The JSON of each verb has the ``text`` of the terminal. What is in it must be in the other fields too.
+The JSON of each verb has the terminal output in ``text``, which must be contained in the other fields.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PROSE = re.compile(r"(?:note|warning|fail): |[A-Z].*[a-z]\.$")
 
 
 def audit(data: Mapping[str, Any], err: str) -> None:
-    """The figures, names and sentences of the text and of standard error, without progress, are in the data.
+    """Assert that the data contains the numbers, names and sentences of the text and of standard error.
 
-    The JSON Schema of ``schema`` is itself what the terminal shows.
+    Progress lines are excluded, and the JSON Schema of ``schema``, which is the terminal output itself.
     """
     if "$defs" in data:
         return
@@ -41,10 +41,10 @@ def audit(data: Mapping[str, Any], err: str) -> None:
 
 
 def lost(text: str, data: Mapping[str, Any]) -> list[str]:
-    """The figures, names and sentences of a text that the data has in no form.
+    """The numbers, names and sentences of a text that the data does not contain.
 
-    A figure is in the data if a number, rounded to the figure's decimals, is the same: a share for a percentage, bytes
-    for KiB, seconds for minutes. A figure or name that is part of a string of the data is there too.
+    A number is in the data if rounding to its decimals results in the same: a share for a percentage, bytes for KiB,
+    seconds for minutes. A number or name that is part of a string of the data counts as well.
     """
     values = list(_leaves(data))
     strings = [" ".join(value.split()) for value in values if isinstance(value, str)]
@@ -81,7 +81,7 @@ def _is_there(match: re.Match[str], numbers: list[float]) -> bool:
 
 
 def _names(line: str) -> Iterator[str]:
-    """Names of nodes, tensors, files and cases: words with a slash, a colon or an underscore, unless they are cut."""
+    """Names of nodes, tensors, files and cases: words with a slash, a colon or an underscore, unless truncated."""
     for match in _NAME.finditer(line):
         word = match[0].strip(".:-")
         is_name = "/" in word or "::" in word or "_" in word
@@ -98,7 +98,7 @@ _RATIO = re.compile(r"\d+/\d+")
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """All values and keys, and the lengths of lists."""
+    """All values, keys, and lengths of lists."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield str(name)

@@ -1,4 +1,4 @@
-"""The page of the documentation that lists all lint rules, made from the rules."""
+"""The page of the documentation that lists all lint rules, generated from the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of another tool with its 8-bit weights in 7 bits, which every processor multiplies exactly."""
+"""A model of another tool with 8-bit weights reduced to 7 bits, whose products are exact on every processor."""
 
 from __future__ import annotations
 

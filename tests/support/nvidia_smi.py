@@ -1,4 +1,4 @@
-"""Scripts that answer as nvidia-smi does, for tests without a GPU."""
+"""Scripts that imitate nvidia-smi, for tests without a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def answering(fields: Mapping[str, str]) -> str:
-    """One that answers queries for these fields, in the order asked; an unknown field is an error with code 2."""
+    """A script that returns these fields in the order of the query; an unknown field is an error with code 2."""
     cases = "".join(f'    {name}) row="$row, {text}" ;;\n' for name, text in fields.items())
     return (
         '#!/bin/sh\nfor word in "$@"; do case "$word" in --query-gpu=*) asked=${word#*=} ;; esac; done\n'
@@ -18,5 +18,5 @@ def answering(fields: Mapping[str, str]) -> str:
 
 
 def answering_for(first: str, others: str) -> str:
-    """One that answers any query with one row for GPU 0, another for other indices, and fails for ``none``."""
+    """A script that returns one row for GPU 0 and another for other indices, and fails for ``none``."""
     return f"#!/bin/sh\ncase $2 in 0) echo {shlex.quote(first)};; none) exit 6;; *) echo {shlex.quote(others)};; esac\n"

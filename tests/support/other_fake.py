@@ -1,6 +1,6 @@
-"""A second simulated device, registered as the backend ``other``: other kernels are fast on it.
+"""A second simulated device with other fast kernels, registered as the backend ``other``.
 
-Its engines are threads of this process (see ``engine_threads``): a worker process would not know the name.
+Its engines are threads of this process (see ``engine_threads``), because the name is not registered in other processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qdqspec.config.declared import BackendOptions
 from qdqspec.config.hooks import Declaration
 from qdqspec.types import DeviceKey
 
-SEED = 7  # of the kernels; `fake` has 0
+SEED = 7  # seed of kernel times; that of `fake` is 0
 declaration = Declaration(targets=("other",))
 
 
@@ -26,7 +26,7 @@ class OtherDevice(FakeDevice):
     name = "other"
     target = "other"
     options = BackendOptions(backend="other")
-    scale = 1.0  # slows all its kernels; set by tests
+    scale = 1.0  # factor on all kernel times; set by tests
 
     def device(self, options: BuildOptions) -> DeviceKey:
         return DeviceKey(key="other")

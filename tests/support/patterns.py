@@ -1,4 +1,4 @@
-"""Every match of a pattern expression, one by one, as a reference for the linear search; and the pattern of nodes."""
+"""All matches of a pattern expression, as a reference for the linear search; and the pattern of given nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qdqspec.regions.flow import flow_of
 from qdqspec.regions.pattern import Pattern, PatternGranularity, PatternMaker
 
 LONGEST_REPEAT = 16  # repetitions of one `*`
-MOST_STEPS = 2000  # tried from one node
+MOST_STEPS = 2000  # steps from one node
 
 Path: TypeAlias = tuple[Node, ...]
 
@@ -56,7 +56,7 @@ class _Walk:
         self._steps = 0
 
     def ways(self, part: PatternPart | None, path: Path) -> Iterator[Path]:
-        """The paths that a part of an expression extends a path to."""
+        """The extensions of a path by a part of an expression."""
         self._steps += 1
         if self._steps > MOST_STEPS:
             return

@@ -1,8 +1,7 @@
-"""Everything that reads a file somebody else may have written, with a real one of each to begin from.
+"""All readers of files, with valid files of each kind.
 
-``READERS[name].read(data, folder)`` gives any bytes to a reader: it returns, or raises `QdqspecError`. Whatever else
-comes out is a fault. ``mutated`` spoils real bytes as disks, editors and enemies do. For the property tests and for
-``benchmarks/fuzz.py``.
+``READERS[name].read(data, folder)`` passes any bytes to a reader, which returns or raises `QdqspecError`; other
+exceptions are bugs. ``mutated`` changes valid bytes. Used by the property tests and ``benchmarks/fuzz.py``.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ HEADER = {"model_sha256": "ab12", "device": "a-cpu", "seed": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """What reads a kind of file, and files of the kind."""
+    """The function that reads a kind of file, and valid files of this kind."""
 
     read: Callable[[bytes, Path], object]
     seeds: Callable[[], Sequence[bytes]]
@@ -233,7 +232,7 @@ def _compare_baseline(path: Path) -> object:
 
 
 def _show_record(path: Path) -> object:
-    """Whatever is taken for a record must be one for every report and for a comparison too."""
+    """Read a record, and render it in every report format and in a comparison."""
     record = read_record(path)
     compared = compare_runs(record, sample_run())
     shown = [format_named(name).render(record) for name in names("format")]
@@ -299,7 +298,7 @@ READERS: dict[str, Reader] = {
 }
 
 
-# ---- spoiling ------------------------------------------------------------------------------------
+# ---- mutations -----------------------------------------------------------------------------------
 
 WORDS = tuple(
     b'{ } [ ] " : , null true NaN Infinity -1 0 1e999 99999999999999999999 \x00 \xff \n \\u0000 \\ud800 &a *a !!python '
@@ -308,7 +307,7 @@ WORDS = tuple(
 
 
 def mutated(seed: bytes, chance: random.Random) -> bytes:
-    """The bytes with a few changes: flipped bits, cuts, repeats, words that mean something, nesting."""
+    """The bytes with a few changes: flipped bits, removed and repeated parts, special words, nesting."""
     data = bytearray(seed)
     for _ in range(chance.choice((1, 1, 1, 2, 4, 12))):
         data = bytearray(chance.choice(_CHANGES)(bytes(data), chance))
@@ -350,7 +349,7 @@ def _move(data: bytes, chance: random.Random) -> bytes:
 
 
 def _number(data: bytes, chance: random.Random) -> bytes:
-    """Another value where a digit stands."""
+    """Replace a digit by another value."""
     digits = [place for place, byte in enumerate(data[:20_000]) if 48 <= byte <= 57]
     if not digits:
         return data
@@ -371,6 +370,6 @@ _CHANGES = (_flip, _flip, _flip, _cut, _repeat, _word, _word, _move, _number, _n
 
 
 def spoiled(seeds: Sequence[bytes], chance: random.Random) -> Iterator[bytes]:
-    """Without end: real bytes, each with a few changes."""
+    """An endless sequence of valid files, each with a few changes."""
     while True:
         yield mutated(chance.choice(seeds), chance)

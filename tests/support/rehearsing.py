@@ -20,7 +20,7 @@ from qdqspec.types import Placement, Site
 
 
 class Exact:
-    """ONNX Runtime without optimization. Weights are not packed beforehand either, which changes the order of sums."""
+    """ONNX Runtime without optimization and without prepacking of weights, which changes the order of sums."""
 
     def __init__(self, path: Path) -> None:
         options = onnxruntime.SessionOptions()
@@ -65,7 +65,7 @@ def rehearsal_of(
 def built_outputs(
     model: Model, placement: Placement, numbers: QuantSource, feed: Mapping[str, np.ndarray], folder: Path
 ) -> dict[str, np.ndarray]:
-    """The outputs of the model with the pairs really inserted, run with no optimization."""
+    """The outputs of the model with inserted pairs, run without optimization."""
     path = folder / f"{placement.digest}.onnx"
     base = model.path.parent if model.path else None
     save_model(insert_qdq(model, placement, numbers).parts, path, base=base)

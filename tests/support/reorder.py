@@ -9,7 +9,7 @@ import onnx
 PREFIX = "z/"
 
 
-def told_otherwise(proto: onnx.ModelProto, chance: random.Random) -> onnx.ModelProto:
+def renamed_and_reordered(proto: onnx.ModelProto, chance: random.Random) -> onnx.ModelProto:
     """A copy with each tensor and node of the main graph renamed, its nodes in another topological order.
 
     Tensors in bodies are renamed too; bodies keep the order of their nodes, and local functions are

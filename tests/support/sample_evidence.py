@@ -1,4 +1,4 @@
-"""Invented evidence of culprits, parity searches, lint and optimizers, beside the samples of `qdqspec.testing`."""
+"""Sample evidence of responsible pairs, parity searches, lint and optimizers, in addition to `qdqspec.testing`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
 
 
 def sample_lint(refusing: LintTarget) -> dict[LintTarget, tuple[Finding, ...]]:
-    """A target with a refused finding, and the default backend's with a note only."""
+    """A target with a finding of severity ``refused``, and that of the default backend with a note only."""
     refused = Finding(
         id="TRT001",
         severity="refused",

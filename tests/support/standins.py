@@ -1,7 +1,7 @@
 """The behaviours of the stand-ins for TensorRT, CUDA, trtexec and nvidia-smi, each with its source.
 
-A stand-in imitates the behaviour that a source states and nothing else. `Behaviour.names` are classes and functions
-of the stand-in, ``fault NAME`` what ``FAKE_TRT`` or the stand-in's ``fault`` plants.
+A stand-in imitates only behaviour that a source states. `Behaviour.names` are classes and functions
+of the stand-in, ``fault NAME`` are faults injected by ``FAKE_TRT`` or the ``fault`` of the stand-in.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def defined(standin: str) -> set[str]:
 
 
 def planted(standin: str) -> set[str]:
-    """The faults that a stand-in's source looks for by name."""
+    """The names of the faults that the source of a stand-in handles."""
     found = re.findall(r'fault\("([a-z0-9-]+)"\)', FILES[standin].read_text(encoding="utf-8"))
     return {f"fault {name}" for name in found}
 

@@ -1,7 +1,7 @@
-"""TensorRT's Python surface: read from NVIDIA's real bindings, kept as JSON, turned into type stubs.
+"""TensorRT's Python API: read from NVIDIA's bindings, stored as JSON, converted to type stubs.
 
-The bindings' wheels hold classes, enums and docstring signatures, and no engine. They are NVIDIA's property: they
-are downloaded, never committed; what is committed are the names that qdqspec uses. After a change of the backend that
+The wheels of the bindings contain classes, enums and docstring signatures, but no engine. They are NVIDIA's property
+and are downloaded, never committed; only the names that qdqspec uses are committed. After a change of the backend that
 uses a new name, or for a new version of TensorRT::
 
     python tests/support/trt_surface.py --all     # checks the backend against every release from 10.9 on
@@ -38,14 +38,14 @@ Surface = dict[str, Any]
 
 
 class MissingError(Exception):
-    """The bindings cannot be had here: no index, no wheel for this Python, or no C compiler."""
+    """The bindings are not available: no index, no wheel for this Python, or no C compiler."""
 
 
-# ---- what we use --------------------------------------------------------------------------------
+# ---- used names ---------------------------------------------------------------------------------
 
 
 def used_names() -> set[str]:
-    """Every attribute, keyword, and literal name in the backend's source: what may be TensorRT's."""
+    """Every attribute, keyword and literal name in the source of the backend, which may be names of TensorRT."""
     found: set[str] = set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -59,7 +59,7 @@ def used_names() -> set[str]:
 
 
 def optional_names() -> set[str]:
-    """Names that are asked for with `optional` or `required`, or by a constant, because not every version has them."""
+    """Names that are read by `optional`, `required` or a constant, because not every version has them."""
     found: set[str] = set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -71,10 +71,10 @@ def optional_names() -> set[str]:
 
 
 def trimmed(surface: Surface, names: set[str]) -> Surface:
-    """The part of a surface that these names could mean: classes, enums and functions, with those members only.
+    """The part of an API with these names: classes, enums and functions, with those members only.
 
-    A class stays where it is named, or where a member that stays gives or takes it; so does an enum, whole, for its
-    numbers.
+    A class is kept if it is named, or if a kept member returns or accepts it. An enum is kept completely, for its
+    values.
     """
     wanted = _reachable(surface, names)
     classes = {
@@ -92,7 +92,7 @@ def trimmed(surface: Surface, names: set[str]) -> Surface:
 
 
 def _reachable(surface: Surface, names: set[str]) -> set[str]:
-    """Classes that are named, and those that their members of these names speak of."""
+    """Classes that are named, and the classes in signatures of their named members."""
     wanted: set[str] = set()
     waiting = set(names)
     while waiting:
@@ -126,7 +126,7 @@ _LIBRARY = re.compile(
 def bindings(version: str, folder: Path) -> Path:
     """A folder from which the real bindings can be imported, without TensorRT; raises `MissingError`.
 
-    The libraries they are linked to are replaced by ones whose every function gives null.
+    The libraries that they are linked to are replaced by ones whose functions return null.
     """
     site = folder / "site"
     name = "tensorrt_rtx" if version == RTX else "tensorrt"
@@ -203,7 +203,7 @@ def _make_libraries(folder: Path, libraries: set[str], functions: set[str]) -> N
 
 
 def read_surface(site: Path) -> Surface:
-    """The whole surface of the bindings in a folder, read by a process of its own."""
+    """The complete API of the bindings in a folder, read by a separate process."""
     done = subprocess.run(
         [sys.executable, __file__, "--dump"],
         env={**os.environ, "PYTHONPATH": str(site)},
@@ -216,7 +216,7 @@ def read_surface(site: Path) -> Surface:
 
 
 def dump() -> Surface:
-    """The surface of the ``tensorrt`` that can be imported here."""
+    """The API of the importable ``tensorrt``."""
     import tensorrt as trt
 
     classes: Surface = {}
@@ -265,7 +265,7 @@ _SIGNATURE = re.compile(r"^(?:\d+\. )?\w*\((?P<parameters>.*)\)(?: -> (?P<return
 
 
 def _signatures(function: Any) -> list[Surface]:
-    """Parameters (name, type, whether it may be left out) and result of every overload, from the docstring."""
+    """Parameters (name, type, whether optional) and result of every overload, from the docstring."""
     found: list[Surface] = []
     for line in (getattr(function, "__doc__", None) or "").splitlines():
         match = _SIGNATURE.match(line.strip())
@@ -302,7 +302,7 @@ _QUALIFIED = re.compile(
 
 
 def _type(text: str) -> str:
-    """A type in words that do not change with the release of pybind11; ``Any`` where it is C++ and not Python."""
+    """A type in a form independent of the version of pybind11; ``Any`` for C++ types."""
     text = _QUALIFIED.sub("", text.strip()).replace("types.CapsuleType", "CapsuleType")  # Python 3.13
     text = re.sub(r"Supports(?:Int|Index)( \| Supports\w+)?", "int", text)
     text = re.sub(r"SupportsFloat( \| Supports\w+)?", "float", text)
@@ -316,7 +316,7 @@ def _type(text: str) -> str:
 
 
 def stub(surface: Surface) -> str:
-    """A ``tensorrt.pyi`` of a surface: what a type checker needs to see a name or keyword that is not there."""
+    """A ``tensorrt.pyi`` of an API, by which a type checker finds missing names and keywords."""
     lines = [
         "from collections.abc import Iterator, Sequence",
         "from typing import Any, overload",
@@ -335,13 +335,13 @@ def stub(surface: Surface) -> str:
 
 
 def _enum_stub(full: str, members: Surface) -> list[str]:
-    """An enum; ``Owner.Name`` is indented, to stand in its owner."""
+    """The stub of an enum; ``Owner.Name`` is indented as a member of its owner."""
     indent = "    " * full.count(".")
     lines = [f"class {full.split('.')[-1]}:", "    name: str", "    def __int__(self) -> int: ..."]
     return [indent + line for line in (*lines, *(f"    {member}: {full}" for member in members))]
 
 
-# What the bindings give beyond the signatures of their methods.
+# Members of the bindings without signatures.
 _PROTOCOLS = {
     "Dims": "def __iter__(self) -> Iterator[int]: ...",
     "IHostMemory": "def __buffer__(self, flags: int) -> memoryview: ...",
@@ -369,7 +369,7 @@ def _class_stub(name: str, entry: Surface, nested: Surface, known: set[str]) -> 
 
 def _function_stub(name: str, signatures: list[Surface], indent: str, known: set[str]) -> list[str]:
     heads = list(dict.fromkeys(_head(name, told, bool(indent), known) for told in signatures))
-    if not heads:  # the docstring says nothing: only the name is known
+    if not heads:  # without a signature in the docstring, only the name is known
         me, result = "self, " if indent else "", "None" if name == "__init__" else "Any"
         heads = [f"def {name}({me}*args: Any, **words: Any) -> {result}"]
     overload = [f"{indent}@overload"] if len(heads) > 1 else []
@@ -385,22 +385,22 @@ def _head(name: str, told: Surface, method: bool, known: set[str]) -> str:
 
 
 def _result(kind: str, known: set[str]) -> str:
-    """Types of classes that were trimmed away are anything; dimensions are read as a tuple."""
+    """The type of a result; classes that are not in the stub are ``Any``, dimensions are a tuple."""
     kind = re.sub(r"\bDims\b", "tuple[int, ...]", kind)
     unknown = [word for word in re.findall(r"[A-Z]\w+", kind) if word not in known | {"Any", "None"}]
     return "Any" if unknown else kind
 
 
 def _taken(kind: str, known: set[str]) -> str:
-    """What a parameter takes: pybind11 makes dimensions of any sequence and an address of any whole number."""
+    """The type of a parameter; pybind11 converts any sequence to dimensions and any integer to an address."""
     return "Sequence[int]" if re.fullmatch(r"Dims\d?|tuple|list", kind) else _result(kind, known)
 
 
-# ---- the backend against a surface --------------------------------------------------------------
+# ---- the backend compared with an API -----------------------------------------------------------
 
 
 def complaints(surface: Surface, folder: Path, cache: Path) -> list[str]:
-    """What mypy says of the backend when TensorRT has this surface."""
+    """The errors of mypy in the backend with this API of TensorRT."""
     package = folder / "tensorrt"
     package.mkdir(parents=True)
     (package / "__init__.pyi").write_text(stub(surface), encoding="utf-8")
@@ -419,7 +419,7 @@ def complaints(surface: Surface, folder: Path, cache: Path) -> list[str]:
 
 
 def try_subclasses(site: Path) -> subprocess.CompletedProcess[str]:
-    """Make the backend's subclasses of the real bindings' classes, in a process of its own."""
+    """Create the backend's subclasses of the classes of the bindings, in a separate process."""
     return subprocess.run(
         [sys.executable, "-c", _SUBCLASSES],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},

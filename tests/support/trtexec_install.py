@@ -1,4 +1,4 @@
-"""Puts a stand-in for trtexec, and one for nvidia-smi, into a folder on PATH, or runs it without a process."""
+"""Installs stand-ins for trtexec and nvidia-smi into a folder on PATH, or runs them in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nvidia_smi import answering_for
 DATA = Path(__file__).parents[1] / "data" / "tensorrt"
 OPTIONS: Mapping[str, list[str]] = json.loads((DATA / "api" / "trtexec-options.json").read_text())
 GPU = "NVIDIA A100 80GB PCIe, 8.0, 550.54.15"
-OTHER_GPU = "NVIDIA L4, 8.9, 550.54.15"  # of any index but 0
+OTHER_GPU = "NVIDIA L4, 8.9, 550.54.15"  # the GPU of all indices except 0
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Trtexec:
     folder: Path
 
     def calls(self) -> list[list[str]]:
-        """The command lines it was given, without those that asked for help."""
+        """The command lines of its runs, except those for help."""
         lines = (self.folder / "calls.jsonl").read_text().splitlines()
         return [words for words in map(json.loads, lines) if words != ["--help"]]
 
     def fault(self, **faults: str) -> None:
-        """Let it break down from now on."""
+        """Inject faults from now on."""
         path = self.folder / "standin.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"fault": faults}))
 
@@ -50,7 +50,7 @@ def put_trtexec(
     listed: Iterable[str] | None = None,
     fault: Mapping[str, str] | None = None,
 ) -> Trtexec:
-    """A stand-in of a version, ``without`` some of its options, or with others ``listed`` in its help."""
+    """Install a stand-in of a version, ``without`` some of its options, or with others ``listed`` in its help."""
     from qdqspec.backends._nvidia import smi as nvidia_smi
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def put_trtexec(
     _executable(folder / "trtexec", f"#!{sys.executable}\n{source}")
     _executable(folder / "nvidia-smi", answering_for(GPU, OTHER_GPU))
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
-    # a cache of its own: other tests do not see this GPU
+    # a separate cache, so that other tests do not use this GPU
     monkeypatch.setattr(nvidia_smi, "_asked", functools.cache(nvidia_smi._asked.__wrapped__))
     return Trtexec(folder)
 
@@ -80,25 +80,25 @@ def _executable(path: Path, text: str) -> None:
 
 # ---- without processes ---------------------------------------------------------------------------
 
-_ONE_AT_A_TIME = threading.Lock()  # standard output and the command line are this process's
+_ONE_AT_A_TIME = threading.Lock()  # standard output and the command line belong to the process
 
 
 @dataclass(frozen=True)
 class Over:
-    """A run of the stand-in that has ended, with the face of a process."""
+    """A finished run of the stand-in, with the interface of a process."""
 
     code: int
 
     @property
     def pid(self) -> int:
-        raise ProcessLookupError  # there is nothing left to be killed
+        raise ProcessLookupError  # the run has ended
 
     def wait(self, _seconds: float | None = None) -> int:
         return self.code
 
 
 def run_here(command: Sequence[str], *, output: IO[bytes], **_: object) -> Over:
-    """Like `start_program`, of the installed stand-in in this process."""
+    """Like `start_program`, but runs the installed stand-in in this process."""
     script, code = Path(command[0]), 0
     with (
         _ONE_AT_A_TIME,

@@ -1,8 +1,8 @@
-"""A stand-in for trtexec: takes its options, replays recorded logs, writes its files, breaks down on request.
+"""A stand-in for trtexec: accepts its options, replays recorded logs, writes its files, fails on request.
 
-Copied to a folder on PATH under the name ``trtexec``, beside ``standin.json``, which holds ``version``, ``samples``
-(a folder), ``options`` that it takes, those ``listed`` in its help, ``fault`` by stage (build, time, layers, run),
-and ``calls``, a file that gets each command line.
+Copied to a folder on PATH under the name ``trtexec``, beside ``standin.json``, which contains ``version``, ``samples``
+(a folder), accepted ``options``, those ``listed`` in its help, ``fault`` by stage (build, time, layers, run), and
+``calls``, a file to which each command line is appended.
 Latencies are those of the simulated device, layers those it fuses; outputs are computed by ONNX's reference.
 """
 
@@ -48,7 +48,7 @@ def main():
         print("=== Model Options ===")
         for option in CONFIG["listed"]:
             print(f"  {option}=<value>   does what it says")
-        fail([])  # some versions end their help so
+        fail([])  # some versions exit with an error after their help
     refuse_unknown(options)
     break_down(CONFIG.get("fault", {}).get(stage, ""))
     {"build": build, "time": run, "layers": run, "run": run}[stage](options, stage)
@@ -56,7 +56,7 @@ def main():
 
 
 def profiles_of(words):
-    """The shapes behind each --profile, as the real one reads them: three words, directly behind it."""
+    """The shapes of each --profile, which are the three following arguments as in the real program."""
     places = [place for place, word in enumerate(words) if word.startswith("--profile=")]
     spans = [dict(word.partition("=")[::2] for word in words[place + 1 : place + 4]) for place in places]
     for span in spans:
@@ -170,7 +170,9 @@ def layer_entry(layer):
 def run(options, stage):
     plan = json.loads(Path(options["--loadEngine"]).read_text())
     number = int(options.get("--useProfile", 0))
-    plan["layers"] = [[name, ms * (1 + number)] for name, ms in plan["layers"]]  # each takes as much again
+    plan["layers"] = [
+        [name, ms * (1 + number)] for name, ms in plan["layers"]
+    ]  # times grow with the number of the profile
     if number and options["--shapes"] != plan["profiles"][number]["--optShapes"]:
         fail([f"[E] Static dimension mismatch while setting input shape {options['--shapes']}"])
     if stage == "run":
@@ -198,7 +200,7 @@ def run(options, stage):
 
 
 def replay(times):
-    """The recorded log with our times in its summary, and without what it says of another model's shapes."""
+    """Print the recorded log with the given times in its summary, and without lines about the shapes of its model."""
     median = times[len(times) // 2]
     for line in (Path(CONFIG["samples"]) / REPLAYED[CONFIG["version"]]).read_text().splitlines():
         if line.startswith("&&&&") or "Dynamic dimensions" in line or "Shape missing" in line:

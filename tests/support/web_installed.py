@@ -9,7 +9,7 @@ from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb
 
 
 def require_web(options: BuildOptions = PLAIN) -> None:
-    """Skip the calling test, with the reason, if Node, a package or the browser asked for is missing."""
+    """Skip the calling test, with the reason, if Node, a package or the requested browser is missing."""
     availability = OnnxRuntimeWeb().probe(options)
     if not availability.usable:
         pytest.skip(f"{availability.why}; {availability.install}")

@@ -1,4 +1,4 @@
-"""What a type checker makes of the public names. Not run: `test_public.py` reads what mypy reveals of it."""
+"""Uses of the public names for a type checker. Not run: `test_public.py` compares the types revealed by mypy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs mypy over `public.py`: each line must reveal, or be refused for, what its comment says."""
+"""Runs mypy on `public.py`: the revealed type or error of each line must be that of its comment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.skipif(
     Version(np.__version__) < Version("2"), reason="numpy 1.26 has no types for some functions"
 )
-def test_types_are_those_of_the_comments() -> None:
+def test_revealed_types_and_errors_are_those_of_the_comments() -> None:
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--no-pretty"]
     done = subprocess.run(
         [
@@ -32,17 +32,19 @@ def test_types_are_those_of_the_comments() -> None:
         text=True,
         check=False,
     )
-    told: dict[int, str] = {}
+    found_types: dict[int, str] = {}
     for line in done.stdout.splitlines():
         found = re.match(r".*public\.py:(\d+): (error|note): (.*)", line)
-        assert found, f"mypy says: {line}{done.stderr}"
-        told.setdefault(int(found[1]), found[3])
-    wanted = {
+        assert found, f"output of mypy: {line}{done.stderr}"
+        found_types.setdefault(int(found[1]), found[3])
+    expected = {
         number: line.split("  # ", 1)[1]
         for number, line in enumerate(FILE.read_text(encoding="utf-8").splitlines(), 1)
         if "  # " in line
     }
-    assert told.keys() == wanted.keys()
-    for number, said in wanted.items():
+    assert found_types.keys() == expected.keys()
+    for number, said in expected.items():
         kind = said.removeprefix("error: ") if said.startswith("error: ") else f'Revealed type is "{said}"'
-        assert told[number].replace("builtins.", "").startswith(kind), f"line {number}: {told[number]}"
+        assert found_types[number].replace("builtins.", "").startswith(kind), (
+            f"line {number}: {found_types[number]}"
+        )

@@ -1,6 +1,6 @@
-"""A GPU that is not there: memory, streams, events and graphs for the fake CUDA and the fake TensorRT.
+"""A simulated GPU: memory, streams, events and graphs for the fake CUDA and the fake TensorRT.
 
-Work is done when it is queued. Time is made up: it passes only while something runs.
+Work is executed when it is queued. Time is simulated: it advances only while work runs.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ MEMORY_BYTES = 80 << 30
 @dataclass
 class Gpu:
     now_ms: float = 0.0
-    captures: int = 0  # that ended
-    device: int = 0  # the one that this process works on
+    captures: int = 0  # finished captures
+    device: int = 0  # the current device of this process
     blocks: dict[int, Any] = field(default_factory=dict)  # by address
     pending: dict[int, Callable[[], None]] = field(
         default_factory=dict
-    )  # what fills a buffer once it is read
+    )  # functions that fill a buffer when it is read
     streams: dict[int, Stream] = field(default_factory=dict)
-    held: IO[bytes] | None = None  # by this process, which no other one can then use
+    held: IO[bytes] | None = None  # the lock of exclusive use by this process
 
     def held_alone(self) -> bool:
-        """Whether this process has, or gets, the GPU in compute mode EXCLUSIVE_PROCESS; until it ends."""
+        """Whether this process holds or acquires the GPU in compute mode EXCLUSIVE_PROCESS, until the process ends."""
         if self.held is None:
             place = os.environ.get("FAKE_GPU_LOCK") or Path(tempfile.gettempdir()) / f"fake-gpu-{os.getuid()}"
             lock = Path(place).open("ab")  # noqa: SIM115 - held until the process ends
@@ -75,12 +75,12 @@ gpu = Gpu()
 
 
 def fault(name: str) -> bool:
-    """Whether the test asked for this fault."""
+    """Whether the test requests this fault."""
     return name in os.environ.get("FAKE_TRT", "").split(",")
 
 
 def break_down(stage: str) -> None:
-    """Die or hang at a stage, where the test asked for it."""
+    """Crash or hang at a stage if the test requests it."""
     if fault(f"crash-in-{stage}"):
         sys.stderr.write("Assertion failed in the fake compiler\n")
         sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""A TensorRT that is not there, with the surface of the version whose ``dist-info`` stands beside it.
+"""A fake TensorRT with the API of the version of its ``dist-info``.
 
 Enums have that version's members and numbers. Outputs are real, from ONNX Runtime; times come from the simulated
-device's cost model; layer information has the schema of the major version. It refuses what the real parser is known
-to refuse (asymmetric or unsigned quantization, missing files), and breaks down where ``FAKE_TRT`` says so.
+device's cost model; layer information has the schema of the major version. It rejects models that the real parser is
+known to reject (asymmetric or unsigned quantization, missing files), and fails as ``FAKE_TRT`` requests.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ITimingCache:
         return IHostMemory(json.dumps(self._known, sort_keys=True).encode())
 
     def _tactic(self, layer: str) -> float:
-        """What the kernel that is chosen for a layer takes, over its cost: luck, unless it is known."""
+        """The time of the kernel selected for a layer relative to its cost: random, unless it is in the cache."""
         return self._known.setdefault(layer, math.exp(0.01 * random.gauss(0, 1)))
 
 
@@ -186,7 +186,7 @@ def _get_route(config: IBuilderConfig) -> str:
 
 
 def _set_route(config: IBuilderConfig, route: str) -> None:
-    """A route with an unknown knob or value is refused, and the bindings drop the answer that says so."""
+    """Set a route; one with an unknown option or value is ignored, since the bindings drop the returned status."""
     allowed = {option["option"]: _values(option["allowed_values"]) for option in _ROUTES["tuner_options"]}
     parts = [token.partition("=") for token in route.split()]
     if all(value in allowed.get(name, ()) for name, _, value in parts):
@@ -375,12 +375,12 @@ class Runtime:
 
 
 def _suffix(profile: int) -> str:
-    """What the names of a profile's copies of the layers end with."""
+    """The suffix of layer names in the copies for a profile."""
     return f" [profile {profile}]" if profile else ""
 
 
 def _with_tactics(cost: Cost, tactics: dict[str, float]) -> Cost:
-    """Each layer with the kernel that was chosen for it: its time, and its own name among near-ties."""
+    """The cost with the times of the kernels selected for the layers."""
     layers = (
         dataclasses.replace(layer, milliseconds=layer.milliseconds * tactics[layer.name])
         for layer in cost.layers
@@ -408,7 +408,7 @@ class ICudaEngine:
         graph = self._model.proto.graph
         constants = {tensor.name for tensor in graph.initializer}
         self._tensors = {v.name: ITensor(v) for v in (*graph.input, *graph.output) if v.name not in constants}
-        for output in self._session.get_outputs():  # the network knows shapes that the file does not tell
+        for output in self._session.get_outputs():  # the session infers shapes that the file does not declare
             dims = (dim if isinstance(dim, int) else -1 for dim in output.shape)
             self._tensors[output.name].shape = tuple(dims)
         self._input_names = [v.name for v in graph.input if v.name not in constants]
@@ -419,7 +419,7 @@ class ICudaEngine:
             **self._plan,
             "onnx": self._plan["path"],
             "layers": layers,
-        }  # as the stand-in for trtexec reads it
+        }  # the format that the stand-in for trtexec reads
         return IHostMemory(json.dumps(plan).encode())
 
     @property
@@ -526,7 +526,7 @@ class IExecutionContext:
                 gpu.pending[address] = self._compute
 
     def _grown(self) -> float:
-        """How much more is computed than in one of a batch."""
+        """The amount of computation relative to a batch of one."""
         return float(max((shape[0] for shape in self._shapes.values() if shape), default=1))
 
     def _compute(self) -> None:
@@ -620,7 +620,7 @@ class IPluginRegistry:
             )
             return None
         sys.stderr.write(f"loaded {plugin_path}\n")
-        if computes:  # what the plugin computes, as a function of ONNX operators
+        if computes:  # the computation of the plugin as a function of ONNX operators
             function = onnx.FunctionProto.FromString(computes)
             _plugins[function.domain, function.name] = function
         return object()

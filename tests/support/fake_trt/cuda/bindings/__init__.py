@@ -1,1 +1,1 @@
-"""Stands in for NVIDIA's ``cuda.bindings``, over `fake_gpu`."""
+"""A replacement for NVIDIA's ``cuda.bindings`` that uses `fake_gpu`."""

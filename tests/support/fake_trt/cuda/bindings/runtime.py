@@ -1,4 +1,4 @@
-"""The functions of the CUDA runtime that qdqspec calls, with the bindings' own way to answer: a tuple, error first."""
+"""The functions of the CUDA runtime that qdqspec calls; as in the bindings, results are tuples with the error first."""
 
 # ruff: noqa: N801, N802, N815, N816 - the names are CUDA's
 
@@ -44,7 +44,7 @@ class cudaComputeMode(enum.IntEnum):
     cudaComputeModeExclusiveProcess = 3
 
 
-BYTES_PER_MS = 25e6  # over the bus
+BYTES_PER_MS = 25e6  # transfer rate of the bus
 Answer = tuple[Any, ...]
 OK = cudaError_t.cudaSuccess
 
@@ -75,7 +75,7 @@ def cudaGetDeviceProperties(device: int) -> Answer:
 
 
 def _gpus() -> list[SimpleNamespace]:
-    """One GPU; two of different kinds where the test asked for them."""
+    """One GPU, or two of different kinds if the test requests them."""
     kinds = [(b"NVIDIA Fake 100", 9, 0), (b"NVIDIA Fake 40", 8, 6)]
     return [
         SimpleNamespace(
