@@ -1,19 +1,20 @@
-"""The fastest model at a given accuracy: qdqspec beside `quantize_static`, `quantize_dynamic` and NNCF.
+"""The fastest model at a given accuracy: qdqspec compared with `quantize_static`, `quantize_dynamic` and NNCF.
 
     python benchmarks/accuracy.py DIR ../models --results results --nncf > table.md
     python benchmarks/accuracy.py DIR ../models --results results --only minilm_l6_s128 --minutes 3
     python benchmarks/accuracy.py ../models --quick
 
-Each model with trained weights is tuned at 15, 20 and 30 dB, and at a drop of 1 % of its metric where one is judged
-(the share of samples with the float model's answer; of MiniLM, recall at one), by `qdqspec.tune(model, calibration=...,
-evaluation=..., min_sqnr_db=...)` or `(..., metric=..., max_drop=0.01)`. Then all models are timed interleaved with
-float by `benchmarks/independent.py`, without code of qdqspec: plain `InferenceSession.run`, thread CPU time. A tool
-counts at a limit where its model keeps the limit on the same data. The *best* of the others is the fastest that
-does, or float. Geometric means are over models. `--nncf` installs NNCF with pip into an environment below `--results`
-(benchmarks/nncf_peer.py).
+Each model with trained weights is tuned at 15, 20 and 30 dB, and at a drop of 1 % of its metric if it has one (the
+share of samples with the result of the float model; of MiniLM, recall at one), by `qdqspec.tune(model,
+calibration=..., evaluation=..., min_sqnr_db=...)` or `(..., metric=..., max_drop=0.01)`. Then all models are timed
+interleaved with float by `benchmarks/independent.py`, without code of qdqspec: plain `InferenceSession.run`, thread
+CPU time. A model of another tool counts at a limit if it meets the limit on the same data. The *best* of the others
+is the fastest that does, or float. Geometric means are over models. `--nncf` installs NNCF with pip into an
+environment below `--results` (benchmarks/nncf_peer.py).
 
-A model has `--limit` seconds in a process of its own. `--results DIR` keeps `accuracy.json` and what each search
-leaves, from which a run that is started again goes on. Markdown goes to standard output, progress to standard error.
+Each model has a separate process and a limit of `--limit` seconds. `--results DIR` stores `accuracy.json` and the
+results of each search; a run that is started again continues from them. Markdown is written to standard output,
+progress to standard error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How often a changed model gives the answer that the float model gives, in the terms of the task.
+"""The share of results of a changed model that agree with the float model, by the measure of its task.
 
-`RULES` has a function for each beginning of what ``models.json`` says is judged: it takes the outputs of the float and
-of the other model for one sample and returns a number between 0 and 1.
+The keys of `RULES` are the beginnings of the entries ``judged`` in ``models.json``. Each function receives the outputs
+of the float and of the other model for one sample and returns a number between 0 and 1.
 """
 
 from __future__ import annotations

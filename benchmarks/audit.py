@@ -1,19 +1,18 @@
-"""Models through everything that is promised of regions and placements: ``python benchmarks/audit.py MODEL.onnx ...``.
+"""Checks the properties of regions and placements on models: ``python benchmarks/audit.py MODEL.onnx ...``.
 
-For each model, one row: whether
+One row for each model, with these checks:
 
-- ``parts``: the leaves are a partition, by structure, by names and by what ONNX Runtime fuses;
-- ``same``: regions are the same when the file is read again, and ids, types and patterns when all is named and
-  ordered otherwise;
-- ``loads``: sampled placements, everything quantized among them, pass the full checker and load in ONNX Runtime;
-- ``strips``: taking their pairs out gives the model back, bit for bit: with the model as reference, and without one
-  where weights stay float;
-- ``comes back``: they are imported, carried from pattern to pattern and read from their patterns' schemes as they were;
-- ``survives``: folding and ONNX Runtime at each level lose no pair of everything quantized, or of the model's own;
-- ``again``: a model with Q/DQ of its own is imported, stripped and applied again, and computes the same.
+- ``parts``: the leaves are a partition, by structure, by names and by the kernels of ONNX Runtime;
+- ``same``: regions are the same if the file is read again, and ids, types and patterns if names and order of nodes
+  are changed;
+- ``loads``: sampled placements, including full quantization, pass the full checker and load in ONNX Runtime;
+- ``strips``: strip restores the model bit for bit, with the model as reference, and without one for float weights;
+- ``comes back``: placements are recovered by import, from the schemes of their patterns, and from the text of these;
+- ``survives``: constant folding and ONNX Runtime at each level keep all pairs of full quantization, or of the model;
+- ``again``: import, strip and apply of a model with Q/DQ reproduce its outputs.
 
-A model with Q/DQ is stripped before placements are drawn. A dash: nothing to do. Whatever else is said is what went
-wrong first, and the command exits 1.
+A model with Q/DQ is stripped before placements are sampled. A dash means that a check does not apply. Other texts are
+the first failure of the check, and the command exits with 1.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ class Audit:
             if _bytes(strip_qdq(Model(stored, path=self.path), self.model).proto) != whole:
                 return f"sample {number}: not the model, with its reference"
             kept = Placement(sites=frozenset(s for s in placement.sites if s.format != BIAS_FORMAT))
-            floating = insert_qdq(self.model, kept, self.numbers, weights="float").proto
+            floating = insert_qdq(self.model, kept, self.numbers, floating=kept.sites).proto
             if _bytes(strip_qdq(Model(floating, path=self.path)).proto) != whole:
                 return f"sample {number}: not the model"
         return OK if self.placements else NOTHING

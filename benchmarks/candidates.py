@@ -1,11 +1,11 @@
-"""How long one candidate takes: ``python benchmarks/candidates.py``.
+"""The time to create one candidate: ``python benchmarks/candidates.py``.
 
-A residual net with weights of its own for every Conv is quantized everywhere, at two sizes of the weights. Making
-a candidate is: labels to sites (`SchemeSpace.resolve`), sites to a model (`Inserter.insert`), model to a file.
-The first one also computes all scales and integer weights, which a search does once for each site. Later ones
-take turns between all sites and random halves of the units, so that nothing is as it was before.
-Bar: a later candidate in 50 ms at 20,000 nodes, whatever the weights. Time is this thread's CPU time, best and
-median; the wall time beside it includes whatever else the machine does.
+All units of a residual network with distinct weights for every Conv are quantized, for two sizes of the weights.
+Creating a candidate consists of three steps: labels to sites (`SchemeSpace.resolve`), sites to a model
+(`Inserter.insert`), model to a file. The first candidate also computes all scales and integer weights, which a search
+does once for each site. Later candidates alternate between all units and random halves of them, so that each differs
+from the previous one. Bar: 50 ms for a later candidate at 20,000 nodes, for any size of the weights. Times are CPU
+times of the thread, best and median; the wall time includes other work of the machine.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
-"""Compares the speed-up that qdqspec reports with what a program measures that uses the two models.
+"""Compares the speed-up reported by qdqspec with independent measurements of the two models.
 
     python benchmarks/claims.py RESULTS --models ../real ../models --minutes 1
     python benchmarks/claims.py RESULTS --models ../models --only squeezenet10,super_resolution
 
-A *claim* is what a search reports of the model that it selects: each row runs `qdqspec.tune` with ``--minutes``. Where
-the search leaves the model as it is, or fails, `qdqspec.measure` times it against the model of `quantize_static`,
-within some seconds. Beside the claim `benchmarks/independent.py` times the same files
-with plain `InferenceSession.run`, fresh sessions, in two ways: *in a row*, five runs of one model at a time, and
-*alternating*, single runs of the models in turn, so that each finds the caches as another left them. Both once with
-nothing planted, and once beside processes that copy memory all the time, one for every other core. Bars: the median
-of the deviations within 3 %, and 95 of 100 independent figures inside the claimed intervals. These are prediction
-intervals, which include the noise of an independent figure; their median half-width is printed, since wide ones prove
-little.
+A *claim* is the speed-up that a search reports for the selected model: each row runs `qdqspec.tune` with
+``--minutes``. If the search leaves the model unchanged or fails, `qdqspec.measure` times it against the model of
+`quantize_static`, within some seconds. Then `benchmarks/independent.py` times the same files with plain
+`InferenceSession.run` and fresh sessions in two ways: *in a row*, five consecutive runs of one model, and
+*alternating*, single runs of the models in turn, so that the caches contain data of another model. Both are measured
+once without other load and once beside processes that copy memory, one for every other core. Bars: the median of the
+deviations within 3 %, and 95 of 100 independent figures inside the claimed intervals. These are prediction intervals,
+which include the noise of an independent figure; their median half-width is printed, since wide intervals prove little.
 
-With nothing planted the tuned model is timed beside that of `quantize_static` too. *Slower than static* is yes where
-the interval of their ratio lies above 1 while that model has an SQNR of 20 dB, the default limit of a search, or more.
+Without other load, the tuned model is also timed against that of `quantize_static`. *Slower than static* is yes if the
+interval of their ratio is above 1 and that model has an SQNR of at least 20 dB, the default limit of a search.
 
-A network for super-resolution with seeded weights is made and measured as well. Time is bounded: each independent
-figure has ``--seconds``, `quantize_static` a tenth of ``--limit``; the last column says what was shortened. A row has a
-process and a time limit; RESULTS/claims.json keeps it, and a run that is started again goes on from there.
+A network for super-resolution with seeded weights is generated and measured as well. Time is bounded: each independent
+figure has ``--seconds``, `quantize_static` a tenth of ``--limit``; the last column lists shortened measurements. Each
+row has a process and a time limit. RESULTS/claims.json stores the rows, from which a run that is started again
+continues.
 """
 
 from __future__ import annotations

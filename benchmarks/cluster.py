@@ -4,15 +4,15 @@
     python benchmarks/cluster.py --twins MODEL [--backend fake] [--build-seconds 5] [--trials 12] [--turns 3]
         [--workers 1 2 4]
 
-A scheduler and two workers are started here, so that client, scheduler and workers share its processors and the network
-is the loopback interface. The overhead of a trial is the time between two trials of a small model on the simulated
-device, as the client sees them, less that of the same search without a cluster, in turns.
+A scheduler and two workers are started on this machine, so that client, scheduler and workers share its processors and
+the network is the loopback interface. The overhead of a trial is the time between two trials of a small model on the
+simulated device, measured in the client, minus that of the same search without a cluster, in turns.
 
-With ``--twins`` one case is searched in turns by one worker and by several of one key: seconds until the noise of
-builds is known, until the last trial and until all is written, as the client sees them, and how many of the trials
-twins have timed. All devices are this machine, so what is measured is the overhead and the division of the work. A
-build of the simulated device takes no time, and nothing is gained; ``--build-seconds`` has each of its builds wait, as
-for a compiler.
+With ``--twins`` one case is searched in turns by one worker and by several of one key. Printed are the seconds until
+the noise of builds is known, until the last trial and until all files are written, measured in the client, and the
+number of trials timed by twins. All devices are this machine, so that the overhead and the distribution of work are
+measured, not a gain. A build of the simulated device takes no time; ``--build-seconds`` adds a wait to each build, to
+represent a compiler.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long importing and collecting take: ``python benchmarks/collect.py [SPECS]``.
+"""The time of importing and collecting: ``python benchmarks/collect.py [SPECS]``.
 
-Bars: ``import qdqspec`` at most 100 ms, ``pytest --collect-only`` on 1,000 specs at most 2 s. CPU time, the best of
-five fresh processes each, which read compiled modules from a folder of this run; what Python or pytest take without
-qdqspec is printed beside it.
+Bars: ``import qdqspec`` at most 100 ms, ``pytest --collect-only`` on 1,000 specs at most 2 s. Times are CPU times, the
+best of five new processes, which read compiled modules from a folder of this run; the times of Python or pytest
+without qdqspec are printed as well.
 """
 
 from __future__ import annotations

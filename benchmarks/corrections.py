@@ -1,12 +1,12 @@
-"""What corrections give at one placement: SQNR on evaluation data without, with each alone, and with all of them.
+"""The effect of corrections at one placement: SQNR on evaluation data without, with each one, and with all of them.
 
     python benchmarks/corrections.py FOLDER [FOLDER ...] [--names NAME ...] [--corrections auto bits bias ...]
         [--weights per-tensor]
 
-For each trained model of the folders that has data (`real_data.py`; `outlier_models.py` writes models to show
-equalization): everything quantized, and the linear operators alone with float outputs. Both are rehearsed on evaluation
-samples that corrections were neither found nor judged with. SQNR in dB at the worst tensor before final operators that
-saturate, then at the worst output. ``bits+bias`` is two corrections together.
+The models are the trained ones of the folders that have data (`real_data.py`; `outlier_models.py` writes models for
+equalization). The placements are full quantization, and linear operators only with float outputs. Both are rehearsed
+on evaluation samples that were used neither to find nor to evaluate corrections. Printed is the SQNR in dB at the worst
+tensor before final operators that saturate, then at the worst output. ``bits+bias`` is two corrections together.
 """
 
 from __future__ import annotations

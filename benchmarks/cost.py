@@ -1,13 +1,12 @@
-"""What a search costs, in runs of the float model: ``python benchmarks/cost.py MODEL... [--trials N]``.
+"""The cost of a search in runs of the float model: ``python benchmarks/cost.py MODEL... [--trials N]``.
 
-Searches each model as ``qdqspec tune`` does, with ``MODEL_calibration.npz`` and ``MODEL_evaluation.npz`` beside it as
-data where they exist, and adds up the processor time that engines take, by what they run for: *noise* (how much builds
-differ), *screening* (of a fresh engine, warm-up included), *profile*, accuracy of what was built on *few samples* and
-on *all data*, *parity* of the selected model, *calibration*, *corrections*, *rehearsal*, *races*, *confirmation*,
-*builds*. *Own* is the time of this process. One float run is the
-median of the reference's runs in the confirmation. Processor time is used since it does not depend on other work of the
-machine; on a quiet one the sum is the search's duration. ``untimed`` is the share of warm-up in the runs of noise,
-screening, races and confirmation.
+Searches each model as ``qdqspec tune`` does, with data from ``MODEL_calibration.npz`` and ``MODEL_evaluation.npz``
+beside it if they exist, and adds up the processor time of engines by purpose: *noise* (variation between builds),
+*screening* (of a new engine, including warm-up), *profile*, accuracy of builds on *few samples* and on *all data*,
+*parity* of the selected model, *calibration*, *corrections*, *rehearsal*, *races*, *confirmation*, *builds*. *Own* is
+the time of this process. One float run is the median of the runs of the reference in the confirmation. Processor time
+is used because it does not depend on other work of the machine; on an idle machine the sum is the duration of the
+search. ``untimed`` is the share of warm-up in the runs of noise, screening, races and confirmation.
 """
 
 from __future__ import annotations

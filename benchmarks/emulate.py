@@ -1,19 +1,18 @@
-"""The numeric tests on processors that this machine does not have, by user-mode emulation (QEMU).
+"""Runs the numeric tests on other processors by user-mode emulation (QEMU).
 
     apt-get install qemu-user
     python benchmarks/emulate.py                    # every x86 processor of the list
     python benchmarks/emulate.py haswell nehalem
     python benchmarks/emulate.py cortex-a76 --arm-root DIR --arm-python usr/bin/python3.11 --arm-packages DIR
 
-ONNX Runtime has other integer kernels for each of these processors. First one product is computed: whether its
-sums are exact or saturate shows that ONNX Runtime sees the emulated processor. Then pytest runs tests whose
-results depend on these kernels. QEMU 7.2 (Debian 12) emulates AVX2, and no AVX512, VNNI or AMX; `masked_cpu.py`
-hides VNNI or AVX512 of a real processor. Timings under emulation mean nothing, so tests that judge by time are
-left out.
+ONNX Runtime has other integer kernels for each of these processors. First one product is computed: exact or saturated
+sums show that ONNX Runtime detects the emulated processor. Then pytest runs tests whose results depend on these
+kernels. QEMU 7.2 (Debian 12) emulates AVX2, but not AVX512, VNNI or AMX; `masked_cpu.py` hides VNNI or AVX512 of a real
+processor. Times under emulation are not meaningful, so tests that depend on times are excluded.
 
 An Arm processor needs a folder with Arm libraries and an Arm Python (Debian packages unpacked with ``dpkg-deb -x``),
-and a folder with unpacked Arm wheels. ONNX Runtime for Arm ends with a segmentation fault where ``/proc/cpuinfo`` is
-that of an x86 processor; so this program writes one into DIR/proc, which QEMU shows in place of the host's.
+and a folder with unpacked Arm wheels. ONNX Runtime for Arm ends with a segmentation fault if ``/proc/cpuinfo`` is that
+of an x86 processor; therefore this program writes one into DIR/proc, which QEMU substitutes for that of the host.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Nets made by the dozen: three families, each with sisters of other depth and width. For the benchmarks beside it.
+"""Generated networks for benchmarks: three families, each with variants of other depth and width.
 
-Weights are seeded random numbers, scaled so that values neither die nor grow; only times and structure matter here.
+Weights are seeded random numbers, scaled so that values neither vanish nor overflow; only times and structure matter.
 """
 
 from __future__ import annotations

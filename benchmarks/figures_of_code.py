@@ -8,10 +8,10 @@ Code lines are lines with a token that is neither a comment nor a docstring. A p
 occurs once besides its definition, in its file. A public type name is that of a class or alias without underscore at
 module level; it is repeated if several modules define it. Lines that name a runtime are counted in code, comments and
 docstrings outside ``backends/`` and ``lint/``. A module with one importer is named by one other module, in an import
-statement or as the place of a function (``module:function``). A pass-through function is undecorated, and its body is
-one call that gets all its parameters, unchanged, in their order. Imports between packages are pairs of a module and
+statement or as the location of a function (``module:function``). A pass-through function is undecorated, and its body
+is one call with all its parameters, unchanged, in their order. Imports between packages are pairs of a module and
 another package or top module that it imports something from, also in ``TYPE_CHECKING``; names that
-``qdqspec/__init__.py`` loads late are not counted.
+``qdqspec/__init__.py`` imports lazily are not counted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Any bytes, given to everything that reads files: ``python benchmarks/fuzz.py [SECONDS] [--reader NAME] [--seed 0]``.
+"""Passes any bytes to all readers of files: ``python benchmarks/fuzz.py [SECONDS] [--reader NAME] [--seed 0]``.
 
-Real files are spoiled at random and read in child processes with limits on memory and on the time for one input. A
-reader returns, or raises one clear `QdqspecError`; anything else (another exception, a hang, a crash, running out of
-memory) is a fault, printed with the bytes that led to it. With ``--atheris`` (a package of that name, installed) the
-inputs are led by coverage instead.
+Valid files are mutated at random and read in child processes with limits on memory and on the time for one input. A
+reader must return or raise a `QdqspecError`; anything else (another exception, a hang, a crash, exhausted memory) is a
+fault, which is printed with the input. With ``--atheris`` (if this package is installed) inputs are selected by
+coverage instead.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""How often the gate is right, on a simulated device: ``python benchmarks/gate.py [SEEDS] [--two-at-a-time]``.
+"""The error rates of the gate on a simulated device: ``python benchmarks/gate.py [SEEDS] [--two-at-a-time]``.
 
-A baseline is taken, then the tuned model is made slower by a known amount and gated as in a real run: three
-fresh builds, and where these do not pass, six in twice the rounds. Bars, at an allowance of 5 %: at most 1 %
-of unchanged models fail over 1,000 seeds, at least 95 % of those made 10 % slower do. The noise is what we
-found on real machines: 3 % between runs, 1.2 % between builds, and a drift that swings by 5 %.
-``--two-at-a-time``: as where memory does not hold all builds at once. ``benchmarks/gate_real.py`` does the same once
-on the real runtime.
+A baseline is measured, then the tuned model is made slower by a known amount and gated as in a real run: three new
+builds, and if these do not pass, six with twice the rounds. Bars, at an allowance of 5 %: at most 1 % of unchanged
+models fail over 1,000 seeds, at least 95 % of those made 10 % slower do. The noise is that of real machines: 3 %
+between runs, 1.2 % between builds, and a drift with an amplitude of 5 %. ``--two-at-a-time``: at most two builds are
+open at once, as if memory were insufficient. ``benchmarks/gate_real.py`` does the same once on the real runtime.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The regression gate on the real runtime: ``python benchmarks/gate_real.py [MODEL]``.
 
-The model is tuned, a baseline of the tuned one is taken, and three things are gated against it: the same
-model, the same again, and the same with work added that is worth about 10 % of its time. The first two must
-pass and the last must fail.
+The model is tuned, a baseline of the tuned model is measured, and three models are gated against it: the same model,
+the same model again, and the model with additional work of about 10 % of its time. The first two must pass and the
+last must fail.
 """
 
 from __future__ import annotations

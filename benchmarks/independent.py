@@ -1,20 +1,20 @@
-"""Times model files as a caller of ONNX Runtime would, without any code of qdqspec; other benchmarks import it.
+"""Times model files as a user of ONNX Runtime would, without any code of qdqspec; other benchmarks import it.
 
     from independent import Feed, compare, feeds_of, interval_over_builds, time_models
 
     feeds = feeds_of(Path("data.npz"), Path("model.onnx"))       # one dict a sample
     timing = time_models({"float": a, "tuned": b}, feeds[0])     # fresh sessions, one thread, interleaved rounds
     timing.ratio("tuned", "float").median                        # time of tuned / time of float, with low and high
-    timing.median_ms("tuned"), timing.failures                   # {role: reason} of what could not be loaded or run
+    timing.median_ms("tuned"), timing.failures                   # {role: reason} of models that could not be run
     compare(outputs(a, feeds), outputs(b, feeds))                # SQNR, cosine and largest difference to the first
 
-A *build* opens a fresh `InferenceSession` for each file, one thread, all graph optimizations. A *round* visits the
-files in random order; a visit calls `InferenceSession.run` several times in a row with arrays that the caller owns and
-keeps the median of thread CPU time (`time.thread_time_ns`). A ratio is taken within each round, so that a change of
-the processor's speed affects both sides; the ratio of a build is the median over its rounds. Sessions of one file
-differ by more than rounds of one session do (where memory is allocated, which cache lines collide), so the interval is
-that of Student's t over builds: a file timed against itself has 1 in it. Nothing is pinned to a core and nothing waits
-for a quiet machine, unless the caller does.
+A *build* opens a new `InferenceSession` for each file, one thread, all graph optimizations. A *round* visits the files
+in random order; a visit calls `InferenceSession.run` several times in a row with arrays of the caller and returns the
+median of thread CPU time (`time.thread_time_ns`). A ratio is computed within each round, so that a change of the speed
+of the processor affects both sides; the ratio of a build is the median over its rounds. Sessions of one file differ by
+more than rounds of one session (memory addresses, collisions of cache lines), so the interval is that of Student's t
+over builds: a file timed against itself has 1 in it. Threads are not pinned to a core, and there is no wait for an idle
+machine, unless the caller does that.
 """
 
 from __future__ import annotations

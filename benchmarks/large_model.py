@@ -1,12 +1,12 @@
-"""A model above 2 GB through every verb and a search: ``python benchmarks/large_model.py [GIBIBYTES] [--trials N]``.
+"""Runs every verb and a search on a model above 2 GB: ``python benchmarks/large_model.py [GIBIBYTES] [--trials N]``.
 
-Products with weights in one external file, mostly zeros, which takes no disk; with ``--random`` none is zero. For each
-verb the seconds, the peak memory of our own process and the most that its engines (child processes) held at a time, in
-all and until the winner was confirmed. Bar: our own process at most 1.3 times the model in `tune`. Needs disk for the
-results (reference, tuned, what the verbs write) and memory for two engines (one unfused takes as much).
-``--only VERB`` leaves the others out. ``--room GIBIBYTES`` has the search believe that the machine has so much memory
-for engines; with ``--unseen`` it believes what the machine says, and the largest engine is killed where they hold more.
-Linux only.
+The model has products with weights in one external file, mostly zeros, so that the file is sparse; with ``--random`` no
+weight is zero. For each verb, printed are the seconds, the peak memory of this process and the largest sum of its
+engines (child processes), in total and until the winner was confirmed. Bar: in `tune`, this process needs at most 1.3
+times the size of the model. Needs disk for the results (reference, tuned, output of verbs) and memory for two engines
+(one unfused needs as much). ``--only VERB`` runs one verb. ``--room GIBIBYTES`` limits the memory for engines that the
+search detects; with ``--unseen`` the search detects all memory of the machine, and the largest engine is killed if
+engines exceed the limit. Linux only.
 """
 
 from __future__ import annotations

@@ -4,15 +4,14 @@
     .venv/bin/python benchmarks/masked_cpu.py avx512 .venv/bin/pytest specs
     .venv/bin/python benchmarks/masked_cpu.py avx2 .venv/bin/pytest tests
 
-`emulate.py` has the processors that QEMU emulates; QEMU has no AVX512. ONNX Runtime and OpenVINO choose their
-kernels by the instruction CPUID. In copies of their libraries, each CPUID is replaced by an invalid
-instruction, and a preloaded handler of SIGILL returns the result of CPUID with the bits of the hidden
-instructions cleared. The kernels that run then are the real ones. The copies, and a ``/proc/cpuinfo`` without
-these flags, are bind-mounted over the originals in a mount namespace that only the command sees. Disassembling
-the libraries takes 20 s.
+`emulate.py` is for processors that QEMU emulates; QEMU has no AVX512. ONNX Runtime and OpenVINO select their kernels by
+the instruction CPUID. In copies of their libraries, each CPUID is replaced by an invalid instruction, and a preloaded
+handler of SIGILL returns the result of CPUID without the bits of the hidden instructions. The kernels are the real
+ones. The copies, and a ``/proc/cpuinfo`` without these flags, are bind-mounted over the originals in a mount namespace
+of the command. Disassembling the libraries takes 20 s.
 
-First one product is computed: whether its sums saturate shows that ONNX Runtime sees the masked processor. All other
-libraries (NumPy, Node) still see the real one.
+First one product is computed: saturated sums show that ONNX Runtime detects the masked processor. All other libraries
+(NumPy, Node) detect the real one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time, SQNR, cosine and agreement of quantized models beside the float one; for `real.py` and `accuracy.py`."""
+"""Time, SQNR, cosine and agreement of quantized models compared with float; for `real.py` and `accuracy.py`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How much memory preparing and candidates take: ``python benchmarks/memory.py [MEGABYTES]``.
+"""The memory of preparation and of creating candidates: ``python benchmarks/memory.py [MEGABYTES]``.
 
-A convolutional net with BatchNormalization and about so many megabytes of weights (500) goes through everything
-that a search does before and beside building: load, fold, infer types, find units, write the observer for
-calibration, make the first candidate and further ones, write the tuned model. Each step's peak of resident memory
-is printed over what Python and the libraries take before the model is loaded. Bar: 1.3 times the model. The
-engine, which is the runtime's, is not part of it. Linux only: the peak is reset between steps.
+A convolutional network with BatchNormalization and about this size of weights (500) is processed by all steps of a
+search except builds: load, fold, infer types, find units, write the observer for calibration, create the first and
+further candidates, write the tuned model. For each step, the peak of resident memory above that of Python and the
+libraries before loading the model is printed. Bar: 1.3 times the size of the model. The engine of the runtime is not
+included. Linux only: the peak is reset between steps.
 """
 
 from __future__ import annotations

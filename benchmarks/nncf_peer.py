@@ -1,7 +1,7 @@
-"""NNCF's ONNX placement as a peer of `benchmarks/accuracy.py`; it is installed with pip into an environment of its own.
+"""NNCF's ONNX placement for comparison in `benchmarks/accuracy.py`; pip installs it into a separate environment.
 
-NNCF writes int8 activations, for which ONNX Runtime's CPU kernels are slow. The placement and its ranges are therefore
-read with our import, written with uint8 activations (zero points 128 higher: the same values), and inserted into the
+NNCF writes int8 activations, for which ONNX Runtime's CPU kernels are slow. Therefore the placement and its ranges are
+imported by qdqspec, converted to uint8 activations (zero points 128 higher: the same values), and inserted into the
 float model.
 """
 

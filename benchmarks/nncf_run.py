@@ -1,6 +1,7 @@
-"""Quantizes a model with NNCF, in an environment of its own: ``nncf_run.py MODEL FEEDS.npz OUTPUT``.
+"""Quantizes a model with NNCF in a separate environment: ``nncf_run.py MODEL FEEDS.npz OUTPUT``.
 
-``FEEDS.npz`` has arrays called ``<sample>/<input>``. `benchmarks/nncf_peer.py` makes the environment and runs this.
+The arrays in ``FEEDS.npz`` are named ``<sample>/<input>``. `benchmarks/nncf_peer.py` creates the environment and runs
+this program.
 """
 
 from __future__ import annotations

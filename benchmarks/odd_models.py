@@ -1,12 +1,12 @@
-"""Thousands of odd models through everything that reads or changes one: ``python benchmarks/odd_models.py [--tune N]``.
+"""Runs verbs and placements on thousands of odd models: ``python benchmarks/odd_models.py [--tune N]``.
 
-The models are ONNX's own: every test of an operator (`onnx.backend.test`, all operators and opsets), its converted and
-real ones that come without weights, and `tests/support/odd`. Each goes through the verbs that need no engine, then
-placements are drawn, inserted, checked, loaded by ONNX Runtime where it loads the float model, and taken out again,
-which must give the model back. With ``--tune N`` every N-th is tuned on the simulated device as well.
+The models are those of ONNX: every operator test (`onnx.backend.test`, all operators and opsets), its converted and
+real models that need no download of weights, and `tests/support/odd`. Each is processed by the verbs that need no
+engine. Then placements are sampled, inserted, checked, loaded by ONNX Runtime if it loads the float model, and
+stripped, which must restore the model. With ``--tune N`` every N-th model is tuned on the simulated device as well.
 
-A result or one clear error is fine. What is counted as wrong: an exception that is none of ours, a model made here
-that the checker or ONNX Runtime refuses, and one that does not come back. Exits 1 where anything is wrong.
+A result or a `QdqspecError` is correct. Faults are: other exceptions, a generated model that the checker or ONNX
+Runtime rejects, and a model that is not restored. Exits with 1 if there are faults.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Writes small models whose channels have ranges as different as those published for large ones, with data.
+"""Writes small models with data whose channel ranges differ as published for large models.
 
     python benchmarks/outlier_models.py FOLDER
 
-`prenorm_*`: a pre-normalization transformer; in ``prenorm_outliers`` a few fixed channels behind each
+`prenorm_*`: a pre-normalization transformer; in ``prenorm_outliers`` a few fixed channels after each
 LayerNormalization are 20 to 60 times as large as the others (arXiv 2211.10438, figures 1 and 4). `separable_*`:
 depthwise and pointwise convolutions with Relu; in ``separable_outliers`` the channels differ by up to 64 times (arXiv
-1906.04721, figure 2). Weights are random. The weights behind are divided by the same factors, so that both models of a
-kind compute the same function up to rounding: the difference in error is that of the ranges.
+1906.04721, figure 2). Weights are random. The next weights are divided by the same factors, so that both models of a
+kind compute the same function up to rounding: the error differs only because of the ranges.
 `benchmarks/corrections.py FOLDER` reads the files.
 """
 

@@ -1,16 +1,16 @@
-"""Runs the autotuner of NVIDIA's ModelOpt and our search on the same models, and times what both end with.
+"""Runs the autotuner of NVIDIA's ModelOpt and the search of qdqspec on the same models, and times both results.
 
     python3 -m venv peer && peer/bin/pip install 'nvidia-modelopt[onnx]'
     peer/bin/pip uninstall -y onnxruntime-gpu && peer/bin/pip install .
     peer/bin/python benchmarks/peer.py model.onnx ... --mode default
 
-The peer's workflow runs as it is (nvidia-modelopt 0.47), with the schemes a region, warm-up and timed runs of one of
-its own presets, ``default`` unless told otherwise. Two things are replaced that need a GPU or suit only one: its
-benchmark object times each model on ONNX Runtime, one thread, thread CPU time, median after warm-up; and its own
-``model_transform`` hook writes each candidate's points in the form that ONNX Runtime fuses (uint8 activations with the
-ranges our search calibrates, int8 weights per channel). Points on tensors that the backend has no integer kernel for
-are left out, which can only help it. It gets the model with constants and batch normalizations folded. The final
-models, and the float model, are built three times afresh and timed interleaved in one run.
+The workflow of ModelOpt is unmodified (nvidia-modelopt 0.47), with the schemes per region, warm-up and timed runs of
+one of its presets. Two parts that need a GPU are replaced: its benchmark object times each model on ONNX Runtime, one
+thread, thread CPU time, median after warm-up; and its ``model_transform`` hook writes the points of each candidate in
+the form that ONNX Runtime fuses (uint8 activations with the ranges calibrated by qdqspec, int8 weights per channel).
+Points on tensors without an integer kernel in the backend are omitted, which can only improve its result. Its input is
+the model with folded constants and batch normalizations. The final models and the float model are built three times and
+timed interleaved in one run.
 """
 
 from __future__ import annotations

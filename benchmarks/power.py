@@ -1,12 +1,12 @@
 """Power, false wins and runs of races and confirmations: ``python benchmarks/power.py [SEEDS]``, on a simulated device.
 
-A challenger that takes a known share of the incumbent's time is raced as a search does: ``eps`` is measured first, and
-a winner has to win again with fresh builds. *Wins* is how often it becomes the incumbent, *runs* what noise, screening
-and races take, in runs of the incumbent. Then both are confirmed: *proved* is how often the slow end of the interval
-shows a gain of 2 %, by both conditions and by runs in a row alone; *holds* is how often that interval holds the truth.
-The first run after another model has noise of its own, as large as that of a run in a row or 1.5 times as large.
-The model takes 26 ms. Bars: no more than 5 % of equals win, at least 80 % of those that take 95 % do, and 93 % of the
-intervals hold the truth.
+A challenger with a known ratio to the time of the incumbent is raced as in a search: ``eps`` is measured first, and a
+winner has to win again with new builds. *Wins* is how often it becomes the incumbent, *runs* the number of runs for
+noise, screening and races, in runs of the incumbent. Then both are confirmed: *proved* is how often the upper bound of
+the interval shows a gain of 2 %, by both conditions and by consecutive runs alone; *holds* is how often that interval
+contains the true ratio. The first run after another model has additional noise, as large as that of a consecutive run
+or 1.5 times as large. The model takes 26 ms. Bars: at most 5 % of equal models win, at least 80 % of those that take
+95 % do, and 93 % of the intervals contain the true ratio.
 """
 
 from __future__ import annotations

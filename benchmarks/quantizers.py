@@ -1,8 +1,8 @@
-"""ONNX Runtime's own quantizers as their users call them, for benchmarks to compare with.
+"""ONNX Runtime's quantizers with their usual settings, as references for benchmarks.
 
-`quantize_static`: Q/DQ, uint8 activations, int8 weights per channel, after ONNX Runtime's own pre-processing, or
-without that where it fails. `quantize_dynamic`: int8 weights per channel. Both use 7-bit weights
-where this CPU's u8 x s8 products saturate. A failure of a tool is returned as a sentence.
+`quantize_static`: Q/DQ, uint8 activations, int8 weights per channel, after ONNX Runtime's pre-processing, or without
+it if that fails. `quantize_dynamic`: int8 weights per channel. Both use 7-bit weights if the u8 x s8 products of this
+CPU saturate. A failure of a tool is returned as a sentence.
 """
 
 from __future__ import annotations

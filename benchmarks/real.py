@@ -1,19 +1,19 @@
-"""Tunes the models of folders and measures the results as their users would, beside ONNX Runtime's own quantizers.
+"""Tunes the models of folders and measures the results as users would, compared with ONNX Runtime's quantizers.
 
     python real_models.py DIR                    # fetches trained models out of public wheels, with data
     python benchmarks/real.py DIR ../models --results results --minutes 0.4 > table.md
     python benchmarks/real.py DIR --results results --only ocr_recognition,file_type --again
 
 Each model with trained weights is tuned with `qdqspec tune MODEL --calibration DATA --evaluation DATA -o FOLDER`,
-default settings but for `--minutes`; two of them also by a spec file, and from Python. `benchmarks/independent.py`
-times float, tuned, `quantize_static` and `quantize_dynamic` (7-bit weights where this CPU saturates) on the first
-evaluation sample: plain `InferenceSession.run`, one thread, thread CPU time, fresh sessions, interleaved rounds. SQNR
-against float, and agreement in the terms of the task, are over the evaluation data. A tool that fails has its reason
-in the table. Markdown goes to standard output, progress to standard error.
+default settings except `--minutes`; two of them also by a spec file, and from Python. `benchmarks/independent.py`
+times float, tuned, `quantize_static` and `quantize_dynamic` (7-bit weights if this CPU saturates) on the first
+evaluation sample: plain `InferenceSession.run`, one thread, thread CPU time, new sessions, interleaved rounds. SQNR
+against float, and agreement by the measure of the task, are over the evaluation data. The table contains the reason if
+a tool fails. Markdown is written to standard output, progress to standard error.
 
-A row has `--limit` seconds, 70 % of them to tune, and a process of its own. `--results DIR` keeps `rows.json`, from
-which a run that is started again goes on, and in `DIR/NAME/VIA` what tuning leaves. `benchmarks/real_data.py` finds
-the data.
+Each row has a separate process and `--limit` seconds, 70 % of them for tuning. `--results DIR` stores `rows.json`, from
+which a run that is started again continues, and the output of tuning in `DIR/NAME/VIA`. `benchmarks/real_data.py`
+finds the data.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The models of folders with data that suits them, as `benchmarks/real.py` and `benchmarks/claims.py` take them.
+"""The models of folders with suitable data, for `benchmarks/real.py` and `benchmarks/claims.py`.
 
-    NAME.onnx, NAME_calibration.npz, NAME_evaluation.npz; models.json says what is judged of each NAME
+    NAME.onnx, NAME_calibration.npz, NAME_evaluation.npz; models.json contains the measure of agreement of each NAME
 
-A folder without such data has what its MODELS.md names: ``digits_eval.npz`` and ``minilm_eval.npz``; for the models
-that are in ``specs/models`` too, ``specs/data`` is used. All other models get seeded random inputs, and are marked so.
+For a folder without such files, the data is that named in its MODELS.md: ``digits_eval.npz`` and ``minilm_eval.npz``;
+for models that are also in ``specs/models``, it is in ``specs/data``. All other models have seeded random inputs, and
+are marked.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""How the time of region discovery grows with the model: ``python benchmarks/regions.py``.
+"""The growth of the time of region discovery with the size of the model: ``python benchmarks/regions.py``.
 
-Prints seconds and microseconds a node on seven families of graphs, and each family's growth exponent
-(slope of log seconds over log nodes), over all sizes and over the three largest, where caches of the
-processor show. Bars: 1.1, and one second at 20,000 nodes. Shape inference, which a model does once for
-everybody, is timed on its own. Time is this thread's CPU time:
-the search runs in one thread and waits for nothing, so other work on the machine does not count.
+Prints seconds and microseconds per node on seven families of graphs, and the growth exponent of each family (slope of
+log seconds over log nodes), over all sizes and over the three largest, where caches of the processor have an effect.
+Bars: 1.1, and one second at 20,000 nodes. Shape inference, which is done once for each model, is timed separately.
+Times are CPU times of the thread: the search runs in one thread without waiting, so other work on the machine does not
+count.
 
-``--verbs`` measures the commands that take a model instead: the CPU time of a process and its children, best of
-``--repeat``, without that of the same command on a model of 20 nodes. The model is a residual net; the tuned one has
-pairs everywhere. `explain` and `verify` build engines in child processes; that of the command alone is shown beside.
+``--verbs`` measures the commands on a model instead: the CPU time of a process and its children, best of ``--repeat``,
+minus that of the same command on a model of 20 nodes. The model is a residual network; the tuned one has all pairs.
+`explain` and `verify` build engines in child processes; the time of the command alone is printed as well.
 
-``--inspect`` measures `inspect` of three families, for two backends: user CPU time of the command in fresh processes,
+``--inspect`` measures `inspect` of three families, for two backends: user CPU time of the command in new processes,
 best and median of five. Bars: 2 s at 20,000 nodes, 20 s at 200,000.
 """
 

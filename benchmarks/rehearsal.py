@@ -1,11 +1,12 @@
-"""Cost of a rehearsal, and how well it predicts the accuracy of models as built.
+"""The cost of a rehearsal, and its error in predicting the accuracy of built models.
 
     python benchmarks/rehearsal.py MODEL.onnx DATA.npz [MODEL.onnx DATA.npz ...] [--placements 20] [--samples 8]
 
-For each model, on the first samples of the data, in one process with one thread: seconds of processor time to open the
-rehearsal and to measure the sensitivities of all pairs; a run of the rehearsal over a run of the float model without
-optimization; random placements rehearsed and built (ONNX Runtime, all optimizations), the differences of their SQNR in
-dB, and the sum of noise of single pairs beside what is rehearsed with the worst pairs left out.
+Each model is measured on the first samples of the data, in one process with one thread. Printed are the seconds of
+processor time to open the rehearsal and to measure the sensitivities of all pairs; the time of a run of the rehearsal
+relative to a run of the float model without optimization; for random placements rehearsed and built (ONNX Runtime, all
+optimizations) the differences of their SQNR in dB; and the sum of the noise of single pairs compared with the rehearsed
+noise, without the worst pairs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Benchmarks that take long: each row in a process of its own with a time limit, kept in a file as soon as it is there.
+"""Support for long benchmarks: each row has a separate process with a time limit, and is stored when it is complete.
 
-Their common options, how a child writes its row, and how all rows are collected are here too.
+Contains the common options, writing a row in the child process, and collecting all rows.
 
-A benchmark that is started again with the same file goes on with the rows that are missing. A process that ends without
-a row, or does not end in time, is a row with the reason in place of figures.
+A benchmark that is started again with the same file continues with missing rows. If a process ends without a row, or
+does not end in time, its row contains the reason instead of figures.
 """
 
 from __future__ import annotations

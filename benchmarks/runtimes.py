@@ -1,16 +1,16 @@
 """Tunes models on several runtimes and times all of them together: ``python benchmarks/runtimes.py OUT FOLDER ...``.
 
-Prints a row for each model and runtime: float and tuned model over the fastest float model, timed interleaved, and
-everything quantized over the runtime's own float model, from that runtime's search. Then the bars:
+Prints a row for each model and runtime: float and tuned model relative to the fastest float model, timed interleaved,
+and full quantization relative to the float model of the same runtime, from the search on it. Then the bars:
 
-- ``tuned``: on no runtime but the first is the tuned model slower than its float model, or than everything quantized if
-  a trial showed that this meets the accuracy limit (the whole interval lies above).
-- ``chosen``: the winner is within 3 % of the best when `qdqspec compare` times all models once more (the interval
-  reaches below 1.03).
+- ``tuned``: on no runtime except the first, the tuned model is slower than its float model, or than full quantization
+  if a trial showed that this meets the accuracy limit (the whole interval is above).
+- ``chosen``: the winner is within 3 % of the best when `qdqspec compare` times all models once more (the lower bound
+  is below 1.03).
 - ``wall``: a search takes at most 3 times as long as on the first runtime.
 
-The models of folders, with data as `real_data` finds it. A model whose results are in OUT is not
-measured again, so that an interrupted run goes on. The load average before and after is recorded with each model.
+The models are those of folders, with the data of `real_data`. A model with results in OUT is not measured again, so
+that an interrupted run continues. The load average before and after is recorded with each model.
 """
 
 from __future__ import annotations

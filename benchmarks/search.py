@@ -1,17 +1,18 @@
-"""Tunes models and times the result beside float, everything quantized and ONNX Runtime's quantize_static.
+"""Tunes models and times the result against float, full quantization and ONNX Runtime's quantize_static.
 
     python benchmarks/search.py specs/*.qdq.yaml            # the example specs
     python benchmarks/search.py models/*.onnx --trials 40   # bare models, random inputs
-    python benchmarks/search.py --simulated 50              # the simulated device, so many seeds a row
+    python benchmarks/search.py --simulated 50              # the simulated device, this number of seeds per row
 
-Every model's finalists are built three times afresh and timed interleaved in one run; ratios are to the float
-model, with 95 % intervals. `quantize_static` runs as users of ONNX Runtime know it (pre-processing, uint8
-activations, int8 weights per channel, the same calibration data); where it fails, that is said.
+The finalists of every model are built three times and timed interleaved in one run; ratios are relative to the float
+model, with 95 % intervals. `quantize_static` runs with usual settings (pre-processing, uint8 activations, int8 weights
+per channel, the same calibration data); its failures are reported.
 
-Processor seconds: engines live in processes of their own, which tell what building and running them took; all else
-is ours, from loading the model to writing the results. What starting the runtime takes, once a session, is told below.
+Processor seconds: engines are separate processes that report the time of builds and runs; all other time is that of
+qdqspec, from loading the model to writing the results. The time to start the runtime, once per session, is printed
+below.
 
-On the simulated device it is known what a placement truly costs: what is claimed of winners is held against that.
+The true cost of a placement on the simulated device is known, so that claims about winners are compared with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Searches on the simulated device, and what is true of what they find. For the benchmarks beside it.
+"""Searches on the simulated device, and the true costs of their results. For other benchmarks.
 
-The device runs in this process, with noise between runs and builds, drift, and candidates it refuses. Since it knows
-what each placement costs without noise, what a search claims can be held against the truth. Scales are calibrated
-once a model, on ONNX Runtime: they do not matter here, and the reference implementation takes minutes for them.
+The device runs in this process, with noise between runs and builds, drift, and candidates that it refuses. Its cost of
+each placement without noise is known, so that the claims of a search can be verified. Scales are calibrated once per
+model on ONNX Runtime: they do not affect costs, and the reference implementation would take minutes.
 """
 
 from __future__ import annotations

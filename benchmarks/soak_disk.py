@@ -1,9 +1,9 @@
-"""Runs on a disk that fills up: ``python benchmarks/soak_disk.py [RUNS] [--backend fake] [--seed 0]``.
+"""Runs on a disk without enough space: ``python benchmarks/soak_disk.py [RUNS] [--backend fake] [--seed 0]``.
 
-``pytest specs`` on a small real model runs on a small memory disk that is filled to a random rest before it starts, or,
-where mounting one is not allowed, under a random limit on the size of a file. It must end by itself with one message
-that says what to do, leave nothing half-written, and no candidate may be held against the disk. With space again, the
-next run must come to the result of a run that nobody disturbed, and must not build again what was measured.
+``pytest specs`` on a small real model runs on a small memory disk with a random amount of free space, or, if mounting
+is not permitted, with a random limit on the size of a file. It must end with one message that states what to do, leave
+no incomplete file, and record no failed candidate because of the disk. With enough space, the next run must have the
+result of an undisturbed run, and must not repeat measured builds.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Runs killed at random points: ``python benchmarks/soak_kill.py [KILLS] [--backend fake] [--seed 0]``.
 
-``pytest specs`` on a small real model, with search, cache, results, reports and baseline, is killed by SIGKILL again
-and again, and started again until it ends by itself; then everything is forgotten and it begins anew. Half of the
-kills come at a random instant, half at a random change of the file system (an open for writing, a rename, a
-removal), which also meets the short moments when reports, cache and baselines are written.
+``pytest specs`` on a small real model, with search, cache, results, reports and baseline, is killed by SIGKILL and
+started again until it ends; then all its files are removed and it begins again. Half of the kills are at a random time,
+half at a random change of the file system (an open for writing, a rename, a removal), which includes the short moments
+when reports, cache and baselines are written.
 
-After every kill: no process of the run is left, every file can be read as what it says it is, and no complete line of
-the journal is gone or changed. After every run that ends: nothing half-written is left, the user's own files are
-what they were, and on the simulated device the result is the one of a run that nobody disturbed.
+After every kill: no process of the run is left, every file is valid, and no complete line of the journal is lost or
+changed. After every run that ends: no incomplete file is left, the user's files are unchanged, and on the simulated
+device the result is that of an undisturbed run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A user's project for the soak scripts: run it in a process of its own, and look at what it left.
+"""A user's project for the soak scripts: run it in a separate process, and check its files.
 
-A run is ``pytest specs`` with everything that writes: search, cache, results, reports, run record, baseline.
+A run is ``pytest specs`` with all outputs: search, cache, results, reports, run record, baseline.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What two engines at a time cost: ``python benchmarks/two_at_a_time.py [SEEDS]``, on a simulated device.
+"""The cost of opening two engines at a time: ``python benchmarks/two_at_a_time.py [SEEDS]``, on a simulated device.
 
-The same devices measured with all builds open at once and with two at a time, as where memory has no room for more:
-what ``eps`` comes to (true: twice 1.2 %), how wide the intervals of a ratio are and how often they hold the true one,
-and how often a challenger becomes the incumbent under that ``eps``. Bars: ``eps`` on average within a tenth of the
-other mode's where builds differ, 93 % of the intervals hold the truth, at most 5 % of challengers that are no faster
-win.
+The same devices are measured with all builds open at once and with two at a time, as with insufficient memory. Printed
+are ``eps`` (true: twice 1.2 %), the width of the intervals of a ratio and how often they contain the true one, and how
+often a challenger becomes the incumbent with that ``eps``. Bars: ``eps`` on average within a tenth of that of the other
+mode if builds differ, 93 % of the intervals contain the true ratio, at most 5 % of challengers that are not faster win.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What a pattern cache is worth to a sister model: builds with it beside builds without.
+"""The effect of a pattern cache on the search of a similar model: builds with it compared with builds without.
 
-    python benchmarks/warm_start.py                          # made families, deeper and wider, on ONNX Runtime
+    python benchmarks/warm_start.py                          # generated families, deeper and wider, on ONNX Runtime
     python benchmarks/warm_start.py net.onnx other.onnx ...  # pairs of models of one family
-    python benchmarks/warm_start.py net.onnx@160             # a model and itself with pictures of another size
-    python benchmarks/warm_start.py --simulated 50           # the families on the simulated device, so many seeds
+    python benchmarks/warm_start.py net.onnx@160             # a model and itself with images of another size
+    python benchmarks/warm_start.py --simulated 50           # the families on the simulated device, seeds per row
 
-A teacher is tuned from nothing and leaves its `patterns.yaml`; the pupil is tuned once from nothing and once with
-`start_from` that file. Builds are search builds until something as good as what is shipped from nothing was built
-(within 2 % of it) and until the search ended. What either shipped, and what it had for its best on the way, is built
-afresh and timed together in the end. Bar: a third.
+A teacher is tuned without a cache and writes its `patterns.yaml`; the pupil is tuned once without and once with
+`start_from` that file. Builds are search builds until one is as good as the model selected without a cache (within
+2 %), and until the search ends. The selected models and all incumbents of both searches are built again and timed
+together at the end. Bar: a third.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Runs many specs as one pytest run: ``python benchmarks/zoo.py [--models 50] [--workers 0 2] [--backend fake]``.
 
-So many small models of four families, all different files, get one spec each in one folder. For each number of workers
-of pytest-xdist (0: without), ``pytest`` runs once with an empty cache and once with the cache of that run. Printed are
-exit code, wall time, seconds a case, the largest memory of one process and the number of lines that the run printed.
-Reported as a fault is what is not so: the exit code 1 (the last spec demands a speedup that no model has), one
-table with one row a case, each case in the run record, in the .csv and .html report and with its own results
-folder, and a second run that searches nothing.
+One spec is written for each of this number of small models of four families, all different files, in one folder. For
+each number of workers of pytest-xdist (0: without), ``pytest`` runs once with an empty cache and once with the cache of
+that run. Printed are exit code, wall time, seconds per case, the largest memory of one process and the number of
+printed lines. A run without faults has the exit code 1 (the last spec demands a speedup that no model has), one table
+with one row per case, and each case in the run record, in the .csv and .html report and in a separate results folder.
+The second run has no search.
 """
 
 from __future__ import annotations
