@@ -1,4 +1,4 @@
-"""For the repository's own tests only: golden files, Hypothesis profiles, where the shared models are."""
+"""Fixtures of the tests of this repository: golden files, Hypothesis profiles, the shared models."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pytester"]
 
-# Workers side by side: the threads of OpenBLAS wait for each other, and would take the other workers' processors.
+# With parallel workers, threads of OpenBLAS would use the processors of other workers while waiting.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parent
 MODELS = ROOT / "specs" / "models"
 
-# In CI the same examples every time: a new one that fails is found by people who run the tests, and by `soak`.
+# CI always uses the same examples; new failing ones are found by local runs and by the profile `soak`.
 settings.register_profile(
     "ci",
     max_examples=30,
@@ -34,22 +34,22 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--update-golden", action="store_true", help="Rewrite the golden files with what was seen."
+        "--update-golden", action="store_true", help="Rewrite the golden files with the actual texts."
     )
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """``golden("room/name.txt", text)`` compares text with tests/golden/room/name.txt."""
+    """Compares a text with a file of tests/golden: ``golden("folder/name.txt", text)``."""
 
     def compare(name: str, text: str) -> None:
         path = ROOT / "tests" / "golden" / name
         if request.config.getoption("--update-golden"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        assert path.is_file(), f"no golden file {path}; make it with --update-golden and read it"
+        assert path.is_file(), f"no golden file {path}; write it with --update-golden and review it"
         assert text == path.read_text(encoding="utf-8"), (
-            f"{path} differs; renew it with --update-golden if meant"
+            f"{path} differs; renew it with --update-golden if intended"
         )
 
     return compare
@@ -63,12 +63,12 @@ def models() -> Path:
 
 @pytest.fixture
 def processes() -> None:
-    """Every engine has a process of its own, as outside the tests: against ``engine_threads`` of a module."""
+    """Each engine has a separate process, as outside of tests; overrides ``engine_threads`` of a module."""
 
 
 @pytest.fixture
 def engine_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines are threads of this process, for tests that are not about processes and would start hundreds."""
+    """Engines are threads of this process, for tests that would otherwise start hundreds of processes."""
     if "processes" not in request.fixturenames:
         from engine_threads import Threads
 

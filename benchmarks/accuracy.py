@@ -67,18 +67,18 @@ PEER_HEADERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """One search. ``failed`` is the reason where it gave no model."""
+    """One search. ``failed`` is the reason if there is no model."""
 
     failed: str = ""
     unchanged: bool = False
     builds: int = 0
-    below: int = 0  # of these, those with an SQNR below the limit
+    below: int = 0  # trials with an SQNR below the limit
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One model at all limits: the search of each, and all models timed side by side, those tuned by their limit."""
+    """One model at all limits: the searches, and all models timed together, tuned ones by their limit."""
 
     name: str
     failed: str = ""
@@ -109,7 +109,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = tuning_parser(__doc__, limit_s=900, minutes=1)
-    parser.add_argument("--nncf", action="store_true", help="install NNCF with pip, and compare with it")
+    parser.add_argument("--nncf", action="store_true", help="install NNCF with pip and compare with it")
     parser.add_argument(
         "--quick", action="store_true", help=f"only {' and '.join(QUICK)}, .2 minutes a search"
     )
@@ -140,7 +140,7 @@ def _rows(arguments: argparse.Namespace) -> list[Row]:
 
 
 def _row(model: RealModel, arguments: argparse.Namespace) -> Row:
-    """Tune a model at each limit, quantize it with the other tools, and measure all of them side by side."""
+    """Tune a model at each limit, quantize it with the other tools, and measure all of them together."""
     folder = arguments.results / model.name
     folder.mkdir(parents=True, exist_ok=True)
     files, failures = quantized(model, folder)
@@ -161,7 +161,7 @@ def _row(model: RealModel, arguments: argparse.Namespace) -> Row:
 
 
 def _searched(model: RealModel, limit: str, folder: Path, minutes: float) -> tuple[Search, Path | None]:
-    """The search at a limit, and the file that it selected; from before where it was run already."""
+    """The search at a limit, and the selected file; the stored result if the search was run before."""
     kept, tuned = folder / f"{limit}.json", folder / f"{limit}.onnx"
     if not kept.is_file():
         started = time.monotonic()
@@ -197,7 +197,7 @@ def _tuned(model: RealModel, limit: str, folder: Path, minutes: float, tuned: Pa
 
 
 def _write_labelled(model: RealModel, path: Path, count: int) -> None:
-    """The evaluation data with the number of each sample for its label."""
+    """Write the evaluation data with the index of each sample as its label."""
     assert model.evaluation is not None
     with np.load(model.evaluation) as arrays:  # noqa: TID251 - closed here
         data = {name: arrays[name][:count] for name in arrays.files if name != "labels"}
@@ -207,7 +207,7 @@ def _write_labelled(model: RealModel, path: Path, count: int) -> None:
 def _metric(
     model: RealModel, wanted: Sequence[Outputs], feeds: Sequence[Feed]
 ) -> Callable[[Mapping[str, Any], Any], float]:
-    """Agreement with the float model, as a metric of the caller's own; labels are the numbers of samples."""
+    """Agreement with the float model as a user metric; labels are the indices of samples."""
 
     def metric(found: Mapping[str, Any], labels: Any) -> float:
         made = [
@@ -225,7 +225,7 @@ def _metric(
 
 
 def _keeps(one: Measured, limit: str, beside: Beside) -> bool:
-    """Whether a model keeps a limit on the data that it was measured on."""
+    """Whether a model meets a limit on the data of its measurement."""
     if limit == METRIC:
         least = (beside.float_agreement or 0.0) - DROP - 1e-9
         return one.agreement is not None and one.agreement >= least
@@ -233,7 +233,7 @@ def _keeps(one: Measured, limit: str, beside: Beside) -> bool:
 
 
 def _best(beside: Beside, limit: str) -> tuple[str, float]:
-    """The fastest of the other tools' models that keep the limit, or float; and its time over float."""
+    """The fastest model of other tools that meets the limit, or float; and its time relative to float."""
     others = {
         role: one.ratio.median
         for role, one in beside.models.items()
@@ -244,7 +244,7 @@ def _best(beside: Beside, limit: str) -> tuple[str, float]:
 
 
 def _own(row: Row, limit: str) -> float | None:
-    """The time of the model tuned at a limit over float's; ``None`` where it was not measured, or misses the limit.
+    """The time of the model tuned at a limit relative to float; ``None`` if not measured or below the limit.
 
     An unchanged model is float itself: its measured ratio is noise.
     """
@@ -289,7 +289,7 @@ def _cells(row: Row) -> list[list[str]]:
 
 
 def _peer_table(rows: Sequence[Row]) -> str:
-    """What the other tools give, whatever the limit."""
+    """The results of the other tools, which do not depend on a limit."""
     lines = []
     for row in rows:
         if row.beside is not None:
@@ -303,7 +303,7 @@ def _peer_table(rows: Sequence[Row]) -> str:
 
 
 def _means(rows: Sequence[Row]) -> str:
-    """Geometric means over the models, a line a limit; where no tuned model keeps the limit, float counts."""
+    """Geometric means over the models, one line per limit; float counts if no tuned model meets the limit."""
     lines = []
     for limit in (*LIMITS, METRIC):
         pairs = [
@@ -321,5 +321,5 @@ def _means(rows: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
-    os.environ.pop("CI", None)  # a run without baselines is fine
+    os.environ.pop("CI", None)  # a run without baselines is no failure
     sys.exit(main())

@@ -26,24 +26,24 @@ def same_text(reference: Outputs, other: Outputs) -> float:
 
 
 def same_class(reference: Outputs, other: Outputs) -> float:
-    """Whether the largest value of the first output is at the same place."""
+    """Whether the largest value of the first output is at the same position."""
     return float(_first(reference).argmax() == _first(other).argmax())
 
 
 def overlap(reference: Outputs, other: Outputs, threshold: float) -> float:
-    """Intersection over union of what lies above a threshold; 1 where nothing does in either."""
+    """Intersection over union of the values above a threshold; 1 if both outputs have none."""
     one, two = _first(reference) > threshold, _first(other) > threshold
     union = int((one | two).sum())
     return float((one & two).sum()) / union if union else 1.0
 
 
 def within(reference: Outputs, other: Outputs, limit: float) -> float:
-    """Whether no value of the first output moved by more than a limit."""
+    """Whether all values of the first output differ by at most a limit."""
     return float((np.abs(_first(reference) - _first(other)) <= limit).all())
 
 
 def same_detection(reference: Outputs, other: Outputs) -> float:
-    """Of the anchors that the float model scores above 0.7 as a face, the share that the other one does too."""
+    """The share of anchors with a face score above 0.7 in the other model, of those in the float model."""
     one, two = (_first(outputs)[..., 1] > 0.7 for outputs in (reference, other))
     return overlap({"": one.astype(np.float32)}, {"": two.astype(np.float32)}, 0.5)
 
@@ -59,12 +59,12 @@ RULES: dict[str, Rule] = {
 
 
 def rule_for(judged: str) -> tuple[str, Rule] | None:
-    """The rule that a sentence begins with the name of."""
+    """The rule whose name is at the beginning of the text."""
     return next(((name, rule) for name, rule in RULES.items() if judged.startswith(name)), None)
 
 
 def agreement(judged: str, reference: Iterable[Outputs], other: Iterable[Outputs]) -> float | None:
-    """The mean over all samples; ``None`` where nothing is judged."""
+    """The mean over all samples; ``None`` without a rule."""
     found = rule_for(judged)
     if found is None:
         return None
@@ -72,6 +72,6 @@ def agreement(judged: str, reference: Iterable[Outputs], other: Iterable[Outputs
 
 
 def recall_at_1(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> float:
-    """The share of queries whose own document is the nearest; both are normalized sentence embeddings."""
+    """The share of queries whose nearest document is their own; both are normalized sentence embeddings."""
     nearest = (np.stack(queries) @ np.stack(documents).T).argmax(1)
     return float((nearest == np.arange(len(queries))).mean())

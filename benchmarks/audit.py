@@ -68,14 +68,14 @@ OK, NOTHING = "ok", "-"
 
 
 class Audit:
-    """One model, with the placements that are sampled of it."""
+    """One model with sampled placements."""
 
     def __init__(self, path: Path, folder: Path, samples: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.path, self.folder, self.samples, self.shapes = path, folder, samples, shapes
         self.given = load_model(path)
         self.is_quantized = any(node.op_type == "DequantizeLinear" for node in self.given.nodes)
         floating = Model(strip_qdq(self.given).proto, path=path) if self.is_quantized else self.given
-        self.model = fold_weights(floating).model  # as a search has it
+        self.model = fold_weights(floating).model  # as in a search
         self.regions = find_regions(self.model)
         self.space = SchemeSpace(self.model, OnnxRuntime().capabilities(), regions=self.regions)
         from random_models import ranges_for
@@ -111,7 +111,7 @@ class Audit:
             return "other regions the second time"
         for seed in range(3):
             other = Model(renamed_and_reordered(self.given.proto, random.Random(seed)), path=self.path)
-            if _told(find_regions(other)) != _told(regions):
+            if _properties(find_regions(other)) != _properties(regions):
                 return "other regions under other names"
         return OK
 
@@ -120,7 +120,7 @@ class Audit:
             try:
                 onnx.checker.check_model(self._save(placement, "sample.onnx"), full_check=True)
                 _session(self.folder / "sample.onnx")
-            except Exception as error:  # noqa: BLE001  whatever checker or runtime raise is what the row says
+            except Exception as error:  # noqa: BLE001 - the row reports any error
                 return f"sample {number}: {str(error).strip().splitlines()[-1][:80]}"
         return f"{len(self.placements)} ok" if self.placements else NOTHING
 
@@ -182,7 +182,7 @@ class Audit:
         return f"{len(imported.pairs)} pairs ok"
 
     def _inputs(self) -> Inputs:
-        """Shapes to build with: those given for dynamic inputs, and 1 for dynamic dimensions of others."""
+        """The shapes for builds: those given for dynamic inputs, and 1 for dynamic dimensions of others."""
         known = {name: self.given.shape(name) or () for name in self.given.inputs}
         given = {name: shape for name, shape in self.shapes.items() if None in known.get(name, ())}
         dims = {name: given.get(name, tuple(d or 1 for d in shape)) for name, shape in known.items()}
@@ -200,7 +200,7 @@ def _is_partition(regions: tuple[Region, ...]) -> bool:
     return sorted(leaves) == sorted(regions[0].nodes) if regions else True
 
 
-def _told(regions: tuple[Region, ...]) -> list[tuple[object, ...]]:
+def _properties(regions: tuple[Region, ...]) -> list[tuple[object, ...]]:
     return [(r.id, r.type, r.children, len(r.nodes), r.pattern) for r in regions]
 
 
@@ -228,14 +228,14 @@ STEPS = ("parts", "same", "loads", "strips", "comes_back", "survives", "again")
 
 
 def row(path: Path, samples: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    """What became of a model, step by step."""
+    """The result of each step for a model."""
     with tempfile.TemporaryDirectory() as folder:
         audit = Audit(path, Path(folder), samples, shapes)
         leaves = sum(region.type == "LEAF" for region in audit.regions)
         patterns = len({region.pattern for region in audit.regions if region.type == "LEAF"})
         yield from map(str, (path.stem, len(audit.model.nodes), leaves, patterns, len(audit.space.units)))
         for step in STEPS:
-            yield _said(getattr(audit, step))
+            yield _result(getattr(audit, step))
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -243,7 +243,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(int(dim) for dim in dims.split(","))
 
 
-def _said(step: Callable[[], str]) -> str:
+def _result(step: Callable[[], str]) -> str:
     try:
         return step()
     except QdqspecError as error:
@@ -257,7 +257,12 @@ def main() -> int:
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.onnx")
     parser.add_argument("--samples", type=int, default=5, help="placements drawn for each model (5)")
     parser.add_argument(
-        "--shape", type=_shape, action="append", default=[], metavar="INPUT=1,576", help="of a dynamic input"
+        "--shape",
+        type=_shape,
+        action="append",
+        default=[],
+        metavar="INPUT=1,576",
+        help="shape of a dynamic input",
     )
     arguments = parser.parse_args()
     rows = []

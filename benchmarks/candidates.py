@@ -43,7 +43,7 @@ HEADERS = (
 
 
 def residual(size: int, weight_bytes: int) -> onnx.ModelProto:
-    """Conv > Relu > Conv > Add > Relu blocks with about so many bytes of weights in all."""
+    """Conv > Relu > Conv > Add > Relu blocks with approximately this total size of weights."""
     convs = 2 * -(-size // 5)
     channels = max(1, round((weight_bytes / 4 / convs) ** 0.5))
     rng = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def residual(size: int, weight_bytes: int) -> onnx.ModelProto:
 
 
 class Maker:
-    """What a search has at hand when it makes candidates of a model."""
+    """Creates candidates of a model as a search does."""
 
     def __init__(self, model: Model, folder: Path) -> None:
         self.folder = folder
@@ -79,7 +79,7 @@ class Maker:
         self.inserter = Inserter(model, numbers, store=store)
 
     def make(self, labels: Mapping[str, Label], name: str) -> tuple[list[float], float, int]:
-        """CPU milliseconds of the three steps, wall milliseconds of all, and how many sites there are."""
+        """CPU milliseconds of the three steps, wall milliseconds of all, and the number of sites."""
         wall, marks = time.perf_counter(), [time.thread_time()]
         placement = self.space.resolve(labels)
         marks.append(time.thread_time())
@@ -102,7 +102,7 @@ def row(nodes: int, megabytes: int, repeat: int) -> tuple[object, ...]:
         everything = maker.space.everything()
         first, _, sites = maker.make(everything, "first.onnx")
         lots = random.Random(0)
-        for half in range(repeat):  # every label has been asked for once
+        for half in range(repeat):  # after this, every label was resolved once
             maker.make(_half(everything, lots), f"warm{half}.onnx")
         made = [
             maker.make(everything if i % 2 else _half(everything, lots), f"{i}.onnx") for i in range(repeat)

@@ -46,9 +46,9 @@ from tabulate import tabulate
 import qdqspec
 from qdqspec import types
 
-WAYS = {"in a row": (6, 5), "alternating": (20, 1)}  # rounds, and runs of one model at a time
-COPIED_BYTES = 48 << 20  # more than a last-level cache holds
-SQNR_FEEDS = 16  # evaluation samples at most
+WAYS = {"in a row": (6, 5), "alternating": (20, 1)}  # rounds, and consecutive runs of one model
+COPIED_BYTES = 48 << 20  # larger than a last-level cache
+SQNR_FEEDS = 16  # largest number of evaluation samples
 KEEPS_DB = 20.0
 STATIC = f"""\
 import sys
@@ -78,7 +78,7 @@ HEADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One claim beside the independent figures by way, all of them reference over other."""
+    """One claim and the independent figures by way of measuring, all as reference time over other time."""
 
     model: str
     load: str
@@ -92,13 +92,13 @@ class Row:
 
     @property
     def deviations(self) -> list[float]:
-        """How far the claim is above each independent figure, as a share."""
+        """The relative deviation of the claim from each independent figure."""
         assert self.claimed is not None
         return [self.claimed.median / found.median - 1 for found in (self.measured or {}).values()]
 
     @property
     def inside(self) -> list[bool]:
-        """Whether the claimed interval has each independent figure in it."""
+        """Whether the claimed interval contains each independent figure."""
         assert self.claimed is not None
         return [
             self.claimed.low <= found.median <= self.claimed.high for found in (self.measured or {}).values()
@@ -106,7 +106,7 @@ class Row:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the tuned model is slower than one of quantize_static that keeps the accuracy."""
+        """Whether the tuned model is slower than a sufficiently accurate one of quantize_static."""
         keeps = self.static_db is not None and self.static_db >= KEEPS_DB
         return keeps and self.over_static is not None and self.over_static.low > 1
 
@@ -115,7 +115,7 @@ ROWS = TypeAdapter(Row)
 
 
 def main() -> int:
-    """Measure what is missing, print the table, and return 1 where a bar is missed."""
+    """Measure missing rows, print the table, and return 1 if a bar is missed."""
     arguments = _arguments()
     arguments.results.mkdir(parents=True, exist_ok=True)
     models = {model.name: model for model in _models(arguments)}
@@ -153,7 +153,7 @@ def _failed(key: str, why: str) -> Row:
 
 def _arguments() -> argparse.Namespace:
     parser = parser_of(__doc__, limit_s=900)
-    parser.add_argument("results", type=Path, help="folder of claims.json, and of what tuning leaves")
+    parser.add_argument("results", type=Path, help="folder of claims.json and the output of tuning")
     parser.add_argument("--models", type=Path, nargs="*", default=[], help="folders of models with data")
     parser.add_argument("--minutes", type=float, default=1.0, help="of each search (default: 1)")
     parser.add_argument(
@@ -171,7 +171,7 @@ def _models(arguments: argparse.Namespace) -> Iterator[RealModel]:
     made.mkdir(exist_ok=True)
     super_resolution(made / "super_resolution.onnx")
     for model in find_models([*arguments.models, made], arguments.only, arguments.results / "data"):
-        if "qdq" not in model.name:  # these are quantized already
+        if "qdq" not in model.name:  # already quantized
             yield model
 
 
@@ -211,32 +211,32 @@ def _row(model: RealModel, load: str, arguments: argparse.Namespace) -> Row:
 
 
 def _static(model: RealModel, made: Path, seconds: float) -> str:
-    """Make the model of quantize_static in a process that is ended after so long; why there is none."""
+    """Create the model of quantize_static in a process with a time limit; the reason if there is none."""
     calibration = "" if model.calibration is None else str(model.calibration)
     why = run_limited([sys.executable, "-c", STATIC, str(model.path), calibration, str(made)], seconds)
     return why or ("" if made.is_file() else "it wrote no model")
 
 
 def _searched(model: RealModel, folder: Path, minutes: float) -> tuple[Path | None, Interval | None]:
-    """The model that a search selects, and what it claims; none where the model stays as it is."""
+    """The model selected by a search and its claim; ``None`` if the model is unchanged."""
     data = {"calibration": model.calibration, "evaluation": model.evaluation}
     given = {name: path for name, path in data.items() if path is not None}
     found = qdqspec.tune(model.path, output=folder, minutes=minutes, no_cache=True, **given)
     if found.unchanged:
         return None, None
-    return found.model, _told(found.speedup)
+    return found.model, _interval(found.speedup)
 
 
 def _measured(model: RealModel, other: Path, scratch: Path) -> Interval:
     data = {} if model.calibration is None else {"calibration": model.calibration}
-    return _told(
+    return _interval(
         qdqspec.measure(
             model.path, other, output=scratch / "reports", cache_dir=scratch / "cache", **data
         ).speedup
     )
 
 
-def _told(found: types.Interval) -> Interval:
+def _interval(found: types.Interval) -> Interval:
     return Interval(median=found.median, low=found.low, high=found.high)
 
 
@@ -245,12 +245,12 @@ def _sqnr_db(model: RealModel, static: Path) -> float:
     return compare(outputs(model.path, feeds), outputs(static, feeds)).sqnr_db
 
 
-# ---- beside what, and one more model --------------------------------------------------------------
+# ---- background load and an additional model ------------------------------------------------------
 
 
 @contextmanager
 def planted(load: str) -> Iterator[None]:
-    """Processes that use every other core, its cache and the memory's bandwidth, while the block runs."""
+    """Processes that use every other core, its cache and the memory bandwidth while the block runs."""
     count = max(1, (os.cpu_count() or 2) - 1) if load == "memory" else 0
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_copy_for_ever, daemon=True) for _ in range(count)]
@@ -273,7 +273,7 @@ def _copy_for_ever() -> None:
 
 
 def super_resolution(path: Path) -> Path:
-    """A network with large activations: four convolutions at 224 x 224 and a threefold upscaling, seeded weights."""
+    """A network with large activations: four convolutions at 224 x 224 and upscaling by three, with seeded weights."""
     random = np.random.default_rng(0)
     nodes, weights, tensor = [], [], "x"
     for number, (taken, made, size) in enumerate([(1, 64, 5), (64, 64, 3), (64, 32, 3), (32, 9, 3)]):
@@ -300,7 +300,7 @@ def super_resolution(path: Path) -> Path:
     return path
 
 
-# ---- what is printed ----------------------------------------------------------------------------
+# ---- output -------------------------------------------------------------------------------------
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -329,7 +329,7 @@ def _text(found: Interval) -> str:
 
 
 def _judge(rows: Sequence[Row]) -> int:
-    """Print the bars; 1 where one is missed."""
+    """Print the bars; 1 if one is missed."""
     measured = [row for row in rows if row.claimed is not None]
     away = [abs(each) for row in measured for each in row.deviations]
     inside = [each for row in measured for each in row.inside]

@@ -50,11 +50,11 @@ from qdqspec.types import Case, TuneRules
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from chains import chain_model
 
-_NOTHING: dict[str, Any] = {"checks": []}  # no case: its process ends with an error at once
+_NOTHING: dict[str, Any] = {"checks": []}  # no valid case, so that its process ends with an error
 
 
 class Listener:
-    """A job without a case, which receives files; notes when each of its attempts began."""
+    """A job without a case, which receives files and records the start of each attempt."""
 
     def __init__(self, files: list[Path]) -> None:
         self._package = Package(case=_NOTHING, settings={})
@@ -68,7 +68,7 @@ class Listener:
     def package(self) -> Package:
         return self._package
 
-    def begin(self, worker: str, host: str) -> None:  # noqa: ARG002 - the listener of a case has it
+    def begin(self, worker: str, host: str) -> None:  # noqa: ARG002 - part of the interface
         self.begun.append(time.perf_counter())
         self.workers.append(worker)
 
@@ -77,7 +77,7 @@ class Listener:
             self.running.set()
 
     def results(self, files: Mapping[str, Path], answer: Answer) -> None:
-        del files, answer  # nothing is kept
+        del files, answer  # results are not stored
         self.done = time.perf_counter()
 
 
@@ -85,7 +85,7 @@ class Listener:
 def cluster(
     folder: Path, *, tls: bool, workers: int = 2, backend: str = "fake", twins: bool = True
 ) -> Iterator[tuple[Address, Path]]:
-    """A scheduler and workers with devices of one key, or with one device that they share: not ``twins``."""
+    """A scheduler and workers with devices of one key, or, without ``twins``, with one shared device."""
     program = (
         "import sys\nfrom qdqspec.cli import main\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
     )
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--build-seconds", type=float, help="of the simulated device")
+    parser.add_argument("--build-seconds", type=float, help="seconds per build of the simulated device")
     asked = parser.parse_args()
     if asked.twins is not None:
         options = () if asked.build_seconds is None else (f"fake.build_s={asked.build_seconds}",)
@@ -154,7 +154,7 @@ def main() -> None:
             device = connection.device("fake")
 
             def timed(files: list[Path]) -> tuple[float, float]:
-                """Seconds until the job began, and until it was done."""
+                """Seconds until the start of the job, and until its end."""
                 listener, start = Listener(files), time.perf_counter()
                 connection.run(listener, device, "benchmark")
                 return listener.begun[-1] - start, listener.done - start
@@ -177,7 +177,7 @@ def main() -> None:
 
 
 def compare_trials(place: Path, address: Address, tls: Path, trials: int, turns: int) -> None:
-    """Print the seconds between two trials, and of the whole search, with and without the cluster."""
+    """Print the seconds between two trials and of the whole search, with and without the cluster."""
     model, found = place / "chain.onnx", []
     onnx.save(chain_model(), model)
     for turn in range(turns):
@@ -233,7 +233,7 @@ def compare_twins(
 def searched(
     model: Path, settings: Settings, trials: int
 ) -> tuple[list[tuple[dict[str, Any], float]], float]:
-    """The lines of the journal with the seconds at which each was written, and the seconds of the whole search."""
+    """The lines of the journal with the seconds until each was written, and the seconds of the search."""
     settings.root.mkdir()
     case = Case(id="default", model=model, tune=TuneRules(trials=trials))
     begin = time.perf_counter()
@@ -255,7 +255,7 @@ def searched(
 def figures(
     lines: list[tuple[dict[str, Any], float]], end: float
 ) -> tuple[float, float, float, int, int, int, int]:
-    """Seconds until the noise is known, the last trial and the end; trials, those of twins, what was confirmed."""
+    """Seconds until the noise, the last trial and the end; numbers of trials and of those by twins; confirmed ratio."""
     at = [(line["phase"], seconds) for line, seconds in lines]
     races = [line for line, _ in lines if line["phase"] not in ("noise", "confirm")]
     confirmed = [line for line, _ in lines if line["phase"] == "confirm"]
@@ -273,7 +273,7 @@ def figures(
 
 
 def recovery(connection: Cluster, device: Any, fault: signal.Signals, place: str) -> float:
-    """Seconds from a worker's fault, while it receives, until the job begins on another one."""
+    """Seconds from a fault of a worker during a transfer until the job starts on another one."""
     file = Path(place) / f"{fault.name}.bin"
     with file.open("wb") as out:
         for _ in range(400):
@@ -283,7 +283,7 @@ def recovery(connection: Cluster, device: Any, fault: signal.Signals, place: str
     thread.start()
     listener.running.wait()
     (worker,) = listener.workers
-    pid = connection._client.run(os.getpid, workers=[worker])[worker]  # noqa: SLF001 - its process gets the fault
+    pid = connection._client.run(os.getpid, workers=[worker])[worker]  # noqa: SLF001 - the fault is injected into its process
     os.kill(pid, fault)
     at = time.perf_counter()
     thread.join()

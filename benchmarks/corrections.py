@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def _measured(model: RealModel, corrections: list[str], weights: str) -> Iterator[list]:
-    """A row without corrections, and one for each of these."""
+    """A row without corrections, and one for each of the given ones."""
     before = None
     for words in ("none", *corrections):
         with (

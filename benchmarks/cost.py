@@ -53,7 +53,13 @@ METHODS = {
     (RehearsalOracle, "noise"): "rehearsal",
     (RehearsalOracle, "block_errors"): "rehearsal",
 }
-WHOLE = ("calibration", "corrections", "rehearsal", "all data", "parity")  # with all calls of engines inside
+WHOLE = (
+    "calibration",
+    "corrections",
+    "rehearsal",
+    "all data",
+    "parity",
+)  # all calls of engines within these methods count as theirs
 CALLS = {"time": "screening", "layers": "profile", "run": "few samples", "build": "builds"}
 
 
@@ -62,14 +68,14 @@ class Meter:
     """Processor seconds by kind, and how many runs were timed and how many were warm-up."""
 
     seconds: Counter[str] = field(default_factory=Counter)
-    total: Callable[[], float] = time.process_time  # processor seconds of all engines so far
+    total: Callable[[], float] = time.process_time  # processor seconds of all engines
     timed: int = 0
     untimed: int = 0
-    kind: str = ""  # of the method of the bench that is under way
+    kind: str = ""  # the kind of the current method of the bench
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """Adds what happens inside to the kind that a call of an engine belongs to."""
+        """Add the time of the block to the kind of this call of an engine."""
         kind = self.kind if self.kind in WHOLE or (self.kind and name == "time") else CALLS[name]
         started = self.total()
         try:
@@ -78,7 +84,7 @@ class Meter:
             self.seconds[kind] += self.total() - started
 
     def of(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method, with all timing inside counted as of this kind."""
+        """The method, whose time counts as this kind."""
 
         @functools.wraps(method)
         def counted(*given: Any, **named: Any) -> Any:
@@ -93,7 +99,7 @@ class Meter:
 
 
 class MeteredEngine:
-    """An engine whose calls are on the meter."""
+    """An engine whose calls are measured."""
 
     def __init__(self, engine: Any, meter: Meter) -> None:
         self._engine, self._meter = engine, meter
@@ -117,7 +123,7 @@ class MeteredEngine:
 
 
 class MeteredBackend:
-    """A backend whose builds and engines are on the meter."""
+    """A backend whose builds and engines are measured."""
 
     def __init__(self, backend: Any, meter: Meter) -> None:
         self._backend, self._meter = backend, meter

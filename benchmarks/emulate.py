@@ -32,18 +32,18 @@ TESTS = (
     "tests/contracts/test_backends.py",
     "tests/unit/backends/test_ort_overflow.py",
 )
-TIMED = "times or threads or profile or layers"  # judged by the clock, or by what a profile contains
+TIMED = "times or threads or profile or layers"  # tests that depend on times or on profiles
 _A53 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
 _A76 = f"{_A53} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
-    """A processor that QEMU emulates, and the integer kernels that ONNX Runtime has for it."""
+    """A processor that QEMU emulates, and the integer kernels of ONNX Runtime for it."""
 
     cpu: str
     kernels: str
-    features: str = ""  # of an Arm processor, for /proc/cpuinfo
+    features: str = ""  # features of an Arm processor in /proc/cpuinfo
     part: str = ""
 
 
@@ -80,7 +80,7 @@ def main() -> int:
     return int(failed)
 
 
-# Child processes that Python starts by itself would otherwise run on the real processor.
+# Otherwise child processes started by Python would run on the real processor.
 _PYTEST = (
     "import multiprocessing.spawn as spawn, sys; sys.executable = sys.argv[1]; spawn.set_executable(sys.argv[1]); "
     "import pytest; sys.exit(pytest.main(sys.argv[2:]))"
@@ -117,7 +117,7 @@ def _options() -> argparse.Namespace:
 
 def _words(processor: Processor, options: argparse.Namespace) -> list[str]:
     words = ["-q", "-p", "no:cacheprovider", "-k", f"not ({TIMED})", *options.tests]
-    # Unpacked wheels do not include qdqspec's entry point.
+    # Unpacked wheels do not include the entry point of qdqspec.
     return ["-p", "qdqspec.plugin", *words] if processor.features else ["-p", "no:xdist", *words]
 
 

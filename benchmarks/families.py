@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 class Net:
-    """A model in the making; its methods return the name of the tensor they make."""
+    """A model under construction; its methods return the name of the output tensor."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ class Net:
 
 
 def resnet(blocks: tuple[int, ...] = (2, 2, 2), width: int = 24, side: int = 32) -> onnx.ModelProto:
-    """Residual blocks of two convolutions; each stage halves the picture and doubles the channels."""
+    """Residual blocks of two convolutions; each stage halves the image size and doubles the channels."""
     net = Net()
     x, channels = net.op("Relu", net.conv("x", 3, width, 3)), width
     for stage, count in enumerate(blocks):
@@ -63,7 +63,7 @@ def resnet(blocks: tuple[int, ...] = (2, 2, 2), width: int = 24, side: int = 32)
 
 
 def mobilenet(blocks: tuple[int, ...] = (2, 2, 2), width: int = 16, side: int = 48) -> onnx.ModelProto:
-    """Inverted residuals: widen four times, filter each channel, narrow; no activation after the last."""
+    """Inverted residuals: expansion by four, depthwise convolution, projection without activation."""
     net = Net()
     x, channels = net.op("Relu", net.conv("x", 3, width, 3, 2)), width
     for stage, count in enumerate(blocks):
@@ -80,7 +80,7 @@ def mobilenet(blocks: tuple[int, ...] = (2, 2, 2), width: int = 16, side: int = 
 
 
 def transformer(layers: int = 3, width: int = 64, tokens: int = 64) -> onnx.ModelProto:
-    """Attention with one head, then two products with a Relu; a sum after each."""
+    """Attention with one head, then two products with a Relu, each followed by a residual sum."""
     net = Net()
     x = net.op("MatMul", "x", net.weight(width, width))
     for _ in range(layers):

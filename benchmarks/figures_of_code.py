@@ -66,7 +66,7 @@ def code_lines(text: str) -> int:
 
 
 def functions_in(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """All functions and methods, nested ones included."""
+    """All functions and methods, including nested ones."""
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
@@ -92,7 +92,7 @@ def public_types(tree: ast.Module) -> Iterator[str]:
 
 
 def is_pass_through(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether the body is one call with all parameters and nothing else."""
+    """Whether the body is only one call with all parameters."""
     body = [node for node in function.body if not isinstance(getattr(node, "value", None), ast.Constant)]
     call = getattr(body[0], "value", None) if len(body) == 1 else None
     if function.decorator_list or not isinstance(call, ast.Call) or isinstance(body[0], ast.Assign):
@@ -107,7 +107,7 @@ PLACE = re.compile(rf"({PACKAGE}(?:\.\w+)+):\w+")
 
 
 def imports(package: Path) -> dict[str, set[str]]:
-    """Each module, and those of the package that it names in imports and places of functions."""
+    """For each module, the modules of the package named in its imports and locations of functions."""
     paths = {
         ".".join(path.relative_to(package.parent).with_suffix("").parts): path
         for path in package.rglob("*.py")
@@ -129,7 +129,7 @@ def imports(package: Path) -> dict[str, set[str]]:
 
 
 def between_packages(found: dict[str, set[str]]) -> Counter[tuple[str, str]]:
-    """For each package or top module, and each other one that it imports: by how many of its modules."""
+    """For each package or top module and each one that it imports, the number of importing modules."""
     tops = {name: name.split(".")[1] for name in found if name != PACKAGE}
     pairs = (
         (tops[name], {tops[n] for n in named if n in tops}) for name, named in found.items() if name in tops
@@ -176,7 +176,7 @@ def figures(package: Path) -> dict[str, float]:
 
 
 def import_table(package: Path) -> str:
-    """One line for each package and top module: those that it imports, with the number of its modules that do."""
+    """One line for each package and top module: its imports with the number of importing modules."""
     edges = between_packages(imports(package))
     lines = []
     for top in sorted({top for top, _ in edges}):

@@ -22,16 +22,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-MEMORY = 3 << 30  # bytes of address space for a child, libraries included
+MEMORY = 3 << 30  # bytes of address space for a child process, including libraries
 LONGEST = 10  # seconds for one input
 
 
 class HangError(BaseException):
-    """An input took too long. Not an ``Exception``, so that no reader catches it."""
+    """The time limit of an input. Not an ``Exception``, so that no reader catches it."""
 
 
 def attempt(read: object, data: bytes, folder: Path) -> str | None:
-    """What came out that should not: a line that names the place, or nothing."""
+    """The fault as a line with its location, or an empty text."""
     from qdqspec.errors import QdqspecError
 
     signal.setitimer(signal.ITIMER_REAL, LONGEST)
@@ -39,7 +39,7 @@ def attempt(read: object, data: bytes, folder: Path) -> str | None:
         read(data, folder)  # type: ignore[operator]  # a Reader's own function
     except QdqspecError:
         return None
-    except (Exception, HangError) as error:  # noqa: BLE001 - this is what is looked for
+    except (Exception, HangError) as error:  # noqa: BLE001 - other exceptions are the faults
         frame = traceback.extract_tb(error.__traceback__)[-1]
         ours = [f for f in traceback.extract_tb(error.__traceback__) if "/qdqspec/" in f.filename][-1:]
         places = " in ".join(f"{Path(f.filename).name}:{f.lineno}" for f in (frame, *ours))
@@ -50,7 +50,7 @@ def attempt(read: object, data: bytes, folder: Path) -> str | None:
 
 
 def child(name: str, seconds: float, seed: int, folder: Path) -> None:
-    """Read spoiled files until the time is up; the input under way and what was found lie in ``folder``."""
+    """Read mutated files until the time limit; the current input and faults are written to ``folder``."""
     from readers import READERS, spoiled
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -75,7 +75,7 @@ def _hang(*_: object) -> None:
 
 
 def fuzz(name: str, seconds: float, seed: int, home: Path) -> tuple[int, dict[str, str], int]:
-    """How many inputs a reader was given, what was found with which input, and the peak of memory in MiB."""
+    """The number of inputs of a reader, faults by input, and the peak memory in MiB."""
     folder = home / f"work-{name.replace(' ', '-')}"
     folder.mkdir(exist_ok=True)
     command = [sys.executable, __file__, str(seconds), "--reader", name, "--seed", str(seed)]
@@ -95,7 +95,7 @@ def fuzz(name: str, seconds: float, seed: int, home: Path) -> tuple[int, dict[st
 
 
 def guided(name: str, seconds: float, home: Path) -> None:
-    """The same with atheris, in this process: it ends at the first fault, and leaves the input in ``home``."""
+    """Fuzz with atheris in this process, which ends at the first fault and writes the input to ``home``."""
     import atheris  # type: ignore[import-not-found]  # optional
 
     with atheris.instrument_imports(include=["qdqspec"]):
@@ -123,7 +123,7 @@ def guided(name: str, seconds: float, home: Path) -> None:
 
 
 def main() -> None:
-    """Fuzz one reader or all, and print a row for each."""
+    """Fuzz one reader or all and print a row for each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("seconds", type=float, nargs="?", default=600, help="for all readers together")
     parser.add_argument("--reader")

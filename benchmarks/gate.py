@@ -50,14 +50,14 @@ FEEDS = {"x": np.zeros((1, 8, 64, 64), np.float32)}
 
 
 class ScaledDevice(FakeDevice):
-    """A simulated device that runs each model file as much slower as told, and reads each file once."""
+    """A simulated device with a factor on the times of each model file, which reads each file once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.factors: dict[Path, float] = {}
 
     def build(self, model: Path, options: BuildOptions) -> FakeEngine:
-        """A fresh build: its own deviation, its own noise."""
+        """A new build with a random deviation and noise."""
         words = options_from(options.extra)
         self._builds += 1
         factor = self.factors.get(model, 1.0)
@@ -73,7 +73,7 @@ def layers_of(model: Path) -> tuple:
 
 
 def no_memory(_engines: Sequence[Engine], _more: int) -> bool:
-    """For no two builds beside each other."""
+    """A memory check that never permits another open build."""
     return False
 
 
@@ -85,7 +85,7 @@ def gate(
     allowed: float,
     memory: HasMemory = has_memory,
 ) -> tuple[str, int]:
-    """The outcome and how many looks it took."""
+    """The outcome and the number of measurements."""
     files = {placement.digest: folder / f"{role}.onnx" for role, placement in ROLES.items()}
     device = ScaledDevice()
     bench = Bench(
@@ -105,14 +105,14 @@ def gate(
 
 
 def baseline_of(bench: Bench) -> Entry:
-    """What ``--qdq-update`` would write."""
+    """The entry that ``--qdq-update`` would write."""
     taken = bench.compare(ROLES, builds=CLOSE_BUILDS, rounds=CLOSE_ROUNDS)
     conditions = Conditions(clock=taken.clock, model_sha256="0" * 64, rules={}, scheme="0", environment={})
     return entry_from(taken, conditions)
 
 
 def gate_once(bench: Bench, known: Entry, allowed: float) -> Look:
-    """What a session does at a regression check."""
+    """The measurements of a session for a regression check."""
     first = bench.compare(ROLES, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
     return look(
         known, first, partial(bench.compare, ROLES, builds=CLOSE_BUILDS, rounds=CLOSE_ROUNDS), allowed
@@ -120,12 +120,12 @@ def gate_once(bench: Bench, known: Entry, allowed: float) -> Look:
 
 
 def outcome_of(seen: Look, allowed: float) -> str:
-    """The check's outcome, with a pass that warns told apart."""
+    """The outcome of the check; ``stale`` for a pass with a warning."""
     return "stale" if is_stale(seen.change, allowed) else judge_change(seen.change, allowed)
 
 
 def write_models(folder: Path) -> None:
-    """A convolution, large enough that one run is one sample; twice, as what it is made of does not matter."""
+    """Write a convolution that is large enough for one run per sample, twice under different names."""
     shape = [1, 8, 64, 64]
     weight = helper.make_tensor("w", TensorProto.FLOAT, [64, 8, 3, 3], np.zeros(64 * 8 * 9))
     conv = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])
@@ -149,7 +149,7 @@ def rates(
     allowed: float = 0.05,
     memory: HasMemory = has_memory,
 ) -> tuple[Counter[str], float]:
-    """How often each outcome came, and the share of runs that looked twice."""
+    """The number of each outcome, and the share of runs with two measurements."""
     outcomes: Counter[str] = Counter()
     twice = 0
     for seed in range(seeds):

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def bench_of(backend: Isolated, feed: Feed, reference: Path, tuned: Path) -> Bench:
-    """What times two model files against each other."""
+    """A bench that times two model files interleaved."""
     files = {ROLES["reference"].digest: reference, ROLES["tuned"].digest: tuned}
     return Bench(
         backend,
@@ -67,7 +67,7 @@ def say(title: str, bench: Bench, known: Entry) -> None:
 
 
 def tuned_model(given: Path, folder: Path) -> Path:
-    """What a short search ships."""
+    """The model selected by a short search."""
     case = Case(id="default", model=given, tune=TuneRules(trials=6))
     with closing(Session(output=folder / "reports", cache_dir=folder / "cache", no_cache=True)) as session:
         session.search(case)
@@ -89,9 +89,9 @@ def feed_of(given: Path) -> Feed:
 
 
 def slower(backend: Isolated, tuned: Path, feed: Feed) -> Path:
-    """The model with elementwise work beside it, so much that it takes the share `ADDED` longer.
+    """The model with additional elementwise work, which takes the share `ADDED` longer.
 
-    How much that is, is found by timing the model with a known amount of it, and then with what should do.
+    The amount is found by timing the model with a known amount of work, and again with the computed amount.
     """
     size = 1 << 14
     for _ in range(2):

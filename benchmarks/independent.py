@@ -35,7 +35,7 @@ Feed: TypeAlias = dict[str, np.ndarray]
 Outputs: TypeAlias = dict[str, np.ndarray]
 
 BUILDS, ROUNDS, VISIT = 6, 6, 5
-FEWEST_BUILDS, FEWEST_ROUNDS = 3, 2  # where time is short
+FEWEST_BUILDS, FEWEST_ROUNDS = 3, 2  # the least numbers for a short time limit
 STUDENT = (
     12.706,
     4.303,
@@ -47,9 +47,9 @@ STUDENT = (
     2.306,
     2.262,
     2.228,
-)  # two-sided 95 %, 1 to 10 of freedom
+)  # two-sided 95 %, 1 to 10 degrees of freedom
 WARM_UP = 5  # runs of a fresh session that are not counted: integer kernels take about five to settle
-LEAST_RUNS_MS = 2.0  # a visit to a fast model has more runs, so that it lasts at least so long
+LEAST_RUNS_MS = 2.0  # a visit to a fast model has more runs, to last at least this long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +63,10 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Milliseconds of each role, one number a round, one build after the other; equal indexes were taken side by side.
+    """Milliseconds of each role, one number per round, build by build; equal indices are of the same round.
 
-    ``failures`` gives the reason for each role that could not be loaded or run, ``shortened`` what was left out for
-    want of time.
+    ``failures`` contains the reason for each role that could not be loaded or run, ``shortened`` the measurements
+    omitted because of the time limit.
     """
 
     samples: Mapping[str, Sequence[float]]
@@ -75,7 +75,7 @@ class Timing:
     shortened: str = ""
 
     def ratio(self, role: str, base: str) -> Interval:
-        """How the time of ``role`` relates to that of ``base``: the median over rounds of each build, over builds."""
+        """The ratio of the times of ``role`` and ``base``: the median over rounds of each build, over builds."""
         logs = np.log(self.samples[role]) - np.log(self.samples[base])
         return interval_over_builds(np.median(logs.reshape(self.builds, -1), axis=1))
 
@@ -94,10 +94,10 @@ def time_models(
     seed: int = 0,
     seconds: float = math.inf,
 ) -> Timing:
-    """Time each file on one input: ``builds`` times afresh, ``rounds`` rounds each, ``visit`` runs at a time.
+    """Time each file on one input: ``builds`` new builds, ``rounds`` rounds each, ``visit`` consecutive runs.
 
-    Where the first build shows that this takes more than ``seconds``, each build has fewer rounds, at least two, and
-    then there are fewer builds, at least three.
+    If the first build shows that this takes more than ``seconds``, each build has fewer rounds, at least two, and then
+    there are fewer builds, at least three.
     """
     failures: dict[str, str] = {}
     samples: dict[str, list[float]] = {}
@@ -138,15 +138,15 @@ def time_models(
 
 
 def open_session(path: Path) -> ort.InferenceSession:
-    """A session as a caller opens it, on one thread."""
+    """A session with one thread."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # errors come as exceptions
+    options.log_severity_level = 4  # errors are raised as exceptions
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _runs(session: ort.InferenceSession, feed: Feed, visit: int) -> int:
-    """Warm the session up; return how many runs a visit has."""
+    """Warm up the session; the number of runs of a visit."""
     for _ in range(WARM_UP):
         session.run(None, feed)
     once = _visit(session, 1, feed)
@@ -170,7 +170,7 @@ def _visit(session: ort.InferenceSession, runs: int, feed: Feed) -> float:
 
 
 def interval_over_builds(logs: Sequence[float] | np.ndarray) -> Interval:
-    """The geometric mean of ratios, given as logarithms one a build, and its 95 % interval by Student's t."""
+    """The geometric mean of ratios, given as one logarithm per build, and its 95 % interval by Student's t."""
     count = len(logs)
     center = float(np.mean(logs))
     reach = math.inf
@@ -192,10 +192,10 @@ def reason_of(error: BaseException) -> str:
 def feeds_of(data: Path, model: Path, most: int | None = None) -> list[Feed]:
     """The samples of an ``.npz`` as feeds of a model: its first axis counts samples.
 
-    A sample of the rank that the model declares is used as it is; one of a rank less gets a first axis of one.
+    A sample of the declared rank is used unchanged; one of a lower rank gets a first axis of length one.
     """
     ranks = {value.name: len(value.shape) for value in open_session(model).get_inputs()}
-    with np.load(data) as arrays:  # noqa: TID251 - closed here, and no code of qdqspec is wanted
+    with np.load(data) as arrays:  # noqa: TID251 - closed here, without code of qdqspec
         given = {name: arrays[name] for name in arrays.files if name in ranks}
     count = min(len(array) for array in given.values())
     return [
@@ -218,7 +218,7 @@ def outputs(model: Path, feeds: Iterable[Feed]) -> Iterator[Outputs]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closeness:
-    """How close one model's outputs are to another's: of all outputs the worst, over all samples."""
+    """The difference between the outputs of two models: the worst output, over all samples."""
 
     sqnr_db: float
     cosine: float

@@ -27,13 +27,13 @@ import onnx
 from onnx import TensorProto, helper
 from tabulate import tabulate
 
-ROWS, COLUMNS = 4096, 8192  # of a weight, in turns
+ROWS, COLUMNS = 4096, 8192  # alternating sizes of weights
 BAR = 1.3
-_FILLED = 16384  # values of each weight that are not zero
+_FILLED = 16384  # number of nonzero values of each weight
 
 
 def write_model(folder: Path, gibibytes: float, *, is_random: bool = False) -> Path:
-    """MatMul > Relu, as often as it takes; the weights are holes in a file but for their first values, or random."""
+    """MatMul > Relu up to the requested size; the weights are sparse except for their first values, or random."""
     size = 4 * ROWS * COLUMNS
     count = int(np.ceil(gibibytes * 2**30 / size))
     random = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def write_model(folder: Path, gibibytes: float, *, is_random: bool = False) -> P
 
 
 def measured(folder: Path, *words: str, within: Sequence[str] = ()) -> tuple[int, float, float, float, float]:
-    """Exit code, seconds, peak of the process in MiB, the most its children held together, and that of the search."""
+    """Exit code, seconds, peak of the process in MiB, largest sum of its children, and that during the search."""
     start = time.perf_counter()
     program = [__file__, *within] if within else ["-m", "qdqspec"]
     command = [sys.executable, *program, *words]
@@ -106,7 +106,7 @@ def _mebibytes(pid: int, entry: str) -> float:
 
 
 def within(room: float, words: list[str], *, seen: bool) -> int:
-    """The command line in this process, as if engines had so many GiB."""
+    """Run the command line in this process with a limit in GiB on the memory of engines."""
     from qdqspec.cli import main as command_line
     from qdqspec.measurement import memory
 
@@ -121,12 +121,12 @@ def within(room: float, words: list[str], *, seen: bool) -> int:
 
 
 def _held() -> dict[int, float]:
-    """MiB of each child of this process, and theirs."""
+    """MiB of each descendant of this process."""
     return {pid: _mebibytes(pid, "RssAnon") for pid in _descendants(os.getpid())}
 
 
 def _kill_beyond(room: float) -> None:
-    """What a system without memory does."""
+    """Kill the largest engine while the limit is exceeded, as a system without memory does."""
     while True:
         held = _held()
         if sum(held.values()) > room * 1024:
@@ -141,10 +141,8 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--room", type=float)
     parser.add_argument("--unseen", action="store_true")
-    parser.add_argument("--only", default="", help="one verb")
-    parser.add_argument(
-        "--random", action="store_true", help="weights that are random throughout, not mostly zeros"
-    )
+    parser.add_argument("--only", default="", help="run one verb")
+    parser.add_argument("--random", action="store_true", help="random weights instead of mostly zeros")
     asked = parser.parse_args()
     within = ["--unseen" if asked.unseen else "--seen", str(asked.room)] if asked.room else []
     with tempfile.TemporaryDirectory() as name:

@@ -48,7 +48,7 @@ _VNNI = {
     "avx_vnni_int16": (7, 1, 3, 10),
     "avx10": (7, 1, 3, 19),
 }
-_LATER_AVX512 = {  # than Skylake's
+_LATER_AVX512 = {  # the instructions of Skylake remain
     "avx512vbmi": (7, 0, 2, 1),
     "avx512_vbmi2": (7, 0, 2, 6),
     "avx512_bitalg": (7, 0, 2, 12),
@@ -66,7 +66,7 @@ _AVX512 = {
     "avx512bw": (7, 0, 1, 30),
     "avx512vl": (7, 0, 1, 31),
 }
-HIDDEN = {  # by name of the processor that remains
+HIDDEN = {  # by name of the remaining processor
     "avx512": {**_VNNI, **_LATER_AVX512},
     "avx2": {**_VNNI, **_LATER_AVX512, **_AVX512},
 }
@@ -129,7 +129,7 @@ def main() -> int:
 
 
 def _handler(folder: Path, hidden: dict[str, tuple[int, int, int, int]]) -> Path:
-    """Compile the handler as a shared library to preload."""
+    """Compile the handler as a shared library for preloading."""
     library = folder / "handler.so"
     rows = ", ".join(f"{{{', '.join(map(str, bit))}}}" for bit in hidden.values())
     source = HANDLER % (rows, int.from_bytes(INVALID, "little"))
@@ -147,7 +147,7 @@ def _cpuinfo(folder: Path, hidden: set[str]) -> list[str]:
 
 
 def _copies(folder: Path) -> list[str]:
-    """Copies of the libraries that ask the handler in place of the processor, as sources and targets of mounts."""
+    """Copies of the libraries that call the handler instead of CPUID, as sources and targets of mounts."""
     mounts = []
     for package, patterns in LIBRARIES.items():
         spec = importlib.util.find_spec(package)
@@ -164,7 +164,7 @@ def _copies(folder: Path) -> list[str]:
 
 
 def _cpuid_offsets(library: Path, content: bytes) -> list[int]:
-    """Where the library's machine code has a CPUID instruction, as offsets in the file."""
+    """The offsets of CPUID instructions in the file of the library."""
     words = ["objdump", "--disassemble", "--no-show-raw-insn", str(library)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

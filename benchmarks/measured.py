@@ -17,10 +17,10 @@ RECALL = "recall@1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One model beside the float one. ``failed`` is the reason where there are no figures."""
+    """One model compared with float. ``failed`` is the reason if there are no figures."""
 
     failed: str = ""
-    ratio: Interval | None = None  # its time over that of float
+    ratio: Interval | None = None  # time relative to float
     sqnr_db: float | None = None
     cosine: float | None = None
     agreement: float | None = None
@@ -28,7 +28,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """All models of one comparison, by role, and the float model's own figures."""
+    """All models of one comparison, by role, and the figures of the float model."""
 
     float_ms: float | None
     judged: str
@@ -48,7 +48,7 @@ def measure(
 ) -> Beside:
     """Time the files interleaved with the float model on one sample, and compare them on all evaluation data.
 
-    Where timing takes more than ``seconds``, there are fewer rounds and builds.
+    If timing takes more than ``seconds``, there are fewer rounds and builds.
     """
     feeds = model.feeds()
     timing = time_models(
@@ -86,21 +86,21 @@ def _measured(
 
 
 def judged_by(model: RealModel) -> str:
-    """What agreement means for a model; empty where nothing is judged."""
+    """The measure of agreement of a model; empty if there is none."""
     return RECALL if "minilm" in model.name else (rule_for(model.judged) or ("",))[0]
 
 
 def agreement_of(
     model: RealModel, wanted: Sequence[Outputs], found: Sequence[Outputs], feeds: Sequence[Feed]
 ) -> float | None:
-    """How often the answer is that of the float model; of sentence embeddings, recall at one."""
+    """The share of samples with the result of the float model; of sentence embeddings, recall at one."""
     if judged_by(model) == RECALL:
         return _recall(found, feeds)
     return agreement(model.judged, wanted, found)
 
 
 def _recall(found: Sequence[Outputs], feeds: Sequence[Feed]) -> float:
-    """Sentence embeddings: the mean over the mask, normalized; samples are queries and documents in turns."""
+    """Recall of sentence embeddings (normalized mean over the mask); samples are queries and documents in turns."""
     vectors = []
     for made, feed in zip(found, feeds, strict=True):
         mask = feed["attention_mask"].reshape(-1, 1)
@@ -114,7 +114,7 @@ def _recall(found: Sequence[Outputs], feeds: Sequence[Feed]) -> float:
 
 
 def ratio_text(one: Measured | None) -> str:
-    """``.712 [.705, .718]``, or why there is none."""
+    """``.712 [.705, .718]``, or the reason for a missing ratio."""
     if one is None:
         return "-"
     if one.failed or one.ratio is None:

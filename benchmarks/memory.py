@@ -63,7 +63,7 @@ def write_model(path: Path, megabytes: int) -> None:
 
 
 class Meter:
-    """Peak resident memory of one step after another, in megabytes over the start."""
+    """Peak resident memory of consecutive steps, in megabytes above the start."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, float]] = []
@@ -84,7 +84,7 @@ def _megabytes(entry: str) -> float:
 
 
 def measure(path: Path, folder: Path) -> None:
-    """All steps, in a process of their own."""
+    """Run all steps in a separate process."""
     meter = Meter()
     given = meter("load", lambda: load_model(path))
     model = meter("fold BatchNormalization", lambda: fold_weights(given)).model

@@ -29,7 +29,7 @@ LIMIT_S = 180.0
 
 
 def environment(folder: Path) -> Path:
-    """The Python of an environment that has NNCF; made where it is not there."""
+    """The Python of an environment with NNCF, which is created if missing."""
     python = folder / "bin" / "python"
     if not python.is_file():
         print(f"installing NNCF into {folder}", file=sys.stderr, flush=True)
@@ -39,7 +39,7 @@ def environment(folder: Path) -> Path:
 
 
 def quantize(model: RealModel, python: Path, output: Path) -> str:
-    """Write the model with NNCF's pairs; why that failed, or an empty text."""
+    """Write the model with the pairs of NNCF; the reason of a failure, or an empty text."""
     with tempfile.TemporaryDirectory() as scratch:
         feeds, made = Path(scratch) / "feeds.npz", Path(scratch) / "nncf.onnx"
         samples = enumerate(model.calibration_feeds())

@@ -47,12 +47,12 @@ from qdqspec.types import Placement
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-DRAWS = 4  # placements of each model and backend
+DRAWS = 4  # number of placements for each model and backend
 TARGETS = ("tensorrt-10", "tensorrt-11", "onnxruntime-cpu")
 
 
 def models() -> Iterator[tuple[str, onnx.ModelProto]]:
-    """All models that come with onnx, those with weights from elsewhere left out, and ours."""
+    """All models of the package onnx except those that download weights, and the odd models of the tests."""
     from odd import ODD_MODELS
     from onnx.backend.test.case.node import collect_testcases
     from onnx.backend.test.loader import load_model_tests
@@ -68,19 +68,19 @@ def models() -> Iterator[tuple[str, onnx.ModelProto]]:
 
 
 class Tally:
-    """What came of each step: counts, and the wrong ones by what was wrong."""
+    """The results of each step: counts, and faults by message."""
 
     def __init__(self) -> None:
         self.counts: dict[str, Counter[str]] = defaultdict(Counter)
         self.wrong: dict[str, list[str]] = defaultdict(list)
 
     def step(self, name: str, model: str, do: Callable[[], str]) -> None:
-        """``do`` returns ``result``, ``clear error`` or what is wrong."""
+        """Run a step; ``do`` returns ``result``, ``clear error`` or the fault."""
         try:
             found = do()
         except QdqspecError:
             found = "clear error"
-        except BaseException:  # noqa: BLE001 - any exception is what is looked for
+        except BaseException:  # noqa: BLE001 - any other exception is a fault
             found = "traceback: " + traceback.format_exc().strip().splitlines()[-1][:150]
         if found not in ("result", "clear error"):
             self.wrong[f"{name}: {found}"].append(model)
@@ -88,7 +88,7 @@ class Tally:
         self.counts[name][found] += 1
 
     def text(self) -> str:
-        """A row a step, and what was wrong."""
+        """A row for each step, and the faults."""
         kinds = list(dict.fromkeys(kind for counts in self.counts.values() for kind in counts))
         rows = [(name, *(counts[kind] for kind in kinds)) for name, counts in self.counts.items()]
         lines = [tabulate(rows, ("step", *kinds)), ""]
@@ -106,7 +106,7 @@ def verb(*words: object) -> str:
 
 
 def loads(model: Path) -> bool:
-    """Whether ONNX Runtime takes it, as it is."""
+    """Whether ONNX Runtime loads the model unchanged."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -118,23 +118,23 @@ def loads(model: Path) -> bool:
 
 
 def checks(model: Path) -> bool:
-    """Whether the full checker takes it."""
+    """Whether the model passes the full checker."""
     try:
         onnx.checker.check_model(str(model), full_check=True)
-    except Exception:  # noqa: BLE001 - shape inference raises classes of its own
+    except Exception:  # noqa: BLE001 - shape inference raises other classes
         return False
     return True
 
 
 def drawn(space: SchemeSpace, random: np.random.Generator) -> Iterator[Placement]:
-    """Everything, then some of it."""
+    """Full quantization, then random parts of it."""
     yield space.resolve(space.everything())
     for _ in range(DRAWS - 1):
         yield space.resolve({unit.id: str(random.choice(unit.labels)) for unit in space.units})
 
 
 def place(model: Model, path: Path, backend: Backend) -> str:
-    """Insert drawn placements; what is made must be as sound as the model, and come back."""
+    """Insert random placements; the result must be as valid as the model, and strip must restore the model."""
     space = SchemeSpace(model, backend.capabilities())
     spans = {name: TensorRange(-8, 8) for name in model.types}
     numbers = Quantizer(model, spans, biases=space.bias_sources)
@@ -150,7 +150,7 @@ def place(model: Model, path: Path, backend: Backend) -> str:
             return "the checker refuses what was inserted"
         if runs and not loads(placed):
             return "ONNX Runtime refuses what was inserted"
-        if quantized:  # pairs of its own go as well, and are read as well
+        if quantized:  # pairs of the model are also removed and imported
             continue
         if strip_qdq(Model(inserted.proto), model).proto != model.proto:
             return "stripping does not give the model back"
@@ -160,7 +160,7 @@ def place(model: Model, path: Path, backend: Backend) -> str:
 
 
 def folds(model: Path) -> str:
-    """Fold; what is made must be as sound as the model."""
+    """Fold constants; the result must be as valid as the model."""
     out = model.with_name("folded.onnx")
     found = verb("fold", model, "-o", out)
     if found == "result" and ((checks(model) and not checks(out)) or (loads(model) and not loads(out))):
@@ -169,7 +169,7 @@ def folds(model: Path) -> str:
 
 
 def examine(name: str, model: Path, tally: Tally, session: Session | None) -> None:
-    """All steps of one model."""
+    """Run all steps on one model."""
     other = model.with_name("out.onnx")
     tally.step("inspect", name, lambda: verb("inspect", model, "--verbose", "--include-all"))
     tally.step("inspect --json", name, lambda: verb("inspect", model, "--json"))
@@ -196,7 +196,7 @@ def main() -> int:
     every = parser.parse_args().tune
     tally, start = Tally(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy's, of the tests' own data
+        warnings.simplefilter("ignore")  # warnings of numpy about the data of operator tests
         found = list(models())
         warnings.simplefilter("error")
         settings = Settings(root=Path(folder), backend="fake", no_cache=True)

@@ -83,7 +83,7 @@ def _row(path: Path, folder: Path, arguments: argparse.Namespace) -> tuple[objec
         peer = Peer(bench, folder / "peer", warmup=preset["warmup_runs"], runs=preset["timing_runs"])
         theirs, final = _counted(lambda: peer.search(preset["schemes_per_region"], arguments.seed))
         files = {"reference": path, "tuned": session.work(case).finder.tuned_path, "peer": final}
-        files |= _on_the_way(bench, result, folder)
+        files |= _incumbents(bench, result, folder)
         timed = time_files(bench.resources, files, bench.prepared.sample, case.tune)
     return (
         path.stem,
@@ -105,7 +105,7 @@ def _our_search(case: Case, settings: Settings) -> SearchResult:
 
 
 def _counted(work: Callable[[], T]) -> tuple[float, T]:
-    """CPU seconds of this process and the children it has ended, and what the work gave."""
+    """CPU seconds of this process and its finished children, and the result of the work."""
     before = _cpu_seconds()
     found = work()
     return _cpu_seconds() - before, found
@@ -116,8 +116,8 @@ def _cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def _on_the_way(bench: CaseSetup, result: SearchResult, folder: Path) -> dict[str, Path]:
-    """What our search had for its best in turn, by number of build: written again, to be timed with the finals."""
+def _incumbents(bench: CaseSetup, result: SearchResult, folder: Path) -> dict[str, Path]:
+    """The incumbents of the search of qdqspec by number of build, written again to be timed with the final models."""
     candidates = [trial for trial in result.trials if trial.phase not in NOT_CANDIDATES]
     files = {}
     for number, trial in enumerate(candidates, start=1):
@@ -128,7 +128,7 @@ def _on_the_way(bench: CaseSetup, result: SearchResult, folder: Path) -> dict[st
 
 
 def _reached(timed: LatencyEvidence) -> str:
-    """After which of our builds something was as fast as the peer's final, by times taken in one run."""
+    """The first build of qdqspec that is as fast as the final model of the peer, by times of one run."""
     reached = [
         int(role)
         for role, ratio in timed.ratios.items()
@@ -139,7 +139,7 @@ def _reached(timed: LatencyEvidence) -> str:
 
 @dataclass
 class Peer:
-    """ModelOpt's workflow on a case, its builds counted."""
+    """The workflow of ModelOpt on a case, with a count of its builds."""
 
     bench: CaseSetup
     folder: Path
@@ -158,7 +158,7 @@ class Peer:
         self.folder.mkdir()
         source = self.folder / "model.onnx"
         save_model(self.folded.proto, source)
-        workflows._benchmark_instance = self  # noqa: SLF001 - the one place where its benchmark can be replaced
+        workflows._benchmark_instance = self  # noqa: SLF001 - the only way to replace its benchmark
         workflows.region_pattern_autotuning_workflow(
             str(source), self.folder / "out", num_schemes_per_region=schemes, model_transform=self.written
         )
@@ -166,7 +166,7 @@ class Peer:
 
     @cached_property
     def folded(self) -> Model:
-        """The model without constant nodes and batch normalizations: both searches see the same nodes."""
+        """The model without constant nodes and batch normalizations, so that both searches have the same nodes."""
         return Model(fold_constants(self.bench.prepared.model).model.proto)
 
     @cached_property
@@ -179,13 +179,13 @@ class Peer:
         return {site.tensor: site for site in space.resolve(space.everything()).sites if site.weight}
 
     def written(self, candidate: onnx.ModelProto) -> onnx.ModelProto:
-        """The candidate's points in ONNX Runtime's form."""
+        """The candidate with its points in the form of ONNX Runtime."""
         fitted = placement_for(self.bench.prepared.model, Model(candidate))
-        sites = (self._said(site) for site in fitted.placement.sites)
+        sites = (self._shown(site) for site in fitted.placement.sites)
         placement = Placement(sites=frozenset(site for site in sites if site is not None))
         return self._inserter.insert(placement).proto if placement.sites else self.bench.given.proto
 
-    def _said(self, site: Site) -> Site | None:
+    def _shown(self, site: Site) -> Site | None:
         if site.weight:
             known = self._weights.get(site.tensor)
             return known and replace(known, consumers=site.consumers)
@@ -198,10 +198,10 @@ class Peer:
     def run(
         self,
         path_or_bytes: str | bytes,
-        log_file: str | None = None,  # noqa: ARG002 - the peer's signature
+        log_file: str | None = None,  # noqa: ARG002 - the interface of the peer
         flush_timing_cache: bool = False,  # noqa: ARG002
     ) -> float:
-        """Median milliseconds of a model, on the thread's CPU clock; infinite where it does not run."""
+        """Median milliseconds of a model, on the CPU clock of the thread; infinite if it cannot be run."""
         self.builds += 1
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -212,7 +212,7 @@ class Peer:
             for _ in range(self.warmup):
                 session.run(None, sample)
             return float(np.median([_once(session, sample) for _ in range(self.runs)]))
-        except Exception:  # noqa: BLE001 - a model that does not run is a result here
+        except Exception:  # noqa: BLE001 - a model that cannot be run is a result
             self.failed += 1
             return float("inf")
 

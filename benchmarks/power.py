@@ -28,7 +28,7 @@ from qdqspec.types import LatencyEvidence, Samples
 
 SHARES = (1.02, 1.0, 0.99, 0.98, 0.97, 0.95, 0.9, 0.6)
 MIN_GAIN = 0.02
-LONG = 11.0  # times the 2.4 ms of the model: 26 ms
+LONG = 11.0  # factor on the 2.4 ms of the model: 26 ms
 DEVICES = {
     "busy: 3 % a run, 1.2 % a build": NOISE,
     "quiet: 1 % a run, 0.3 % a build": {
@@ -38,7 +38,7 @@ DEVICES = {
 
 
 class CountingDevice(ScaledDevice):
-    """Counts runs, and makes the first of several more uncertain by a factor."""
+    """A device that counts runs and increases the noise of the first of several runs by a factor."""
 
     def __init__(self, first: float = 1.0) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def bench_of(folder: Path, seed: int, words: dict[str, str], share: float, first
 
 
 def raced(folder: Path, seed: int, words: dict[str, str], share: float) -> tuple[bool, int, int]:
-    """Whether the challenger becomes the incumbent; the runs of its trial, and those that the noise took."""
+    """Whether the challenger becomes the incumbent; the runs of its trial, and those for the noise."""
     bench = bench_of(folder, seed, words, share)
     device = bench._backend  # noqa: SLF001
     bench.trial(0, ROLES["reference"], "pure")
@@ -91,7 +91,7 @@ def raced(folder: Path, seed: int, words: dict[str, str], share: float) -> tuple
 def confirmed(
     folder: Path, seed: int, words: dict[str, str], share: float, first: float
 ) -> tuple[float, ...]:
-    """Whether a gain is proved and whether the truth is inside, by both conditions and by runs in a row; the runs."""
+    """Whether a gain is proved and the interval is right, by both conditions and by consecutive runs; the runs."""
     bench = bench_of(folder, seed, words, share, first)
     found = bench.compare(ROLES, is_settled=lambda ratios: is_settled([ratios["tuned"]], MIN_GAIN))
     both, row = found.tested["tuned"], in_a_row(found)
@@ -102,7 +102,7 @@ def confirmed(
 
 
 def in_a_row(found: LatencyEvidence):
-    """The ratio's interval of runs in a row alone."""
+    """The interval of the ratio by consecutive runs only."""
     split = {
         role: np.asarray(samples.on(found.clock)).reshape(found.builds, -1)
         for role, samples in found.samples.items()

@@ -51,7 +51,7 @@ class _Reader(CalibrationDataReader):
 
 
 def static(model: Path, feeds: Sequence[Feed], output: Path, *, seven_bits: bool = SATURATES) -> str:
-    """Write the model as `quantize_static` makes it; why it failed, or an empty text."""
+    """Write the model of `quantize_static`; the reason of a failure, or an empty text."""
 
     def quantize(source: Path) -> None:
         quantize_static(
@@ -69,7 +69,7 @@ def static(model: Path, feeds: Sequence[Feed], output: Path, *, seven_bits: bool
 
 
 def dynamic(model: Path, output: Path, *, seven_bits: bool = SATURATES) -> str:
-    """Write the model as `quantize_dynamic` makes it; why it failed, or an empty text."""
+    """Write the model of `quantize_dynamic`; the reason of a failure, or an empty text."""
 
     def quantize(source: Path) -> None:
         quantize_dynamic(
@@ -80,9 +80,9 @@ def dynamic(model: Path, output: Path, *, seven_bits: bool = SATURATES) -> str:
 
 
 def _written(model: Path, output: Path, quantize: Callable[[Path], None]) -> str:
-    """Quantize the pre-processed model, else the model as it is; then see whether it loads."""
+    """Quantize the pre-processed model, or the original if that fails; then check whether it loads."""
     ort.set_default_logger_severity(FATAL)
-    logging.disable(logging.WARNING)  # it is advised to do what is done here
+    logging.disable(logging.WARNING)  # a warning recommends the pre-processing that is used here
     output.parent.mkdir(parents=True, exist_ok=True)
     prepared = output.with_suffix(".preprocessed.onnx")
     why = ""

@@ -43,7 +43,7 @@ from qdqspec.backends.onnxruntime import ops
 
 ROLES = ("tuned", "static", "dynamic")
 LINE, SPEC, PYTHON = "command line", "spec", "Python"
-THREE_WAYS = ("file_type", "digits_resnet_b1")  # models that are tuned in all three ways
+THREE_WAYS = ("file_type", "digits_resnet_b1")  # models that are tuned in three ways
 HEADERS = (
     "model", "float ms", "tuned / float", "static / float", "dynamic / float", "SQNR dB: tuned", "static", "dynamic",
     "judged", "tuned", "static", "dynamic", "claimed", "search s", "result",
@@ -60,7 +60,7 @@ tune(asked.pop("model"), output=Path(asked.pop("output")), no_cache=True, **aske
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What tuning came to. ``claimed`` is the ratio tuned / float that qdqspec reports."""
+    """The result of tuning. ``claimed`` is the ratio tuned / float that qdqspec reports."""
 
     failed: str = ""
     unchanged: bool = False
@@ -72,7 +72,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One model, tuned in one way. ``failed`` is the reason where there are no figures."""
+    """One model, tuned in one way. ``failed`` is the reason if there are no figures."""
 
     name: str
     via: str
@@ -121,8 +121,8 @@ def _failed(key: str, why: str) -> Row:
 def _arguments() -> argparse.Namespace:
     parser = tuning_parser(__doc__, limit_s=300, minutes=0.4)
     parser.add_argument("--random", action="store_true", help="also models with random weights")
-    parser.add_argument("--again", action="store_true", help="measure rows that are known as well")
-    parser.add_argument("--reuse", action="store_true", help="do not tune what was tuned before")
+    parser.add_argument("--again", action="store_true", help="measure stored rows again")
+    parser.add_argument("--reuse", action="store_true", help="do not tune models with stored results")
     parser.add_argument(
         "--every-way",
         action="store_true",
@@ -133,7 +133,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _row(model: RealModel, arguments: argparse.Namespace) -> Row:
-    """Tune one model in one way, and measure what comes of it."""
+    """Tune one model in one way and measure the result."""
     folder = arguments.results / model.name / arguments.via.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     search = _searched(model, folder, arguments)
@@ -210,7 +210,7 @@ def _pytest(model: RealModel, made: Path, given: dict[str, str], minutes: float)
 
 
 def quantized(model: RealModel, folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """The model as ONNX Runtime's quantizers make it, by role, and why others are missing."""
+    """The models of ONNX Runtime's quantizers by role, and the reasons for missing ones."""
     if _has_pairs(model.path):
         return {}, dict.fromkeys(("static", "dynamic"), "the model is quantized already")
     why = {
@@ -255,5 +255,5 @@ def _outcome(search: Search) -> str:
 
 
 if __name__ == "__main__":
-    os.environ.pop("CI", None)  # a run without baselines is fine
+    os.environ.pop("CI", None)  # a run without baselines is no failure
     sys.exit(main())

@@ -20,8 +20,8 @@ from independent import Feed, feeds_of, open_session
 
 OURS = Path(__file__).parents[1] / "specs" / "data"
 SPECS = {"squeezenet10": ("squeezenet", "same class"), "ultraface_rfb320": ("faces", "same detections")}
-CALIBRATION, EVALUATION = 16, 1024  # samples at most
-# Of the folders' models, those whose weights were drawn and not trained: their accuracy means nothing.
+CALIBRATION, EVALUATION = 16, 1024  # largest number of samples
+# Models of the folders with random weights, whose accuracy is not meaningful.
 RANDOM_WEIGHTS = frozenset(
     {
         "bert_small_s128",
@@ -32,14 +32,14 @@ RANDOM_WEIGHTS = frozenset(
         "unet_b1",
     }
 )
-DYNAMIC = 64  # elements of a dynamic dimension that is no batch
-FIXED = {"silero_vad_16k": {"sr": 16000}, "voice_activity": {"sr": 16000}}  # which body of an If runs
+DYNAMIC = 64  # size of a dynamic dimension that is not the batch
+FIXED = {"silero_vad_16k": {"sr": 16000}, "voice_activity": {"sr": 16000}}  # conditions of an If
 TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float16)": np.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealModel:
-    """A model file, what is judged of it, and its data; ``calibration`` is ``None`` for a model without inputs."""
+    """A model file, its measure of agreement and data; ``calibration`` is ``None`` for a model without inputs."""
 
     name: str
     path: Path
@@ -50,7 +50,7 @@ class RealModel:
 
     @property
     def values(self) -> dict[str, int]:
-        """Inputs to fix, so that the body of an If that is not run is removed."""
+        """Inputs to fix, by which the body of an If that is not executed is removed."""
         return FIXED.get(self.name, {})
 
     def feeds(self) -> list[Feed]:
@@ -63,7 +63,7 @@ class RealModel:
 
 
 def find_models(folders: Sequence[Path], names: Sequence[str], scratch: Path) -> Iterator[RealModel]:
-    """The models of the folders, in the order of names; data that has to be written goes into ``scratch``."""
+    """The models of the folders, in the order of names; generated data is written to ``scratch``."""
     scratch.mkdir(parents=True, exist_ok=True)
     for folder in folders:
         said = json.loads((folder / "models.json").read_text()) if (folder / "models.json").is_file() else {}
@@ -110,7 +110,7 @@ def _beside(name: str, folders: Sequence[Path]) -> tuple[Path, Path] | None:
 
 
 def _known(path: Path) -> tuple[Feed, Feed] | None:
-    """Data that the folder's MODELS.md names: handwritten digits for small images, texts for MiniLM."""
+    """Data named in MODELS.md of the folder: handwritten digits for small images, texts for MiniLM."""
     if "minilm" in path.stem and (path.parent / "minilm_eval.npz").is_file():
         texts = _arrays(path.parent / "minilm_eval.npz")
         both = {
@@ -118,7 +118,7 @@ def _known(path: Path) -> tuple[Feed, Feed] | None:
             "attention_mask": np.concatenate([texts["query_mask"], texts["doc_mask"]]),
         }
         known = {"input_ids": texts["calib_ids"], "attention_mask": texts["calib_mask"]}
-        # Queries and documents in turns, so that the first samples have both.
+        # Queries and documents alternate, so that the first samples contain both.
         turns = np.arange(len(both["input_ids"])).reshape(2, -1).T.reshape(-1)
         return known, {name: array[turns] for name, array in both.items()}
     inputs = open_session(path).get_inputs()
@@ -127,7 +127,7 @@ def _known(path: Path) -> tuple[Feed, Feed] | None:
         return None
     digits = _arrays(path.parent / "digits_eval.npz")
     images = [digits["calib_x"][:CALIBRATION], digits["eval_x"][:EVALUATION]]
-    if size == [28, 28]:  # bytes from 0 to 255, the digit in the middle
+    if size == [28, 28]:  # bytes from 0 to 255 with the digit at the centre
         images = [255 * np.pad(array, [(0, 0), (0, 0), (6, 6), (6, 6)]) for array in images]
     calibration, evaluation = ({inputs[0].name: array.astype(np.float32)} for array in images)
     return calibration, evaluation
@@ -139,7 +139,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _random(path: Path) -> tuple[Feed, Feed]:
-    """Standard normal numbers; token numbers below 1,000, other integers one; seeded by the name."""
+    """Standard normal numbers; tokens below 1,000, other integers one; seeded by the name."""
     random = np.random.default_rng(zlib.crc32(path.stem.encode()))
     made: list[Feed] = []
     for count in (CALIBRATION, CALIBRATION):

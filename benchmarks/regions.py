@@ -38,7 +38,7 @@ from qdqspec.regions.search import find_regions
 
 
 class Net:
-    """A model in the making; every method returns the name of the tensor it makes."""
+    """A model under construction; its methods return the name of the output tensor."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -87,7 +87,7 @@ def clips(size: int) -> Model:
 
 
 def nested_splits(size: int) -> Model:
-    """Each Split's second half is split again, all the way down, and joined on the way back."""
+    """Nested Splits: the second half of each is split again, and all halves are joined in reverse order."""
     net, x, waiting = Net(), "x", []
     while 2 * len(net.nodes) < size:
         half = net.op("Split", net.op("Conv", x, "w"), outputs=2, axis=1)
@@ -100,7 +100,7 @@ def nested_splits(size: int) -> Model:
 
 
 def split_blocks(size: int) -> Model:
-    """Split blocks one after another, as in ShuffleNet."""
+    """Consecutive split blocks, as in ShuffleNet."""
     net, x = Net(), "x"
     while len(net.nodes) < size:
         half = net.op("Split", x, outputs=2, axis=1)
@@ -110,7 +110,7 @@ def split_blocks(size: int) -> Model:
 
 
 def dense(size: int) -> Model:
-    """Every layer feeds one Concat at the end."""
+    """The outputs of all layers are inputs of one Concat at the end."""
     net, x, seen = Net(), "x", []
     while len(net.nodes) < size - 1:
         x = net.op("Relu", net.op("Conv", x, "w"))
@@ -155,9 +155,9 @@ VERBS = {
     "verify": ("verify", "model.onnx", "tuned.onnx"),
     "explain": ("explain", "model.onnx"),
 }
-SMALL = 20  # nodes: what is measured there is start-up
-# Runs a command, and writes the CPU seconds of its own process and those of its children to a file: after all else at
-# the end of the process, where idle zygotes are stopped. Children count when they have been waited for.
+SMALL = 20  # number of nodes at which only start-up is measured
+# Runs a command, and writes the CPU seconds of its process and of its children to a file at the end of the process,
+# after idle zygotes are stopped. Children count only after waiting for them.
 COMMAND = """
 import atexit, resource, sys
 def write():
@@ -197,7 +197,7 @@ def grow_verbs(sizes: list[int], repeat: int, chosen: list[str]) -> None:
 
 
 def exponent(sizes: list[int], seconds: list[float]) -> float:
-    """The slope of log seconds over log nodes, without the start-up, which is the first of the times."""
+    """The slope of log seconds over log nodes, minus the start-up, which is the first of the times."""
     start, *taken = seconds
     logs = [math.log(max(each - start, 1e-3)) for each in taken]
     return statistics.linear_regression([math.log(size) for size in sizes], logs).slope
@@ -208,13 +208,13 @@ def write_models(folder: Path, size: int) -> None:
     (folder / "work").mkdir()
     maker = candidates.Maker(candidates.load_model(folder / "model.onnx"), folder / "work")
     maker.make(maker.space.everything(), "tuned.onnx")
-    for made in (folder / "work").iterdir():  # the model, and its weights where they lie beside it
+    for made in (folder / "work").iterdir():  # the model and its external weights
         made.rename(folder / made.name)
     cpu_seconds(folder, VERBS["import"])
 
 
 def cpu_seconds(folder: Path, words: tuple[str, ...]) -> tuple[float, float]:
-    """CPU time of a command, and that of its children."""
+    """CPU time of a command and of its children."""
     for left in ("model.qdq.yaml", "folded.onnx", "applied.onnx", "stripped.onnx", "scheme.json"):
         if left in words and words[words.index(left) - 1] == "-o":
             (folder / left).unlink(missing_ok=True)
@@ -259,7 +259,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 2500, 5000, 10_000, 20_000])
-    parser.add_argument("--repeat", type=int, default=3, help="best of so many")
+    parser.add_argument("--repeat", type=int, default=3, help="number of repetitions; the best counts")
     parser.add_argument(
         "--verbs", nargs="*", metavar="VERB", help="measure these commands, or all that take a model"
     )

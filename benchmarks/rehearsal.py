@@ -66,8 +66,8 @@ def main() -> int:
     return 0
 
 
-class _opened:  # noqa: N801 - used like a function
-    """The rehearsal of a case, and the processor time that opening it took."""
+class _opened:  # noqa: N801 - used as a function
+    """The rehearsal of a case, and the processor time to open it."""
 
     def __init__(self, prepared: Prepared, samples: int) -> None:
         backend = OnnxRuntime()
@@ -128,7 +128,7 @@ def _drawn(prepared: Prepared, count: int, seed: int) -> Iterator[Placement]:
 def _compared(
     name: str, prepared: Prepared, rehearsal: Rehearsal, placements: list[Placement], folder: Path
 ) -> list:
-    """SQNR at the worst output, as rehearsed and as built; a candidate that does not build is left out."""
+    """SQNR at the worst output, rehearsed and built; candidates that cannot be built are omitted."""
     base = prepared.given.path.parent
     inserter = Inserter(prepared.model, prepared.numbers, store=WeightStore(folder, base=base))
     with closing(OnnxRuntime().build(prepared.given.path, PLAIN)) as reference:
@@ -147,7 +147,7 @@ def _compared(
 
 
 def _added(name: str, rehearsal: Rehearsal, found: Sensitivities, prepared: Prepared) -> Iterator[list]:
-    """Everything quantized, less the worst edges: predicted from single ones, and rehearsed."""
+    """Full quantization without the worst edges: predicted from single edges, and rehearsed."""
     sites = prepared.space.resolve(prepared.space.everything()).ordered
     numbers = [number for site in sites for number in rehearsal.switches.numbers(site)]
     falling = sorted(numbers, key=lambda number: -found.noise[number].max())

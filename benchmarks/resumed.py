@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-GRACE_S = 5.0  # for a process to end after it was asked to
-ROW = "--row"  # the option of a benchmark by which its own child writes one row
+GRACE_S = 5.0  # seconds to wait for the end of a terminated process
+ROW = "--row"  # the option by which a child process writes one row
 
 
 Row = TypeVar("Row")
@@ -32,9 +32,15 @@ Row = TypeVar("Row")
 def parser_of(doc: str | None, *, limit_s: float) -> argparse.ArgumentParser:
     """A parser with the options of each benchmark by rows."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="only these, by commas")
     parser.add_argument(
-        "--limit", type=float, default=limit_s, metavar="SECONDS", help=f"of a row (default: {limit_s:g})"
+        "--only", type=lambda text: text.split(","), default=[], help="only these, separated by commas"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=limit_s,
+        metavar="SECONDS",
+        help=f"seconds for a row (default: {limit_s:g})",
     )
     parser.add_argument(ROW, type=Path, help=argparse.SUPPRESS)
     return parser
@@ -47,25 +53,25 @@ def tuning_parser(doc: str | None, *, limit_s: float, minutes: float) -> argpars
     parser.add_argument(
         "--minutes", type=float, default=minutes, help=f"of each search (default: {minutes:g})"
     )
-    parser.add_argument("--results", type=Path, metavar="DIR", help="keep rows and tuned models here")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="folder for rows and tuned models")
     return parser
 
 
 def words_of(arguments: argparse.Namespace, name: str) -> list[str]:
-    """The words by which the child of one model gets the options of a `tuning_parser`."""
+    """The arguments that pass the options of a `tuning_parser` to the child process of one model."""
     given = {"only": name, **{key: getattr(arguments, key) for key in ("minutes", "limit", "results")}}
     named = [word for key, value in given.items() for word in (f"--{key}", str(value))]
     return [*map(str, arguments.folders), *named]
 
 
 def write_row(path: Path, rows: TypeAdapter[Row], row: Row) -> int:
-    """Write the row of a child; returns its exit status."""
+    """Write the row of a child process; its exit status."""
     path.write_text(json.dumps(rows.dump_python(row, mode="json")))
     return 0
 
 
 def kept_rows(path: Path) -> dict[str, Any]:
-    """The rows in a file, by their keys; none where there is no file."""
+    """The rows of a file by key; none without a file."""
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
@@ -88,10 +94,10 @@ def run_rows(
     table: Callable[[Sequence[Row]], str],
     bound_s: float = math.inf,
 ) -> list[Row]:
-    """Run ``script`` once for each key that ``path`` has no row of, with these words; all rows in the order wanted.
+    """Run ``script`` with these arguments for each key without a row in ``path``; all rows in the given order.
 
     ``failed`` makes the row of a key from the reason. The ``table`` of each row goes to standard error. After
-    ``bound_s`` no further row begins: those that are missing are left out.
+    ``bound_s`` no further row is started, and missing rows are omitted.
     """
     kept = kept_rows(path)
     print(f"{len(wanted)} rows, {len(kept.keys() & wanted)} of them known", file=sys.stderr)
@@ -114,8 +120,8 @@ def run_rows(
 
 
 def run_limited(words: Sequence[str], limit_s: float, log: Path | None = None) -> str:
-    """Run a command with all its children for so long at most; why it did not end well, or an empty text."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children end with this process
+    """Run a command and its children with a time limit; the reason of a failure, or an empty text."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children end together with this process
     started = time.monotonic()
     process = subprocess.Popen(
         [*words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -137,7 +143,7 @@ def run_limited(words: Sequence[str], limit_s: float, log: Path | None = None) -
 
 
 def _ended(process: subprocess.Popen[str]) -> str:
-    """End a process with its children, that it may end its own; what it wrote."""
+    """Terminate a process, which may terminate its children; its output."""
     os.killpg(process.pid, signal.SIGTERM)
     try:
         written, _ = process.communicate(timeout=GRACE_S)

@@ -27,7 +27,7 @@ from typing import Any
 from real_data import RealModel, find_models
 
 LOAD, AGAIN = "load.json", "again.json"
-NEAR, SLOWER = 1.03, 3.0  # of the best runtime's time, of the first runtime's search
+NEAR, SLOWER = 1.03, 3.0  # limits relative to the best runtime, and to the search on the first runtime
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--only", default="", help="names of models, separated by commas")
     parser.add_argument("--backends", default="onnxruntime,openvino")
-    parser.add_argument("--minutes", help="time of each search (default: as the preset)")
+    parser.add_argument("--minutes", help="time of each search (default: that of the preset)")
     parser.add_argument("--preset", default="quick")
     arguments = parser.parse_intermixed_args()
     names = [name for name in arguments.only.split(",") if name]
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measure(model: RealModel, arguments: argparse.Namespace) -> None:
-    """Tune a model on all backends, and time the results once more, unless that is done."""
+    """Tune a model on all backends and time the results once more, unless there are results."""
     folder = arguments.out / model.name
     if not (folder / "tune.json").exists():
         before = os.getloadavg()
@@ -84,7 +84,7 @@ def run(words: list[str]) -> str:
 
 
 def rows(folder: Path) -> Iterator[str]:
-    """A model's lines, as cells of a Markdown table."""
+    """The rows of a model, as cells of a Markdown table."""
     (found,) = json.loads((folder / "tune.json").read_text())["runtimes"]
     for model in found["models"]:
         result, ratio = result_of(folder, model["backend"]), model["ratio"]
@@ -98,7 +98,7 @@ def rows(folder: Path) -> Iterator[str]:
 
 
 def bars(folder: Path, backends: list[str]) -> Iterator[str]:
-    """A line for each bar of a model; the first word says whether it holds."""
+    """A line for each bar of a model; the first word is the verdict."""
     first, *others = [result_of(folder, backend) for backend in backends]
     for result in others:
         tuned, whole = (result["latency"] or {}).get("ratios", {}).get("tuned"), everything(result)
@@ -134,13 +134,13 @@ def result_of(folder: Path, backend: str) -> dict[str, Any]:
 
 
 def everything(result: dict[str, Any]) -> dict[str, float] | None:
-    """The ratio of everything quantized over the runtime's own float model; the winner's if it is that."""
+    """The ratio of full quantization to the float model of the runtime, which may be that of the winner."""
     found: dict[str, float] | None = (result["latency"] or {}).get("ratios", {}).get("everything")
     return found
 
 
 def is_accurate(folder: Path, result: dict[str, Any]) -> bool:
-    """Whether everything quantized is known to meet the SQNR limit: a trial of the search measured it."""
+    """Whether a trial of the search measured that full quantization meets the SQNR limit."""
     floor = result["search"]["limits"]["min_sqnr_db"]
     journal = (folder / result["backend"] / "trials.jsonl").read_text().splitlines()
     trials = [trial for trial in map(json.loads, journal) if "phase" in trial]

@@ -73,7 +73,7 @@ def main() -> int:
     return 0
 
 
-# ---- for real -----------------------------------------------------------------------------------
+# ---- real runtimes ------------------------------------------------------------------------------
 
 
 def _measure(paths: list[Path], trials: int | None, seed: int, folder: Path) -> None:
@@ -90,7 +90,7 @@ def _measure(paths: list[Path], trials: int | None, seed: int, folder: Path) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spent:
-    """Processor seconds of one search, by whose they are."""
+    """Processor seconds of one search by purpose."""
 
     own: float
     build: float
@@ -144,7 +144,7 @@ def _row(case: Case, session: Session, folder: Path) -> tuple[object, ...]:
 
 
 def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict[str, Interval], float]:
-    """Reference, tuned, everything and static from fresh builds, interleaved."""
+    """The ratios of reference, tuned, everything and static by new builds, timed interleaved."""
     everything = work.setup.prepared.space.resolve(work.setup.prepared.space.everything())
     files = {"reference": work.setup.case.model, "tuned": work.finder.tuned_path}
     if static is not None:
@@ -170,7 +170,7 @@ def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict
 
 
 def _quantize_static(work: CaseWork, output: Path) -> str | None:
-    """Quantize as ONNX Runtime does; return why it failed, or ``None``."""
+    """Quantize with ONNX Runtime's quantizer; the reason of a failure, or ``None``."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -200,7 +200,7 @@ def _quantize_static(work: CaseWork, output: Path) -> str | None:
         options = ort.SessionOptions()
         options.log_severity_level = 4
         ort.InferenceSession(str(output), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - whatever it raises is the result
+    except Exception as error:  # noqa: BLE001 - any error is the result
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return None
 
@@ -227,7 +227,7 @@ def _simulated(
     ready: simulation.Prepared, device: str, words: Mapping[str, str], seeds: range
 ) -> tuple[object, ...]:
     outcomes = [simulation.search(ready, words, seed) for seed in seeds]
-    shipped = [outcome for outcome in outcomes if not outcome.unchanged]
+    changed = [outcome for outcome in outcomes if not outcome.unchanged]
     best = [
         min(outcome.true, simulation.Truth(ready, {**words, "fake.seed": str(seed)}).best())
         for seed, outcome in zip(seeds, outcomes, strict=True)
@@ -240,13 +240,13 @@ def _simulated(
         f"{np.mean([outcome.tuned.result.total for outcome in outcomes]):.0f}",
         f"{np.mean([outcome.tuned.result.failed for outcome in outcomes]):.1f}",
         f"{np.mean([outcome.own_seconds for outcome in outcomes]):.2f}",
-        len(outcomes) - len(shipped),
+        len(outcomes) - len(changed),
         _mean([outcome.claimed.median for outcome in outcomes]),
         _mean([outcome.true for outcome in outcomes]),
         _mean([outcome.everything for outcome in outcomes]),
         _mean(best),
-        f"{_mean([outcome.claimed.median / outcome.true for outcome in shipped]):.3f}",
-        f"{np.mean([outcome.covered for outcome in shipped]):.0%}" if shipped else "-",
+        f"{_mean([outcome.claimed.median / outcome.true for outcome in changed]):.3f}",
+        f"{np.mean([outcome.covered for outcome in changed]):.0%}" if changed else "-",
         sum(outcome.true > 1 for outcome in outcomes),
     )
 

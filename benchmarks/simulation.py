@@ -28,8 +28,8 @@ from qdqspec.preparation.resources import Resources
 from qdqspec.session.tuning import Tuned, open_tuning
 from qdqspec.types import Case, Interval, Label, LayerTime, Placement, Samples, Trial
 
-# What was found on real machines: 3 % between runs, 1.2 % between builds. Twice that; and where half of all integer
-# kernels lose.
+# The noise of real machines: 3 % between runs, 1.2 % between builds; twice that; and a device on which half of all
+# integer kernels are slower.
 DEVICES: Mapping[str, Mapping[str, str]] = {
     "usual": {"fake.drift": "0.05", "fake.fail_rate": "0.05"},
     "loud": {
@@ -40,24 +40,24 @@ DEVICES: Mapping[str, Mapping[str, str]] = {
 
 
 class MeteredDevice(FakeDevice):
-    """A simulated device that knows how much processor time it took to simulate, and leaves calibration to others."""
+    """A simulated device that measures the processor time of the simulation, and is not used for calibration."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cpu_seconds = 0.0
 
     def capabilities(self, options: BuildOptions) -> Capabilities:
-        """As the device's, but outputs come too slowly to calibrate with."""
+        """The capabilities without calibration, for which outputs take too long."""
         return replace(super().capabilities(options), observes=False)
 
-    def build(self, model: Path, options: BuildOptions) -> MeteredEngine:  # type: ignore[override]  # the same seam
-        """Build, on the meter."""
+    def build(self, model: Path, options: BuildOptions) -> MeteredEngine:  # type: ignore[override]  # the same interface
+        """Build with measured processor time."""
         with self.metered():
             return MeteredEngine(super().build(model, options), self)
 
     @contextmanager
     def metered(self) -> Iterator[None]:
-        """What happens inside is the simulation's."""
+        """Count the processor time of the block as simulation."""
         started = time.thread_time()
         try:
             yield
@@ -66,7 +66,7 @@ class MeteredDevice(FakeDevice):
 
 
 class MeteredEngine:
-    """An engine whose every call is on the meter."""
+    """An engine whose calls count as simulation."""
 
     def __init__(self, engine: FakeEngine, device: MeteredDevice) -> None:
         self.graph_hash = engine.graph_hash
@@ -95,13 +95,13 @@ class MeteredEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One search: what it came to, what it claims of its winner, and what is true. Ratios are over float."""
+    """One search: its result, the claimed ratio of its winner, and the true ratio. Ratios are relative to float."""
 
     tuned: Tuned
     claimed: Interval
     true: float
     everything: float
-    own_seconds: float  # processor time of this process less that of the simulation
+    own_seconds: float  # processor time of this process without the simulation
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -113,12 +113,12 @@ class Outcome:
 
     @property
     def covered(self) -> bool:
-        """Whether the interval holds the truth."""
+        """Whether the interval contains the true ratio."""
         return self.claimed.low <= self.true <= self.claimed.high
 
 
 class Truth:
-    """What placements of one model cost on one device, without noise, as ratios over float."""
+    """The true cost of placements of one model on one device, without noise, relative to float."""
 
     def __init__(self, prepared: Prepared, words: Mapping[str, str]) -> None:
         self._words = options_from(words)
@@ -132,9 +132,9 @@ class Truth:
         return self._milliseconds(Model(self._inserter.insert(placement).proto)) / self._reference
 
     def best(self) -> float:
-        """The least ratio found by flipping single units, then pairs of neighbours, from float and from everything.
+        """The least ratio found by changing single units and pairs of neighbours, from several starts.
 
-        Not always the least there is, but found with thousands of exact costs where a search has dozens of noisy ones.
+        It may not be the global minimum, but uses thousands of exact costs, whereas a search has dozens of noisy ones.
         """
         starts: list[dict[str, Label]] = [{}, self._space.everything(), self._space.uniform("in-only")]
         return min(map(self._descended, starts))
@@ -150,7 +150,7 @@ class Truth:
         return least
 
     def _changes(self) -> Iterator[dict[str, Label]]:
-        """Other labels for one unit, and the same for two that stand side by side in the graph's order."""
+        """Other labels for one unit, and for two neighbours in graph order."""
         units = self._space.units
         for one, other in zip(units, (*units[1:], None), strict=True):
             for label in one.labels:
@@ -164,14 +164,14 @@ class Truth:
 
 
 def prepared(case: Case) -> Prepared:
-    """A case ready to be searched on simulated devices, calibrated once."""
+    """A prepared case for searches on simulated devices, calibrated once."""
     ready = Prepared(case, load_model(case.model), MeteredDevice(), BuildOptions(), seed=0)
     assert ready.space.units, "nothing can be quantized"
     return ready
 
 
 def with_rules(ready: Prepared, **rules: object) -> Prepared:
-    """The same with other rules of the search; what is calibrated stays."""
+    """The prepared case with other rules of the search and the same calibration."""
     other = copy.copy(ready)
     other.case = replace(ready.case, tune=replace(ready.case.tune, **rules))
     other.warnings = []
@@ -179,7 +179,7 @@ def with_rules(ready: Prepared, **rules: object) -> Prepared:
 
 
 def search(ready: Prepared, words: Mapping[str, str], seed: int) -> Outcome:
-    """One search with this seed, on the device of this seed."""
+    """Run one search with this seed, on the device of this seed."""
     words = {**words, "fake.seed": str(seed)}
     device = MeteredDevice()
     work = Resources(

@@ -29,7 +29,7 @@ CURES = ("free some space", "free some disk space")
 
 @contextmanager
 def small_disk(home: Path, *, limit: bool) -> Iterator[bool]:
-    """Mount a memory disk on a folder, and say whether that was wanted and possible."""
+    """Mount a memory disk on a folder; whether this was requested and possible."""
     mounted = (
         not limit
         and not subprocess.run(
@@ -46,14 +46,14 @@ def small_disk(home: Path, *, limit: bool) -> Iterator[bool]:
 
 
 class Soak:
-    """Runs one project with little room, and then with enough."""
+    """Runs one project with little space, and then with enough."""
 
     def __init__(self, project: Project, seed: int, *, mounted: bool) -> None:
         self.project = project
         self.mounted = mounted
         self.random = random.Random(seed)
         self.faults: list[str] = []
-        self.full: Counter[str] = Counter()  # what could not be written
+        self.full: Counter[str] = Counter()  # files that could not be written
         code, said = project.run()
         assert code == 0, said
         self.expected, self.own = project.outcome(), project.own
@@ -61,7 +61,7 @@ class Soak:
         project.clear()
 
     def _used(self) -> int:
-        """What a run takes in the end, or the size of its largest file."""
+        """The space used by a run, or the size of its largest file."""
         if self.mounted:
             return DISK - self._free()
         return max(path.stat().st_size for path in self.project.home.rglob("*") if path.is_file())
@@ -71,7 +71,7 @@ class Soak:
         return room.f_bavail * room.f_frsize
 
     def one(self) -> None:
-        """One run that gets stuck, and the one after it."""
+        """One run with little space, and the next run."""
         room = int(self.used * self.random.uniform(0, 1.2) ** 2)
         with self._only(room) as words:
             code, said = self.project.run(**words)
@@ -115,7 +115,7 @@ class Soak:
         return [json.loads(line) for line in journal.splitlines(keepends=True) if line.endswith(b"\n")]
 
     def _again(self, measured: bytes) -> None:
-        """With space, it ends as if nothing had been, and goes on where it was."""
+        """Check that a run with enough space has the expected result and continues the journal."""
         complete = measured[: measured.rfind(b"\n") + 1]
         code, said = self.project.run()
         if code != 0:
@@ -131,12 +131,12 @@ class Soak:
 
 
 def main() -> None:
-    """Fill the disk, and print what came of it."""
+    """Run with little space and print the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", type=int, nargs="?", default=40)
     parser.add_argument("--backend", default="fake")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", action="store_true", help="limit the size of files; mount nothing")
+    parser.add_argument("--limit", action="store_true", help="limit the size of files instead of mounting")
     given = parser.parse_args()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as home, small_disk(Path(home), limit=given.limit) as mounted:

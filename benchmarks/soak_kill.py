@@ -24,7 +24,7 @@ from soak_project import Project, left_behind, unreadable, wait_for_children
 from qdqspec.errors import QdqspecError
 from qdqspec.measurement.lock import RunLock
 
-# Counts changes of the file system in the process of the run, and kills it at the one that is asked for.
+# Counts changes of the file system in the process of the run, and kills it at the requested one.
 PROGRAM = """
 import os, signal, sys
 writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -46,14 +46,14 @@ NEVER = 10**9
 
 
 class Soak:
-    """Kills runs of one project and holds what they leave against what must be."""
+    """Kills runs of one project and checks their files."""
 
     def __init__(self, project: Project, seed: int) -> None:
         self.project = project
         self.random = random.Random(seed)
         self.own = project.own
         self.faults: list[str] = []
-        self.met: Counter[str] = Counter()  # where runs were when they were killed
+        self.met: Counter[str] = Counter()  # phases in which runs were killed
         self.kills = self.ended = 0
         self.changes, self.seconds = self._undisturbed()
         self.expected = project.outcome()
@@ -70,7 +70,7 @@ class Soak:
         return self.project.run(python=("-c", PROGRAM), words=words)
 
     def kill(self, total: int) -> None:
-        """Kill so many runs, and let the last one end."""
+        """Kill this number of runs, and let the last one end."""
         while self.kills < total or self.project.journal():
             before = self.project.journal()
             code, said = self._one(final=self.kills >= total)
@@ -89,7 +89,7 @@ class Soak:
         return self.project.run(self.random.uniform(0, self.seconds))
 
     def _lines_kept(self, before: bytes) -> None:
-        """Complete lines stay byte for byte, wherever the journal lies now."""
+        """Check that complete lines are unchanged in the journal or a renamed one."""
         complete = before[: before.rfind(b"\n") + 1]
         now = [self.project.journal()]
         now += [path.read_bytes() for path in self.project.results.glob("trials.previous*.jsonl")]
@@ -138,7 +138,7 @@ class Soak:
 
 
 def main() -> None:
-    """Kill, and print what came of it."""
+    """Kill runs and print the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--backend", default="fake")

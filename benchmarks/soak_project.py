@@ -40,15 +40,15 @@ checks:
   - {kind: size, max_ratio: 2}
   - {kind: regression, max: 5%}
 """
-# A simulated device without any noise: every run of the same search comes to the same.
+# A simulated device without noise, so that every run of a search has the same result.
 SILENT = {"fake.run_noise": 0, "fake.wall_noise": 0, "fake.build_noise": 0}
 _NOTHING: Mapping[str, object] = {}
-MARK = "SOAK_RUN"  # in the environment of a run and of all its children
+MARK = "SOAK_RUN"  # a variable in the environment of a run and of its children
 
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """A folder with models, data and a spec of the user's, and what runs leave in it."""
+    """A folder with models, data and a spec, and the files of runs."""
 
     home: Path
     backend: str
@@ -64,7 +64,7 @@ class Project:
 
     @property
     def temporary(self) -> Path:
-        """What a run takes for its temporary folder."""
+        """The temporary folder of runs."""
         return self.home / "tmp"
 
     @property
@@ -74,7 +74,7 @@ class Project:
 
     @property
     def own(self) -> str:
-        """A hash of all that is the user's."""
+        """A hash of the user's files."""
         digest = hashlib.sha256((self.home / "pyproject.toml").read_bytes())
         for path in sorted((self.home / "specs").rglob("*")):
             if path.is_file() and "__baselines__" not in path.parts:
@@ -88,7 +88,7 @@ class Project:
         words: Mapping[str, object] = _NOTHING,
         before: Callable[[], None] | None = None,
     ) -> subprocess.Popen[str]:
-        """Begin a run, with ``words`` in its environment, after ``before``; what it prints goes to ``said.txt``."""
+        """Start a run with ``words`` in its environment, after ``before``; its output is written to a file."""
         options = [f"--qdq-backend={self.backend}", "--qdq-update=new", "--qdq-json=run.json"]
         options += ["--qdq-report=report.html", "--qdq-report=report.md", "--qdq-report=report.csv"]
         if self.backend == "fake":
@@ -107,7 +107,7 @@ class Project:
             )
 
     def run(self, seconds: float | None = None, **how: Any) -> tuple[int, str]:
-        """A run to its end, or to its kill after so many seconds: exit code, and what it said."""
+        """Run to the end, or kill after this number of seconds: exit code and output."""
         run = self.start(**how)
         try:
             code = run.wait(seconds)
@@ -117,27 +117,27 @@ class Project:
         return code, self.said()
 
     def said(self) -> str:
-        """What the last run printed."""
+        """The output of the last run."""
         return self._printed.read_text()
 
     @property
     def _printed(self) -> Path:
-        return Path(tempfile.gettempdir()) / f"soak-said-{self.home.name}.txt"  # where there is room for it
+        return Path(tempfile.gettempdir()) / f"soak-said-{self.home.name}.txt"  # outside of the limited disk
 
     def clear(self) -> None:
-        """Forget all that runs have left."""
+        """Remove all files of runs."""
         for path in (self.home / "reports", self.home / ".qdqspec", self.home / "specs" / "__baselines__"):
             shutil.rmtree(path, ignore_errors=True)
         for path in [*self.home.glob("report.*"), self.home / "run.json"]:
             path.unlink(missing_ok=True)
 
     def journal(self) -> bytes:
-        """The journal's bytes, nothing where there is none."""
+        """The bytes of the journal, empty without one."""
         path = self.results / "trials.jsonl"
         return path.read_bytes() if path.exists() else b""
 
     def outcome(self) -> dict[str, object]:
-        """What a finished run came to, without what times and clocks leave in it."""
+        """The result of a finished run without times."""
         scheme = json.loads((self.results / "scheme.json").read_text())
         result = json.loads((self.results / "result.json").read_text())
         (baseline,) = (self.home / "specs" / "__baselines__").rglob("*.json")
@@ -151,11 +151,11 @@ class Project:
         }
 
 
-# ---- what must hold ------------------------------------------------------------------------------
+# ---- checks ---------------------------------------------------------------------------------------
 
 
 def children(project: Project) -> list[int]:
-    """Processes that belong to runs of the project."""
+    """The processes of runs of the project."""
     mark = f"{MARK}={project.home}\0".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -168,7 +168,7 @@ def children(project: Project) -> list[int]:
 
 
 def wait_for_children(project: Project, seconds: float = 10) -> list[int]:
-    """Those that are still there after a while; there should be none."""
+    """The processes that remain after some time; there should be none."""
     until = time.monotonic() + seconds
     while (left := children(project)) and time.monotonic() < until:
         time.sleep(0.05)
@@ -176,7 +176,7 @@ def wait_for_children(project: Project, seconds: float = 10) -> list[int]:
 
 
 def unreadable(project: Project) -> list[str]:
-    """Files that cannot be read as what their names say: nothing half-written may ever stand there."""
+    """Files that are invalid for their name; there should be no incomplete file."""
     found = []
     for path in sorted(project.home.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(project.home).parts)
@@ -191,7 +191,7 @@ def unreadable(project: Project) -> list[str]:
 
 
 def left_behind(project: Project) -> list[str]:
-    """What a finished run must not leave: half-written files, temporary folders."""
+    """Incomplete files and temporary folders, which a finished run must not leave."""
     partial = list(project.home.rglob(".qdqspec-*.part"))
     temporary = [path for path in project.temporary.rglob("*") if "runs" in path.parent.parts]
     strange = [path for path in project.temporary.iterdir() if not path.name.startswith("qdqspec-")]

@@ -29,7 +29,7 @@ SETTINGS = {
 
 
 def bench_of(folder: Path, seed: int, words: dict[str, str], memory: HasMemory, ratio: float) -> Bench:
-    """A bench on a device of its own, on which the tuned model takes so much of the reference's time."""
+    """A bench on a separate device, on which the tuned model has this ratio to the time of the reference."""
     device = ScaledDevice()
     device.factors[folder / "tuned.onnx"] = ratio
     files = {placement.digest: folder / f"{role}.onnx" for role, placement in ROLES.items()}

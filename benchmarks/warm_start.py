@@ -40,7 +40,7 @@ from qdqspec.session import Session
 from qdqspec.session.evidence import CaseWork
 from qdqspec.types import NOT_CANDIDATES, Case, SearchResult, Trial
 
-NEAR = 1.02  # what is within this of a time is as good
+NEAR = 1.02  # a time within this factor is as good
 SISTERS = {
     "resnet, deeper": (families.resnet(), families.resnet((3, 3, 2))),
     "resnet, wider": (families.resnet(), families.resnet(width=32)),
@@ -65,7 +65,7 @@ class Pair(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Builds until the goal and until the end, without a cache and with it, and what came of both."""
+    """Builds until the goal and until the end, without and with a cache, and the ratios of both."""
 
     cold: int | None
     cold_end: int
@@ -111,7 +111,7 @@ def _pairs(models: Sequence[str], folder: Path) -> Iterator[Pair]:
 
 
 def _resized(path: Path, side: int, folder: Path) -> Path:
-    """The same net for pictures of another size; for nets without constant shapes in them."""
+    """Write the network for images of another size, which needs a network without constant shapes."""
     model = onnx.load(path)
     weights = {tensor.name for tensor in model.graph.initializer}
     for value in model.graph.input:
@@ -127,7 +127,7 @@ def _resized(path: Path, side: int, folder: Path) -> Path:
 
 
 def _reached(trials: Sequence[Trial], ratio: Callable[[Trial], float], goal: float) -> int | None:
-    """Search builds until one was as good as the goal."""
+    """The number of search builds until one is as good as the goal."""
     builds = [trial for trial in trials if trial.phase not in NOT_CANDIDATES]
     return next((number for number, t in enumerate(builds, 1) if t.ok and ratio(t) <= NEAR * goal), None)
 
@@ -144,7 +144,7 @@ def _measured(pair: Pair, seed: int, folder: Path) -> tuple[object, ...]:
         first = one.search(start)
         warm_case = replace(start, tune=replace(start.tune, start_from=(teacher / PATTERNS,)))
         second = other.search(warm_case)
-        ratios = _timed_again(one.work(start), (first, second), folder)
+        ratios = _ratios_together(one.work(start), (first, second), folder)
     goal = ratios[first.winner.digest]
     row = Row(
         _reached(first.trials, lambda t: ratios.get(t.placement.digest, math.inf), goal),
@@ -157,8 +157,8 @@ def _measured(pair: Pair, seed: int, folder: Path) -> tuple[object, ...]:
     return _line(pair.name, "onnxruntime", first.blocks, [row])
 
 
-def _timed_again(work: CaseWork, results: Sequence[SearchResult], folder: Path) -> dict[str, float]:
-    """Time over float, by digest, of all that either search shipped or had for its best, built afresh together."""
+def _ratios_together(work: CaseWork, results: Sequence[SearchResult], folder: Path) -> dict[str, float]:
+    """Ratios to float, by digest, of the winners and incumbents of both searches, built again and timed together."""
     prepared = work.setup.prepared
     placements = {
         placement.digest: placement
@@ -207,7 +207,7 @@ def _simulated(pair: Pair, seeds: range, folder: Path) -> Iterator[tuple[object,
 
 
 def _line(name: str, device: str, units: int, rows: Sequence[Row]) -> tuple[object, ...]:
-    """Means over seeds; where one search did not reach the goal, neither counts for the builds to reach it."""
+    """Means over seeds; builds until the goal are counted only if both searches reached it."""
     both = [(row.cold, row.warm) for row in rows if row.cold and row.warm]
     cold, warm = (np.mean([pair[i] for pair in both]) if both else float("nan") for i in (0, 1))
     ends = np.mean([row.cold_end for row in rows]), np.mean([row.warm_end for row in rows])

@@ -46,7 +46,7 @@ IMPOSSIBLE = 1000  # a speedup that no model has
 
 
 def models(count: int) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Small models, all different: each family in turn, with another depth and width each time."""
+    """Distinct small models: the families in turn, each with another depth and width."""
     for number in range(count):
         family, step = number % 4, number // 4
         name = f"{('resnet', 'mobilenet', 'transformer', 'chain')[family]}_{number:03}"
@@ -61,7 +61,7 @@ def models(count: int) -> Iterator[tuple[str, onnx.ModelProto]]:
 
 
 def write_specs(folder: Path, count: int, trials: int) -> list[str]:
-    """The models and one spec each; the last one fails. Returns the names."""
+    """Write the models and one spec each, of which the last one fails; the names."""
     (folder / "models").mkdir(parents=True)
     names = []
     for name, model in models(count):
@@ -75,7 +75,7 @@ def write_specs(folder: Path, count: int, trials: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run came to."""
+    """The figures of a run."""
 
     code: int
     seconds: float
@@ -84,7 +84,7 @@ class Run:
 
 
 def run(home: Path, backend: str, workers: int) -> Run:
-    """One pytest run over the folder, with all reports."""
+    """Run pytest once on the folder, with all reports."""
     words = ["specs", f"--qdq-backend={backend}", "-p", "no:cacheprovider", "--qdq-json=run.json"]
     words += [
         "--qdq-report=report.html",
@@ -133,7 +133,7 @@ def _watch(process: subprocess.Popen[bytes], most: list[float]) -> None:
 
 
 def faults(home: Path, names: list[str], found: Run, *, cached: bool) -> list[str]:
-    """What is not as the module's first lines state."""
+    """The deviations from the requirements in the docstring of the module."""
     wrong = []
     if found.code != 1:
         wrong.append(f"exit code {found.code}, not 1")
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--backend", default="fake")
     parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--keep", type=Path, help="folder for the specs, reports and what the runs printed")
+    parser.add_argument("--keep", type=Path, help="folder for the specs, reports and output of the runs")
     asked = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rows, wrong = [], []

@@ -15,7 +15,11 @@ from qdqspec import errors, types
 from qdqspec.plugin import fixtures, hookspecs
 
 _GIVEN = (fixtures.CaseView, fixtures.LatencyView)
-_MADE = {qdqspec.Result, qdqspec.Study, *_GIVEN}  # by functions; users call no constructor of theirs
+_MADE = {
+    qdqspec.Result,
+    qdqspec.Study,
+    *_GIVEN,
+}  # returned by functions; users do not call their constructors
 _WIDTH = 100
 
 
@@ -106,7 +110,7 @@ def _returned(sources: Iterable[Callable[..., object]]) -> Iterator[type]:
 
 
 def _signature(found: Callable[..., object]) -> Iterator[str]:
-    """A block with the call, one parameter a line if it is long."""
+    """A block with the call, one parameter per line if it is long."""
     arrow = f" -> {_result(found)}" if inspect.isfunction(found) else ""
     line = f"{found.__name__}({', '.join(_each(found))}){arrow}"
     if len(line) > _WIDTH:
@@ -117,7 +121,7 @@ def _signature(found: Callable[..., object]) -> Iterator[str]:
 def _each(found: Callable[..., object]) -> Iterator[str]:
     """The parameters with their types and defaults, as in the source."""
     if hasattr(found, "model_fields"):
-        yield "**keys"  # those of a spec
+        yield "**keys"  # the options of a spec
         return
     is_keyword = False
     for one in inspect.signature(found).parameters.values():

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference that list what the code declares: keys, options, commands, JSON, Python names.
+"""Writes the pages of docs/reference from the code: keys, options, commands, JSON, Python names.
 
 ``python tools/reference.py`` renews them; a test compares them with the code.
 """
@@ -155,7 +155,7 @@ def _commands() -> Iterator[str]:
         yield from (line.strip() for line in str(verb.epilog).splitlines()[1:])
         yield "```"
         yield from ("", _row("argument", "meaning"), _row("---", "---"))
-        shown = (action for action in verb._actions if action.help != argparse.SUPPRESS)  # noqa: SLF001 - no other list
+        shown = (action for action in verb._actions if action.help != argparse.SUPPRESS)  # noqa: SLF001 - the only list
         yield from map(_argument, shown)
 
 
@@ -176,7 +176,7 @@ def _asked() -> Iterator[str]:
         if option in _OTHER:
             yield _row(f"`{option}`", "", _OTHER[option])
             continue
-        *path, key = inline._PLACES[option]  # noqa: SLF001 - it has no other list
+        *path, key = inline._PLACES[option]  # noqa: SLF001 - the only list
         properties = schema["properties"]
         for part in path:
             properties = _properties(properties[part], schema)

@@ -1,4 +1,4 @@
-"""The page of the JSON that verbs write: its fields, read from calls on a small model and the simulated device."""
+"""The page of the JSON output of verbs: its fields, from calls on a small model and the simulated device."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _TABLES = (
     "inputs",
     "params",
     "there",
-)  # whose keys are words of the model, the spec or the result
+)  # objects whose keys are names of the model, the spec or the result
 
 
 def verb_fields() -> Iterator[str]:
@@ -130,9 +130,9 @@ def _results() -> Iterator[tuple[Sequence[str], Any]]:
 
 
 def _cluster() -> Iterator[tuple[Sequence[str], Any]]:
-    """The verbs that run until they are interrupted, and the list of workers: what they write about one device."""
+    """The output about one device of the verbs that run until they are interrupted, and of the list of workers."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        cluster._started(Namespace(json=True), _ADDRESS)  # noqa: SLF001 - it needs a running scheduler otherwise
+        cluster._started(Namespace(json=True), _ADDRESS)  # noqa: SLF001 - otherwise a running scheduler is needed
     yield ("cluster", "start"), json.loads(out.getvalue())
     announcement = announce(Settings(backend="fake"), ("fake",))
     worker = WorkerInfo(address=_ADDRESS, announcement=announcement, free_bytes=0, silent_seconds=0.0)
@@ -142,7 +142,7 @@ def _cluster() -> Iterator[tuple[Sequence[str], Any]]:
 
 
 def _bundle() -> dict[str, Any]:
-    """The summary of an archive, which needs a GPU otherwise."""
+    """The summary of an archive, for which otherwise a GPU is needed."""
     facts: dict[str, dict[str, Any]] = {
         "three-layers": {"sqnr_db": 120.0},
         "cross-check": {"agrees": True},
@@ -168,7 +168,7 @@ def _output(*words: str) -> str:
 
 
 def _fields(values: Sequence[Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """The fields of objects that are at one place, with those inside: ``regions[].nodes``."""
+    """The fields of objects at one position, including nested ones: ``regions[].nodes``."""
     for key in dict.fromkeys(key for value in values for key in value):
         found, name = [value[key] for value in values if value.get(key) is not None], f"{path}{key}"
         kinds = []
@@ -190,7 +190,7 @@ def _all(kind: type, values: Sequence[Any]) -> bool:
 
 
 def _is_object(key: str, values: Sequence[Any]) -> bool:
-    """Whether the values are objects with fields, and no tables with keys of the user."""
+    """Whether the values are objects with fields instead of tables with keys of the user."""
     keys = [name for value in values for name in value] if _all(dict, values) else []
     return bool(keys) and key not in _TABLES and all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in keys)
 

@@ -1,6 +1,6 @@
-"""Makes the example data of this folder: ``python make_data.py``, needs scikit-image, scikit-learn and Pillow.
+"""Generates the example data of this folder: ``python make_data.py``, with scikit-image, scikit-learn and Pillow.
 
-Every picture comes inside those packages; nothing is downloaded. See README.md for sources and licences.
+All images are part of these packages; nothing is downloaded. See README.md for sources and licences.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from sklearn.datasets import load_digits, load_sample_images
 from sklearn.model_selection import train_test_split
 
 Size = tuple[int, int]  # height, width, in pixels
-Window = tuple[float, float, float]  # vertical center, horizontal center, height: shares of the picture
+Window = tuple[float, float, float]  # vertical centre, horizontal centre, height, as shares of the image
 
 HERE = Path(__file__).parent
 CLASSIFIER_SIZE = (224, 224)
 FACE_SIZE = (240, 320)
 CAFFE_MEAN = np.array([104, 117, 123], np.float32)  # blue, green, red
 
-# The evaluation windows are others than the calibration windows, of the same pictures.
+# The evaluation windows differ from the calibration windows, but are from the same images.
 WINDOWS: dict[str, list[Window]] = {
     "calibration": [(0.50, 0.50, 1.00), (0.45, 0.40, 0.70)],
     "evaluation": [(0.55, 0.55, 0.85)],
 }
-# Windows of the portrait that hold its face, which is near its top, left of the middle.
+# Windows of the portrait that contain the face, which is near the top, left of the centre.
 PORTRAITS: dict[str, list[Window]] = {
     "calibration": [
         (0.50, 0.50, 0.75), (0.35, 0.45, 0.60), (0.30, 0.42, 0.45), (0.28, 0.50, 0.40), (0.22, 0.45, 0.32),
@@ -37,7 +37,7 @@ PORTRAITS: dict[str, list[Window]] = {
 
 
 def main() -> None:
-    """Write all files beside this one."""
+    """Write all files to the folder of this file."""
     write_digits()
     scenes = {"chelsea": data.chelsea(), "coffee": data.coffee(), "rocket": data.rocket()}
     scenes["china"], scenes["flower"] = load_sample_images().images
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def write_digits() -> None:
-    """80 digits of the training part, and the 540 that training never saw, doubled to 16x16 pixels."""
+    """80 digits of the training part, and the 540 that training did not use, scaled to 16x16 pixels."""
     digits = load_digits()
     images = (digits.images / 16).astype(np.float32).repeat(2, axis=1).repeat(2, axis=2)[:, None]
     known, unseen = train_test_split(
@@ -62,14 +62,14 @@ def write_digits() -> None:
 
 
 def crops(pictures: Iterable[np.ndarray], windows: list[Window], size: Size) -> Iterator[np.ndarray]:
-    """Every window of every picture, scaled to ``size``; every second one mirrored."""
+    """Every window of every image, scaled to ``size``; every second one is mirrored."""
     for number, (picture, window) in enumerate((p, w) for p in pictures for w in windows):
         view = crop(picture, window, size)
         yield view[:, ::-1] if number % 2 else view
 
 
 def crop(picture: np.ndarray, window: Window, size: Size) -> np.ndarray:
-    """The window with the aspect ratio of ``size``, moved inside the picture where it sticks out."""
+    """The window with the aspect ratio of ``size``, moved into the image if it exceeds the border."""
     height, width = picture.shape[:2]
     tall = min(window[2] * height, width * size[0] / size[1])
     wide = tall * size[1] / size[0]
@@ -91,7 +91,7 @@ def for_face_detector(view: np.ndarray) -> np.ndarray:
 
 
 def write(name: str, **arrays: np.ndarray) -> None:
-    """Save as the .npz file that a spec names."""
+    """Save as the .npz file of a spec."""
     np.savez_compressed(HERE / f"{name}.npz", **{key: np.ascontiguousarray(a) for key, a in arrays.items()})
 
 

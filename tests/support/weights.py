@@ -1,4 +1,4 @@
-"""How weights are inserted: stored as integers, or float behind both operators."""
+"""Modes of inserting weights: stored as integers, or float with both operators."""
 
 from __future__ import annotations
 
