@@ -108,7 +108,7 @@ class Audit:
 
         regions = find_regions(self.given)
         if find_regions(load_model(self.path)) != regions:
-            return "other regions the second time"
+            return "other regions when read again"
         for seed in range(3):
             other = Model(renamed_and_reordered(self.given.proto, random.Random(seed)), path=self.path)
             if _properties(find_regions(other)) != _properties(regions):

@@ -93,7 +93,7 @@ class Tally:
         rows = [(name, *(counts[kind] for kind in kinds)) for name, counts in self.counts.items()]
         lines = [tabulate(rows, ("step", *kinds)), ""]
         lines += [f"{len(names)} {what}: {', '.join(names[:5])}" for what, names in self.wrong.items()]
-        return "\n".join(lines if self.wrong else [*lines, "nothing wrong"])
+        return "\n".join(lines if self.wrong else [*lines, "no fault"])
 
 
 def verb(*words: object) -> str:
@@ -102,7 +102,7 @@ def verb(*words: object) -> str:
         code = run_verb([str(word) for word in words])
     if code != 2:
         return "result"
-    return "clear error" if said.getvalue().startswith("qdqspec: ") else "an error without words"
+    return "clear error" if said.getvalue().startswith("qdqspec: ") else "an error without a message"
 
 
 def loads(model: Path) -> bool:
@@ -147,15 +147,15 @@ def place(model: Model, path: Path, backend: Backend) -> str:
         inserted = insert_qdq(model, placement, numbers)
         save_model(inserted.proto, placed, base=path.parent)
         if sound and not checks(placed):
-            return "the checker refuses what was inserted"
+            return "the checker rejects the inserted model"
         if runs and not loads(placed):
-            return "ONNX Runtime refuses what was inserted"
+            return "ONNX Runtime rejects the inserted model"
         if quantized:  # pairs of the model are also removed and imported
             continue
         if strip_qdq(Model(inserted.proto), model).proto != model.proto:
-            return "stripping does not give the model back"
+            return "strip does not restore the model"
         if import_placement(load_model(placed), model).placement != placement:
-            return "another placement is read back"
+            return "import returns another placement"
     return "result"
 
 
@@ -164,7 +164,7 @@ def folds(model: Path) -> str:
     out = model.with_name("folded.onnx")
     found = verb("fold", model, "-o", out)
     if found == "result" and ((checks(model) and not checks(out)) or (loads(model) and not loads(out))):
-        return "what was folded is refused"
+        return "the folded model is rejected"
     return found
 
 

@@ -126,7 +126,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--every-way",
         action="store_true",
-        help="each model on the command line, by a spec and from Python; what tuning comes to, without measuring",
+        help="each model on the command line, by a spec and from Python; the results of tuning, without measuring",
     )
     parser.add_argument("--via", default=LINE, help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -77,7 +77,7 @@ class Soak:
             code, said = self.project.run(**words)
         measured = self.project.journal()
         if code == 0:
-            self.full["nothing: there was enough"] += 1
+            self.full["nothing: the space was sufficient"] += 1
         else:
             self._stuck(code, said)
         self._again(measured)
@@ -99,11 +99,11 @@ class Soak:
         if code not in (1, 2, 3, 4) or "Traceback" in said or "INTERNALERROR" in said:
             self.faults.append(f"it ended with {code}: {said[-3000:]}")
         elif not any(cure in said for cure in CURES):
-            self.faults.append(f"no word of what to do: {said[-3000:]}")
+            self.faults.append(f"the message does not state what to do: {said[-3000:]}")
         self.full[self._what(said)] += 1
         self.faults += unreadable(self.project) + [str(pid) for pid in wait_for_children(self.project)]
         failed = [line["error"] for line in self._lines(self.project.journal()) if line["status"] == "failed"]
-        self.faults += [f"the disk is held against a candidate: {error}" for error in failed]
+        self.faults += [f"a candidate failed because of the disk: {error}" for error in failed]
 
     def _what(self, said: str) -> str:
         for line in said.splitlines():
@@ -119,11 +119,11 @@ class Soak:
         complete = measured[: measured.rfind(b"\n") + 1]
         code, said = self.project.run()
         if code != 0:
-            self.faults.append(f"with space again it ended with {code}: {said[-2000:]}")
+            self.faults.append(f"with enough space it ended with {code}: {said[-2000:]}")
         elif self.project.outcome() != self.expected and self.project.backend == "fake":
-            self.faults.append("with space again it came to another result")
+            self.faults.append("with enough space the result differs")
         if not self.project.journal().startswith(complete):
-            self.faults.append("complete lines of the journal are gone")
+            self.faults.append("complete lines of the journal are lost")
         if self.project.own != self.own:
             self.faults.append("a file of the user's was changed")
         self.faults += left_behind(self.project)
@@ -145,7 +145,7 @@ def main() -> None:
         print(f"{how}; an undisturbed run takes {soak.used / 2**20:.1f} MiB", flush=True)
         for _ in range(given.runs):
             soak.one()
-    print(f"\n{given.runs} runs without room and as many after them, {time.monotonic() - start:.0f} s")
+    print(f"\n{given.runs} runs with little space and as many after them, {time.monotonic() - start:.0f} s")
     for what, count in soak.full.most_common():
         print(f"  {count:4d} {what}")
     print("\n".join(soak.faults) or "no fault")

@@ -95,12 +95,12 @@ class Soak:
         now += [path.read_bytes() for path in self.project.results.glob("trials.previous*.jsonl")]
         if not any(journal.startswith(complete) for journal in now):
             self.faults.append(
-                f"{len(complete.splitlines())} complete lines of a journal are gone or changed"
+                f"{len(complete.splitlines())} complete lines of a journal are lost or changed"
             )
 
     def _after_a_kill(self) -> None:
         if left := wait_for_children(self.project):
-            self.faults.append(f"processes outlive a killed run: {left}")
+            self.faults.append(f"processes of a killed run remain: {left}")
         self.faults += unreadable(self.project)
         if self.project.own != self.own:
             self.faults.append("a file of the user's was changed")

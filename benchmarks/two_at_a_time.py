@@ -23,8 +23,8 @@ from qdqspec.measurement.memory import HasMemory, has_memory
 RATIO = 0.6
 SETTINGS = {
     "as on real machines": {"fake.drift": "0.05"},
-    "quiet": {"fake.run_noise": "0.005", "fake.drift": "0.05"},
-    "loud, builds alike": {"fake.run_noise": "0.06", "fake.build_noise": "0", "fake.drift": "0.2"},
+    "low noise": {"fake.run_noise": "0.005", "fake.drift": "0.05"},
+    "high noise, equal builds": {"fake.run_noise": "0.06", "fake.build_noise": "0", "fake.drift": "0.2"},
 }
 
 

@@ -140,7 +140,7 @@ def _options() -> Iterator[str]:
 
 def _commands() -> Iterator[str]:
     yield from _heading("Exit codes", ("code", "meaning"))
-    yield _row("0", "success; of a verb that judges: nothing was found wanting")
+    yield _row("0", "success; of a verb that judges: no fault found")
     yield _row("1", "a check or comparison failed")
     yield _row(
         "2",
