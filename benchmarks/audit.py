@@ -156,13 +156,13 @@ class Audit:
                 return NOTHING
             self._save(self.placements[0], "everything.onnx")
             path = self.folder / "everything.onnx"
-        said = []
+        losses = []
         for found in check_survival(path, THROUGH):
             if found.error and "is not installed" not in found.error:
                 return f"{found.optimizer}: {found.error[:60]}"
             if found.lost:
-                said.append(f"{found.optimizer} loses {len(found.lost)} of {found.pairs}: {found.lost[0]}")
-        return "; ".join(said) or OK
+                losses.append(f"{found.optimizer} loses {len(found.lost)} of {found.pairs}: {found.lost[0]}")
+        return "; ".join(losses) or OK
 
     def again(self) -> str:
         if not self.is_quantized:
@@ -272,7 +272,7 @@ def main() -> int:
     headers = ("model", "nodes", "leaves", "patterns", "units", *(step.replace("_", " ") for step in STEPS))
     print(tabulate(rows, headers, disable_numparse=True))
     fine = (OK, NOTHING)
-    return int(any(not said.endswith("ok") and said not in fine for one in rows for said in one[5:]))
+    return int(any(not cell.endswith("ok") and cell not in fine for one in rows for cell in one[5:]))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ HEADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One claim and the independent figures by way of measuring, all as reference time over other time."""
+    """One claim and the independent figures for each way of measuring, all as reference time over other time."""
 
     model: str
     load: str

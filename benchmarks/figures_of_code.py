@@ -186,7 +186,7 @@ def import_table(package: Path) -> str:
 
 
 def at_commit(commit: str, read: Callable[[Path], Result]) -> Result:
-    """What ``read`` returns for the package at a commit."""
+    """The result of ``read`` for the package at a commit."""
     command = ["git", "-C", str(ROOT), "archive", commit, PACKAGE]
     archive = subprocess.run(command, capture_output=True, check=True).stdout
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive)) as files:

@@ -90,8 +90,8 @@ def fuzz(name: str, seconds: float, seed: int, home: Path) -> tuple[int, dict[st
         kept = home / f"{name.replace(' ', '-')}-crash-{seed}"
         kept.write_bytes((folder / "input").read_bytes() if (folder / "input").exists() else b"")
         return 0, {f"exit code {run.returncode}: {run.stderr[-300:]}": str(kept)}, 0
-    told = json.loads((folder / "found.json").read_text())
-    return told["count"], told["found"], told["peak_mib"]
+    results = json.loads((folder / "found.json").read_text())
+    return results["count"], results["found"], results["peak_mib"]
 
 
 def guided(name: str, seconds: float, home: Path) -> None:

@@ -154,7 +154,7 @@ def _runs(session: ort.InferenceSession, feed: Feed, visit: int) -> int:
 
 
 def _visit(session: ort.InferenceSession, runs: int, feed: Feed) -> float:
-    """Milliseconds of thread CPU time of a run, the median of several in a row."""
+    """Milliseconds of thread CPU time of a run, the median of several consecutive runs."""
     taken = []
     collecting = gc.isenabled()
     gc.disable()

@@ -98,11 +98,11 @@ class Tally:
 
 def verb(*words: object) -> str:
     """Run a verb in this process."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
         code = run_verb([str(word) for word in words])
     if code != 2:
         return "result"
-    return "clear error" if said.getvalue().startswith("qdqspec: ") else "an error without a message"
+    return "clear error" if errors.getvalue().startswith("qdqspec: ") else "an error without a message"
 
 
 def loads(model: Path) -> bool:

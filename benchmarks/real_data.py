@@ -66,10 +66,12 @@ def find_models(folders: Sequence[Path], names: Sequence[str], scratch: Path) ->
     """The models of the folders, in the order of names; generated data is written to ``scratch``."""
     scratch.mkdir(parents=True, exist_ok=True)
     for folder in folders:
-        said = json.loads((folder / "models.json").read_text()) if (folder / "models.json").is_file() else {}
+        known = json.loads((folder / "models.json").read_text()) if (folder / "models.json").is_file() else {}
         for path in sorted(folder.glob("*.onnx")):
             if not names or path.stem in names:
-                yield _with_data(path.absolute(), said.get(path.stem, {}).get("judged", ""), folders, scratch)
+                yield _with_data(
+                    path.absolute(), known.get(path.stem, {}).get("judged", ""), folders, scratch
+                )
 
 
 def _with_data(path: Path, judged: str, folders: Sequence[Path], scratch: Path) -> RealModel:

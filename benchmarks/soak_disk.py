@@ -54,8 +54,8 @@ class Soak:
         self.random = random.Random(seed)
         self.faults: list[str] = []
         self.full: Counter[str] = Counter()  # files that could not be written
-        code, said = project.run()
-        assert code == 0, said
+        code, printed = project.run()
+        assert code == 0, printed
         self.expected, self.own = project.outcome(), project.own
         self.used = self._used()
         project.clear()
@@ -74,12 +74,12 @@ class Soak:
         """One run with little space, and the next run."""
         room = int(self.used * self.random.uniform(0, 1.2) ** 2)
         with self._only(room) as words:
-            code, said = self.project.run(**words)
+            code, printed = self.project.run(**words)
         measured = self.project.journal()
         if code == 0:
             self.full["nothing: the space was sufficient"] += 1
         else:
-            self._stuck(code, said)
+            self._stuck(code, printed)
         self._again(measured)
 
     @contextmanager
@@ -95,18 +95,18 @@ class Soak:
         finally:
             ballast.unlink()
 
-    def _stuck(self, code: int, said: str) -> None:
-        if code not in (1, 2, 3, 4) or "Traceback" in said or "INTERNALERROR" in said:
-            self.faults.append(f"it ended with {code}: {said[-3000:]}")
-        elif not any(cure in said for cure in CURES):
-            self.faults.append(f"the message does not state what to do: {said[-3000:]}")
-        self.full[self._what(said)] += 1
+    def _stuck(self, code: int, printed: str) -> None:
+        if code not in (1, 2, 3, 4) or "Traceback" in printed or "INTERNALERROR" in printed:
+            self.faults.append(f"it ended with {code}: {printed[-3000:]}")
+        elif not any(cure in printed for cure in CURES):
+            self.faults.append(f"the message does not state what to do: {printed[-3000:]}")
+        self.full[self._what(printed)] += 1
         self.faults += unreadable(self.project) + [str(pid) for pid in wait_for_children(self.project)]
         failed = [line["error"] for line in self._lines(self.project.journal()) if line["status"] == "failed"]
         self.faults += [f"a candidate failed because of the disk: {error}" for error in failed]
 
-    def _what(self, said: str) -> str:
-        for line in said.splitlines():
+    def _what(self, printed: str) -> str:
+        for line in printed.splitlines():
             if "cannot be written" in line or "No space left" in line:
                 return line.rpartition(": ")[0].rpartition(": ")[2].removeprefix("E   ")[:70] or line[:70]
         return "?"
@@ -117,9 +117,9 @@ class Soak:
     def _again(self, measured: bytes) -> None:
         """Check that a run with enough space has the expected result and continues the journal."""
         complete = measured[: measured.rfind(b"\n") + 1]
-        code, said = self.project.run()
+        code, printed = self.project.run()
         if code != 0:
-            self.faults.append(f"with enough space it ended with {code}: {said[-2000:]}")
+            self.faults.append(f"with enough space it ended with {code}: {printed[-2000:]}")
         elif self.project.outcome() != self.expected and self.project.backend == "fake":
             self.faults.append("with enough space the result differs")
         if not self.project.journal().startswith(complete):

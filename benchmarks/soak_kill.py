@@ -61,8 +61,8 @@ class Soak:
 
     def _undisturbed(self) -> tuple[int, float]:
         start = time.monotonic()
-        code, said = self._run_to(NEVER)
-        assert code == 0, said
+        code, printed = self._run_to(NEVER)
+        assert code == 0, printed
         return int((self.project.home / "count").read_text()), time.monotonic() - start
 
     def _run_to(self, change: int) -> tuple[int, str]:
@@ -73,13 +73,13 @@ class Soak:
         """Kill this number of runs, and let the last one end."""
         while self.kills < total or self.project.journal():
             before = self.project.journal()
-            code, said = self._one(final=self.kills >= total)
+            code, printed = self._one(final=self.kills >= total)
             self._lines_kept(before)
             if code == -9:
                 self.kills += 1
                 self._after_a_kill()
             else:
-                self._after_the_end(code, said)
+                self._after_the_end(code, printed)
 
     def _one(self, *, final: bool) -> tuple[int, str]:
         if final:
@@ -125,10 +125,10 @@ class Soak:
             return "measuring the baseline, writing reports"
         return "at the end"
 
-    def _after_the_end(self, code: int, said: str) -> None:
+    def _after_the_end(self, code: int, printed: str) -> None:
         self.ended += 1
         if code != 0:
-            self.faults.append(f"a run ended with {code}: {said[-2000:]}")
+            self.faults.append(f"a run ended with {code}: {printed[-2000:]}")
         self.faults += unreadable(self.project) + [
             f"left behind: {path}" for path in left_behind(self.project)
         ]

@@ -94,13 +94,13 @@ class Project:
         if self.backend == "fake":
             options += [f"--qdq-backend-option={word}={value}" for word, value in SILENT.items()]
         environment = {**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.home), "CI": ""}
-        with self._printed.open("w") as said:
+        with self._printed.open("w") as log:
             return subprocess.Popen(
                 [sys.executable, *python, "specs", "-q", "-p", "no:cacheprovider", *options],
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=log,
+                stderr=log,
                 text=True,
                 preexec_fn=before,
                 env={**environment, **{word: str(value) for word, value in words.items()}},
@@ -114,15 +114,17 @@ class Project:
         except subprocess.TimeoutExpired:
             run.kill()
             code = run.wait()
-        return code, self.said()
+        return code, self.printed()
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """The output of the last run."""
         return self._printed.read_text()
 
     @property
     def _printed(self) -> Path:
-        return Path(tempfile.gettempdir()) / f"soak-said-{self.home.name}.txt"  # outside of the limited disk
+        return (
+            Path(tempfile.gettempdir()) / f"soak-output-{self.home.name}.txt"
+        )  # outside of the limited disk
 
     def clear(self) -> None:
         """Remove all files of runs."""

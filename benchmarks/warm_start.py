@@ -188,8 +188,8 @@ def _simulated(pair: Pair, seeds: range, folder: Path) -> Iterator[tuple[object,
     for device, words in simulation.DEVICES.items():
         rows = []
         for seed in seeds:
-            told = simulation.search(teacher, words, seed)
-            write_patterns(teacher, told.tuned.result, told.tuned.intervals, cache, "fake", "fake")
+            taught = simulation.search(teacher, words, seed)
+            write_patterns(teacher, taught.tuned.result, taught.tuned.intervals, cache, "fake", "fake")
             cold = simulation.search(pupil, words, seed)
             warm = simulation.search(simulation.with_rules(pupil, start_from=(cache,)), words, seed)
             truth = simulation.Truth(pupil, {**words, "fake.seed": str(seed)})

@@ -84,7 +84,7 @@ def test_each_observation_is_one_line(text):
     assert sum(text in line for _, line in named_lines()) == 1
 
 
-def test_the_check_knows_the_runtimes():
+def test_the_pattern_matches_names_of_all_runtimes():
     assert {"onnxruntime", "onnxruntime-web", "openvino", "tensorrt", "trtexec"} <= set(RUNTIMES)
     assert all(
         map(NAMED.search, ["import onnxruntime_web", "as TensorRT does", "openvino-cpu", "on ONNX Runtime"])

@@ -54,7 +54,7 @@ SEARCHED = {"kind": "parity", "min_sqnr_db": 20, "search": {"examples": 200, "se
 
 
 def searched(*, found: bool) -> Evidence:
-    key = params_of(**SEARCHED).evidence_key  # type: ignore[attr-defined]  # of its own parameters
+    key = params_of(**SEARCHED).evidence_key  # type: ignore[attr-defined]  # its parameters have this attribute
     return replace(FASTER, parity_search={key: sample_parity_search(found=found)})
 
 

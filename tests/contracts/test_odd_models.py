@@ -121,9 +121,9 @@ def tuned(session: Session, model: Path) -> Result | None:
     try:
         return session.tune(model, trials=2)
     except QdqspecError as error:
-        said = str(error)
-    assert str(model) in said
-    assert "Traceback" not in said
+        message = str(error)
+    assert str(model) in message
+    assert "Traceback" not in message
     return None
 
 
@@ -136,9 +136,9 @@ def test_tune_on_the_simulated_device(odd: OddModel, net: Path, simulated: Sessi
         return
     assert (found is None) == (odd.outcome == "refused")
     if found is not None:
-        is_told = found.reason.startswith("nothing in it can be quantized")
-        assert is_told == (odd.outcome == "nothing" or odd.name in NOTHING_SIMULATED)
-        assert found.search.built == (1 if is_told else 2)
+        is_nothing = found.reason.startswith("nothing in it can be quantized")
+        assert is_nothing == (odd.outcome == "nothing" or odd.name in NOTHING_SIMULATED)
+        assert found.search.built == (1 if is_nothing else 2)
         assert found.unchanged == (not found.scheme.sites)
 
 
@@ -164,7 +164,7 @@ def test_tuning_a_refused_model_is_an_error_with_the_reason(
 ) -> None:
     result = verb("tune", "net.onnx", "--backend", backend, "-o", "out", "--no-cache")
     assert result.code == 2
-    assert odd.says in result.err
+    assert odd.error_text in result.err
 
 
 # ---- verbs about one model ------------------------------------------------------------------------

@@ -44,12 +44,12 @@ def test_a_model_that_is_a_pipe_or_a_device_is_an_error(tmp_path: Path) -> None:
 WEIGHT = 432  # bytes of the first weight of the small model
 
 
-def with_external(folder: Path, **said: str) -> Path:
+def with_external(folder: Path, **entries: str) -> Path:
     proto = small_model()
     weight = proto.graph.initializer[0]
     weight.ClearField("raw_data")
     weight.data_location = TensorProto.EXTERNAL
-    for key, value in said.items():
+    for key, value in entries.items():
         weight.external_data.add(key=key, value=value)
     (folder / "model.onnx").write_bytes(proto.SerializeToString())
     return folder / "model.onnx"
@@ -70,7 +70,7 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("entries", "reason"),
     [
         ({"location": "../secret.bin"}, "lies outside the model's folder"),
         ({"location": "link"}, "lies outside the model's folder"),
@@ -94,9 +94,9 @@ def home(tmp_path: Path) -> Path:
     ],
 )
 def test_external_data_outside_the_folder_or_of_another_length_is_an_error(
-    home: Path, said: dict[str, str], reason: str
+    home: Path, entries: dict[str, str], reason: str
 ) -> None:
-    assert reason in refused(with_external(home, **said)).what
+    assert reason in refused(with_external(home, **entries)).what
 
 
 @pytest.mark.parametrize("elem_type", [TensorProto.UNDEFINED, 99])

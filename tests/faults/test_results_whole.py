@@ -158,9 +158,9 @@ def test_a_damaged_line_of_the_journal_drops_only_it_and_later_ones(open_session
     assert spoilt != lines
     journal.write_bytes(b"".join(spoilt))
     evidence = open_session().evidence(case, frozenset())
-    (said,) = [warning for warning in evidence.warnings if "damaged" in warning]
-    assert said.startswith(f"{JOURNAL}:{len(lines)}: ")
-    assert f"its first {len(lines) - 1} lines are kept" in said
+    (warning_text,) = [warning for warning in evidence.warnings if "damaged" in warning]
+    assert warning_text.startswith(f"{JOURNAL}:{len(lines)}: ")
+    assert f"its first {len(lines) - 1} lines are kept" in warning_text
     assert journal.read_bytes().startswith(b"".join(lines[:-1]))
     assert (journal.parent / "trials.previous.jsonl").read_bytes() == b"".join(spoilt)
 

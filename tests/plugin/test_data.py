@@ -78,6 +78,6 @@ def test_a_case_whose_loader_raises_is_in_the_report(pytester, models):
     run = pytester.runpytest_subprocess("a.qdq.yaml", "--qdq-backend=fake", "--qdq-json=run.json")
     run.assert_outcomes(failed=2)
     (case,) = json.loads((pytester.path / "run.json").read_text())["cases"]
-    said = [check["headline"] for check in case["checks"]]
-    assert len(said) == 2
-    assert all("data loader 'mine' raised RuntimeError: the disk" in headline for headline in said)
+    headlines = [check["headline"] for check in case["checks"]]
+    assert len(headlines) == 2
+    assert all("data loader 'mine' raised RuntimeError: the disk" in headline for headline in headlines)

@@ -35,7 +35,7 @@ def test_the_blocks_of_the_parity_page_run(
     (tmp_path / "pyproject.toml").write_text(
         f'[tool.pytest]\nstrict = true\n[tool.qdqspec]\nbackend = "fake"\nbackend_option = [{options}]\n'
     )
-    said = []
+    printed = []
     for line in "".join(blocks("sh")).splitlines():
         command, _, code = line.partition("# exits ")
         words = shlex.split(command)
@@ -43,8 +43,8 @@ def test_the_blocks_of_the_parity_page_run(
         run = {"pytest": pytester.runpytest_inprocess, "qdqspec": lambda *words: main(list(words))}[words[0]]
         done = run(*words[1:])
         assert (done if isinstance(done, int) else done.ret) == int(code[0]), line
-        said.append(capsys.readouterr().out)
-    parity, compared, culprits, robust, again = said
+        printed.append(capsys.readouterr().out)
+    parity, compared, culprits, robust, again = printed
     assert "1 passed" in parity
     assert "quantization: float model > Q/DQ arithmetic" in compared
     assert "      exclude:\n" in culprits

@@ -135,8 +135,8 @@ def test_ctrl_c_prints_how_to_resume(project, concerned):
     what = "specs" if concerned else "test_own.py"
     result = project.run_apart("-n", "2", "-p", "interrupting", what)
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    said = [line.strip() for line in result.outlines if line.strip().startswith("pytest ")]
-    assert [line.endswith(f"-n 2 -p interrupting {what}") for line in said] == [True] * concerned
+    commands = [line.strip() for line in result.outlines if line.strip().startswith("pytest ")]
+    assert [line.endswith(f"-n 2 -p interrupting {what}") for line in commands] == [True] * concerned
 
 
 def test_an_error_in_the_comparison_of_runtimes_is_reported_by_the_controller(project):

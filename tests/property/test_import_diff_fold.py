@@ -147,8 +147,8 @@ def test_folding_keeps_results_and_quantization(proto: onnx.ModelProto) -> None:
         most = max(1.0, ROUNDED_APART * before.size) if is_quantized else 0
         assert np.count_nonzero(~np.isclose(after, before, **near)) <= most
     kept = [[n.outputs for n in m.nodes if n.op_type in QUANTIZING] for m in (model, folded)]
-    gone = within_removed(model.proto, folded.proto)
-    assert [outputs for outputs in kept[0] if gone.isdisjoint(outputs)] == kept[1]
+    removed_tensors = within_removed(model.proto, folded.proto)
+    assert [outputs for outputs in kept[0] if removed_tensors.isdisjoint(outputs)] == kept[1]
 
 
 def within_removed(proto: onnx.ModelProto, folded: onnx.ModelProto) -> set[str]:

@@ -1,6 +1,6 @@
 """Every reader of files returns a result for any bytes or raises one error, never another exception.
 
-The long version is ``benchmarks/fuzz.py``, which also holds memory and time against limits.
+The long version is ``benchmarks/fuzz.py``, which also checks limits on memory and time.
 """
 
 from __future__ import annotations

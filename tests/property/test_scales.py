@@ -94,8 +94,8 @@ def test_weights_use_their_whole_range_symmetrically(weight: np.ndarray, reduce_
     integers = quantize(weight, weight_params(weight, FORMATS["int8"], 0, reduce_range=reduce_range))
     largest = np.abs(integers.astype(int)).reshape(len(weight), -1).max(axis=1)
     peaks = np.abs(weight).reshape(len(weight), -1).max(axis=1)
-    alive = (peaks > 0) & (peaks > peaks.max() * 2.0**-16)
-    assert (largest[alive] == (63 if reduce_range else 127)).all()
+    regular = (peaks > 0) & (peaks > peaks.max() * 2.0**-16)
+    assert (largest[regular] == (63 if reduce_range else 127)).all()
 
 
 @given(weights, st.data(), formats)

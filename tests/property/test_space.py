@@ -162,7 +162,7 @@ def test_tensors_without_calibration_are_not_quantized(proto: onnx.ModelProto, d
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(MODELS, RULES)
-def test_a_space_created_like_another_has_the_units_of_its_own_rules(
+def test_a_space_created_like_another_has_the_units_of_its_rules(
     backend: str, proto: onnx.ModelProto, rules: QuantizeRules
 ) -> None:
     """The two spaces differ only in graph outputs, so that units are reused."""

@@ -14,7 +14,7 @@ from qdqspec.measurement.worker import Service
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.wire import FrameStream
 
-PATIENCE = 60  # seconds to wait for a pending answer when an engine is closed
+PATIENCE = 60  # seconds to wait for a pending response when an engine is closed
 
 
 class Threads:

@@ -35,9 +35,9 @@ def audit(data: Mapping[str, Any], err: str) -> None:
         assert data["error"] in err
         assert all(line in err for line in (data["cure"] or "").splitlines())
         return
-    said = [line for line in err.splitlines() if not line.startswith("[qdqspec]")]
+    notes = [line for line in err.splitlines() if not line.startswith("[qdqspec]")]
     shown = {name: value for name, value in data.items() if name != "text"}
-    assert lost("\n".join([data["text"], *said]), shown) == []
+    assert lost("\n".join([data["text"], *notes]), shown) == []
 
 
 def lost(text: str, data: Mapping[str, Any]) -> list[str]:
@@ -53,8 +53,8 @@ def lost(text: str, data: Mapping[str, Any]) -> list[str]:
     words = set(re.split(r"[\s,;:()<>|]+", everything))
     found = []
     for line in map(" ".join, map(str.split, text.splitlines())):
-        said = re.sub(r"^(?:note|warning|fail|cure|qdqspec): (?:[\w/.-]+::[\w.:-]+(?: - |: ))?", "", line)
-        if said and said in everything:
+        plain = re.sub(r"^(?:note|warning|fail|cure|qdqspec): (?:[\w/.-]+::[\w.:-]+(?: - |: ))?", "", line)
+        if plain and plain in everything:
             continue
         if _PROSE.match(line) and not _DISPLAY.search(line):
             found.append(line)

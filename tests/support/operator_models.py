@@ -69,7 +69,7 @@ def indices(g: Graph, *values: int) -> str:
     return g.const(values, np.int64)
 
 
-# op type -> the operator on quantized inputs; more inputs are made inside
+# op type -> the operator on quantized inputs; the functions create further inputs
 ONE: dict[str, Callable[[Graph, str], str]] = {
     "Add": lambda g, x: g.node("Add", x, g.input(IMAGE, scale=0.03)),
     "AveragePool": lambda g, x: g.node("AveragePool", x, kernel_shape=[2, 2]),

@@ -1,8 +1,8 @@
 """Hypothesis strategies for random valid ONNX models, and placements on them.
 
 For property tests of code that reads or changes models. The models are small and unusual on purpose:
-branches, residuals, shared initializers, `Constant` nodes, parts in other types, computed shapes, names that
-are missing, repeated or look like those of inserted Q/DQ, bodies of If, Loop and Scan, some of which read
+branches, residuals, shared initializers, `Constant` nodes, parts in other types, computed shapes, names that are
+missing, repeated or similar to those of inserted Q/DQ, bodies of If, Loop and Scan, some of which read
 outer tensors.
 """
 

@@ -102,7 +102,7 @@ def _reachable(surface: Surface, names: set[str]) -> set[str]:
             continue
         wanted.add(name)
         members = {**entry["methods"], **entry["properties"]}
-        kept = [told for member, told in members.items() if member in names or member == "__init__"]
+        kept = [signature for member, signature in members.items() if member in names or member == "__init__"]
         waiting.update(re.findall(r"\w+", json.dumps(kept)), entry["bases"])
     return wanted
 
@@ -246,9 +246,9 @@ def _class(value: type) -> Surface:
     methods, properties = {}, {}
     for name, member in vars(value).items():
         if isinstance(member, property):
-            told = _signatures(member.fget) if member.fget else []
+            signature = _signatures(member.fget) if member.fget else []
             properties[name] = {
-                "type": told[0]["returns"] if told else "Any",
+                "type": signature[0]["returns"] if signature else "Any",
                 "settable": member.fset is not None,
             }
         elif (
@@ -274,8 +274,8 @@ def _signatures(function: Any) -> list[Surface]:
         parameters = [
             _parameter(text) for text in _split(match["parameters"]) if not re.match(r"self\b", text)
         ]
-        told = {"parameters": parameters, "returns": _type(match["returns"] or "Any")}
-        found += [told] if told not in found else []
+        signature = {"parameters": parameters, "returns": _type(match["returns"] or "Any")}
+        found += [signature] if signature not in found else []
     return found
 
 
@@ -356,19 +356,19 @@ def _class_stub(name: str, entry: Surface, nested: Surface, known: set[str]) -> 
             lines += _enum_stub(full, members)
     for method, signatures in entry["methods"].items():
         lines += _function_stub(method, signatures, "    ", known)
-    for prop, told in entry["properties"].items():
-        kind = _result(told["type"], known)
+    for prop, signature in entry["properties"].items():
+        kind = _result(signature["type"], known)
         lines += ["    @property", f"    def {prop}(self) -> {kind}: ..."]
-        if told["settable"]:
+        if signature["settable"]:
             lines += [
                 f"    @{prop}.setter",
-                f"    def {prop}(self, value: {_taken(told['type'], known)}) -> None: ...",
+                f"    def {prop}(self, value: {_taken(signature['type'], known)}) -> None: ...",
             ]
     return [*lines, f"    {_PROTOCOLS.get(name, '...')}"]
 
 
 def _function_stub(name: str, signatures: list[Surface], indent: str, known: set[str]) -> list[str]:
-    heads = list(dict.fromkeys(_head(name, told, bool(indent), known) for told in signatures))
+    heads = list(dict.fromkeys(_head(name, signature, bool(indent), known) for signature in signatures))
     if not heads:  # without a signature in the docstring, only the name is known
         me, result = "self, " if indent else "", "None" if name == "__init__" else "Any"
         heads = [f"def {name}({me}*args: Any, **words: Any) -> {result}"]
@@ -376,11 +376,11 @@ def _function_stub(name: str, signatures: list[Surface], indent: str, known: set
     return [line for head in heads for line in (*overload, f"{indent}{head}: ...")]
 
 
-def _head(name: str, told: Surface, method: bool, known: set[str]) -> str:
+def _head(name: str, signature: Surface, method: bool, known: set[str]) -> str:
     parameters = [
-        f"{p}: {_taken(kind, known)}{' = ...' if may else ''}" for p, kind, may in told["parameters"]
+        f"{p}: {_taken(kind, known)}{' = ...' if may else ''}" for p, kind, may in signature["parameters"]
     ]
-    result = "None" if name == "__init__" else _result(told["returns"], known)
+    result = "None" if name == "__init__" else _result(signature["returns"], known)
     return f"def {name}({', '.join(['self'] * method + parameters)}) -> {result}"
 
 

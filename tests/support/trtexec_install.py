@@ -102,7 +102,7 @@ def run_here(command: Sequence[str], *, output: IO[bytes], **_: object) -> Over:
     script, code = Path(command[0]), 0
     with (
         _ONE_AT_A_TIME,
-        contextlib.redirect_stdout(io.StringIO()) as said,
+        contextlib.redirect_stdout(io.StringIO()) as printed,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(sys, "argv", list(command))
@@ -110,7 +110,7 @@ def run_here(command: Sequence[str], *, output: IO[bytes], **_: object) -> Over:
             exec(_compiled(script.read_text()), {"__name__": "__main__", "__file__": str(script)})
         except SystemExit as end:
             code = int(end.code or 0)
-    output.write(said.getvalue().encode())
+    output.write(printed.getvalue().encode())
     return Over(code)
 
 

@@ -47,7 +47,7 @@ def main():
     if stage == "help":
         print("=== Model Options ===")
         for option in CONFIG["listed"]:
-            print(f"  {option}=<value>   does what it says")
+            print(f"  {option}=<value>   description of the option")
         fail([])  # some versions exit with an error after their help
     refuse_unknown(options)
     break_down(CONFIG.get("fault", {}).get(stage, ""))

@@ -43,8 +43,12 @@ def test_revealed_types_and_errors_are_those_of_the_comments() -> None:
         if "  # " in line
     }
     assert found_types.keys() == expected.keys()
-    for number, said in expected.items():
-        kind = said.removeprefix("error: ") if said.startswith("error: ") else f'Revealed type is "{said}"'
+    for number, comment in expected.items():
+        kind = (
+            comment.removeprefix("error: ")
+            if comment.startswith("error: ")
+            else f'Revealed type is "{comment}"'
+        )
         assert found_types[number].replace("builtins.", "").startswith(kind), (
             f"line {number}: {found_types[number]}"
         )

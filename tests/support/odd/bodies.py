@@ -131,13 +131,13 @@ BODIES = (
         oddity="an operator of a domain nobody knows",
         make=_custom_operator,
         outcome="refused",
-        says="acme",
+        error_text="acme",
     ),
     OddModel(
         name="custom-conv",
         oddity="an operator of a domain nobody knows, called Conv",
         make=_custom_of_a_known_name,
         outcome="refused",
-        says="acme",
+        error_text="acme",
     ),
 )

@@ -171,7 +171,7 @@ GRAPHS = (
     ),
     OddModel(
         name="no-nodes", oddity="nothing is computed", make=_no_nodes,
-        outcome="refused", says="the model has no nodes",
+        outcome="refused", error_text="the model has no nodes",
     ),
     OddModel(name="no-initializers", oddity="both operands are inputs", make=_no_initializers),
     OddModel(name="only-copies", oddity="nothing is computed, values are moved", make=_only_copies),

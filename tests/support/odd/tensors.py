@@ -216,26 +216,26 @@ TENSORS = (
     OddModel(name="string-constant", oddity="an output of strings", make=_strings),
     OddModel(
         name="string-input", oddity="an input of strings", make=_string_input,
-        outcome="refused", says="'x' holds strings",
+        outcome="refused", error_text="'x' holds strings",
     ),
     OddModel(name="sequence", oddity="a sequence between operators", make=_sequence_inside),
     OddModel(
         name="sequence-input", oddity="an input that is a sequence", make=_sequence_input,
-        outcome="refused", says="'rows' is a sequence",
+        outcome="refused", error_text="'rows' is a sequence",
     ),
     OddModel(name="sequence-output", oddity="an output that is a sequence", make=_sequence_output),
     OddModel(
         name="optional-input", oddity="an input that may be missing", make=_optional_input,
-        outcome="refused", says="'maybe' is optional",
+        outcome="refused", error_text="'maybe' is optional",
     ),
     OddModel(name="unnamed-dimension", oddity="a dynamic batch without a name", make=_unnamed_dimensions),
     OddModel(
         name="unnamed-dimensions", oddity="dynamic height and width", make=_unknown_dimensions,
-        outcome="refused", says="dimension 2 of input 'x' is dynamic",
+        outcome="refused", error_text="dimension 2 of input 'x' is dynamic",
     ),
     OddModel(
         name="unknown-rank", oddity="an input of any rank", make=_unknown_rank,
-        outcome="refused", says="'x' has no known rank",
+        outcome="refused", error_text="'x' has no known rank",
     ),
     OddModel(name="infinite-mask", oddity="minus infinity in an attention mask", make=_infinite_mask),
     OddModel(name="constant-nodes", oddity="weights from Constant nodes", make=_constant_weights),

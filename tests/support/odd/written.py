@@ -22,14 +22,14 @@ class OddModel:
     """One model, created by ``make``, and the expected result of tuning it.
 
     ``searched``: placements are tried, and the status follows from the measurements. ``nothing``: it is
-    unchanged, since nothing in it can be quantized. ``refused``: one error that contains ``says``.
+    unchanged, since nothing in it can be quantized. ``refused``: one error that contains ``error_text``.
     """
 
     name: str
     oddity: str
     make: Callable[[], onnx.ModelProto]
     outcome: Outcome = "searched"
-    says: str = ""
+    error_text: str = ""
 
 
 def write(

@@ -36,7 +36,7 @@ def test_errors_have_the_name_of_the_cuda_error():
         cuda.DeviceBuffer(200 << 30)
     assert caught.value.name == "cudaErrorMemoryAllocation"
     assert caught.value.out_of_memory
-    assert caught.value.what == "cudaMalloc failed: cudaErrorMemoryAllocation (the fake device says 2)"
+    assert caught.value.what == "cudaMalloc failed: cudaErrorMemoryAllocation (error 2 of the fake device)"
     assert "free memory" in str(caught.value.cure)
 
 

@@ -71,7 +71,7 @@ def test_too_few_samples_for_a_batch_are_repeated(saved: Callable[..., Path]) ->
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    ("arrays", "warnings"),
     [
         ({"x": np.zeros((3, 2, 3))}, ["every value of 'x' is 0, so that no range"]),
         ({"x": np.full((3, 2, 3), 0.5)}, ["every value of 'x' is 0.5"]),
@@ -81,11 +81,11 @@ def test_too_few_samples_for_a_batch_are_repeated(saved: Callable[..., Path]) ->
     ids=["zeros", "constant", "single", "sound"],
 )
 def test_calibration_data_of_zeros_or_one_sample_is_reported(
-    saved: Callable[..., Path], arrays: dict[str, np.ndarray], said: list[str]
+    saved: Callable[..., Path], arrays: dict[str, np.ndarray], warnings: list[str]
 ) -> None:
     found = list(data_warnings(open_data(saved(**arrays), IMAGE)))
-    assert len(found) == len(said)
-    assert all(text.startswith(part) for text, part in zip(found, said, strict=True))
+    assert len(found) == len(warnings)
+    assert all(text.startswith(part) for text, part in zip(found, warnings, strict=True))
 
 
 def test_an_input_of_integers_may_be_all_zeros(saved: Callable[..., Path]) -> None:

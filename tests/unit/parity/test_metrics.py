@@ -237,10 +237,10 @@ def test_an_error_of_a_user_metric_is_reported_with_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(None, "None"), ("good", "'good'"), (np.ones(2), r"shape \[2\]")]
+    ("value", "description"), [(None, "None"), ("good", "'good'"), (np.ones(2), r"shape \[2\]")]
 )
-def test_a_user_metric_must_return_one_number(value, said: str) -> None:
-    with pytest.raises(DataError, match=f"metric 'mine' gave .*{said}.*one number is wanted"):
+def test_a_user_metric_must_return_one_number(value, description: str) -> None:
+    with pytest.raises(DataError, match=f"metric 'mine' gave .*{description}.*one number is wanted"):
         own(lambda *_: value)
 
 

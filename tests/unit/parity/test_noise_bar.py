@@ -62,9 +62,9 @@ def test_trials_without_score_or_sqnr_and_the_reference_are_not_used(trial: Tria
 
 
 @given(st.lists(st.tuples(st.floats(-50, 100, allow_subnormal=False), st.booleans()), max_size=8))
-def test_no_accepted_candidate_is_far_below_and_the_next_sqnr_is_above_the_rejected(told) -> None:
+def test_no_accepted_candidate_is_far_below_and_the_next_sqnr_is_above_the_rejected(results) -> None:
     found = NoiseBar()
-    for sqnr_db, good in told:
+    for sqnr_db, good in results:
         found.learn(_trial(sqnr_db, 1.0 if good else 0.0), 0.5)
     assert not any(found.is_far_below(sqnr_db) for sqnr_db in found.kept)
     if found.next_db is not None:

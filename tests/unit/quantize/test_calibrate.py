@@ -193,18 +193,18 @@ def test_integer_tensors_are_omitted_without_a_note() -> None:
 
 
 def test_samples_are_released_before_the_next_is_read(absolute: Model) -> None:
-    alive = most = 0
+    live = most = 0
 
     class Sample(dict[str, np.ndarray]):
         def __del__(self) -> None:
-            nonlocal alive
-            alive -= 1
+            nonlocal live
+            live -= 1
 
     def feeds() -> Iterator[Feed]:
-        nonlocal alive, most
+        nonlocal live, most
         for _ in range(5):
-            alive += 1
-            most = max(most, alive)
+            live += 1
+            most = max(most, live)
             yield Sample(x=np.ones(3, np.float32))
 
     calibrate(absolute, ["x", "y"], feeds, "entropy", run_on_cpu)

@@ -154,19 +154,19 @@ def test_unmatched_rules_are_reported_with_their_text(model):
 
 
 @pytest.mark.parametrize(
-    ("glob", "said", "cure"),
+    ("glob", "message", "cure"),
     [
         ("Conv", "'Conv' is the name of no node", "it is an operator type: write it under patterns.allow"),
         ("Rleu#2", "'Rleu#2' is the name of no node (did you mean 'Relu#2'?)", "globs over node names"),
         ("/layer9/*", "'/layer9/*' is the name of no node", "globs over node names"),
     ],
 )
-def test_an_included_name_that_matches_nothing_is_an_error(model, glob, said, cure):
+def test_an_included_name_that_matches_nothing_is_an_error(model, glob, message, cure):
     """Otherwise the model would stay unchanged without a reason."""
     require_matches(model, PatternRules(include=("Relu*",), exclude=("/head/*",)))
     with pytest.raises(SpecError) as caught:
         require_matches(model, PatternRules(include=("Relu*", glob)))
-    assert said in caught.value.what
+    assert message in caught.value.what
     assert cure in str(caught.value.cure)
 
 

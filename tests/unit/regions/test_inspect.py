@@ -139,7 +139,7 @@ def nested():
     return Model(onnx.parser.parse_model(NESTED))
 
 
-def test_bodies_are_regions_of_the_tree_and_functions_graphs_of_their_own(nested):
+def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs(nested):
     bodies = find_bodies(nested, find_regions(nested), find_regions)
     leaves = {b.name: [n for r in b.regions if r.type == "LEAF" for n in r.nodes] for b in bodies}
     assert leaves == {

@@ -221,8 +221,11 @@ def test_float_kernels_with_quantized_inputs_are_reported():
     layers = kernel("conv", integer=True), kernel("softmax"), kernel("other")
     tuned = engine(*layers, quantized=frozenset({"conv", "softmax"}))
     reference = engine(kernel("conv"), kernel("softmax"), kernel("other"), name="reference")
-    said = paragraph(compare(reference, tuned))
-    assert "1 kernel with quantized inputs does not compute in integers (1.00 ms, 33.3 %): softmax." in said
+    text_of_both = paragraph(compare(reference, tuned))
+    assert (
+        "1 kernel with quantized inputs does not compute in integers (1.00 ms, 33.3 %): softmax."
+        in text_of_both
+    )
     assert "do not compute in integers" not in paragraph(compare(tuned, reference))
     (left,) = explain_json([reference, tuned])["engines"][1]["left_in_float"]
     assert left["name"] == "softmax"

@@ -87,8 +87,8 @@ def test_the_reason_of_an_inconclusive_check_is_below_the_summary_table() -> Non
     first = next(case for case in run.cases if case.results)
     result = first.results[0]
     open_ = replace(result, verdict=replace(result.verdict, outcome="inconclusive", headline="no baseline"))
-    said = summary_table(replace(run, cases=(replace(first, results=(open_,)),)))
-    assert f"{result.id} inconclusive: no baseline" in said
+    text = summary_table(replace(run, cases=(replace(first, results=(open_,)),)))
+    assert f"{result.id} inconclusive: no baseline" in text
 
 
 @pytest.mark.parametrize("width", [66, 80, 100, 120])
@@ -111,10 +111,10 @@ def test_the_summary_table_notes_a_cached_placement_that_was_timed_again() -> No
     timed = replace(case.evidence.latency, provenance=Provenance())
     again = replace(case, evidence=replace(case.evidence, latency=timed))
     table = summary_table(replace(sample_run(), cases=(again,)))
-    said = "the placement is from the cache; its times were measured in this run"
-    assert f"{said}: digits::default (2 h old)\n" in table
+    note = "the placement is from the cache; its times were measured in this run"
+    assert f"{note}: digits::default (2 h old)\n" in table
     two = summary_table(replace(sample_run(), cases=(again, again)))
-    assert [line.count("(2 h old)") for line in two.splitlines() if said in line] == [2]
+    assert [line.count("(2 h old)") for line in two.splitlines() if note in line] == [2]
     untimed = replace(case, evidence=replace(case.evidence, latency=None))
     none = "the placement is from the cache; no times were measured: digits::default (2 h old)\n"
     assert none in summary_table(replace(sample_run(), cases=(untimed,)))
@@ -149,8 +149,8 @@ def test_checks_that_did_not_pass_are_named_in_the_summary_table(
 ) -> None:
     case = faster_case()
     first = case.results[0]
-    told = replace(first, severity=severity, verdict=replace(first.verdict, outcome=outcome))
-    results = (told, *case.results[1:])
+    changed_result = replace(first, severity=severity, verdict=replace(first.verdict, outcome=outcome))
+    results = (changed_result, *case.results[1:])
     assert word in summary_table(replace(sample_run(), cases=(replace(case, results=results),)))
 
 

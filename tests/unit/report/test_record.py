@@ -232,10 +232,10 @@ def test_a_record_of_earlier_versions_has_no_baselines() -> None:
 
 def test_commands_of_baselines_contain_no_absolute_path(tmp_path: Path) -> None:
     found = sample_regression(0.1)["regression"]
-    told = replace(
+    evidence_of_check = replace(
         found, command=f"pytest {tmp_path}/a.qdq.yaml", reason=f"{tmp_path}/b", notes=(str(tmp_path),)
     )
-    evidence = replace(faster_case().evidence, output=tmp_path, regression={"regression": told})
+    evidence = replace(faster_case().evidence, output=tmp_path, regression={"regression": evidence_of_check})
     text = json_text(case_to_json(CaseRecord(evidence=evidence)))
     assert str(tmp_path) not in text
     assert "pytest <output>/a.qdq.yaml" in text

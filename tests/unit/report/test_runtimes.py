@@ -120,17 +120,17 @@ def test_the_text_of_a_common_placement(golden):
 def test_a_model_not_proved_slower_than_the_winner_is_reported():
     assert "not proved slower than it: the model tuned for onnxruntime-cpu" in conclusions(FOUND)
     apart = replace(TUNED[0], to_winner=Interval(median=1.02, low=1.01, high=1.03))
-    said = conclusions(replace(FOUND, models=(*FLOATS, apart, TUNED[1])))
-    assert not any("not proved slower" in line for line in said)
+    lines = conclusions(replace(FOUND, models=(*FLOATS, apart, TUNED[1])))
+    assert not any("not proved slower" in line for line in lines)
 
 
 def test_a_float_model_faster_than_a_tuned_one_of_another_runtime_is_reported():
     tuned = replace(TUNED[1], ratio=Interval(median=1.05, low=1.02, high=1.08))
-    said = conclusions(replace(FOUND, models=(*FLOATS, TUNED[0], tuned), winner="onnxruntime tuned"))
-    assert "float on onnxruntime-cpu is faster than the model tuned for openvino-cpu" in said
+    lines = conclusions(replace(FOUND, models=(*FLOATS, TUNED[0], tuned), winner="onnxruntime tuned"))
+    assert "float on onnxruntime-cpu is faster than the model tuned for openvino-cpu" in lines
     close = replace(tuned, ratio=Interval(median=1.05, low=0.99, high=1.08))
-    said = conclusions(replace(FOUND, models=(*FLOATS, TUNED[0], close), winner="onnxruntime tuned"))
-    assert not any("is faster than" in line for line in said)
+    lines = conclusions(replace(FOUND, models=(*FLOATS, TUNED[0], close), winner="onnxruntime tuned"))
+    assert not any("is faster than" in line for line in lines)
 
 
 def test_a_round_trip_through_json_keeps_the_comparison():

@@ -55,9 +55,9 @@ def drive() -> Callable[..., list[Trial]]:
         strategy = make(
             SearchSetup(space=space, clock="cpu", trials=trials, **setup), np.random.default_rng(seed)
         )
-        trials_told: list[Trial] = []
+        results: list[Trial] = []
         best = float("inf")
-        while len(trials_told) < trials and (proposals := strategy.ask(batch)):
+        while len(results) < trials and (proposals := strategy.ask(batch)):
             assert len(proposals) <= batch
             answers = []
             for proposal in proposals:
@@ -66,7 +66,7 @@ def drive() -> Callable[..., list[Trial]]:
                 best = ratio if won and ratio is not None else best
                 answers.append(
                     Trial(
-                        number=len(trials_told) + len(answers),
+                        number=len(results) + len(answers),
                         phase=proposal.phase,
                         placement=proposal.placement,
                         status="failed" if ratio is None else "ok",
@@ -77,11 +77,11 @@ def drive() -> Callable[..., list[Trial]]:
                     )
                 )
             strategy.tell(answers)
-            trials_told += answers
-        if len(trials_told) < trials:
+            results += answers
+        if len(results) < trials:
             assert strategy.done()
             assert not strategy.ask()
-        return trials_told
+        return results
 
     return run
 

@@ -141,9 +141,9 @@ def test_predictions_select_builds_without_the_noise_of_labels(seed: int) -> Non
 
 
 def test_an_oracle_without_predictions_is_replaced_by_sensitivity_builds() -> None:
-    told = searched(0, Additive(small_space(), noise=False))
-    assert "sensitivity" in {trial.phase for trial in told}
-    assert [t.placement.digest for t in told] == [t.placement.digest for t in searched(0, None)]
+    trials = searched(0, Additive(small_space(), noise=False))
+    assert "sensitivity" in {trial.phase for trial in trials}
+    assert [t.placement.digest for t in trials] == [t.placement.digest for t in searched(0, None)]
 
 
 def test_a_limit_that_full_quantization_meets_needs_one_prediction() -> None:

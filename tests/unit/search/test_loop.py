@@ -31,7 +31,7 @@ class Script:
     """A strategy that proposes named placements in order and stores the results."""
 
     names: Sequence[str] = NAMES
-    told: list[Trial] = field(default_factory=list)
+    received: list[Trial] = field(default_factory=list)
     asked: int = 0
 
     def ask(self, n: int = 1) -> list[Proposal]:
@@ -40,7 +40,7 @@ class Script:
         return [Proposal(placement=placement(name), phase="pure", profile=name == "a") for name in batch]
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        self.told.extend(trials)
+        self.received.extend(trials)
 
     def done(self) -> bool:
         return self.asked >= len(self.names)
@@ -118,7 +118,7 @@ def test_every_proposal_is_built_reported_and_written_to_the_journal_once() -> N
     trials, script = run(bench, log=log)
     assert names_of(trials) == list(NAMES)
     assert [trial.number for trial in trials] == list(range(6))
-    assert tuple(script.told) == trials
+    assert tuple(script.received) == trials
     assert bench.built == ["reference", "noise", *NAMES[1:]]
     assert [trial.phase for trial in log.trials] == ["pure", "noise", *["pure"] * 5]
     assert log.trials[1].samples == NOISE
@@ -148,7 +148,7 @@ def test_a_search_killed_before_measuring_noise_measures_it_on_resume() -> None:
 def test_every_trial_has_the_variation_between_builds() -> None:
     log = Log()
     trials, script = run(Bench(fails=("b",)), log=log)
-    assert {trial.eps for trial in (*trials, *script.told)} == {0.03}
+    assert {trial.eps for trial in (*trials, *script.received)} == {0.03}
     assert [trial.eps for trial in log.trials] == [None, *[0.03] * 6]  # unknown before the measurement
 
 
@@ -161,7 +161,7 @@ def test_a_resumed_strategy_receives_the_same_variation_between_builds(how: str)
     if how == "taken in at once":
         resumed.resume()
     resumed.run()
-    assert [trial.eps for trial in script.told] == [0.03] * 6
+    assert [trial.eps for trial in script.received] == [0.03] * 6
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5])
@@ -172,7 +172,7 @@ def test_the_number_of_builds_is_limited(budget: int) -> None:
 def test_failed_builds_count_towards_the_limit() -> None:
     trials, script = run(Bench(fails=("a", "b", "d")), trials=4)
     assert [trial.ok for trial in trials] == [True, False, False, True]
-    assert script.told[1].error == "a is broken"
+    assert script.received[1].error == "a is broken"
 
 
 def test_the_time_limit_ends_the_search() -> None:
@@ -292,7 +292,7 @@ def test_a_complete_journal_is_replayed_without_building() -> None:
     assert bench.recalled == names_of(trials) == list(NAMES)
     assert bench.eps == 0.03
     assert log.trials == []
-    assert len(script.told) == 6
+    assert len(script.received) == 6
 
 
 def test_proposals_after_a_partial_journal_are_built() -> None:

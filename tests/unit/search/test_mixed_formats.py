@@ -90,12 +90,12 @@ class Device:
     def search(self, strategy: str, trials: int) -> list[Trial]:
         make: Callable[..., Strategy] = resolve("strategy", strategy)  # type: ignore[assignment]  # the registry returns object
         asking = make(SearchSetup(space=self.space, clock="cpu", trials=trials), np.random.default_rng(0))
-        trials_told: list[Trial] = []
-        while len(trials_told) < trials and (proposals := asking.ask()):
-            answer = self.answer(proposals[0], len(trials_told))
-            trials_told.append(answer)
+        results: list[Trial] = []
+        while len(results) < trials and (proposals := asking.ask()):
+            answer = self.answer(proposals[0], len(results))
+            results.append(answer)
             asking.tell([answer])
-        return trials_told
+        return results
 
     def truth(self) -> tuple[float, dict[str, str]]:
         """The lowest ratio to the float time of all labellings, and that labelling."""

@@ -1,4 +1,4 @@
-"""Sessions whose engines are threads, unless a test asks for ``processes``."""
+"""Sessions whose engines are threads, except in tests with the fixture ``processes``."""
 
 from __future__ import annotations
 

@@ -365,8 +365,8 @@ def test_metric_constraints_that_are_hard_to_meet_are_warned_about(open_session:
 
 
 def test_a_plan_states_where_the_metric_is_computed(open_session: Open, case: Case, close: Closeness) -> None:
-    said = open_session(metrics={"close": close}, mode="plan").plan(held(case, min=0.5))
-    assert said.endswith(
+    text = open_session(metrics={"close": close}, mode="plan").plan(held(case, min=0.5))
+    assert text.endswith(
         f"close on {SAMPLES} samples, of the reference and of each candidate that has won its races"
     )
     assert close.values == []

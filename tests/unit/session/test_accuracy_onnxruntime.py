@@ -19,7 +19,7 @@ SCALED = (
     "layer1.0",
     "layer1.1",
     "layer2.1",
-)  # residual blocks of which the inner tensor is made hard to quantize
+)  # residual blocks whose inner tensor is hard to quantize
 BATCH = 20
 
 

@@ -18,11 +18,11 @@ g (float[1,16,32] x, int64[k] s) => (float[{declared}] y) {{ [mm] m = MatMul(x, 
 
 
 @pytest.mark.parametrize(
-    ("declared", "said", "now"),
+    ("declared", "shown", "now"),
     [("1, 16, 32", "[1, 16, 32]", [None, None]), ("n, 31", "[?, 31]", ["n", None])],
 )
 def test_a_wrongly_declared_output_shape_is_corrected_with_a_warning(
-    declared: str, said: str, now: list[str | None], tmp_path: Path
+    declared: str, shown: str, now: list[str | None], tmp_path: Path
 ) -> None:
     proto = onnx.parser.parse_model(TEXT.format(declared=declared))
     weight = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
@@ -43,6 +43,6 @@ def test_a_wrongly_declared_output_shape_is_corrected_with_a_warning(
         (output,) = load_model(result.model).proto.graph.output
     dims = output.type.tensor_type.shape.dim
     assert [dim.dim_param or dim.dim_value or None for dim in dims] == now
-    warning = f"output 'y': {said} is declared, [16, 32] is computed; corrected in a copy of the model"
+    warning = f"output 'y': {shown} is declared, [16, 32] is computed; corrected in a copy of the model"
     assert warning in result.evidence.warnings
     assert (tmp_path / "odd.onnx").read_bytes() == given

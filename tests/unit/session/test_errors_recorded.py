@@ -185,15 +185,15 @@ def test_a_search_without_checks_is_in_the_record(open_session: Open, case: Case
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ("fake.sed=1", "did you mean 'fake.seed'"),
         ("fak.seed=1", "did you mean 'fake'"),
         ("fake.seed", "does not fit"),
     ],
 )
-def test_an_option_that_no_backend_declares_is_an_error(option: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_option_that_no_backend_declares_is_an_error(option: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Session(backend="fake", backend_option=(option,))
 
 

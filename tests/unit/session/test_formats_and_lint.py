@@ -88,13 +88,15 @@ def test_a_case_of_several_formats_mixes_them_and_reports_the_format_of_each_pai
 def test_a_format_unsupported_by_the_gpu_is_reported_with_the_reason(
     session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
+    reasons = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
     here = replace(
-        session.backend.capabilities(session.backends.default.options), formats=("int8", "fp8"), lacking=told
+        session.backend.capabilities(session.backends.default.options),
+        formats=("int8", "fp8"),
+        lacking=reasons,
     )
     monkeypatch.setattr(session.backend, "capabilities", lambda _: here)
     found = session.availability(replace(case, quantize=QuantizeRules(format="nvfp4")))
-    assert found.why == f"fake has no nvfp4 on this device; {told['nvfp4']}"
+    assert found.why == f"fake has no nvfp4 on this device; {reasons['nvfp4']}"
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("nvfp4", 12.0, 25.0), ("mxfp8", 25.0, 40.0)])

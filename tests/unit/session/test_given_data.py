@@ -47,7 +47,7 @@ def test_equal_content_has_an_equal_digest():
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ([], "it yields no feed"),
         ([1], "feed 0 is no mapping but int"),
@@ -57,8 +57,8 @@ def test_equal_content_has_an_equal_digest():
         ([{"x": object()}], "'x' is no array of numbers"),
     ],
 )
-def test_objects_that_are_no_data_are_an_error(given, says):
-    with pytest.raises(DataError, match=says) as caught:
+def test_objects_that_are_no_data_are_an_error(given, message):
+    with pytest.raises(DataError, match=message) as caught:
         GivenFiles().data(given, "calibration")
     assert "{input: array}" in str(caught.value.cure)
 

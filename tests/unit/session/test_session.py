@@ -647,10 +647,10 @@ def test_an_interrupted_search_continues_after_the_last_trial(
     session = open_session()
     interrupted(session, case, after)
     torn = (session.output(case) / "trials.jsonl").read_bytes()
-    resumed, said = open_session(), list[str]()
-    resumed.watch = lambda progress: said.append(progress.waiting)
+    resumed, messages = open_session(), list[str]()
+    resumed.watch = lambda progress: messages.append(progress.waiting)
     search = resumed.search(case)
-    (continued,) = filter(None, said)  # one message about the continuation
+    (continued,) = filter(None, messages)  # one message about the continuation
     assert re.fullmatch(rf"continues from {after + 1} builds in .*trials\.jsonl", continued)
     assert (resumed.output(case) / "trials.jsonl").read_bytes().startswith(torn)
     added = lines(resumed.output(case))[len(torn.splitlines()) :]
@@ -1042,6 +1042,6 @@ def test_a_model_below_its_limit_is_warned_about(
     open_session: Open, case: Case, sqnr_db: float, asked: dict[str, Any], limit: str
 ) -> None:
     """For example, its scheme was requested, or data or runtime changed after it was selected."""
-    said = warnings_at(open_session, replace(case, tune=replace(case.tune, **asked)), sqnr_db)
+    warnings = warnings_at(open_session, replace(case, tune=replace(case.tune, **asked)), sqnr_db)
     found = f"on all evaluation data the tuned model has {sqnr_db:.1f} dB, below the limit of {limit} dB"
-    assert (found in said) == bool(limit)
+    assert (found in warnings) == bool(limit)

@@ -67,14 +67,14 @@ class Everything:
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
         self.waiting = [Proposal(placement=setup.space.resolve(setup.space.everything()), phase="all")]
-        self.told: list[Trial] = []
+        self.received: list[Trial] = []
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         batch, self.waiting = self.waiting[:n], self.waiting[n:]
         return batch
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        self.told += trials
+        self.received += trials
 
     def done(self) -> bool:
         return not self.waiting
@@ -155,8 +155,8 @@ def test_a_strategy_receives_results_of_its_proposals_only(open_study: Open) -> 
     study = open_study(strategy=Everything)
     own = study.evaluate(study.space.uniform("in-only"))
     study.tell(own)
-    told = [*study]
-    assert [t.phase for t in told] == ["all"]
+    received = [*study]
+    assert [t.phase for t in received] == ["all"]
     assert [t.phase for t in study.trials] == ["own", "own", "all"]
 
 
@@ -243,7 +243,7 @@ def test_a_strategy_receives_the_measured_noise_before_and_after_a_resume(
     with Session(**words) as session, Study.load(tmp_path / "saved", session=session, strategy=make) as again:
         assert again.confirm().result.eps == eps
     assert eps > 0.01
-    assert [[trial.eps for trial in strategy.told] for strategy in made] == [[eps], [eps]]
+    assert [[trial.eps for trial in strategy.received] for strategy in made] == [[eps], [eps]]
 
 
 def test_a_strategy_can_be_given_by_name(open_study: Open) -> None:
@@ -369,16 +369,16 @@ def test_loading_a_study_with_a_user_strategy_needs_the_strategy(
 def test_a_damaged_study_is_an_error(open_study: Open, tmp_path: Path, damage: str) -> None:
     folder = open_study().save(tmp_path / "saved")
     file = folder / "study.json"
-    said = json.loads(file.read_text())
+    content = json.loads(file.read_text())
     if damage == "missing":
         file.unlink()
     else:
         bad = {
             "garbage": "{",
-            "version": json.dumps({**said, "schema_version": 9}),
+            "version": json.dumps({**content, "schema_version": 9}),
             "case": '{"schema_version": 1}',
             # A file must not make a session load native code or write to another folder.
-            "plugin": json.dumps({**said, "settings": {**said["settings"], "plugin": ["evil.so"]}}),
+            "plugin": json.dumps({**content, "settings": {**content["settings"], "plugin": ["evil.so"]}}),
             "deep": "[" * 100_000,
             "twice": file.read_text().replace('"strategy"', '"strategy": "x", "strategy"', 1),
         }

@@ -44,9 +44,9 @@ class LocalTwin:
     def ask(self, request: Mapping[str, Any]) -> Future[Any]:
         self.requests.append(json.loads(json.dumps(request)))
         if len(self.requests) == self._lost_at:
-            gone: Future[Any] = Future()
-            gone.set_exception(LostTwinError(self.name))
-            return gone
+            lost: Future[Any] = Future()
+            lost.set_exception(LostTwinError(self.name))
+            return lost
         return self._pool.submit(lambda: json.loads(json.dumps(self._bench.answer(self.requests[-1]))))
 
     @property
@@ -121,15 +121,15 @@ def test_all_devices_of_a_round_race_against_one_incumbent(tuned):
             assert line["ratio"] < best
             best = line["ratio"]
     assert any(line["twin"] and line["race"] for line in lines)
-    told = [each for request in one.requests for each in request.get("recall", ())]
-    assert {each["twin"] for each in told} == {""}  # only trials of the other device are sent
+    sent = [each for request in one.requests for each in request.get("recall", ())]
+    assert {each["twin"] for each in sent} == {""}  # only trials of the other device are sent
 
 
 def test_a_twin_with_other_times_is_not_used_with_a_warning(tuned):
     slow = ("fake.integer=2",)
     evidence, lines, (_, odd) = tuned(good={}, odd={"backend_option": slow})
-    (said,) = [text for text in evidence.warnings if "same key" in text]
-    assert "odd, is not used" in said
+    (warning,) = [text for text in evidence.warnings if "same key" in text]
+    assert "odd, is not used" in warning
     assert "trial" not in odd.asked
     assert {line["twin"] for line in lines} == {"", "good"}
 
@@ -137,18 +137,18 @@ def test_a_twin_with_other_times_is_not_used_with_a_warning(tuned):
 def test_twins_are_not_used_if_the_device_of_the_search_differs_from_them(tuned):
     slow = ("fake.integer=2",)
     evidence, lines, _ = tuned(one={"backend_option": slow}, two={"backend_option": slow})
-    said = [text for text in evidence.warnings if "same key" in text]
-    assert any("the other devices differ from this one" in text for text in said)
+    warnings = [text for text in evidence.warnings if "same key" in text]
+    assert any("the other devices differ from this one" in text for text in warnings)
     assert {line["twin"] for line in lines} == {""}
 
 
 @pytest.mark.parametrize("lost_at", [2, 4])
 def test_a_search_continues_without_a_lost_twin(tuned, lost_at):
-    evidence, lines, (gone,) = tuned(gone={"lost_at": lost_at})
+    evidence, lines, (lost,) = tuned(lost={"lost_at": lost_at})
     assert evidence.search.total >= TRIALS // 2
     numbers = [line["trial"] for line in lines if line["phase"] not in ("noise", "confirm")]
     assert numbers == list(range(len(numbers)))
-    assert len(gone.requests) >= lost_at
+    assert len(lost.requests) >= lost_at
 
 
 def test_a_resumed_search_with_twins_builds_no_placement_twice(tuned, case, tmp_path):

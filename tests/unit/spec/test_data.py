@@ -53,7 +53,7 @@ def test_the_keys_loader_names_and_labels(data_of, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{names: {x: y}}", "one of arrays, images and loader is needed"),
         ("{arrays: a.npz, loader: b}", "one of arrays, images and loader is needed"),
@@ -72,8 +72,8 @@ def test_the_keys_loader_names_and_labels(data_of, tmp_path):
         ("[a.npz, b.npz]", "'calibration' should be a path, not a list"),
     ],
 )
-def test_invalid_data_is_an_error(data_of, text, says):
-    with pytest.raises(SpecError, match=says):
+def test_invalid_data_is_an_error(data_of, text, message):
+    with pytest.raises(SpecError, match=message):
         data_of(text)
 
 

@@ -151,7 +151,7 @@ def test_targets_are_one_case_per_backend_with_the_weights_of_all(targets: objec
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"tune": {"targets": ["fake"]}}, "needs two backends or more"),
         ({"tune": {"targets": ["fake", {"fake": 2}]}}, "'fake' is named twice"),
@@ -163,8 +163,8 @@ def test_targets_are_one_case_per_backend_with_the_weights_of_all(targets: objec
         ),
     ],
 )
-def test_invalid_targets_are_an_error(keys: dict[str, object], said: str) -> None:
-    with pytest.raises(SpecError, match=re.escape(said)):
+def test_invalid_targets_are_an_error(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
         Spec(model="m.onnx", checks=[SPEEDUP], **keys)
 
 

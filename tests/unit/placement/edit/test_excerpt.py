@@ -171,7 +171,7 @@ def test_a_part_has_the_pairs_of_its_nodes(models: Path, tmp_path: Path, label: 
     session.run(None, {tensor: values[tensor] for tensor in part.inputs})
 
 
-def test_pairs_elsewhere_are_left_out(models: Path) -> None:
+def test_a_part_excludes_pairs_of_other_nodes(models: Path) -> None:
     model = load_model(models / "digits_resnet.onnx")
     space = SchemeSpace(model, backend().capabilities())
     first, last = space.units[0], space.units[-1]

@@ -208,8 +208,8 @@ def test_import_finds_an_output_by_name_in_a_model_with_more_outputs() -> None:
     model, quantized = model_of(CONVS), insert(model_of(CONVS), site("y", OUTPUT))
     more = model_of(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
     assert placement_for(more, quantized).placement.sites == {site("y", ("", 1))}
-    gone = model_of(CONVS.replace("[d] y = Relu(v)", "[d] n = Relu(v) y = Neg(n)").replace("y) {", "n) {"))
-    assert "1: 'y': the model has no output of that name" in placement_for(gone, quantized).notes
+    without = model_of(CONVS.replace("[d] y = Relu(v)", "[d] n = Relu(v) y = Neg(n)").replace("y) {", "n) {"))
+    assert "1: 'y': the model has no output of that name" in placement_for(without, quantized).notes
     assert not diff_models(model, quantized).added[0].before
     assert diff_models(model, quantized).added[0].readers == ("graph output 'y'",)
 

@@ -160,7 +160,7 @@ g (float[1,4,6,6] x) => (float[1,4,6,6] y)
 
 
 def levels() -> tuple[Model, tuple[Region, ...]]:
-    """A root over three leaves, made by hand."""
+    """A tree of regions with a root and three leaves."""
     model = model_of(LEVELS)
     regions = cut(model, ["a", "b"], ["c", "d", "e"], ["f", "y"])
     assert sorted(r.nodes for r in regions if not r.children) == [("a", "b"), ("c", "d", "e"), ("f", "y")]

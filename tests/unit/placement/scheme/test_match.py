@@ -91,9 +91,9 @@ def test_a_node_of_the_same_name_and_another_operator_does_not_match(models: Pat
 def test_a_site_without_a_match_has_a_reason(models: Path) -> None:
     model = load_model(models / "digits_resnet.onnx")
     (activation, *_) = sites_of(model)
-    gone = Site(tensor="gone", consumers=(Consumer("gone", 0), Consumer("", 0)), format="uint8")
+    absent = Site(tensor="gone", consumers=(Consumer("gone", 0), Consumer("", 0)), format="uint8")
     assert Matcher(model).find(activation).sites == (activation,)
-    assert Matcher(model).find(gone).reasons == (
+    assert Matcher(model).find(absent).reasons == (
         "the model has no output of that name",
         "the model has no node 'gone', and none in its position",
     )

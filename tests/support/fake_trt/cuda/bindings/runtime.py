@@ -50,7 +50,7 @@ OK = cudaError_t.cudaSuccess
 
 
 def cudaGetErrorString(error: cudaError_t) -> Answer:
-    return OK, f"the fake device says {error.value}".encode()
+    return OK, f"error {error.value} of the fake device".encode()
 
 
 def cudaGetLastError() -> Answer:
