@@ -1,6 +1,7 @@
-"""Statistics for paired timings, with numpy only. Pure functions.
+"""Statistics for paired timings. Pure functions.
 
-scipy gives the same numbers, which the tests compare. Decision 43 states why it is not used.
+scipy is imported by the functions that call it: it takes up to a second, and runs that measure nothing do not need it
+(docs/decisions/0043).
 
 A confidence interval answers whether a gain is proved by this measurement. A figure that is measured again, with other
 builds, in another program, at another time, has noise of its own, which a confidence interval does not include. The
@@ -15,14 +16,13 @@ from functools import cache
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from qdqspec.arrays import Floats
 from qdqspec.types import Interval
 
 FEWEST_FREEDOM = 3  # of a deviation between times that a test takes into account
 Variance: TypeAlias = tuple[float, int]  # of a logarithm, with its degrees of freedom
-EXACT_LIMIT = 30  # pairs up to which the signed-rank distribution is enumerated
+EXACT_LIMIT = 30  # pairs up to which the p-value of the signed-rank test is exact
 
 
 def trimmed_mean(values: Sequence[float] | Floats, share: float = 0.2) -> float:
@@ -51,18 +51,18 @@ def log_ratios(challenger: Sequence[float], incumbent: Sequence[float]) -> Float
 def wilcoxon_p(differences: Sequence[float] | Floats) -> float:
     """Two-sided p-value of Wilcoxon's signed-rank test that the differences centre on zero.
 
-    Exact for up to 30 differences without ties, else the normal approximation with tie correction. Zero differences are
-    dropped (Wilcoxon 1945); if none are left the result is 1.
+    Exact for up to `EXACT_LIMIT` differences without ties, else the normal approximation with tie correction. Zero
+    differences are dropped (Wilcoxon 1945); if none are left the result is 1.
     """
+    from scipy.stats import wilcoxon
+
     values = np.asarray(differences, dtype=np.float64)
     values = values[values != 0]
     if not len(values):
         return 1.0
-    ranks, tie_sizes = _ranks(np.abs(values))
-    statistic = min(float(ranks[values > 0].sum()), float(ranks[values < 0].sum()))
-    if len(values) <= EXACT_LIMIT and not len(tie_sizes):
-        return min(1.0, 2 * float(_signed_rank_distribution(len(values))[int(statistic)]))
-    return _normal_p(len(values), statistic, tie_sizes)
+    ties = len(np.unique(np.abs(values))) < len(values)
+    method = "asymptotic" if ties or len(values) > EXACT_LIMIT else "exact"
+    return float(wilcoxon(values, method=method).pvalue)
 
 
 def signed_rank_bounds(differences: Sequence[float] | Floats, confidence: float = 0.95) -> Interval | None:
@@ -76,27 +76,14 @@ def signed_rank_bounds(differences: Sequence[float] | Floats, confidence: float 
     rejected = int(np.searchsorted(distribution, (1 - confidence) / 2, side="right"))
     if not rejected:
         return None
-    means = np.sort(np.add.outer(values, values)[_each_pair(len(values))] / 2)
+    # of all pairs, each value with itself included
+    means = np.sort(np.add.outer(values, values)[np.tri(len(values), dtype=bool)] / 2)
     middle = len(means) // 2
     return Interval(
         median=float(means[middle] + means[-1 - middle]) / 2,
         low=float(means[rejected - 1]),
         high=float(means[-rejected]),
     )
-
-
-@cache
-def _each_pair(count: int) -> npt.NDArray[np.bool_]:
-    """A mask of the entries of a square table that are pairs, each value with itself included."""
-    return np.triu(np.ones((count, count), dtype=bool))
-
-
-def _ranks(magnitudes: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Mid-ranks of the values, and the sizes of groups of equal values above one."""
-    _, inverse, counts = np.unique(magnitudes, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    middle = last - (counts - 1) / 2
-    return middle[inverse], counts[counts > 1]
 
 
 @cache
@@ -109,38 +96,11 @@ def _signed_rank_distribution(count: int) -> Floats:
     return np.asarray(np.cumsum(ways) / 2.0**count, dtype=np.float64)
 
 
-def _normal_p(count: int, statistic: float, tie_sizes: npt.NDArray[np.int64]) -> float:
-    mean = count * (count + 1) / 4
-    variance = count * (count + 1) * (2 * count + 1) / 24 - float((tie_sizes**3 - tie_sizes).sum()) / 48
-    if variance <= 0:
-        return 1.0
-    return math.erfc(abs(statistic - mean) / math.sqrt(variance) / math.sqrt(2))
-
-
 def student_t(confidence: float, freedom: int) -> float:
-    """Two-sided quantile of Student's t: the multiple of a standard error that covers ``confidence``.
+    """Two-sided quantile of Student's t: the multiple of a standard error that covers ``confidence``."""
+    from scipy.special import stdtrit  # loads in a third of the time of scipy.stats
 
-    Computed by bisection on the distribution function, which is a finite sum for whole degrees of freedom (Abramowitz
-    and Stegun 26.7.3 and 26.7.4).
-    """
-    low, high = 0.0, 1000.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_inside(middle, freedom) < confidence else (low, middle)
-    return high
-
-
-def _t_inside(t: float, freedom: int) -> float:
-    """P(-t < T < t) for Student's t with whole degrees of freedom."""
-    angle = math.atan(t / math.sqrt(freedom))
-    term = 1.0 if freedom % 2 == 0 else math.cos(angle)
-    total = 0.0
-    for step in range(2 if freedom % 2 == 0 else 3, freedom + 1, 2):
-        total += term
-        term *= math.cos(angle) ** 2 * (step - 1) / step
-    if freedom % 2 == 0:
-        return math.sin(angle) * total
-    return 2 / math.pi * (angle + math.sin(angle) * total)
+    return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
 def pooled_deviation(groups: Sequence[Sequence[float]]) -> tuple[float, int]:

@@ -49,3 +49,14 @@ def test_declarations_of_backends_load_no_third_party_module(backend):
 def test_a_session_loads_no_hypothesis():
     """Only the search for inputs that fail parity needs hypothesis."""
     assert "hypothesis" not in third_party_after("import qdqspec.session")
+
+
+def test_a_session_loads_no_scipy():
+    """Only tests of timings need it, and most of what a session does is no test."""
+    assert "scipy" not in third_party_after("import qdqspec.session")
+
+
+def test_a_confidence_interval_loads_a_part_of_scipy():
+    """A run that measures a cached model needs Student's t only, which has a third of the price of scipy.stats."""
+    code = "from qdqspec.measurement.stats import student_t; student_t(0.95, 3)"
+    assert "scipy" in third_party_after(f"{code}; assert 'scipy.stats' not in sys.modules")

@@ -8,6 +8,7 @@ import sys
 HEAVY = (
     "onnx",
     "numpy",
+    "scipy",
     "onnxruntime",
     "tensorrt",
     "torch",
