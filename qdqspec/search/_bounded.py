@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from qdqspec.arrays import Floats
 from qdqspec.parity.compare import power_of
 from qdqspec.search._guide import CLOSE_DB, Guide
 from qdqspec.search.blocks import CostModel
-from qdqspec.search.crossings import FP, Codes
+from qdqspec.search.crossings import FP, Codes, all_float
 from qdqspec.types import Label, format_of
 
 PRICES = 12  # prices of noise, from free to prohibitive
@@ -64,6 +65,12 @@ class Bounded:
         self._guide = guide
         self._found: tuple[float, float] | None = None  # an SQNR, and the noise of blocks that just meets it
 
+    @classmethod
+    def of(cls, costs: CostModel, guide: Guide, *, rough: bool = False) -> Self | None:
+        """By the noise of single labels that the guide knows, or with ``rough`` of neighbours; ``None`` if unknown."""
+        powers = guide.powers(costs.blocks, rough=rough)
+        return None if powers is None else cls(costs, powers, guide)
+
     def compose(self, least_db: float, share: float = 1.0) -> Codes:
         """The labelling of least predicted time whose predicted SQNR is ``least_db`` plus the guide's uncertainty.
 
@@ -72,7 +79,7 @@ class Bounded:
         """
         aim = least_db + self._guide.doubt_db
         most = self._allowed(aim)
-        best = np.full(len(self._costs.blocks), FP, dtype=np.int8)
+        best = all_float(len(self._costs.blocks))
         for _ in range(CORRECTIONS):
             codes = least_time(self._costs, self.powers, most, share)
             predicted = self._guide.predicted_db(self._costs.placed(codes))
@@ -119,7 +126,7 @@ def least_time(costs: CostModel, powers: Floats, most: float, share: float = 1.0
     quickest = costs.compose(share)
     if noise_of(powers, quickest) <= most:
         return quickest
-    feasible, infeasible = np.full(len(costs.blocks), FP, dtype=np.int8), quickest
+    feasible, infeasible = all_float(len(costs.blocks)), quickest
     low, high = -float(DECADES), float(DECADES)
     rate = float(costs.times[:, FP].sum()) / max(most, float(powers.max(initial=0.0)) * 1e-12)
     for _ in range(BISECTIONS):
@@ -155,7 +162,7 @@ def with_less_noise(costs: CostModel, powers: Floats, start: Codes, most: float)
         worth = np.where(offered & (drop > 0), drop / np.maximum(rise, LEAST_RISE), -math.inf)
         block, code = np.unravel_index(int(np.argmax(worth)), worth.shape)
         if worth[block, code] == -math.inf:
-            return np.full(len(codes), FP, dtype=np.int8)  # the rest has noise under every label
+            return all_float(len(codes))  # the rest has noise under every label
         codes[block] = code
     return codes
 

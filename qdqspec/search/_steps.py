@@ -115,11 +115,6 @@ class Stepwise:
         """Whether the SQNR limit is binding, decided once from the prediction for everything quantized."""
         return not self._setup.pareto and self.guide.is_binding(self._setup.min_sqnr_db)
 
-    @property
-    def asked(self) -> int:
-        """The number of placements requested, parts included."""
-        return len(self._asked)
-
     def _advance(self, answers: list[Trial] | None) -> None:
         """Run the generator to its next step with a new proposal."""
         try:

@@ -90,7 +90,7 @@ class Attribution(FirstPlacements):
         costs = CostModel.of(self._space, trials)
         if costs.blocks:
             if is_limited:
-                self._bounded = self.bounded(costs)
+                self._bounded = Bounded.of(costs, self.guide)
             yield from self._compose(costs)
             yield from self._apply_accuracy(costs)
             yield from self._explore(costs)
@@ -149,7 +149,7 @@ class Attribution(FirstPlacements):
         """Under accuracy limits, measure each block's quantization error, and trade error for time."""
         if not self._must_analyse:
             return
-        bounded = self.bounded(costs)
+        bounded = Bounded.of(costs, self.guide)
         if bounded is None:
             bounded = Bounded(costs, (yield from self._sensitivity_analysis(costs)), self.guide)
         self._bounded = bounded

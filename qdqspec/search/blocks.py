@@ -16,7 +16,7 @@ from qdqspec.graph.unify import joined
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._classes import LINEAR
 from qdqspec.search._descent import Descent
-from qdqspec.search.crossings import FP, Codes, Conversions, Crossings, domains_of, edges_between
+from qdqspec.search.crossings import FP, Codes, Conversions, Crossings, all_float, domains_of, edges_between
 from qdqspec.types import Label, LayerTime, Placement, Trial, format_of, kind_of
 
 TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # standard deviations of logarithms when a model is drawn
@@ -73,7 +73,7 @@ def block_labels(space: SchemeSpace, block: UnitBlock, code: int) -> dict[str, L
 def block_codes(space: SchemeSpace, blocks: Sequence[UnitBlock], labels: Mapping[str, Label]) -> Codes:
     """Codes of blocks from labels of units: a block gets the fullest label among its units."""
     ranked = sorted(range(len(space.labels)), key=lambda code: kind_of(space.labels[code]) != "in+out")
-    codes = np.full(len(blocks), FP, dtype=np.int8)
+    codes = all_float(len(blocks))
     for block in blocks:
         given = {labels.get(name, "fp") for name in block.units}
         codes[block.index] = next((code for code in ranked if code != FP and space.labels[code] in given), FP)

@@ -7,34 +7,33 @@ label reads or produces is float or one format of activations.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec.arrays import Floats
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.types import LABELS, format_of, kind_of
+from qdqspec.types import format_of, kind_of
 
 Codes = npt.NDArray[np.int8]
 
-FP, FULL = LABELS.index("fp"), LABELS.index("in+out")
+FP = 0  # the code of "fp", the first label of each space
 FLOAT = 0  # the domain of floats
 
 
-@dataclass(frozen=True, slots=True)
+def all_float(count: int) -> Codes:
+    """The labelling with all of so many blocks in floating point."""
+    return np.full(count, FP, dtype=np.int8)
+
+
+@dataclass(frozen=True)
 class Domains:
     """The domains that each code reads and produces, and a number for each unordered pair of domains."""
 
-    reads: tuple[int, ...] = (FLOAT, 1, 1)
-    makes: tuple[int, ...] = (FLOAT, 1, FLOAT)
-    pairs: tuple[tuple[int, ...], ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        table = np.zeros((self.count, self.count), dtype=int)
-        for number, (one, other) in enumerate(self.ordered):
-            table[one, other] = table[other, one] = number
-        object.__setattr__(self, "pairs", tuple(map(tuple, table.tolist())))
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
 
     @property
     def count(self) -> int:
@@ -45,6 +44,14 @@ class Domains:
     def ordered(self) -> list[tuple[int, int]]:
         """Each pair of domains in order of their numbers; those with float come first."""
         return [(one, other) for one in range(self.count) for other in range(one + 1, self.count)]
+
+    @cached_property
+    def pairs(self) -> list[list[int]]:
+        """The number of each two domains, in either order."""
+        table = np.zeros((self.count, self.count), dtype=int)
+        for number, (one, other) in enumerate(self.ordered):
+            table[one, other] = table[other, one] = number
+        return table.tolist()
 
 
 def domains_of(space: SchemeSpace) -> Domains:

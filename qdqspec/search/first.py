@@ -61,18 +61,14 @@ class FirstPlacements(Stepwise):
         if not any(trial.ok and trial.layers and trial.placement.sites for trial in past):
             return []
         costs = CostModel.of(self._space, past)
-        codes = self.quickest(costs, self.bounded(costs, rough=rough) if self.is_limited else None)
+        bounded = Bounded.of(costs, self.guide, rough=rough) if self.is_limited else None
+        codes = self.quickest(costs, bounded)
         best = min(costs.predict(costs.codes_of(trial.placement)) for trial in past if trial.incumbent)
         placement = costs.placed(codes)
         is_gain = costs.predict(codes) <= (1 - self.eps) * best
         if not is_gain or not placement.sites or not self.is_worth_building(placement):
             return []
         return (yield [profiled(placement, self.phase)])
-
-    def bounded(self, costs: CostModel, *, rough: bool = False) -> Bounded | None:
-        """Labellings of least time for an SQNR, by the noise of single labels; ``None`` if that is unknown."""
-        powers = self.guide.powers(costs.blocks, rough=rough)
-        return None if powers is None else Bounded(costs, powers, self.guide)
 
     def quickest(
         self, costs: CostModel, bounded: Bounded | None, share: float = 1.0, more_db: float = 0.0

@@ -70,7 +70,7 @@ class RegionSearch(Stepwise):
 
         With a given number a pattern may use all of them.
         """
-        rest = max(0, self._setup.trials - self.asked)
+        rest = max(0, self._setup.trials - len(self._asked))
         if self._setup.trials_per_region is not None:
             return min(self._setup.trials_per_region, rest)
         return min(SCHEMES[self._setup.preset], math.ceil(rest * min(1.0, share)))

@@ -68,8 +68,7 @@ def repaired(
     if not missed:
         return
     costs = CostModel.of(space, trials)
-    powers = guide.powers(costs.blocks)
-    bounded = None if powers is None else Bounded(costs, powers, guide)
+    bounded = Bounded.of(costs, guide)
     seen = {trial.placement for trial in trials}
 
     def with_less_noise(placement: Placement, least_db: float) -> Placement:

@@ -22,7 +22,7 @@ from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.regions.flow import flow_of
 from qdqspec.regions.pattern import PatternMaker
 from qdqspec.search.blocks import CostModel, UnitBlock
-from qdqspec.search.crossings import FP, Codes
+from qdqspec.search.crossings import FP, Codes, all_float
 
 PRIOR_DOUBT = 0.5  # standard deviation of the prior, relative to its mean
 LEAST_DOUBT = 0.002  # lower bound of the standard deviation, relative to the reference's time
@@ -114,7 +114,7 @@ class Surrogate:
         np.add.at(sums, self._classes, self._costs.times / whole)
         members = np.array(list(map(len, self._members))).reshape(-1, 1)
         unexplained = max(0.0, 1 - float(self._costs.times[:, FP].sum()) / whole)
-        factors = np.ones_like(self._costs.crossings_ms(np.full(len(self._classes), FP, np.int8)))
+        factors = np.ones_like(self._costs.crossings_ms(all_float(len(self._classes))))
         return np.concatenate([(sums / np.maximum(members, 1)).ravel(), factors, [unexplained]])
 
     def _features(self, codes: Codes) -> Floats:

@@ -22,7 +22,7 @@ from qdqspec.types import LABELS, LayerTime, Placement, Trial
 
 FP, FULL, IN = (LABELS.index(label) for label in ("fp", "in+out", "in-only"))
 OTHER_FULL, OTHER_IN, WEIGHTS = 3, 4, 6
-DOMAINS = Domains()
+DOMAINS = Domains((0, 1, 1), (0, 1, 0))
 THREE = Domains(
     (0, 1, 1, 2, 2, 0, 0), (0, 1, 0, 2, 0, 0, 0)
 )  # two formats of activations, and one weight-only format

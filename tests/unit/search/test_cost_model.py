@@ -11,9 +11,11 @@ from searches import pure_placements
 
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import CostModel, UnitBlock, block_codes, flips, fuse, unit_labels
-from qdqspec.search.crossings import FP, FULL, Crossings, domains_of, edges_between
+from qdqspec.search.crossings import FP, Crossings, domains_of, edges_between
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import LABELS, LayerTime
+
+FULL = LABELS.index("in+out")
 
 
 def test_units_in_one_kernel_are_one_block_in_graph_order() -> None:
