@@ -31,7 +31,7 @@ from qdqspec.search.blocks import CostModel, block_labels, flips
 from qdqspec.search.crossings import FP, Codes
 from qdqspec.search.first import FirstPlacements
 from qdqspec.search.select import reaches
-from qdqspec.search.surrogate import Surrogate, classes_of
+from qdqspec.search.surrogate import Surrogate
 from qdqspec.types import NOT_CANDIDATES, Placement, Trial, format_of, kind_of
 
 SHARES = (0.0, 0.5, 1.0, 2.0)  # weights of crossings in a composition
@@ -250,8 +250,7 @@ class Attribution(FirstPlacements):
     def _explore(self, costs: CostModel) -> Steps[None]:
         """P3: build the surrogate's proposals, until the expected gain is too small or there was no win for long."""
         # eps is two standard deviations of a build; a ratio has the variance of two builds
-        noise = self.eps / 2**0.5
-        surrogate = Surrogate(costs, classes_of(self._space, costs.blocks), noise)
+        surrogate = Surrogate(costs, noise=self.eps / 2**0.5)
         for trial in self._measured:
             surrogate.observe(costs.codes_of(trial.placement), trial.ratio or 1.0)
         winless = 0

@@ -27,12 +27,12 @@ class Exhaustive(Stepwise):
     @staticmethod
     def refuse(space: SchemeSpace) -> None:
         """Raise `ConfigError` if the space has more labellings than the limit."""
-        _count(space, tied_classes(space))
+        _count(space)
 
     @staticmethod
     def default_trials(preset: str, space: SchemeSpace) -> int:  # noqa: ARG004 - all is all, whatever the preset
         """The number of labellings. Raises `ConfigError` if it is above the limit."""
-        return _count(space, tied_classes(space))
+        return _count(space)
 
     def _all(self, classes: Sequence[TiedClass]) -> Steps[None]:
         self.rehearse_metric((yield self._first_proposals()))
@@ -49,8 +49,9 @@ class Exhaustive(Stepwise):
             yield batch
 
 
-def _count(space: SchemeSpace, classes: Sequence[TiedClass]) -> int:
-    """The number of labellings."""
+def _count(space: SchemeSpace) -> int:
+    """The number of labellings. Raises `ConfigError` if it is above the limit."""
+    classes = tied_classes(space)
     count = math.prod(len(tied.labels) for tied in classes)
     if count > LIMIT:
         shown = f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.0f}"

@@ -44,12 +44,12 @@ class NearMiss:
 
     def lacking_db(self, trial: Trial, bound: float) -> float | None:
         """The gap of a trial's SQNR that just missed the limit; ``None`` for others."""
-        is_built = trial.ok and bool(trial.placement.sites) and not trial.subgraph
-        found_db = (
-            self.sqnr_db(trial) if is_built and trial.ratio is not None and trial.ratio < bound else None
-        )
-        is_near = found_db is not None and 0 < self.least_db - found_db <= NEAR_DB
-        return self.least_db - found_db if is_near and found_db is not None else None
+        is_candidate = trial.ok and bool(trial.placement.sites) and not trial.subgraph
+        if not is_candidate or trial.ratio is None or trial.ratio >= bound:
+            return None
+        found_db = self.sqnr_db(trial)
+        lacking_db = 0.0 if found_db is None else self.least_db - found_db
+        return lacking_db if 0 < lacking_db <= NEAR_DB else None
 
 
 def repaired(

@@ -22,7 +22,7 @@ from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.regions.flow import flow_of
 from qdqspec.regions.pattern import PatternMaker
 from qdqspec.search.blocks import CostModel, UnitBlock
-from qdqspec.search.crossings import FP, Codes, all_float
+from qdqspec.search.crossings import FP, Codes
 
 PRIOR_DOUBT = 0.5  # standard deviation of the prior, relative to its mean
 LEAST_DOUBT = 0.002  # lower bound of the standard deviation, relative to the reference's time
@@ -47,11 +47,12 @@ class Surrogate:
     constant.
     """
 
-    def __init__(self, costs: CostModel, classes: npt.NDArray[np.int64], noise: float) -> None:
+    def __init__(self, costs: CostModel, noise: float) -> None:
+        """``noise`` is the standard deviation of an observation."""
         self._costs = costs
-        self._classes = classes
-        self._members: list[list[int]] = [[] for _ in range(int(classes.max(initial=-1)) + 1)]
-        for block, number in enumerate(classes.tolist()):
+        self._classes = classes_of(costs.space, costs.blocks)
+        self._members: list[list[int]] = [[] for _ in range(int(self._classes.max(initial=-1)) + 1)]
+        for block, number in enumerate(self._classes.tolist()):
             self._members[number].append(block)  # the blocks of each class
         self._labels = costs.times.shape[1]
         self._cells = len(self._members) * self._labels
@@ -114,7 +115,7 @@ class Surrogate:
         np.add.at(sums, self._classes, self._costs.times / whole)
         members = np.array(list(map(len, self._members))).reshape(-1, 1)
         unexplained = max(0.0, 1 - float(self._costs.times[:, FP].sum()) / whole)
-        factors = np.ones_like(self._costs.crossings_ms(all_float(len(self._classes))))
+        factors = np.ones(self._costs.converting.shape[1])
         return np.concatenate([(sums / np.maximum(members, 1)).ravel(), factors, [unexplained]])
 
     def _features(self, codes: Codes) -> Floats:

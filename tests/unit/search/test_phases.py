@@ -281,7 +281,7 @@ def test_a_higher_price_of_noise_does_not_increase_it(learnt) -> None:
 
 def test_the_surrogate_learns_a_class_from_totals(learnt) -> None:
     costs, _ = learnt(4)
-    surrogate = Surrogate(costs, classes_of(costs.space, costs.blocks), noise=0.01)
+    surrogate = Surrogate(costs, noise=0.01)
     codes = costs.compose(1.0)
     before = surrogate.predict(codes)
     for _ in range(30):
@@ -292,7 +292,7 @@ def test_the_surrogate_learns_a_class_from_totals(learnt) -> None:
 def test_the_surrogate_is_a_bayesian_linear_model(learnt) -> None:
     """Mean and covariance of its draws are those of the normal equations, solved directly."""
     costs, _ = learnt(1)
-    surrogate = Surrogate(costs, classes_of(costs.space, costs.blocks), noise=0.02)
+    surrogate = Surrogate(costs, noise=0.02)
     random = np.random.default_rng(0)
     mean, precision = surrogate._prior, np.diag(surrogate._doubt**-2)
     weighted = precision @ mean
@@ -343,7 +343,7 @@ def test_an_expected_gain_below_the_variation_between_builds_is_not_built(seed: 
 def test_a_proposal_cannot_be_improved_by_changing_one_class_in_the_drawn_model(learnt, seed: int) -> None:
     costs, _ = learnt(1)
     classes = classes_of(costs.space, costs.blocks)
-    surrogate = Surrogate(costs, classes, noise=0.02)
+    surrogate = Surrogate(costs, noise=0.02)
     drawn = surrogate._drawn(np.random.default_rng(seed))
 
     def ratio(codes: np.ndarray) -> float:
@@ -360,7 +360,7 @@ def test_a_proposal_cannot_be_improved_by_changing_one_class_in_the_drawn_model(
 def test_expected_gain_is_that_of_the_posterior(learnt) -> None:
     """The expected value is the mean improvement over the best in random draws, relative to the best."""
     costs, _ = learnt(1)
-    surrogate = Surrogate(costs, classes_of(costs.space, costs.blocks), noise=0.02)
+    surrogate = Surrogate(costs, noise=0.02)
     codes = costs.compose(1.0)
     surrogate.observe(codes, surrogate.predict(codes) + 0.05)
     random, features = np.random.default_rng(0), surrogate._features(codes)
@@ -373,7 +373,7 @@ def test_expected_gain_is_that_of_the_posterior(learnt) -> None:
 
 def test_the_expected_gain_of_a_slower_labelling_is_zero(learnt) -> None:
     costs, _ = learnt(0)
-    surrogate = Surrogate(costs, classes_of(costs.space, costs.blocks), noise=0.01)
+    surrogate = Surrogate(costs, noise=0.01)
     codes = costs.compose(1.0)
     for _ in range(20):
         surrogate.observe(codes, 0.8)
