@@ -77,7 +77,7 @@ def big_run(cases: int, pairs: int) -> RunRecord:
 # ---- terminal -----------------------------------------------------------------------------------
 
 
-def test_the_summary_table(golden) -> None:
+def test_the_text_of_the_summary_table(golden) -> None:
     golden("report/summary.txt", summary_table(sample_run()) + "\n")
 
 

@@ -134,7 +134,7 @@ xfail: {reason: not yet, strict: false}
     assert skipping.unless == {"backend": "tensorrt", "compute_capability": ">=8.9"}
 
 
-def test_several_shape_profiles(write: Write) -> None:
+def test_a_spec_with_several_shape_profiles(write: Write) -> None:
     case = the_case(
         write(f"{HEAD}inputs: {{shapes: [{{x: [1]}}, {{x: {{opt: [8], max: [9], weight: 2}}}}]}}\n{CHECKS}")
     )
@@ -201,7 +201,7 @@ def test_ids_of_cases_are_independent_of_the_order_of_keys(write: Write) -> None
     assert [case.id for case in spec.cases()] == ["int8-b1", "int8-b8"]
 
 
-def test_ids_of_checks(write: Write) -> None:
+def test_default_ids_of_checks_are_distinct(write: Write) -> None:
     text = "checks:\n" + "".join(
         f"  - {{kind: speedup, min: 1.{n}{extra}}}\n" for n, extra in enumerate(["", "", ", id: fast", ""])
     )
