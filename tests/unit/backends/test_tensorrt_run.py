@@ -83,22 +83,24 @@ def test_a_cuda_graph_whose_recording_failed_is_recorded_again(opened: Open, tmp
     assert not [note for note in engine.time(1).notes if "CUDA graph" in note]
 
 
-def test_kernels_skipped_for_lack_of_memory_are_noted_on_the_samples(opened: Open, fail: Fail):
-    fail("short-of-memory")
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("short-of-memory", "short of GPU memory: the builder skipped kernels"),
+        (
+            "slow-fp4",
+            "TensorRT warns: The network has FP4 Q/DQ layers but the hardware does not accelerate FP4",
+        ),
+    ],
+)
+def test_skipped_kernels_and_warnings_of_the_build_are_noted_on_the_samples(
+    opened: Open, fail: Fail, fault: str, text: str
+):
+    fail(fault)
     engine = opened()
     engine.bind(FEEDS)
     note, *_ = engine.time(1).notes
-    assert note.startswith("short of GPU memory: the builder skipped kernels")
-
-
-def test_warnings_of_the_build_are_noted_on_the_samples(opened: Open, fail: Fail):
-    fail("slow-fp4")
-    engine = opened()
-    engine.bind(FEEDS)
-    note, *_ = engine.time(1).notes
-    assert note.startswith(
-        "TensorRT warns: The network has FP4 Q/DQ layers but the hardware does not accelerate FP4"
-    )
+    assert note.startswith(text)
 
 
 def test_a_run_that_is_shorter_than_its_launch_is_noted(opened: Open, fail: Fail):

@@ -65,10 +65,11 @@ def test_a_missing_file_is_named(verb):
     assert "none.qdq.yaml: cannot read the spec" in result.err
 
 
-def test_the_suffix_of_specs_is_reported_if_none_is_found(verb):
+def test_without_a_spec_the_suffix_and_the_command_that_writes_one_are_reported(verb):
     result = verb("list")
     assert result.code == 2
     assert "names of specs end in .qdq.yaml" in result.err
+    assert "qdqspec init MODEL.onnx" in result.err
 
 
 def test_a_misspelt_kind_gets_a_suggestion(verb):
@@ -79,9 +80,3 @@ def test_a_misspelt_kind_gets_a_suggestion(verb):
         "qdqspec: bakends: there is no such spec or folder (did you mean 'backends'?)\n"
         "  name specs or folders, or one of the words backends, strategies, checks, formats\n"
     )
-
-
-def test_the_command_that_writes_a_spec_is_named_if_there_is_none(verb):
-    result = verb("list")
-    assert result.code == 2
-    assert "qdqspec init MODEL.onnx" in result.err

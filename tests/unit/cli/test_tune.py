@@ -348,13 +348,6 @@ def test_names_layers_and_patterns_are_read_from_files(verb, fake, cases_planned
     assert cases_planned[1].tune.validate_groups is False
 
 
-@pytest.mark.parametrize("text", ["x", "x:", "x:1x", "1x3", "x:1x3,", "x:1x3,y"])
-def test_wrong_shapes_are_refused(verb, fake, text):
-    result = verb("tune", "m.onnx", "--shapes", text)
-    assert result.code == 2
-    assert "is no list of shapes such as images:1x3x224x224" in result.err
-
-
 def test_the_option_values_fixes_inputs(verb, fake, monkeypatch):
     cases = []
     from qdqspec.session import Session
@@ -364,11 +357,23 @@ def test_the_option_values_fixes_inputs(verb, fake, monkeypatch):
     assert cases[0].inputs.values == {"sr": 16000, "gain": -0.5, "train": False}
 
 
-@pytest.mark.parametrize("text", ["sr", "sr:", "sr:wide", "sr:1,", "sr:1,x"])
-def test_wrong_values_are_refused(verb, fake, text):
-    result = verb("tune", "m.onnx", "--values", text)
+@pytest.mark.parametrize(
+    ("option", "text", "expected"),
+    [
+        *(
+            ("--shapes", text, "shapes such as images:1x3x224x224")
+            for text in ("x", "x:", "x:1x", "1x3", "x:1x3,", "x:1x3,y")
+        ),
+        *(
+            ("--values", text, "values such as sr:16000")
+            for text in ("sr", "sr:", "sr:wide", "sr:1,", "sr:1,x")
+        ),
+    ],
+)
+def test_wrong_shapes_and_values_are_refused(verb, fake, option, text, expected):
+    result = verb("tune", "m.onnx", option, text)
     assert result.code == 2
-    assert "is no list of values such as sr:16000" in result.err
+    assert f"is no list of {expected}" in result.err
 
 
 def test_settings_are_passed_to_the_session(verb, fake, tmp_path):
