@@ -1,4 +1,4 @@
-"""Properties of import, diff, constant folding and the survival check for any model and placement."""
+"""Properties of import, diff, constant folding and the check `survival` for any model and placement."""
 
 from __future__ import annotations
 

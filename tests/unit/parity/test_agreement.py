@@ -1,4 +1,4 @@
-"""How many of the best classes two outputs share."""
+"""The share of equal best classes of two outputs."""
 
 from __future__ import annotations
 
