@@ -97,7 +97,7 @@ class AllProfiles:
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:  # noqa: ARG002 - of them all
         """Layers with their shares of the objective."""
         parts = [self._engine.layers(runs, profile=number) for number in range(len(self._shares))]
-        return merged(parts, self._shares)
+        return merged_layers(parts, self._shares)
 
     def close(self) -> None:
         """Close the engine; closing twice is harmless."""
@@ -112,7 +112,7 @@ def as_one(parts: Sequence[Samples], shares: Sequence[float]) -> Samples:
     return Samples(wall_ms=wall, cpu_ms=cpu, notes=notes, profiles=tuple(parts))
 
 
-def merged(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float]) -> tuple[LayerTime, ...]:
+def merged_layers(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float]) -> tuple[LayerTime, ...]:
     """Combine layers of the profiles; a layer's time is its weight in the objective.
 
     A small change of a layer's time changes the logarithm of the objective by its share of its profile's total, times

@@ -62,21 +62,20 @@ class Tally(Protocol):
         ...
 
 
-def tally_named(name: str) -> Callable[[], Tally] | None:
-    """The class of a built-in metric; ``None`` if there is none of that name."""
+def tally_named(name: str) -> Tally | None:
+    """A new tally of a built-in metric; ``None`` if there is none of that name."""
     if (match := _TOP_K.fullmatch(name)) is not None:
-        k = int(match[1])
-        return lambda: TopKAccuracy(k)
-    return MeanIoU if name == "miou" else None
+        return TopKAccuracy(int(match[1]))
+    return MeanIoU() if name == "miou" else None
 
 
 def fitting_metric(labels: Array) -> str:
     """The first built-in metric for such labels; empty if there is none."""
     for name in BUILT_IN:
-        make = tally_named(name)
-        assert make is not None
+        tally = tally_named(name)
+        assert tally is not None
         try:
-            make().require(labels)
+            tally.require(labels)
         except DataError:
             continue
         return name
@@ -225,9 +224,9 @@ def evaluate(
     require_metric(name, own or {})
     if own and name in own:
         return _of_own(name, own[name], outputs, labels, output)
-    begin = tally_named(name)
-    assert begin is not None  # require_metric has verified it
-    return _counted(begin(), outputs, labels, output)
+    tally = tally_named(name)
+    assert tally is not None  # require_metric has verified it
+    return _counted(tally, outputs, labels, output)
 
 
 def _counted(tally: Tally, outputs: Batches, labels: Array, output: str | None) -> Score:

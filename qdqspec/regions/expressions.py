@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -253,8 +253,8 @@ def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
         return frozenset(n.name for n in model.nodes if fnmatchcase(n.name, expression.name))
     assert expression.part is not None
     matcher = ExpressionMatcher(model)
-    automaton = automaton_of(expression.part)
-    found = taken_nodes(automaton, matcher.readers, lambda op, node: matcher.fits(op, model.nodes[node]))
+    automaton = _Automaton(expression.part)
+    found = automaton.matched(matcher.readers, lambda op, node: matcher.fits(op, model.nodes[node]))
     return frozenset(model.nodes[index].name for index in found)
 
 
@@ -378,16 +378,6 @@ def _is_value(attribute: onnx.AttributeProto, value: str) -> bool:
     return attribute_text(attribute) == f"{attribute.name}={value}"
 
 
-@dataclass(slots=True)
-class Automaton:
-    """A position automaton. States are indexes of ``ops``; ``first`` can begin a match, ``last`` can end it."""
-
-    ops: list[Op] = field(default_factory=list)
-    follow: list[set[int]] = field(default_factory=list)
-    first: frozenset[int] = frozenset()
-    last: frozenset[int] = frozenset()
-
-
 class _Piece(NamedTuple):
     """The states that a part of the expression begins and ends with."""
 
@@ -396,74 +386,71 @@ class _Piece(NamedTuple):
     may_be_empty: bool
 
 
-def automaton_of(part: PatternPart) -> Automaton:
-    """The automaton of an expression."""
-    made = Automaton()
-    made.first, made.last, _ = _piece(part, made)
-    return made
+class _Automaton:
+    """The position automaton of an expression. States are indexes of its operators."""
 
+    def __init__(self, part: PatternPart) -> None:
+        self._ops: list[Op] = []
+        self._follow: list[set[int]] = []
+        self._first, self._last, _ = self._piece(part)
 
-def _piece(part: PatternPart, made: Automaton) -> _Piece:
-    match part:
-        case Op():
-            made.ops.append(part)
-            made.follow.append(set())
-            only = frozenset({len(made.ops) - 1})
-            return _Piece(only, only, may_be_empty=False)
-        case Alternatives():
-            pieces = [_piece(choice, made) for choice in part.parts]
-            return _Piece(
-                frozenset().union(*(p.first for p in pieces)),
-                frozenset().union(*(p.last for p in pieces)),
-                any(p.may_be_empty for p in pieces),
-            )
-        case InTurn():
-            first, last, may_be_empty = _Piece(frozenset(), frozenset(), may_be_empty=True)
-            for piece in (_piece(inner, made) for inner in part.parts):
-                _link(last, piece.first, made)
-                first = first | piece.first if may_be_empty else first
-                last = last | piece.last if piece.may_be_empty else piece.last
-                may_be_empty = may_be_empty and piece.may_be_empty
-            return _Piece(first, last, may_be_empty)
-        case Repeat():
-            inside = _piece(part.part, made)
-            if part.many:
-                _link(inside.last, inside.first, made)
-            return _Piece(inside.first, inside.last, may_be_empty=True)
+    def _piece(self, part: PatternPart) -> _Piece:
+        match part:
+            case Op():
+                self._ops.append(part)
+                self._follow.append(set())
+                only = frozenset({len(self._ops) - 1})
+                return _Piece(only, only, may_be_empty=False)
+            case Alternatives():
+                pieces = [self._piece(choice) for choice in part.parts]
+                return _Piece(
+                    frozenset().union(*(p.first for p in pieces)),
+                    frozenset().union(*(p.last for p in pieces)),
+                    any(p.may_be_empty for p in pieces),
+                )
+            case InTurn():
+                first, last, may_be_empty = _Piece(frozenset(), frozenset(), may_be_empty=True)
+                for piece in map(self._piece, part.parts):
+                    self._link(last, piece.first)
+                    first = first | piece.first if may_be_empty else first
+                    last = last | piece.last if piece.may_be_empty else piece.last
+                    may_be_empty = may_be_empty and piece.may_be_empty
+                return _Piece(first, last, may_be_empty)
+            case Repeat():
+                inside = self._piece(part.part)
+                if part.many:
+                    self._link(inside.last, inside.first)
+                return _Piece(inside.first, inside.last, may_be_empty=True)
 
+    def _link(self, ends: Iterable[int], beginnings: frozenset[int]) -> None:
+        for state in ends:
+            self._follow[state] |= beginnings
 
-def _link(ends: Iterable[int], beginnings: frozenset[int], made: Automaton) -> None:
-    for state in ends:
-        made.follow[state] |= beginnings
+    def matched(self, consumers: Sequence[Sequence[int]], fits: Callable[[Op, int], bool]) -> set[int]:
+        """The nodes on any match.
 
-
-def taken_nodes(
-    automaton: Automaton, consumers: Sequence[Sequence[int]], fits: Callable[[Op, int], bool]
-) -> set[int]:
-    """The nodes on any match.
-
-    ``consumers`` lists by node the nodes that read it; ``fits`` is whether a node has an operator.
-    """
-    # state and node: the pairs that it was reached from
-    reached: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    starts = ((state, node) for node in range(len(consumers)) for state in automaton.first)
-    pending = [(state, node) for state, node in starts if fits(automaton.ops[state], node)]
-    reached.update({spot: [] for spot in pending})
-    while pending:
-        spot = state, node = pending.pop()
-        for follower in automaton.follow[state]:
-            for reader in consumers[node]:
-                after = follower, reader
-                if after in reached:
-                    reached[after].append(spot)
-                elif fits(automaton.ops[follower], reader):
-                    reached[after] = [spot]
-                    pending.append(after)
-    useful = {spot for spot in reached if spot[0] in automaton.last}
-    pending = list(useful)
-    while pending:
-        for before in reached[pending.pop()]:
-            if before not in useful:
-                useful.add(before)
-                pending.append(before)
-    return {node for _, node in useful}
+        ``consumers`` lists by node the nodes that read it; ``fits`` is whether a node has an operator.
+        """
+        # state and node: the pairs that it was reached from
+        reached: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        starts = ((state, node) for node in range(len(consumers)) for state in self._first)
+        pending = [(state, node) for state, node in starts if fits(self._ops[state], node)]
+        reached.update({spot: [] for spot in pending})
+        while pending:
+            spot = state, node = pending.pop()
+            for follower in self._follow[state]:
+                for reader in consumers[node]:
+                    after = follower, reader
+                    if after in reached:
+                        reached[after].append(spot)
+                    elif fits(self._ops[follower], reader):
+                        reached[after] = [spot]
+                        pending.append(after)
+        useful = {spot for spot in reached if spot[0] in self._last}
+        pending = list(useful)
+        while pending:
+            for before in reached[pending.pop()]:
+                if before not in useful:
+                    useful.add(before)
+                    pending.append(before)
+        return {node for _, node in useful}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from qdqspec.graph.model import Model
@@ -78,58 +78,50 @@ def _fixed(model: Model) -> set[str]:
     return fixed
 
 
-class _Branch:
-    """Nodes that are one part, or are opened into several."""
+class _Part:
+    """Nodes that are one part, or are opened into the ``children``."""
 
-    def __init__(self, children: Sequence[_Branch | _Nodes]) -> None:
-        self.children: list[_Branch | _Nodes] = [
-            child for child in children if not isinstance(child, _Branch) or child.children
-        ]
-
-    def nodes(self) -> Iterator[int]:
-        for child in self.children:
-            yield from child.nodes() if isinstance(child, _Branch) else child
+    def __init__(self, children: Iterable[_Part], nodes: Iterable[int] = ()) -> None:
+        self.children = [child for child in children if child.nodes]
+        self.nodes: list[int] = [*nodes, *(index for child in self.children for index in child.nodes)]
 
 
-def _tree(regions: Sequence[Region], at: Mapping[str, int], bundles: Mapping[int, _Nodes]) -> _Branch:
+def _tree(regions: Sequence[Region], at: Mapping[str, int], bundles: Mapping[int, _Nodes]) -> _Part:
     """The regions, each leaf with the kernels whose first node it holds; nodes of no region are at the top."""
     placed: set[int] = set()
-    branches: dict[str, _Branch] = {}
+    parts: dict[str, _Part] = {}
     for region in reversed(regions):  # children before parents
         if region.children:
-            inner = [branches.pop(name) for name in region.children if name in branches]
-            branches[region.id] = _Branch(inner)
+            parts[region.id] = _Part([parts.pop(name) for name in region.children if name in parts])
             continue
         firsts = (at.get(name, -1) for name in region.nodes)
         own = [first for first in firsts if first in bundles and first not in placed]
         placed.update(own)
-        branches[region.id] = _Branch([bundles[first] for first in own])
-    rest = [nodes for first, nodes in bundles.items() if first not in placed]
-    return _Branch([*reversed(branches.values()), *rest])
+        parts[region.id] = _Part(_Part((), bundles[first]) for first in own)
+    rest = [_Part((), nodes) for first, nodes in bundles.items() if first not in placed]
+    return _Part([*reversed(parts.values()), *rest])
 
 
-def _cut(root: _Branch, most: int) -> list[list[int]]:
+def _cut(root: _Part, most: int) -> list[list[int]]:
     tie = count()
     done: list[list[int]] = []
-    pending: list[tuple[int, int, _Branch]] = []
+    pending: list[tuple[int, int, _Part]] = []
 
-    def add(child: _Branch | _Nodes) -> None:
-        nodes = list(child.nodes()) if isinstance(child, _Branch) else list(child)
-        if isinstance(child, _Branch) and len(child.children) > 0 and len(nodes) > 1:
-            heapq.heappush(pending, (-len(nodes), next(tie), child))
-        elif nodes:
-            done.append(nodes)
+    def add(part: _Part) -> None:
+        if part.children and len(part.nodes) > 1:
+            heapq.heappush(pending, (-len(part.nodes), next(tie), part))
+        elif part.nodes:
+            done.append(part.nodes)
 
     add(root)
     while pending:
-        size, _, branch = heapq.heappop(pending)
+        size, _, part = heapq.heappop(pending)
         free = most - len(done) - len(pending)  # parts that this one may become
-        children = branch.children
-        if len(children) > free:
+        if len(part.children) > free:
             share = max(1, free * size // (size + sum(other for other, *_ in pending)))
-            done += _joined([list(c.nodes()) if isinstance(c, _Branch) else list(c) for c in children], share)
+            done += _joined([child.nodes for child in part.children], share)
             continue
-        for child in children:
+        for child in part.children:
             add(child)
     return done
 

@@ -28,11 +28,11 @@ from qdqspec.regions.dominators import Chains, DominatorTree, post_dominators, s
 from qdqspec.regions.flow import Flow, flow_of
 from qdqspec.regions.pattern import PatternMaker
 from qdqspec.registry import did_you_mean
-from qdqspec.types import LayerTime, Region, RegionRules, RegionType
+from qdqspec.types import LayerTime, Region, RegionRules
 
-TINY = 2  # a leaf of at most so many nodes joins a neighbour if both fit within the limit
+_TINY = 2  # a leaf of at most so many nodes joins a neighbour if both fit within the limit
 
-SHARE = 0.5
+_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ Block: TypeAlias = Leaf | Composite
 Linked: TypeAlias = Callable[[Iterable[int], Iterable[int]], bool]
 
 
-def leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
+def _leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
     """All leaves in order, at any depth."""
     pending = list(blocks)[::-1]
     while pending:
@@ -79,11 +79,16 @@ def leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
             pending.extend(reversed(block.children))
 
 
-def dissolve(root: Composite, limit: int, linked: Linked) -> None:
+def _nodes(blocks: Iterable[Block]) -> list[int]:
+    """The nodes of all leaves."""
+    return [index for leaf in _leaves(blocks) for index in leaf.nodes]
+
+
+def _dissolve(root: Composite, limit: int, linked: Linked) -> None:
     """Replace composites that make up nearly all of their parent by their children, below ``root``, in place.
 
-    Such a level carries no information. Without it, each level holds at most `SHARE` of the nodes of the
-    level above, so that all levels together hold at most 1 / (1 - SHARE) times the nodes, however deep they
+    Such a level carries no information. Without it, each level holds at most `_SHARE` of the nodes of the
+    level above, so that all levels together hold at most 1 / (1 - _SHARE) times the nodes, however deep they
     nest.
     """
     pending = [root]
@@ -93,15 +98,15 @@ def dissolve(root: Composite, limit: int, linked: Linked) -> None:
         waiting = composite.children[::-1]
         while waiting:
             block = waiting.pop()
-            if isinstance(block, Composite) and block.size > SHARE * composite.size:
+            if isinstance(block, Composite) and block.size > _SHARE * composite.size:
                 waiting.extend(reversed(block.children))
             else:
                 kept.append(block)
-        composite.children = join_tiny(kept, limit, linked)
+        composite.children = _join_tiny(kept, limit, linked)
         pending.extend(block for block in composite.children if isinstance(block, Composite))
 
 
-def pack_run(blocks: Sequence[Block], limit: int) -> list[Block]:
+def _pack_run(blocks: Sequence[Block], limit: int) -> list[Block]:
     """Merge consecutive leaves up to ``limit`` nodes, and cut longer ones."""
     if len(blocks) == 1 and blocks[0].size <= limit:
         return list(blocks)
@@ -112,7 +117,7 @@ def pack_run(blocks: Sequence[Block], limit: int) -> list[Block]:
     return packed
 
 
-def join_tiny(blocks: Sequence[Block], limit: int, linked: Linked) -> list[Block]:
+def _join_tiny(blocks: Sequence[Block], limit: int, linked: Linked) -> list[Block]:
     """Merge each tiny leaf with the next leaf, or else with the previous one, if both fit into one.
 
     A closed leaf takes in only leaves without an anchor, so that equal blocks of a model stay equal.
@@ -131,9 +136,9 @@ def join_tiny(blocks: Sequence[Block], limit: int, linked: Linked) -> list[Block
 
 
 def _may_join(a: Leaf, b: Leaf, limit: int, linked: Linked) -> bool:
-    if a.size + b.size > limit or min(a.size, b.size) > TINY:
+    if a.size + b.size > limit or min(a.size, b.size) > _TINY:
         return False
-    if (a.closed or b.closed) and not any(leaf.light and leaf.size <= TINY for leaf in (a, b)):
+    if (a.closed or b.closed) and not any(leaf.light and leaf.size <= _TINY for leaf in (a, b)):
         return False
     return linked(a.nodes, b.nodes)
 
@@ -161,7 +166,7 @@ def _cut(nodes: list[int], limit: int) -> list[list[int]]:
 
 
 DEFAULT_RULES = RegionRules()
-STARTERS = ANCHORS | POOLS
+_STARTERS = ANCHORS | POOLS
 
 
 def groups_of(layers: Iterable[LayerTime]) -> tuple[tuple[str, ...], ...]:
@@ -200,21 +205,22 @@ def find_regions(
     """
     flow = flow_of(model)
     if rules.by == "manual":
-        groups = groups_of_globs(flow, rules.manual)
+        groups = _groups_of_globs(flow, rules.manual)
     inside: dict[str, list[Block]] = {}
     for path, graph in flow.graphs().items():
         inside[path] = _blocks(graph, rules, groups)
-        settle(graph, list(leaves(inside[path])))
-    return regions_of_blocks(flow, _nested(flow, inside, ""))
+        _settle(graph, list(_leaves(inside[path])))
+    root = Composite(_pruned(_nested(flow, inside, "")))
+    return tuple(_regions(root, "r0", None, flow, PatternMaker(flow))) if root.children else ()
 
 
 def _blocks(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> list[Block]:
     """The blocks of one graph."""
     if rules.by == "names":
-        return blocks_of_names(flow, rules.max_nodes) or blocks_of_structure(flow, rules.max_nodes)
-    blocks = blocks_of_structure(flow, rules.max_nodes)
+        return _blocks_of_names(flow, rules.max_nodes) or _blocks_of_structure(flow, rules.max_nodes)
+    blocks = _blocks_of_structure(flow, rules.max_nodes)
     if rules.by in ("manual", "fusion"):
-        return blocks_of_groups(flow, groups, list(leaves(blocks)))
+        return _blocks_of_groups(flow, groups, list(_leaves(blocks)))
     return blocks
 
 
@@ -229,11 +235,11 @@ def _nested(flow: Flow, inside: Mapping[str, list[Block]], path: str) -> list[Bl
     return blocks
 
 
-def blocks_of_structure(flow: Flow, max_nodes: int) -> list[Block]:
+def _blocks_of_structure(flow: Flow, max_nodes: int) -> list[Block]:
     """The blocks below the root, in topological order."""
     searched = [i for i in flow.order if i not in flow.carried] or list(flow.order)
     root = Composite(_Builder(flow, searched, max_nodes).root())
-    dissolve(root, max_nodes, flow.linked)
+    _dissolve(root, max_nodes, flow.linked)
     return root.children
 
 
@@ -316,7 +322,7 @@ class _Builder:
         unit: list[int] = []
         vertex = head
         while vertex >= 0:
-            if unit and self._ops[vertex] in STARTERS:
+            if unit and self._ops[vertex] in _STARTERS:
                 blocks += self._unit(branches, unit)
                 branches, unit = [], []
             if self._index[vertex] >= 0:
@@ -324,13 +330,13 @@ class _Builder:
             inside = self._between.pop(vertex, [])
             if inside and _all_light(inside) and _size(inside) + len(unit) <= self._limit:
                 # The inside of a decomposed LayerNormalization or Gelu does not begin a unit.
-                unit += [index for leaf in leaves(inside) for index in leaf.nodes]
+                unit += _nodes(inside)
             elif inside:
                 blocks += self._unit(branches, unit)
                 branches, unit = inside, []
             vertex = self._chains.following[vertex]
         blocks += self._unit(branches, unit)
-        return join_tiny(pack_run(blocks, self._limit), self._limit, self._flow.linked)
+        return _join_tiny(_pack_run(blocks, self._limit), self._limit, self._flow.linked)
 
     def _unit(self, branches: list[Block], unit: list[int]) -> list[Block]:
         """One leaf for a branching and the run after it if they fit, else a composite.
@@ -342,12 +348,13 @@ class _Builder:
         if not branches:
             return tail
         room = self._limit - _size(branches)
-        if (len(unit) > room and len(unit) - room <= TINY) or room < min(len(unit), 1):
-            parts = [*branches, *pack_run(tail, self._limit)]
-            return [Composite(join_tiny(parts, self._limit, self._flow.linked))]
-        inner = [index for leaf in leaves(branches) for index in leaf.nodes]
-        closed = Leaf(inner + unit[:room], closed=True, light=light and _all_light(branches))
-        return [closed, *pack_run([Leaf(unit[room:], light=light)], self._limit)] if unit[room:] else [closed]
+        if (len(unit) > room and len(unit) - room <= _TINY) or room < min(len(unit), 1):
+            parts = [*branches, *_pack_run(tail, self._limit)]
+            return [Composite(_join_tiny(parts, self._limit, self._flow.linked))]
+        closed = Leaf(_nodes(branches) + unit[:room], closed=True, light=light and _all_light(branches))
+        return (
+            [closed, *_pack_run([Leaf(unit[room:], light=light)], self._limit)] if unit[room:] else [closed]
+        )
 
 
 def _all_light(blocks: Sequence[Block]) -> bool:
@@ -361,7 +368,7 @@ def _size(blocks: Sequence[Block]) -> int:
 # Regions given from outside: globs of a spec, or groups of nodes fused by a backend.
 
 
-def groups_of_globs(flow: Flow, globs: Sequence[Sequence[str]]) -> list[list[str]]:
+def _groups_of_globs(flow: Flow, globs: Sequence[Sequence[str]]) -> list[list[str]]:
     """The node names that each tuple of globs matches; a node belongs to the first tuple that matches.
 
     Raises `SpecError` for a tuple that matches no node.
@@ -381,7 +388,7 @@ def groups_of_globs(flow: Flow, globs: Sequence[Sequence[str]]) -> list[list[str
     return chosen
 
 
-def blocks_of_groups(flow: Flow, groups: Iterable[Sequence[str]], rest: Iterable[Leaf]) -> list[Block]:
+def _blocks_of_groups(flow: Flow, groups: Iterable[Sequence[str]], rest: Iterable[Leaf]) -> list[Block]:
     """One leaf for each group of node names; other nodes stay in their leaf of ``rest``.
 
     Names that the model does not have are skipped: a backend may name nodes that it created.
@@ -403,15 +410,7 @@ def blocks_of_groups(flow: Flow, groups: Iterable[Sequence[str]], rest: Iterable
     return found
 
 
-def regions_of_blocks(flow: Flow, blocks: Sequence[Block]) -> tuple[Region, ...]:
-    """All regions of settled blocks, parents before children."""
-    root = Composite(_pruned(blocks))
-    if not root.children:
-        return ()
-    return tuple(_Namer(flow).walk(root, "r0", None))
-
-
-def settle(flow: Flow, found: Sequence[Leaf]) -> None:
+def _settle(flow: Flow, found: Sequence[Leaf]) -> None:
     """Assign each carried node, and each node of a leaf that only copies, to the leaf that uses it.
 
     Then each node of ``flow.order`` is in exactly one leaf.
@@ -456,45 +455,31 @@ def _pruned(blocks: Sequence[Block]) -> list[Block]:
     return kept
 
 
-def _nodes_of(block: Block) -> list[int]:
-    return block.nodes if isinstance(block, Leaf) else [i for leaf in leaves([block]) for i in leaf.nodes]
+def _regions(
+    block: Block, name: str, parent: str | None, flow: Flow, patterns: PatternMaker
+) -> Iterator[Region]:
+    """Regions of a block and all below, depth first. Levels are few: see `_dissolve`."""
+    children = block.children if isinstance(block, Composite) else []
+    names = tuple(f"{name}.{i}" for i in range(len(children)))
+    view = patterns.view(_nodes([block]))
+    solution = patterns.solution(view)
+    yield Region(
+        id=name,
+        type="ROOT" if parent is None else "COMPOSITE" if children else "LEAF",
+        parent=parent,
+        children=names,
+        nodes=tuple([flow.model.nodes[i].name for i in sorted(view.members)]),
+        inputs=tuple(view.inputs),
+        outputs=tuple(view.outputs),
+        pattern=solution.digest,
+        pattern_text=solution.text,
+    )
+    for child, child_name in zip(children, names, strict=True):
+        yield from _regions(child, child_name, name, flow, patterns)
 
 
-class _Namer:
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
-        self._patterns = PatternMaker(flow)
-
-    def walk(self, block: Block, name: str, parent: str | None) -> Iterator[Region]:
-        """Regions of a block and all below, depth first. Levels are few: see `dissolve`."""
-        children = block.children if isinstance(block, Composite) else []
-        names = tuple(f"{name}.{i}" for i in range(len(children)))
-        kind: RegionType = "ROOT" if parent is None else "COMPOSITE" if children else "LEAF"
-        yield self._region(name, kind, parent, names, _nodes_of(block))
-        for child, child_name in zip(children, names, strict=True):
-            yield from self.walk(child, child_name, name)
-
-    def _region(
-        self, name: str, kind: RegionType, parent: str | None, children: tuple[str, ...], indices: list[int]
-    ) -> Region:
-        view = self._patterns.view(indices)
-        solution = self._patterns.solution(view)
-        nodes = self._flow.model.nodes
-        return Region(
-            id=name,
-            type=kind,
-            parent=parent,
-            children=children,
-            nodes=tuple([nodes[i].name for i in sorted(view.members)]),
-            inputs=tuple(view.inputs),
-            outputs=tuple(view.outputs),
-            pattern=solution.digest,
-            pattern_text=solution.text,
-        )
-
-
-DEEPEST = 50  # levels; names are user input and recursion depth follows them
-SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+_DEEPEST = 50  # levels; names are user input and recursion depth follows them
+_SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
 
 @dataclass(slots=True)
@@ -506,29 +491,29 @@ class _Scope:
     inner: dict[str, _Scope] = field(default_factory=dict)
 
 
-def blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
+def _blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
     """The blocks below the root; empty if fewer than half of the nodes have a module name.
 
     A module of at most ``max_nodes`` nodes is a leaf, a larger one a composite. Nodes without a module name
     belong to the root.
     """
     searched = [i for i in flow.order if i not in flow.carried] or list(flow.order)
-    paths = {index: scope_of(flow.model.nodes[index]) for index in searched}
+    paths = {index: _scope_of(flow.model.nodes[index]) for index in searched}
     if 2 * sum(map(bool, paths.values())) < len(paths):
         return []
     root = _Scope()
     for index, path in paths.items():
         _add_node(root, path, index)
     whole = Composite(_blocks_in_scope(root, max_nodes, flow))
-    dissolve(whole, max_nodes, flow.linked)
+    _dissolve(whole, max_nodes, flow.linked)
     return whole.children
 
 
-def scope_of(node: Node) -> tuple[str, ...]:
+def _scope_of(node: Node) -> tuple[str, ...]:
     """The modules that contain a node, outermost first; empty if unknown."""
-    if (listed := metadata(node.proto, SCOPES_KEY)) is not None:
+    if (listed := metadata(node.proto, _SCOPES_KEY)) is not None:
         return _scopes_from_metadata(listed)
-    return tuple(part for part in node.name.split("/")[:-1] if part)[:DEEPEST]
+    return tuple(part for part in node.name.split("/")[:-1] if part)[:_DEEPEST]
 
 
 def _scopes_from_metadata(text: str) -> tuple[str, ...]:
@@ -544,7 +529,7 @@ def _scopes_from_metadata(text: str) -> tuple[str, ...]:
     for name in filter(None, names[:-1]):
         path.append(name.removeprefix(f"{before}."))
         before = name
-    return tuple(path[:DEEPEST])
+    return tuple(path[:_DEEPEST])
 
 
 def _add_node(scope: _Scope, path: tuple[str, ...], index: int) -> None:
@@ -563,17 +548,13 @@ def _blocks_in_scope(scope: _Scope, limit: int, flow: Flow) -> list[Block]:
     for entry in scope.entries:
         if isinstance(entry, int):
             blocks.append(Leaf([entry], light=flow.is_light([entry])))
+        elif (inner := scope.inner[entry]).size <= limit:
+            nodes = _nodes_of_scope(inner)
+            blocks.append(Leaf(nodes, closed=True, light=flow.is_light(nodes)))
         else:
-            blocks.append(_block_of_scope(scope.inner[entry], limit, flow))
-    return join_tiny(pack_run(blocks, limit), limit, flow.linked)
-
-
-def _block_of_scope(scope: _Scope, limit: int, flow: Flow) -> Block:
-    if scope.size <= limit:
-        nodes = _nodes_of_scope(scope)
-        return Leaf(nodes, closed=True, light=flow.is_light(nodes))
-    inside = _blocks_in_scope(scope, limit, flow)
-    return inside[0] if len(inside) == 1 else Composite(inside)
+            inside = _blocks_in_scope(inner, limit, flow)
+            blocks.append(inside[0] if len(inside) == 1 else Composite(inside))
+    return _join_tiny(_pack_run(blocks, limit), limit, flow.linked)
 
 
 def _nodes_of_scope(scope: _Scope) -> list[int]:

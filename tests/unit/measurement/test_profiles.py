@@ -17,7 +17,7 @@ from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import Bench
-from qdqspec.measurement.profiles import AllProfiles, Load, as_one, attach, merged
+from qdqspec.measurement.profiles import AllProfiles, Load, as_one, attach, merged_layers
 from qdqspec.measurement.race import median_sample
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site
@@ -83,12 +83,12 @@ def test_layers_of_profiles_are_weighted_as_in_the_objective():
             LayerTime(name="r2", op_type="Relu", milliseconds=relu, nodes=("relu",)),
         )
 
-    found = merged([layers(2.0, 1.0), layers(10.0, 45.0)], (0.75, 0.25))
+    found = merged_layers([layers(2.0, 1.0), layers(10.0, 45.0)], (0.75, 0.25))
     whole = 4.0**0.75 * 100.0**0.25
     assert [layer.milliseconds for layer in found] == pytest.approx(
         [whole * (0.75 * 0.5 + 0.25 * 0.1), *[whole * (0.75 * 0.25 + 0.25 * 0.45)] * 2]
     )
-    assert merged([(), ()], (0.5, 0.5)) == ()
+    assert merged_layers([(), ()], (0.5, 0.5)) == ()
 
 
 def test_an_engine_with_one_profile_is_not_wrapped(model: Path):
