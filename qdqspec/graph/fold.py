@@ -20,7 +20,8 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from qdqspec.arrays import Array
 from qdqspec.graph.flat import free_name
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.protos import DEFAULT_DOMAINS, copied, copy_model, graphs_inside, refill, size_of
+from qdqspec.graph.ops import is_default
+from qdqspec.graph.protos import copied, copy_model, graphs_inside, refill, size_of
 from qdqspec.units import list_text
 
 LIMIT_BYTES = 2**20  # limit for a result that is larger than its inputs
@@ -132,7 +133,7 @@ class _Folding:
         """Whether a node may become a constant: plain ONNX, deterministic, inside the graph, on constants."""
         return (
             node.index in self._within
-            and node.domain in DEFAULT_DOMAINS
+            and is_default(node)
             and node.op_type not in QUANTIZING | _RANDOM
             and node.outputs[0] not in self._model.constants  # a Constant node already is a constant
             and not any(True for _ in graphs_inside(node.proto))
@@ -187,7 +188,7 @@ class _Folding:
             is_read = any(readers.get(name) or name in seen for name in node.outputs if name)
             if node.index in self.removed or node.index not in self._within or is_read:
                 continue
-            if node.domain in DEFAULT_DOMAINS and node.op_type not in QUANTIZING:
+            if is_default(node) and node.op_type not in QUANTIZING:
                 for each in (node, *self._model.nodes_inside.get(node.name, ())):
                     if each.index not in self.removed:
                         self.removed.add(each.index)
@@ -300,7 +301,7 @@ def fold_weights(model: Model) -> Folded:
     needed = {
         node.inputs[index]
         for node in model.nodes
-        if node.op_type == "LSTM" and node.domain in DEFAULT_DOMAINS
+        if node.op_type == "LSTM" and is_default(node)
         for index in _LSTM_WEIGHTS
         if node.inputs[index] not in model.constants
     }
@@ -352,15 +353,11 @@ def fold_batchnorm(model: Model) -> Folded:
 def _find(model: Model) -> Iterator[tuple[Node, Node]]:
     """Each convolution with the normalization to fold into it."""
     for norm in model.nodes:
-        if norm.op_type != "BatchNormalization" or norm.domain not in DEFAULT_DOMAINS:
+        if norm.op_type != "BatchNormalization" or not is_default(norm):
             continue
         tensor = norm.inputs[0]
         conv = model.producer.get(tensor)
-        if (
-            conv is None
-            or conv.op_type not in ("Conv", "ConvTranspose")
-            or conv.domain not in DEFAULT_DOMAINS
-        ):
+        if conv is None or conv.op_type not in ("Conv", "ConvTranspose") or not is_default(conv):
             continue
         alone = len(model.consumers[tensor]) == 1 and tensor not in {*model.outputs, *model.captured}
         if (

@@ -22,9 +22,9 @@ from qdqspec.graph.declared import allows, contradictions, redeclared, shape_tex
 from qdqspec.graph.flat import bodies_of, defined_in, free_name, unique_node_names
 from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.ops import is_default
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, free_initializers
 from qdqspec.graph.protos import (
-    DEFAULT_DOMAINS,
     all_graphs,
     attribute_of,
     copy_model,
@@ -330,7 +330,7 @@ def _states(owner: onnx.NodeProto, body: onnx.GraphProto) -> Iterator[tuple[str,
     A copy made by Identity has the name of its source.
     """
     copies = {
-        node.output[0]: node.input[0] for node in body.node if node.op_type == "Identity" and not node.domain
+        node.output[0]: node.input[0] for node in body.node if node.op_type == "Identity" and is_default(node)
     }
     made = [copies.get(value.name, value.name) for value in body.output]
     inside = [value.name for value in body.input]
@@ -347,7 +347,7 @@ def _first_constant_if(
 ) -> tuple[int, str] | None:
     """The index of the first If on a constant, and the branch that it takes."""
     for number, node in enumerate(graph.node):
-        is_if = node.op_type == "If" and node.domain in DEFAULT_DOMAINS
+        is_if = node.op_type == "If" and is_default(node)
         tensor = constants.get(node.input[0]) if is_if else None
         if tensor is not None and not is_external(tensor):
             value = numpy_helper.to_array(tensor)

@@ -19,8 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.arrays import Array
 from qdqspec.graph.flat import Scope, Scopes, bodies_of, find_scopes
 from qdqspec.graph.model import Model
+from qdqspec.graph.ops import is_constant_node
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
-from qdqspec.graph.protos import DEFAULT_DOMAINS, copy_model, refill
+from qdqspec.graph.protos import copy_model, refill
 from qdqspec.graph.wire import Parts, parts_of
 
 _SCAN_SINCE = 9  # before, a Scan had a batch axis and other attributes
@@ -67,7 +68,7 @@ def _made(scope: Scope) -> Iterator[str]:
     if scope.parent is not None:
         yield from (value.name for value in scope.graph.input if value.name not in given)
     for node in scope.graph.node:
-        if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
+        if not is_constant_node(node):
             yield from (name for name in node.output if name)
 
 

@@ -100,6 +100,11 @@ def is_default(node: Node | onnx.NodeProto) -> bool:
     return node.domain in DEFAULT_DOMAINS
 
 
+def is_constant_node(node: Node | onnx.NodeProto) -> bool:
+    """Whether a node only defines a constant."""
+    return node.op_type == "Constant" and is_default(node)
+
+
 def copies_values(node: Node) -> bool:
     """Whether all its outputs hold values of input 0 only."""
     return is_default(node) and node.op_type in COPY_OPS

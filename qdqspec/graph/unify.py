@@ -15,6 +15,8 @@ from typing import TypeVar
 import onnx
 from onnx import defs
 
+from qdqspec.graph.protos import DEFAULT_DOMAINS
+
 K = TypeVar("K", bound=Hashable)
 
 # Of each parameter: its type variable, whether it applies to all further ones, and the types it allows.
@@ -88,7 +90,7 @@ def joined(keys: Iterable[K], groups: Iterable[Iterable[K]]) -> tuple[tuple[K, .
 
 def _tensors(node: onnx.NodeProto, opset: int) -> Iterator[tuple[str, str, frozenset[str]]]:
     """The tensors of one of ONNX's operators, each with its type variable and the types allowed."""
-    formal = _schema(node.op_type, opset) if node.domain in ("", "ai.onnx") else None
+    formal = _schema(node.op_type, opset) if node.domain in DEFAULT_DOMAINS else None
     if formal is None:
         return
     for names, parameters in ((node.input, formal[0]), (node.output, formal[1])):

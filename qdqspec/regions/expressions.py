@@ -30,8 +30,8 @@ import onnx
 
 from qdqspec.errors import PatternError, SpecError
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import reads_data
-from qdqspec.regions.flow import attribute_text, is_constant
+from qdqspec.graph.ops import is_constant_node, reads_data
+from qdqspec.regions.flow import attribute_text
 from qdqspec.registry import did_you_mean
 from qdqspec.types import PatternRules
 
@@ -265,7 +265,7 @@ def allowed_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
     globs over node names. ``Constant`` nodes are never among them. Raises `PatternError` for an expression
     that cannot be parsed.
     """
-    everything = {node.name for node in model.nodes if not is_constant(node)}
+    everything = {node.name for node in model.nodes if not is_constant_node(node)}
     allowed = _named(model, rules.allow) if rules.allow else set(everything)
     denied = _named(model, rules.deny)
     return frozenset(
@@ -291,7 +291,7 @@ def require_matches(model: Model, rules: PatternRules) -> None:
     so each must match; a list of operators may be for many models, so one that is absent is only a warning
     (`unmatched`).
     """
-    names = [node.name for node in model.nodes if not is_constant(node)]
+    names = [node.name for node in model.nodes if not is_constant_node(node)]
     for glob in rules.include:
         if any(fnmatchcase(name, glob) for name in names):
             continue
@@ -347,7 +347,7 @@ class ExpressionMatcher:
 
     def fits(self, op: Op, node: Node) -> bool:
         """Whether a node has this operator type and these attributes. ``Constant`` nodes never match."""
-        if is_constant(node) or node.is_marker:
+        if is_constant_node(node) or node.is_marker:
             return False
         if op.op_type not in ("*", node.op_type, f"{node.domain}:{node.op_type}"):
             return False

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import onnx
 
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import ANCHORS, SHAPE_SOURCES
-from qdqspec.graph.protos import DEFAULT_DOMAINS, copied
+from qdqspec.graph.ops import ANCHORS, SHAPE_SOURCES, is_constant_node
+from qdqspec.graph.protos import copied
 
 _FEW = 4  # most nodes that compute a side input
 BODIES = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
@@ -118,7 +118,7 @@ def carried_of(model: Model) -> frozenset[int]:
     """The nodes computed from shapes or constants alone, by index: `Flow.carried`."""
     if model.has_bodies or model.subgraph_reads:
         return flow_of(model).carried
-    live = [node.index for node in model.nodes if not is_constant(node)]
+    live = [node.index for node in model.nodes if not is_constant_node(node)]
     return _carried(model, live, [node.inputs for node in model.nodes], {*model.inputs})
 
 
@@ -147,11 +147,6 @@ def _turned(order: Iterable[int], producers: Sequence[Sequence[int]]) -> tuple[t
         for producer in producers[index]:
             consumers[producer].append(index)
     return tuple(map(tuple, consumers))
-
-
-def is_constant(node: Node) -> bool:
-    """Whether a node only defines a constant."""
-    return node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS
 
 
 def attribute_text(attribute: onnx.AttributeProto) -> str:
@@ -255,7 +250,7 @@ def _own_texts(model: Model) -> tuple[tuple[bytes, ...], frozenset[int]]:
     texts: list[bytes] = []
     same: dict[str, bytes] = {}  # equal texts share one object
     for node in model.nodes:
-        if is_constant(node) or node.is_marker:
+        if is_constant_node(node) or node.is_marker:
             texts.append(b"")
             continue
         attributes: list[str] = []

@@ -18,7 +18,7 @@ from tabulate import tabulate
 from qdqspec.codec import to_data
 from qdqspec.graph.flat import free_name
 from qdqspec.graph.model import Model
-from qdqspec.regions.flow import is_constant
+from qdqspec.graph.ops import is_constant_node
 from qdqspec.regions.forecast import Forecast
 from qdqspec.types import Region, RegionType
 from qdqspec.units import plain, seconds_text
@@ -102,7 +102,7 @@ def inspect_model(
     forecast: Forecast | None = None,
 ) -> Inspection:
     """Count the regions and patterns, and the nodes of ``judged`` by reason."""
-    nodes = [node.name for node in model.nodes if not (is_constant(node) or node.is_marker)]
+    nodes = [node.name for node in model.nodes if not (is_constant_node(node) or node.is_marker)]
     quantizable: frozenset[str] | None = None
     refusals: Counter[str] = Counter()
     if judged is not None:
@@ -145,7 +145,7 @@ def find_bodies(
     # the paths of all bodies; a marker begins each, and outer ones begin before inner ones
     inside: dict[str, set[str]] = {node.scope: set() for node in model.nodes if node.scope}
     for node in model.nodes:
-        if node.scope and not (node.is_marker or is_constant(node)):
+        if node.scope and not (node.is_marker or is_constant_node(node)):
             inside[node.scope].add(node.name)
     found = []
     for path, names in inside.items():

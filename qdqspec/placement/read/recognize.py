@@ -22,7 +22,7 @@ from qdqspec.arrays import Array
 from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE, with_pairs
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import COPY_OPS, is_default
-from qdqspec.graph.protos import DEFAULT_DOMAINS, copied, is_external, metadata
+from qdqspec.graph.protos import copied, is_external, metadata
 from qdqspec.graph.trt import (
     DOMAIN,
     DYNAMIC_OPS,
@@ -543,5 +543,5 @@ def found_scales(model: Model, tensor: str) -> Node | None:
 def is_dynamic(node: Node) -> bool:
     """Whether a node computes scales while it quantizes: of blocks, or one of the whole tensor."""
     if node.op_type == QUANTIZE:
-        return node.domain in DEFAULT_DOMAINS
+        return is_default(node)
     return node.op_type in DYNAMIC_OPS and is_pair_op(node.proto)

@@ -21,6 +21,7 @@ from qdqspec.graph.ops import (
     FLOATS,
     NEVER,
     data_inputs,
+    is_constant_node,
     is_default,
     is_float,
     reads_data,
@@ -33,7 +34,7 @@ from qdqspec.placement.space.units import (
     weight_input,
     weight_inputs,
 )
-from qdqspec.regions.flow import carried_of, is_constant
+from qdqspec.regions.flow import carried_of
 from qdqspec.regions.inspect import Judged
 from qdqspec.types import QuantizeRules
 
@@ -65,8 +66,8 @@ def judge(
     words = _Reasons(folded.model, capabilities, rules, carried)
     asked = _Reasons(folded.model, capabilities, replace(rules, outputs=True), carried, like=words)
     # Folding renumbers nodes without a name: they are matched by their order. Constant nodes may be folded too.
-    ours_left = (node for node in model.nodes if node.name not in missing and not is_constant(node))
-    left = zip(ours_left, (node for node in folded.model.nodes if not is_constant(node)), strict=True)
+    ours_left = (node for node in model.nodes if node.name not in missing and not is_constant_node(node))
+    left = zip(ours_left, (node for node in folded.model.nodes if not is_constant_node(node)), strict=True)
     reasons = {ours.name: words.reason(theirs) for ours, theirs in left if not ours.is_marker}
     reasons |= {
         name: f"{model.by_name[name].op_type}: folded into the operator before it" for name in folded.removed
