@@ -138,7 +138,7 @@ def test_obsolete_entries_are_reported_with_the_command_that_removes_them(outdat
 @pytest.mark.parametrize(
     "selection", [["specs/a.qdq.yaml::b1"], ["-k", "b8"], ["--deselect", "specs/a.qdq.yaml::b1::speedup"]]
 )
-def test_a_partial_run_does_not_report_or_remove_obsolete_entries(outdated, selection):
+def test_a_partial_run_does_not_report_or_remove_unselected_entries(outdated, selection):
     result = outdated.run(*selection, "--qdq-update=all")
     assert "bsolete" not in result.stdout.str()
     assert len(names(outdated)) == 3
@@ -160,7 +160,7 @@ def test_obsolete_entries_are_reported_once_with_workers(outdated):
 @pytest.mark.parametrize(
     "selection", [["specs/a.qdq.yaml::b1"], ["-k", "b8"], ["--deselect", "specs/a.qdq.yaml::b1::speedup"]]
 )
-def test_a_partial_run_with_workers_does_not_report_or_remove_obsolete_entries(outdated, selection):
+def test_a_partial_run_with_workers_does_not_report_or_remove_unselected_entries(outdated, selection):
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     result = outdated.run_apart("-n", "2", "--dist", "loadscope", *selection, "--qdq-update=all")
     assert "bsolete" not in result.stdout.str()
