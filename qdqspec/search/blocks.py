@@ -212,9 +212,17 @@ class CostModel:
             yield current
 
     def _learn(self, trial: Trial) -> None:
-        spent = np.zeros(len(self.blocks))
-        codes = self.codes_of(trial.placement)
-        scale = self._scale(trial)
+        """Add the kernels of a build, scaled so that their sum differs from the reference's as the whole does."""
+        total, scale = sum(layer.milliseconds for layer in trial.layers), 1.0
+        if self.reference_ms:
+            expected = self.reference_ms + ((trial.ratio or 1.0) - 1) * self._whole_ms
+            if trial.ratio and total > 0 and expected > 0:
+                scale = expected / total
+        else:
+            taken = trial.samples
+            self.reference_ms = total
+            self._whole_ms = taken.median_ms("cpu" if taken.cpu_ms else "wall") if taken.wall_ms else total
+        spent, codes = np.zeros(len(self.blocks)), self.codes_of(trial.placement)
         for layer in trial.layers:
             milliseconds = scale * layer.milliseconds
             if layer.boundary:
@@ -226,17 +234,6 @@ class CostModel:
                 spent[owner] += milliseconds / len(owners)
         for seen, code, milliseconds in zip(self._seen_times, codes, spent, strict=True):
             seen.setdefault(int(code), []).append(float(milliseconds))
-
-    def _scale(self, trial: Trial) -> float:
-        """The factor by which the kernels of a profile differ from the reference's by the measured difference."""
-        total = sum(layer.milliseconds for layer in trial.layers)
-        if not self.reference_ms:
-            taken = trial.samples
-            self.reference_ms = total
-            self._whole_ms = taken.median_ms("cpu" if taken.cpu_ms else "wall") if taken.wall_ms else total
-            return 1.0
-        expected = self.reference_ms + ((trial.ratio or 1.0) - 1) * self._whole_ms
-        return expected / total if trial.ratio and total > 0 and expected > 0 else 1.0
 
     def local_ms(self, block: UnitBlock, code: int, codes: Codes, share: float = 1.0) -> float:
         """The predicted cost of a block and the tensors around it under a label, all else fixed."""
