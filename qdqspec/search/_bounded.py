@@ -172,7 +172,7 @@ def _filled(costs: CostModel, powers: Floats, start: Codes, most: float, share: 
     codes = start.copy()
     left = most - noise_of(powers, codes)
     for _ in range(PASSES):
-        gains = sorted(_gains(costs, codes, share))
+        gains = [change for change in costs.single_changes(codes, share) if change[0] < 0]
         changed = False
         for _, index, code in gains:
             block, current = costs.blocks[index], int(codes[index])
@@ -185,18 +185,6 @@ def _filled(costs: CostModel, powers: Floats, start: Codes, most: float, share: 
         if not changed:
             break
     return codes if noise_of(powers, codes) <= most else start
-
-
-def _gains(costs: CostModel, codes: Codes, share: float) -> Sequence[tuple[float, int, int]]:
-    """Changes of single blocks that reduce the predicted time: milliseconds, block, code."""
-    found = []
-    for block in costs.blocks:
-        own = costs.local_ms(block, int(codes[block.index]), codes, share)
-        for code in block.codes:
-            change = costs.local_ms(block, code, codes, share) - own
-            if change < 0:
-                found.append((change, block.index, code))
-    return found
 
 
 def priced(costs: CostModel, powers: Floats) -> Iterator[Codes]:

@@ -242,6 +242,17 @@ class CostModel:
         crossing = self._descent.crossing(block.index, changed, self.converting)
         return float(self.times[block.index, code] + share * crossing)
 
+    def single_changes(self, codes: Codes, share: float = 1.0) -> list[tuple[float, int, int]]:
+        """Changes of single blocks, the fastest first: milliseconds added, index of the block, and its new code."""
+        changes: list[tuple[float, int, int]] = []
+        for block in self.blocks:
+            now = self.local_ms(block, int(codes[block.index]), codes, share)
+            others = (code for code in block.codes if code != codes[block.index])
+            changes += [
+                (self.local_ms(block, code, codes, share) - now, block.index, code) for code in others
+            ]
+        return sorted(changes)
+
 
 def _kind(space: SchemeSpace, block: UnitBlock) -> str:
     """The linear operators of a block, or all of its operators if it has none; grouped convolutions are apart."""
@@ -258,13 +269,8 @@ def flips(costs: CostModel, codes: Codes) -> list[Codes]:
     Neighbours matter if one block alone only moves a conversion: from each of the most promising single flips a group
     grows along the tensors, each time by the most promising block, up to `MOST_TOGETHER`.
     """
-    singles: list[tuple[float, int, int]] = []
-    for block in costs.blocks:
-        current = costs.local_ms(block, int(codes[block.index]), codes)
-        others = (code for code in block.codes if code != codes[block.index])
-        singles += [(costs.local_ms(block, code, codes) - current, block.index, code) for code in others]
     flipped: dict[bytes, tuple[float, Codes]] = {}
-    for number, (_, index, code) in enumerate(sorted(singles)):
+    for number, (_, index, code) in enumerate(costs.single_changes(codes)):
         for other in costs.grown(codes, index, code, MOST_TOGETHER if number < MOST_SEEDS else 1):
             flipped.setdefault(other.tobytes(), (costs.predict(other), other))
     return [other for _, other in sorted(flipped.values(), key=lambda pair: pair[0])]

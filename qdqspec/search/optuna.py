@@ -76,8 +76,14 @@ class _Study:
             str(index): self._optuna.distributions.CategoricalDistribution(tied.labels)
             for index, tied in enumerate(classes)
         }
-        directions = ["minimize", "maximize"] if setup.pareto else ["minimize"]
-        self._study = self._optuna.create_study(sampler=self._sampler(seed), directions=directions)
+        few = max(2, min(STARTUP, int(STARTUP_SHARE * setup.trials)))
+        if setup.pareto:
+            directions = ["minimize", "maximize"]
+            sampler = self._optuna.samplers.NSGAIISampler(seed=seed, population_size=few)
+        else:
+            directions = ["minimize"]
+            sampler = self._optuna.samplers.TPESampler(seed=seed, n_startup_trials=few)
+        self._study = self._optuna.create_study(sampler=sampler, directions=directions)
 
     def enqueue(self, choices: Sequence[ClassLabels]) -> None:
         """Queue these choices to be asked for first."""
@@ -104,13 +110,6 @@ class _Study:
         if self._setup.min_sqnr_db is not None and predicted_db is not None:
             asked.set_constraint("sqnr_db", self._setup.min_sqnr_db - predicted_db)
         self._study.tell(asked, [1.0])
-
-    def _sampler(self, seed: int) -> Any:
-        samplers = self._optuna.samplers
-        few = max(2, min(STARTUP, int(STARTUP_SHARE * self._setup.trials)))
-        if self._setup.pareto:
-            return samplers.NSGAIISampler(seed=seed, population_size=few)
-        return samplers.TPESampler(seed=seed, n_startup_trials=few)
 
     def _values(self, trial: Trial) -> list[float] | None:
         """The objectives; ``None`` for a failed trial. A trial below the limit of the task metric has no gain."""
