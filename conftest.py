@@ -38,6 +38,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Import scipy before the fixture `pytester`, which removes later imports from ``sys.modules`` at its end.
+
+    Some modules that scipy imports cannot be imported twice in a process.
+    """
+    if "pytester" in getattr(item, "fixturenames", ()):
+        importlib.import_module("scipy.stats")
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compares a text with a file of tests/golden: ``golden("folder/name.txt", text)``."""
