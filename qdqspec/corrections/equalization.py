@@ -3,7 +3,8 @@
 The noise of an activation is that of one step for the whole tensor, that of a weight of one step for each output
 channel, or one for the whole weight. The candidates are a share of the range of each channel that goes into the
 weights (SmoothQuant, arXiv 2211.10438; a half is the equalization of arXiv 1906.04721), and a limit for the channels
-with the largest ranges alone.
+with the largest ranges alone. Extremes of few samples are chance: a candidate has to gain on every second sample with
+the factors that it has by the other samples.
 """
 
 from __future__ import annotations
@@ -87,6 +88,22 @@ class _Channels:
     squares: Floats
     rows: int = 0
 
+    def add(self, values: Floats) -> None:
+        """Add values as (channel, row)."""
+        self.low = np.minimum(self.low, values.min(axis=1))
+        self.high = np.maximum(self.high, values.max(axis=1))
+        self.squares = self.squares + (values**2).sum(axis=1)
+        self.rows += values.shape[1]
+
+    def with_others(self, other: _Channels) -> _Channels:
+        """The channels of both parts of the samples."""
+        return _Channels(
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+            self.squares + other.squares,
+            self.rows + other.rows,
+        )
+
     def scaled(self, exponents: npt.NDArray[np.int64]) -> _Channels:
         """The channels with factors."""
         up = 2.0**exponents
@@ -97,11 +114,19 @@ class _Channels:
         return self.squares / max(self.rows, 1)
 
 
-def _statistics(chains: Iterable[Chain], observed: Iterable[Mapping[str, Array]]) -> dict[str, _Channels]:
-    """The channels of the tensors that absorbers read; tensors that are not finite are omitted."""
+def _statistics(
+    chains: Iterable[Chain], observed: Iterable[Mapping[str, Array]]
+) -> dict[str, tuple[_Channels, _Channels]]:
+    """The channels of the tensors that absorbers read, by even and by odd samples.
+
+    Tensors that are not finite, or that have values in one sample only, are omitted.
+    """
     sources = {a.source: (chain.channels, a.axis) for chain in chains for a in chain.absorbers}
-    found = {source: _Channels(*np.zeros((3, channels))) for source, (channels, _) in sources.items()}
-    for values in observed:
+    found = {
+        source: (_Channels(*np.zeros((3, channels))), _Channels(*np.zeros((3, channels))))
+        for source, (channels, _) in sources.items()
+    }
+    for index, values in enumerate(observed):
         for source, (channels, axis) in sources.items():
             value = values.get(source)
             if value is None or not value.size or source not in found:
@@ -109,19 +134,14 @@ def _statistics(chains: Iterable[Chain], observed: Iterable[Mapping[str, Array]]
             if not np.isfinite(value).all() or value.shape[axis] % channels:
                 del found[source]
                 continue
-            known = found[source]
-            apart = np.moveaxis(value.astype(np.float64), axis, 0).reshape(channels, -1)
-            known.low = np.minimum(known.low, apart.min(axis=1))
-            known.high = np.maximum(known.high, apart.max(axis=1))
-            known.squares += (apart**2).sum(axis=1)
-            known.rows += apart.shape[1]
-    return {source: known for source, known in found.items() if known.rows}
+            found[source][index % 2].add(np.moveaxis(value.astype(np.float64), axis, 0).reshape(channels, -1))
+    return {source: parts for source, parts in found.items() if all(part.rows for part in parts)}
 
 
 def _chosen(
     chain: Chain,
     before: npt.NDArray[np.int64],
-    statistics: Mapping[str, _Channels],
+    statistics: Mapping[str, tuple[_Channels, _Channels]],
     weights: WeightSteps,
     scaling: ScaledValues,
     least_gain: float,
@@ -132,24 +152,38 @@ def _chosen(
     """
     if not all(absorber.source in statistics for absorber in chain.absorbers):
         return None
-    seen = {source: statistics[source].scaled(before) for source in {a.source for a in chain.absorbers}}
-    layers = [_Layer.of(a, seen[a.source], chain, weights, scaling) for a in chain.absorbers]
+
+    def layers(part: Callable[[_Channels, _Channels], _Channels]) -> list[_Layer]:
+        return [
+            _Layer.of(a, part(*statistics[a.source]).scaled(before), chain, weights, scaling)
+            for a in chain.absorbers
+        ]
+
+    judged = layers(lambda _, odd: odd)
+    by_even = _candidates(layers(lambda even, _: even))
+    least = sum(layer.noise(np.zeros(chain.channels)) for layer in judged) * (1 - least_gain)
+    noise = [sum(layer.noise(exponents) for layer in judged) for exponents in by_even]
+    if not noise or min(noise) >= least:
+        return None
+    by_all = _candidates(layers(_Channels.with_others))
+    return by_all[int(np.argmin(noise))].astype(np.int64)
+
+
+def _candidates(layers: Sequence[_Layer]) -> list[Floats]:
+    """Exponents to try, in the same order for any samples; none if no channel has values and weights."""
     ranges = np.max([np.maximum(layer.seen.high, -layer.seen.low) for layer in layers], axis=0)
     columns = np.max([layer.largest.max(axis=0) for layer in layers], axis=0)
     is_used = (ranges > 0) & (columns > 0)
     if not is_used.any():
-        return None
-    best, least = None, sum(layer.noise(np.zeros(chain.channels)) for layer in layers) * (1 - least_gain)
-    for wanted in _options(np.log2(ranges + _TINY), np.log2(columns + _TINY), is_used):
-        exponents = np.clip(np.rint(np.where(is_used, wanted, 0.0)), -MOST, MOST)
-        noise = sum(layer.noise(exponents) for layer in layers)
-        if noise < least:
-            best, least = exponents, noise
-    return None if best is None else best.astype(np.int64)
+        return []
+    return [
+        np.clip(np.rint(np.where(is_used, wanted, 0.0)), -MOST, MOST)
+        for wanted in _options(np.log2(ranges + _TINY), np.log2(columns + _TINY), is_used)
+    ]
 
 
 def _options(ranges: Floats, columns: Floats, is_used: npt.NDArray[np.bool_]) -> Iterator[Floats]:
-    """Exponents to try, from binary logarithms."""
+    """Exponents before they are rounded, from binary logarithms."""
     for share in SHARES:
         wanted = (1 - share) * columns - share * ranges
         yield wanted - np.median(wanted[is_used])

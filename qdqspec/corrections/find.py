@@ -198,7 +198,8 @@ class _Search:
     def attempt_equalization(self) -> None:
         """Scale channels by powers of two where that helps. Other corrections are then found for the scaled model.
 
-        If it takes more than half of the time that is left, only a large gain is worth it.
+        If it takes more than half of the time that is left, only a large gain is worth it. It is judged where only the
+        layers behind the scaled channels are quantized too, whose gain the errors of other operators may hide.
         """
         question = self.question
         takes_long = EQUALIZING * self._judging > (self.until - question.clock()) / 2
@@ -221,14 +222,25 @@ class _Search:
         tensors = {tensor for chain, _ in chosen for tensor in chain.tensors}
         other = question.equalized(equalized(question.model, changes), tensors)
         other = replace(other, judge=replace(question.judge, model=other.model))
-        before = after = self.errors
-        if _computes_the_same(question, other):
-            is_lost = self._stop_rule(before, needs_inputs=True)
-            after = other.judge.compared(other.numbers, before, None, is_lost)
+        if not _computes_the_same(question, other):
+            self._record("equalization", self.errors, self.errors, len(changes), taken=False)
+            return
+        layers = {
+            name for chain, _ in chosen for one in chain.absorbers for name in (one.source, one.weight.tensor)
+        }
+        usual = question.judge.placements
+        alone = Placement(sites=frozenset(site for site in usual[0].sites if site.tensor in layers))
+        before = self.errors
+        self.errors = (*before, question.judge.errors_of(alone, question.numbers))
+        self.question = replace(question, judge=replace(question.judge, placements=(*usual, alone)))
+        after = replace(other.judge, placements=(*usual, alone)).compared(
+            other.numbers, self.errors, None, self._stop_rule(self.errors, needs_inputs=True)
+        )
         taken = self.accepts(after, needs_inputs=True)
         self._record("equalization", before, after, len(changes), taken=taken)
+        self.question, self.errors = question, before
         if taken:
-            self.question, self.errors, self.equalized = other, after, changes
+            self.question, self.errors, self.equalized = other, after[: len(before)], changes
 
     def rejected(self, name: str) -> bool:
         """Whether a correction was tried and not accepted."""

@@ -111,6 +111,10 @@ class Judge:
         """The held-out error of each placement; from `LEAST_SAMPLES` on, no further sample runs once ``is_late``."""
         return self._errors(numbers, "held-out", self.placements, lambda _: is_late())
 
+    def errors_of(self, placement: Placement, numbers: Quantizer) -> Errors:
+        """The held-out error of a placement whose pairs are among those of `placements`."""
+        return self._errors(numbers, "held-out", [placement], lambda _: False)[0]
+
     def compared(
         self,
         numbers: Quantizer,

@@ -8,9 +8,25 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.graph.model import Model
 
-IMAGE_STEPS = ("conv", "depthwise", "relu", "leaky", "max", "average", "scale", "shift", "normalize", "gate")
-TOKEN_STEPS = ("linear", "relu", "scale", "shift", "layernorm", "prelu")
+IMAGE_STEPS = (
+    "conv", "depthwise", "relu", "leaky", "max", "average", "scale", "shift", "normalize", "gate", "factor", "offset",
+    "divide", "rows", "slice", "mean gate",
+)  # fmt: skip
+TOKEN_STEPS = (
+    "linear",
+    "relu",
+    "scale",
+    "shift",
+    "layernorm",
+    "prelu",
+    "factor",
+    "offset",
+    "divide",
+    "positions",
+)
 ENDS = ("gemm", "transposed", "matmul", "conv", "global")
+SCALARS = {"factor": "Mul", "offset": "Add", "divide": "Div"}
+MEAN: dict[str, dict[str, object]] = {"gate": {}, "mean gate": {"axes": [2, 3]}}
 SIZE, TOKENS = 6, 3
 
 
@@ -29,6 +45,10 @@ class ChainModel:
         values = values if least is None else np.abs(values) + np.float32(least)
         self.constants.append(numpy_helper.from_array(values, name))
         return name
+
+    def integers(self, *values: int) -> str:
+        self.constants.append(numpy_helper.from_array(np.array(values, np.int64), f"c{len(self.constants)}"))
+        return self.constants[-1].name
 
     def add(self, op: str, *inputs: str, **attributes: object) -> str:
         output = f"t{len(self.nodes)}"
@@ -74,6 +94,10 @@ def token_model(seed: int, steps: list[str], end: str, channels: int = 4) -> Mod
             work.add("LayerNormalization", work.now, work.constant(channels))
         elif step in ("scale", "shift"):
             work.add("Mul" if step == "scale" else "Add", work.now, work.constant(channels))
+        elif step == "positions":  # a factor for each token, the same for all channels
+            work.add("Mul", work.now, work.constant(1, TOKENS, 1))
+        elif step in SCALARS:
+            work.add(SCALARS[step], work.now, work.constant(least=0.5))
         else:
             work.add(*(("PRelu", work.now, work.constant(1)) if step == "prelu" else ("Relu", work.now)))
     if end in ("gemm", "transposed"):
@@ -94,12 +118,19 @@ def _image_step(work: ChainModel, step: str, channels: int) -> None:
         work.add(pool, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     elif step in ("scale", "shift"):
         work.add("Mul" if step == "scale" else "Add", work.now, work.constant(channels, 1, 1))
+    elif step in SCALARS:
+        work.add(SCALARS[step], work.now, work.constant(1, least=0.5))
+    elif step == "rows":  # a factor for each row, the same for all channels
+        work.add("Mul", work.now, work.constant(SIZE, 1))
+    elif step == "slice":  # all of it
+        bounds = [work.integers(*values) for values in ((0, 0), (SIZE, channels), (2, 1), (1, 1))]
+        work.add("Slice", work.now, *bounds)
     elif step == "normalize":
         names = [work.constant(channels) for _ in range(3)]
         work.add("BatchNormalization", work.now, *names, work.constant(channels, least=0.1))
-    elif step == "gate":  # squeeze and excitation
+    elif step in ("gate", "mean gate"):  # squeeze and excitation
         features = work.now
-        work.add("GlobalAveragePool")
+        work.add(*(("GlobalAveragePool",) if step == "gate" else ("ReduceMean", features)), **MEAN[step])
         work.add("Conv", work.now, work.constant(channels, channels, 1, 1))
         work.add("Mul", features, work.add("Sigmoid"))
     else:

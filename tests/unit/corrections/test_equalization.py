@@ -61,3 +61,12 @@ def test_chains_that_cannot_be_equalized_are_omitted(reason: str) -> None:
         model, fixed, quantized, steps, lambda names: bad if reason == "infinite" else observed(model, names)
     )
     assert found == []
+
+
+def test_extremes_of_few_samples_alone_do_not_change_factors() -> None:
+    """All channels have the same distribution, with rare large values in different channels of each sample."""
+    model = image_model(3, ["relu"], "conv", channels=64)
+    random = np.random.default_rng(0)
+    values = [random.standard_t(3, (1, 64, 6, 6)).astype(np.float32) for _ in range(8)]
+    steps = WeightSteps(steps=127, per_channel=frozenset({"c0", "c2"}))
+    assert chosen_equalizations(model, (), {"t1"}, steps, lambda _: [{"t1": value} for value in values]) == []

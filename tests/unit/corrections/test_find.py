@@ -443,9 +443,17 @@ WIDTH = 16
 
 
 def with_outliers(
-    session: Session, folder: Path, factor: float = 40.0, names: tuple[str, ...] = ("equalization",)
+    session: Session,
+    folder: Path,
+    factor: float = 40.0,
+    names: tuple[str, ...] = ("equalization",),
+    *,
+    is_hidden: bool = False,
 ) -> Prepared:
-    """A model whose LayerNormalization scales three channels more than the others, with data."""
+    """A model whose LayerNormalization scales three channels more than the others, with data.
+
+    If the gain ``is_hidden``, another layer that cannot be equalized has a large error.
+    """
     work = ChainModel(0, [1, 8, WIDTH])
     gamma = np.ones(WIDTH, np.float32)
     gamma[[2, 7, 11]] *= factor
@@ -459,6 +467,15 @@ def with_outliers(
     work.add("MatMul", work.now, "first")
     work.add("Tanh")
     work.add("MatMul", work.now, "second")
+    if is_hidden:
+        factors = np.geomspace(1, 1e4, WIDTH).astype(np.float32)
+        weight = work.random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / factors[:, None]
+        work.constants += [
+            onnx.numpy_helper.from_array(factors, "factors"), onnx.numpy_helper.from_array(weight, "third")
+        ]  # fmt: skip
+        product = work.add("Mul", work.now, "factors")
+        work.add("Abs", product)  # another reader, so that the product's channels have no factors
+        work.add("MatMul", product, "third")
     model, data = folder / "outliers.onnx", folder / "data.npz"
     save_model(work.model().proto, model)
     np.savez(data, x=np.random.default_rng(1).standard_normal((16, 8, WIDTH)).astype(np.float32))
@@ -548,6 +565,28 @@ def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) 
     assert made.array("gamma").max() < 4
     assert strip_qdq(made, work.given).proto == work.given.proto
     np.testing.assert_array_equal(Model(strip_qdq(made).proto).array("gamma"), work.given.array("gamma"))
+
+
+def test_equalization_that_other_errors_hide_is_judged_at_its_layers(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gain is hidden where a product outside the chain, quantized with outliers, dominates the error."""
+    monkeypatch.setattr(Judge, "dominating", lambda *_: ())
+    alone: list[Placement] = []
+    original = Judge.errors_of
+
+    def errors_of(self: Judge, placement: Placement, numbers: object) -> Errors:
+        alone.append(placement)
+        return original(self, placement, numbers)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Judge, "errors_of", errors_of)
+    work = with_outliers(session, tmp_path, is_hidden=True)
+    (gain,) = work.corrections.gains
+    assert gain.before_db < find.USABLE_DB
+    assert gain.after_db == pytest.approx(gain.before_db, abs=0.5)
+    assert gain.taken
+    (placement,) = alone
+    assert {site.tensor for site in placement.sites} == {"t0", "first"}
 
 
 def test_a_placement_without_equalized_channels_keeps_its_constants(session: Session, tmp_path: Path) -> None:

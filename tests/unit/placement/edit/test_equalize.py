@@ -8,13 +8,21 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from chain_models import image_model, token_model
+from chain_models import SIZE, ChainModel, image_model, token_model
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.equalize import EQUALIZED, equalized, find_chains, misfit_of, touched
+from qdqspec.placement.edit.equalize import (
+    EQUALIZED,
+    equalizations_of,
+    equalized,
+    find_chains,
+    misfit_of,
+    restored,
+    touched,
+)
 from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.placement.read.diff import diff_models
 from qdqspec.placement.read.import_qdq import import_placement
@@ -88,6 +96,74 @@ def test_chains_that_cannot_be_scaled_are_omitted(why: str) -> None:
             )
 
     assert constants(changed(model, change)) == []
+
+
+def scaled_activation(op: str = "Sigmoid", dims: tuple[int, ...] = ()) -> Model:
+    """An activation that is not homogeneous, a factor and an offset for all channels, and a convolution."""
+    work = ChainModel(0, [1, 4, SIZE, SIZE])
+    work.add(op, "x")
+    work.add("Mul", work.now, work.constant(*dims))
+    work.add("Add", work.now, work.constant(*dims))
+    work.add("Conv", work.now, work.constant(2, 4, 1, 1))
+    return work.model()
+
+
+@pytest.mark.parametrize("dims", [(), (1,), (1, 1, 1, 1), (SIZE, 1), (1, 1, SIZE, SIZE)])
+def test_a_constant_with_one_value_for_all_channels_is_expanded_and_restored(dims: tuple[int, ...]) -> None:
+    model = scaled_activation(dims=dims)
+    (chain,) = find_chains(model)
+    assert [(one.tensor, one.axis, one.dims) for one in chain.constants] == [
+        ("c0", -3, dims),
+        ("c1", -3, dims),
+        ("c2", 1, None),
+    ]
+    change = chain.by(EXPONENTS)
+    other = equalized(model, [change])
+    factors = 2.0 ** np.array(EXPONENTS).reshape(4, 1, 1)
+    np.testing.assert_array_equal(other.array("c0"), model.array("c0") * factors)
+    assert equalizations_of(other.flat, other.constants) == (change,)
+    assert restored(other.flat) == model.flat
+
+
+@pytest.mark.parametrize("op", ["Erf", "Tanh"])
+def test_the_scalars_of_a_gelu_stay(op: str) -> None:
+    assert not find_chains(scaled_activation(op))
+
+
+def test_a_constant_is_expanded_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qdqspec.placement.edit.equalize.MOST_EXPANDED", 4 * SIZE - 1)
+    assert find_chains(scaled_activation())
+    assert not find_chains(scaled_activation(dims=(SIZE, 1)))
+
+
+@pytest.mark.parametrize(("step", "found"), [(1, True), (-1, False)])
+def test_channels_keep_their_order(step: int, found: bool) -> None:
+    work = ChainModel(0, [1, 4, SIZE, SIZE])
+    work.add("BatchNormalization", "x", *(work.constant(4, least=0.1) for _ in range(4)))
+    bounds = (0, 4) if found else (-1, -5)
+    work.add("Slice", work.now, *(work.integers(one) for one in (*bounds, 1, step)))
+    work.add("Conv", work.now, work.constant(2, 4, 1, 1))
+    assert bool(find_chains(work.model())) is found
+
+
+@pytest.mark.parametrize("shape", [[], [4]])
+def test_a_product_without_channels_makes_no_chain(shape: list[int]) -> None:
+    work = ChainModel(0, shape)
+    work.add("Mul", "x", work.constant())
+    assert not find_chains(work.model())
+
+
+def test_factors_of_an_expanded_constant_that_do_not_fit_are_ignored() -> None:
+    model = scaled_activation()
+    (chain,) = find_chains(model)
+    other = equalized(model, [chain.by(EXPONENTS)])
+
+    def damage(proto: onnx.ModelProto) -> None:
+        prop = next(prop for prop in proto.metadata_props if prop.key == EQUALIZED)
+        prop.value = prop.value.replace('"dims": []', '"dims": [7]')
+
+    damaged = changed(other, damage)
+    assert equalizations_of(damaged.flat, damaged.constants) == ()
 
 
 @pytest.mark.parametrize("value", [1e-38, 3e38, np.inf, np.nan])
