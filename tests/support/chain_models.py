@@ -134,7 +134,7 @@ def _image_step(work: ChainModel, step: str, channels: int) -> None:
         work.add("Conv", work.now, work.constant(channels, channels, 1, 1))
         work.add("Mul", features, work.add("Sigmoid"))
     else:
-        work.add("LeakyRelu" if step == "leaky" else "Relu")
+        work.add({"leaky": "LeakyRelu", "sigmoid": "Sigmoid"}.get(step, "Relu"))
 
 
 def _linear(work: ChainModel, end: str, columns: int) -> None:

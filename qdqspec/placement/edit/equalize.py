@@ -12,7 +12,7 @@ G. Xiao et al., "SmoothQuant", arXiv 2211.10438, for normalizations.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Annotated, Literal, NamedTuple, cast
@@ -71,9 +71,15 @@ class ScaledConstant(NamedTuple):
         is_small = self.dims is not None and values.shape == self.dims
         return np.broadcast_to(values, self.expanded_dims(channels)) if is_small else values
 
-    def collapsed(self, values: Array) -> Array:
-        """The values, without factors, in the dims of the float model."""
-        return values if self.dims is None else np.take(values, 0, self.axis).reshape(self.dims)
+    def collapsed(self, values: Array, exponents: Sequence[int]) -> Array:
+        """The values without factors, in the dims of the float model.
+
+        They are those of the channel with the largest factor, which has the least error if the constant was quantized.
+        """
+        if self.dims is None:
+            return values
+        channel = int(np.argmax(self.sign * np.array(exponents)))
+        return np.take(values, channel * self.repeat, self.axis).reshape(self.dims)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,7 +412,9 @@ def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelPr
             name = constant.tensor
             if name not in kept:
                 before = new[name] if name in new else numpy_helper.to_array(constants[name])
-                new[name] = constant.collapsed(scaled(before, constant, change.exponents, -1))
+                new[name] = constant.collapsed(
+                    scaled(before, constant, change.exponents, -1), change.exponents
+                )
     found = _with_constants(proto, new)
     refill(found.metadata_props, [prop for prop in found.metadata_props if prop.key != EQUALIZED])
     return found
@@ -436,10 +444,10 @@ def equalizations_of(
 
 
 def _fits(constant: ScaledConstant, dims: tuple[int, ...], channels: int) -> bool:
-    """Whether a constant of an equalized model has these dims."""
+    """Whether a constant has these dims in an equalized model, or in its float form."""
     if constant.dims is None:
         return 0 <= constant.axis < len(dims) and dims[constant.axis] == channels * constant.repeat
-    return -len(dims) <= constant.axis < 0 and dims == constant.expanded_dims(channels)
+    return constant.axis < 0 and dims in (constant.dims, constant.expanded_dims(channels))
 
 
 def misfit_of(model: Model, changes: Collection[Equalization]) -> str | None:

@@ -182,27 +182,36 @@ def test_weights_that_cannot_be_restored_after_scaling_are_rejected(value: float
 
 
 def pairs_of(model: Model) -> tuple[PlacedPair, ...]:
-    """Pairs of the convolutions' weights and of the tensor between them."""
+    """Pairs of the convolutions' weights, of the tensor that the second one reads, and of a factor."""
+    factors = [node for node in model.nodes if node.op_type == "Mul"]
+    second = [node for node in model.nodes if node.op_type == "Conv"][-1]
     sites = (
         Site(tensor="c0", consumers=(Consumer("n0", 1),), format="int8", axis=0, weight=True),
-        Site(tensor="t1", consumers=(Consumer("n2", 0),), format="uint8"),
-        Site(tensor="c2", consumers=(Consumer("n2", 1),), format="int8", axis=0, weight=True),
+        Site(tensor=second.inputs[0], consumers=(Consumer(second.name, 0),), format="uint8"),
+        Site(
+            tensor=second.inputs[1], consumers=(Consumer(second.name, 1),), format="int8", axis=0, weight=True
+        ),
+        *(
+            Site(tensor=n.inputs[1], consumers=(Consumer(n.name, 1),), format="int8", weight=True)
+            for n in factors
+        ),
     )
     found = []
     for site in sites:
         largest = [0.05]
         if site.weight:
             weight = np.abs(model.array(site.tensor))
-            largest = (weight.reshape(len(weight), -1).max(axis=1) / 127).tolist()
+            rows = weight.reshape(1 if site.axis is None else len(weight), -1)
+            largest = (rows.max(axis=1) / 127).tolist()
         found.append(PlacedPair(site=site, scale=tuple(largest), zero_point=(0,) * len(largest)))
     return tuple(found)
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> tuple[Model, Model, Path]:
+@pytest.fixture(params=[["relu"], ["relu", "offset"], ["sigmoid", "factor", "offset"]], ids="-".join)
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Model, Model, Path]:
     """A float model, the same model with pairs and scaled channels, and its scheme."""
     path = tmp_path / "float.onnx"
-    save_model(image_model(0, ["relu"], "conv").proto, path)
+    save_model(image_model(0, request.param, "conv").proto, path)
     model = load_model(path)
     changes = [chain.by(EXPONENTS) for chain in find_chains(model)]
     scaled = equalized(model, changes)
@@ -264,11 +273,12 @@ def test_diff_reports_scaled_channels(written: tuple[Model, Model, Path]) -> Non
 
 def test_a_scheme_is_rejected_for_a_model_that_cannot_be_scaled(written: tuple[Model, Model, Path]) -> None:
     model, _, scheme = written
+    read = model.nodes[-1].inputs[0]
 
     def change(proto: onnx.ModelProto) -> None:
-        proto.graph.output.append(helper.make_tensor_value_info("t1", TensorProto.FLOAT, None))
+        proto.graph.output.append(helper.make_tensor_value_info(read, TensorProto.FLOAT, None))
 
-    with pytest.raises(PlacementError, match="the channels that 'c0' makes cannot be scaled in it"):
+    with pytest.raises(PlacementError, match="the channels that 'c[02]' makes cannot be scaled in it"):
         apply_scheme(changed(model, change), scheme)
 
 
