@@ -79,7 +79,8 @@ class ScaledConstant(NamedTuple):
         if self.dims is None:
             return values
         channel = int(np.argmax(self.sign * np.array(exponents)))
-        return np.take(values, channel * self.repeat, self.axis).reshape(self.dims)
+        one: Array = np.take(values, channel * self.repeat, self.axis)
+        return one.reshape(self.dims)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -278,7 +278,7 @@ def test_a_scheme_is_rejected_for_a_model_that_cannot_be_scaled(written: tuple[M
     def change(proto: onnx.ModelProto) -> None:
         proto.graph.output.append(helper.make_tensor_value_info(read, TensorProto.FLOAT, None))
 
-    with pytest.raises(PlacementError, match="the channels that 'c[02]' makes cannot be scaled in it"):
+    with pytest.raises(PlacementError, match=r"the channels that 'c[02]' makes cannot be scaled in it"):
         apply_scheme(changed(model, change), scheme)
 
 
