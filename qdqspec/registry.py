@@ -33,7 +33,8 @@ _NOT_ENTRIES = frozenset(
 
 
 @cache
-def _built_in(kind: RegistryKind) -> tuple[str, ...]:
+def built_in(kind: RegistryKind) -> tuple[str, ...]:
+    """The names of a kind in this package, sorted."""
     folder = Path(__file__).parent.joinpath(*_PLACES[kind][0].split("."))
     stems = {path.stem for path in folder.glob("*.py")} | {
         path.parent.name for path in folder.glob("*/__init__.py")
@@ -49,7 +50,7 @@ def _entry_points(kind: RegistryKind) -> dict[str, importlib.metadata.EntryPoint
 
 def names(kind: RegistryKind) -> tuple[str, ...]:
     """All names of a kind, built-in and installed, sorted. Imports none of them."""
-    return tuple(sorted({*_built_in(kind), *_entry_points(kind)}))
+    return tuple(sorted({*built_in(kind), *_entry_points(kind)}))
 
 
 def module_of(kind: RegistryKind, name: str) -> ModuleType:
@@ -57,7 +58,7 @@ def module_of(kind: RegistryKind, name: str) -> ModuleType:
 
     Raises `ConfigError` if there is none, with the nearest known name.
     """
-    if name in _built_in(kind):
+    if name in built_in(kind):
         return importlib.import_module(f"qdqspec.{_PLACES[kind][0]}.{name.replace('-', '_')}")
     if name in _entry_points(kind):
         return importlib.import_module(_entry_points(kind)[name].module)
@@ -71,7 +72,7 @@ def resolve(kind: RegistryKind, name: str) -> object:
     A built-in file ``x.py`` defines it as an attribute named after its package (``backend``, ``strategy``,
     ``check``, ``report_format``): a class or an instance with the protocol of its kind.
     """
-    if name not in _built_in(kind) and name in _entry_points(kind):
+    if name not in built_in(kind) and name in _entry_points(kind):
         return loaded(_entry_points(kind)[name], kind)
     return getattr(module_of(kind, name), _PLACES[kind][2])
 

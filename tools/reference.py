@@ -18,7 +18,7 @@ from verbs_page import verb_fields
 from qdqspec import cli, registry
 from qdqspec.backends.base import backend_named
 from qdqspec.config import hooks
-from qdqspec.config.settings import OPTIONS
+from qdqspec.config.options import OPTIONS
 from qdqspec.report.record import RunPart
 from qdqspec.spec import inline
 from qdqspec.spec.inline import Asked, AskedWithStrategy

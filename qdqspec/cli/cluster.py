@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from qdqspec import registry
 from qdqspec.cli.arguments import argument, settings_from, verb
 from qdqspec.cli.output import FINE, answer, complain, end_on_sigterm, note
-from qdqspec.config.settings import BUILD_OPTIONS
+from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
 from qdqspec.units import count_text, size_text
 

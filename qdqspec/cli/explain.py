@@ -27,7 +27,7 @@ from qdqspec.cli.arguments import (
 )
 from qdqspec.cli.output import FINE, answer
 from qdqspec.config import find_folder
-from qdqspec.config.settings import BUILD_OPTIONS
+from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import BackendError, ConfigError, StateError
 from qdqspec.files import RESULT
 from qdqspec.types import Case, Inputs

@@ -32,7 +32,7 @@ from qdqspec.cli.output import (
 )
 from qdqspec.cli.reduce import reduce_failures
 from qdqspec.config import Settings, find_folder, note_owner, other_owner
-from qdqspec.config.settings import BUILD_OPTIONS
+from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import ConfigError, OutputError, QdqspecError
 from qdqspec.files import RESULT, explained
 from qdqspec.progress import Display, Heartbeat, ProgressBar, can_draw

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qdqspec.cli.arguments import ArgumentGroup, argument, data_given, input_options, settings_from, verb
 from qdqspec.cli.output import FINE, WANTING, answer, note
-from qdqspec.config.settings import BUILD_OPTIONS
+from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import ConfigError
 from qdqspec.types import Probe
 

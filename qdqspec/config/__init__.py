@@ -1,22 +1,22 @@
 """Settings of a run: options, environment, ``[tool.qdqspec]``, defaults, in this order.
 
-`settings` has the options and reads their values, `declared` those of backends and the types of values of both.
+`settings` has the values, `options` reads them, `declared` has the options of backends and the types of values of both,
+`hooks` the declarations of backends.
 Requirements on a model are set in specs, not here.
 """
 
 from qdqspec.config.declared import BackendOption, BackendOptions, options_of
 from qdqspec.config.folders import claim_folder, find_folder, note_owner, other_owner
-from qdqspec.config.settings import (
+from qdqspec.config.options import (
     OPTIONS,
-    Option,
     Setting,
-    Settings,
     add_options,
     find_root,
     flags_given,
     list_settings,
     load_settings,
 )
+from qdqspec.config.settings import Option, Settings
 
 __all__ = [
     "OPTIONS",

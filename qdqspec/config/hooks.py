@@ -56,6 +56,9 @@ class Declaration:
     # (options): the end of a Python program that builds the file `MODEL` with the runtime alone, as the backend does,
     # and runs it once on the arrays `FEEDS`.
     program: Hook = ""
+    # Its options that have an option ``--BACKEND-WORD`` of the command line and of pytest too, each with a help: of
+    # backends of this package only, because those that are installed are not imported to parse a command line.
+    command_line: Mapping[str, str] = field(default_factory=dict)
     # The options of a build that computes each operator as ONNX defines it and fuses nothing, and of one with all
     # optimizations; the default backend has both.
     as_defined: Mapping[str, str] = field(default_factory=dict)
@@ -96,9 +99,10 @@ def default() -> Declaration:
     return declaration_of(DEFAULT_BACKEND)
 
 
-def declared(field_name: str) -> dict[str, Any]:
-    """A field of `Declaration` by backend, where it is not empty. Imports the packages of all."""
-    found = {name: getattr(declaration_of(name), field_name) for name in registry.names("backend")}
+def declared(field_name: str, *, built_in: bool = False) -> dict[str, Any]:
+    """A field of `Declaration` by backend, where it is not empty. Imports the packages of all, or of those built in."""
+    names = registry.built_in("backend") if built_in else registry.names("backend")
+    found = {name: getattr(declaration_of(name), field_name) for name in names}
     return {name: value for name, value in found.items() if value}
 
 

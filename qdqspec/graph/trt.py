@@ -13,9 +13,9 @@ have these, which the parser of that domain's runtime reads:
 They are defined here as ONNX functions along the last axis (the last but one for given scales), for shape
 inference and for the reference implementation. Kernels may round differently in the last bit.
 
-Sources: onnx-tensorrt, onnxOpImporters.cpp; NVIDIA, TensorRT operators, DynamicQuantize, and "Quantization
-Schemes" (round half to even, saturate); E8M0 is rounded up, as Model-Optimizer does (quant_utils,
-``compute_e8m0``).
+Sources: the parser of that runtime, onnxOpImporters.cpp; NVIDIA's description of the operator DynamicQuantize, and its
+page "Quantization Schemes" (round half to even, saturate); E8M0 is rounded up, as Model-Optimizer does
+(quant_utils, ``compute_e8m0``).
 """
 
 from __future__ import annotations

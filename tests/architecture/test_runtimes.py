@@ -12,7 +12,7 @@ from qdqspec import registry
 from qdqspec.config.settings import DEFAULT_BACKEND
 
 PACKAGE = Path(__file__).parents[2] / "qdqspec"
-RUNTIMES = [name for name in registry._built_in("backend") if name != "fake"]
+RUNTIMES = [name for name in registry.built_in("backend") if name != "fake"]
 PRODUCTS = ["onnx runtime"]  # names in texts that differ from those of backends
 NAMED = re.compile("|".join([*(name.replace("-", "[-_]") for name in RUNTIMES), *PRODUCTS]), re.IGNORECASE)
 
@@ -23,17 +23,6 @@ ALLOWED = [
         f'DEFAULT_BACKEND = "{DEFAULT_BACKEND}"',
         "the one place that chooses the default",
     ),
-    (
-        "config/settings.py",
-        '_TOOL_ARGUMENTS = "trtexec-args"',
-        "an option of the command line since the first version, read before any backend is imported",
-    ),
-    (
-        "graph/trt.py",
-        "Sources: onnx-tensorrt",
-        "operators of a file format, whatever the backend: their definition",
-    ),
-    ("quantize/calibrate.py", '"8-bit Inference with TensorRT", GTC 2017', "the title of a source"),
 ]
 
 # Observed behaviour of a runtime or its tools, as the source of code for all backends.

@@ -7,6 +7,7 @@ from qdqspec.config.hooks import Declaration, attributes_of
 declaration = Declaration(
     targets=("trtexec",),
     replay=f"{__name__}.engine:replay_command",
+    command_line={"args": "More arguments for this tool, quoted as one."},
     equivalents={
         "--use_trtexec": "use --backend trtexec (tensorrt is the Python API)",
         "--trtexec_benchmark_args": "use --backend trtexec --trtexec-args=...",
