@@ -103,9 +103,9 @@ def percentile_range(histogram: Histogram, percentile: float = PERCENTILE) -> Te
 def entropy_range(histogram: Histogram) -> TensorRange:
     """Entropy calibration: clip where the relative entropy of magnitudes and their 128-level image is smallest.
 
-    The search of S. Migacz (NVIDIA, GPU Technology Conference 2017, session S7310): for every number of bins kept, the
-    tail is added to the last bin kept, the bins are merged into 128 levels and spread again over the non-empty ones, and the
-    divergence of both is computed. Prefix sums give all thresholds at once.
+    The search of S. Migacz (NVIDIA, GPU Technology Conference 2017, session S7310): for every number of bins kept,
+    the tail is added to the last bin kept, the bins are merged into 128 levels and spread again over the non-empty
+    ones, and the divergence of both is computed. Prefix sums give all thresholds at once.
     """
     counts = histogram.magnitudes
     if counts.sum() == 0:
