@@ -9,23 +9,10 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.graph.model import Model
 
 IMAGE_STEPS = (
-    "conv", "depthwise", "relu", "leaky", "max", "average", "scale", "shift", "normalize", "gate", "factor", "offset",
-    "divide", "rows", "slice", "mean gate",
+    "conv", "depthwise", "relu", "leaky", "max", "average", "scale", "shift", "normalize", "gate", "mean gate", "slice",
 )  # fmt: skip
-TOKEN_STEPS = (
-    "linear",
-    "relu",
-    "scale",
-    "shift",
-    "layernorm",
-    "prelu",
-    "factor",
-    "offset",
-    "divide",
-    "positions",
-)
+TOKEN_STEPS = ("linear", "relu", "scale", "shift", "layernorm", "prelu")
 ENDS = ("gemm", "transposed", "matmul", "conv", "global")
-SCALARS = {"factor": "Mul", "offset": "Add", "divide": "Div"}
 MEAN: dict[str, dict[str, object]] = {"gate": {}, "mean gate": {"axes": [2, 3]}}
 SIZE, TOKENS = 6, 3
 
@@ -94,10 +81,6 @@ def token_model(seed: int, steps: list[str], end: str, channels: int = 4) -> Mod
             work.add("LayerNormalization", work.now, work.constant(channels))
         elif step in ("scale", "shift"):
             work.add("Mul" if step == "scale" else "Add", work.now, work.constant(channels))
-        elif step == "positions":  # a factor for each token, the same for all channels
-            work.add("Mul", work.now, work.constant(1, TOKENS, 1))
-        elif step in SCALARS:
-            work.add(SCALARS[step], work.now, work.constant(least=0.5))
         else:
             work.add(*(("PRelu", work.now, work.constant(1)) if step == "prelu" else ("Relu", work.now)))
     if end in ("gemm", "transposed"):
@@ -118,10 +101,6 @@ def _image_step(work: ChainModel, step: str, channels: int) -> None:
         work.add(pool, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     elif step in ("scale", "shift"):
         work.add("Mul" if step == "scale" else "Add", work.now, work.constant(channels, 1, 1))
-    elif step in SCALARS:
-        work.add(SCALARS[step], work.now, work.constant(1, least=0.5))
-    elif step == "rows":  # a factor for each row, the same for all channels
-        work.add("Mul", work.now, work.constant(SIZE, 1))
     elif step == "slice":  # all of it
         bounds = [work.integers(*values) for values in ((0, 0), (SIZE, channels), (2, 1), (1, 1))]
         work.add("Slice", work.now, *bounds)
@@ -134,7 +113,7 @@ def _image_step(work: ChainModel, step: str, channels: int) -> None:
         work.add("Conv", work.now, work.constant(channels, channels, 1, 1))
         work.add("Mul", features, work.add("Sigmoid"))
     else:
-        work.add({"leaky": "LeakyRelu", "sigmoid": "Sigmoid"}.get(step, "Relu"))
+        work.add("LeakyRelu" if step == "leaky" else "Relu")
 
 
 def _linear(work: ChainModel, end: str, columns: int) -> None:

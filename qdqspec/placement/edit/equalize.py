@@ -3,8 +3,7 @@
 A product with a power of two is exact, so that all outputs stay the same, bit for bit, and the original constants can
 be computed again. The factors begin at constants that make a tensor channel by channel, such as the scale and bias of a
 normalization or the weight and bias of a convolution; they pass through operators that are homogeneous in each channel;
-and each reader at the end is a linear operator whose constant weight is divided by them. A constant with one value for
-all channels is expanded: it gets one value for each of them.
+and each reader at the end is a linear operator whose constant weight is divided by them.
 Source: M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv 1906.04721;
 G. Xiao et al., "SmoothQuant", arXiv 2211.10438, for normalizations.
 """
@@ -12,7 +11,7 @@ G. Xiao et al., "SmoothQuant", arXiv 2211.10438, for normalizations.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Annotated, Literal, NamedTuple, cast
@@ -32,8 +31,6 @@ from qdqspec.types import Placement
 EQUALIZED = "qdqspec.equalized"  # model metadata: the factors that constants were multiplied by
 LARGEST = 24  # exponent, of either sign: more than any that is chosen, and the factor is a float32
 
-MOST_EXPANDED = 1 << 20  # elements of an expanded constant
-
 _POOLS = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
 _HOMOGENEOUS = _POOLS | {"Dropout", "Identity", "LeakyRelu", "PRelu", "Relu"}
 _REDUCTIONS = frozenset({"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"})
@@ -43,44 +40,18 @@ _NORMALIZATIONS = frozenset(
     {"BatchNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
 )
 _LAST_AXIS = frozenset({"Gemm", "LayerNormalization", "MatMul", "RMSNormalization"})
-_OF_GELU = frozenset({"Erf", "Tanh"})  # runtimes recognize a Gelu made of several operators by its scalars
-_GELU_STEPS = 5  # from these to the last factor of a Gelu, at most
 
 
 class ScaledConstant(NamedTuple):
     """A constant multiplied by the channels' factors (``sign`` 1), or divided by them (-1), along an axis.
 
-    Each channel has ``repeat`` neighbouring elements on the axis. A constant that has one value for all channels is
-    expanded: ``dims`` are those it has in the float model, and the axis is counted from the end, -1 for the last.
+    Each channel has ``repeat`` neighbouring elements on the axis.
     """
 
     tensor: str
-    axis: int
+    axis: Annotated[int, Field(ge=0)]
     sign: Literal[1, -1] = 1
     repeat: Annotated[int, Field(ge=1)] = 1
-    dims: tuple[Annotated[int, Field(ge=1)], ...] | None = None
-
-    def expanded_dims(self, channels: int) -> tuple[int, ...]:
-        """The dims of an expanded constant."""
-        dims = [1] * (-self.axis - len(self.dims or ())) + list(self.dims or ())
-        dims[self.axis] = channels * self.repeat
-        return tuple(dims)
-
-    def expanded(self, values: Array, channels: int) -> Array:
-        """The values with an element for each channel."""
-        is_small = self.dims is not None and values.shape == self.dims
-        return np.broadcast_to(values, self.expanded_dims(channels)) if is_small else values
-
-    def collapsed(self, values: Array, exponents: Sequence[int]) -> Array:
-        """The values without factors, in the dims of the float model.
-
-        They are those of the channel with the largest factor, which has the least error if the constant was quantized.
-        """
-        if self.dims is None:
-            return values
-        channel = int(np.argmax(self.sign * np.array(exponents)))
-        one: Array = np.take(values, channel * self.repeat, self.axis)
-        return one.reshape(self.dims)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +116,12 @@ def find_chains(model: Model, fixed: Collection[str] = ()) -> list[Chain]:
         return found  # its constants are restored by what its metadata holds already
     for node in model.nodes:
         if node.outputs and node.outputs[0] not in inside:
-            chain = _Growth(model, fixed).chain(node)
-            if chain is not None:
-                inside.update(chain.tensors)
-                found.append(chain)
+            try:
+                chain = _Growth(model, fixed).chain(node)
+            except _NotScalableError:
+                continue
+            inside.update(chain.tensors)
+            found.append(chain)
     return found
 
 
@@ -158,29 +131,17 @@ class _Growth:
     def __init__(self, model: Model, fixed: Collection[str]) -> None:
         self._model = model
         self._closed = {*model.outputs, *model.captured, *fixed, *(i.name for i in model.flat.graph.input)}
-
-    def chain(self, maker: Node) -> Chain | None:
-        """The chain of a node's output; ``None`` if it cannot have factors."""
-        try:
-            is_factor = maker.op_type in ("Div", "Mul")
-            made = self._multiplied(maker) if is_factor else iter([self._made(maker)])
-            for axis, constants in made:
-                try:
-                    return self._grown(maker, axis, constants)
-                except _NotScalableError:
-                    continue  # another axis may have factors
-        except _NotScalableError:
-            pass
-        return None
-
-    def _grown(self, maker: Node, axis: int, constants: Iterable[tuple[str, int, Literal[1, -1]]]) -> Chain:
-        """The chain with channels on this axis. Raises `_NotScalableError`."""
-        channels = self._shape(maker.outputs[0])[axis]
-        _require(channels is not None and channels > 1)
         self._products: list[Node] = []
+
+    def chain(self, maker: Node) -> Chain:
+        """The chain of a node's output. Raises `_NotScalableError`."""
+        tensor = maker.outputs[0]
+        axis, constants = self._made(maker)
+        channels = self._shape(tensor)[axis]
+        _require(channels is not None and channels > 1)
         self._chain = Chain(maker=maker, channels=channels or 0, tensors={}, constants=[], absorbers=[])
-        for name, its_axis, sign in constants:
-            self._scale(name, its_axis, sign)
+        for name, its_axis in constants:
+            self._scale(name, its_axis)
         pending = [self._join(maker, axis)]
         while pending:
             tensor = pending.pop()
@@ -197,46 +158,28 @@ class _Growth:
         _require(shape is not None)
         return shape or ()
 
-    def _multiplied(self, node: Node) -> Iterator[tuple[int, list[tuple[str, int, Literal[1, -1]]]]]:
-        """The axes that channels of a product with a constant can have, and the constant with its axis."""
-        rank = len(self._shape(node.outputs[0]))
-        constants = [name for name in node.inputs if name in self._model.constants]
-        _require(len(constants) == 1 and (node.op_type == "Mul" or constants[0] == node.inputs[1]))
-        dims = self._model.constants[constants[0]].dims
-        _require(len(dims) <= rank)
-        sizes = [1] * (rank - len(dims)) + list(dims)
-        can_expand = rank > 1 and not self._ends_gelu(node)
-        # Layers read channels on axis 1 or on the last one.
-        for axis in dict.fromkeys((*(index for index, size in enumerate(sizes) if size > 1), 1, rank - 1)):
-            if 0 <= axis < rank and (sizes[axis] > 1 or can_expand):
-                yield axis, [(constants[0], axis - rank, 1 if node.op_type == "Mul" else -1)]
-
-    def _ends_gelu(self, node: Node) -> bool:
-        """Whether the inputs of a product are made by a Gelu that consists of several operators."""
-        made = [node]
-        for _ in range(_GELU_STEPS):
-            inputs = (self._model.producer.get(name) for one in made for name in one.inputs)
-            made = [one for one in inputs if one is not None and one.op_type not in _LINEAR]
-            if any(one.op_type in _OF_GELU for one in made):
-                return True
-        return False
-
-    def _made(self, node: Node) -> tuple[int, list[tuple[str, int, Literal[1, -1]]]]:
+    def _made(self, node: Node) -> tuple[int, list[tuple[str, int]]]:
         """The axis of the channels of a maker's output, and its constants with their axes."""
         rank, op = len(self._shape(node.outputs[0])), node.op_type
+        if op == "Mul" and len(set(node.inputs) & self._model.constants.keys()) == 1:
+            (name,) = (one for one in node.inputs if one in self._model.constants)
+            dims = list(self._model.constants[name].dims)
+            wide = [index for index, dim in enumerate(dims) if dim != 1]
+            _require(len(wide) == 1 and len(dims) <= rank)
+            return rank - len(dims) + wide[0], [(name, wide[0])]
         _require((op in _LINEAR and node.inputs[0] not in self._model.constants) or op in _NORMALIZATIONS)
         axis = rank - 1 if op in _LAST_AXIS else 1
         _require(rank > axis > 0 and not node.attributes.get("training_mode", 0))
         if op in _NORMALIZATIONS:
             _require(node.attributes.get("axis", -1) in (-1, rank - 1))
             _require(bool(node.attributes.get("spatial", 1)))
-            return axis, [(name, 0, 1) for name in node.inputs[1:3] if name]
+            return axis, [(name, 0) for name in node.inputs[1:3] if name]
         transposed = op == "Conv" or bool(node.attributes.get("transB", 0))
-        constants: list[tuple[str, int, Literal[1, -1]]] = [(node.inputs[1], 0 if transposed else 1, 1)]
+        constants = [(node.inputs[1], 0 if transposed else 1)]
         for bias in filter(None, node.inputs[2:3]):
             dims = self._constant(bias).dims
             _require(len(dims) > 0 and prod(dims) == dims[-1])
-            constants.append((bias, len(dims) - 1, 1))
+            constants.append((bias, len(dims) - 1))
         _require(op != "MatMul" or len(self._constant(node.inputs[1]).dims) == 2)
         return axis, constants
 
@@ -246,20 +189,13 @@ class _Growth:
         return cast("TensorProto", constant)
 
     def _scale(self, name: str, axis: int, sign: Literal[1, -1] = 1, repeat: int = 1) -> ScaledConstant:
-        """Add a constant that only one node reads, and only once; it is expanded on an axis counted from the end."""
+        """Add a constant that only one node reads, and only once."""
         constant = self._constant(name)
         private = len(self._model.consumers[name]) == 1 and name not in self._closed
         _require(private and constant.data_type == TensorProto.FLOAT)
-        dims, channels = tuple(constant.dims), self._chain.channels
-        own = axis + len(dims) if axis < 0 else axis  # negative if the constant does not have the axis
-        one = ScaledConstant(name, own, sign, repeat)
-        if axis < 0 and (own < 0 or dims[own] == 1):
-            one = ScaledConstant(name, axis, sign, repeat, dims)
-            _require(prod(one.expanded_dims(channels)) <= MOST_EXPANDED)
-        else:
-            _require(0 <= own < len(dims) and dims[own] == channels * repeat)
-        self._chain.constants.append(one)
-        return one
+        _require(0 <= axis < len(constant.dims) and constant.dims[axis] == self._chain.channels * repeat)
+        self._chain.constants.append(ScaledConstant(name, axis, sign, repeat))
+        return self._chain.constants[-1]
 
     def _join(self, node: Node, axis: int, repeat: int = 1) -> str:
         """Add the output of a node, its only one."""
@@ -285,8 +221,8 @@ class _Growth:
             return None
         if op in ("Add", "Sub", "Div", "Mul"):
             if op in ("Add", "Sub"):
-                _require(len(self._constant(node.inputs[1 - index]).dims) <= rank)
-                self._scale(node.inputs[1 - index], axis - rank, repeat=repeat)
+                other = node.inputs[1 - index]
+                self._scale(other, axis - rank + len(self._constant(other).dims), repeat=repeat)
             else:
                 _require(op == "Mul" or index == 0)
                 self._products.append(node)
@@ -357,8 +293,7 @@ def _place(before: tuple[int | None, ...], after: tuple[int | None, ...], axis: 
 def scaled(values: Array, constant: ScaledConstant, exponents: Iterable[int], sign: int = 1) -> Array:
     """A constant multiplied by its factors, or divided by them with ``sign`` -1."""
     along = np.repeat(sign * constant.sign * np.array(tuple(exponents), np.int32), constant.repeat)
-    shape = [1] * values.ndim
-    shape[constant.axis] = -1
+    shape = [-1 if index == constant.axis else 1 for index in range(values.ndim)]
     with np.errstate(over="ignore", under="ignore"):
         return np.asarray(np.ldexp(values, along.reshape(shape)), values.dtype)
 
@@ -381,7 +316,7 @@ class ScaledValues:
         """
         found: dict[str, Array] = {}
         for constant in change.constants:
-            before = constant.expanded(self.of(constant.tensor), len(change.exponents))
+            before = self.of(constant.tensor)
             after = found[constant.tensor] = scaled(before, constant, change.exponents)
             again = scaled(after, constant, change.exponents, -1)
             if not np.isfinite(after).all() or again.tobytes() != before.tobytes():
@@ -413,9 +348,7 @@ def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelPr
             name = constant.tensor
             if name not in kept:
                 before = new[name] if name in new else numpy_helper.to_array(constants[name])
-                new[name] = constant.collapsed(
-                    scaled(before, constant, change.exponents, -1), change.exponents
-                )
+                new[name] = scaled(before, constant, change.exponents, -1)
     found = _with_constants(proto, new)
     refill(found.metadata_props, [prop for prop in found.metadata_props if prop.key != EQUALIZED])
     return found
@@ -438,17 +371,10 @@ def equalizations_of(
         if all(
             (tensor := constants.get(one.tensor)) is not None
             and tensor.data_type == TensorProto.FLOAT
-            and _fits(one, tuple(tensor.dims), len(change.exponents))
+            and list(tensor.dims)[one.axis : one.axis + 1] == [len(change.exponents) * one.repeat]
             for one in change.constants
         )
     )
-
-
-def _fits(constant: ScaledConstant, dims: tuple[int, ...], channels: int) -> bool:
-    """Whether a constant has these dims in an equalized model, or in its float form."""
-    if constant.dims is None:
-        return 0 <= constant.axis < len(dims) and dims[constant.axis] == channels * constant.repeat
-    return constant.axis < 0 and dims in (constant.dims, constant.expanded_dims(channels))
 
 
 def misfit_of(model: Model, changes: Collection[Equalization]) -> str | None:
@@ -494,9 +420,8 @@ def _with_constants(flat: onnx.ModelProto, new: Mapping[str, Array]) -> onnx.Mod
 def _stored(before: TensorProto, values: Array) -> TensorProto:
     """A tensor with other values, in the same field; external data is included."""
     made = copied(before)
-    for name in ("dims", "raw_data", "float_data", "external_data", "data_location"):
+    for name in ("raw_data", "float_data", "external_data", "data_location"):
         made.ClearField(name)
-    made.dims.extend(values.shape)
     if before.float_data:
         made.float_data.extend(values.reshape(-1).tolist())
     else:
