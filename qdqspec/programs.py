@@ -1,4 +1,4 @@
-"""Other programs: the command of a Python module, and how programs are started and ended."""
+"""Other programs: the cores they may use, the command of a Python module, and how programs are started and ended."""
 
 from __future__ import annotations
 
@@ -16,6 +16,19 @@ from typing import IO, Protocol
 from qdqspec.errors import BackendUnavailableError
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux' prctl
+_WORKERS = "PYTEST_XDIST_WORKER_COUNT"  # processes of one test run
+
+
+def usable_cores() -> int:
+    """The number of processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def own_cores() -> int:
+    """The part of the usable cores that is left for this process beside the other processes of its test run."""
+    return max(1, usable_cores() // int(os.environ.get(_WORKERS, "1")))
 
 
 class Interpreter(Protocol):

@@ -155,7 +155,7 @@ class RehearsalOracle:
         self._refused = False
         self._missing = ""  # why the sensitivity analysis was not made
         self._left = left
-        self._outputs = KnownOutputs(keeps=metric is not None)
+        self._outputs = None if metric is None else KnownOutputs()
         self._metric = metric
         self._least_db = least_db
 
@@ -180,7 +180,7 @@ class RehearsalOracle:
             return None
         try:
             rehearsal = self._measured_rehearsal()
-            whole = self._outputs.run_seconds * quick_runs(rehearsal)  # of the graph, each tensor alone
+            whole = rehearsal.run_seconds * quick_runs(rehearsal)  # of the graph, each tensor alone
             if self._rough is None and RUNS_QUICK * whole > ROUGH_SHARE * left:
                 tensors = min(MOST_TENSORS, math.ceil(whole / (ROUGH_SHARE * left)))
                 if RUNS_QUICK * whole / tensors > MOST_ROUGH_SHARE * left:
@@ -207,8 +207,8 @@ class RehearsalOracle:
 
     def _sensitivities(self, seconds: float | None) -> Mapping[tuple[str, Label], float] | None:
         rehearsal = self._measured_rehearsal()
-        whole = RUNS_A_SWITCH * self._outputs.run_seconds * len(rehearsal.switches)
-        quick = RUNS_QUICK * self._outputs.run_seconds * quick_runs(rehearsal)
+        whole = RUNS_A_SWITCH * rehearsal.run_seconds * len(rehearsal.switches)
+        quick = RUNS_QUICK * rehearsal.run_seconds * quick_runs(rehearsal)
         left = float("inf") if seconds is None else seconds
         tensors = 1
         if quick > QUICK_SHARE * left:
@@ -379,7 +379,7 @@ class RehearsalOracle:
         assert self._least_db is not None
         left, spent, started = self._left(), self._all_data_seconds, time.monotonic()
         if self._all_data is None:
-            seconds = max(2 * self._outputs.run_seconds, 1e-6)  # of a sample, with the float model
+            seconds = max(2 * rehearsal.run_seconds, 1e-6)  # of a sample, with the float model
             feeds = _First(
                 rehearsal.subject.feeds, None if left is None else int(ALL_DATA_SHARE * left / seconds)
             )
@@ -442,7 +442,11 @@ class RehearsedMetric:
     _built: dict[str, tuple[float | None, float]] = field(default_factory=dict)  # SQNR and offset, by digest
 
     def keeps(
-        self, placement: Placement, rehearsal: Rehearsal, sqnr_db: float | None, known: KnownOutputs
+        self,
+        placement: Placement,
+        rehearsal: Rehearsal,
+        sqnr_db: float | None,
+        known: KnownOutputs | None = None,
     ) -> bool | None:
         """Whether a placement with an expected SQNR meets the limit; ``None`` if the metric cannot be computed."""
         if not self._rehearse(placement, rehearsal, known):
@@ -468,7 +472,7 @@ class RehearsedMetric:
             f"{count_text(len(missed), 'rehearsed placement')}, {metric_text(self.rules.metric, max(missed))} at most"
         )
 
-    def _rehearse(self, placement: Placement, rehearsal: Rehearsal, known: KnownOutputs) -> bool:
+    def _rehearse(self, placement: Placement, rehearsal: Rehearsal, known: KnownOutputs | None) -> bool:
         """Rehearse the metric of a placement, once. False if the metric cannot be computed."""
         try:
             if self._float is None:
@@ -503,16 +507,15 @@ class RehearsedMetric:
 
     def _affordable(self, rehearsal: Rehearsal) -> int:
         """The number of feeds for each placement that the time allows."""
-        started = time.monotonic()
         first = next(iter(rehearsal.feeds()), None)
         if first is None:
             raise DataError("there is no sample to compute the metric on")
         rehearsal.outputs(_FLOAT, first)
         left = self.left()
         seconds = METRIC_SECONDS if left is None else METRIC_SHARE * left
-        most = seconds / EXPECTED / max(time.monotonic() - started, 1e-6)
+        most = seconds / EXPECTED / max(rehearsal.run_seconds, 1e-6)
         return int(min(max(most, LEAST_FEEDS), self.scores.feeds))
 
-    def _score(self, placement: Placement, rehearsal: Rehearsal, known: KnownOutputs) -> Score:
+    def _score(self, placement: Placement, rehearsal: Rehearsal, known: KnownOutputs | None) -> Score:
         engine = RehearsedEngine(rehearsal, placement, known)
         return self.scores.of_engine(engine, self.rules.metric, self.rules.output, feeds=self._feeds)

@@ -6,13 +6,14 @@ kernels for AVX2 and AVX512 without VNNI add two u8 x s8 products in 16 bits (VP
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from qdqspec.programs import usable_cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class Cpu:
 @cache
 def detect() -> Cpu:
     """The processor of this machine. Reads the system once; never raises."""
-    cores = _usable_cores()
+    cores = usable_cores()
     try:
         if platform.system() == "Linux":
             text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -156,12 +157,6 @@ def slug_from_text(text: str) -> str:
 def major_minor(version: str) -> str:
     """``1.32`` of ``1.32.0``."""
     return ".".join(version.split(".")[:2])
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _sysctl_text() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, tee
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -163,9 +163,12 @@ class Judge:
         rows: list[list[Floats]] = [[] for _ in placements]
         settings = [rehearsal.switches.setting(placement) for placement in placements]
         found: tuple[Errors, ...] = ()
-        for feed, reference in islice(rehearsal.references(), most):
-            for row, setting in zip(rows, settings, strict=True):
-                values = rehearsal.values(setting, feed, adjusted)
+        samples, references = tee(islice(rehearsal.references(), most))
+        each = rehearsal.values_each(
+            ((setting, feed) for feed, _ in samples for setting in settings), adjusted
+        )
+        for _, reference in references:
+            for row, values in zip(rows, each, strict=False):
                 row.append(powers_at(rehearsal.guiding_edges, reference, values))
             found = tuple(Errors(np.array(row)) for row in rows)
             if len(rows[0]) >= least and is_enough(found):

@@ -16,7 +16,7 @@ from itertools import islice
 
 import numpy as np
 
-from qdqspec.arrays import Feed
+from qdqspec.arrays import Feed, Floats
 from qdqspec.corrections.judge import Errors, Judge, lower_bound_db, powers_at
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
@@ -115,15 +115,19 @@ class _Fit:
         """The error with these numbers; of the first samples only if each of these has a larger error than ``best``."""
         rehearsal, adjusted = self.judge.rehearsal(numbers, "fit")
         setting = rehearsal.switches.setting(self.placement)
-        rows = []
-        for feed, reference in self.feeds:
-            found = rehearsal.values(setting, feed, adjusted)
-            rows.append(powers_at(rehearsal.guiding_edges, reference, found))
-            if best is not None and len(rows) == LOST_SAMPLES:
-                errors = Errors(np.array(rows))
-                if errors.gains_db(best).max() < 0 and errors.gain_db(best) < 0:
-                    return errors
-        return Errors(np.array(rows))
+
+        def rows(feeds: Sequence[tuple[Feed, Values]]) -> list[Floats]:
+            each = rehearsal.values_each(((setting, feed) for feed, _ in feeds), adjusted)
+            return [
+                powers_at(rehearsal.guiding_edges, reference, values)
+                for (_, reference), values in zip(feeds, each, strict=True)
+            ]
+
+        first = rows(self.feeds[:LOST_SAMPLES])
+        errors = Errors(np.array(first))
+        if best is not None and errors.gains_db(best).max() < 0 and errors.gain_db(best) < 0:
+            return errors
+        return Errors(np.array([*first, *rows(self.feeds[LOST_SAMPLES:])]))
 
 
 def widened(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -43,6 +44,12 @@ class Runs(Protocol):
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
         ...
+
+
+def outputs_of(engine: Runs, feeds: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
+    """The outputs for each of these inputs, in order; an engine with a method ``run_each`` runs several at once."""
+    run_each = getattr(engine, "run_each", None)
+    return map(engine.run, feeds) if run_each is None else run_each(feeds)
 
 
 class Reference(Runs, Protocol):
@@ -85,10 +92,13 @@ class OutputGate:
         """The SQNR of the worst output on the first `FEW` samples."""
         return self._powers(engine, FEW).worst_db
 
-    def _powers(self, engine: Runs, most: int | None = None) -> _Powers:
-        found = _Powers()
-        for feed, expected in self._pairs[:most]:
-            found.add(expected, engine.run(feed))
+    def _powers(
+        self, engine: Runs, stop: int | None = None, found: _Powers | None = None, start: int = 0
+    ) -> _Powers:
+        found = found or _Powers()
+        pairs = self._pairs[start:stop]
+        for (_, expected), seen in zip(pairs, outputs_of(engine, [feed for feed, _ in pairs]), strict=True):
+            found.add(expected, seen)
         return found
 
     def near(self, engine: Runs, limit_db: float) -> tuple[float, int]:
@@ -99,15 +109,15 @@ class OutputGate:
         as far are derived from the engines that were run on all samples before. Without these, no SQNR counts
         as far above: the first samples may have saturated outputs.
         """
-        found, at = _Powers(), dict[int, float]()
-        for number, (feed, expected) in enumerate(self._pairs, 1):
-            found.add(expected, engine.run(feed))
-            if number in self._differences:
-                at[number], known = found.worst_db, self._differences[number]
-                expected_db, (rise, least) = at[number] + float(np.median(known or [0.0])), STEPS[number]
-                far = max(least, SURE * float(np.std(known))) if len(known) >= KNOWN else np.inf
-                if abs(expected_db - limit_db) > far or at[number] < limit_db - rise:
-                    return expected_db, number
+        found, at, done = _Powers(), dict[int, float](), 0
+        for number, known in self._differences.items():
+            found, done = self._powers(engine, number, found, done), number
+            at[number] = found.worst_db
+            expected_db, (rise, least) = at[number] + float(np.median(known or [0.0])), STEPS[number]
+            far = max(least, SURE * float(np.std(known))) if len(known) >= KNOWN else np.inf
+            if abs(expected_db - limit_db) > far or at[number] < limit_db - rise:
+                return expected_db, number
+        found = self._powers(engine, None, found, done)
         for number, few_db in at.items():
             self._differences[number].append(found.worst_db - few_db)
         return found.worst_db, self.samples
@@ -216,22 +226,28 @@ class AllData:
         self, engine: Runs, is_enough: Callable[[_Powers], bool], wanted: Collection[int] | None = None
     ) -> tuple[_Powers, bool]:
         """The powers on the samples ``wanted``, by default all, and whether these are all; until ``is_enough``."""
-        found, look = _Powers(), 2 * SAMPLES
-        with ExitStack() as opened:
+        found, look, expected = _Powers(), 2 * SAMPLES, deque[Mapping[str, Array]]()
+
+        def fed(opened: ExitStack) -> Iterator[Mapping[str, Array]]:
             reference: Reference | None = None
             for number, feed in enumerate(self._feeds):
                 if wanted is not None and number not in wanted:
                     continue
-                if number == look and wanted is None:
+                known = self._held.get(number)
+                if known is None:
+                    reference = reference or opened.enter_context(closing(self._reference()))
+                    known = reference.run(feed)
+                    self._keep(number, known)
+                expected.append(known)
+                yield feed
+
+        with ExitStack() as opened:
+            for number, seen in enumerate(outputs_of(engine, fed(opened)), 1):
+                found.add(expected.popleft(), seen)
+                if number == look != self._samples and wanted is None:
                     if is_enough(found):
                         return found, False
                     look *= 2
-                expected = self._held.get(number)
-                if expected is None:
-                    reference = reference or opened.enter_context(closing(self._reference()))
-                    expected = reference.run(feed)
-                    self._keep(number, expected)
-                found.add(expected, engine.run(feed))
         if wanted is None:
             self._whole.append(found)
         return found, wanted is None

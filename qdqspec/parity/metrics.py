@@ -25,7 +25,7 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import Engine
 from qdqspec.errors import ConfigError, DataError, QdqspecError
 from qdqspec.parity.data import Dataset
-from qdqspec.parity.gate import Runs
+from qdqspec.parity.gate import Runs, outputs_of
 from qdqspec.registry import did_you_mean
 from qdqspec.spec.problems import source_lines
 from qdqspec.types import AccuracyEvidence, Case, Metric
@@ -386,8 +386,8 @@ class Scores:
         data = self._data
         assert data is not None
         if feeds is not None and feeds < len(data):
-            return map(engine.run, islice(data, feeds)), feeds * data.batch
-        runs = map(engine.run, data)
+            return outputs_of(engine, islice(data, feeds)), feeds * data.batch
+        runs = outputs_of(engine, data)
         rest = data.samples % data.batch
         if rest == 0:
             return runs, data.samples

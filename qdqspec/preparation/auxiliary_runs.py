@@ -26,8 +26,9 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.plain_json import read_json
+from qdqspec.programs import own_cores
 from qdqspec.regions.search import groups_of
-from qdqspec.rehearsal import Runtime
+from qdqspec.rehearsal import MOST, Runtime
 from qdqspec.temporary import TemporaryFolder
 
 ARITHMETIC = DEFAULT_BACKEND  # the backend that computes a model as ONNX defines it
@@ -41,13 +42,17 @@ def unfused(options: BuildOptions) -> BuildOptions:
 def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend | None = None) -> Runtime:
     """The runtime `ARITHMETIC`, with each engine in a process of its own until ``opened`` is closed.
 
+    As many engines run at once as there are cores for this process, but no more than `MOST`.
+
     ``backend`` is used if it is that runtime already.
     """
     if backend is None or backend.name != ARITHMETIC:
         backend = opened.enter_context(Isolated(ARITHMETIC))
     fast = replace(options, extra={**options.extra, **hooks.default().optimized}, hashed=False)
     return Runtime(
-        exact=partial(backend.build, options=unfused(options)), fast=partial(backend.build, options=fast)
+        exact=partial(backend.build, options=unfused(options)),
+        fast=partial(backend.build, options=fast),
+        processes=max(1, min(MOST, own_cores() // options.threads)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqspec.rehearsal.engines import MOST
 from qdqspec.rehearsal.guiding import guiding_outputs
 from qdqspec.rehearsal.rehearsal import (
     KnownOutputs,
@@ -15,6 +16,7 @@ from qdqspec.rehearsal.sensitivity import Sensitivities, find_sensitivities, qui
 from qdqspec.rehearsal.switches import Switches, sites_of
 
 __all__ = [
+    "MOST",
     "KnownOutputs",
     "Rehearsal",
     "RehearsalRefusedError",

@@ -6,7 +6,7 @@ pairs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TypeAlias
@@ -16,7 +16,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.arrays import Array, Feed, Floats
-from qdqspec.backends.base import Engine
 from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
@@ -27,6 +26,7 @@ from qdqspec.placement.edit.insert import RaisedInputs
 from qdqspec.placement.edit.pairs import Pair, PairMaker, QuantSource
 from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.scales import REALS
+from qdqspec.rehearsal.engines import Engines
 from qdqspec.rehearsal.switches import Switches, SwitchStates
 from qdqspec.types import Consumer
 
@@ -63,16 +63,31 @@ class SwitchedModel:
         return tuple(i.name for i in self.proto.graph.input if i.name not in own)
 
     def run(
-        self, engine: Engine, setting: SwitchStates, feed: Feed, adjusted: Mapping[str, Array] | None = None
+        self, engines: Engines, setting: SwitchStates, feed: Feed, adjusted: Mapping[str, Array] | None = None
     ) -> Values:
-        """The values that an engine of it computes, by edge; ``setting`` covers all switches, also those it lacks.
+        """The values that its engines compute, by edge; ``setting`` covers all switches, also those it lacks.
 
         Inputs with a default value may be absent from ``feed``. Outputs that are not arrays are omitted.
         """
+        return self._by_edge(engines.run(self._given(setting, feed, adjusted)))
+
+    def run_each(
+        self,
+        engines: Engines,
+        runs: Iterable[tuple[SwitchStates, Feed]],
+        adjusted: Mapping[str, Array] | None = None,
+    ) -> Iterator[Values]:
+        """The values of each run, in order, several computed at the same time."""
+        given = (self._given(setting, feed, adjusted) for setting, feed in runs)
+        return map(self._by_edge, engines.run_each(given))
+
+    def _given(self, setting: SwitchStates, feed: Feed, adjusted: Mapping[str, Array] | None) -> Feed:
         given = {name: feed[name] for name in self.inputs if name in feed} | dict(adjusted or {})
         if self.input:
             given[self.input] = setting[list(self.numbers)]
-        found = engine.run(given)
+        return given
+
+    def _by_edge(self, found: Mapping[str, Array]) -> Values:
         return {edge: found[name] for edge, name in self.names.items() if name in found}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, tee
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from qdqspec.measurement.memory import bytes_left
 from qdqspec.parity.compare import OutputComparison
 from qdqspec.placement.edit.pairs import PairMaker, QuantSource
 from qdqspec.placement.space.units import Edge
+from qdqspec.rehearsal.engines import Engines
 from qdqspec.rehearsal.graph import SwitchedModel, SwitchGraph, Values
 from qdqspec.rehearsal.guiding import guiding_outputs
 from qdqspec.rehearsal.switches import Switches, SwitchStates, is_foreign
@@ -44,11 +45,12 @@ class Runtime:
     """The reference runtime.
 
     ``exact`` computes operators as ONNX defines them, with no optimization; ``fast`` may replace groups of
-    floating-point operators by others that compute the same up to rounding.
+    floating-point operators by others that compute the same up to rounding. Up to ``processes`` engines run at once.
     """
 
     exact: Callable[[Path], Engine]
     fast: Callable[[Path], Engine]
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +98,12 @@ class Rehearsal(Closing):
             self.switches = Switches(site for site in subject.sites if not is_foreign(site))
             try:
                 self.graph = self._graph()
-                self._refuse_above(memory_limit)
+                self._processes = self._allowed_processes(memory_limit)
                 self._model = self.graph.whole(self.edges, adjustable=adjustable)
-                self._engine = self.load(self._model, "whole", runtime.exact)
+                self._engines = self.load(self._model, "whole", runtime.exact)
             except (BackendError, ModelError, PlacementError) as error:
                 raise RehearsalRefusedError(f"the model cannot be rehearsed: {error.what}") from error
-            opened.callback(self._engine.close)
+            opened.callback(self._engines.close)
             self._opened = opened.pop_all()
 
     @property
@@ -122,16 +124,22 @@ class Rehearsal(Closing):
 
     def outputs(self, placement: Placement, feed: Feed) -> dict[str, Array]:
         """The graph outputs of the model with these pairs. Raises `PlacementError` for a pair without a switch."""
-        values = self.values(self.switches.setting(placement), feed)
-        return {name: values[name, end] for name, end in self.outputs_edges if (name, end) in values}
+        return next(self.outputs_each(placement, [feed]))
+
+    def outputs_each(self, placement: Placement, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
+        """The `outputs` for each of these inputs, several computed at the same time."""
+        setting = self.switches.setting(placement)
+        for values in self.values_each((setting, feed) for feed in feeds):
+            yield {name: values[name, end] for name, end in self.outputs_edges if (name, end) in values}
 
     def error(self, placement: Placement) -> Rehearsed:
         """The error of a placement relative to the float model, at the outputs and at the guiding tensors."""
         setting = self.switches.setting(placement)
         outputs, guiding = OutputComparison(), OutputComparison()
         samples = 0
-        for samples, (feed, reference) in enumerate(self.references(), 1):  # noqa: B007 - counted
-            values = self.values(setting, feed)
+        feeds, references = tee(self.references())
+        each = self.values_each((setting, feed) for feed, _ in feeds)
+        for samples, ((_, reference), values) in enumerate(zip(references, each, strict=True), 1):  # noqa: B007 - counted
             for comparison, edges in ((outputs, self.outputs_edges), (guiding, self.guiding_edges)):
                 comparison.add(_by_tensor(reference, edges), _by_tensor(values, edges))
         return Rehearsed(
@@ -159,7 +167,18 @@ class Rehearsal(Closing):
         self, setting: SwitchStates, feed: Feed, adjusted: Mapping[str, Array] | None = None
     ) -> Values:
         """The values on `edges` with these switches on, and ``adjusted`` numbers."""
-        return self._model.run(self._engine, setting, feed, adjusted)
+        return self._model.run(self._engines, setting, feed, adjusted)
+
+    def values_each(
+        self, runs: Iterable[tuple[SwitchStates, Feed]], adjusted: Mapping[str, Array] | None = None
+    ) -> Iterator[Values]:
+        """The `values` of each run, in order; further ones are computed while those of one are used."""
+        return self._model.run_each(self._engines, runs, adjusted)
+
+    @property
+    def run_seconds(self) -> float:
+        """The time that each of several runs takes, by the latest run; 0 before the first."""
+        return self._engines.seconds
 
     def adjusted(self, numbers: QuantSource) -> dict[str, Array] | None:
         """The numbers of activations to run with instead of the subject's; ``None`` if not all can be replaced."""
@@ -178,11 +197,11 @@ class Rehearsal(Closing):
     def _activation_numbers(self) -> dict[str, Array]:
         return self.graph.activation_numbers(self.subject.numbers)
 
-    def load(self, model: SwitchedModel, name: str, build: Callable[[Path], Engine]) -> Engine:
-        """An engine of a model of `graph`."""
+    def load(self, model: SwitchedModel, name: str, build: Callable[[Path], Engine]) -> Engines:
+        """The engines of a model of `graph`: as many as the processor and the memory allow."""
         path = self.folder / f"{name}.onnx"
         save_model(model.proto, path)
-        return build(path)
+        return Engines(lambda: build(path), self._processes)
 
     def close(self) -> None:
         """Close the session. Closing twice is harmless."""
@@ -196,8 +215,11 @@ class Rehearsal(Closing):
         maker = PairMaker(subject.model, subject.numbers, floating=singles, store=store)
         return SwitchGraph(subject.model, self.switches, maker, store)
 
-    def _refuse_above(self, limit: int | None) -> None:
-        """Raise if the weights take more memory than ``limit``, by default than a share of the free memory."""
+    def _allowed_processes(self, limit: int | None) -> int:
+        """The number of engines whose weights fit into ``limit``, by default a share of the free memory.
+
+        Raises if not even those of one do.
+        """
         needed = self.graph.needed_bytes
         if limit is None and (left := bytes_left()) is not None:
             limit = int(MEMORY_SHARE * left)
@@ -206,37 +228,46 @@ class Rehearsal(Closing):
                 f"the model cannot be rehearsed: it would take {needed >> 20} MiB, and {limit >> 20} MiB are allowed",
                 where=self.subject.model.where,
             )
+        return (
+            self.runtime.processes if limit is None else min(self.runtime.processes, limit // max(needed, 1))
+        )
 
 
 class KnownOutputs:
-    """Outputs of placements by input, up to `HELD_BYTES`: SQNR and task metric of a placement use the same runs.
+    """Outputs of placements by input, up to `HELD_BYTES`: SQNR and task metric of a placement use the same runs."""
 
-    Without ``keeps`` only the time of runs is noted.
-    """
-
-    def __init__(self, *, keeps: bool = True) -> None:
-        self._keeps = keeps
-        self.run_seconds = 0.0  # of the latest run
+    def __init__(self) -> None:
         self._found: dict[tuple[str, bytes], dict[str, Array]] = {}
         self._bytes = 0
 
-    def of(self, rehearsal: Rehearsal, placement: Placement, feed: Feed) -> dict[str, Array]:
-        """The outputs, computed once; those computed first are dropped first."""
-        if not self._keeps:
-            return self._timed(rehearsal, placement, feed)
-        key = placement.digest, _digest(feed)
-        if key not in self._found:
-            found = self._found[key] = self._timed(rehearsal, placement, feed)
-            self._bytes += _size(found)
-            while self._bytes > HELD_BYTES and len(self._found) > 1:
-                self._bytes -= _size(self._found.pop(next(iter(self._found))))
-        return self._found[key]
+    def of_each(
+        self, rehearsal: Rehearsal, placement: Placement, feeds: Iterable[Feed]
+    ) -> Iterator[dict[str, Array]]:
+        """The outputs for each input, computed once; those computed first are dropped first."""
+        waiting = deque[tuple[tuple[str, bytes], dict[str, Array] | None]]()
 
-    def _timed(self, rehearsal: Rehearsal, placement: Placement, feed: Feed) -> dict[str, Array]:
-        started = time.monotonic()
-        found = rehearsal.outputs(placement, feed)
-        self.run_seconds = time.monotonic() - started
-        return found
+        def unknown() -> Iterator[Feed]:
+            for feed in feeds:
+                key = placement.digest, _digest(feed)
+                waiting.append((key, self._found.get(key)))
+                if waiting[-1][1] is None:
+                    yield feed
+
+        for found in rehearsal.outputs_each(placement, unknown()):
+            key, known = waiting.popleft()
+            while known is not None:
+                yield known
+                key, known = waiting.popleft()
+            self._keep(key, found)
+            yield found
+        yield from (known for _, known in waiting if known is not None)
+
+    def _keep(self, key: tuple[str, bytes], found: dict[str, Array]) -> None:
+        if key not in self._found:
+            self._found[key] = found
+            self._bytes += _size(found)
+        while self._bytes > HELD_BYTES and len(self._found) > 1:
+            self._bytes -= _size(self._found.pop(next(iter(self._found))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +280,13 @@ class RehearsedEngine:
 
     def run(self, feeds: Feed) -> dict[str, Array]:
         """The outputs by name; they are kept if there is a place for known ones."""
+        return next(self.run_each([feeds]))
+
+    def run_each(self, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
+        """The outputs for each of these inputs, several computed at the same time."""
         if self.known is None:
-            return self.rehearsal.outputs(self.placement, feeds)
-        return self.known.of(self.rehearsal, self.placement, feeds)
+            return self.rehearsal.outputs_each(self.placement, feeds)
+        return self.known.of_each(self.rehearsal, self.placement, feeds)
 
     def close(self) -> None:
         """The rehearsal stays open."""

@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.arrays import Feed, Floats
-from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError
 from qdqspec.parity.compare import noise_power, signal_power, sqnr_db
 from qdqspec.parity.gate import MOST_DB
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.rehearsal.engines import Engines
 from qdqspec.rehearsal.graph import SwitchedModel
 from qdqspec.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError
-from qdqspec.rehearsal.switches import Switches, is_foreign, labelled_sites
+from qdqspec.rehearsal.switches import Switches, SwitchStates, is_foreign, labelled_sites
 from qdqspec.types import Label, Placement, Site
 
 SEGMENTS = 6
@@ -151,7 +151,7 @@ def _segment(
         return {}
     nothing = np.zeros(len(edges))
     tallies = {group: _Tally(nothing, nothing, nothing) for group in groups}
-    with closing(rehearsal.load(model, f"from{low}", rehearsal.runtime.fast)) as engine:
+    with closing(rehearsal.load(model, f"from{low}", rehearsal.runtime.fast)) as engines:
         for index, feed in enumerate(islice(_fed(rehearsal, low), 1 if quick else None)):
             if index == FIRST:
                 groups = _noisiest({group: float(tallies[group].ratio.max()) for group in groups})
@@ -160,7 +160,7 @@ def _segment(
             if not groups:
                 break
             measured = {group: tallies[group] for group in groups}
-            _measure(model, engine, feed, measured, len(rehearsal.switches))
+            _measure(model, engines, feed, measured, len(rehearsal.switches))
     return {number: tally.share(len(group)) for group, tally in tallies.items() for number in group}
 
 
@@ -194,16 +194,20 @@ def _groups(rehearsal: Rehearsal, numbers: Iterable[int], *, quick: bool, tensor
 
 
 def _measure(
-    model: SwitchedModel, engine: Engine, feed: Feed, tallies: Mapping[Group, _Tally], count: int
+    model: SwitchedModel, engines: Engines, feed: Feed, tallies: Mapping[Group, _Tally], count: int
 ) -> None:
     """Run one sample with each of these groups of switches on, and with none."""
-    setting = np.zeros(count, np.bool_)
-    reference = model.run(engine, setting, feed)
+    nothing = np.zeros(count, np.bool_)
+    reference = model.run(engines, nothing, feed)
     signal = np.array(list(map(signal_power, reference.values())))
-    for group, tally in tallies.items():
+
+    def only(group: Group) -> SwitchStates:
+        setting = nothing.copy()
         setting[list(group)] = True
-        seen = model.run(engine, setting, feed)
-        setting[list(group)] = False
+        return setting
+
+    each = model.run_each(engines, ((only(group), feed) for group in tallies))
+    for tally, seen in zip(tallies.values(), each, strict=True):
         tally.add(signal, np.array([noise_power(value, seen.get(edge)) for edge, value in reference.items()]))
 
 
@@ -215,9 +219,9 @@ def _fed(rehearsal: Rehearsal, index: int) -> Iterator[Feed]:
         yield from rehearsal.feeds()
         return
     model = graph.head(index, live)
-    with closing(rehearsal.load(model, f"until{index}", rehearsal.runtime.fast)) as engine:
+    with closing(rehearsal.load(model, f"until{index}", rehearsal.runtime.fast)) as engines:
         for feed in rehearsal.feeds():
-            yield {**feed, **engine.run({name: feed[name] for name in model.inputs if name in feed})}
+            yield {**feed, **engines.run({name: feed[name] for name in model.inputs if name in feed})}
 
 
 def _noisiest(powers: Mapping[Group, float]) -> list[Group]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,12 +55,14 @@ def rehearsal_of(
     memory_limit: int | None = None,
     floating: frozenset[Site] = frozenset(),
     adjustable: bool = False,
+    processes: int = 1,
 ) -> Rehearsal:
     """A rehearsal of these sites over these inputs."""
     subject = Subject(
         model=model, sites=tuple(sites), numbers=numbers, feeds=lambda: iter(feeds), floating=floating
     )
-    return Rehearsal(subject, RUNTIME, memory_limit=memory_limit, adjustable=adjustable)
+    runtime = replace(RUNTIME, processes=processes)
+    return Rehearsal(subject, runtime, memory_limit=memory_limit, adjustable=adjustable)
 
 
 def built_outputs(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -209,6 +210,11 @@ def test_ranges_are_chosen_for_the_first_placement_with_usable_outputs(
     assert [number for number, _ in chosen_for] == [int(usable)]
 
 
+def each_of(values: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    """The values of each run, as a rehearsal gives them."""
+    return lambda runs, adjusted: (values(setting, feed, adjusted) for setting, feed in runs)
+
+
 @pytest.mark.parametrize(("tails", "bounded"), [(True, False), (False, False), (True, True)])
 def test_a_range_with_few_large_values_is_reduced(*, tails: bool, bounded: bool) -> None:
     """A smaller range clips large values, but reduces the steps of many small ones."""
@@ -224,7 +230,7 @@ def test_a_range_with_few_large_values_is_reduced(*, tails: bool, bounded: bool)
 
     rehearsal = SimpleNamespace(
         guiding_edges=[edge],
-        values=values,
+        values_each=each_of(values),
         references=lambda: iter([({}, {edge: value})] * 6),
         switches=SimpleNamespace(setting=lambda placement: placement),
     )
@@ -369,7 +375,7 @@ def test_a_correction_is_judged_on_as_many_samples_as_the_compared_errors(
     )
     rehearsal = SimpleNamespace(
         guiding_edges=[edge],
-        values=lambda *_: {edge: np.full(4, 1.2)},
+        values_each=each_of(lambda *_: {edge: np.full(4, 1.2)}),
         switches=SimpleNamespace(setting=lambda placement: placement),
         references=lambda: (({}, {edge: np.ones(4)}) for _ in range(6)),
     )
@@ -392,7 +398,9 @@ def test_a_range_with_larger_errors_on_the_first_samples_is_rejected_early(error
         return {edge: np.full(4, 1 + error)}
 
     rehearsal = SimpleNamespace(
-        guiding_edges=[edge], values=values, switches=SimpleNamespace(setting=lambda placement: placement)
+        guiding_edges=[edge],
+        values_each=each_of(values),
+        switches=SimpleNamespace(setting=lambda placement: placement),
     )
     judge = SimpleNamespace(placements=["everything"], rehearsal=lambda *_: (rehearsal, {"scales": 1.0}))
     fit = _Fit(judge, "everything", [({}, {edge: np.ones(4)})] * 6)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,9 @@ def metric() -> RehearsedMetric:
     return RehearsedMetric(PerfectScores(), rules, 1.0, 0.99, lambda: 1e6)  # type: ignore[arg-type] # a replacement for tests
 
 
-REHEARSAL: Any = SimpleNamespace(feeds=lambda: iter([{}]), outputs=lambda placement, feed: {})
+REHEARSAL: Any = SimpleNamespace(
+    feeds=lambda: iter([{}]), outputs=lambda placement, feed: {}, run_seconds=1e-6
+)
 
 
 def placement_of(count: int) -> Placement:
@@ -82,7 +83,7 @@ def test_a_metric_on_a_part_of_the_data_may_be_lower_by_one_sample(
             return Score(value=0.5 - lost(feeds) * bool(engine.placement.sites), samples=feeds)
 
     slow: Any = SimpleNamespace(
-        feeds=lambda: iter([{}]), outputs=lambda placement, feed: time.sleep(0.01) or {}
+        feeds=lambda: iter([{}]), outputs=lambda placement, feed: {}, run_seconds=0.01
     )
     rules = AccuracyRules(metric="own", max_drop=0.01)
     found = RehearsedMetric(Own(), rules, 0.5, 0.49, lambda: seconds)  # type: ignore[arg-type] # a replacement for tests

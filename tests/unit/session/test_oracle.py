@@ -17,7 +17,7 @@ from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
 from qdqspec.parity.gate import AllData
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.rehearsal import RehearsedEngine, quick_runs
+from qdqspec.rehearsal import Rehearsal, RehearsedEngine, quick_runs
 from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, Placement, Trial, TuneRules
 
@@ -86,6 +86,12 @@ def test_predictions_include_the_offset_of_builds_and_the_difference_of_all_data
     assert "measured" in oracle.text(everything)
 
 
+def count_runs(rehearsal: Rehearsal, counted: list[int]) -> None:
+    """Append to ``counted`` for each run of a rehearsal."""
+    run = rehearsal._engines.run
+    rehearsal._engines.run = lambda feeds: counted.append(1) or run(feeds)  # type: ignore[method-assign,func-returns-value] # a counter
+
+
 def test_predictions_far_from_the_limit_use_few_samples_and_do_not_set_the_offset(
     session: Session, case: Case
 ) -> None:
@@ -98,8 +104,7 @@ def test_predictions_far_from_the_limit_use_few_samples_and_do_not_set_the_offse
         assert known is not None
         runs = rehearser.rehearsal
         counted: list[int] = []
-        outputs = runs.outputs
-        runs.outputs = lambda placement, feed: counted.append(1) or outputs(placement, feed)  # type: ignore[method-assign,func-returns-value] # a counter
+        count_runs(runs, counted)
         for limit, samples in ((known, 4), (known - 20, 4), (known + 20, 2)):
             oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=limit)
             oracle.predicted_db(space.resolve({}))
@@ -191,7 +196,7 @@ def test_placements_are_predicted_even_if_the_noise_of_labels_cannot_be_measured
         space = setup.prepared.space
         oracle = RehearsalOracle(rehearser, space, notes.append, lambda: left)
         predicted = oracle.predicted_db(space.resolve(space.everything()))
-        left = 2.5 * oracle._outputs.run_seconds * quick_runs(rehearser.rehearsal)
+        left = 2.5 * rehearser.rehearsal.run_seconds * quick_runs(rehearser.rehearsal)
         rough, left = oracle.rough_noise(), 1e6
 
         def failing(*_: object, **__: object) -> None:
@@ -219,7 +224,7 @@ def test_rough_noise_is_measured_if_the_noise_of_each_pair_takes_too_long(
         assert oracle.rough_noise() is None  # no time limit
         left = 1e6
         assert oracle.rough_noise() is None  # enough time for the noise of each pair
-        left = 2.5 * oracle._outputs.run_seconds * quick_runs(rehearser.rehearsal)
+        left = 2.5 * rehearser.rehearsal.run_seconds * quick_runs(rehearser.rehearsal)
         rough = oracle.rough_noise()
         assert rough is not None
         assert {power for power in rough.values() if power > 0}
@@ -253,8 +258,7 @@ def test_runs_of_a_rough_prediction_are_reused(session: Session, case: Case) -> 
         space = bench.prepared.space
         everything, counted = space.resolve(space.everything()), []
         runs = rehearser.rehearsal
-        outputs = runs.outputs
-        runs.outputs = lambda placement, feed: counted.append(1) or outputs(placement, feed)  # type: ignore[method-assign,func-returns-value] # a counter
+        count_runs(runs, counted)
         oracle = RehearsalOracle(rehearser, space, lambda _: None, metric=SimpleNamespace())  # type: ignore[arg-type] # any object
         rough = oracle.roughly_db(everything)
         assert len(counted) == 4 + 2  # all samples of the reference, two of the placement

@@ -1,0 +1,110 @@
+"""Engines of one model that run at the same time, each in a process of its own."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from queue import LifoQueue
+
+from qdqspec.arrays import Array, Feed
+from qdqspec.backends.base import Engine
+from qdqspec.closing import Closing
+from qdqspec.errors import BackendError
+
+MOST = 8  # engines of one model: a rehearsal has about as many samples
+WORTH_SECONDS = 0.005  # of a run: for shorter ones a second engine gains nothing
+
+
+class Engines(Closing):
+    """Up to ``most`` engines of one model, the further ones built when several runs are asked for at once.
+
+    After a run that failed no other engine is used, so that later failures do not depend on which engine is free.
+    """
+
+    def __init__(self, build: Callable[[], Engine], most: int = 1) -> None:
+        self._build = build
+        self._most = most
+        self._first = build()
+        self._all = [self._first]
+        self._free: LifoQueue[Engine | None] = LifoQueue()  # ``None`` for one that is not built yet
+        for engine in (*[None] * (most - 1), self._first):
+            self._free.put(engine)
+        self._threads: ThreadPoolExecutor | None = None
+        self._seconds = 0.0  # that the latest run took
+
+    @property
+    def seconds(self) -> float:
+        """The time of the latest run, divided by the number of runs that go on at the same time in `run_each`."""
+        return self._seconds / self._at_once
+
+    @property
+    def _at_once(self) -> int:
+        return self._most if self._seconds >= WORTH_SECONDS else 1
+
+    def run(self, feeds: Feed) -> dict[str, Array]:
+        """Run once and return the outputs by name."""
+        if self._most == 1:
+            return self._timed(self._first, feeds)
+        engine = self._free.get()
+        try:
+            if engine is None:
+                engine = self._another()
+            return self._timed(engine, feeds)
+        except BackendError:
+            self._first, self._most = engine or self._first, 1
+            raise
+        finally:
+            self._free.put(engine)
+
+    def run_each(self, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
+        """The outputs of each of these inputs, in order; the next ones are computed while one is used."""
+        started = deque[Future[dict[str, Array]]]()
+        try:
+            for feed in feeds:
+                if self._at_once == 1:
+                    yield from (future.result() for future in _taken(started))
+                    yield self.run(feed)
+                    continue
+                started.append(self._pool.submit(self.run, feed))
+                if len(started) >= self._most:
+                    yield started.popleft().result()
+            yield from (future.result() for future in _taken(started))
+        except KeyboardInterrupt:
+            self._close_engines()  # which ends their runs
+            raise
+        finally:
+            wait(started)
+
+    def close(self) -> None:
+        """Stop all engines. Closing twice is harmless."""
+        self._close_engines()
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    @property
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._most, "rehearsal")
+        return self._threads
+
+    def _another(self) -> Engine:
+        engine = self._build()
+        self._all.append(engine)
+        return engine
+
+    def _timed(self, engine: Engine, feeds: Feed) -> dict[str, Array]:
+        started = time.monotonic()
+        found = engine.run(feeds)
+        self._seconds = time.monotonic() - started
+        return found
+
+    def _close_engines(self) -> None:
+        while self._all:
+            self._all.pop().close()
+
+
+def _taken(futures: deque[Future[dict[str, Array]]]) -> Iterator[Future[dict[str, Array]]]:
+    while futures:
+        yield futures.popleft()

@@ -1,0 +1,228 @@
+"""Several engines of one model at the same time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from random_models import ranges_for
+from rehearsing import rehearsal_of
+
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.rehearsal import KnownOutputs, RehearsedEngine, find_sensitivities, sites_of
+from qdqspec.rehearsal import engines as module
+from qdqspec.rehearsal.engines import Engines
+
+MODELS = Path(__file__).parents[3] / "specs" / "models"
+
+
+class Doubling:
+    """An engine that doubles its input and notes the threads that run it."""
+
+    def __init__(self, log: list[tuple[Doubling, float]], run: Callable[[float], None]) -> None:
+        self.log, self._run = log, run
+        self.closed = False
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        value = float(feeds["x"])
+        if self.closed:
+            raise BackendError("the engine is closed")
+        self.log.append((self, value))
+        try:
+            self._run(value)
+        except BackendError:
+            self.closed = True
+            raise
+        return {"y": 2 * value}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def runs_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WORTH_SECONDS", 0.0)
+
+
+def opened(
+    most: int, run: Callable[[float], None] = lambda _: None
+) -> tuple[Engines, list[Doubling], list[tuple[Doubling, float]]]:
+    built: list[Doubling] = []
+    log: list[tuple[Doubling, float]] = []
+
+    def build() -> Any:
+        built.append(Doubling(log, run))
+        return built[-1]
+
+    return Engines(build, most), built, log
+
+
+def feeds(count: int) -> Iterator[dict[str, Any]]:
+    return ({"x": float(number)} for number in range(count))
+
+
+def values(found: Iterator[Mapping[str, Any]]) -> list[float]:
+    return [outputs["y"] for outputs in found]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_outputs_are_in_the_order_of_the_inputs(most: int, count: int) -> None:
+    waits = iter([0.02, 0.0, 0.01, 0.0, 0.02, 0.0, 0.0])
+    engines, built, _ = opened(most, lambda _: time.sleep(next(waits)))
+    with engines:
+        assert values(engines.run_each(feeds(count))) == [2.0 * number for number in range(count)]
+    assert len(built) <= min(most, max(count, 1))
+    assert all(engine.closed for engine in built)
+
+
+def test_runs_go_on_at_the_same_time() -> None:
+    """Each of two runs waits until the other has begun."""
+    both = threading.Barrier(2, timeout=10)
+    engines, built, log = opened(2, lambda _: both.wait() and None)
+    with engines:
+        assert values(engines.run_each(feeds(4))) == [0.0, 2.0, 4.0, 6.0]
+    assert len(built) == 2
+    assert {engine for engine, _ in log} == set(built)
+
+
+def test_no_engine_runs_two_inputs_at_once() -> None:
+    running: set[int] = set()
+    lock = threading.Lock()
+
+    def run(value: float) -> None:
+        engine = next(each for each, own in reversed(log) if own == value)
+        with lock:
+            assert id(engine) not in running
+            running.add(id(engine))
+        time.sleep(0.002)
+        with lock:
+            running.discard(id(engine))
+
+    engines, _, log = opened(3, run)
+    with engines:
+        assert len(values(engines.run_each(feeds(20)))) == 20
+
+
+def test_inputs_are_read_as_they_are_needed() -> None:
+    taken: list[int] = []
+
+    def counted() -> Iterator[dict[str, Any]]:
+        for number in range(100):
+            taken.append(number)
+            yield {"x": number}
+
+    engines, _, _ = opened(2)
+    with engines:
+        each = engines.run_each(counted())
+        next(each)
+        assert len(taken) <= 3
+
+
+def test_a_second_engine_is_not_built_for_short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WORTH_SECONDS", 10.0)
+    engines, built, _ = opened(8)
+    with engines:
+        assert values(engines.run_each(feeds(5))) == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert len(built) == 1
+    assert engines.seconds < 10
+
+
+def test_after_a_failed_run_all_later_ones_fail() -> None:
+    """They do not depend on which engine would have been free."""
+
+    def run(value: float) -> None:
+        if value == 2:
+            raise BackendError("it crashed")
+
+    engines, _, _ = opened(2, run)
+    with engines:
+        each = engines.run_each(feeds(6))
+        assert [next(each)["y"], next(each)["y"]] == [0.0, 2.0]
+        with pytest.raises(BackendError, match="it crashed"):
+            next(each)
+        for _ in range(4):
+            with pytest.raises(BackendError, match="the engine is closed"):
+                engines.run({"x": 0.0})
+            with pytest.raises(BackendError, match="the engine is closed"):
+                next(engines.run_each(feeds(2)))
+
+
+def test_an_interrupt_ends_the_runs() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def run(_: float) -> None:
+        begun.set()
+        ended.wait(10)
+
+    def interrupted() -> Iterator[dict[str, Any]]:
+        yield {"x": 1.0}
+        begun.wait(10)
+        ended.set()  # as the end of the process ends a run
+        raise KeyboardInterrupt
+
+    engines, built, _ = opened(2, run)
+    with engines, pytest.raises(KeyboardInterrupt):
+        list(engines.run_each(interrupted()))
+    assert all(engine.closed for engine in built)
+
+
+@pytest.fixture
+def subject() -> tuple[Model, SchemeSpace, Quantizer, list[dict[str, Any]]]:
+    """A model, its placements, numbers and inputs."""
+    model = load_model(MODELS / "digits_resnet.onnx")
+    space = SchemeSpace(model, OnnxRuntime().capabilities())
+    numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources, reduce_range=True)
+    random = np.random.default_rng(0)
+    return model, space, numbers, [{"input": random.random((1, 1, 16, 16), np.float32)} for _ in range(6)]
+
+
+def test_a_rehearsal_on_several_engines_computes_the_same(subject: Any) -> None:
+    model, space, numbers, inputs = subject
+    placement = space.resolve(space.everything())
+    found = []
+    for processes in (1, 3):
+        with rehearsal_of(model, sites_of(space), numbers, *inputs, processes=processes) as rehearsal:
+            outputs = [each["logits"] for each in rehearsal.outputs_each(placement, inputs)]
+            found.append((rehearsal.error(placement), np.array(outputs), find_sensitivities(rehearsal).noise))
+    (one, first, few), (other, second, many) = found
+    assert one == other
+    assert one.samples == 6
+    assert_array_equal(first, second)
+    assert_array_equal(few, many)
+
+
+def test_known_outputs_are_in_order_and_computed_once(subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, space, numbers, inputs = subject
+    placement, ran = space.resolve(space.everything()), list[int]()
+    with rehearsal_of(model, sites_of(space), numbers, *inputs, processes=2) as rehearsal:
+        run = rehearsal._engines.run
+        monkeypatch.setattr(rehearsal._engines, "run", lambda feed: ran.append(1) or run(feed))
+        expected = [outputs["logits"] for outputs in rehearsal.outputs_each(placement, inputs)]
+        engine = RehearsedEngine(rehearsal, placement, KnownOutputs())
+        ran.clear()
+        some = [outputs["logits"] for outputs in engine.run_each([inputs[1], inputs[3]])]
+        assert len(ran) == 2
+        found = [outputs["logits"] for outputs in engine.run_each(iter(inputs))]
+        assert len(ran) == 6
+    assert_array_equal(np.array(some), np.array([expected[1], expected[3]]))
+    assert_array_equal(np.array(found), np.array(expected))
+
+
+@pytest.mark.parametrize(("share", "processes"), [(1.0, 1), (2.5, 2), (100.0, 4)])
+def test_as_many_engines_are_allowed_as_fit_into_memory(subject: Any, share: float, processes: int) -> None:
+    model, space, numbers, inputs = subject
+    with rehearsal_of(model, sites_of(space), numbers, *inputs) as rehearsal:
+        limit = int(share * rehearsal.graph.needed_bytes)
+    with rehearsal_of(model, sites_of(space), numbers, *inputs, memory_limit=limit, processes=4) as rehearsal:
+        assert rehearsal._processes == processes
