@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from qdqspec.arrays import Array, Floats
 from qdqspec.parity.compare import noise_power, power_of, signal_power, sqnr_db
-from qdqspec.types import EXACT_DB, Trial
+from qdqspec.types import EXACT_DB, Placement, Trial
 
 SAMPLES = 8
 HELD_BYTES = 64 << 20  # of the reference's outputs on all data
@@ -331,31 +331,64 @@ FAR_BELOW_DB = 3.0
 STEP_DB = 5.0  # target above a rejected candidate's SQNR while no accepted one is known
 
 
+class Scored(NamedTuple):
+    """The SQNR of a placement, whether it satisfies a metric constraint, and whether it was built or only rehearsed."""
+
+    sqnr_db: float
+    is_kept: bool
+    is_built: bool
+
+
 @dataclass(slots=True)
 class NoiseBar:
-    """Estimates the minimum SQNR that satisfies a metric constraint, from scored candidates.
+    """Estimates the minimum SQNR that satisfies a metric constraint, from scored candidates and rehearsed placements.
 
     SQNR and score are only loosely correlated: the estimate decides which candidates are tried and raced, never
-    which one wins.
+    which one wins. Rehearsals, which may use few samples, count less than builds: a rehearsed placement counts as
+    accepted only above the SQNR of rejected builds.
     """
 
-    kept: list[float] = field(default_factory=list)  # SQNR in dB of candidates that satisfied the constraint
-    lost: list[float] = field(default_factory=list)  # and of those that did not
+    found: dict[str, Scored] = field(default_factory=dict)  # by digest of the placement
 
     def learn(self, trial: Trial, least: float) -> None:
         """Add a scored candidate; one without a score, an SQNR or any pairs is ignored."""
         if trial.accuracy is not None and trial.sqnr_db is not None and trial.placement.sites:
-            self.add(trial.sqnr_db, kept=trial.accuracy >= least)
+            self.found[trial.placement.digest] = Scored(trial.sqnr_db, trial.accuracy >= least, is_built=True)
 
-    def add(self, sqnr_db: float, *, kept: bool) -> None:
-        """Add a candidate's SQNR, and whether it satisfies the constraint."""
-        (self.kept if kept else self.lost).append(sqnr_db)
+    def rehearse(self, placement: Placement, sqnr_db: float, *, kept: bool) -> None:
+        """Add the expected SQNR of a placement, and whether it is expected to satisfy the constraint; once for each."""
+        self.found.setdefault(placement.digest, Scored(sqnr_db, kept, is_built=False))
+
+    @property
+    def kept(self) -> list[float]:
+        """SQNR in dB of placements that satisfied the constraint, and of those expected to above rejected builds."""
+        missed = self.missed_db
+        return [
+            each.sqnr_db
+            for each in self.found.values()
+            if each.is_kept and (each.is_built or missed is None or each.sqnr_db > missed)
+        ]
+
+    @property
+    def lost(self) -> list[float]:
+        """SQNR in dB of placements that did not satisfy the constraint, or are not expected to."""
+        return [each.sqnr_db for each in self.found.values() if not each.is_kept]
+
+    @property
+    def missed_db(self) -> float | None:
+        """The highest SQNR of rejected builds that is below that of all accepted builds; ``None`` for none."""
+        built = [each for each in self.found.values() if each.is_built]
+        noisiest_kept = min((each.sqnr_db for each in built if each.is_kept), default=math.inf)
+        return max(
+            (each.sqnr_db for each in built if not each.is_kept and each.sqnr_db < noisiest_kept),
+            default=None,
+        )
 
     @property
     def rejected_db(self) -> float:
-        """The highest SQNR of rejected candidates that is below that of all accepted ones; minus infinity for none."""
-        noisiest_kept = min(self.kept, default=float("inf"))
-        return max((db for db in self.lost if db < noisiest_kept), default=-float("inf"))
+        """The highest SQNR of rejected placements that is below that of all accepted ones; minus infinity for none."""
+        noisiest_kept = min(self.kept, default=math.inf)
+        return max((db for db in self.lost if db < noisiest_kept), default=-math.inf)
 
     def is_far_below(self, sqnr_db: float) -> bool:
         """Whether a candidate's SQNR is so far below a rejected one's that it is not worth a race."""
@@ -363,10 +396,10 @@ class NoiseBar:
 
     @property
     def next_db(self) -> float | None:
-        """The SQNR to try next: between that of rejected and accepted candidates; ``None`` while none was rejected."""
+        """The SQNR to try next: between that of rejected and accepted placements; ``None`` while none was rejected."""
         if not self.lost:
             return None
-        if self.rejected_db == -float("inf"):
+        if self.rejected_db == -math.inf:
             return min(self.kept)
         quietest = self.rejected_db + STEP_DB
         return min(quietest, (self.rejected_db + min(self.kept)) / 2) if self.kept else quietest

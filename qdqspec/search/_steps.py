@@ -40,7 +40,6 @@ class Stepwise:
         self.bar = NoiseBar()  # estimate from scored and rehearsed placements
         self._setup = setup
         self._space = setup.space
-        self._rehearsed: set[str] = set()  # digests of placements whose metric was rehearsed
         self._steps = steps
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
         self._waiting: list[Proposal] = []  # of the present step, not yet asked for
@@ -64,6 +63,7 @@ class Stepwise:
                 self.bar.learn(trial, self._setup.min_accuracy)
         self._answers.extend(trials)
         self._unanswered -= len(trials)
+        self._waiting = list(filter(self._may_be_built, self._waiting))
         if not self._waiting and not self._unanswered:
             answers, self._answers = self._answers, []
             self._advance(answers)
@@ -132,9 +132,13 @@ class Stepwise:
             # One that was only measured for accuracy may still be raced; a raced one was measured as well.
             if key not in self._asked or (proposal.timed and not self._asked[key]):
                 self._asked[key] = proposal.timed
-                if not proposal.timed or proposal.subgraph or self._may_keep_metric(proposal.placement):
+                if self._may_be_built(proposal):
                     fresh.append(proposal)
         return fresh
+
+    def _may_be_built(self, proposal: Proposal) -> bool:
+        """Whether a proposal is no candidate, or not shown to miss the task metric's limit, by builds so far too."""
+        return not proposal.timed or bool(proposal.subgraph) or self._may_keep_metric(proposal.placement)
 
     def _may_keep_metric(self, placement: Placement) -> bool:
         """Whether no rehearsal shows that a candidate misses the task metric's limit; those of the user may always."""
@@ -142,12 +146,15 @@ class Stepwise:
         return is_free or self.keeps_metric(placement)
 
     def keeps_metric(self, placement: Placement) -> bool:
-        """Whether a placement is not expected to miss the limit of the task metric; each is learnt from once."""
+        """Whether a placement is not expected to miss the limit of the task metric.
+
+        One with more noise than a build that missed it is expected to, whatever a rehearsal on few samples shows.
+        """
+        if not self.guide.admits(placement, self.bar.missed_db):
+            return False
         keeps = self.guide.keeps_metric(placement)
-        if keeps is not None and placement.digest not in self._rehearsed:
-            self._rehearsed.add(placement.digest)
-            if (db := self.guide.predicted_db(placement)) is not None:
-                self.bar.add(db, kept=keeps)
+        if keeps is not None and (db := self.guide.predicted_db(placement)) is not None:
+            self.bar.rehearse(placement, db, kept=keeps)
         return keeps is not False
 
     @cached_property
@@ -182,7 +189,7 @@ class Stepwise:
             if aim is None or min(self.bar.kept, default=np.inf) - self.bar.rejected_db < BRACKET_DB:
                 return
             placement = space.resolve(self.guide.thinned(everything, aim, spent))
-            if not placement.sites or placement.digest in self._rehearsed:
+            if not placement.sites or placement.digest in self.bar.found:
                 return
             self.keeps_metric(placement)
 

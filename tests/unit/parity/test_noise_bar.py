@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from qdqspec.parity.gate import FAR_BELOW_DB, STEP_DB, NoiseBar
 from qdqspec.types import Consumer, Placement, Site, Trial
 
-SOMETHING = Placement(sites=frozenset({Site(tensor="t", consumers=(Consumer("n", 0),), format="uint8")}))
+
+def placed(name: str) -> Placement:
+    return Placement(sites=frozenset({Site(tensor=name, consumers=(Consumer("n", 0),), format="uint8")}))
 
 
 def bar(**scores: float) -> NoiseBar:
@@ -20,7 +22,9 @@ def bar(**scores: float) -> NoiseBar:
     return found
 
 
-def _trial(sqnr_db: float | None, score: float | None, placement: Placement = SOMETHING) -> Trial:
+def _trial(sqnr_db: float | None, score: float | None, placement: Placement | None = None) -> Trial:
+    """By default of a placement of its own for each SQNR."""
+    placement = placement or placed(str(sqnr_db))
     return Trial(number=1, phase="p", placement=placement, sqnr_db=sqnr_db, accuracy=score)
 
 
@@ -50,6 +54,42 @@ def test_a_rejected_candidate_excludes_no_accepted_one_of_lower_sqnr() -> None:
     found = bar(db30=0.1, db20=0.9)
     assert not found.is_far_below(15.0)
     assert found.next_db == 20
+
+
+def test_a_rehearsed_placement_counts_as_accepted_only_above_a_rejected_build() -> None:
+    found = bar(db16=0.1)
+    found.rehearse(placed("noisy"), 5.0, kept=True)
+    found.rehearse(placed("equal"), 16.0, kept=True)
+    assert (found.kept, found.rejected_db, found.next_db) == ([], 16, 16 + STEP_DB)
+    found.rehearse(placed("quiet"), 20.0, kept=True)
+    assert (found.kept, found.rejected_db, found.next_db) == ([20], 16, 18)
+    assert found.is_far_below(16 - FAR_BELOW_DB)
+
+
+def test_an_accepted_build_counts_below_a_rejected_one() -> None:
+    found = bar(db16=0.1, db5=0.9)
+    assert (found.kept, found.missed_db, found.next_db) == ([5], None, 5)
+    found.rehearse(placed("noisy"), 3.0, kept=True)
+    assert found.next_db == 3
+
+
+def test_a_rehearsed_loss_above_an_accepted_build_does_not_raise_the_estimate() -> None:
+    found = bar(db10=0.1, db14=0.9)
+    found.rehearse(placed("quiet"), 15.0, kept=False)
+    assert (found.rejected_db, found.next_db) == (10, 12)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_build_replaces_the_rehearsal_of_its_placement(*, is_first: bool) -> None:
+    found, placement = NoiseBar(), placed("t")
+    built = _trial(16.0, 0.1, placement)
+    if is_first:
+        found.learn(built, 0.5)
+    found.rehearse(placement, 18.0, kept=True)
+    if not is_first:
+        assert found.kept == [18]
+        found.learn(built, 0.5)
+    assert (found.kept, found.lost) == ([], [16])
 
 
 @pytest.mark.parametrize(
