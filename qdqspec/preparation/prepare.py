@@ -330,6 +330,11 @@ class Prepared:
         numbers = found.numbers or self.calibrated[1]
         return numbers.corrected(found.corrections) if any(gain.taken for gain in found.gains) else numbers
 
+    def corrects(self, placement: Placement) -> bool:
+        """Whether a candidate's model differs from that without corrections."""
+        is_same = self.model is self.folded and self.numbers.equals(self.calibrated[1], placement)
+        return not is_same
+
     def runner(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:
         """A function that runs the observer, until ``observers`` are closed."""
         base = require_path(self.given).parent

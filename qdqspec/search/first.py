@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from qdqspec.search._bounded import Bounded
 from qdqspec.search._classes import Labels, simple_labels
 from qdqspec.search._steps import MARGINS_DB, Steps, Stepwise
-from qdqspec.search.base import Proposal, SearchSetup, profiled
+from qdqspec.search.base import SearchSetup, profiled
 from qdqspec.search.blocks import CostModel
 from qdqspec.search.crossings import Codes
 from qdqspec.types import FIRST, Placement, Trial
@@ -131,7 +131,7 @@ class FirstPlacement(FirstPlacements):
         trials = yield [profiled(self._space.resolve({}), "pure")]
         for seed in self._setup.seeds:
             if not _wins(trials):
-                trials += yield [Proposal(placement=seed, phase=FIRST)]
+                trials += yield [profiled(seed, FIRST)]
         if not _wins(trials):
             trials += yield from self.simple(trials, most_wins=1)
         yield from self.roughly_thinned(trials)

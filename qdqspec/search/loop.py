@@ -113,7 +113,8 @@ class Search:
 
     A step is to ask, to evaluate a proposal, and to tell the strategy its trial. ``replay`` are trials of an earlier
     run of the same search: while the strategy asks for the same placements in the same order, the recorded trials are
-    used and nothing is built. The reference is always built first, whatever the strategy or the budget.
+    used and nothing is built. ``before`` are trials of the same models that were made before this search: each becomes
+    one of its own once it is asked for. The reference is always built first, whatever the strategy or the budget.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Search:
         *,
         case: str,
         replay: Sequence[Trial] = (),
+        before: Sequence[Trial] = (),
         watch: Watch | None = None,
         twins: Twins | None = None,
     ) -> None:
@@ -140,6 +142,7 @@ class Search:
         self._noise_seconds: float | None = None  # that measuring it may take
         self._is_settled = False  # whether the bench has it
         self._recorded = deque(t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0))
+        self._before = {_key(trial): trial for trial in before}
         self._held: list[Proposal] = []  # asked of the strategy and not yet returned
         self._awaited: set[_Key] = set()  # returned and not yet told
 
@@ -182,7 +185,8 @@ class Search:
         A known placement is not built again. Raises `BackendError` if the reference itself does not run.
         """
         self._begin(proposal)
-        return self._known(proposal) or self._recall(proposal) or self.measure(self.build(proposal))
+        known = self._known(proposal) or self._recall(proposal) or self._take_over(proposal)
+        return known or self.measure(self.build(proposal))
 
     def evaluate_also(self, proposal: Proposal) -> Trial:
         """The trial of a proposal that is not the strategy's, which it does not receive, under the proposal's phase."""
@@ -207,7 +211,11 @@ class Search:
         """The trials of proposals that are measured at once, as `evaluate` gives them."""
         if len(proposals) == 1:
             return [self.evaluate(proposals[0])]
-        known = [self._known(proposal) or self._recall(proposal) for proposal in proposals]
+        known = list[Trial | None]()
+        for proposal in proposals:
+            trial = self._known(proposal) or self._recall(proposal)
+            # the journal has all trials in the order of their proposals
+            known.append(trial or (None if None in known else self._take_over(proposal)))
         fresh = [proposal for proposal, trial in zip(proposals, known, strict=True) if trial is None]
         self._report(f"measuring {count_text(len(fresh), 'candidate')} on several devices")
         asked = [
@@ -323,6 +331,22 @@ class Search:
         trial = replace(self._recorded.popleft(), phase=self._phase(proposal))
         self._bench.recall(trial)
         return self._enter(trial)
+
+    def _take_over(self, proposal: Proposal) -> Trial | None:
+        """The trial that was made before the search, if it has all that is asked for and its race is still valid.
+
+        That is a race against the present incumbent, or of a candidate that was faster and missed a limit.
+        """
+        trial = self._before.get(_key(proposal))
+        if trial is None or not proposal.timed or (proposal.profile and not trial.layers):
+            return None
+        if trial.race is not None and (trial.incumbent or trial.race.verdict != "faster"):
+            best = next(t for t in reversed(self.trials) if t.incumbent)
+            if trial.race.opponent != best.placement.digest:
+                return None
+        trial = replace(trial, number=len(self.trials), phase=self._phase(proposal))
+        self._bench.recall(trial)
+        return self._journalled(trial)
 
     def _phase(self, proposal: Proposal) -> str:
         """The phase of a proposal's trial: the strategy's own, or that of proposals by the caller."""

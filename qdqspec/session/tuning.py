@@ -21,6 +21,7 @@ from qdqspec.graph.weights import WeightStore, content_digest
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
 from qdqspec.measurement.together import Looks
 from qdqspec.measurement.twins import Twins, answer
+from qdqspec.parity.gate import AllDataDifference
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.scheme.cache import WarmStart
 from qdqspec.placement.space.search_space import SchemeSpace
@@ -89,8 +90,8 @@ def open_tuning(
     starts = _starts(prepared, resources)
     problem = _Problem(prepared=prepared, resources=resources, constraint=constraint)
     steps.begin()
-    first = _find_corrections(problem, journal, for_first, starts, trials, steps)
-    starts = [*(WarmStart(placement, proved=False) for placement in first), *starts]
+    first, near = _find_corrections(problem, journal, for_first, starts, trials, steps)
+    starts = [*(WarmStart(placement, proved=False) for placement in near), *starts]
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
         bench = opened.enter_context(closing(problem.bench(folder, for_bench, steps.report_builds)))
@@ -115,6 +116,7 @@ def open_tuning(
             journal,
             case=prepared.case.name,
             replay=[trial for trial in journal.trials() if trial.phase != FIRST],
+            before=[trial for trial in first if trial.ok and not prepared.corrects(trial.placement)],
             watch=steps.watch,
             twins=resources.twins,
         )
@@ -354,6 +356,10 @@ class _Problem:
     def uncorrected(self) -> _Problem:
         """The same without corrections, of which nothing is measured yet."""
         constraint = self.constraint.for_other_numbers()
+        if (
+            constraint.admission is not None
+        ):  # a resumed search does not repeat the rehearsals of the first placement
+            constraint.admission.difference = AllDataDifference()
         return replace(self, prepared=self.prepared.uncorrected(), constraint=constraint)
 
     def bench(
@@ -442,10 +448,10 @@ def _find_corrections(
     starts: Sequence[WarmStart],
     trials: int,
     steps: TimedSteps,
-) -> list[Placement]:
+) -> tuple[list[Trial], list[Placement]]:
     """Find the corrections of the case, judged also at a placement that meets the limits without them.
 
-    Returns the placements, found for that, which the search begins with.
+    Returns the trials that were made for that, and the placements among them which the search begins with.
     """
     first, excluded = _first_trials(problem, journal, random, starts, trials, steps)
     prepared, near = problem.prepared, promising(first, problem.constraint)
@@ -455,7 +461,7 @@ def _find_corrections(
     steps.report(f"looking for corrections{share}")
     are_taken = any(gain.taken for gain in prepared.corrections.gains)
     won = [trial.placement for trial in first if trial.incumbent]
-    return list(dict.fromkeys([*won, near] if near is not None and are_taken else won))
+    return first, list(dict.fromkeys([*won, near] if near is not None and are_taken else won))
 
 
 def _first_trials(
@@ -468,8 +474,9 @@ def _first_trials(
 ) -> tuple[list[Trial], frozenset[str]]:
     """Trials of the first placements that are expected to meet the limits, before corrections take their time.
 
-    They have no corrections, which are judged on the last of them. The search begins with the one that won, built again
-    with corrections. A resumed search has those of its journal. The units are those that the limits exclude.
+    They have no corrections, which are judged on the last of them. The search begins with the one that won, and builds
+    it again only if corrections change its model. A resumed search has those of its journal. The units are those that
+    the limits exclude.
     """
     prepared, resources, known = problem.prepared, problem.resources, journal.trials()
     rules = prepared.case.tune

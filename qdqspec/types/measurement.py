@@ -220,7 +220,7 @@ class AccuracyBound:
         object.__setattr__(self, "selected", self.shipped)
 
 
-FIRST = "first"  # phase of placements that are built before there are corrections, and again with them
+FIRST = "first"  # phase of placements that are built before there are corrections
 
 # Phases whose builds are not candidates: they repeat one, quantize one block to measure its error, build a part of the
 # model, or have no corrections yet.

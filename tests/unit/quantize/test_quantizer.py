@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import tracemalloc
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.quantize.corrections import Corrections, WeightNumbers, weight_key
 from qdqspec.quantize.formats import FORMATS, QuantParams
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
@@ -194,3 +197,48 @@ def test_an_empty_range_has_a_positive_scale_and_zero_point_zero() -> None:
     params = activation_params(TensorRange(0, 0), FORMATS["uint8"])
     assert params.scale > 0
     assert params.zero_point == 0
+
+
+def nearest(quantizer: Quantizer, site: Site, scale: float = 1.0, *, flipped: int = 0) -> Corrections:
+    """Corrections of a weight: its scale by a factor, its nearest integers with some of them changed."""
+    integers = quantizer.integer_weight(site).copy()
+    integers.reshape(-1)[:flipped] += 1
+    numbers = WeightNumbers(scale=quantizer.params(site).scale * np.float32(scale), integers=integers)
+    return Corrections(weights={weight_key(site): numbers})
+
+
+@pytest.mark.parametrize(
+    ("corrected", "is_equal"),
+    [
+        (lambda *_: Corrections(), True),
+        (lambda *_: Corrections(ranges={"x": TensorRange(-1.0, 2.0)}), True),
+        (lambda *_: Corrections(ranges={"other": TensorRange(-1.0, 1.0)}), True),
+        (lambda *_: Corrections(ranges={"x": TensorRange(-1.0, 1.9)}), False),
+        (lambda _, site: Corrections(biases={weight_key(replace(site, axis=1)): np.ones(4, "f4")}), True),
+        (lambda _, site: Corrections(biases={weight_key(site): np.ones(4, "f4")}), False),
+        (nearest, True),
+        (lambda numbers, site: nearest(numbers, site, 0.5), False),
+        (lambda numbers, site: nearest(numbers, site, flipped=1), False),
+    ],
+    ids=[
+        "none",
+        "same range",
+        "range of another tensor",
+        "range",
+        "bias of another weight",
+        "bias",
+        "same weight",
+        "scale",
+        "rounding",
+    ],
+)
+def test_numbers_are_equal_if_corrections_change_none_of_the_placement(
+    resnet: Model, conv_weight: Site, corrected: Callable[[Quantizer, Site], Corrections], *, is_equal: bool
+) -> None:
+    ranges = {"x": TensorRange(-1.0, 2.0), "other": TensorRange(0.0, 1.0)}
+    plain = Quantizer(resnet, ranges)
+    placement = Placement(sites=frozenset({activation("x"), conv_weight}))
+    other = plain.corrected(corrected(plain, conv_weight))
+    assert other.equals(plain, placement) is is_equal
+    assert plain.equals(other, placement) is is_equal
+    assert (other.placed(placement) == plain.placed(placement)) is is_equal

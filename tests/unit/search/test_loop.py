@@ -11,7 +11,7 @@ from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import ASSUMED_EPS, Built
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Budget, Search
-from qdqspec.types import Consumer, Placement, Progress, Race, Samples, Site, Trial
+from qdqspec.types import FIRST, Consumer, LayerTime, Placement, Progress, Race, Samples, Site, Trial
 
 NOISE = Samples(wall_ms=(1.0, 1.1, 1.2))
 
@@ -362,3 +362,88 @@ def test_time_for_confirmation_builds_is_reserved_up_to_half_of_the_limit(build_
     now = end
     assert budget.left == 0.0
     assert budget.reached([trial]) == "its limit of 40 s"
+
+
+# ---- trials before the search -------------------------------------------------------------------
+
+
+def before(name: str = "b", *, opponent: str = "reference", verdict: str = "faster", **changed) -> Trial:
+    """A trial that was made before the search; it won against the reference."""
+    race = Race(opponent=placement(opponent).digest, ratio=0.8, p_value=0.0, pairs=6, verdict=verdict)  # type: ignore[arg-type] # one of the verdicts
+    trial = Trial(number=3, phase=FIRST, placement=placement(name), ratio=0.8, race=race, incumbent=True)
+    return replace(trial, **changed)
+
+
+def test_a_trial_before_the_search_is_its_own_once_it_is_asked_for() -> None:
+    bench, log, names = Bench(), Log(), ("reference", "b", "d")
+    trials, script = run(bench, log=log, names=names, before=[before()])
+    assert bench.built == ["reference", "noise", "d"]
+    assert bench.recalled == ["b"]
+    assert trials[1] == replace(before(), number=1, phase="pure", eps=0.03)
+    assert names_of(script.received) == list(names)
+    assert [trial.number for trial in log.trials if trial.phase != "noise"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("trial", "is_used"),
+    [
+        (before(), True),
+        (before(verdict="slower", incumbent=False), True),
+        (before(opponent="e", incumbent=False), True),  # it won and missed a limit
+        (before(race=None, incumbent=False), True),  # so inaccurate that it was not raced
+        (before(opponent="e"), False),
+        (before(opponent="e", verdict="slower", incumbent=False), False),
+        (before(opponent="e", verdict="no difference", incumbent=False), False),
+        (before("c"), False),
+    ],
+)
+def test_a_trial_before_the_search_is_used_if_it_raced_against_the_present_incumbent(
+    trial: Trial, *, is_used: bool
+) -> None:
+    bench = Bench()
+    run(bench, names=("reference", "b"), before=[trial])
+    assert ("b" not in bench.built) is is_used
+    assert ("b" in bench.recalled) is is_used
+
+
+@pytest.mark.parametrize("has_layers", [False, True])
+def test_a_trial_before_the_search_without_the_layer_times_asked_for_is_built(*, has_layers: bool) -> None:
+    layers = (LayerTime(name="n", op_type="Conv", milliseconds=1.0),) if has_layers else ()
+    bench = Bench()
+    run(bench, names=("reference", "a"), before=[before("a", layers=layers)])
+    assert ("a" not in bench.built) is has_layers
+
+
+def test_a_candidate_loses_to_a_trial_before_the_search_that_won() -> None:
+    lost = before("d", opponent="b", verdict="slower", incumbent=False)
+    bench = Bench()
+    run(bench, names=("reference", "b", "d"), before=[before(), lost])
+    assert bench.built == ["reference", "noise"]
+
+
+def test_a_recorded_trial_is_used_instead_of_one_before_the_search() -> None:
+    """Journals of earlier versions have a build of the placement in the search too."""
+    recorded = journal("reference", "b")
+    bench, log = Bench(), Log()
+    trials, _ = run(bench, names=("reference", "b", "d"), log=log, replay=recorded, before=[before()])
+    assert trials[1].ratio == recorded[2].ratio
+    assert trials[1].race == recorded[2].race
+    assert names_of(log.trials) == ["d"]
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["as asked", "at once"])
+def test_a_resumed_search_uses_trials_before_it_like_an_uninterrupted_one(*, at_once: bool) -> None:
+    names, given = ("reference", "b", "d", "c", "e"), [before(), before("e")]
+    whole = Log()
+    trials, _ = run(Bench(), log=whole, names=names, before=given)
+    for cut in range(1, len(whole.trials) + 1):
+        script, bench, log = Script(names), Bench(), Log()
+        search = Search(
+            script, bench, Budget(trials=60), log, case="case", replay=whole.trials[:cut], before=given
+        )
+        if at_once:
+            search.resume()
+        assert search.run() == trials
+        assert tuple(script.received) == trials
+        assert [*whole.trials[:cut], *log.trials] == whole.trials
+        assert "b" not in bench.built

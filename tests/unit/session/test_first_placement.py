@@ -1,10 +1,12 @@
-"""A first placement that meets the limits is built before corrections are searched, and again with them."""
+"""A first placement that meets the limits is built before corrections, and again if they change its model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,26 @@ from arrays import arrays_of
 
 from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.corrections.find import FoundCorrections
+from qdqspec.measurement.bench import Bench, Built
 from qdqspec.preparation.correcting import Correcting
+from qdqspec.quantize.corrections import Corrections
+from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session
 from qdqspec.session.tuning import FIRST_SHARE, OVERTIME_SHARE, promising
-from qdqspec.types import FIRST, Case, Consumer, Inputs, Placement, SearchLimits, Site, Trial, TuneRules
+from qdqspec.types import (
+    FIRST,
+    AccuracyRules,
+    Case,
+    Consumer,
+    CorrectionGain,
+    Inputs,
+    Placement,
+    Samples,
+    SearchLimits,
+    Site,
+    Trial,
+    TuneRules,
+)
 
 
 @pytest.fixture
@@ -108,6 +126,137 @@ def test_a_resumed_search_does_not_build_the_first_placement_again(
         whole = lines(session, case)
     assert whole[: len(torn)] == torn
     assert FIRST not in {line["phase"] for line in whole[len(torn) :]}
+
+
+def corrected(
+    change: Callable[[Correcting, Placement], Corrections],
+) -> Callable[[Correcting], FoundCorrections]:
+    """Replaces the search for corrections: those of a function of the case and its first placement."""
+
+    def find(self: Correcting) -> FoundCorrections:
+        assert self._source.first is not None
+        gain = CorrectionGain(name="ranges", before_db=30.0, after_db=31.0, changed=1, taken=True)
+        return FoundCorrections(corrections=change(self, self._source.first), gains=(gain,))
+
+    return find
+
+
+def wider(correcting: Correcting, placement: Placement, *, own: bool) -> Corrections:
+    """A wider range of an activation that the placement quantizes, or of one that it does not quantize."""
+    ranges = correcting._prepared.calibrated[1].ranges
+    quantized = {site.tensor for site in placement.sites}
+    spans = [(tensor, span) for tensor, span in ranges.items() if (tensor in quantized) is own]
+    return Corrections(ranges={tensor: TensorRange(span.low, 1.5 * span.high) for tensor, span in spans[:1]})
+
+
+@pytest.fixture
+def mostly(case: Case, tmp_path: Path) -> Case:
+    """The case under an SQNR limit, with everything but the last layers quantized as the first placement."""
+    with Session(root=tmp_path, no_cache=True) as session, session.study(case) as study:
+        most = list(study.space.everything().items())[:-3]
+        study.export(tmp_path / "most.onnx", study.space.resolve(dict(most)))
+    return replace(case, tune=TuneRules(trials=2, min_sqnr_db=20.0, start_from=(tmp_path / "most.onnx",)))
+
+
+def measured(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of the journal without its place in the search."""
+    return {key: value for key, value in line.items() if key not in ("trial", "phase", "eps", "sum")}
+
+
+@pytest.mark.parametrize(
+    ("find", "is_used"),
+    [
+        (lambda _: FoundCorrections(), True),
+        (corrected(partial(wider, own=False)), True),
+        (corrected(partial(wider, own=True)), False),
+    ],
+    ids=["none", "of other sites", "of its sites"],
+)
+def test_the_first_placement_is_built_again_only_if_corrections_change_its_model(
+    mostly: Case,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    find: Callable[[Correcting], FoundCorrections],
+    *,
+    is_used: bool,
+) -> None:
+    monkeypatch.setattr(Correcting, "find", find)
+    with Session(root=tmp_path) as session:
+        search = session.search(mostly)
+        found = [line for line in lines(session, mostly) if line["phase"] not in ("noise", "confirm")]
+    firsts = {line["placement"]: line for line in found if line["phase"] == FIRST}
+    again = next(line for line in found if line["phase"] == "pure" and line["scheme"]["sites"])
+    first = firsts[again["placement"]]
+    assert (measured(again) == measured(first)) is is_used
+    assert search.trials[1].ratio == again["ratio"]
+    assert search.built == 2  # with the reference
+
+
+def state_of(bench: Bench) -> tuple[object, ...]:
+    """The state of a bench before a build: the noise of builds, the incumbent, graphs built before, and accuracies."""
+    best, admission = bench._incumbent, bench._admission
+    assert admission is not None
+    accuracies = admission.few_db, admission.confirmed_db, admission.scores
+    return deepcopy(
+        (
+            bench.eps,
+            best and (best.placement.digest, best.ratio),
+            bench._seen.keys() - {""},
+            *accuracies,
+            admission.bar,
+            admission.difference,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"min_sqnr_db": 20.0},
+        {"min_sqnr_db": 40.0},
+        {"accuracy": AccuracyRules(metric="top1", max_drop=0.02)},
+    ],
+    ids=["SQNR", "binding SQNR", "metric"],
+)
+def test_a_search_resumed_after_any_trial_has_the_same_state_and_next_build(
+    case: Case, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
+) -> None:
+    """From the first placement on, whose rehearsals have a time limit. Corrections do not change its model."""
+    evaluation = models.parent / "data" / "digits_evaluation.npz"
+    inputs = replace(case.inputs, evaluation=evaluation)
+    case = replace(case, inputs=inputs, tune=TuneRules(trials=4, **rules))
+    monkeypatch.setattr(Correcting, "find", corrected(lambda *_: Corrections()))
+    build, built = Bench.build, list[tuple[int, tuple[object, ...]]]()
+
+    def noted(self: Bench, number: int, placement: Placement, phase: str, **how: Any) -> Built:
+        written = journal.read_bytes().count(b"\n") if journal.exists() else 0
+        built.append((written, (phase, placement.digest, *state_of(self))))
+        return build(self, number, placement, phase, **how)
+
+    def steady(self: Bench, *_: object) -> Samples:
+        self.eps = 0.02
+        return Samples()
+
+    def stopped(self: Bench, number: int, placement: Placement, phase: str, **_: object) -> None:
+        stops.append((phase, placement.digest, *state_of(self)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "measure_noise", steady)
+    with Session(root=tmp_path, no_cache=True) as session, monkeypatch.context() as patched:
+        journal = session.output(case) / "trials.jsonl"
+        patched.setattr(Bench, "build", noted)
+        session.search(case)
+    text = journal.read_bytes().splitlines(keepends=True)
+    phases = [line["phase"] for line in lines(session, case)]
+    firsts = [number for number, phase in enumerate(phases, 1) if phase == FIRST]
+    assert firsts
+    monkeypatch.setattr(Bench, "build", stopped)
+    for cut in range(firsts[-1], built[-1][0] + 1):
+        journal.write_bytes(b"".join(text[:cut]))
+        expected, stops = next(known for written, known in built if written >= cut), list[Any]()
+        with Session(root=tmp_path, no_cache=True) as session, pytest.raises(KeyboardInterrupt):
+            session.search(case)
+        assert stops == [expected]
 
 
 def test_there_is_no_first_placement_without_calibration_data(case: Case, tmp_path: Path) -> None:
