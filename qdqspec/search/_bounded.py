@@ -58,18 +58,18 @@ def measured_powers(
 class Bounded:
     """Labellings of least predicted time for an SQNR, by the noise of blocks and the predictions of a guide."""
 
-    def __init__(self, costs: CostModel, powers: Floats, guide: Guide) -> None:
-        """``powers`` is the noise of each block alone under each code."""
+    def __init__(self, costs: CostModel, powers: Floats, guide: Guide, *, rough: bool = False) -> None:
+        """``powers`` is the noise of each block alone under each code; ``rough``: of neighbours measured together."""
         self.powers = powers
         self._costs = costs
         self._guide = guide
-        self._found: tuple[float, float] | None = None  # an SQNR, and the noise of blocks that just meets it
+        self._rough = rough
 
     @classmethod
     def of(cls, costs: CostModel, guide: Guide, *, rough: bool = False) -> Self | None:
         """By the noise of single labels that the guide knows, or with ``rough`` of neighbours; ``None`` if unknown."""
         powers = guide.powers(costs.blocks, rough=rough)
-        return None if powers is None else cls(costs, powers, guide)
+        return None if powers is None else cls(costs, powers, guide, rough=rough)
 
     def compose(self, least_db: float, share: float = 1.0) -> Codes:
         """The labelling of least predicted time whose predicted SQNR is ``least_db`` plus the guide's uncertainty.
@@ -80,13 +80,17 @@ class Bounded:
         aim = least_db + self._guide.doubt_db
         most = self._allowed(aim)
         best = all_float(len(self._costs.blocks))
+        tried = set[bytes]()
         for _ in range(CORRECTIONS):
             codes = least_time(self._costs, self.powers, most, share)
+            if codes.tobytes() in tried:  # its correction was tried too
+                break
+            tried.add(codes.tobytes())
             predicted = self._guide.predicted_db(self._costs.placed(codes))
             if predicted is None:
                 return codes
             if predicted >= aim and self._costs.predict(codes, share) <= self._costs.predict(best, share):
-                best, self._found = codes, (aim, most)
+                best, self._guide.allowed[self._rough] = codes, (aim, most)
             made = noise_of(self.powers, codes)
             is_free = predicted >= aim and made < most / SLACK  # the limit does not constrain it
             if is_free or aim <= predicted <= aim + CLOSE_DB or not codes.any():
@@ -107,10 +111,10 @@ class Bounded:
         return may_be and self._guide.admits(self._costs.placed(codes), least_db)
 
     def _allowed(self, next_db: float) -> float:
-        """The noise of blocks allowed for an SQNR, by the last composition that met a target."""
-        if self._found is None:
+        """The noise of blocks allowed for an SQNR, by the guide's last composition that met a target."""
+        if self._rough not in self._guide.allowed:
             return power_of(next_db)
-        known_db, most = self._found
+        known_db, most = self._guide.allowed[self._rough]
         return most * power_of(next_db - known_db)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ from qdqspec.types import Label, Placement, Trial
 DOUBT_SHARE = 0.5  # of the uncertainty, by which a prediction may be below the limit: a probability of 0.3
 BINDING_DB = 3.0  # a limit is binding if everything quantized is within this margin of it
 THINNINGS = 6  # predictions for the number of units to leave out
+LITTLE_SHARE = 0.02  # of the time: predictions end if more of them cannot regain more
+MOVES = 3  # of one end in a row, after which a bracket is halved
 CLOSE_DB = 0.4  # margin above the limit within which a labelling is not corrected
 MOST_NOISE = 1e9  # over signal; of a unit whose rehearsed outputs have no signal it would be infinite
 UNKNOWN = 0.01  # noise over signal assumed for a unit of which no label can be rehearsed
@@ -27,6 +30,10 @@ class Guide:
     def __init__(self, oracle: AccuracyOracle | None, space: SchemeSpace) -> None:
         self._oracle = oracle
         self._space = space
+        # of labels in order of their noise: the predicted placements without the first ones, by the number of these
+        self._families: dict[tuple[tuple[str, Label], ...], dict[int, Placement]] = {}
+        # an SQNR and the noise of blocks that just meets it, by the last composition that did; of rough noise: true
+        self.allowed: dict[bool, tuple[float, float]] = {}
 
     @property
     def has_oracle(self) -> bool:
@@ -114,28 +121,36 @@ class Guide:
         together ranks the units.
         """
         aim = least_db + self.doubt_db
-        predicted = self.predicted_db(self._space.resolve(labels))
+        whole = self._space.resolve(labels)
+        predicted = self.predicted_db(whole)
         if predicted is None or predicted >= aim:
             return dict(labels)
         noise = self._noise(rough=rough)
         if noise is None:
             return dict(labels)
         ranked, left = _ranked(noise, labels, spent)
-        low, high = 0, len(ranked)  # the result is below the limit without the first ``low`` units
-        allowed = power_of(aim)
+        known = self._families.setdefault(tuple((unit, labels[unit]) for unit in ranked), {0: whole})
+        # asked again, which costs nothing: what was built since may have changed the predictions
+        found = {number: self.predicted_db(placement) for number, placement in known.items()}
+        points = {number: db for number, db in found.items() if db is not None}
+        high = min((number for number, db in points.items() if db >= aim), default=len(ranked))
+        low = max(number for number in points if number < high)  # the result is below the limit without these
+        time = np.cumsum([0.0, *(spent[unit] for unit in ranked)])
+        moves, was_met = 0, False  # of the same end in a row
         for _ in range(THINNINGS):
-            if high - low <= 1:
+            is_close = points.get(high, np.inf) <= aim + CLOSE_DB
+            if high - low <= 1 or is_close or time[high] - time[low + 1] <= LITTLE_SHARE * time[-1]:
                 break
-            middle = int(np.clip(np.searchsorted(-left, -allowed), low + 1, high - 1))
+            middle = (low + high) // 2 if moves >= MOVES else _between(left, low, high, points, aim)
             kept = {unit: labels[unit] for unit in ranked[middle:]}
-            predicted = self.predicted_db(self._space.resolve(kept))
-            if predicted is None or predicted >= aim:
-                high = middle
-                if predicted is None or predicted <= aim + CLOSE_DB:
-                    break
-            else:
-                low = middle
-            allowed = float(left[middle]) * 10 ** ((predicted - aim) / 10)  # noise does not quite add up
+            placement = self._space.resolve(kept)
+            predicted = self.predicted_db(placement)
+            if predicted is None:
+                return kept
+            known[middle], points[middle] = placement, predicted
+            is_met = predicted >= aim
+            low, high = (low, middle) if is_met else (middle, high)
+            moves, was_met = moves + 1 if is_met == was_met else 1, is_met
         return {unit: labels[unit] for unit in ranked[high:]}
 
     def most_spent(
@@ -163,6 +178,18 @@ def _ranked(
     )
     left = np.cumsum([0.0, *(_noise_of(unit, labels[unit], noise) for unit in reversed(ranked))])[::-1]
     return ranked, np.asarray(left, np.float64)
+
+
+def _between(left: Floats, low: int, high: int, points: Mapping[int, float], aim: float) -> int:
+    """The number of units to leave out by the noise ``left`` and the predictions ``points`` below and above the aim."""
+    if high in points and left[high]:
+        added_db = -10 * np.log10(left[[low, high]])
+        wanted = float(np.interp(aim + CLOSE_DB / 3, [points[low], points[high]], added_db))
+    elif low and left[low]:
+        wanted = aim + CLOSE_DB / 3 - points[low] - 10 * math.log10(left[low])
+    else:
+        wanted = aim  # of the sum: everything may have so much noise that it does not add up
+    return int(np.clip(np.searchsorted(-left, -power_of(wanted)), low + 1, high - 1))
 
 
 def _noise_of(unit: str, label: Label, noise: Mapping[tuple[str, Label], float]) -> float:

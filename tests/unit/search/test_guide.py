@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from qdqspec.parity.compare import power_of
 from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.search._bounded import Bounded
 from qdqspec.search._classes import LINEAR
-from qdqspec.search._guide import Guide
+from qdqspec.search._guide import LITTLE_SHARE, Guide
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup, Strategy, profiled
 from qdqspec.search.blocks import fuse
@@ -284,6 +286,75 @@ def test_thinning_needs_few_predictions(least: float) -> None:
     without = ({unit: everything[unit] for unit in ranked[count:]} for count in range(len(ranked) + 1))
     largest = next(labels for labels in without if oracle.truth(space.resolve(labels)) >= least + 0.1)
     assert len(kept) >= len(largest) - 1
+
+
+class Steep(Additive):
+    """An oracle for which the SQNR rises faster than noise adds up, not monotonically; it notes what it predicted."""
+
+    def __init__(self, space: SchemeSpace, offset: float = 0.0) -> None:
+        super().__init__(space, offset)
+        lots = np.random.default_rng(1)
+        self.powers = {unit.id: float(10 ** lots.normal(-3, 0.8)) for unit in space.units}
+        self.predicted: set[Placement] = set()
+
+    def truth(self, placement: Placement) -> float:
+        if not placement.labels:
+            return 200.0
+        uneven = int(placement.digest[:4], 16) / 0xFFFF - 0.5  # of a decibel
+        return 1.4 * super().truth(placement) - 5.0 + uneven
+
+    def predicted_db(self, placement: Placement) -> float | None:
+        self.predicted.add(placement)
+        return super().predicted_db(placement)
+
+
+def test_predictions_for_one_aim_bracket_the_next(space_of: Callable[..., SchemeSpace]) -> None:
+    space = space_of()
+    oracle, alone = Steep(space), 0
+    everything, spent = space.everything(), dict.fromkeys(space.by_id, 1.0)
+    guide = Guide(oracle, space)
+    whole_db = oracle.truth(space.resolve(everything))
+    aims = [whole_db + more for more in (6.0, 9.0, 12.0, 7.5, 8.0)]
+    for aim in aims:
+        kept = guide.thinned(everything, aim, spent)
+        assert oracle.truth(space.resolve(kept)) >= aim + oracle.doubt_db
+        fresh = Steep(space)
+        from_scratch = Guide(fresh, space).thinned(everything, aim, spent)
+        alone += len(fresh.predicted)
+        assert len(kept) >= len(from_scratch) - LITTLE_SHARE * len(everything)
+    assert len(oracle.predicted) <= 0.6 * alone
+    count = len(oracle.predicted)
+    for aim in aims:
+        guide.thinned(everything, aim, spent)
+    assert len(oracle.predicted) == count
+
+
+def test_predictions_of_earlier_aims_are_corrected_by_a_build(space_of: Callable[..., SchemeSpace]) -> None:
+    space = space_of()
+    oracle = Steep(space, offset=5.0)
+    everything, spent = space.everything(), dict.fromkeys(space.by_id, 1.0)
+    guide = Guide(oracle, space)
+    aim = oracle.truth(space.resolve(everything)) + 8.0
+    before = space.resolve(guide.thinned(everything, aim, spent))
+    assert oracle.truth(before) < aim
+    guide.learn(Trial(number=1, phase="pure", placement=before))
+    assert oracle.truth(space.resolve(guide.thinned(everything, aim, spent))) >= aim
+
+
+def test_a_composition_begins_at_the_noise_of_the_last_one(learnt: Callable[..., Any]) -> None:
+    costs, device = learnt()
+    oracle = Steep(device.space)
+    guide = Guide(oracle, device.space)
+    aim = oracle.truth(device.space.resolve(device.space.everything())) + 8.0
+    first = Bounded.of(costs, guide)
+    assert first is not None
+    composed = first.compose(aim)
+    assert oracle.truth(costs.placed(composed)) >= aim
+    oracle.predicted.clear()
+    second = Bounded.of(costs, guide)
+    assert second is not None
+    assert costs.predict(second.compose(aim)) <= costs.predict(composed)
+    assert len(oracle.predicted) <= 2
 
 
 def test_infinite_noise_is_replaced_by_a_finite_value() -> None:
