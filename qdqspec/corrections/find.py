@@ -17,10 +17,8 @@ from qdqspec.corrections.ranges import FACTORS, Ranges, chosen_ranges, widened
 from qdqspec.corrections.statistics import InputStatistics, Observe, observed_statistics
 from qdqspec.corrections.weights import (
     bias_shift,
-    is_better,
     overflow_free_scale,
     rounded_weight,
-    without_overflow,
 )
 from qdqspec.graph.model import Model
 from qdqspec.placement.edit.biases import biased_layer
@@ -38,7 +36,8 @@ SURE = 2.0  # standard errors by which a loss on the first samples is sure
 RANGES_SHARE = 0.7  # of the time that is left
 LEAST_JUDGEMENTS = 6  # that fit in the time: where one on all samples takes longer, it is on fewer of them
 MARGIN_SAMPLES = 4  # held out, at least, to judge margins
-JUDGEMENTS = 25  # time limit, in times of the first judgement: a small model needs less than a large one
+# Time limit, in processor times of the first judgement: a small model needs less than a large one.
+JUDGEMENTS = 25
 # times of the first judgement that equalization takes: statistics, calibration, another rehearsal
 EQUALIZING = 3
 EXACT_SAMPLES = 2  # on which an equalized model has to compute the same bits
@@ -125,8 +124,10 @@ class _Search:
         self.judged = len(self.errors[0].powers) if self.errors else question.judge.samples
         # corrections are judged on as many samples
         self.question = replace(question, judge=replace(question.judge, samples=self.judged))
+        rehearsal, _ = question.judge.rehearsal(question.numbers, "held-out")
         self._judging = question.clock() - started
-        self.until = started + min(question.seconds, JUDGEMENTS * self._judging)
+        most = JUDGEMENTS * rehearsal.runs_at_once * self._judging
+        self.until = started + min(question.seconds, most)
         is_usable = any(
             one.total_db >= USABLE_DB
             for one, placement in zip(self.errors, question.judge.placements, strict=True)
@@ -146,6 +147,11 @@ class _Search:
             placements = (judge.placements[0], *question.without(left))
             self.question = replace(question, judge=replace(judge, placements=placements))
             self.errors = self.question.judge.errors(question.numbers)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Those that are judged, of which `errors` are the errors."""
+        return self.question.judge.placements
 
     @property
     def is_over(self) -> bool:
@@ -177,7 +183,7 @@ class _Search:
         if not changed:
             return
         after = self.judged_errors(tried, step.numbers, needs_inputs=step.needs_inputs)
-        taken = self.accepts(after, needs_inputs=step.needs_inputs)
+        taken = self.accepts(after, self.errors, self.placements, needs_inputs=step.needs_inputs)
         self._record(name, self.errors, after, changed, taken=taken)
         if taken:
             self.taken, self.errors = tried, after
@@ -228,33 +234,38 @@ class _Search:
         layers = {
             name for chain, _ in chosen for one in chain.absorbers for name in (one.source, one.weight.tensor)
         }
-        usual = question.judge.placements
-        alone = Placement(sites=frozenset(site for site in usual[0].sites if site.tensor in layers))
-        before = self.errors
-        self.errors = (*before, question.judge.errors_of(alone, question.numbers))
-        self.question = replace(question, judge=replace(question.judge, placements=(*usual, alone)))
-        after = replace(other.judge, placements=(*usual, alone)).compared(
-            other.numbers, self.errors, None, self._stop_rule(self.errors, needs_inputs=True)
+        everything = self.placements[0].sites
+        alone = Placement(sites=frozenset(site for site in everything if site.tensor in layers))
+        placements = (*self.placements, alone)
+        before = (*self.errors, question.judge.errors_of(alone, question.numbers))
+        after = replace(other.judge, placements=placements).compared(
+            other.numbers, before, None, self._stop_rule(before, placements, needs_inputs=True)
         )
-        taken = self.accepts(after, needs_inputs=True)
-        self._record("equalization", before, after, len(changes), taken=taken)
-        self.question, self.errors = question, before
+        taken = self.accepts(after, before, placements, needs_inputs=True)
+        self._record("equalization", self.errors, after, len(changes), taken=taken)
         if taken:
-            self.question, self.errors, self.equalized = other, after[: len(before)], changes
+            self.question, self.errors, self.equalized = other, after[:-1], changes
 
     def rejected(self, name: str) -> bool:
         """Whether a correction was tried and not accepted."""
         return any(gain.name == name and not gain.taken for gain in self.gains)
 
-    def accepts(self, after: tuple[Errors, ...], *, needs_inputs: bool = False) -> bool:
-        """Whether held-out errors are smaller than those so far, for placements whose outputs are usable.
+    def accepts(
+        self,
+        after: tuple[Errors, ...],
+        before: tuple[Errors, ...],
+        placements: Sequence[Placement],
+        *,
+        needs_inputs: bool = False,
+    ) -> bool:
+        """Whether held-out errors of placements are smaller than ``before``, where outputs are usable.
 
         No placement may lose over all samples; the mean of the placements has to be a gain by its standard error too.
         With ``needs_inputs``, placements of weights alone are ignored: the correction holds for quantized inputs.
         """
-        if _is_cut_short(after, self.errors):
+        if _is_cut_short(after, before):
             return False
-        pairs = self._decisive(after, self.errors, needs_inputs=needs_inputs)
+        pairs = _decisive(after, before, placements, needs_inputs=needs_inputs)
         gains = _gains(*zip(*pairs, strict=True)) if pairs else []
         changed = [(new, old) for new, old in pairs if new.gain_db(old)]
         if not changed or not _is_gain(gains):
@@ -273,31 +284,21 @@ class _Search:
         known = self.errors if before is None else before
         if found := [errors for tried, errors in self._judged if tried is corrections]:
             return found[0]
-        is_lost = self._stop_rule(known, needs_inputs=needs_inputs)
+        is_lost = self._stop_rule(known, self.placements, needs_inputs=needs_inputs)
         after = self.question.judge.compared(self.numbers(corrections), known, numbers, is_lost)
         self._judged = [(corrections, after), *self._judged[:MOST_JUDGED]]
         return after
 
     def _stop_rule(
-        self, before: tuple[Errors, ...], *, needs_inputs: bool
+        self, before: tuple[Errors, ...], placements: Sequence[Placement], *, needs_inputs: bool
     ) -> Callable[[tuple[Errors, ...]], bool]:
         """Whether a placement has lost for sure, by errors on the first samples."""
 
         def is_lost(after: tuple[Errors, ...]) -> bool:
-            pairs = self._decisive(after, before, needs_inputs=needs_inputs)
+            pairs = _decisive(after, before, placements, needs_inputs=needs_inputs)
             return any(lower_bound_db(new.gains_db(old), -SURE) < -MOST_LOSS_DB for new, old in pairs)
 
         return is_lost
-
-    def _decisive(
-        self, after: tuple[Errors, ...], before: tuple[Errors, ...], *, needs_inputs: bool
-    ) -> list[tuple[Errors, Errors]]:
-        """New and old errors of the placements whose outputs are usable, and for which a correction is meant."""
-        return [
-            (new, old)
-            for new, old, placement in zip(after, before, self.question.judge.placements, strict=True)
-            if _is_usable(new, old) and not (needs_inputs and all(site.weight for site in placement.sites))
-        ]
 
     def attempt_margins(self) -> None:
         """Widen the ranges of activations if that helps on samples that did not calibrate them.
@@ -329,16 +330,13 @@ class _Search:
     @property
     def fitted(self) -> Placement:
         """The first placement with usable outputs, or the first of all."""
-        placements = self.question.judge.placements
-        pairs = zip(placements, self.errors, strict=True)
-        return next((placement for placement, one in pairs if one.total_db >= USABLE_DB), placements[0])
+        pairs = zip(self.placements, self.errors, strict=True)
+        return next((placement for placement, one in pairs if one.total_db >= USABLE_DB), self.placements[0])
 
     @cached_property
     def linear_inputs(self) -> frozenset[str]:
         """The activations that are quantized where only linear operators are; empty if there is no such placement."""
-        quantized = [
-            frozenset(s.tensor for s in one.ordered if not s.weight) for one in self.question.judge.placements
-        ]
+        quantized = [frozenset(s.tensor for s in one.ordered if not s.weight) for one in self.placements]
         return frozenset(tensor for some in quantized if some != quantized[0] for tensor in some)
 
     @cached_property
@@ -414,6 +412,17 @@ def _gains(after: Iterable[Errors], before: Iterable[Errors]) -> list[float]:
     return [gain for new, old in pairs if _is_usable(new, old) and (gain := new.gain_db(old))]
 
 
+def _decisive(
+    after: Iterable[Errors], before: Iterable[Errors], placements: Iterable[Placement], *, needs_inputs: bool
+) -> list[tuple[Errors, Errors]]:
+    """New and old errors of the placements whose outputs are usable, and for which a correction is meant."""
+    return [
+        (new, old)
+        for new, old, placement in zip(after, before, placements, strict=True)
+        if _is_usable(new, old) and not (needs_inputs and all(site.weight for site in placement.sites))
+    ]
+
+
 def _is_cut_short(after: tuple[Errors, ...], before: tuple[Errors, ...]) -> bool:
     """Whether errors are those of the first samples, because a placement loses by them."""
     return bool(after) and len(after[0].powers) < len(before[0].powers)
@@ -456,7 +465,10 @@ def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]
     options = [*found, {t: own[t] if t in linear and t in own else r for t, r in found[-1].items()}]
     tried = [corrected(ranges) for number, ranges in enumerate(options) if ranges not in options[:number]]
     errors = [search.judged_errors(some, "activations") for some in tried]
-    totals = [(search.accepts(some), sum(one.total_db for one in some)) for some in errors]
+    totals = [
+        (search.accepts(some, search.errors, search.placements), sum(one.total_db for one in some))
+        for some in errors
+    ]
     chosen = tried[totals.index(max(totals))]
     return chosen, sum(span != taken.ranges.get(tensor) for tensor, span in chosen.ranges.items())
 
@@ -504,10 +516,9 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
         weight = question.model.array(layer.weight)
         for site in of_layer[layer.weight]:
             params = numbers.params(site)
-            integers = rounded_weight(layer, weight, params, fit)
-            if question.saturates and site.format == "int8":
-                integers = without_overflow(layer, integers)
-            if is_better(layer, weight, params, integers, held_out):
+            saturates = question.saturates and site.format == "int8"
+            integers = rounded_weight(layer, weight, params, fit, held_out, saturates=saturates)
+            if integers is not None:
                 weights[weight_key(site)] = WeightNumbers(scale=params.scale, integers=integers)
                 changed += 1
                 if biases.pop(weight_key(site), None) is not None:  # other integers, another shift

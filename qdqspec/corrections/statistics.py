@@ -36,6 +36,7 @@ class InputStatistics:
 
     moments: Moments  # (group, column, column); of no dimension if only means are wanted
     sums: Means
+    noise: Moments  # sums of the squared error of quantized columns, (group, column)
     rows: int = 0
 
     @classmethod
@@ -45,6 +46,7 @@ class InputStatistics:
         return cls(
             moments=np.zeros((groups, columns, columns) if moments else (), np.float32),
             sums=Means(*np.zeros((2, groups, columns), np.float32)),
+            noise=np.zeros((groups, columns), np.float32),
         )
 
     def add(self, layer: LinearLayer, patches: Moments, params: QuantParams | None) -> None:
@@ -52,6 +54,7 @@ class InputStatistics:
         stored = patches if params is None else dequantize(quantize(patches, params), params)
         totals = (layer.grouped(each.sum(axis=0)[None])[:, 0] for each in (patches, stored))
         self.sums = Means(*(old + new for old, new in zip(self.sums, totals, strict=True)))
+        self.noise = self.noise + layer.grouped(((stored - patches) ** 2).sum(axis=0)[None])[:, 0]
         self.rows += len(patches)
         if self.moments.ndim:
             rows = layer.grouped(patches)

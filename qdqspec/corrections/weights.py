@@ -20,11 +20,12 @@ import numpy.typing as npt
 
 from qdqspec.arrays import Array, Floats
 from qdqspec.corrections.layers import LinearLayer
-from qdqspec.corrections.statistics import InputStatistics, Means
+from qdqspec.corrections.statistics import InputStatistics, Means, Moments
 from qdqspec.quantize.formats import QuantParams
 from qdqspec.quantize.scales import dequantize, quantize, steps_of
 
 DAMPING = 0.01  # of the mean diagonal of the second moments
+LEAST_NOISE, TINY = 1e-9, 1e-30  # of the mean diagonal, and in all, so that noisy moments can be inverted
 _BLOCK = 128  # columns after which errors are propagated to the rest
 _AT_ONCE = 1 << 22  # moments of groups that are rounded together
 MOST = 127  # the largest 8-bit weight
@@ -57,11 +58,6 @@ def gptq(matrix: Floats, moments: Floats, step: Floats, low: float, high: float)
     return np.take_along_axis(rounded, np.argsort(order, axis=-1)[..., None, :], -1)
 
 
-def output_error(moments: Floats, difference: Floats) -> float:
-    """The power of the change at the layer's outputs due to a difference of weights (output, column)."""
-    return float(((difference @ moments) * difference).sum())
-
-
 def _factor(moments: Floats) -> Floats:
     """The upper Cholesky factor of the inverse of the damped moments; columns that are always zero stay independent."""
     power, every = _diagonal(moments), range(moments.shape[-1])
@@ -88,32 +84,66 @@ def _diagonal(matrices: Floats) -> Floats:
     return np.diagonal(matrices, axis1=-2, axis2=-1)
 
 
-def rounded_weight(layer: LinearLayer, weight: Array, params: QuantParams, inputs: InputStatistics) -> Array:
-    """The integers of a weight by `gptq`, none larger than the largest nearest integer."""
+def rounded_weight(
+    layer: LinearLayer,
+    weight: Array,
+    params: QuantParams,
+    fit: InputStatistics,
+    held_out: InputStatistics,
+    *,
+    saturates: bool = False,
+) -> Array | None:
+    """The integers of a weight that change the layer's outputs least; ``None`` if those are the nearest ones.
+
+    Each output channel gets the best of three, by the statistics that were ``held_out``: the nearest integers, those of
+    `gptq`, and those of `gptq` for the weight that suits inputs with noise (`noise_aware`). None is larger than the
+    largest nearest integer. If sums of two products saturate, no pair overflows.
+    """
     fmt, middle = params.format, _middle(params)
     stored = quantize(weight.astype(np.float32, copy=False), params)
     nearest = layer.matrix(stored).astype(np.float64) - middle
     matrix, step = _real(layer, weight), _steps(layer, params, weight.shape)
     most = np.abs(nearest).max(initial=1.0)
     low, high = max(fmt.low - middle, -most), min(fmt.high - middle, most)
+    outputs, found = matrix.shape[1], list[Floats]()
     at_once = max(1, _AT_ONCE // matrix.shape[-1] ** 2)
-    parts = (slice(start, start + at_once) for start in range(0, len(matrix), at_once))
-    found = [gptq(matrix[p], inputs.moments[p].astype(np.float64), step[p], low, high) for p in parts]
-    return np.asarray(layer.weight_of(np.concatenate(found) + middle).astype(fmt.dtype))
+    for start in range(0, len(matrix), at_once):
+        part = slice(start, start + at_once)
+        wanted = [matrix[part]]
+        if fit.noise[part].any():
+            wanted.append(noise_aware(matrix[part], fit.moments[part], fit.noise[part]))
+        steps = np.tile(step[part], (1, len(wanted), 1))
+        rounded = gptq(np.hstack(wanted), fit.moments[part].astype(np.float64), steps, low, high)
+        found.append(np.hstack([rounded[:, :outputs], rounded[:, -outputs:]]))
+    options = [nearest]
+    for option in np.split(np.concatenate(found), 2, axis=1):
+        integers = layer.weight_of(option)
+        integers = without_overflow(layer, integers) if saturates else integers
+        options.append(np.asarray(layer.matrix(integers), np.float64))
+    errors = [output_errors(held_out, matrix, option * step) for option in options]
+    best = np.take_along_axis(np.stack(options), np.argmin(errors, axis=0)[None, ..., None], 0)[0]
+    return None if (best == nearest).all() else layer.weight_of(best + middle).astype(fmt.dtype)
 
 
-def is_better(
-    layer: LinearLayer, weight: Array, params: QuantParams, integers: Array, inputs: InputStatistics
-) -> bool:
-    """Whether integers change the layer's outputs less than the nearest ones, for these inputs."""
-    matrix, step, middle = _real(layer, weight), _steps(layer, params, weight.shape), _middle(params)
-    nearest = quantize(weight.astype(np.float32, copy=False), params)
+def noise_aware(matrix: Floats, moments: Moments, noise: Moments) -> Floats:
+    """The matrix (group, output, column) with the least error at the outputs for inputs with noise, as quantized ones.
 
-    def error(stored: Array) -> float:
-        difference = matrix - (layer.matrix(stored).astype(np.float64) - middle) * step
-        return output_error(inputs.moments.astype(np.float64), difference)
+    It has smaller weights in directions in which the inputs have less power than the noise. With the second moments M
+    of the inputs, (group, column, column), and the powers N of independent noise, (group, column), it is
+    W M (M + N)^-1, the linear estimate of least squares (the Wiener filter).
+    """
+    exact = moments.astype(np.float64)
+    noisy, every = exact.copy(), range(exact.shape[-1])
+    noisy[..., every, every] += noise + LEAST_NOISE * _diagonal(exact).mean(axis=-1, keepdims=True) + TINY
+    solved = np.linalg.solve(noisy, exact @ matrix.transpose(0, 2, 1))
+    return np.asarray(solved.transpose(0, 2, 1), np.float64)
 
-    return error(integers) < error(nearest)
+
+def output_errors(inputs: InputStatistics, matrix: Floats, quantized: Floats) -> Floats:
+    """The power of the error at each output (group, output) of a quantized matrix that reads quantized inputs."""
+    difference = matrix - quantized
+    changed = ((difference @ inputs.moments.astype(np.float64)) * difference).sum(axis=-1)
+    return np.asarray(changed + (inputs.noise[:, None] * quantized**2).sum(axis=-1), np.float64)
 
 
 def _middle(params: QuantParams) -> int:

@@ -36,11 +36,12 @@ class Engines(Closing):
 
     @property
     def seconds(self) -> float:
-        """The time of the latest run, divided by the number of runs that go on at the same time in `run_each`."""
-        return self._seconds / self._at_once
+        """The time of the latest run, divided by `at_once`."""
+        return self._seconds / self.at_once
 
     @property
-    def _at_once(self) -> int:
+    def at_once(self) -> int:
+        """The number of runs that go on at the same time in `run_each`."""
         return self._most if self._seconds >= WORTH_SECONDS else 1
 
     def run(self, feeds: Feed) -> dict[str, Array]:
@@ -63,7 +64,7 @@ class Engines(Closing):
         started = deque[Future[dict[str, Array]]]()
         try:
             for feed in feeds:
-                if self._at_once == 1:
+                if self.at_once == 1:
                     yield from (future.result() for future in _taken(started))
                     yield self.run(feed)
                     continue

@@ -180,6 +180,11 @@ class Rehearsal(Closing):
         """The time that each of several runs takes, by the latest run; 0 before the first."""
         return self._engines.seconds
 
+    @property
+    def runs_at_once(self) -> int:
+        """The number of runs that go on at the same time where there are several."""
+        return self._engines.at_once
+
     def adjusted(self, numbers: QuantSource) -> dict[str, Array] | None:
         """The numbers of activations to run with instead of the subject's; ``None`` if not all can be replaced."""
         own, other = self._activation_numbers, self.graph.activation_numbers(numbers)
