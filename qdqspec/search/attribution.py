@@ -83,6 +83,7 @@ class Attribution(FirstPlacements):
         trials = yield [profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
         if self.is_bound or self.is_hardly_kept or not self.everything_keeps_metric:
             trials += yield from self.simple(trials)
+            trials += yield from self.timed_kernels(trials)
             trials += yield from self.roughly_thinned(trials)
         self.rehearse_metric(trials)
         is_limited = self.is_limited and self.guide.has_noise
@@ -123,7 +124,7 @@ class Attribution(FirstPlacements):
         trials += yield from self.recomposed(past, rough=False)
         for labels in simple:
             placement = self._space.resolve(self.thinned(labels, past))
-            if placement.sites and not self._is_proved:
+            if placement.sites and not self._is_proved and self.may_gain(placement, [*past, *trials]):
                 trials += yield [profiled(placement, "pure")]
                 trials += yield from self.recomposed([*past, *trials], rough=False)
         return trials
