@@ -62,16 +62,20 @@ class Engines(Closing):
     def run_each(self, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
         """The outputs of each of these inputs, in order; the next ones are computed while one is used."""
         started = deque[Future[dict[str, Array]]]()
+
+        def ended(most: int) -> Iterator[dict[str, Array]]:
+            while len(started) > most:
+                yield started.popleft().result()
+
         try:
             for feed in feeds:
                 if self.at_once == 1:
-                    yield from (future.result() for future in _taken(started))
+                    yield from ended(0)
                     yield self.run(feed)
-                    continue
-                started.append(self._pool.submit(self.run, feed))
-                if len(started) >= self._most:
-                    yield started.popleft().result()
-            yield from (future.result() for future in _taken(started))
+                else:
+                    started.append(self._pool.submit(self.run, feed))
+                    yield from ended(self._most - 1)
+            yield from ended(0)
         except KeyboardInterrupt:
             self._close_engines()  # which ends their runs
             raise
@@ -104,8 +108,3 @@ class Engines(Closing):
     def _close_engines(self) -> None:
         while self._all:
             self._all.pop().close()
-
-
-def _taken(futures: deque[Future[dict[str, Array]]]) -> Iterator[Future[dict[str, Array]]]:
-    while futures:
-        yield futures.popleft()
