@@ -21,6 +21,7 @@ import numpy.typing as npt
 from qdqspec.arrays import Array, Floats
 from qdqspec.corrections.layers import LinearLayer
 from qdqspec.corrections.statistics import InputStatistics, Means, Moments
+from qdqspec.quantize.corrections import MOST_STEPS
 from qdqspec.quantize.formats import QuantParams
 from qdqspec.quantize.scales import dequantize, quantize, steps_of
 
@@ -97,7 +98,8 @@ def rounded_weight(
 
     Each output channel gets the best of three, by the statistics that were ``held_out``: the nearest integers, those of
     `gptq`, and those of `gptq` for the weight that suits inputs with noise (`noise_aware`). None is larger than the
-    largest nearest integer. If sums of two products saturate, no pair overflows.
+    largest nearest integer, or differs from its own by more than a scheme can state. If sums of two products saturate,
+    no pair overflows.
     """
     fmt, middle = params.format, _middle(params)
     stored = quantize(weight.astype(np.float32, copy=False), params)
@@ -117,7 +119,7 @@ def rounded_weight(
         found.append(np.hstack([rounded[:, :outputs], rounded[:, -outputs:]]))
     options = [nearest]
     for option in np.split(np.concatenate(found), 2, axis=1):
-        integers = layer.weight_of(option)
+        integers = layer.weight_of(np.clip(option, nearest - MOST_STEPS, nearest + MOST_STEPS))
         integers = without_overflow(layer, integers) if saturates else integers
         options.append(np.asarray(layer.matrix(integers), np.float64))
     errors = [output_errors(held_out, matrix, option * step) for option in options]

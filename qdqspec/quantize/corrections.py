@@ -17,6 +17,8 @@ from qdqspec.types import Site
 
 WeightKey: TypeAlias = tuple[str, str, int | None]  # tensor, number format, axis of the scales
 
+MOST_STEPS = 127  # by which an integer of a weight may differ from the nearest one: a scheme stores a byte
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WeightNumbers:
@@ -51,7 +53,7 @@ def rounding_text(integers: Array, nearest: Array) -> str:
     steps = integers.astype(np.int64) - nearest.astype(np.int64)
     if not steps.any():
         return ""
-    if np.abs(steps).max() > np.iinfo(np.int8).max:
+    if np.abs(steps).max() > MOST_STEPS:
         raise ValueError("integers differ from the nearest ones by more than a byte holds")
     return packed(steps.astype(np.int8))
 

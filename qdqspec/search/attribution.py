@@ -124,7 +124,7 @@ class Attribution(FirstPlacements):
         trials += yield from self.recomposed(past, rough=False)
         for labels in simple:
             placement = self._space.resolve(self.thinned(labels, past))
-            if placement.sites and not self._is_proved and self.may_gain(placement, [*past, *trials]):
+            if placement.sites and not self._is_proved:
                 trials += yield [profiled(placement, "pure")]
                 trials += yield from self.recomposed([*past, *trials], rough=False)
         return trials

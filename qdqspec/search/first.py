@@ -85,14 +85,6 @@ class FirstPlacements(Stepwise):
             trials += yield from self.recomposed([*past, *trials])
         return trials
 
-    def may_gain(self, placement: Placement, past: Sequence[Trial]) -> bool:
-        """Whether a placement is predicted to be faster than the best so far, or no quantized one is profiled."""
-        if not _has_kernels(past):
-            return True
-        costs = CostModel.of(self._space, past)
-        best = min(costs.predict(costs.codes_of(trial.placement)) for trial in past if trial.incumbent)
-        return costs.predict(costs.codes_of(placement)) <= (1 - self.eps) * best
-
     def quickest(
         self, costs: CostModel, bounded: Bounded | None, share: float = 1.0, more_db: float = 0.0
     ) -> Codes:
@@ -122,7 +114,7 @@ class FirstPlacements(Stepwise):
         simple = self._by_thinned_time(past, rough=True)
         for labels in (each for each in simple[:FIRSTS] for _ in range(ATTEMPTS)):
             placement = self._space.resolve(self.thinned(labels, past, rough=True))
-            if placement.sites and self.is_new(placement) and self.may_gain(placement, [*past, *trials]):
+            if placement.sites and self.is_new(placement):
                 trials += yield [profiled(placement, self.phase)]
             if not _wins(trials):
                 trials += yield from self.recomposed([*past, *trials])

@@ -148,6 +148,19 @@ def test_rounding_for_noisy_inputs_has_a_smaller_error_with_quantized_inputs() -
     assert errors[1] < 0.8 * errors[0]
 
 
+def test_differences_from_the_nearest_integers_fit_into_a_scheme() -> None:
+    """With eight nearly equal inputs, weights of their mean, .75, have least noise: -127 would become 95."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((400, 1)) + 1e-3 * random.standard_normal((400, 8))
+    weight = np.array([[-1.0], *[[1.0]] * 7], np.float32)
+    layer = layer_of(linear_model("MatMul", weight, 2))
+    params = weight_params(weight, INT8, 1)
+    known = statistics(x.astype(np.float32), 0.05)
+    nearest = quantize(weight, params)
+    found = rounded_weight(layer, weight, params, known, known)
+    assert isinstance(rounding_text(nearest if found is None else found, nearest), str)
+
+
 @given(seed=st.integers(0, 999), columns=st.integers(1, 12), rows=st.integers(1, 30), power=st.floats(0, 10))
 def test_no_weight_has_a_smaller_error_with_noisy_inputs(
     seed: int, columns: int, rows: int, power: float
