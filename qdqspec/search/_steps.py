@@ -40,7 +40,6 @@ class Stepwise:
         self.bar = NoiseBar()  # estimate from scored and rehearsed placements
         self._setup = setup
         self._space = setup.space
-        self._required: list[Placement] = []  # by `require`
         self._steps = steps
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
         self._waiting: list[Proposal] = []  # of the present step, not yet asked for
@@ -81,11 +80,6 @@ class Stepwise:
     def is_new(self, placement: Placement) -> bool:
         """Whether timing a placement of the whole model was not requested yet, under any labels."""
         return not self._asked.get((placement.digest, ()), False)
-
-    def require(self, placement: Placement) -> None:
-        """Let a placement be built at the next request, whatever its expected task metric, also if it was dropped."""
-        self._required.append(placement)
-        self._asked.pop((placement.digest, ()), None)
 
     def is_worth_building(self, placement: Placement) -> bool:
         """Whether a placement is new, and not expected to be below a binding SQNR limit or that of the task metric."""
@@ -148,7 +142,7 @@ class Stepwise:
 
     def _may_keep_metric(self, placement: Placement) -> bool:
         """Whether no rehearsal shows that a candidate misses the task metric's limit; those of the user may always."""
-        is_free = self._setup.min_accuracy is None or placement in (*self._setup.seeds, *self._required)
+        is_free = self._setup.min_accuracy is None or placement in self._setup.seeds
         return is_free or self.keeps_metric(placement)
 
     def keeps_metric(self, placement: Placement) -> bool:

@@ -83,7 +83,6 @@ class Attribution(FirstPlacements):
         trials = yield [profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
         if self.is_bound or self.is_hardly_kept or not self.everything_keeps_metric:
             trials += yield from self.simple(trials)
-            trials += yield from self.timed_kernels(trials)
             trials += yield from self.roughly_thinned(trials)
         self.rehearse_metric(trials)
         is_limited = self.is_limited and self.guide.has_noise

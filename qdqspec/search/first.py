@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqspec.search._bounded import Bounded
-from qdqspec.search._classes import Labels, pure_labels, simple_labels
+from qdqspec.search._classes import Labels, simple_labels
 from qdqspec.search._steps import MARGINS_DB, Steps, Stepwise
 from qdqspec.search.base import SearchSetup, profiled
 from qdqspec.search.blocks import CostModel
@@ -58,7 +58,7 @@ class FirstPlacements(Stepwise):
         Integer kernels are known from at least one placement then. The noise allowed goes to the blocks that save most
         time for it, conversions between blocks included. With ``rough`` the noise of neighbours together is used.
         """
-        if not _has_kernels(past):
+        if not any(trial.ok and trial.layers and trial.placement.sites for trial in past):
             return []
         costs = CostModel.of(self._space, past)
         bounded = Bounded.of(costs, self.guide, rough=rough) if self.is_limited else None
@@ -69,21 +69,6 @@ class FirstPlacements(Stepwise):
         if not is_gain or not placement.sites or not self.is_worth_building(placement):
             return []
         return (yield [profiled(placement, self.phase)])
-
-    def timed_kernels(self, past: Sequence[Trial]) -> Steps[list[Trial]]:
-        """All linear operators quantized, whatever the error, if no quantized placement is profiled yet.
-
-        A strict limit leaves placements of few operators. Compositions need the times of the other integer kernels and
-        of conversions, which one build gives.
-        """
-        trials = list[Trial]()
-        *_, linear = pure_labels(self._space)
-        placement = self._space.resolve(linear)
-        if placement.sites and not _has_kernels(past):
-            self.require(placement)
-            trials += yield [profiled(placement, self.phase)]
-            trials += yield from self.recomposed([*past, *trials])
-        return trials
 
     def quickest(
         self, costs: CostModel, bounded: Bounded | None, share: float = 1.0, more_db: float = 0.0
@@ -155,11 +140,6 @@ class FirstPlacement(FirstPlacements):
             spent = self._spent(trials)
             kept = self.guide.thinned(everything, least - GAIN_DB, spent, rough=True)
             self.excluded = frozenset(everything).difference(kept) if kept else frozenset()
-
-
-def _has_kernels(trials: Sequence[Trial]) -> bool:
-    """Whether a quantized placement is profiled."""
-    return any(trial.ok and trial.layers and trial.placement.sites for trial in trials)
 
 
 def _wins(trials: Sequence[Trial]) -> int:
