@@ -97,8 +97,11 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
 
 
-# Of `logging`, before and after a fork; the last two since Python 3.13.
-_FORK_HOOKS = ("_acquireLock", "_releaseLock", "_prepareFork", "_afterFork")
+# Called before and after a fork: of `logging` (until Python 3.12 and since), and of filelock.
+_FORK_HOOKS = (
+    *("_acquireLock", "_releaseLock", "_prepareFork", "_afterFork"),
+    *("_pin_fork_objects", "_resume_parent_after_fork"),
+)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
