@@ -292,7 +292,7 @@ def test_an_interrupt_of_the_imports_is_reported():
     "name", ["_releaseLock", "_afterFork", "_pin_fork_objects", "_resume_parent_after_fork"]
 )
 def test_a_signal_during_a_fork_is_not_lost(name):
-    """Python ignores exceptions in functions that it calls at a fork: of `logging`, before Python 3.13 and since, and of filelock."""
+    """Python ignores exceptions in functions that it calls at a fork: of `logging` and of filelock."""
     code = f"""if True:
         import signal, time
         from qdqspec.cli.output import end_on_sigterm
