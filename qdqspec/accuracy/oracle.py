@@ -446,7 +446,7 @@ class RehearsedMetric:
         placement: Placement,
         rehearsal: Rehearsal,
         sqnr_db: float | None,
-        known: KnownOutputs | None = None,
+        known: KnownOutputs | None,
     ) -> bool | None:
         """Whether a placement with an expected SQNR meets the limit; ``None`` if the metric cannot be computed."""
         if not self._rehearse(placement, rehearsal, known):

@@ -332,8 +332,7 @@ class Prepared:
 
     def corrects(self, placement: Placement) -> bool:
         """Whether a candidate's model differs from that without corrections."""
-        is_same = self.model is self.folded and self.numbers.equals(self.calibrated[1], placement)
-        return not is_same
+        return self.model is not self.folded or not self.numbers.equals(self.calibrated[1], placement)
 
     def runner(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:
         """A function that runs the observer, until ``observers`` are closed."""

@@ -139,7 +139,8 @@ class Rehearsal(Closing):
         samples = 0
         feeds, references = tee(self.references())
         each = self.values_each((setting, feed) for feed, _ in feeds)
-        for samples, ((_, reference), values) in enumerate(zip(references, each, strict=True), 1):  # noqa: B007 - counted
+        for (_, reference), values in zip(references, each, strict=True):
+            samples += 1
             for comparison, edges in ((outputs, self.outputs_edges), (guiding, self.guiding_edges)):
                 comparison.add(_by_tensor(reference, edges), _by_tensor(values, edges))
         return Rehearsed(

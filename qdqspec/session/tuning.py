@@ -356,9 +356,8 @@ class _Problem:
     def uncorrected(self) -> _Problem:
         """The same without corrections, of which nothing is measured yet."""
         constraint = self.constraint.for_other_numbers()
-        if (
-            constraint.admission is not None
-        ):  # a resumed search does not repeat the rehearsals of the first placement
+        if constraint.admission is not None:
+            # a resumed search does not repeat the rehearsals of the first placement
             constraint.admission.difference = AllDataDifference()
         return replace(self, prepared=self.prepared.uncorrected(), constraint=constraint)
 
