@@ -260,7 +260,8 @@ class _Search:
     ) -> bool:
         """Whether held-out errors of placements are smaller than ``before``, where outputs are usable.
 
-        No placement may lose over all samples; the mean of the placements has to be a gain by its standard error too.
+        No placement may lose over all samples, nor their mean without any single sample; the mean has to be a gain by
+        its standard error too.
         With ``needs_inputs``, placements of weights alone are ignored: the correction holds for quantized inputs.
         """
         if _is_cut_short(after, before):
@@ -268,7 +269,7 @@ class _Search:
         pairs = _decisive(after, before, placements, needs_inputs=needs_inputs)
         gains = _gains(*zip(*pairs, strict=True)) if pairs else []
         changed = [(new, old) for new, old in pairs if new.gain_db(old)]
-        if not changed or not _is_gain(gains):
+        if not changed or not _is_gain(gains) or not _is_sure(changed):
             return False
         return lower_bound_db(np.mean([new.gains_db(old) for new, old in changed], axis=0)) >= -MOST_LOSS_DB
 
@@ -301,29 +302,34 @@ class _Search:
         return is_lost
 
     def attempt_margins(self) -> None:
-        """Widen the ranges of activations if that helps on samples that did not calibrate them.
+        """Widen the ranges of activations if that is expected to help on data that did not calibrate them.
 
-        All samples calibrate the ranges in use: even those held out look better with these than other data does. So
-        ranges of the other samples alone are compared with wider ones. The ranges in use, of twice as many samples,
-        get half of the margin that is best there.
+        All samples calibrate the ranges in use, so that none of those held out exceeds them; other data does. It
+        exceeds ranges of half of the samples about twice as often: its noise is estimated as the mean of that with the
+        ranges in use and that with ranges of the other half.
         """
-        before = self._errors_of(self._fit_ranges, 1.0, frozenset())
-        found: dict[tuple[float, frozenset[str]], tuple[float, tuple[Errors, ...]]] = {}
+        own, half = self.errors, self._errors_of(self._fit_ranges, 1.0, frozenset())
+        before = _mean_errors(own, half)
+        found = dict[tuple[float, frozenset[str]], tuple[float, tuple[Errors, ...]]]()
         for factor in FACTORS:
             for kept in dict.fromkeys((frozenset[str](), self.linear_inputs)):
-                after = self._errors_of(self._fit_ranges, factor, kept, before)
-                gains, is_cut_short = _gains(after, before), _is_cut_short(after, before)
-                found[factor, kept] = (sum(gains) if _is_gain(gains) and not is_cut_short else 0.0), after
-                if min(gains, default=0.0) >= -MOST_LOSS_DB and not is_cut_short:
+                after = self._errors_of(self._fit_ranges, factor, kept, half)
+                if _is_cut_short(after, half):
+                    found[factor, kept] = 0.0, after  # a loss even where most values are beyond the ranges
+                    continue
+                after = _mean_errors(self._errors_of(self._own_ranges, factor, kept), after)
+                pairs = [pair for pair in zip(after, before, strict=True) if _is_usable(*pair)]
+                gains, is_sure = _gains(after, before), _is_sure(pairs)
+                found[factor, kept] = sum(gains) if _is_gain(gains) and is_sure else 0.0, after
+                if is_sure and min(gains, default=0.0) >= -MOST_LOSS_DB:
                     break  # no placement loses: no ranges have to be kept
         best = max(found, key=lambda key: found[key][0])
-        margin = 1 + (best[0] - 1) / 2, best[1]
-        tried = self._with_margin(self._own_ranges, *margin)
+        tried = self._with_margin(self._own_ranges, *best)
         taken = found[best][0] > 0
         changed = [tensor for tensor, span in tried.items() if span != self._own_ranges.get(tensor)]
         self._record("margins", before, found[best][1], len(changed), taken=taken)
         if taken:
-            self.margin = margin
+            self.margin = best
             self.taken = replace(self.taken, ranges={tensor: tried[tensor] for tensor in changed})
             self.errors = self._whole_errors(self.taken)
 
@@ -406,6 +412,12 @@ def _computes_the_same(one: Question, other: Question) -> bool:
     )
 
 
+def _mean_errors(one: Iterable[Errors], other: Iterable[Errors]) -> tuple[Errors, ...]:
+    """The errors of each placement with the mean of two noise powers, on the samples of the second."""
+    pairs = zip(one, other, strict=True)
+    return tuple(Errors((mine.first(len(its.powers)).powers + its.powers) / 2) for mine, its in pairs)
+
+
 def _gains(after: Iterable[Errors], before: Iterable[Errors]) -> list[float]:
     """The gain of each placement that is usable and affected."""
     pairs = zip(after, before, strict=True)
@@ -436,6 +448,15 @@ def _is_usable(after: Errors, before: Errors) -> bool:
 def _is_gain(gains: Sequence[float]) -> bool:
     """Whether placements gain in the mean, and none loses."""
     return bool(gains) and sum(gains) / len(gains) >= LEAST_DB and min(gains) >= -MOST_LOSS_DB
+
+
+def _is_sure(pairs: Iterable[tuple[Errors, Errors]]) -> bool:
+    """Whether placements do not lose in the mean without any single sample, whose gain may be chance.
+
+    The pairs are new and old errors; a placement without a gain or a loss does not count.
+    """
+    found = [new.gains_without_db(old) for new, old in pairs if new.gain_db(old)]
+    return not found or float(np.mean(found, axis=0).min()) >= -MOST_LOSS_DB
 
 
 def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]:

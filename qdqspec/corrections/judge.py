@@ -224,6 +224,14 @@ class Errors:
         """The increase of the SQNR over the samples of this one, in dB."""
         return float(self.total_db - before.first(len(self.powers)).total_db)
 
+    def gains_without_db(self, before: Errors) -> Floats:
+        """The `gain_db` without each single sample of this one, of which there are several."""
+        old = before.first(len(self.powers))
+        mine_db, its_db = (
+            _db(one.powers.sum(axis=0) - one.powers).min(axis=-1, initial=MOST_DB) for one in (self, old)
+        )
+        return np.asarray(mine_db - its_db, np.float64)
+
     def gains_db(self, before: Errors) -> Floats:
         """The increase of the SQNR of each sample of this one, in dB."""
         return self.by_sample_db - before.first(len(self.powers)).by_sample_db

@@ -31,7 +31,7 @@ LEAST_DB = 0.02  # smallest gain of one choice over all samples
 FIT_SAMPLES = 6  # samples on which single choices are tried
 LOST_SAMPLES = 2  # of these, on which a choice that loses on each is given up
 PATIENCE = 16  # groups of tensors in a row without a better choice, after which the rest is not tried
-FACTORS = (1.1, 1.25)  # by which ranges are widened
+FACTORS = (1.025, 1.05, 1.125)  # by which ranges are widened
 PARTS = (0.9, 0.8, 0.7)  # of a range, in place of all of it
 _BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
+from threading import Thread
 from typing import TypeAlias
 
 import numpy as np
@@ -23,6 +25,11 @@ from qdqspec.types import Interval
 FEWEST_FREEDOM = 3  # of a deviation between times that a test takes into account
 Variance: TypeAlias = tuple[float, int]  # of a logarithm, with its degrees of freedom
 EXACT_LIMIT = 30  # pairs up to which the p-value of the signed-rank test is exact
+
+
+def load_tests() -> None:
+    """Import the module of the tests in the background, for a caller that will need it and first waits for engines."""
+    Thread(target=import_module, args=("scipy.stats",), name="qdqspec-import").start()
 
 
 def trimmed_mean(values: Sequence[float] | Floats, share: float = 0.2) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, cycle, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,9 @@ import onnx
 import pytest
 from arrays import arrays_of
 from chain_models import ChainModel
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
@@ -125,7 +129,7 @@ def test_ranges_that_other_samples_exceed_are_widened(session: Session, models: 
 def test_a_margin_with_larger_errors_is_not_used(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    totals = iter([30.0, 30.0, 29.9, 29.0, 29.0, 28.0])
+    totals = chain([30.0, 30.0], repeat(29.9))
 
     def errors(judge: Judge, numbers: object, **late: object) -> tuple[Errors, ...]:
         noise = 10 ** (-next(totals) / 10)
@@ -137,6 +141,74 @@ def test_a_margin_with_larger_errors_is_not_used(
     found = prepared(session, models, tmp_path, ("margins",)).corrections
     assert [(gain.name, gain.taken) for gain in found.gains] == [("margins", False)]
     assert not found.corrections.ranges
+
+
+@pytest.mark.parametrize(("with_own_db", "is_taken"), [(39.0, True), (20.0, False)])
+def test_a_margin_is_judged_by_the_mean_noise_with_ranges_of_half_and_of_all_samples(
+    session: Session,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    with_own_db: float,
+    is_taken: bool,
+) -> None:
+    totals = chain(
+        [40.0, 20.0], cycle([25.0, with_own_db])
+    )  # without a margin: own and half; with one: half, own
+
+    def errors(judge: Judge, numbers: object, **late: object) -> tuple[Errors, ...]:
+        noise = 10 ** (-next(totals) / 10)
+        return (Errors(np.tile([1.0, noise], (4, 1, 1))),) * len(judge.placements)
+
+    monkeypatch.setattr(Judge, "errors", errors)
+    monkeypatch.setattr(Judge, "compared", lambda judge, numbers, *_: errors(judge, numbers))
+    monkeypatch.setattr(find, "JUDGEMENTS", 1e9)
+    (gain,) = prepared(session, models, tmp_path, ("margins",)).corrections.gains
+    assert gain.taken == is_taken
+    assert gain.before_db == pytest.approx(-10 * np.log10((1e-4 + 1e-2) / 2), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("gains_db", "is_taken"), [([3.0, -0.5, -0.5, -0.5], False), ([3.0, 3.0, -0.5, -0.5], True)]
+)
+def test_a_gain_on_a_single_sample_is_not_enough(
+    session: Session,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    gains_db: list[float],
+    is_taken: bool,
+) -> None:
+    monkeypatch.setattr(find, "lower_bound_db", lambda *_: 1.0)
+    monkeypatch.setattr(Judge, "errors", lambda judge, *_, **__: with_gains(judge, [0.0] * 4))
+    monkeypatch.setattr(Judge, "compared", lambda judge, *_: with_gains(judge, gains_db))
+    monkeypatch.setattr(find, "JUDGEMENTS", 1e9)
+    (gain,) = prepared(session, models, tmp_path, ("rounding",)).corrections.gains
+    assert gain.taken == is_taken
+
+
+@given(
+    st.integers(2, 6).flatmap(
+        lambda samples: arrays(np.float64, (2, samples, 2, 2), elements=st.floats(1e-3, 1e3))
+    )
+)
+def test_a_gain_without_one_sample_is_that_of_the_others(powers: np.ndarray) -> None:
+    after, before = map(Errors, powers)
+    expected = [
+        Errors(np.delete(after.powers, sample, 0)).gain_db(Errors(np.delete(before.powers, sample, 0)))
+        for sample in range(len(after.powers))
+    ]
+    np.testing.assert_allclose(after.gains_without_db(before), expected, atol=1e-6)
+
+
+def with_gains(judge: Judge, gains_db: list[float]) -> tuple[Errors, ...]:
+    """Errors about 30 dB with a gain for each sample, the first of which has most of the noise."""
+    powers = [
+        [[1.0, scale * 10 ** (-(30 + gain) / 10)]] for scale, gain in zip([9, 1, 1, 1], gains_db, strict=True)
+    ]
+    return (Errors(np.array(powers)),) * len(judge.placements)
 
 
 @pytest.mark.parametrize("loses", [True, False])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 from statistics import NormalDist
 
 import numpy as np
@@ -276,3 +278,16 @@ def test_a_ratio_between_two_conditions_encloses_the_intervals_of_both() -> None
     assert found["tuned"].high == max(one.high for one in apart)
     assert found["reference"] == Interval(median=1, low=1, high=1)
     assert enclosed_ratios(steady, {}, "reference") == ratio_intervals(steady, "reference")
+
+
+def test_scipy_is_imported_in_the_background_on_demand_only() -> None:
+    program = """
+import sys, threading
+from qdqspec.measurement import stats
+assert "scipy" not in sys.modules
+stats.load_tests()
+(thread,) = (each for each in threading.enumerate() if each is not threading.main_thread())
+thread.join()
+assert "scipy.stats" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
