@@ -10,7 +10,8 @@ calibration=..., evaluation=..., min_sqnr_db=...)` or `(..., metric=..., max_dro
 interleaved with float by `benchmarks/independent.py`, without code of qdqspec: plain `InferenceSession.run`, thread
 CPU time. A model of another tool counts at a limit if it meets the limit on the same data. The *best* of the others
 is the fastest that does, or float. Geometric means are over models. `--nncf` installs NNCF with pip into an
-environment below `--results` (benchmarks/nncf_peer.py).
+environment below `--results` (benchmarks/nncf_peer.py). "First s" is the time from the start of a search, calibration
+included, to the first placement that meets the limit and is faster than float in a race.
 
 Each model has a separate process and a limit of `--limit` seconds. `--results DIR` stores `accuracy.json` and the
 results of each search; a run that is started again continues from them. Markdown is written to standard output,
@@ -27,8 +28,10 @@ import platform
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +55,10 @@ from qdqspec.types import NOT_CANDIDATES
 PEERS = ("static", "dynamic", "nncf")
 METRIC, DROP = "metric -1 %", 0.01
 LIMITS = {"15 dB": 15.0, "20 dB": 20.0, "30 dB": 30.0}
+POLL = 0.2  # seconds
 QUICK = ("digits_lenet", "digits_resnet_b1")
 HEADERS = (
-    "model", "limit", "tuned / float", "dB", "agrees", "builds", "search s", "best other / float", "which",
+    "model", "limit", "tuned / float", "dB", "agrees", "builds", "first s", "search s", "best other / float", "which",
     "tuned / best",
 )  # fmt: skip
 PEER_HEADERS = (
@@ -74,6 +78,7 @@ class Search:
     builds: int = 0
     below: int = 0  # trials with an SQNR below the limit
     seconds: float = 0.0
+    first_seconds: float | None = None  # to the first placement that won
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,13 +192,41 @@ def _tuned(model: RealModel, limit: str, folder: Path, minutes: float, tuned: Pa
         asked |= {"evaluation": labelled, "metric": "agreement", "max_drop": DROP}
     else:
         asked["min_sqnr_db"] = LIMITS[limit]
-    result = tune(model.path, minutes=minutes, output=folder, no_cache=True, **asked)
+    with _first_win(folder) as first:
+        result = tune(model.path, minutes=minutes, output=folder, no_cache=True, **asked)
     if not result.unchanged:
         tuned.write_bytes(result.model.read_bytes())
     built = [trial for trial in result.trials if trial.phase not in NOT_CANDIDATES]
     found = [trial.sqnr_db if trial.all_data_db is None else trial.all_data_db for trial in built]
     below = [db for db in found if db is not None and db < LIMITS.get(limit, -math.inf)]
-    return {"unchanged": result.unchanged, "builds": result.search.total, "below": len(below)}
+    return {
+        "unchanged": result.unchanged,
+        "builds": result.search.total,
+        "below": len(below),
+        "first_seconds": next(iter(first), None),
+    }
+
+
+@contextmanager
+def _first_win(folder: Path) -> Iterator[list[float]]:
+    """The seconds until a journal in a folder has a placement that won, once it has one."""
+    found, is_over, started = list[float](), threading.Event(), time.monotonic()
+
+    def look() -> None:
+        while not found and not is_over.wait(POLL):
+            lines = [
+                line for path in folder.glob("*/*/trials.jsonl") for line in path.read_text().splitlines()
+            ]
+            if any('"incumbent":true' in line for line in lines if '"trial":0,' not in line):
+                found.append(time.monotonic() - started)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _write_labelled(model: RealModel, path: Path, count: int) -> None:
@@ -279,6 +312,7 @@ def _cells(row: Row) -> list[list[str]]:
                 db_text(one) + kept,
                 agreement_text(one),
                 f"{search.builds} ({search.below} below)",
+                "-" if search.first_seconds is None else f"{search.first_seconds:.1f}",
                 f"{search.seconds:.0f}",
                 f"{best:.3f}",
                 which,
