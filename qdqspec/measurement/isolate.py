@@ -504,7 +504,15 @@ class IsolatedEngine:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name; bfloat16 is returned as float32, which numpy supports."""
-        return {name: as_real(value) for name, value in self.ask({"do": "run"}, feeds)[1].items()}
+        return self._outputs(feeds)
+
+    def extremes(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the smallest and the largest value of each output, without a transfer of the others."""
+        return self._outputs(feeds, extremes=True)
+
+    def _outputs(self, feeds: Mapping[str, Array], *, extremes: bool = False) -> dict[str, Array]:
+        found = self.ask({"do": "run", "extremes": extremes}, feeds)[1]
+        return {name: as_real(value) for name, value in found.items()}
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Set the inputs that `time` and `layers` use. They are transferred once."""

@@ -35,6 +35,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qdqspec.arrays import Array
 from qdqspec.backends.base import Backend, BuildOptions, Engine, backend_named
 from qdqspec.codec import to_data
@@ -101,7 +103,7 @@ class Service:
         held, free = getattr(self._built(), "device_memory")()  # noqa: B009 - not every engine has it
         return {"held": held, "free": free}, {}
 
-    def _do_run(self, _: Header, arrays: Mapping[str, Array]) -> Reply:
+    def _do_run(self, header: Header, arrays: Mapping[str, Array]) -> Reply:
         outputs = self._built().run(arrays)
         numeric = {name: value for name, value in outputs.items() if is_transferable(value)}
         if outputs and not numeric:
@@ -109,6 +111,8 @@ class Service:
                 f"no output is a tensor of numbers ({', '.join(outputs)}), so there is nothing to compare",
                 cure="give the model such an output",
             )
+        if header.get("extremes"):
+            numeric = {name: _extremes(value) for name, value in numeric.items()}
         return {}, numeric
 
     def _do_bind(self, header: Header, arrays: Mapping[str, Array]) -> Reply:
@@ -144,6 +148,11 @@ class Service:
         if self.engine is None:
             raise BackendError("no engine is built in this process")
         return self.engine
+
+
+def _extremes(values: Array) -> Array:
+    """The smallest and the largest value, or NaN twice if one is NaN; none of an empty array."""
+    return np.array([values.min(), values.max()], values.dtype) if values.size else values
 
 
 def _profile(header: Header) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -96,12 +96,7 @@ class Observing:
         path = observers.enter_context(TemporaryFolder()) / "observer.onnx"
         save_model(observer, path, base=base)
         engine = observers.enter_context(closing(self._built(observers, path)))
-
-        def run(feed: Feed) -> Mapping[str, Array]:
-            with self._explained(path, cure):
-                return engine.run(feed)
-
-        return run
+        return _ObserverRuns(engine, partial(self._explained, path, cure))
 
     def _built(self, observers: ExitStack, path: Path) -> Engine:
         if self.alone:
@@ -138,6 +133,24 @@ class Observing:
         except BackendError as error:
             what = error.what.replace(str(observer), self.given.where)
             raise BackendError(what, where=self.given.where, cure=error.cure or cure) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _ObserverRuns:
+    """An engine of an observer; ``explained`` is the context of its errors."""
+
+    engine: Engine
+    explained: Callable[[], AbstractContextManager[None]]
+
+    def __call__(self, feed: Feed) -> Mapping[str, Array]:
+        with self.explained():
+            return self.engine.run(feed)
+
+    def extremes(self, feed: Feed) -> Mapping[str, Array]:
+        """The smallest and the largest value of each output; all values of an engine in this process."""
+        own = getattr(self.engine, "extremes", self.engine.run)
+        with self.explained():
+            return own(feed)
 
 
 FUSIONS = "fusion.json"

@@ -173,7 +173,8 @@ def _xlogx(values: Floats) -> Floats:
 
 
 # Takes a model and returns a function that runs it: feed in, outputs by name out. The model comes from `observe`;
-# references to external data stay relative to the folder of the original.
+# references to external data stay relative to the folder of the original. If the function has an attribute
+# ``extremes``, that runs it too, and has at least the smallest and the largest value of each output.
 OutputRunner: TypeAlias = Callable[[Parts], Callable[[Feed], Mapping[str, Array]]]
 
 _FROM_HISTOGRAM: dict[Method, Callable[[Histogram], TensorRange]] = {
@@ -267,9 +268,16 @@ class _Watch:
 
     def values(self, feed: Feed) -> dict[str, Array]:
         """Non-empty float values by tensor. Those of bodies that did not run are missing."""
+        return self._of_run(feed, self.execute)
+
+    def extremes(self, feed: Feed) -> dict[str, Array]:
+        """Float values by tensor, as `values`, but maybe only the smallest and the largest one of each."""
+        return self._of_run(feed, getattr(self.execute, "extremes", self.execute))
+
+    def _of_run(self, feed: Feed, execute: Callable[[Feed], Mapping[str, Array]] | None) -> dict[str, Array]:
         found = {name: feed[name] for name in self.inputs}
-        if self.execute is not None:
-            found |= self.observer.seen(self.execute(feed))
+        if execute is not None:
+            found |= self.observer.seen(execute(feed))
         real = {name: as_real(value) for name, value in found.items() if isinstance(value, np.ndarray)}
         return {n: v for n, v in real.items() if v.size > 0 and np.issubdtype(v.dtype, np.floating)}
 
@@ -294,7 +302,7 @@ def _spans(
     unbounded: dict[str, int] = {}
     number = -1
     for number, feed in enumerate(feeds):
-        for tensor, value in watch.values(feed).items():
+        for tensor, value in watch.extremes(feed).items():
             low, high = float(value.min()), float(value.max())
             if not (np.isfinite(low) and np.isfinite(high)):
                 unbounded.setdefault(tensor, number)

@@ -57,7 +57,7 @@ from qdqspec.types import (
     TuneRules,
 )
 
-FIRST_SHARE = 0.1  # of the time limit, for the first placement that meets the limits
+FIRST_SHARE = 0.15  # of the time limit, for the first placement that meets the limits
 OVERTIME_SHARE = 0.25  # of the time limit, for candidates that just missed the SQNR limit
 ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks that it did not need
 

@@ -19,6 +19,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.measurement.isolate import Child, Isolated, IsolatedEngine, Zygote, can_fork, close_idle
+from qdqspec.measurement.worker import _extremes
 
 needs_fork = pytest.mark.skipif(not can_fork(), reason="fork is not safe on this system")
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -61,6 +62,21 @@ def test_an_isolated_engine_gives_the_results_of_the_engine(
     for name, value in expected.items():
         np.testing.assert_array_equal(outputs[name], value)
     outside.close()
+
+
+def test_extremes_are_those_of_the_outputs(fake: Isolated, model: Path, feeds: dict[str, np.ndarray]) -> None:
+    engine = build(fake, model)
+    outputs, extremes = engine.run(feeds), engine.extremes(feeds)
+    assert extremes.keys() == outputs.keys()
+    for name, values in outputs.items():
+        np.testing.assert_array_equal(extremes[name], [values.min(), values.max()])
+        assert extremes[name].dtype == values.dtype
+    engine.close()
+
+
+def test_extremes_of_nan_are_nan_and_those_of_nothing_nothing() -> None:
+    assert np.isnan(_extremes(np.array([1, np.nan, 2], np.float32))).all()
+    assert _extremes(np.zeros((0, 3), np.float32)).size == 0
 
 
 def test_each_build_of_a_model_has_another_level(

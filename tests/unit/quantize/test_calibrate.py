@@ -150,6 +150,28 @@ def test_no_sample_is_an_error_not_an_empty_result(absolute: Model) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_ranges_are_equal_if_only_extremes_are_returned(absolute: Model, method: str) -> None:
+    feeds = feeds_of([1, -2, 0.5], [-3, 0.25])
+    calls = list[str]()
+
+    class Runs:
+        def __init__(self, parts: Parts) -> None:
+            self.run = run_on_cpu(parts)
+
+        def __call__(self, feed: Feed) -> Mapping[str, np.ndarray]:
+            calls.append("values")
+            return self.run(feed)
+
+        def extremes(self, feed: Feed) -> Mapping[str, np.ndarray]:
+            calls.append("extremes")
+            return {name: np.array([v.min(), v.max()], v.dtype) for name, v in self.run(feed).items()}
+
+    found = calibrate(absolute, ["x", "n", "y"], feeds, method, Runs)
+    assert found == calibrate(absolute, ["x", "n", "y"], feeds, method, run_on_cpu)
+    assert calls == ["extremes"] * 2 + (["values"] * 2 if method not in ("max", "mean") else [])
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_bfloat16_has_ranges_as_well(absolute: Model, method: str) -> None:
     """numpy has no such type and does not count it as floating point."""
     absolute.proto.graph.input[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
