@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqspec import errors
-from qdqspec.arrays import Array
+from qdqspec.arrays import Array, Reduction
 from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Capabilities, backend_named
 from qdqspec.closing import Closing
 from qdqspec.codec import from_data
@@ -504,14 +504,11 @@ class IsolatedEngine:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name; bfloat16 is returned as float32, which numpy supports."""
-        return self._outputs(feeds)
+        return self.reduced(feeds, None)
 
-    def extremes(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once and return the smallest and the largest value of each output, without a transfer of the others."""
-        return self._outputs(feeds, extremes=True)
-
-    def _outputs(self, feeds: Mapping[str, Array], *, extremes: bool = False) -> dict[str, Array]:
-        found = self.ask({"do": "run", "extremes": extremes}, feeds)[1]
+    def reduced(self, feeds: Mapping[str, Array], how: Reduction | None) -> dict[str, Array]:
+        """Run once and return the outputs by name, reduced before they are transferred."""
+        found = self.ask({"do": "run", "reduce": how}, feeds)[1]
         return {name: as_real(value) for name, value in found.items()}
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:

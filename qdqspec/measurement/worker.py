@@ -35,9 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from qdqspec.arrays import Array
+from qdqspec.arrays import REDUCTIONS, Array
 from qdqspec.backends.base import Backend, BuildOptions, Engine, backend_named
 from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
@@ -111,8 +109,8 @@ class Service:
                 f"no output is a tensor of numbers ({', '.join(outputs)}), so there is nothing to compare",
                 cure="give the model such an output",
             )
-        if header.get("extremes"):
-            numeric = {name: _extremes(value) for name, value in numeric.items()}
+        if how := header.get("reduce"):
+            numeric = {name: REDUCTIONS[how](value) for name, value in numeric.items()}
         return {}, numeric
 
     def _do_bind(self, header: Header, arrays: Mapping[str, Array]) -> Reply:
@@ -148,11 +146,6 @@ class Service:
         if self.engine is None:
             raise BackendError("no engine is built in this process")
         return self.engine
-
-
-def _extremes(values: Array) -> Array:
-    """The smallest and the largest value, or NaN twice if one is NaN; none of an empty array."""
-    return np.array([values.min(), values.max()], values.dtype) if values.size else values
 
 
 def _profile(header: Header) -> dict[str, int]:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from pydantic import BaseModel
 
-from qdqspec.arrays import Array, Feed
+from qdqspec.arrays import Array, Feed, Reduction
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.config import hooks
 from qdqspec.config.settings import DEFAULT_BACKEND
@@ -146,11 +146,11 @@ class _ObserverRuns:
         with self.explained():
             return self.engine.run(feed)
 
-    def extremes(self, feed: Feed) -> Mapping[str, Array]:
-        """The smallest and the largest value of each output; all values of an engine in this process."""
-        own = getattr(self.engine, "extremes", self.engine.run)
+    def reduced(self, feed: Feed, how: Reduction) -> Mapping[str, Array]:
+        """The outputs by name, reduced in the process of the engine if it has one of its own."""
+        own = getattr(self.engine, "reduced", None)
         with self.explained():
-            return own(feed)
+            return self.engine.run(feed) if own is None else own(feed, how)
 
 
 FUSIONS = "fusion.json"

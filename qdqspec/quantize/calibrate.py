@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qdqspec.arrays import Array, Feed, Floats
+from qdqspec.arrays import REDUCTIONS, Array, Feed, Floats, Reduction
 from qdqspec.config import hooks
 from qdqspec.errors import DataError
 from qdqspec.graph.flat import find_scopes
@@ -36,9 +36,6 @@ from qdqspec.types import Method
 from qdqspec.units import count_text, list_text
 
 BINS = 2048
-MOST_COUNTED = (
-    1 << 17
-)  # values of one tensor in one sample that a histogram counts; of more, evenly spaced ones
 PERCENTILE = 99.99  # percentage of all values that is not clipped
 _LEVELS = 128  # of the magnitude, as in an 8-bit symmetric grid
 _MSE_CANDIDATES = 128
@@ -73,17 +70,6 @@ class Histogram:
     def magnitudes(self) -> Floats:
         """Counts of absolute values in `BINS` equal bins."""
         return self.counts[BINS:] + self.counts[:BINS][::-1]
-
-
-def evenly_spaced(values: npt.NDArray[np.generic], most: int = MOST_COUNTED) -> npt.NDArray[np.generic]:
-    """At most ``most`` values of an array, flat, whose distance shares no factor with a dimension.
-
-    So they are from all channels, rows and columns alike.
-    """
-    step = -(-values.size // most)
-    while any(math.gcd(step, dim) > 1 for dim in values.shape):
-        step += 1
-    return values.reshape(-1)[::step]
 
 
 def percentile_range(histogram: Histogram, percentile: float = PERCENTILE) -> TensorRange:
@@ -174,7 +160,7 @@ def _xlogx(values: Floats) -> Floats:
 
 # Takes a model and returns a function that runs it: feed in, outputs by name out. The model comes from `observe`;
 # references to external data stay relative to the folder of the original. If the function has an attribute
-# ``extremes``, that runs it too, and has at least the smallest and the largest value of each output.
+# ``reduced``, that runs it too and reduces the values of each output, so that fewer are transferred.
 OutputRunner: TypeAlias = Callable[[Parts], Callable[[Feed], Mapping[str, Array]]]
 
 _FROM_HISTOGRAM: dict[Method, Callable[[Histogram], TensorRange]] = {
@@ -236,9 +222,10 @@ def calibrate_with(
         histograms = {
             tensor: Histogram(spans[tensor]) for tensor in clipped if spans[tensor].largest > _NEGLIGIBLE
         }
-        for values in map(watch.values, feeds()):
+        for feed in feeds():
+            values = watch.values(feed, "spaced")
             for tensor in histograms.keys() & values.keys():
-                histograms[tensor].add(evenly_spaced(values[tensor]))
+                histograms[tensor].add(values[tensor])
         for method in _FROM_HISTOGRAM.keys() & set(methods):
             choose = _FROM_HISTOGRAM[method]
             found[method] = spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
@@ -266,20 +253,18 @@ class _Watch:
             execute=run(observer.parts) if observer.names else None,
         )
 
-    def values(self, feed: Feed) -> dict[str, Array]:
-        """Non-empty float values by tensor. Those of bodies that did not run are missing."""
-        return self._of_run(feed, self.execute)
-
-    def extremes(self, feed: Feed) -> dict[str, Array]:
-        """Float values by tensor, as `values`, but maybe only the smallest and the largest one of each."""
-        return self._of_run(feed, getattr(self.execute, "extremes", self.execute))
-
-    def _of_run(self, feed: Feed, execute: Callable[[Feed], Mapping[str, Array]] | None) -> dict[str, Array]:
+    def values(self, feed: Feed, how: Reduction) -> dict[str, Array]:
+        """Float values by tensor, reduced; none of those that are empty, as in bodies that did not run."""
         found = {name: feed[name] for name in self.inputs}
-        if execute is not None:
-            found |= self.observer.seen(execute(feed))
+        if self.execute is not None:
+            reduced = getattr(self.execute, "reduced", None)
+            found |= self.observer.seen(self.execute(feed) if reduced is None else reduced(feed, how))
         real = {name: as_real(value) for name, value in found.items() if isinstance(value, np.ndarray)}
-        return {n: v for n, v in real.items() if v.size > 0 and np.issubdtype(v.dtype, np.floating)}
+        return {
+            name: REDUCTIONS[how](value)  # of what is reduced already, the same values
+            for name, value in real.items()
+            if value.size > 0 and np.issubdtype(value.dtype, np.floating)
+        }
 
 
 def _deciding_tensors(model: Model) -> set[str]:
@@ -302,7 +287,7 @@ def _spans(
     unbounded: dict[str, int] = {}
     number = -1
     for number, feed in enumerate(feeds):
-        for tensor, value in watch.extremes(feed).items():
+        for tensor, value in watch.values(feed, "extremes").items():
             low, high = float(value.min()), float(value.max())
             if not (np.isfinite(low) and np.isfinite(high)):
                 unbounded.setdefault(tensor, number)

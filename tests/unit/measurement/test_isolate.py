@@ -11,15 +11,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from qdqspec.arrays import REDUCTIONS, Reduction
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.measurement.isolate import Child, Isolated, IsolatedEngine, Zygote, can_fork, close_idle
-from qdqspec.measurement.worker import _extremes
 
 needs_fork = pytest.mark.skipif(not can_fork(), reason="fork is not safe on this system")
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -64,19 +65,17 @@ def test_an_isolated_engine_gives_the_results_of_the_engine(
     outside.close()
 
 
-def test_extremes_are_those_of_the_outputs(fake: Isolated, model: Path, feeds: dict[str, np.ndarray]) -> None:
+@pytest.mark.parametrize("how", get_args(Reduction))
+def test_outputs_are_reduced_before_they_are_transferred(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray], how: Reduction
+) -> None:
     engine = build(fake, model)
-    outputs, extremes = engine.run(feeds), engine.extremes(feeds)
-    assert extremes.keys() == outputs.keys()
+    outputs, reduced = engine.run(feeds), engine.reduced(feeds, how)
+    assert reduced.keys() == outputs.keys()
     for name, values in outputs.items():
-        np.testing.assert_array_equal(extremes[name], [values.min(), values.max()])
-        assert extremes[name].dtype == values.dtype
+        np.testing.assert_array_equal(reduced[name], REDUCTIONS[how](values))
+        assert reduced[name].dtype == values.dtype
     engine.close()
-
-
-def test_extremes_of_nan_are_nan_and_those_of_nothing_nothing() -> None:
-    assert np.isnan(_extremes(np.array([1, np.nan, 2], np.float32))).all()
-    assert _extremes(np.zeros((0, 3), np.float32)).size == 0
 
 
 def test_each_build_of_a_model_has_another_level(

@@ -11,7 +11,7 @@ import pytest
 from arrays import arrays_of
 from onnx import TensorProto, helper
 
-from qdqspec.arrays import Feed
+from qdqspec.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.observe import observe
@@ -150,8 +150,8 @@ def test_no_sample_is_an_error_not_an_empty_result(absolute: Model) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_ranges_are_equal_if_only_extremes_are_returned(absolute: Model, method: str) -> None:
-    feeds = feeds_of([1, -2, 0.5], [-3, 0.25])
+def test_ranges_are_equal_if_the_runner_reduces_values(absolute: Model, method: str) -> None:
+    feeds = feeds_of(np.linspace(-2, 1, 3 * MOST_SPACED).tolist(), [-3, 0.25])
     calls = list[str]()
 
     class Runs:
@@ -159,16 +159,15 @@ def test_ranges_are_equal_if_only_extremes_are_returned(absolute: Model, method:
             self.run = run_on_cpu(parts)
 
         def __call__(self, feed: Feed) -> Mapping[str, np.ndarray]:
-            calls.append("values")
-            return self.run(feed)
+            raise AssertionError
 
-        def extremes(self, feed: Feed) -> Mapping[str, np.ndarray]:
-            calls.append("extremes")
-            return {name: np.array([v.min(), v.max()], v.dtype) for name, v in self.run(feed).items()}
+        def reduced(self, feed: Feed, how: Reduction) -> Mapping[str, np.ndarray]:
+            calls.append(how)
+            return {name: REDUCTIONS[how](values) for name, values in self.run(feed).items()}
 
     found = calibrate(absolute, ["x", "n", "y"], feeds, method, Runs)
     assert found == calibrate(absolute, ["x", "n", "y"], feeds, method, run_on_cpu)
-    assert calls == ["extremes"] * 2 + (["values"] * 2 if method not in ("max", "mean") else [])
+    assert calls == ["extremes"] * 2 + (["spaced"] * 2 if method not in ("max", "mean") else [])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqspec.arrays import evenly_spaced, extremes
 from qdqspec.quantize.calibrate import (
     BINS,
     Histogram,
     _divergences,
     entropy_range,
-    evenly_spaced,
     mse_range,
     percentile_range,
 )
@@ -109,3 +109,9 @@ def published_divergence(counts: np.ndarray, kept: int) -> float:
 
 def test_the_entropy_range_of_equal_magnitudes_clips_nothing() -> None:
     assert entropy_range(histogram_of(np.full(100, 3.0))) == TensorRange(0, 3)
+
+
+def test_extremes_of_nan_are_nan_and_those_of_nothing_nothing() -> None:
+    np.testing.assert_array_equal(extremes(np.array([[3, -1], [2, 0]], np.float32)), np.float32([-1, 3]))
+    assert np.isnan(extremes(np.array([1, np.nan, 2], np.float32))).all()
+    assert extremes(np.zeros((0, 3), np.float32)).size == 0
