@@ -305,11 +305,11 @@ class _Search:
         """Widen the ranges of activations if that is expected to help on data that did not calibrate them.
 
         All samples calibrate the ranges in use, so that none of those held out exceeds them; other data does. It
-        exceeds ranges of half of the samples about twice as often: its noise is estimated as the mean of that with the
-        ranges in use and that with ranges of the other half.
+        exceeds ranges of the even samples, which are half of them, about twice as often: its noise is estimated as the
+        mean of those with the ranges in use and with these.
         """
-        own, half = self.errors, self._errors_of(self._fit_ranges, 1.0, frozenset())
-        before = _mean_errors(own, half)
+        half = self._errors_of(self._fit_ranges, 1.0, frozenset())
+        before = _mean_errors(self.errors, half)
         found = dict[tuple[float, frozenset[str]], tuple[float, tuple[Errors, ...]]]()
         for factor in FACTORS:
             for kept in dict.fromkeys((frozenset[str](), self.linear_inputs)):
@@ -413,7 +413,7 @@ def _computes_the_same(one: Question, other: Question) -> bool:
 
 
 def _mean_errors(one: Iterable[Errors], other: Iterable[Errors]) -> tuple[Errors, ...]:
-    """The errors of each placement with the mean of two noise powers, on the samples of the second."""
+    """The errors of each placement with the mean of two noises, on the samples of the second."""
     pairs = zip(one, other, strict=True)
     return tuple(Errors((mine.first(len(its.powers)).powers + its.powers) / 2) for mine, its in pairs)
 

@@ -220,17 +220,21 @@ class Errors:
         """The errors on the first samples."""
         return Errors(self.powers[:samples])
 
+    def without(self, sample: int) -> Errors:
+        """The errors on all other samples."""
+        return Errors(np.delete(self.powers, sample, axis=0))
+
     def gain_db(self, before: Errors) -> float:
         """The increase of the SQNR over the samples of this one, in dB."""
         return float(self.total_db - before.first(len(self.powers)).total_db)
 
     def gains_without_db(self, before: Errors) -> Floats:
-        """The `gain_db` without each single sample of this one, of which there are several."""
-        old = before.first(len(self.powers))
-        mine_db, its_db = (
-            _db(one.powers.sum(axis=0) - one.powers).min(axis=-1, initial=MOST_DB) for one in (self, old)
-        )
-        return np.asarray(mine_db - its_db, np.float64)
+        """The `gain_db` without each single sample of this one."""
+        gains = [
+            self.without(sample).gain_db(before.first(len(self.powers)).without(sample))
+            for sample in range(len(self.powers))
+        ]
+        return np.array(gains, np.float64)
 
     def gains_db(self, before: Errors) -> Floats:
         """The increase of the SQNR of each sample of this one, in dB."""
