@@ -99,7 +99,8 @@ class FirstPlacements(Stepwise):
         simple = self._by_thinned_time(past, rough=True)
         for labels in (each for each in simple[:FIRSTS] for _ in range(ATTEMPTS)):
             placement = self._space.resolve(self.thinned(labels, past, rough=True))
-            if placement.sites and self.is_new(placement):
+            # unknown once the time is over
+            if placement.sites and self.is_new(placement) and self.guide.predicted_db(placement) is not None:
                 trials += yield [profiled(placement, self.phase)]
             if not _wins(trials):
                 trials += yield from self.recomposed([*past, *trials])

@@ -48,6 +48,7 @@ class Budget:
     take, at the mean of the builds so far, is kept back from the seconds that are allowed, up to half of them.
     ``waited`` are the seconds that this process has waited for other runs on the device, which do not count.
     ``run_left`` are the seconds left of the time limit of the whole run, in which they do.
+    So many builds as ``late`` may end after the ``seconds``.
     """
 
     trials: int
@@ -57,9 +58,11 @@ class Budget:
     clock: Callable[[], float] = time.monotonic
     waited: Callable[[], float] = lambda: 0.0
     run_left: Callable[[], float | None] = lambda: None
+    late: int = 0
     started: float = field(init=False)
     _builds: list[float] = field(default_factory=list, init=False)  # seconds of each
     _has_winner: bool = field(default=False, init=False)
+    _were_late: int = field(default=0, init=False)  # builds that ended after the seconds
 
     def __post_init__(self) -> None:
         self.started = self.clock() - self.waited()
@@ -74,6 +77,8 @@ class Budget:
         if trial.ok and not trial.subgraph:
             self._builds.append(trial.build_seconds)
             self._has_winner |= trial.incumbent and bool(trial.placement.sites)
+        if self.late and (own := self._own_left) is not None:
+            self._were_late += own <= 0
 
     @property
     def allowed(self) -> float | None:
@@ -91,7 +96,7 @@ class Budget:
         if _candidates(trials) >= self.trials:
             return f"its limit of {count_text(self.trials, 'build')}"
         own = self._own_left
-        if self.seconds is not None and own is not None and own <= 0:
+        if self.seconds is not None and own is not None and own <= 0 and self._were_late >= self.late:
             return f"its limit of {seconds_text(self.seconds)}"
         return "the time limit of the run" if self.run_left() == 0 else ""
 

@@ -492,6 +492,7 @@ def _first_trials(
             seconds=SECONDS[rules.preset] if rules.minutes is None else 60 * FIRST_SHARE * rules.minutes,
             waited=resources.waited,
             run_left=resources.seconds_left,
+            late=1,
         )
         oracle = plain.oracle(opened, lambda: budget.left)
         if oracle is None:

@@ -250,6 +250,17 @@ def test_waiting_for_another_run_is_not_part_of_the_time_limit() -> None:
     assert 1 < len(Search(Script(NAMES), Bench(), budget, log, case="case").run()) < 6
 
 
+def test_one_build_may_end_after_the_time_limit_where_it_is_allowed() -> None:
+    (*_, built) = Search(Script(NAMES), Bench(), Budget(trials=2), Log(), case="case").run()
+    now = 0.0
+    strict, lenient = (Budget(trials=60, seconds=5.0, clock=lambda: now, late=late) for late in (0, 1))
+    now = 6.0
+    assert strict.reached([])
+    assert not lenient.reached([])
+    lenient.note(built)
+    assert lenient.reached([]) == strict.reached([])
+
+
 @pytest.mark.parametrize(("used", "left"), [(0.0, 40.0), (6.0, 34.0), (100.0, 20.0)])
 def test_time_spent_before_the_search_counts_up_to_half_of_the_limit(used: float, left: float) -> None:
     now = 0.0
