@@ -27,8 +27,8 @@ Variance: TypeAlias = tuple[float, int]  # of a logarithm, with its degrees of f
 EXACT_LIMIT = 30  # pairs up to which the p-value of the signed-rank test is exact
 
 
-def load_tests() -> None:
-    """Import the module of the tests in the background, for a caller that will need it and first waits for engines."""
+def preload_scipy() -> None:
+    """Import scipy in the background, for a caller that will need its tests and waits for engines first."""
     Thread(target=import_module, args=("scipy.stats",), name="qdqspec-import").start()
 
 

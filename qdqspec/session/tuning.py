@@ -19,7 +19,7 @@ from qdqspec.graph.model import require_path
 from qdqspec.graph.save import write_text
 from qdqspec.graph.weights import WeightStore, content_digest
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
-from qdqspec.measurement.stats import load_tests
+from qdqspec.measurement.stats import preload_scipy
 from qdqspec.measurement.together import Looks
 from qdqspec.measurement.twins import Twins, answer
 from qdqspec.parity.gate import AllDataDifference
@@ -83,7 +83,7 @@ def open_tuning(
     refuse(make, prepared.candidates)
     # Separate generators, so that a resumed run, which measures less, asks for the same placements.
     for_strategy, for_bench, for_first = np.random.default_rng(resources.settings.seed).spawn(3)
-    load_tests()
+    preload_scipy()
     steps.report("calibrating")
     space = prepared.space
     steps.report("running the reference")

@@ -124,10 +124,8 @@ def test_ranges_that_other_samples_exceed_are_widened(session: Session, models: 
     assert min(factors) > 1.0
 
 
-def test_a_margin_with_larger_errors_is_not_used(
-    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    totals = chain([30.0, 30.0], repeat(29.9))
+def judge_by(totals: Iterator[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each judgement have the next SQNR, equal for all placements and samples."""
 
     def errors(judge: Judge, numbers: object, **late: object) -> tuple[Errors, ...]:
         noise = 10 ** (-next(totals) / 10)
@@ -136,6 +134,12 @@ def test_a_margin_with_larger_errors_is_not_used(
     monkeypatch.setattr(Judge, "errors", errors)
     monkeypatch.setattr(Judge, "compared", lambda judge, numbers, *_: errors(judge, numbers))
     monkeypatch.setattr(find, "JUDGEMENTS", 1e9)
+
+
+def test_a_margin_with_larger_errors_is_not_used(
+    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge_by(chain([30.0, 30.0], repeat(29.9)), monkeypatch)
     found = prepared(session, models, tmp_path, ("margins",)).corrections
     assert [(gain.name, gain.taken) for gain in found.gains] == [("margins", False)]
     assert not found.corrections.ranges
@@ -151,17 +155,8 @@ def test_a_margin_is_judged_by_the_mean_noise_with_ranges_of_half_and_of_all_sam
     with_own_db: float,
     is_taken: bool,
 ) -> None:
-    totals = chain(
-        [40.0, 20.0], cycle([25.0, with_own_db])
-    )  # without a margin: own and half; with one: half, own
-
-    def errors(judge: Judge, numbers: object, **late: object) -> tuple[Errors, ...]:
-        noise = 10 ** (-next(totals) / 10)
-        return (Errors(np.tile([1.0, noise], (4, 1, 1))),) * len(judge.placements)
-
-    monkeypatch.setattr(Judge, "errors", errors)
-    monkeypatch.setattr(Judge, "compared", lambda judge, numbers, *_: errors(judge, numbers))
-    monkeypatch.setattr(find, "JUDGEMENTS", 1e9)
+    # without a margin: of all samples and of half; with one: of half and of all
+    judge_by(chain([40.0, 20.0], cycle([25.0, with_own_db])), monkeypatch)
     (gain,) = prepared(session, models, tmp_path, ("margins",)).corrections.gains
     assert gain.taken == is_taken
     assert gain.before_db == pytest.approx(-10 * np.log10((1e-4 + 1e-2) / 2), abs=1e-6)

@@ -285,7 +285,7 @@ def test_scipy_is_imported_in_the_background_on_demand_only() -> None:
 import sys, threading
 from qdqspec.measurement import stats
 assert "scipy" not in sys.modules
-stats.load_tests()
+stats.preload_scipy()
 (thread,) = (each for each in threading.enumerate() if each is not threading.main_thread())
 thread.join()
 assert "scipy.stats" in sys.modules
