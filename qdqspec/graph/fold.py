@@ -318,6 +318,12 @@ def fold_weights(model: Model) -> Folded:
     return Folded(folded.model, removed, (*weights.folded, *weights.unused))
 
 
+def folded_like(model: Model, other: Model) -> Folded | None:
+    """The model as `fold_weights` makes it, if that removes nodes and ``other`` has none of these; else ``None``."""
+    folded = fold_weights(model)
+    return folded if folded.missing and other.by_name.keys().isdisjoint(folded.missing) else None
+
+
 def fold_batchnorm(model: Model) -> Folded:
     """Fold each inference-mode BatchNormalization into the Conv or ConvTranspose that it is the only consumer of.
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx
 
 from qdqspec.arrays import Array
-from qdqspec.graph.fold import fold_weights
+from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model, Node
 from qdqspec.placement.edit.equalize import Equalization, ScaledConstant, equalizations_of, scaled
 from qdqspec.placement.read.found import FoundPair, Numbers, find_pairs
@@ -434,8 +434,7 @@ def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps
 def _folded_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
     """The models, with BatchNormalization and computed weights folded in one if they are in the other."""
     for one, other in ((a, b), (b, a)):
-        folded = fold_weights(one)
-        if folded.missing and other.by_name.keys().isdisjoint(folded.missing):
+        if (folded := folded_like(one, other)) is not None:
             models = (folded.model, other) if one is a else (other, folded.model)
             return *models, folded.missing
     return a, b, ()

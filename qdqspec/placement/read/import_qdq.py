@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.placement.edit.equalize import Equalization, ScaledValues, equalizations_of
@@ -70,10 +71,11 @@ class Fitted:
 def import_placement(model: Model, reference: Model | None = None) -> Imported:
     """Import the Q/DQ pairs of a model, made by any tool.
 
-    ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed.
+    ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed. Its
+    BatchNormalization and computed weights are folded as in tuning if more weights of the model are found then.
     Pairs that a placement cannot express (unknown blocks and formats, computed scales) are noted and omitted.
     """
-    apart = strip_with_parts(model, reference)
+    apart = _stripped(model, reference)
     found = find_pairs(apart)
     reasons = {id(pair): why for pair in found if (why := _inexpressible(pair))}
     placed = [_placed(pair) for pair in found if id(pair) not in reasons and not pair.unread]
@@ -98,6 +100,14 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
         notes=tuple(notes),
         positions=positions(apart.stripped),
     )
+
+
+def _stripped(model: Model, reference: Model | None) -> StrippedModel:
+    """The stripped model, by the reference or its folded version, whichever has the float values of more weights."""
+    found = [strip_with_parts(model, reference)]
+    if reference is not None and (folded := folded_like(reference, model)) is not None:
+        found.append(strip_with_parts(model, folded.model))
+    return min(found, key=lambda apart: len(apart.found.weights.dequantized))
 
 
 def placement_for(model: Model, quantized: Model) -> Fitted:

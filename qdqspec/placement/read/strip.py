@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.graph.flat import closed
-from qdqspec.graph.fold import fold_weights
+from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.opset import opset_of, raise_opset
 from qdqspec.graph.protos import (
@@ -60,8 +60,7 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
     stripped, is_equal = _stripped(model, reference)
     if reference is None or is_equal:
         return stripped
-    folded = fold_weights(reference)
-    if folded.missing and model.by_name.keys().isdisjoint(folded.missing):
+    if (folded := folded_like(reference, model)) is not None:
         other, is_equal = _stripped(model, folded.model)
         if is_equal:
             restored_nodes = (

@@ -13,11 +13,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from random_models import ranges_for
 
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.placement.read.import_qdq import Imported, import_placement, placement_for
 from qdqspec.placement.read.strip import strip_qdq
 from qdqspec.placement.scheme.scheme_file import SchemeNumbers, apply_scheme, write_scheme
+from qdqspec.quantize.corrections import Corrections, WeightNumbers, weight_key
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.types import Consumer, Placement, Site
 
@@ -422,3 +424,33 @@ def test_integers_that_are_not_the_nearest_of_the_reference_are_kept() -> None:
     again = SchemeNumbers(reference, imported.pairs).integer_weight(pair.site)
     assert np.array_equal(again, stored)
     assert not import_placement(quantized).pairs[0].rounding
+
+
+def test_integers_of_a_weight_that_tuning_folded_a_node_into_are_kept(tmp_path: Path) -> None:
+    lots = np.random.default_rng(4)
+    norm = {name: lots.uniform(0.5, 2, 4).astype(F32) for name in ("scale", "shift", "mean", "variance")}
+    reference = parsed(
+        "g (float[1,2,4,4] x) => (float[1,4,4,4] y) { [conv] c = Conv(x, w) "
+        "[norm] y = BatchNormalization(c, scale, shift, mean, variance) }",
+        w=lots.normal(size=(4, 2, 1, 1)).astype(F32),
+        **norm,
+    )
+    folded = fold_weights(reference).model
+    weight = Consumer("conv", 1)
+    site = Site(
+        tensor=folded.by_name["conv"].inputs[1], consumers=(weight,), format="int8", axis=0, weight=True
+    )
+    nearest = Quantizer(folded, ranges_for(folded))
+    steps = lots.integers(-2, 3, (4, 2, 1, 1))
+    stored = np.clip(nearest.integer_weight(site) + steps, -127, 127).astype(np.int8)
+    numbers = WeightNumbers(scale=nearest.params(site).scale, integers=stored)
+    rounded = nearest.corrected(Corrections(weights={weight_key(site): numbers}))
+    quantized = Model(insert_qdq(folded, Placement(sites=frozenset([site])), rounded).proto)
+
+    imported = import_placement(quantized, reference)
+    assert imported.notes == ()
+    scheme = tmp_path / "scheme.json"
+    write_scheme(scheme, imported.placement, imported.pairs, "imported")
+    again = Model(apply_scheme(reference, scheme).proto)
+    dequantize = again.producer[again.by_name["conv"].inputs[1]]
+    assert np.array_equal(again.array(dequantize.inputs[0]), stored)
