@@ -528,15 +528,19 @@ class RaisedInputs:
         kept = self._unchanged_reader(tensor, end)
         if kept is not None:
             return [(kept, end.input)]
-        others = set(self._model.consumers[tensor]) - {*consumers}
         found = self._added.get(tensor)
-        if found and not any(self._unchanged_reader(tensor, o) is None for o in others if not o.is_output):
+        if found and {*consumers}.issuperset(self.replaced(tensor)):
             return found
         raise PlacementError(
             f"tensor '{tensor}' cannot be {what}: raising the opset changed node '{end.node}'",
             where=self._model.where,
             cure=cure,
         )
+
+    def replaced(self, tensor: str) -> tuple[Consumer, ...]:
+        """The consumers of a tensor whose nodes were replaced."""
+        nodes = (end for end in self._model.consumers.get(tensor, ()) if not end.is_output)
+        return tuple(end for end in nodes if self._unchanged_reader(tensor, end) is None)
 
     def _unchanged_reader(self, tensor: str, end: Consumer) -> int | None:
         """The index of the consumer's node, if it reads the tensor there as before."""

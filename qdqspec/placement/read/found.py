@@ -130,11 +130,8 @@ def _pair(apart: StrippedModel, node: Node) -> FoundPair:
     tensor = after if node.index in apart.found.restorer.relus else apart.found.now(after)
     numbers, problem = _numbers_of(model, node, None if stored else quantize)
     # the readers that remain in the model without Q/DQ
-    ends = [
-        end if end.is_output else Consumer(apart.names[end.node], end.input)
-        for end in model.ends(after)
-        if end.is_output or end.node in apart.names
-    ]
+    known = (end for end in model.ends(after) if end.is_output or end.node in apart.names)
+    ends = {there for end in known for there in apart.ends(tensor, end)}
     return FoundPair(
         tensor=tensor,
         ends=tuple(sorted(ends)),

@@ -30,8 +30,9 @@ from qdqspec.graph.trt import DOMAIN, is_pair_op
 from qdqspec.graph.weights import tensor_bytes
 from qdqspec.placement.edit.biases import BIAS_INPUT, biases_before, with_value
 from qdqspec.placement.edit.equalize import restored
-from qdqspec.placement.edit.insert import RAISED_FROM, raised
+from qdqspec.placement.edit.insert import RAISED_FROM, RaisedInputs, raised
 from qdqspec.placement.read.recognize import Recognition, recognize, within_reach
+from qdqspec.types import Consumer
 from qdqspec.units import names_text
 
 RELU_INSERTED = "a Relu was inserted"  # prefix of a note on it
@@ -91,12 +92,24 @@ def _stripped(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
 
 @dataclass(frozen=True, slots=True)
 class StrippedModel:
-    """A model, its version without Q/DQ, and the names there of the nodes that both have."""
+    """A model, its version without Q/DQ, and the names there of the nodes that both have.
+
+    Raising the opset of the reference made the nodes ``added`` of the model, in place of some that ``raised`` knows.
+    """
 
     found: Recognition
     stripped: Model
     names: dict[str, str]
     notes: tuple[str, ...] = ()
+    added: frozenset[str] = frozenset()
+    raised: RaisedInputs | None = None
+
+    def ends(self, tensor: str, end: Consumer) -> tuple[Consumer, ...]:
+        """The consumers of a tensor for one of a pair: several if raising the opset replaced their nodes."""
+        if end.is_output:
+            return (end,)
+        replaced = self.raised.replaced(tensor) if self.raised and end.node in self.added else ()
+        return replaced or (Consumer(self.names[end.node], end.input),)
 
 
 def strip_with_parts(
@@ -106,22 +119,26 @@ def strip_with_parts(
 
     ``activations`` replaces the reference if only a removed Relu or Clip has to be restored.
     """
-    found = recognize(
-        model, None if reference is None else _at_opset_of(model, reference), activations=activations
-    )
+    expected = None if reference is None else _at_opset_of(model, reference)
+    found = recognize(model, expected, activations=activations)
     work = _Stripping.of(found)
     stripped = Model(work.build(), path=model.path)
-    origins = (origin for origin, _ in work.nodes())
-    pairs = zip(origins, stripped.nodes, strict=True)
-    names = {origin.name: _name_in(reference, node) for origin, node in pairs if origin is not None}
-    return StrippedModel(found, stripped, names, tuple(work.notes()))
+    pairs = zip((origin for origin, _ in work.nodes()), stripped.nodes, strict=True)
+    kept = {origin.name: node for origin, node in pairs if origin is not None}
+    names = {name: (_alike(reference, node) or node).name for name, node in kept.items()}
+    notes = tuple(work.notes())
+    if reference is None or expected is reference:
+        return StrippedModel(found, stripped, names, notes)
+    added = (n for n, node in kept.items() if _alike(expected, node) and not _alike(reference, node))
+    raised_inputs = RaisedInputs(reference, [node.proto for node in stripped.nodes], is_raised=True)
+    return StrippedModel(found, stripped, names, notes, frozenset(added), raised_inputs)
 
 
-def _name_in(reference: Model | None, node: Node) -> str:
-    """A node's name in the reference: nameless ones are numbered, and raising the opset may have added some."""
+def _alike(model: Model | None, node: Node) -> Node | None:
+    """The node of a model that makes the same tensor in the same way; nameless nodes may have other numbers there."""
     made = next((output for output in node.outputs if output), "")
-    original = None if reference is None else reference.producer.get(made)
-    return node.name if original is None or original.op_type != node.op_type else original.name
+    found = None if model is None else model.producer.get(made)
+    return None if found is None or found.op_type != node.op_type else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -406,6 +406,24 @@ def test_unnamed_nodes_have_the_names_of_the_reference_after_raising_the_opset()
     assert import_placement(Model(inserted.proto), model).placement.sites == {site}
 
 
+def test_a_consumer_that_raising_the_opset_replaced_is_that_of_the_reference() -> None:
+    """In opset 13, a Softmax over several axes becomes Shape, Flatten, Softmax and Reshape."""
+    model = parsed(
+        "g (float[2,3,4] x) => (float[2,3,4] y, float[2,3,4] z) { "
+        "a = Relu(x) y = Softmax<axis = 1>(a) z = Neg(a) }",
+        opset=12,
+    )
+    site = Site(tensor="a", consumers=(Consumer("Softmax#1", 0),), format="uint8")
+    both = Site(tensor="a", consumers=(Consumer("Neg#2", 0), Consumer("Softmax#1", 0)), format="uint8")
+    quantizer = Quantizer(model, ranges_for(model))
+    for placed in (site, both):
+        inserted = Model(insert_qdq(model, Placement(sites=frozenset([placed])), quantizer).proto)
+        assert inserted.opset == 13
+        assert "Flatten" in {node.op_type for node in inserted.nodes}
+        imported = import_placement(inserted, model)
+        assert (imported.placement.sites, imported.notes) == ({placed}, ())
+
+
 def test_integers_that_are_not_the_nearest_of_the_reference_are_kept() -> None:
     lots = np.random.default_rng(3)
     weight = lots.normal(size=(4, 3)).astype(F32)
