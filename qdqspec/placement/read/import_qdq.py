@@ -72,7 +72,7 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     """Import the Q/DQ pairs of a model, made by any tool.
 
     ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed. Its
-    BatchNormalization and computed weights are folded as in tuning if more weights of the model are found then.
+    BatchNormalization and computed weights are folded as in tuning, unless fewer weights of the model are found then.
     Pairs that a placement cannot express (unknown blocks and formats, computed scales) are noted and omitted.
     """
     apart = _stripped(model, reference)
@@ -103,10 +103,10 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
 
 
 def _stripped(model: Model, reference: Model | None) -> StrippedModel:
-    """The stripped model, by the reference or its folded version, whichever has the float values of more weights."""
-    found = [strip_with_parts(model, reference)]
-    if reference is not None and (folded := folded_like(reference, model)) is not None:
-        found.append(strip_with_parts(model, folded.model))
+    """The stripped model, by the folded reference, or by the reference if that has float values of more weights."""
+    folded = None if reference is None else folded_like(reference, model)
+    references = [reference] if folded is None else [folded.model, reference]
+    found = (strip_with_parts(model, each) for each in references)
     return min(found, key=lambda apart: len(apart.found.weights.dequantized))
 
 

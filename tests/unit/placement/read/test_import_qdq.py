@@ -424,6 +424,21 @@ def test_a_consumer_that_raising_the_opset_replaced_is_that_of_the_reference() -
         assert (imported.placement.sites, imported.notes) == ({placed}, ())
 
 
+def test_a_consumer_that_raising_the_opset_replaced_is_imported_with_folded_nodes() -> None:
+    reference = parsed(
+        "g (float[1,2,4,4] x) => (float[1,2,4,4] y) { c = Conv(x, w) "
+        "n = BatchNormalization(c, scale, shift, mean, variance) y = Softmax<axis = 1>(n) }",
+        opset=12,
+        w=np.ones((2, 2, 1, 1), F32),
+        **{name: np.ones(2, F32) for name in ("scale", "shift", "mean", "variance")},
+    )
+    folded = fold_weights(reference).model
+    site = Site(tensor="n", consumers=(Consumer("Softmax#2", 0),), format="uint8")
+    quantizer = Quantizer(folded, ranges_for(folded))
+    inserted = Model(insert_qdq(folded, Placement(sites=frozenset([site])), quantizer).proto)
+    assert import_placement(inserted, reference).placement.sites == {site}
+
+
 def test_integers_that_are_not_the_nearest_of_the_reference_are_kept() -> None:
     lots = np.random.default_rng(3)
     weight = lots.normal(size=(4, 3)).astype(F32)
