@@ -36,14 +36,10 @@ def cautions(model: Model) -> Iterator[str]:
     dynamic = [n for n in model.nodes if n.op_type in (_INTEGER if is_default(n) else _DYNAMIC)]
     if dynamic:
         names = _listed([node.name for node in dynamic])
-        kept = [node.name for node in dynamic if node.op_type == "ConvInteger"]
-        how = "qdqspec strip"
-        if kept:
-            how = f"give the model before quantization ({how} does not remove {_listed(kept)})"
         yield (
             f"integer operators with ranges found at run time are in it already ({names}): they are part of the "
             "reference and of each candidate, and pairs are tried on other operators only; to search from the "
-            f"float model: {how}"
+            "float model: qdqspec strip"
         )
     unseen = [output.name for output in model.proto.graph.output if not _is_numeric(output.type)]
     if unseen:

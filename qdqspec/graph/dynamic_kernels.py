@@ -6,7 +6,9 @@ kernels for another form of the same:
 
 - ``DynamicQuantizeLinear > MatMulInteger > Cast > Mul``, and ``Add`` for the bias of a Gemm, all standard ONNX
   operators, fused into ``DynamicQuantizeMatMul`` or ``MatMulIntegerToFloat``;
-- ``DynamicQuantizeLSTM`` of domain ``com.microsoft``, which quantizes its input and hidden state itself.
+- ``DynamicQuantizeLSTM`` of domain ``com.microsoft``, which quantizes its input and hidden state itself;
+- ``DynamicQuantizeLinear > ConvInteger > Cast > Mul`` of a Conv, which `with_pairs` reads and `with_kernels` does not
+  make.
 
 A float sum of two tensors that a LayerNormalization reads becomes ``Sum``, which computes the same: an ``Add`` is fused
 with the normalization into SkipLayerNormalization, which takes 2 to 30 times the time of both (docs/decisions/0082).
@@ -274,7 +276,9 @@ class _Lowering:
         return kept[::-1]
 
 
-_KERNELS = frozenset({"MatMulInteger", LSTM})
+_KERNELS = frozenset({"ConvInteger", "MatMulInteger", LSTM})
+_CONVERTED = ("Cast", "Mul", "Add")  # behind a product of integers: to float, with the scales, and a bias
+_ROUNDED = frozenset({"Cast", "Floor", "Reshape"})  # of a bias in integers
 _TRANSPOSED = [0, 2, 1]
 
 
@@ -338,18 +342,23 @@ class _Raising:
             for i, node in enumerate(self._nodes)
             for new in self._instead.get(i, () if i in self._removed else (node,))
         ]
-        read = {name for node in nodes for name in (*node.input, *names_read_inside(node))} | self._outputs
         touched = {name for i in (*self._removed, *self._instead) for name in self._nodes[i].input}
+        read = set(self._outputs)
+        kept = list[onnx.NodeProto]()
+        for node in reversed(nodes):
+            if touched.isdisjoint(node.output) or not read.isdisjoint(node.output):
+                kept.append(node)
+                read.update((*node.input, *names_read_inside(node)))
+            else:  # only the kernels read it: products of scales, transposed weights, biases in integers
+                touched.update(node.input)
         proto = copy_model(self._flat, but={"node", "initializer"})
-        # without what only the kernels read: products of scales, and transposed weights
-        kept = (n for n in nodes if touched.isdisjoint(n.output) or not read.isdisjoint(n.output))
-        proto.graph.node.extend(kept)
+        proto.graph.node.extend(reversed(kept))
         proto.graph.initializer.extend(
             self._changed.get(t.name, t)
             for t in self._flat.graph.initializer
             if t.name in read or t.name not in touched
         )
-        unused = self._imported(nodes)
+        unused = self._imported(kept)
         refill(proto.opset_import, [o for o in proto.opset_import if o.domain != unused])
         return proto
 
@@ -364,6 +373,8 @@ class _Raising:
     def _raised(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         if node.op_type == "MatMulInteger" and is_default(node):
             return self._product(node)
+        if node.op_type == "ConvInteger" and is_default(node):
+            return self._convolution(node)
         if node.op_type == LSTM and node.domain == DOMAIN:
             return self._lstm(node)
         if _is_sum(node):
@@ -379,14 +390,14 @@ class _Raising:
 
     def _product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """MatMul or Gemm on dequantized operands, in the place of the first node of the chain."""
-        quantize, steps = self._quantizer(node), self._chain(node)
+        quantize, steps = self._quantizer(node.input[0], *node.input[2:3]), self._chain(node, *_CONVERTED)
         stored, is_transposed = self._stored(node.input[1], [1, 0])
         if quantize is None or stored is None or len(steps) < len(("Cast", "Mul")):
             return []
         scale = self._weight_scale(self._other(steps[1], steps[0].output[0]), quantize.output[1])
-        dims = self._constants[stored].dims
-        if scale is None:
+        if scale not in self._constants:
             return []
+        dims = self._constants[stored].dims
         is_single = list(self._constants[scale].dims) in ([], [1])
         if not is_single and (len(dims) != 2 or len(self._constants[scale].dims) != 1):
             return []
@@ -396,6 +407,7 @@ class _Raising:
         if before is None:
             count, name = 2, node.name.removesuffix("_quant")
             before = helper.make_node("MatMul", [quantize.input[0], ""], list(steps[1].output), name=name)
+            before = self._as_before(before)
         if attribute_of(before, "transB", 0) and not is_transposed:
             self._transpose(stored, [1, 0])
         elif is_transposed and not attribute_of(before, "transB", 0):
@@ -426,21 +438,33 @@ class _Raising:
         )
         return found.proto if fits else None
 
+    def _as_before(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """The reference's node, if it is equal except for its weight, its name and the order of attributes."""
+        found = None if self._reference is None else self._reference.producer.get(node.output[0])
+        if found is None or found.op_type != node.op_type or len(found.inputs) != len(node.input):
+            return node
+        others = zip(found.inputs, node.input, strict=True)
+        attributes = (sorted(a.SerializeToString() for a in n.attribute) for n in (found.proto, node))
+        is_same = (
+            all(one == other or not other for one, other in others) and len(set(map(tuple, attributes))) == 1
+        )
+        return found.proto if is_same else node
+
     def _transpose(self, stored: str, perm: list[int]) -> None:
         values = numpy_helper.to_array(self._constants[stored]).transpose(perm)
         self._changed[stored] = numpy_helper.from_array(np.array(values, order="C"), stored)
 
-    def _quantizer(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        found = self._maker(node.input[0])
-        zero_point = node.input[2] if len(node.input) > 2 else ""
+    def _quantizer(self, tensor: str, zero_point: str = "") -> onnx.NodeProto | None:
+        """The node that found the range of an operand at run time."""
+        found = self._maker(tensor)
         if found is None or found.op_type != QUANTIZE or not is_default(found):
             return None
-        return found if [found.output[0], found.output[2]] == [node.input[0], zero_point] else None
+        return found if [found.output[0], found.output[2]] == [tensor, zero_point] else None
 
-    def _chain(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Cast to float32, Mul, and an Add where it is the only reader."""
+    def _chain(self, node: onnx.NodeProto, *op_types: str) -> list[onnx.NodeProto]:
+        """Nodes of these types behind a node, each the only reader of the one before; a Cast is one to float32."""
         steps: list[onnx.NodeProto] = []
-        for op_type in ("Cast", "Mul", "Add"):
+        for op_type in op_types:
             tensor = (steps[-1] if steps else node).output[0]
             readers = self._readers.get(tensor, ())
             follower = self._nodes[readers[0]] if len(readers) == 1 and tensor not in self._outputs else None
@@ -451,11 +475,10 @@ class _Raising:
             steps.append(follower)
         return steps
 
-    def _weight_scale(self, product: str | None, scale: str) -> str | None:
-        """The constant that multiplies the scale of the activation."""
+    def _weight_scale(self, product: str | None, scale: str) -> str:
+        """What multiplies the scale of the activation; empty if nothing does."""
         maker = self._maker(product or "")
-        other = None if maker is None or maker.op_type != "Mul" else self._other(maker, scale)
-        return other if other in self._constants else None
+        return (None if maker is None or maker.op_type != "Mul" else self._other(maker, scale)) or ""
 
     def _stored(self, tensor: str, perm: list[int]) -> tuple[str | None, bool]:
         """The stored integers behind an operand, and whether they are transposed in between."""
@@ -465,6 +488,73 @@ class _Raising:
         if maker is None or maker.op_type != "Transpose" or maker.input[0] not in self._constants:
             return None, False
         return (maker.input[0], True) if attribute_of(maker, "perm", None) == perm else (None, False)
+
+    # ---- ConvInteger ------------------------------------------------------------------------------
+
+    def _convolution(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Conv on dequantized operands, in the place of the first node of the chain, with the bias that was split off.
+
+        A bias is added behind the scales, or, by `quantize_dynamic` of older versions, in integers before them.
+        """
+        quantize = self._quantizer(node.input[0], *node.input[2:3])
+        added = self._chain(node, "Add")
+        steps = self._chain(added[0] if added else node, *_CONVERTED[: 2 if added else 3])
+        if quantize is None or len(steps) < len(("Cast", "Mul")):
+            return []
+        scale = self._weight_scale(self._other(steps[1], steps[0].output[0]), quantize.output[1])
+        numbers = [node.input[1], scale, *node.input[3:4]]
+        maker = self._quantizer(
+            node.input[1], *node.input[3:4]
+        )  # of a constant that the tool did not see as one
+        weight = self._constants.get(node.input[1] if maker is None else maker.input[0])
+        is_single = (
+            list(self._constants[scale].dims) in ([], [1]) if scale in self._constants else bool(maker)
+        )
+        if weight is None or not is_single or (maker is not None and numbers != list(maker.output)):
+            return []
+        dims = list(weight.dims)
+        bias = None
+        if added:
+            bias = self._bias(self._other(added[0], node.output[0]), dims, (quantize.output[1], scale))
+            if bias is None:
+                return []
+        elif len(steps) > len(("Cast", "Mul")):
+            if self._reference is None or steps[1].output[0] not in self._reference.producer:
+                bias = self._bias(self._other(steps[2], steps[1].output[0]), dims)
+            steps = steps if bias else steps[:2]
+        before = helper.make_node(
+            "Conv",
+            [quantize.input[0], "", *([bias] if bias else [])],
+            list(steps[-1].output),
+            node.name.removesuffix("_quant"),
+        )
+        before.attribute.extend(node.attribute)
+        before = self._as_before(before)
+        self._removed.update(self._producer[step.output[0]] for step in (*added, *steps))
+        return self._fed(before, quantize, [self._dequantize(numbers, None, before.input[1])])
+
+    def _bias(
+        self, tensor: str | None, weight: list[int], scales: tuple[str, str] | None = None
+    ) -> str | None:
+        """The constant behind an operand that has the shape of a bias; of one in integers, behind its rounding too.
+
+        ``scales`` are those by whose product the integers are multiplied.
+        """
+        shape: list[int] = []
+        while (maker := self._maker(tensor or "")) is not None and maker.op_type in _ROUNDED:
+            if maker.op_type == "Reshape" and (to := self._constants.get(maker.input[1])) is not None:
+                shape = numpy_helper.to_array(to).tolist()
+            tensor = maker.input[0]
+        if scales is not None:
+            if maker is None or maker.op_type != "Div":
+                return None
+            if self._weight_scale(maker.input[1], scales[0]) != scales[1]:
+                return None
+            tensor = maker.input[0]
+        found = self._constants.get(tensor or "")
+        wanted = [1, weight[0], *[1] * (len(weight) - 2)]
+        is_bias = found is not None and list(found.dims) == weight[:1]
+        return tensor if is_bias and shape in (wanted, [1, -1, *wanted[2:]]) else None
 
     # ---- DynamicQuantizeLSTM ----------------------------------------------------------------------
 

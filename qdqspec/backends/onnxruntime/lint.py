@@ -299,6 +299,19 @@ def unfused_products(view: View) -> Iterator[Hit]:
             yield nodes[0], f"shares its product of scales with {len(nodes) - 1} more: {names}"
 
 
+@rule(
+    "ORT016",
+    "slow",
+    "A convolution in integers is not fused with its conversion to float, its bias and its activation",
+    cure="quantize with ranges found before: qdqspec strip, then tune the float model",
+    source="measured, ONNX Runtime 1.32.0: ConvInteger, Cast, Mul, Add and Relu stay separate kernels",
+)
+def integer_convolutions(view: View) -> Iterator[Hit]:
+    """Each ConvInteger, as `quantize_dynamic` writes them."""
+    for node in view.of("ConvInteger"):
+        yield node, "gives the integers of its sums"
+
+
 def _sole_reader(view: View, node: Node, op_type: str) -> Node | None:
     """The one node that reads the output, where it is of that type and the output is not one of the graph."""
     ends = view.model.ends(node.outputs[0])

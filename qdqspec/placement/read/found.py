@@ -165,6 +165,8 @@ def _dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
     if quantize.op_type == QUANTIZE:
         if dequantize.inputs != quantize.outputs:
             return None
+        if quantize.inputs[0] in model.constants:
+            return _of_range(model.array(quantize.inputs[0]))
         one, zero = np.ones((), np.float32), np.zeros((), np.float32)
         return Numbers(format="uint8", scale=one, zero_point=zero, dynamic=True)
     source, outer = dequantize.inputs[1], None
@@ -190,6 +192,16 @@ def _dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
         scale_type=TensorProto.FLOAT8E4M3FN if four_bits else TensorProto.FLOAT8E8M0,
         outer=outer,
         dynamic=True,
+    )
+
+
+def _of_range(values: npt.NDArray[np.generic]) -> Numbers:
+    """What DynamicQuantizeLinear computes for a constant, by its definition in ONNX."""
+    low, high = (np.float32(limit) for limit in (values.min(initial=0), values.max(initial=0)))
+    scale = (high - low) / np.float32(255) or np.float32(1)
+    zero_point = np.clip(np.rint(-low / scale), 0, 255)
+    return Numbers(
+        format="uint8", scale=np.array(scale, np.float32), zero_point=np.array(zero_point, np.float32)
     )
 
 

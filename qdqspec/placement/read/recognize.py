@@ -43,9 +43,9 @@ def recognize(
 ) -> Recognition:
     """Examine each node of a model; ``reference`` is the model before quantization, at the same opset.
 
-    ``activations`` replaces it if only a removed Relu or Clip has to be restored.
+    ``activations`` replaces it if only nodes have to be restored: a removed Relu or Clip, and what kernels replaced.
     """
-    model = with_pairs(model, reference)
+    model = with_pairs(model, reference or activations)
     found = Recognition(
         model, FloatWeights(model, reference), ActivationRestorer(model, activations or reference)
     )

@@ -20,9 +20,9 @@ from qdqspec.graph.protos import (
     copied,
     copy_model,
     graphs_inside,
-    is_external,
     map_tensors,
     metadata,
+    names_read_inside,
     refill,
     rename_tensors,
 )
@@ -53,10 +53,10 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
     Float weights behind Q and DQ are restored bit for bit; integer ones dequantized as float, or from the
     ``reference`` (the model before quantization) bit for bit. Models from `insert_qdq` are restored byte for
     byte, except that a raised opset stays raised. If the result has exactly the nodes, weights and interface
-    of the reference (at the model's opset), the reference itself is returned: tools reorder, and raise the
-    opset. So it is if that holds after BatchNormalization and computed weights are folded, as tuning does first.
-    Pairs that cannot be removed are kept and noted. External data refers to the folder of ``model``, and may be
-    outside it if it is the reference's: `save_model` includes it.
+    of the reference (at the model's opset), the reference itself is returned: tools reorder, raise the opset,
+    and drop what nothing reads. So it is if that holds after BatchNormalization and computed weights are folded,
+    as tuning does first. Pairs that cannot be removed are kept and noted. External data refers to the folder of
+    ``model``, and may be outside it if it is the reference's: `save_model` includes it.
     """
     stripped, is_equal = _stripped(model, reference)
     if reference is None or is_equal:
@@ -117,7 +117,7 @@ def strip_with_parts(
 ) -> StrippedModel:
     """Strip a model as `strip_qdq` does, and return the removed parts with their places.
 
-    ``activations`` replaces the reference if only a removed Relu or Clip has to be restored.
+    ``activations`` replaces the reference if only nodes have to be restored, as of `recognize`.
     """
     expected = None if reference is None else _at_opset_of(model, reference)
     found = recognize(model, expected, activations=activations)
@@ -307,16 +307,25 @@ def _same_parts(one: onnx.ModelProto, other: onnx.ModelProto, reader: Model) -> 
         left.input == right.input
         and left.output == right.output
         and one.functions == other.functions
-        and mine.keys() == its.keys()
+        and mine.keys() <= its.keys()
         and all(_same_tensor(tensor, its[name], reader) for name, tensor in mine.items())
+        and its.keys() - mine.keys() <= its.keys() - _read(right)  # tools drop what nothing reads
         and sorted(map(_bytes, left.node)) == sorted(map(_bytes, right.node))
     )
 
 
+def _read(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that the nodes of a graph read, also in bodies, and its outputs."""
+    read = {output.name for output in graph.output}
+    for node in graph.node:
+        read.update((*node.input, *names_read_inside(node)))
+    return read
+
+
 def _same_tensor(one: TensorProto, other: TensorProto, reader: Model) -> bool:
-    """Whether two tensors are equal; one may hold its values, and the other refer to a file."""
-    if one == other or not (is_external(one) or is_external(other)):
-        return one == other
+    """Whether two tensors have equal values; one may store them in another field, or refer to a file."""
+    if one == other:
+        return True
     if (one.data_type, list(one.dims)) != (other.data_type, list(other.dims)):
         return False
     base = None if reader.path is None else reader.path.parent

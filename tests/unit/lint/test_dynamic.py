@@ -9,9 +9,11 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, load_model
 from qdqspec.lint import lint_model
+from qdqspec.placement.read.strip import strip_qdq
 
 
 def _model(largest: int = 60, *, shared_scales: bool = False, reads_cast: bool = False) -> Model:
@@ -65,3 +67,14 @@ def test_a_product_that_is_not_fused_is_slow(fault: str, tmp_path: Path) -> None
 
 def test_weights_of_8_bits_may_saturate() -> None:
     assert "ORT013" in _findings(_model(largest=127))
+
+
+def test_a_convolution_in_integers_is_not_fused(models: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dynamic.onnx"
+    quantize_dynamic(models / "digits_resnet.onnx", path, weight_type=QuantType.QUInt8)
+    quantized = load_model(path)
+    assert [f.node for f in lint_model(quantized, "onnxruntime-cpu") if f.id == "ORT016"] == [
+        node.name for node in quantized.nodes if node.op_type == "ConvInteger"
+    ]
+    assert {"ConvInteger", "Cast", "Mul", "Add", "Relu"} <= _runs(quantized, tmp_path)
+    assert "ORT016" not in _findings(Model(strip_qdq(quantized).proto))

@@ -323,6 +323,136 @@ def test_strip_restores_embeddings_from_quantize_dynamic(tmp_path: Path) -> None
     assert {site.tensor for site in import_placement(quantized, model).placement.sites} == {"table"}
 
 
+def _convolutions() -> Model:
+    """A convolution with a bias and most attributes, then one without, of two groups."""
+    attributes = {"pads": [1, 0, 0, 1], "strides": [1, 2], "dilations": [1, 1], "kernel_shape": [2, 3]}
+    nodes = [
+        helper.make_node("Conv", ["x4", "k0", "bias"], ["a"], "first", **attributes),
+        helper.make_node("Relu", ["a"], ["b"], "relu"),
+        helper.make_node("Conv", ["b", "k1"], ["y"], "second", group=2),
+    ]
+    axes = numpy_helper.from_array(np.array([0], np.int64), "axes")
+    nodes.insert(0, helper.make_node("Unsqueeze", ["x", "axes"], ["x3"], "batch"))
+    nodes.insert(1, helper.make_node("Transpose", ["x3"], ["x4"], "channels", perm=[0, 2, 1, 3]))
+    # x is 3 x 1 x 8, x4 is 1 x 1 x 3 x 8
+    return _model(nodes, [axes, _tensor("k0", 4, 1, 2, 3), _tensor("bias", 4), _tensor("k1", 6, 2, 1, 1)])
+
+
+def _dynamic(model: Model, folder: Path, *, per_channel: bool = False) -> Model:
+    onnx.save(model.proto, folder / "float.onnx")
+    quantize_dynamic(
+        folder / "float.onnx", folder / "int8.onnx", per_channel=per_channel, weight_type=QuantType.QUInt8
+    )
+    return load_model(folder / "int8.onnx")
+
+
+def _with_integer_biases(model: Model) -> Model:
+    """As versions of `quantize_dynamic` before 1.9 wrote a bias: in integers, added before the conversion to float."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    nodes = {node.name: node for node in proto.graph.node}
+    (add,) = (node for node in nodes.values() if node.op_type == "Add")
+    scaled, cast = (
+        next(n for n in nodes.values() if tensor in n.output)
+        for tensor in (add.input[0], nodes["first_quant_output_scale_mul"].input[0])
+    )
+    reshape = next(node for node in proto.graph.node if node.op_type == "Reshape")
+    scale = nodes["first_quant_scales_mul"]
+    integers = cast.input[0]
+    new = [
+        helper.make_node("Mul", list(scale.input), ["bias_scale"], "bias_scale_node"),
+        helper.make_node("Div", ["bias", "bias_scale"], ["bias_tmp_quant"], "bias_tmp"),
+        helper.make_node("Floor", ["bias_tmp_quant"], ["bias_rounded"], "bias_rounded"),
+        helper.make_node("Cast", ["bias_rounded"], ["bias_quantized"], "bias_cast", to=TensorProto.INT32),
+        helper.make_node("Reshape", ["bias_quantized", reshape.input[1]], ["bias_shaped"], "bias_reshape"),
+        helper.make_node("Add", [integers, "bias_shaped"], ["with_bias"], "bias_add"),
+    ]
+    cast.input[0], scaled.output[0] = "with_bias", add.output[0]
+    kept = [
+        node
+        for node in proto.graph.node
+        if node.output[0] not in {reshape.output[0], "a"} or node.name == scaled.name
+    ]
+    at = next(i for i, node in enumerate(kept) if node.name == cast.name)
+    del proto.graph.node[:]
+    proto.graph.node.extend([*kept[:at], *new, *kept[at:]])
+    return Model(proto)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("integer_biases", [False, True])
+def test_strip_restores_convolutions_from_quantize_dynamic(
+    per_channel: bool, integer_biases: bool, tmp_path: Path
+) -> None:
+    model = _convolutions()
+    quantized = _dynamic(model, tmp_path, per_channel=per_channel)
+    if integer_biases:
+        quantized = _with_integer_biases(quantized)
+    assert sum(node.op_type == "ConvInteger" for node in quantized.nodes) == 2
+    restored = strip_qdq(quantized, model)
+    assert _bytes(restored.proto) == _bytes(model.proto)
+    assert "equal to the reference" in restored.notes
+    alone = strip_qdq(quantized)
+    assert [node.op_type for node in alone.proto.graph.node] == [node.op_type for node in model.nodes]
+    assert not any(note.startswith("not removed") for note in alone.notes)
+    found, expected = _run(alone.proto), _run(quantized.proto)
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()  # activations were 8 bits
+
+
+def test_strip_restores_convolutions_with_weights_of_constant_nodes(tmp_path: Path) -> None:
+    """`quantize_dynamic` quantizes such weights in each run; here the bias is added by a node of the model itself."""
+    proto = _convolutions().proto
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    del proto.graph.initializer[:]
+    first = next(node for node in proto.graph.node if node.name == "first")
+    del first.input[2]
+    first.output[0] = "without"
+    shape = numpy_helper.from_array(np.array([1, -1, 1, 1], np.int64), "shape")
+    nodes = [
+        helper.make_node("Constant", [], [name], f"{name}_node", value=tensor)
+        for name, tensor in (constants | {"shape": shape}).items()
+    ]
+    at = [node.name for node in proto.graph.node].index("first") + 1
+    shaped = helper.make_node("Reshape", ["bias", "shape"], ["shaped"], "shaped")
+    add = helper.make_node("Add", ["without", "shaped"], ["a"], "add")
+    nodes += [*proto.graph.node[:at], shaped, add, *proto.graph.node[at:]]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    model = Model(proto)
+    quantized = _dynamic(model, tmp_path)
+    assert Counter(n.op_type for n in quantized.nodes)["DynamicQuantizeLinear"] == 4
+    assert _bytes(strip_qdq(quantized, model).proto) == _bytes(proto)
+    alone = strip_qdq(quantized)
+    assert alone.notes == ()
+    np.testing.assert_allclose(_run(alone.proto), _run(proto), rtol=1e-5, atol=1e-6)
+    imported = import_placement(quantized, model)
+    weights = [pair for pair in imported.pairs if pair.site.weight]
+    assert {pair.site.tensor for pair in weights} == {"k0", "k1"}
+    for pair in weights:
+        values = numpy_helper.to_array(constants[pair.site.tensor])
+        assert pair.scale == pytest.approx([(max(values.max(), 0) - min(values.min(), 0)) / 255])
+
+
+def test_strip_restores_a_model_whose_tool_stored_weights_otherwise_and_dropped_unread_ones(
+    tmp_path: Path,
+) -> None:
+    proto = _convolutions().proto
+    bias = next(tensor for tensor in proto.graph.initializer if tensor.name == "bias")
+    values = numpy_helper.to_array(bias).tolist()
+    bias.ClearField("raw_data")
+    bias.float_data.extend(values)
+    proto.graph.initializer.append(_tensor("unread", 3))
+    model = Model(proto)
+    assert _bytes(strip_qdq(_dynamic(model, tmp_path), model).proto) == _bytes(proto)
+
+
+def test_import_finds_the_pairs_of_convolutions_from_quantize_dynamic(tmp_path: Path) -> None:
+    model = _convolutions()
+    imported = import_placement(_dynamic(model, tmp_path), model)
+    assert {site.tensor for site in imported.placement.sites} == {"x4", "k0", "b", "k1"}
+    assert {site.format for site in imported.placement.sites if not site.weight} == {RUN_TIME}
+
+
 def test_kernels_with_computed_weights_are_not_changed() -> None:
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "quantize"),
