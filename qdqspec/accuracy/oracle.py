@@ -40,6 +40,9 @@ from qdqspec.types import EXACT_DB, AccuracyRules, BlockError, Label, Placement,
 from qdqspec.units import count_text, metric_text, seconds_text
 
 FIRST_DOUBT_DB, LEAST_DOUBT_DB = 0.5, 0.1  # of predictions: initial and smallest standard deviation
+MOST_DOUBT_DB = (
+    2.0  # largest; two builds with opposite errors would exclude what the next one tests at little cost
+)
 NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is estimated
 
 # Cost of the sensitivity analysis, in runs of the rehearsal per switch: two samples for each switch, more for those
@@ -292,11 +295,11 @@ class RehearsalOracle:
 
     @property
     def doubt_db(self) -> float:
-        """The standard deviation of the SQNR that the offset does not explain."""
+        """The standard deviation of the SQNR that the offset does not explain, within bounds."""
         if len(self._measured) < 2:
             return FIRST_DOUBT_DB
         errors = [measured - self.offset_db(own) - own for own, measured in self._measured.values()]
-        return max(LEAST_DOUBT_DB, float(np.std(errors[-2 * NEAREST :])))
+        return float(np.clip(np.std(errors[-2 * NEAREST :]), LEAST_DOUBT_DB, MOST_DOUBT_DB))
 
     def learn(self, trial: Trial) -> None:
         """Add the measured SQNR of a rehearsed candidate to the estimate."""

@@ -72,12 +72,12 @@ class Bounded:
         return None if powers is None else cls(costs, powers, guide, rough=rough)
 
     def compose(self, least_db: float, share: float = 1.0) -> Codes:
-        """The labelling of least predicted time whose predicted SQNR is ``least_db`` plus the guide's uncertainty.
+        """The labelling of least predicted time whose predicted SQNR is ``least_db`` plus the guide's margin.
 
         The allowed noise is corrected by the predictions for compositions, since noise is not exactly additive. Without
         predictions the sum decides.
         """
-        aim = least_db + self._guide.doubt_db
+        aim = least_db + self._guide.margin_db
         most = self._allowed(aim)
         best = all_float(len(self._costs.blocks))
         tried = set[bytes]()

@@ -14,7 +14,9 @@ from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import UnitBlock, block_labels
 from qdqspec.types import Label, Placement, Trial
 
-DOUBT_SHARE = 0.5  # of the uncertainty, by which a prediction may be below the limit: a probability of 0.3
+DOUBT_SHARE = (
+    0.5  # of the uncertainty: compositions aim above a limit by it, and are built down to as much below it
+)
 BINDING_DB = 3.0  # a limit is binding if everything quantized is within this margin of it
 THINNINGS = 6  # predictions for the number of units to leave out
 LITTLE_SHARE = 0.02  # of the time: predictions end if more of them cannot regain more
@@ -57,9 +59,9 @@ class Guide:
         return (self._oracle.rough_noise() if rough else None) or self._oracle.noise()
 
     @property
-    def doubt_db(self) -> float:
-        """The standard deviation of predictions, in dB."""
-        return 0.0 if self._oracle is None else self._oracle.doubt_db
+    def margin_db(self) -> float:
+        """By how much compositions aim above a limit: they meet it with a probability of 0.7."""
+        return 0.0 if self._oracle is None else DOUBT_SHARE * self._oracle.doubt_db
 
     def learn(self, trial: Trial) -> None:
         """Learn from a built candidate."""
@@ -83,7 +85,7 @@ class Guide:
         if self._oracle is None or least_db is None or not placement.sites:
             return True
         predicted = self._oracle.predicted_db(placement)
-        return predicted is None or predicted + DOUBT_SHARE * self.doubt_db >= least_db
+        return predicted is None or predicted + self.margin_db >= least_db
 
     def is_binding(self, least_db: float | None) -> bool:
         """Whether everything quantized, in any format, is expected to be near a limit or below it."""
@@ -120,7 +122,7 @@ class Guide:
         ``spent`` is the time of units in floating point, in milliseconds. With ``rough`` the noise of neighbours
         together ranks the units.
         """
-        aim = least_db + self.doubt_db
+        aim = least_db + self.margin_db
         whole = self._space.resolve(labels)
         predicted = self.predicted_db(whole)
         if predicted is None or predicted >= aim:

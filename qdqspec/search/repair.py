@@ -84,7 +84,7 @@ def repaired(
             predicted_db = guide.predicted_db(near.placement)
             if predicted_db is None or lacking_db is None:
                 break
-            placement = with_less_noise(near.placement, predicted_db + lacking_db + more_db - guide.doubt_db)
+            placement = with_less_noise(near.placement, predicted_db + lacking_db + more_db - guide.margin_db)
             if placement.sites:
                 seen.add(placement)
                 yield placement

@@ -181,7 +181,7 @@ def test_thinning_excludes_no_more_units_than_the_limit_needs(least: float) -> N
     noise = {name: oracle.noise()[name, everything[name]] for name in everything}  # type: ignore[index] # this oracle has noise
     if left_out:
         back = min(left_out, key=noise.__getitem__)
-        assert oracle.truth(space.resolve({**kept, back: everything[back]})) < least + oracle.doubt_db
+        assert oracle.truth(space.resolve({**kept, back: everything[back]})) < least + guide.margin_db
 
 
 @pytest.mark.parametrize("make", [RegionSearch, SubgraphSearch, Exhaustive, OptunaSearch])
@@ -318,7 +318,7 @@ def test_predictions_for_one_aim_bracket_the_next(space_of: Callable[..., Scheme
     aims = [whole_db + more for more in (6.0, 9.0, 12.0, 7.5, 8.0)]
     for aim in aims:
         kept = guide.thinned(everything, aim, spent)
-        assert oracle.truth(space.resolve(kept)) >= aim + oracle.doubt_db
+        assert oracle.truth(space.resolve(kept)) >= aim + guide.margin_db
         fresh = Steep(space)
         from_scratch = Guide(fresh, space).thinned(everything, aim, spent)
         alone += len(fresh.predicted)

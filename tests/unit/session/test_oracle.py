@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.accuracy.oracle import FIRST_DOUBT_DB, RehearsalOracle, Rehearser
+from qdqspec.accuracy.oracle import FIRST_DOUBT_DB, MOST_DOUBT_DB, RehearsalOracle, Rehearser
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
 from qdqspec.parity.gate import AllData
@@ -84,6 +84,18 @@ def test_predictions_include_the_offset_of_builds_and_the_difference_of_all_data
     oracle.difference.learn(rehearsed - 2, rehearsed - 3)
     assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 2)
     assert "measured" in oracle.text(everything)
+
+
+def test_two_builds_with_opposite_errors_do_not_exclude_what_is_near_the_limit(
+    opened: tuple[RehearsalOracle, SchemeSpace],
+) -> None:
+    oracle, space = opened
+    for unit, error in zip(space.units[:2], (-8.0, 8.0), strict=True):
+        placement = space.resolve({unit.id: unit.full})
+        rehearsed = oracle.rehearsed_db(placement)
+        assert rehearsed is not None
+        oracle.learn(trial(placement, rehearsed + error))
+    assert oracle.doubt_db == MOST_DOUBT_DB
 
 
 def count_runs(rehearsal: Rehearsal, counted: list[int]) -> None:
