@@ -267,10 +267,12 @@ def flips(costs: CostModel, codes: Codes) -> list[Codes]:
     """Labellings that differ in one block or a few neighbours, the most promising by the cost model first.
 
     Neighbours matter if one block alone only moves a conversion: from each of the most promising single flips a group
-    grows along the tensors, each time by the most promising block, up to `MOST_TOGETHER`.
+    grows along the tensors, each time by the most promising block, up to `MOST_TOGETHER`. A block without time, such as
+    one in a body that does not run, is flipped only where that saves conversions.
     """
     flipped: dict[bytes, tuple[float, Codes]] = {}
-    for number, (_, index, code) in enumerate(costs.single_changes(codes)):
+    changes = (each for each in costs.single_changes(codes) if each[0] < 0 or costs.times[each[1]].any())
+    for number, (_, index, code) in enumerate(changes):
         for other in costs.grown(codes, index, code, MOST_TOGETHER if number < MOST_SEEDS else 1):
             flipped.setdefault(other.tobytes(), (costs.predict(other), other))
     return [other for _, other in sorted(flipped.values(), key=lambda pair: pair[0])]

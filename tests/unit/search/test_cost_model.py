@@ -123,6 +123,18 @@ def test_flips_change_a_block_or_neighbours_and_are_sorted_by_predicted_time(lea
     assert promised == sorted(promised)
 
 
+def test_blocks_without_time_are_flipped_only_where_that_saves_conversions(learnt) -> None:
+    costs, _ = learnt(0)
+    codes = costs.compose(1.0)
+    idle = costs.blocks[-1].index
+    costs.times[idle] = 0.0
+    saving = {code for added, index, code in costs.single_changes(codes) if index == idle and added < 0}
+    alone = [other for other in flips(costs, codes) if np.flatnonzero(other != codes).tolist() == [idle]]
+    assert {int(other[idle]) for other in alone} == saving
+    costs.converting[:] = 0.0
+    assert not any(np.flatnonzero(o != codes).tolist() == [idle] for o in flips(costs, codes))
+
+
 def test_a_group_grows_along_tensors_with_one_label(learnt) -> None:
     costs, _ = learnt(0)
     start = np.array([FULL if FULL in b.codes else FP for b in costs.blocks], dtype=np.int8)
