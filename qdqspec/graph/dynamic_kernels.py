@@ -476,7 +476,7 @@ class _Raising:
         return steps
 
     def _weight_scale(self, product: str | None, scale: str) -> str:
-        """What multiplies the scale of the activation; empty if nothing does."""
+        """The factor of the activation's scale in a product of scales; empty for none."""
         maker = self._maker(product or "")
         return (None if maker is None or maker.op_type != "Mul" else self._other(maker, scale)) or ""
 

@@ -103,12 +103,24 @@ class Bounded:
         """The labelling without the blocks with the most noise for their time, as many as the limit requires."""
         return with_less_noise(self._costs, self.powers, codes, self._allowed(least_db))
 
-    def admits(self, codes: Codes, least_db: float) -> bool:
-        """Whether a labelling is worth a build: by the noise of blocks first, then by the guide."""
+    def admits(self, codes: Codes, least_db: float, slack: float = SLACK) -> bool:
+        """Whether a labelling is worth a build: by the noise of blocks first, then by the guide.
+
+        By the noise of blocks it may exceed the allowed noise by the factor ``slack``, if the guide predicts it.
+        """
         if not self._guide.has_oracle:
             return noise_of(self.powers, codes) <= power_of(least_db - DOUBT_DB)
-        may_be = noise_of(self.powers, codes) <= SLACK * self._allowed(least_db)
-        return may_be and self._guide.admits(self._costs.placed(codes), least_db)
+        placement = self._costs.placed(codes)
+        if not self.is_within(codes, least_db):
+            is_predicted = (
+                self.is_within(codes, least_db, slack) and self._guide.predicted_db(placement) is not None
+            )
+            return is_predicted and self._guide.admits(placement, least_db)
+        return self._guide.admits(placement, least_db)
+
+    def is_within(self, codes: Codes, least_db: float, slack: float = SLACK) -> bool:
+        """Whether the noise of blocks alone is at most the allowed noise times ``slack``."""
+        return noise_of(self.powers, codes) <= slack * self._allowed(least_db)
 
     def _allowed(self, next_db: float) -> float:
         """The noise of blocks allowed for an SQNR, by the guide's last composition that met a target."""

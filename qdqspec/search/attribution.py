@@ -16,14 +16,14 @@ candidate is below the limit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._bounded import TARGETS_DB, Bounded, measured_powers, priced
+from qdqspec.search._bounded import SLACK, TARGETS_DB, Bounded, measured_powers, priced
 from qdqspec.search._classes import pure_labels
 from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps
 from qdqspec.search.base import Proposal, SearchSetup, profiled
@@ -38,7 +38,10 @@ SHARES = (0.0, 0.5, 1.0, 2.0)  # weights of crossings in a composition
 SURROGATE_PATIENCE = 12  # builds without a won race before P3 ends
 DRAWS = 30  # models drawn for one new proposal
 HEATING = 10  # draws after which the spread of the drawn cost models has doubled
-FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it
+FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it, ...
+TIMED_FLIPS, TIMED_LOSSES = 100, 20  # ... if a time limit ends the search
+FLIP_SLACK = 4.0  # in P4, the factor by which the noise of blocks may exceed the allowed noise, ...
+FLIP_REFUSALS = 20  # ... and consecutive rejections by the oracle that end it
 PROVED_LOSSES = 3  # in P4 if a search of a similar model ended at the incumbent, ...
 SURPRISE = 0.97  # ... unless a candidate is faster than that by more
 UNMEASURED_DB = 20.0  # assumed for a block that could not be measured alone
@@ -238,13 +241,13 @@ class Attribution(FirstPlacements):
                 codes = self.quickest(costs, bounded, more_db=margin)
                 costs.learn((yield [profiled(costs.placed(codes), "trade")]))
 
-    def _accurate(self, costs: CostModel, codes: Codes) -> bool:
-        """Whether a labelling is expected to be accurate enough to win."""
+    def _accurate(self, costs: CostModel, codes: Codes, slack: float = SLACK) -> bool:
+        """Whether a labelling is expected to be accurate enough to win; ``slack`` as of `Bounded.admits`."""
         least = self.least_db
         if least is None:
             return True
         if self._bounded is not None:
-            return self._bounded.admits(codes, least)
+            return self._bounded.admits(codes, least, slack)
         return not self._is_exceeded or self.guide.admits(costs.placed(codes), least)
 
     def _explore(self, costs: CostModel) -> Steps[None]:
@@ -296,15 +299,11 @@ class Attribution(FirstPlacements):
         """P4: local search: flip single blocks and small groups, the most promising first; a win is the new start."""
         losses = builds = refusals = 0
         near: tuple[str, float | None] | None = None
-        while losses < (PROVED_LOSSES if self._is_proved else FLIP_LOSSES) and builds < FLIPS:
+        most, patience = (TIMED_FLIPS, TIMED_LOSSES) if self._setup.uses_time else (FLIPS, FLIP_LOSSES)
+        while losses < (PROVED_LOSSES if self._is_proved else patience) and builds < most:
             here = self._incumbent.placement.digest, self.least_db
             if here != near:
-                near, flipped = here, flips(costs, costs.codes_of(self._incumbent.placement))
-                ahead = (
-                    placement
-                    for codes in flipped
-                    if self.is_new(placement := costs.placed(codes)) and self._accurate(costs, codes)
-                )
+                near, ahead = here, self._flipped(costs)
             placements = list(islice(ahead, self.width))
             if not placements:
                 return
@@ -315,6 +314,25 @@ class Attribution(FirstPlacements):
             for trial in trials:
                 builds += 1
                 losses = 0 if trial.incumbent else losses + 1
+
+    def _flipped(self, costs: CostModel) -> Iterator[Placement]:
+        """New placements near the incumbent that are expected to be accurate enough, the most promising first.
+
+        Noise of neighbours that share a tensor does not add up, and the oracle decides more often than elsewhere. It
+        ends after several rejections in a row.
+        """
+        refusals = 0
+        for codes in flips(costs, costs.codes_of(self._incumbent.placement)):
+            placement, least, bounded = costs.placed(codes), self.least_db, self._bounded
+            if not self.is_new(placement):
+                continue
+            if self._accurate(costs, codes, FLIP_SLACK):
+                refusals = 0
+                yield placement
+            elif bounded is not None and least is not None and bounded.is_within(codes, least, FLIP_SLACK):
+                refusals += 1
+                if refusals == FLIP_REFUSALS:
+                    return
 
 
 def fullest(space: SchemeSpace, codes: Sequence[int]) -> dict[str, int]:

@@ -81,7 +81,8 @@ class SearchSetup:
     trials carry no SQNR. ``accuracy`` predicts SQNRs without builds, if accuracy limits or guides the search and the
     model can be rehearsed. ``fused`` are nodes that run as one kernel, if the case requests them before the first
     build. ``trials_per_region`` limits strategy `region` for each pattern; without ``validate_groups`` strategy
-    `subgraph` combines all groups that won alone at once.
+    `subgraph` combines all groups that won alone at once. With ``uses_time`` a time limit ends the search, so that it
+    tries more before it ends by itself.
     """
 
     space: SchemeSpace
@@ -97,6 +98,7 @@ class SearchSetup:
     pareto: bool = False
     fused: tuple[tuple[str, ...], ...] = ()
     accuracy: AccuracyOracle | None = None
+    uses_time: bool = False
 
 
 class Strategy(Protocol):

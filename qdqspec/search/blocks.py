@@ -271,7 +271,8 @@ def flips(costs: CostModel, codes: Codes) -> list[Codes]:
     one in a body that does not run, is flipped only where that saves conversions.
     """
     flipped: dict[bytes, tuple[float, Codes]] = {}
-    changes = (each for each in costs.single_changes(codes) if each[0] < 0 or costs.times[each[1]].any())
+    runs = costs.times.any(axis=1) if costs.times.any() else np.ones(len(costs.blocks), np.bool_)
+    changes = (change for change in costs.single_changes(codes) if change[0] < 0 or runs[change[1]])
     for number, (_, index, code) in enumerate(changes):
         for other in costs.grown(codes, index, code, MOST_TOGETHER if number < MOST_SEEDS else 1):
             flipped.setdefault(other.tobytes(), (costs.predict(other), other))

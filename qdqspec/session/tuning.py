@@ -439,6 +439,7 @@ class _Problem:
             pareto=rules.objective == "pareto",
             fused=self.prepared.fused,
             accuracy=oracle,
+            uses_time=rules.minutes is not None,
         )
 
 

@@ -286,7 +286,8 @@ class TuneSection(SpecSection):
     minutes: Minutes | None = Field(
         default=None,
         description="Time limit of the search: minutes, or 90s, 10m, 1h. It includes corrections (no step begins "
-        "after 15 % of it) and the builds that confirm the result, up to half of it. A close result may "
+        "after 15 % of it) and the builds that confirm the result, up to half of it. With one, the search tries "
+        "more changes of its result before it ends by itself. A close result may "
         "take twice the time. Calibration, the reference's metric and waiting for other runs do not count.",
     )
     objective: Objective = Field(

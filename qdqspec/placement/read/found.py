@@ -196,7 +196,7 @@ def _dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
 
 
 def _of_range(values: npt.NDArray[np.generic]) -> Numbers:
-    """What DynamicQuantizeLinear computes for a constant, by its definition in ONNX."""
+    """The numbers that DynamicQuantizeLinear computes for a constant, by its definition in ONNX."""
     low, high = (np.float32(limit) for limit in (values.min(initial=0), values.max(initial=0)))
     scale = (high - low) / np.float32(255) or np.float32(1)
     zero_point = np.clip(np.rint(-low / scale), 0, 255)

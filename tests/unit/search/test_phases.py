@@ -79,6 +79,21 @@ def test_the_winner_is_close_to_the_best_of_all_labellings(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+def test_a_search_with_a_time_limit_refines_longer_and_ends_with_a_winner_as_fast(seed: int) -> None:
+    space = small_space()
+    tried, times = {}, {}
+    for uses_time in (False, True):
+        setup = SearchSetup(space=space, clock="cpu", uses_time=uses_time)
+        oracle = Oracle(space, seed)
+        trials = drive(Attribution(setup, np.random.default_rng(seed)), oracle)
+        tried[uses_time] = [trial.placement for trial in trials if trial.phase == "refine"]
+        times[uses_time] = oracle.cost([t.placement for t in trials if t.incumbent][-1])
+    assert tried[True][: len(tried[False])] == tried[False]
+    assert len(tried[True]) > len(tried[False])
+    assert times[True] <= times[False]
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_a_proved_seed_needs_fewer_builds(seed: int) -> None:
     space = small_space()
     cold = drive(
