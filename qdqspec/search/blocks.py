@@ -271,8 +271,13 @@ def flips(costs: CostModel, codes: Codes) -> list[Codes]:
     one in a body that does not run, is flipped only where that saves conversions.
     """
     flipped: dict[bytes, tuple[float, Codes]] = {}
-    runs = costs.times.any(axis=1) if costs.times.any() else np.ones(len(costs.blocks), np.bool_)
-    changes = (change for change in costs.single_changes(codes) if change[0] < 0 or runs[change[1]])
+    spent = costs.times.sum(axis=1)
+    has_profiles = bool(spent.any())
+    changes = (
+        (added, index, code)
+        for added, index, code in costs.single_changes(codes)
+        if added < 0 or spent[index] or not has_profiles
+    )
     for number, (_, index, code) in enumerate(changes):
         for other in costs.grown(codes, index, code, MOST_TOGETHER if number < MOST_SEEDS else 1):
             flipped.setdefault(other.tobytes(), (costs.predict(other), other))
