@@ -503,9 +503,8 @@ class _Raising:
             return []
         scale = self._weight_scale(self._other(steps[1], steps[0].output[0]), quantize.output[1])
         numbers = [node.input[1], scale, *node.input[3:4]]
-        maker = self._quantizer(
-            node.input[1], *node.input[3:4]
-        )  # of a constant that the tool did not see as one
+        # a node for a constant that the tool did not see as one
+        maker = self._quantizer(node.input[1], *node.input[3:4])
         weight = self._constants.get(node.input[1] if maker is None else maker.input[0])
         is_single = (
             list(self._constants[scale].dims) in ([], [1]) if scale in self._constants else bool(maker)
@@ -541,7 +540,8 @@ class _Raising:
         ``scales`` are those by whose product the integers are multiplied.
         """
         shape: list[int] = []
-        while (maker := self._maker(tensor or "")) is not None and maker.op_type in _ROUNDED:
+        passed = {"Reshape"} if scales is None else _ROUNDED
+        while (maker := self._maker(tensor or "")) is not None and maker.op_type in passed:
             if maker.op_type == "Reshape" and (to := self._constants.get(maker.input[1])) is not None:
                 shape = numpy_helper.to_array(to).tolist()
             tensor = maker.input[0]
@@ -647,6 +647,7 @@ class _Raising:
     def _dequantize(
         self, inputs: list[str], axis: int | None, carried: str, block: int = 0
     ) -> onnx.NodeProto:
+        inputs = list(filter(None, inputs))
         if (known := self._known.get((self._scope, *inputs))) is not None:
             return known
         first = inputs[0].removesuffix("_quantized")

@@ -15,7 +15,7 @@ from qdqspec.search.blocks import UnitBlock, block_labels
 from qdqspec.types import Label, Placement, Trial
 
 DOUBT_SHARE = (
-    0.5  # of the uncertainty: compositions aim above a limit by it, and are built down to as much below it
+    0.5  # of the uncertainty: how far above a limit compositions aim, and how far below they are built
 )
 BINDING_DB = 3.0  # a limit is binding if everything quantized is within this margin of it
 THINNINGS = 6  # predictions for the number of units to leave out

@@ -5,7 +5,7 @@ operator's time under each label is measured with the least bias. P2 composes th
 several weights for the cost of crossing between float and integer, builds these, and learns from their profiles. P3
 proposes labellings drawn from the uncertainty of this cost model and of a Bayesian surrogate that learns from measured
 totals, while one is expected to gain more than the noise of builds. P4 flips single blocks and small groups of
-neighbours independently of their class.
+neighbours independently of their class, for longer if a time limit ends the search.
 
 If an accuracy oracle predicts that the limit excludes everything quantized, placements by one rule that meet the limit
 come first, else one without the units that are noisiest by a rough analysis. Then P1 leaves out the units with the most
@@ -323,16 +323,21 @@ class Attribution(FirstPlacements):
         """
         refusals = 0
         for codes in flips(costs, costs.codes_of(self._incumbent.placement)):
-            placement, least, bounded = costs.placed(codes), self.least_db, self._bounded
+            placement = costs.placed(codes)
             if not self.is_new(placement):
                 continue
             if self._accurate(costs, codes, FLIP_SLACK):
                 refusals = 0
                 yield placement
-            elif bounded is not None and least is not None and bounded.is_within(codes, least, FLIP_SLACK):
+            elif self.guide.has_oracle and self._is_near(codes):
                 refusals += 1
                 if refusals == FLIP_REFUSALS:
                     return
+
+    def _is_near(self, codes: Codes) -> bool:
+        """Whether the noise of blocks alone does not exclude a labelling of P4."""
+        least, bounded = self.least_db, self._bounded
+        return least is None or bounded is None or bounded.is_within(codes, least, FLIP_SLACK)
 
 
 def fullest(space: SchemeSpace, codes: Sequence[int]) -> dict[str, int]:
