@@ -14,9 +14,8 @@ from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import UnitBlock, block_labels
 from qdqspec.types import Label, Placement, Trial
 
-DOUBT_SHARE = (
-    0.5  # of the uncertainty: how far above a limit compositions aim, and how far below they are built
-)
+# Of the uncertainty: how far above a limit compositions aim, and how far below it candidates are still built.
+DOUBT_SHARE = 0.5
 BINDING_DB = 3.0  # a limit is binding if everything quantized is within this margin of it
 THINNINGS = 6  # predictions for the number of units to leave out
 LITTLE_SHARE = 0.02  # of the time: predictions end if more of them cannot regain more

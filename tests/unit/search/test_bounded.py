@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from searches import pure_placements
 
-from qdqspec.search._bounded import least_time, noise_of, with_less_noise
+from qdqspec.search._bounded import Bounded, least_time, noise_of, with_less_noise
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import CostModel, fuse
 from qdqspec.search.crossings import FP
@@ -70,3 +71,24 @@ def test_blocks_above_the_limit_under_every_label_stay_float() -> None:
     powers = np.ones_like(costs.times)
     powers[:, FP] = 0
     assert not least_time(costs, powers, 0.5).any()
+
+
+@pytest.mark.parametrize(("predicted_db", "admitted"), [(31.0, True), (29.0, False), (None, False)])
+def test_a_prediction_admits_what_the_noise_of_blocks_hardly_excludes(
+    predicted_db: float | None, admitted: bool
+) -> None:
+    costs = learnt(0)
+    codes = costs.compose(1.0)
+    powers = np.zeros_like(costs.times)
+    powers[np.arange(len(codes)), codes] = 1.0
+    powers *= 3e-3 / noise_of(powers, codes)  # three times the noise of 30 dB
+    guide = SimpleNamespace(
+        has_oracle=True,
+        allowed={},
+        predicted_db=lambda placement: predicted_db,
+        admits=lambda placement, least_db: predicted_db is None or predicted_db >= least_db,
+    )
+    bounded = Bounded(costs, powers, guide)  # type: ignore[arg-type] # only the used attributes
+    assert bounded.admits(codes, 30.0, slack=4.0) is admitted
+    assert not bounded.admits(codes, 30.0, slack=2.0)
+    assert not bounded.admits(codes, 30.0)

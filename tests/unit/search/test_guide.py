@@ -126,6 +126,33 @@ def test_the_offset_of_predictions_is_corrected_after_the_first_build() -> None:
     assert len(below) <= 1
 
 
+def test_the_local_search_ends_after_several_rejections_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Strict(Additive):
+        """Predicts that nothing new meets the limit, once the local search has begun."""
+
+        rejected = 0
+        refines = False
+
+        def predicted_db(self, placement: Placement) -> float | None:
+            if not self.refines or not placement.sites:
+                return super().predicted_db(placement)
+            self.rejected += 1
+            return 0.0
+
+    def rejected(most: int) -> int:
+        monkeypatch.setattr("qdqspec.search.attribution.FLIP_REFUSALS", most)
+        space = small_space()
+        oracle = Strict(space)
+        setup = SearchSetup(space=space, clock="cpu", min_sqnr_db=38.0, accuracy=oracle)
+        strategy, device = Attribution(setup, np.random.default_rng(0)), Device(space, 0, oracle, 38.0)
+        while proposals := strategy.ask(1):
+            oracle.refines = oracle.refines or proposals[0].phase == "refine"
+            strategy.tell([device.answer(proposal) for proposal in proposals])
+        return oracle.rejected
+
+    assert 0 < rejected(2) < rejected(5) < rejected(100)
+
+
 class Unmeasured(Additive):
     """An oracle without the noise of single labels, which may take too long to measure."""
 
