@@ -40,7 +40,7 @@ from qdqspec.types import EXACT_DB, AccuracyRules, BlockError, Label, Placement,
 from qdqspec.units import count_text, metric_text, seconds_text
 
 FIRST_DOUBT_DB, LEAST_DOUBT_DB = 0.5, 0.1  # of predictions: initial and smallest standard deviation
-MOST_DOUBT_DB = 2.0  # largest: two builds with opposite errors say little, and the next one costs little
+MOST_DOUBT_DB = 2.0  # largest: two builds with opposite errors do not show what the next one will have
 NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is estimated
 
 # Cost of the sensitivity analysis, in runs of the rehearsal per switch: two samples for each switch, more for those
