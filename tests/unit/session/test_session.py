@@ -688,19 +688,19 @@ def test_the_random_numbers_of_a_strategy_are_independent_of_measurements(
 
 
 @pytest.mark.parametrize(("minutes", "uses_time"), [(None, False), (1.0, True)])
-def test_a_strategy_knows_whether_a_time_limit_ends_the_search(
+def test_the_setup_of_a_strategy_has_whether_a_time_limit_ends_the_search(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, minutes: float | None, uses_time: bool
 ) -> None:
     from qdqspec.search.attribution import Attribution
 
     known = list[bool]()
 
-    class Knowing(Attribution):
+    class Noted(Attribution):
         def __init__(self, setup, random) -> None:
             known.append(setup.uses_time)
             super().__init__(setup, random)
 
-    monkeypatch.setattr("qdqspec.search.attribution.strategy", Knowing)
+    monkeypatch.setattr("qdqspec.search.attribution.strategy", Noted)
     open_session().search(replace(case, tune=replace(case.tune, trials=2, minutes=minutes)))
     assert known == [uses_time]
 
