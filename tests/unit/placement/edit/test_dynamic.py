@@ -347,7 +347,7 @@ def _dynamic(model: Model, folder: Path, *, per_channel: bool = False) -> Model:
 
 
 def _with_integer_biases(model: Model) -> Model:
-    """As versions of `quantize_dynamic` before 1.9 wrote a bias: in integers, added before the conversion to float."""
+    """As an older version of `quantize_dynamic` wrote a bias: in integers, added before the conversion to float."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     nodes = {node.name: node for node in proto.graph.node}
