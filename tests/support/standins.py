@@ -202,7 +202,8 @@ BEHAVIOURS = (
     ),
     _of(
         "GPU",
-        "Gpu, Gpu.allocate, Gpu.free, Gpu.queue, Gpu.held_alone, Stream, fault, break_down",
+        "Gpu, Gpu.allocate, Gpu.free, Gpu.read, Gpu.write, Gpu.queue, Gpu.spend, Gpu.deliver, Gpu.held_alone, Stream, "
+        "fault, break_down",
         "runs work when it is queued; time passes only while something runs; dies or hangs at a stage on request",
         "our own clock and memory; that compilers crash and hang: recorded assertions of Myelin",
     ),

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import math
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
+
+import numpy as np
 
 MEMORY_BYTES = 80 << 30
 
 
 @dataclass
 class Gpu:
+    is_simulated: ClassVar[bool] = True
     now_ms: float = 0.0
     captures: int = 0  # finished captures
     device: int = 0  # the current device of this process
@@ -53,6 +57,31 @@ class Gpu:
     def free(self, address: int) -> None:
         del self.blocks[address]  # a wrong or repeated address is a KeyError: a defect of the caller
         self.pending.pop(address, None)
+
+    def spend(self, milliseconds: float, *, timed: bool) -> float:
+        """Work for this time; return it."""
+        self.now_ms += milliseconds
+        return milliseconds
+
+    def deliver(self, outputs: Mapping[str, int], values: Callable[[], Mapping[str, np.ndarray]]) -> None:
+        """Have the values of outputs computed when the first of their addresses is read."""
+
+        def compute() -> None:
+            for name, value in values().items():
+                if name in outputs:
+                    self.write(outputs[name], value)
+                    self.pending.pop(outputs[name], None)
+
+        self.pending.update(dict.fromkeys(outputs.values(), compute))
+
+    def read(self, address: int, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> np.ndarray:
+        """The array at an address."""
+        block = (ctypes.c_byte * (dtype.itemsize * math.prod(shape))).from_address(address)
+        return np.frombuffer(block, dtype).reshape(shape)
+
+    def write(self, address: int, value: np.ndarray) -> None:
+        """Copy an array to an address."""
+        ctypes.memmove(address, value.ctypes.data, value.nbytes)
 
     def queue(self, handle: int, work: Callable[[], None]) -> None:
         stream = self.streams[handle]

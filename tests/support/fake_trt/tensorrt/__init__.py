@@ -3,6 +3,7 @@
 Enums have that version's members and numbers. Outputs are real, from ONNX Runtime; times come from the simulated
 device's cost model; layer information has the schema of the major version. It rejects models that the real parser is
 known to reject (asymmetric or unsigned quantization, missing files), and fails as ``FAKE_TRT`` requests.
+With ``FAKE_TRT_GPU=real`` runs are enqueued on a GPU: see ``real_gpu.py``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import enum
 import importlib.metadata
 import json
 import math
+import os
 import random
 import sys
 from pathlib import Path
@@ -20,16 +22,21 @@ from typing import Any
 
 import numpy as np
 import onnx
-from fake_gpu import break_down, fault, gpu
+from fake_gpu import break_down, fault
 from onnx import TensorProto, numpy_helper
 
 from qdqspec.backends.fake.cost import Cost, cost_of
 from qdqspec.graph.model import Model
 
+if os.environ.get("FAKE_TRT_GPU") == "real":
+    from real_gpu import gpu
+else:
+    from fake_gpu import gpu
+
 __version__ = importlib.metadata.version("tensorrt")
 _MAJOR = int(__version__.split(".")[0])
 _API = json.loads(
-    (Path(__file__).parents[3] / "data" / "tensorrt" / "api" / f"{__version__}.json").read_text(
+    (Path(__file__).resolve().parents[3] / "data" / "tensorrt" / "api" / f"{__version__}.json").read_text(
         encoding="utf-8"
     )
 )
@@ -50,6 +57,7 @@ TensorIOMode = _enum("TensorIOMode")
 TensorLocation = _enum("TensorLocation")
 TilingOptimizationLevel = _enum("TilingOptimizationLevel")
 
+TIME = "standin.time"  # metadata of a model: a factor of the times of its layers
 _TYPES = {
     TensorProto.FLOAT: "FLOAT",
     TensorProto.FLOAT16: "HALF",
@@ -268,9 +276,11 @@ class Builder:
             )
         model = Model(network._model, path=network._path)
         cache = config._cache or ITimingCache(b"")
+        factor = float({entry.key: entry.value for entry in model.proto.metadata_props}.get(TIME, 1))
+        layers = [layer.name for layer in cost_of(model, 0).layers]
         plan = {
             "tactics": [
-                {layer.name: cache._tactic(layer.name + _suffix(n)) for layer in cost_of(model, 0).layers}
+                {layer: cache._tactic(layer + _suffix(n)) * factor for layer in layers}
                 for n in range(max(1, len(config._profiles)))
             ],
             "path": str(network._path),
@@ -516,31 +526,22 @@ class IExecutionContext:
 
     def _run(self) -> None:
         for layer in self._engine._costs[self._profile].layers:
-            noise = math.exp(0.01 * self._random.standard_normal())
-            milliseconds = layer.milliseconds * noise * self._grown()
-            gpu.now_ms += milliseconds
+            noise = math.exp(0.01 * self._random.standard_normal()) if gpu.is_simulated else 1.0
+            took = gpu.spend(layer.milliseconds * noise * self._grown(), timed=self.profiler is not None)
             if self.profiler is not None:
-                self.profiler.report_layer_time(layer.name + _suffix(self._profile), milliseconds * 1.2)
-        for name, address in self._addresses.items():
-            if name not in self._shapes:
-                gpu.pending[address] = self._compute
+                self.profiler.report_layer_time(layer.name + _suffix(self._profile), took * 1.2)
+        outputs = {name: at for name, at in self._addresses.items() if name not in self._shapes}
+        gpu.deliver(outputs, self._values)
 
     def _grown(self) -> float:
         """The amount of computation relative to a batch of one."""
         return float(max((shape[0] for shape in self._shapes.values() if shape), default=1))
 
-    def _compute(self) -> None:
-        for name, value in self._values().items():
-            if name in self._addresses:
-                ctypes.memmove(self._addresses[name], value.ctypes.data, value.nbytes)
-                gpu.pending.pop(self._addresses[name], None)
-
     def _values(self) -> dict[str, Any]:
         feeds = {}
         for name, shape in self._shapes.items():
             dtype = np.dtype({"FLOAT": "f4", "HALF": "f2", "INT64": "i8", "INT32": "i4"}[self._type(name)])
-            block = (ctypes.c_byte * (dtype.itemsize * math.prod(shape))).from_address(self._addresses[name])
-            feeds[name] = np.frombuffer(block, dtype).reshape(shape)
+            feeds[name] = gpu.read(self._addresses[name], dtype, shape)
         outputs = [output.name for output in self._engine._session.get_outputs()]
         values = self._engine._session.run(outputs, feeds)
         return {name: np.ascontiguousarray(value) for name, value in zip(outputs, values, strict=True)}
@@ -553,7 +554,7 @@ class IExecutionContext:
         address = allocator.reallocate_output_async(name, 0, value.nbytes, 256, stream)
         allocator.notify_shape(name, value.shape)
         if address:
-            ctypes.memmove(address, value.ctypes.data, value.nbytes)
+            gpu.write(address, value)
 
 
 class IProfiler:
