@@ -1,4 +1,4 @@
-"""The GPU of this machine in place of the simulated one: kernels that run as long as the cost model says.
+"""The GPU of this machine in place of the simulated one: kernels that take the times of the cost model.
 
 Work is enqueued on streams and can be captured. A layer is one kernel of dependent multiplications on every
 multiprocessor: its time follows the clock of the GPU as that of real kernels does. Outputs are computed on the CPU
