@@ -105,7 +105,8 @@ def describe(index: int = 0) -> Gpu:
 def bus_id(index: int = 0) -> str:
     """The PCI address of a GPU, which identifies it for nvidia-smi. Initializes CUDA."""
     found = call("cudaDeviceGetPCIBusId", 32, index)
-    return (found.decode() if isinstance(found, bytes) else str(found)).rstrip("\0")
+    text = found.partition(b"\0")[0].decode() if isinstance(found, bytes) else str(found)
+    return text.partition("\0")[0]
 
 
 def is_exclusive(index: int = 0) -> bool:

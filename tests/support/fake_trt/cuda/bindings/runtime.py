@@ -94,7 +94,8 @@ def cudaDeviceGetAttribute(attr: cudaDeviceAttr, device: int) -> Answer:
 
 
 def cudaDeviceGetPCIBusId(length: int, device: int) -> Answer:
-    return OK, f"00000000:0{device + 1}:00.0".encode()[: length - 1]
+    text = f"00000000:0{device + 1}:00.0".encode()[: length - 1]
+    return OK, (text + b"\0").ljust(length)  # the whole buffer
 
 
 def cudaDriverGetVersion() -> Answer:
