@@ -168,13 +168,19 @@ BEHAVIOURS = (
     _of(
         "cuda",
         "cudaGetErrorString, cudaGetLastError, cudaGetDeviceCount, cudaSetDevice, cudaGetDeviceProperties, "
-        "cudaDriverGetVersion, cudaRuntimeGetVersion, cudaMemGetInfo, cudaDeviceGetAttribute, cudaDeviceGetPCIBusId, "
+        "cudaDriverGetVersion, cudaRuntimeGetVersion, cudaMemGetInfo, cudaDeviceGetAttribute, "
         "cudaStreamCreateWithFlags, cudaStreamSynchronize, cudaStreamDestroy, cudaStreamBeginCapture, "
         "cudaStreamEndCapture, cudaGraphInstantiate, cudaGraphDestroy, cudaGraphLaunch, cudaGraphExecDestroy, "
         "cudaEventCreate, cudaEventRecord, cudaEventElapsedTime, cudaEventDestroy, cudaMalloc, cudaMallocHost, "
         "cudaFree, cudaMemcpyAsync",
         "an error first, then the values",
         _CUDA,
+    ),
+    _of(
+        "cuda",
+        "cudaDeviceGetPCIBusId",
+        "gives its whole buffer: the address, a null byte, spaces",
+        "an H200 with cuda-bindings 13.3.1 (benchmarks/RESULTS.md)",
     ),
     _of(
         "cuda",
@@ -272,8 +278,9 @@ def render() -> str:
         "# Stand-ins",
         "",
         "Tests of the backends `tensorrt` and `trtexec` run without a GPU, on stand-ins (test doubles) under",
-        "`tests/support`. This page lists the behaviours of the stand-ins, each with its source. None was observed by",
-        "us on a GPU. The page is generated from `tests/support/standins.py` by",
+        "`tests/support`. This page lists the behaviours of the stand-ins, each with its source; one says where",
+        "we observed a behaviour on a GPU. `tests/support/trt_on_gpu.py` runs the stand-in for TensorRT on a GPU.",
+        "The page is generated from `tests/support/standins.py` by",
         "`pytest tests/unit/backends/test_standins.py --update-golden`. A test fails if a class, function or fault of",
         "a stand-in is not listed.",
     ]
