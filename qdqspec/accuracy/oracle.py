@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
@@ -36,7 +36,7 @@ from qdqspec.rehearsal import (
     quick_runs,
     sites_of,
 )
-from qdqspec.types import EXACT_DB, AccuracyRules, BlockError, Label, Placement, Rehearsed, Site, Trial
+from qdqspec.types import EXACT_DB, AccuracyRules, BlockError, LabelNoise, Placement, Rehearsed, Site, Trial
 from qdqspec.units import count_text, metric_text, seconds_text
 
 FIRST_DOUBT_DB, LEAST_DOUBT_DB = 0.5, 0.1  # of predictions: initial and smallest standard deviation
@@ -144,8 +144,8 @@ class RehearsalOracle:
         self._space = space
         self._note = note
         self._gate: OutputGate | None = None
-        self._noise: Mapping[tuple[str, Label], float] | None = None
-        self._rough: Mapping[tuple[str, Label], float] | None = None
+        self._noise: LabelNoise | None = None
+        self._rough: LabelNoise | None = None
         self._known: dict[str, float | None] = {}  # rehearsed SQNR by digest
         self._partial: set[str] = set()  # digests of those rehearsed on the first samples only
         self._measured: dict[str, tuple[float, float]] = {}  # rehearsed and measured SQNR of built candidates
@@ -160,7 +160,7 @@ class RehearsalOracle:
         self._metric = metric
         self._least_db = least_db
 
-    def noise(self) -> Mapping[tuple[str, Label], float] | None:
+    def noise(self) -> LabelNoise | None:
         """Noise power over signal power of each (unit, label) alone; the `rough_noise` if that cannot be measured."""
         if self._noise is None and not self._refused and not self._missing and not self._is_over:
             try:
@@ -174,7 +174,7 @@ class RehearsalOracle:
                 self._note(f"the error of each Q/DQ pair alone could not be measured: {error.what}")
         return self._noise if self._noise is not None or not self._missing else self._rough
 
-    def rough_noise(self) -> Mapping[tuple[str, Label], float] | None:
+    def rough_noise(self) -> LabelNoise | None:
         """Noise power of each (unit, label), measured for neighbouring tensors together, in little of the time."""
         left = self._left()
         if self._noise is not None or self._refused or self._missing or left is None or left <= 0:
@@ -206,7 +206,7 @@ class RehearsalOracle:
                 self._missing = error.what
         return self.errors, self._missing or ("" if self.errors else "no block alone changes the outputs")
 
-    def _sensitivities(self, seconds: float | None) -> Mapping[tuple[str, Label], float] | None:
+    def _sensitivities(self, seconds: float | None) -> LabelNoise | None:
         rehearsal = self._measured_rehearsal()
         whole = RUNS_A_SWITCH * rehearsal.run_seconds * len(rehearsal.switches)
         quick = RUNS_QUICK * rehearsal.run_seconds * quick_runs(rehearsal)

@@ -27,7 +27,7 @@ from qdqspec.rehearsal.engines import Engines
 from qdqspec.rehearsal.graph import SwitchedModel
 from qdqspec.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError
 from qdqspec.rehearsal.switches import Switches, SwitchStates, is_foreign, labelled_sites
-from qdqspec.types import Label, Placement, Site
+from qdqspec.types import LabelNoise, Placement, Site
 
 SEGMENTS = 6
 FIRST = 2  # samples on which every pair is measured
@@ -64,13 +64,14 @@ class Sensitivities:
         """The predicted SQNR of a placement at its worst guide."""
         return min(MOST_DB, sqnr_db(1.0, self.noise_of(placement.ordered)))
 
-    def by_label(self, space: SchemeSpace) -> dict[tuple[str, Label], float]:
-        """The noise of each (unit, label) alone at its worst guide, for those that can be rehearsed."""
-        return {
-            choice: self.noise_of(sites)
+    def by_label(self, space: SchemeSpace) -> LabelNoise:
+        """The noise of each (unit, label) that can be rehearsed, each switch at its worst guide."""
+        parts = {
+            choice: tuple(dict.fromkeys(number for site in sites for number in self.switches.numbers(site)))
             for choice, sites in labelled_sites(space).items()
             if not any(map(is_foreign, sites))
         }
+        return LabelNoise(tuple(self.noise.max(axis=1, initial=0.0).tolist()), parts)
 
 
 def quick_runs(rehearsal: Rehearsal) -> int:

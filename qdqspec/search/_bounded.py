@@ -16,6 +16,7 @@ import numpy as np
 from qdqspec.arrays import Floats
 from qdqspec.parity.compare import power_of
 from qdqspec.search._guide import CLOSE_DB, Guide
+from qdqspec.search._noise import BlockNoise, FairShares
 from qdqspec.search.blocks import CostModel
 from qdqspec.search.crossings import FP, Codes, all_float
 from qdqspec.types import Label, format_of
@@ -36,7 +37,7 @@ def measured_powers(
     labels: Sequence[Label],
     alone_db: Sequence[Mapping[str, float]],
     together_db: Mapping[str, float],
-) -> Floats:
+) -> BlockNoise:
     """The noise of each block alone under each code, from builds of single blocks.
 
     ``alone_db`` is, for each block, the SQNR with only that block quantized, by name of the format in ``labels``.
@@ -52,15 +53,15 @@ def measured_powers(
     for row, block in zip(powers, alone, strict=True):
         largest = max(block.values(), default=0.0)
         row[FP + 1 :] = [block.get(format_of(label), largest) for label in labels[FP + 1 :]]
-    return powers
+    return BlockNoise(powers)
 
 
 class Bounded:
     """Labellings of least predicted time for an SQNR, by the noise of blocks and the predictions of a guide."""
 
-    def __init__(self, costs: CostModel, powers: Floats, guide: Guide, *, rough: bool = False) -> None:
-        """``powers`` is the noise of each block alone under each code; ``rough``: of neighbours measured together."""
-        self.powers = powers
+    def __init__(self, costs: CostModel, noise: BlockNoise, guide: Guide, *, rough: bool = False) -> None:
+        """``rough``: the noise is that of neighbours measured together."""
+        self.noise = noise
         self._costs = costs
         self._guide = guide
         self._rough = rough
@@ -68,8 +69,8 @@ class Bounded:
     @classmethod
     def of(cls, costs: CostModel, guide: Guide, *, rough: bool = False) -> Self | None:
         """By the noise of single labels that the guide knows, or with ``rough`` of neighbours; ``None`` if unknown."""
-        powers = guide.powers(costs.blocks, rough=rough)
-        return None if powers is None else cls(costs, powers, guide, rough=rough)
+        noise = guide.block_noise(costs.blocks, rough=rough)
+        return None if noise is None else cls(costs, noise, guide, rough=rough)
 
     def compose(self, least_db: float, share: float = 1.0) -> Codes:
         """The labelling of least predicted time whose predicted SQNR is ``least_db`` plus the guide's margin.
@@ -82,7 +83,7 @@ class Bounded:
         best = all_float(len(self._costs.blocks))
         tried = set[bytes]()
         for _ in range(CORRECTIONS):
-            codes = least_time(self._costs, self.powers, most, share)
+            codes = least_time(self._costs, self.noise, most, share)
             if codes.tobytes() in tried:  # its correction was tried too
                 break
             tried.add(codes.tobytes())
@@ -91,7 +92,7 @@ class Bounded:
                 return codes
             if predicted >= aim and self._costs.predict(codes, share) <= self._costs.predict(best, share):
                 best, self._guide.allowed[self._rough] = codes, (aim, most)
-            made = noise_of(self.powers, codes)
+            made = self.noise.of(codes)
             is_free = predicted >= aim and made < most / SLACK  # the limit does not constrain it
             if is_free or aim <= predicted <= aim + CLOSE_DB or not codes.any():
                 break
@@ -101,7 +102,7 @@ class Bounded:
 
     def reduced(self, codes: Codes, least_db: float) -> Codes:
         """The labelling without the blocks with the most noise for their time, as many as the limit requires."""
-        return with_less_noise(self._costs, self.powers, codes, self._allowed(least_db))
+        return with_less_noise(self._costs, self.noise, codes, self._allowed(least_db))
 
     def admits(self, codes: Codes, least_db: float, slack: float = SLACK) -> bool:
         """Whether a labelling is worth a build: by the noise of blocks first, then by the guide.
@@ -109,7 +110,7 @@ class Bounded:
         By the noise of blocks it may exceed the allowed noise by the factor ``slack``, if the guide predicts it.
         """
         if not self._guide.has_oracle:
-            return noise_of(self.powers, codes) <= power_of(least_db - DOUBT_DB)
+            return self.noise.of(codes) <= power_of(least_db - DOUBT_DB)
         placement = self._costs.placed(codes)
         if not self.is_within(codes, least_db):
             is_predicted = (
@@ -120,7 +121,7 @@ class Bounded:
 
     def is_within(self, codes: Codes, least_db: float, slack: float = SLACK) -> bool:
         """Whether the noise of blocks alone is at most the allowed noise times ``slack``."""
-        return noise_of(self.powers, codes) <= slack * self._allowed(least_db)
+        return self.noise.of(codes) <= slack * self._allowed(least_db)
 
     def _allowed(self, next_db: float) -> float:
         """The noise of blocks allowed for an SQNR, by the guide's last composition that met a target."""
@@ -130,7 +131,7 @@ class Bounded:
         return most * power_of(next_db - known_db)
 
 
-def least_time(costs: CostModel, powers: Floats, most: float, share: float = 1.0) -> Codes:
+def least_time(costs: CostModel, noise: BlockNoise, most: float, share: float = 1.0) -> Codes:
     """The labelling of least predicted time found among those whose noise is at most ``most``.
 
     A knapsack problem, by Lagrangian relaxation (Everett, "Generalized Lagrange multiplier method", Operations Research
@@ -140,59 +141,55 @@ def least_time(costs: CostModel, powers: Floats, most: float, share: float = 1.0
     that of `with_less_noise` from the fastest labelling.
     """
     quickest = costs.compose(share)
-    if noise_of(powers, quickest) <= most:
+    if noise.of(quickest) <= most:
         return quickest
     feasible, infeasible = all_float(len(costs.blocks)), quickest
     low, high = -float(DECADES), float(DECADES)
-    rate = float(costs.times[:, FP].sum()) / max(most, float(powers.max(initial=0.0)) * 1e-12)
+    rate = float(costs.times[:, FP].sum()) / max(most, noise.largest_part * 1e-12)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        codes = costs.compose(share, rate * 10**middle * powers, (feasible, infeasible))
-        if noise_of(powers, codes) <= most:
+        codes = costs.compose(share, noise, rate * 10**middle, (feasible, infeasible))
+        if noise.of(codes) <= most:
             high, feasible = middle, codes
         else:
             low, infeasible = middle, codes
-    thorough = costs.compose(share, rate * 10**high * powers)  # from more starts than those of the bisection
-    if noise_of(powers, thorough) <= most:
+    thorough = costs.compose(share, noise, rate * 10**high)  # from more starts than those of the bisection
+    if noise.of(thorough) <= most:
         feasible = min(feasible, thorough, key=lambda codes: costs.predict(codes, share))
-    starts = [feasible, *(with_less_noise(costs, powers, codes, most) for codes in (infeasible, quickest))]
-    options = [*starts, *(_filled(costs, powers, codes, most, share) for codes in starts)]
+    starts = [feasible, *(with_less_noise(costs, noise, codes, most) for codes in (infeasible, quickest))]
+    options = [*starts, *(_filled(costs, noise, codes, most, share) for codes in starts)]
     return min(options, key=lambda codes: costs.predict(codes, share))
 
 
-def noise_of(powers: Floats, codes: Codes) -> float:
-    """The noise of a labelling: the sum over blocks."""
-    return float(powers[np.arange(len(codes)), codes].sum())
-
-
-def with_less_noise(costs: CostModel, powers: Floats, start: Codes, most: float) -> Codes:
+def with_less_noise(costs: CostModel, noise: BlockNoise, start: Codes, most: float) -> Codes:
     """Greedily change blocks to labels with less noise, best ratio of noise to time first, until ``most`` holds."""
-    codes, rows = start.copy(), np.arange(len(start))
+    shares, rows = FairShares(noise, start), np.arange(len(start))
     offered = np.zeros(costs.times.shape, dtype=bool)  # the codes that each block may take, float included
     offered[:, FP] = True
     for each in costs.blocks:
         offered[each.index, list(each.codes)] = True
-    while noise_of(powers, codes) > most:
-        drop = powers[rows, codes][:, None] - powers
-        rise = costs.times - costs.times[rows, codes][:, None]
-        worth = np.where(offered & (drop > 0), drop / np.maximum(rise, LEAST_RISE), -math.inf)
-        block, code = np.unravel_index(int(np.argmax(worth)), worth.shape)
+    while True:
+        if shares.total <= most and noise.of(shares.codes) <= most:  # a sum over changes has rounding errors
+            return shares.codes
+        rise = costs.times - costs.times[rows, shares.codes][:, None]
+        worth = np.where(offered & (shares.saved > 0), shares.saved / np.maximum(rise, LEAST_RISE), -math.inf)
+        block, code = map(int, np.unravel_index(int(np.argmax(worth)), worth.shape))
         if worth[block, code] == -math.inf:
-            return all_float(len(codes))  # the rest has noise under every label
-        codes[block] = code
-    return codes
+            return all_float(len(start))  # the rest has noise under every label
+        offered[block, shares.codes[block]] = False  # never again: parts are shared with other blocks by then
+        shares.change(block, code)
 
 
-def _filled(costs: CostModel, powers: Floats, start: Codes, most: float, share: float) -> Codes:
+def _filled(costs: CostModel, noise: BlockNoise, start: Codes, most: float, share: float) -> Codes:
     """Change single blocks to faster labels while the allowed noise lasts."""
     codes = start.copy()
-    left = most - noise_of(powers, codes)
+    left = most - noise.of(codes)
     for _ in range(PASSES):
         gains = [change for change in costs.single_changes(codes, share) if change[0] < 0]
         changed = False
         for _, index, code in gains:
             block, current = costs.blocks[index], int(codes[index])
-            added = float(powers[index, code] - powers[index, current])
+            added = noise.added(codes, index, code)
             own = costs.local_ms(block, current, codes, share)
             if added <= left and costs.local_ms(block, code, codes, share) < own:
                 codes[index] = code
@@ -200,14 +197,14 @@ def _filled(costs: CostModel, powers: Floats, start: Codes, most: float, share: 
                 changed = True
         if not changed:
             break
-    return codes if noise_of(powers, codes) <= most else start
+    return codes if noise.of(codes) <= most else start
 
 
-def priced(costs: CostModel, powers: Floats) -> Iterator[Codes]:
+def priced(costs: CostModel, noise: BlockNoise) -> Iterator[Codes]:
     """The fastest labellings at rising prices of noise: the convex part of the model's Pareto front."""
-    largest = float(powers.max(axis=1, initial=0.0).sum())
+    largest = noise.largest
     if not largest:
         return
     rate = float(costs.times[:, FP].sum()) / largest
     for exponent in np.linspace(-2, 4, PRICES):
-        yield costs.compose(1.0, rate * 10**exponent * powers)
+        yield costs.compose(1.0, noise, rate * 10**exponent)

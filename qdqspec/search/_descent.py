@@ -8,15 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from qdqspec.arrays import Floats
-from qdqspec.search.crossings import Codes, Crossing, Domains
+from qdqspec.search.crossings import Codes, Domains
 
 SWEEPS = 20  # an upper bound; it converges in a few
 MOST_ENDS = 8  # ends of an edge whose conversions are cached: with more there are too many labellings
+
+
+class Edge(Protocol):
+    """What a labelling of several blocks costs, apart from the costs of each."""
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Indexes of the blocks."""
+        ...
+
+    def converted(self, codes: Codes | Sequence[int], domains: Domains) -> list[int]:
+        """The numbers of the costs that a labelling causes."""
+        ...
 
 
 class Descent:
@@ -25,7 +38,7 @@ class Descent:
     def __init__(
         self,
         offered: Sequence[tuple[int, ...]],
-        edges: Sequence[Crossing],
+        edges: Sequence[Edge],
         domains: Domains,
         groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
@@ -101,7 +114,7 @@ class Descent:
         return total
 
 
-def _converter(edge: Crossing, domains: Domains) -> Callable[[Codes | Sequence[int]], list[int]]:
+def _converter(edge: Edge, domains: Domains) -> Callable[[Codes | Sequence[int]], list[int]]:
     """The conversions of one edge under a labelling, as a function that computes those of the same ends once."""
     if len(edge.blocks) > MOST_ENDS:
         return lambda codes: edge.converted(codes, domains)

@@ -10,9 +10,10 @@ import numpy as np
 from qdqspec.arrays import Floats
 from qdqspec.parity.compare import power_of
 from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.search._noise import BlockNoise
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import UnitBlock, block_labels
-from qdqspec.types import Label, Placement, Trial
+from qdqspec.types import Label, LabelNoise, Placement, Trial
 
 # Of the uncertainty: how far above a limit compositions aim, and how far below it candidates are still built.
 DOUBT_SHARE = 0.5
@@ -51,7 +52,7 @@ class Guide:
         """Whether the noise of neighbours together is known and that of single labels would take much longer."""
         return self._oracle is not None and self._oracle.rough_noise() is not None
 
-    def _noise(self, *, rough: bool) -> Mapping[tuple[str, Label], float] | None:
+    def _noise(self, *, rough: bool) -> LabelNoise | None:
         """The noise of single labels, or with ``rough`` that of neighbours together if it takes much less time."""
         if self._oracle is None:
             return None
@@ -94,19 +95,21 @@ class Guide:
         found = [self.predicted_db(space.resolve(space.everything(c.name))) for c in space.choices]
         return any(db is not None and db < least_db + BINDING_DB for db in found)
 
-    def powers(self, blocks: Sequence[UnitBlock], *, rough: bool = False) -> Floats | None:
-        """The noise of each block alone under each code; ``None`` if unknown. ``rough`` as of `thinned`."""
+    def block_noise(self, blocks: Sequence[UnitBlock], *, rough: bool = False) -> BlockNoise | None:
+        """The noise of blocks under each code; ``None`` if unknown. ``rough`` as of `thinned`."""
         noise = self._noise(rough=rough)
         if noise is None:
             return None
-        powers = np.zeros((len(blocks), len(self._space.labels)))
+        own, parts = np.zeros((len(blocks), len(self._space.labels))), dict[int, dict[int, set[int]]]()
         for block in blocks:
             for code in block.codes:
-                labels = block_labels(self._space, block, code)
-                powers[block.index, code] = sum(
-                    _noise_of(unit, label, noise) for unit, label in labels.items() if label != "fp"
-                )
-        return powers
+                for unit, label in block_labels(self._space, block, code).items():
+                    known = noise.parts.get((unit, label))
+                    if known is None and label != "fp":
+                        own[block.index, code] += _noise_of(unit, label, noise)
+                    for part in known or ():
+                        parts.setdefault(part, {}).setdefault(block.index, set()).add(code)
+        return BlockNoise.of_parts(own, parts, [min(power, MOST_NOISE) for power in noise.powers])
 
     def thinned(
         self,
@@ -171,14 +174,18 @@ class Guide:
 
 
 def _ranked(
-    noise: Mapping[tuple[str, Label], float], labels: Mapping[str, Label], spent: Mapping[str, float]
+    noise: LabelNoise, labels: Mapping[str, Label], spent: Mapping[str, float]
 ) -> tuple[list[str], Floats]:
     """Units with the most noise for their time first, and the noise of the others without the first 0, 1, ..."""
-    ranked = sorted(
-        labels, key=lambda unit: _noise_of(unit, labels[unit], noise) / max(spent[unit], 1e-6), reverse=True
-    )
-    left = np.cumsum([0.0, *(_noise_of(unit, labels[unit], noise) for unit in reversed(ranked))])[::-1]
-    return ranked, np.asarray(left, np.float64)
+    own = {unit: _noise_of(unit, label, noise) for unit, label in labels.items()}
+    ranked = sorted(labels, key=lambda unit: own[unit] / max(spent[unit], 1e-6), reverse=True)
+    left, present = [0.0], set[int]()
+    for unit in reversed(ranked):
+        parts = noise.parts.get((unit, labels[unit]))
+        added = own[unit] if parts is None else noise.power_of(part for part in parts if part not in present)
+        present.update(parts or ())
+        left.append(left[-1] + min(added, MOST_NOISE))
+    return ranked, np.array(left[::-1], np.float64)
 
 
 def _between(left: Floats, low: int, high: int, points: Mapping[int, float], aim: float) -> int:
@@ -193,7 +200,7 @@ def _between(left: Floats, low: int, high: int, points: Mapping[int, float], aim
     return int(np.clip(np.searchsorted(-left, -power_of(wanted)), low + 1, high - 1))
 
 
-def _noise_of(unit: str, label: Label, noise: Mapping[tuple[str, Label], float]) -> float:
+def _noise_of(unit: str, label: Label, noise: LabelNoise) -> float:
     """The noise of a unit; for a label that cannot be rehearsed, the largest noise of the unit's other labels."""
     known = noise.get((unit, label))
     if known is None:

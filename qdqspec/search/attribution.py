@@ -21,10 +21,10 @@ from itertools import chain, islice
 
 import numpy as np
 
-from qdqspec.arrays import Floats
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._bounded import SLACK, TARGETS_DB, Bounded, measured_powers, priced
 from qdqspec.search._classes import pure_labels
+from qdqspec.search._noise import BlockNoise
 from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps
 from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.search.blocks import CostModel, block_labels, flips
@@ -174,7 +174,7 @@ class Attribution(FirstPlacements):
             if winless == PATIENCE or not trials or self._is_proved:
                 return
 
-    def _sensitivity_analysis(self, costs: CostModel) -> Steps[Floats]:
+    def _sensitivity_analysis(self, costs: CostModel) -> Steps[BlockNoise]:
         """The noise of each block, from the SQNR with it alone in each format and with all quantized; untimed."""
         space = self._space
         alone = [
@@ -231,7 +231,7 @@ class Attribution(FirstPlacements):
             targets = [] if least is None else [least, least + MARGINS_DB[0]]
         trials = yield [
             profiled(costs.placed(codes), "trade")
-            for codes in chain(map(bounded.compose, targets), priced(costs, bounded.powers))
+            for codes in chain(map(bounded.compose, targets), priced(costs, bounded.noise))
             if self._setup.pareto or self._accurate(costs, codes)
         ]
         costs.learn(trials)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.types import Clock, Label, Placement, Trial
+from qdqspec.types import Clock, LabelNoise, Placement, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,11 @@ class AccuracyOracle(Protocol):
         """The standard deviation of its predictions, in dB, estimated from built candidates."""
         ...
 
-    def noise(self) -> Mapping[tuple[str, Label], float] | None:
+    def noise(self) -> LabelNoise | None:
         """Noise power over signal power of each (unit, label) alone, where noise is additive; ``None`` if unknown."""
         ...
 
-    def rough_noise(self) -> Mapping[tuple[str, Label], float] | None:
+    def rough_noise(self) -> LabelNoise | None:
         """The same, of neighbouring tensors measured together; ``None`` if unknown, or if `noise` takes little time."""
         ...
 

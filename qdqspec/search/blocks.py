@@ -15,7 +15,8 @@ from qdqspec.arrays import Floats
 from qdqspec.graph.unify import joined
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._classes import LINEAR
-from qdqspec.search._descent import Descent
+from qdqspec.search._descent import Descent, Edge
+from qdqspec.search._noise import BlockNoise
 from qdqspec.search.crossings import FP, Codes, Conversions, Crossings, all_float, domains_of, edges_between
 from qdqspec.types import Label, LayerTime, Placement, Trial, format_of, kind_of
 
@@ -106,6 +107,7 @@ class CostModel:
         self.converting = self._conversions.costs()  # by edge and pair of domains
         self._domains = domains
         self._descent = self.descent([block.codes for block in self.blocks])
+        self._priced: tuple[BlockNoise, Descent] | None = None
 
     @classmethod
     def of(cls, space: SchemeSpace, trials: Iterable[Trial]) -> Self:
@@ -140,15 +142,21 @@ class CostModel:
         return Descent(offered, self._edges, self._domains, groups)
 
     def compose(
-        self, share: float, penalty: Floats | None = None, starts: Sequence[Codes] | None = None
+        self,
+        share: float,
+        noise: BlockNoise | None = None,
+        price: float = 0.0,
+        starts: Sequence[Codes] | None = None,
     ) -> Codes:
         """The labelling of least predicted time, with crossings weighted by ``share``.
 
-        ``penalty`` adds milliseconds to each block under each code: the price of its noise. The descent begins at each
-        of ``starts``, by default at one label everywhere and at the fastest label of each block.
+        Its ``noise`` costs ``price`` milliseconds. The descent begins at each of ``starts``, by default at one label
+        everywhere and at the fastest label of each block.
         """
-        times = self.times if penalty is None else self.times + penalty
-        return self._composed(times, share * self.converting, starts)
+        converting = share * self.converting
+        if noise is None:
+            return self._composed(self.times, converting, starts)
+        return self._composed(self.times + price * noise.own, converting, starts, noise, price)
 
     def draw(self, random: np.random.Generator, heat: float = 1.0) -> Codes:
         """Thompson sampling: the best labelling of a model drawn from the uncertainty of times and crossing costs.
@@ -160,8 +168,15 @@ class CostModel:
         converting = self.converting * random.lognormal(0, heat * CROSSING_DOUBT, self.converting.shape)
         return self._composed(times, float(random.choice(DRAWN_SHARES)) * converting, None)
 
-    def _composed(self, times: Floats, converting: Floats, starts: Sequence[Codes] | None) -> Codes:
-        """The labelling of least time with these times of blocks and of conversions."""
+    def _composed(
+        self,
+        times: Floats,
+        converting: Floats,
+        starts: Sequence[Codes] | None,
+        noise: BlockNoise | None = None,
+        price: float = 0.0,
+    ) -> Codes:
+        """The labelling of least time with these times of blocks and conversions, and a price of shared noise."""
         if starts is None:
             fastest = [min(b.codes, key=times[b.index].tolist().__getitem__) for b in self.blocks]
             uniform = (
@@ -169,8 +184,24 @@ class CostModel:
                 for code in range(len(self.space.labels))
             )
             starts = [np.array(codes, dtype=np.int8) for codes in (*uniform, fastest)]
-        settled = [self._descent.settle(start, times, converting) for start in starts]
-        return min(settled, key=lambda codes: self._total_ms(codes, times, converting))
+        if noise is None or not noise.shared:
+            settled = [self._descent.settle(start, times, converting) for start in starts]
+            return min(settled, key=lambda codes: self._total_ms(codes, times, converting))
+        priced = np.zeros((len(noise.shared), converting.shape[1]))
+        priced[:, 0] = [price * each.power for each in noise.shared]
+        costs = np.concatenate([converting, priced])
+        settled = [self._descent_with(noise).settle(start, times, costs) for start in starts]
+        return min(
+            settled,
+            key=lambda codes: self._total_ms(codes, times, converting) + price * noise.of_shared(codes),
+        )
+
+    def _descent_with(self, noise: BlockNoise) -> Descent:
+        """The descent in which shared noise costs too; kept for the last noise."""
+        if self._priced is None or self._priced[0] is not noise:
+            edges: list[Edge] = [*self._edges, *noise.shared]
+            self._priced = noise, Descent([block.codes for block in self.blocks], edges, self._domains)
+        return self._priced[1]
 
     def placed(self, codes: Codes) -> Placement:
         """The placement of a labelling."""

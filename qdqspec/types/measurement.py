@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -306,6 +306,36 @@ class BlockError:
     block: str
     label: str
     sqnr_db: float
+
+
+@dataclass(frozen=True, slots=True)
+class LabelNoise(Mapping[tuple[str, str], float]):
+    """Noise power over signal power of each (unit, label) alone, and of the parts that it consists of.
+
+    ``powers`` is by part, a Q/DQ pair on one edge; ``parts`` has the numbers of those of each (unit, label). Labels of
+    neighbouring units share the parts of the tensor between them, whose noise is there once.
+    """
+
+    powers: Sequence[float]
+    parts: Mapping[tuple[str, str], tuple[int, ...]]
+
+    @classmethod
+    def separate(cls, powers: Mapping[tuple[str, str], float]) -> LabelNoise:
+        """Noise of which nothing is shared."""
+        return cls(tuple(powers.values()), {key: (number,) for number, key in enumerate(powers)})
+
+    def __getitem__(self, key: tuple[str, str]) -> float:
+        return self.power_of(self.parts[key])
+
+    def power_of(self, parts: Iterable[int]) -> float:
+        """The noise of several parts together."""
+        return math.fsum(self.powers[part] for part in parts)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from searches import pure_placements
 
+from qdqspec.search._noise import BlockNoise
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import CostModel, UnitBlock, block_codes, flips, fuse, unit_labels
 from qdqspec.search.crossings import FP, Crossings, domains_of, edges_between
@@ -98,7 +99,7 @@ def test_a_block_with_a_penalty_stays_float(learnt) -> None:
     quantized = int(np.flatnonzero(free != FP)[0])
     penalty = np.zeros_like(costs.times)
     penalty[quantized, FP + 1 :] = 1e6
-    assert costs.compose(1.0, penalty)[quantized] == FP
+    assert costs.compose(1.0, BlockNoise(penalty), 1.0)[quantized] == FP
     assert np.array_equal(costs.compose(1.0), free)  # the penalty does not persist
 
 

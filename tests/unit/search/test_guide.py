@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from qdqspec.search.repair import NearMiss, repaired
 from qdqspec.search.select import front_of, reaches
 from qdqspec.search.subgraph import SubgraphSearch
 from qdqspec.testing.strategies import Oracle, drive, small_space
-from qdqspec.types import FIRST, NOT_CANDIDATES, Label, LayerTime, Placement, Trial
+from qdqspec.types import FIRST, NOT_CANDIDATES, LabelNoise, LayerTime, Placement, Trial
 
 
 class Additive:
@@ -51,16 +51,18 @@ class Additive:
         noise = sum(self.powers[name] for name, _ in placement.labels)
         return 200.0 if noise == 0 else -10 * float(np.log10(noise))
 
-    def noise(self) -> Mapping[tuple[str, Label], float] | None:
+    def noise(self) -> LabelNoise | None:
         if not self._has_noise:
             return None
-        return {
-            (unit.id, label): self.powers[unit.id]
-            for unit in self._space.units
-            for label in (*unit.labels[1:], *unit.halves)
-        }
+        return LabelNoise.separate(
+            {
+                (unit.id, label): self.powers[unit.id]
+                for unit in self._space.units
+                for label in (*unit.labels[1:], *unit.halves)
+            }
+        )
 
-    def rough_noise(self) -> Mapping[tuple[str, Label], float] | None:
+    def rough_noise(self) -> LabelNoise | None:
         return None
 
     def predicted_db(self, placement: Placement) -> float | None:
@@ -156,7 +158,7 @@ def test_the_local_search_ends_after_several_rejections_in_a_row(monkeypatch: py
 class Unmeasured(Additive):
     """An oracle without the noise of single labels, which may take too long to measure."""
 
-    def noise(self) -> Mapping[tuple[str, Label], float] | None:
+    def noise(self) -> LabelNoise | None:
         return None
 
 
@@ -389,14 +391,41 @@ def test_infinite_noise_is_replaced_by_a_finite_value() -> None:
     """The relative noise of an output without a signal is infinite."""
 
     class Silent(Additive):
-        def noise(self) -> Mapping[tuple[str, Label], float] | None:
-            return dict.fromkeys(super().noise() or {}, np.inf)
+        def noise(self) -> LabelNoise | None:
+            return LabelNoise.separate(dict.fromkeys(super().noise() or {}, np.inf))
 
     space = small_space()
-    powers = Guide(Silent(space), space).powers(fuse(space, ()))
-    assert powers is not None
-    assert np.isfinite(powers).all()
-    assert powers.max() > power_of(0.0)
+    noise = Guide(Silent(space), space).block_noise(fuse(space, ()))
+    assert noise is not None
+    assert np.isfinite(noise.own).all()
+    assert noise.largest_part > power_of(0.0)
+
+
+def test_a_tensor_between_two_blocks_counts_once() -> None:
+    """Every unit has its weights, part 0 and up, and the tensor before it and behind it, which its neighbours share."""
+    space = small_space()
+    names, count = list(space.by_id), len(space.units)
+    parts = {
+        (unit.id, label): (number, count + number, count + number + 1)
+        for number, unit in enumerate(space.units)
+        for label in unit.labels[1:]
+    }
+
+    class Chained(Additive):
+        def noise(self) -> LabelNoise | None:
+            return LabelNoise([1.0] * (2 * count + 1), parts)
+
+    guide, blocks = Guide(Chained(space), space), fuse(space, ())
+    noise = guide.block_noise(blocks)
+    assert noise is not None
+    everything = np.array([max(block.codes) for block in blocks], np.int8)
+    assert noise.of(everything) == 2 * count + 1
+    one = np.zeros(count, np.int8)
+    one[1] = everything[1]
+    assert noise.of(one) == 3
+    labels, spent = space.everything(), dict.fromkeys(names, 1.0)
+    assert guide.most_spent(labels, -10 * float(np.log10(2 * count + 1)), spent) == count
+    assert guide.most_spent(labels, -10 * float(np.log10(2 * count + 0.5)), spent) == count - 1
 
 
 def test_the_first_placement_is_derived_from_rough_noise_if_no_rule_meets_the_limit() -> None:
@@ -407,14 +436,14 @@ def test_the_first_placement_is_derived_from_rough_noise_if_no_rule_meets_the_li
 
         events: list[str]
 
-        def noise(self) -> Mapping[tuple[str, Label], float] | None:
+        def noise(self) -> LabelNoise | None:
             self.events.append("noise")
             return super().noise()
 
-        def rough_noise(self) -> Mapping[tuple[str, Label], float] | None:
+        def rough_noise(self) -> LabelNoise | None:
             found = super().noise()
             assert found is not None
-            return dict.fromkeys(found, sum(found.values()) / len(found))
+            return LabelNoise.separate(dict.fromkeys(found, sum(found.values()) / len(found)))
 
         def learn(self, trial: Trial) -> None:
             self.events.append("built" if trial.placement.sites else "reference")
@@ -442,7 +471,7 @@ def test_rule_based_placements_are_built_before_the_noise_of_labels_is_measured(
         def keeps_metric(self, placement: Placement) -> bool | None:
             return not has_sum(placement)
 
-        def noise(self) -> Mapping[tuple[str, Label], float] | None:
+        def noise(self) -> LabelNoise | None:
             self.events.append("noise")
             return super().noise()
 
@@ -464,10 +493,10 @@ def test_rule_based_placements_are_built_before_the_noise_of_labels_is_measured(
 class Rough(Additive):
     """An oracle with rough noise only."""
 
-    def noise(self) -> Mapping[tuple[str, Label], float] | None:
+    def noise(self) -> LabelNoise | None:
         return None
 
-    def rough_noise(self) -> Mapping[tuple[str, Label], float] | None:
+    def rough_noise(self) -> LabelNoise | None:
         return super().noise()
 
 

@@ -12,7 +12,7 @@ import pytest
 from qdqspec.parity.compare import power_of
 from qdqspec.parity.gate import NoiseBar
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._bounded import measured_powers, noise_of, priced
+from qdqspec.search._bounded import measured_powers, priced
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
 from qdqspec.search.select import front_of, reaches
@@ -279,17 +279,17 @@ def test_noise_is_additive_and_calibrated_by_that_of_full_quantization() -> None
     alone = [{"": value} for value in (30.0, 30.0, 40.0)]
     powers = measured_powers(LABELS, alone, {})
     codes = np.array([1, 1, 0], dtype=np.int8)
-    assert noise_of(powers, codes) == pytest.approx(2 * power_of(30.0))
-    assert noise_of(powers, np.zeros(3, dtype=np.int8)) == 0.0
+    assert powers.of(codes) == pytest.approx(2 * power_of(30.0))
+    assert powers.of(np.zeros(3, dtype=np.int8)) == 0.0
     calibrated = measured_powers(LABELS, alone, {"": 29.0})
-    assert noise_of(calibrated, np.ones(3, dtype=np.int8)) == pytest.approx(power_of(29.0))
+    assert calibrated.of(np.ones(3, dtype=np.int8)) == pytest.approx(power_of(29.0))
 
 
 def test_a_higher_price_of_noise_does_not_increase_it(learnt) -> None:
     costs, _ = learnt(2)
     alone = [{"": 30.0 + 2 * i} for i in range(len(costs.blocks))]
     powers = measured_powers(costs.space.labels, alone, {})
-    found = [noise_of(powers, codes) for codes in priced(costs, powers)]
+    found = [powers.of(codes) for codes in priced(costs, powers)]
     assert found[-1] == 0.0
     assert found[0] >= found[len(found) // 2] >= found[-1]
 
