@@ -49,7 +49,8 @@ STATISTICS = 64  # samples for the statistics of layer inputs, every second one 
 class Question:
     """The inputs of the search for corrections: the ``allowed`` ones, for these numbers, within ``seconds``.
 
-    ``ranges`` gives those of every calibration method, including the case's own ``method``; ``fit_ranges`` those of
+    ``ranges`` gives those of every calibration method, including the case's own ``method``, in about
+    ``ranges_seconds``, and only if as many are left; ``fit_ranges`` those of
     that method by the even samples alone. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate
     on the processor. Numbers of tensors in ``fixed`` are not changed. ``units`` are those that the first placement
     judged quantizes; ``place`` gives the placement of some of them, ``without`` the placements to judge with some in
@@ -75,6 +76,7 @@ class Question:
     first: Placement | None = None
     equalized: Callable[[Model, Collection[str]], Question]
     seconds: float
+    ranges_seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
 
 
@@ -465,6 +467,8 @@ def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]
     A gain with everything quantized may be a loss where only linear operators are: then their inputs keep their ranges.
     """
     question = search.question
+    if question.ranges_seconds > search.until - question.clock():
+        return taken, 0
     tied = {
         name: search.widened(tie_ranges(question.model, ranges)) for name, ranges in question.ranges().items()
     }

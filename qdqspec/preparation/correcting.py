@@ -21,7 +21,7 @@ from qdqspec.graph.observe import observe
 from qdqspec.placement.edit.equalize import equalized, find_chains
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import reference_runtime
-from qdqspec.quantize.calibrate import calibrate_with
+from qdqspec.quantize.calibrate import calibrate_with, passes
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import RehearsalRefusedError
@@ -120,6 +120,7 @@ class Correcting:
         labels = {unit: label for unit, label in everything.items() if unit not in self._source.excluded}
         placements = (self._space.resolve(everything), *judge.placements)
         given = () if self._case.inputs.scales is None else NEED_RANGES
+        readings = passes(get_args(Method)) / passes([rules.calibration])
         return Question(
             model=model,
             judge=replace(judge, model=model),
@@ -140,6 +141,7 @@ class Correcting:
                 other, prepared.recalibrated(other, tensors), judge
             ),
             seconds=self._seconds,
+            ranges_seconds=readings * prepared.calibration_seconds,
         )
 
     def _ranges(self, model: Model) -> Mapping[str, Ranges]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
@@ -60,6 +61,7 @@ class Prepared:
         self.options = options
         self._seed = seed
         self._source = CorrectionSource()
+        self.calibration_seconds = 0.0  # of the calibration of the space, if it was made here
         for name, value in case.inputs.values.items():
             self.note_once(
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
@@ -260,7 +262,10 @@ class Prepared:
         given = self.case.inputs.scales
         if given is not None:
             return given_ranges(given, space.tensors, self.given.where, self.warnings.append)
-        return self.tensor_ranges(self.folded, space.tensors, note=self.warnings.append)
+        started = time.monotonic()
+        found = self.tensor_ranges(self.folded, space.tensors, note=self.warnings.append)
+        self.calibration_seconds = time.monotonic() - started
+        return found
 
     @cached_property
     def start_scales(self) -> KeptScales:

@@ -480,6 +480,20 @@ def test_ranges_of_activations_come_from_several_methods(
     assert isinstance(work.given.proto, onnx.ModelProto)
 
 
+def test_ranges_by_all_methods_are_not_observed_where_calibration_took_too_long(
+    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in models whose operators are in loops: each sample takes a second to observe."""
+    work = prepared(session, models, tmp_path, ("ranges", "bias"))
+    assert work.calibrated
+    assert work.calibration_seconds > 0
+    work.calibration_seconds = 1e3
+    asked = []
+    monkeypatch.setattr(Correcting, "_ranges", lambda *given: asked.append(given))
+    assert [gain.name for gain in work.corrections.gains] == ["bias"]
+    assert not asked
+
+
 @pytest.mark.usefixtures("seven_bits")
 @pytest.mark.parametrize(("together", "taken"), [(33.0, True), (30.5, False)])
 def test_finer_steps_without_a_separate_gain_are_combined_with_rounding(
