@@ -25,7 +25,10 @@ PRICES = 12  # prices of noise, from free to prohibitive
 TARGETS_DB = (15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 50.0)  # SQNR targets at which a front is sampled
 CORRECTIONS = 6  # corrections of the allowed noise by the prediction for a composition
 MOST_CORRECTED_DB = 10.0  # for a single correction
-SLACK = 1.25  # factor by which a labelling may exceed the allowed noise and still be rehearsed
+SLACK = 1.25  # factor by which a labelling may exceed the allowed noise and still be rehearsed, ...
+NEAR_SLACK = (
+    4.0  # ... and in a local search, where it may exceed the noise of the labelling it begins at, too
+)
 DOUBT_DB = 1.0  # how far below the limit the additive prediction may be for a build without an oracle
 BISECTIONS = 9
 DECADES = 6  # of the price, in either direction from the ratio of whole time to whole noise
@@ -104,24 +107,28 @@ class Bounded:
         """The labelling without the blocks with the most noise for their time, as many as the limit requires."""
         return with_less_noise(self._costs, self.noise, codes, self._allowed(least_db))
 
-    def admits(self, codes: Codes, least_db: float, slack: float = SLACK) -> bool:
+    def admits(self, codes: Codes, least_db: float, near: Codes | None = None) -> bool:
         """Whether a labelling is worth a build: by the noise of blocks first, then by the guide.
 
-        By the noise of blocks it may exceed the allowed noise by the factor ``slack``, if the guide predicts it.
+        One ``near`` a labelling that meets the limit may have more noise of blocks, if the guide predicts it.
         """
         if not self._guide.has_oracle:
             return self.noise.of(codes) <= power_of(least_db - DOUBT_DB)
         placement = self._costs.placed(codes)
         if not self.is_within(codes, least_db):
             is_predicted = (
-                self.is_within(codes, least_db, slack) and self._guide.predicted_db(placement) is not None
+                near is not None
+                and self.is_within(codes, least_db, near)
+                and self._guide.predicted_db(placement) is not None
             )
             return is_predicted and self._guide.admits(placement, least_db)
         return self._guide.admits(placement, least_db)
 
-    def is_within(self, codes: Codes, least_db: float, slack: float = SLACK) -> bool:
-        """Whether the noise of blocks alone is at most the allowed noise times ``slack``."""
-        return self.noise.of(codes) <= slack * self._allowed(least_db)
+    def is_within(self, codes: Codes, least_db: float, near: Codes | None = None) -> bool:
+        """Whether the noise of blocks does not exclude a labelling, or one ``near`` another that meets the limit."""
+        allowed = self._allowed(least_db)
+        most = SLACK * allowed if near is None else NEAR_SLACK * max(allowed, self.noise.of(near))
+        return self.noise.of(codes) <= most
 
     def _allowed(self, next_db: float) -> float:
         """The noise of blocks allowed for an SQNR, by the guide's last composition that met a target."""

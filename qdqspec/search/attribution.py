@@ -22,7 +22,7 @@ from itertools import chain, islice
 import numpy as np
 
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._bounded import SLACK, TARGETS_DB, Bounded, measured_powers, priced
+from qdqspec.search._bounded import TARGETS_DB, Bounded, measured_powers, priced
 from qdqspec.search._classes import pure_labels
 from qdqspec.search._noise import BlockNoise
 from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps
@@ -40,8 +40,7 @@ DRAWS = 30  # models drawn for one new proposal
 HEATING = 10  # draws after which the spread of the drawn cost models has doubled
 FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it, ...
 TIMED_FLIPS, TIMED_LOSSES = 100, 20  # ... if a time limit ends the search
-FLIP_SLACK = 4.0  # in P4, the factor by which the noise of blocks may exceed the allowed noise, ...
-FLIP_REFUSALS = 20  # ... and consecutive rejections by the oracle that end it
+FLIP_REFUSALS, TIMED_REFUSALS = 20, 100  # in P4, consecutive rejections by the oracle that end it
 PROVED_LOSSES = 3  # in P4 if a search of a similar model ended at the incumbent, ...
 SURPRISE = 0.97  # ... unless a candidate is faster than that by more
 UNMEASURED_DB = 20.0  # assumed for a block that could not be measured alone
@@ -94,13 +93,16 @@ class Attribution(FirstPlacements):
         if costs.blocks:
             if is_limited:
                 self._bounded = Bounded.of(costs, self.guide)
-            yield from self._compose(costs)
-            yield from self._apply_accuracy(costs)
-            yield from self._explore(costs)
-            if self._must_analyse:
+            best = None
+            while best is None or (self._setup.uses_time and self._incumbent.placement != best):
+                best = self._incumbent.placement
+                yield from self._compose(costs)
                 yield from self._apply_accuracy(costs)
                 yield from self._explore(costs)
-            yield from self._refine(costs)
+                if self._must_analyse:
+                    yield from self._apply_accuracy(costs)
+                    yield from self._explore(costs)
+                yield from self._refine(costs)
 
     def _pure(self) -> Steps[list[Trial]]:
         """P1 without a binding limit, or without the noise of labels."""
@@ -241,13 +243,13 @@ class Attribution(FirstPlacements):
                 codes = self.quickest(costs, bounded, more_db=margin)
                 costs.learn((yield [profiled(costs.placed(codes), "trade")]))
 
-    def _accurate(self, costs: CostModel, codes: Codes, slack: float = SLACK) -> bool:
-        """Whether a labelling is expected to be accurate enough to win; ``slack`` as of `Bounded.admits`."""
+    def _accurate(self, costs: CostModel, codes: Codes, near: Codes | None = None) -> bool:
+        """Whether a labelling is expected to be accurate enough to win; ``near`` as of `Bounded.admits`."""
         least = self.least_db
         if least is None:
             return True
         if self._bounded is not None:
-            return self._bounded.admits(codes, least, slack)
+            return self._bounded.admits(codes, least, near)
         return not self._is_exceeded or self.guide.admits(costs.placed(codes), least)
 
     def _explore(self, costs: CostModel) -> Steps[None]:
@@ -321,23 +323,24 @@ class Attribution(FirstPlacements):
         Noise of neighbours that share a tensor does not add up, and the oracle decides more often than elsewhere. It
         ends after several rejections in a row.
         """
-        refusals = 0
-        for codes in flips(costs, costs.codes_of(self._incumbent.placement)):
+        refusals, most = 0, TIMED_REFUSALS if self._setup.uses_time else FLIP_REFUSALS
+        here = costs.codes_of(self._incumbent.placement)
+        for codes in flips(costs, here):
             placement = costs.placed(codes)
             if not self.is_new(placement):
                 continue
-            if self._accurate(costs, codes, FLIP_SLACK):
+            if self._accurate(costs, codes, here):
                 refusals = 0
                 yield placement
-            elif self.guide.has_oracle and self._is_near(codes):
+            elif self.guide.has_oracle and self._is_near(codes, here):
                 refusals += 1
-                if refusals == FLIP_REFUSALS:
+                if refusals == most:
                     return
 
-    def _is_near(self, codes: Codes) -> bool:
+    def _is_near(self, codes: Codes, here: Codes) -> bool:
         """Whether the noise of blocks alone does not exclude a labelling of P4."""
         least, bounded = self.least_db, self._bounded
-        return least is None or bounded is None or bounded.is_within(codes, least, FLIP_SLACK)
+        return least is None or bounded is None or bounded.is_within(codes, least, here)
 
 
 def fullest(space: SchemeSpace, codes: Sequence[int]) -> dict[str, int]:

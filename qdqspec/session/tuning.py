@@ -45,6 +45,7 @@ from qdqspec.session.confirm import FINALISTS, Confirmed, confirm
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     FIRST,
+    TIMED_TRIALS,
     TRIALS,
     BlockError,
     Clock,
@@ -567,7 +568,7 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = 
         return rules.trials
     own: Callable[..., int] | None = getattr(make or named(rules.strategy), "default_trials", None)
     if own is None:
-        return TRIALS[rules.preset]
+        return (TRIALS if rules.minutes is None else TIMED_TRIALS)[rules.preset]
     each = () if rules.trials_per_region is None else (rules.trials_per_region,)
     return own(rules.preset, space, *each)
 

@@ -32,6 +32,7 @@ DEFAULT_MIN_SQNR_DB = 20.0  # below it outputs change visibly: at 13 dB most tex
 # of use.
 CORRECTIONS = ("equalization", "margins", "bits", "bias", "rounding", "ranges")
 TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
+TIMED_TRIALS = {"quick": 12, "default": 100, "extensive": 300}  # the same if a time limit is set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

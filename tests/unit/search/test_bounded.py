@@ -97,9 +97,12 @@ def test_a_prediction_admits_what_the_noise_of_blocks_hardly_excludes(
         admits=lambda placement, least_db: predicted_db is None or predicted_db >= least_db,
     )
     bounded = Bounded(costs, BlockNoise(powers), guide)  # type: ignore[arg-type] # only the used attributes
-    assert bounded.admits(codes, 30.0, slack=4.0) is admitted
-    assert not bounded.admits(codes, 30.0, slack=2.0)
+    nothing = np.zeros_like(codes)
+    assert bounded.admits(codes, 30.0, nothing) is admitted  # up to four times the allowed noise
     assert not bounded.admits(codes, 30.0)
+    powers *= 2
+    assert not bounded.admits(codes, 30.0, nothing)
+    assert bounded.admits(codes, 30.0, codes) is admitted  # what it begins at shows that so much is allowed
 
 
 @given(seed=st.integers(0, 3), drawn=st.integers(0, 1000), steps=st.integers(1, 8))

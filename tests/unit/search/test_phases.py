@@ -13,8 +13,10 @@ from qdqspec.parity.compare import power_of
 from qdqspec.parity.gate import NoiseBar
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._bounded import measured_powers, priced
+from qdqspec.search._steps import Steps
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
+from qdqspec.search.blocks import CostModel
 from qdqspec.search.select import front_of, reaches
 from qdqspec.search.surrogate import Surrogate, classes_of
 from qdqspec.testing.strategies import Oracle, drive, small_space
@@ -91,6 +93,32 @@ def test_a_search_with_a_time_limit_refines_longer_and_ends_with_a_winner_as_fas
     assert tried[True][: len(tried[False])] == tried[False]
     assert len(tried[True]) > len(tried[False])
     assert times[True] <= times[False]
+
+
+class Cycles(Attribution):
+    """Notes the incumbent at the beginning of each cycle of compositions, draws and local search."""
+
+    def __init__(self, setup: SearchSetup) -> None:
+        self.started: list[Placement] = []
+        super().__init__(setup, np.random.default_rng(0))
+
+    def _compose(self, costs: CostModel) -> Steps[None]:
+        self.started.append(self._incumbent.placement)
+        yield from super()._compose(costs)
+
+
+@pytest.mark.parametrize("uses_time", [False, True])
+def test_with_a_time_limit_phases_are_repeated_while_they_improve_the_result(*, uses_time: bool) -> None:
+    cycles = []
+    for seed in range(8, 20):
+        space = small_space()
+        strategy = Cycles(SearchSetup(space=space, clock="cpu", uses_time=uses_time))
+        trials = drive(strategy, Oracle(space, seed))
+        found = [trial.placement for trial in trials if trial.incumbent][-1]
+        cycles.append(len(strategy.started))
+        assert all(one != other for one, other in itertools.pairwise(strategy.started))
+        assert not uses_time or strategy.started[-1] == found, "the last cycle found nothing better"
+    assert (max(cycles) > 1) == uses_time
 
 
 @pytest.mark.parametrize("seed", range(4))

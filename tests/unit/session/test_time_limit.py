@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from qdqspec.session import Session
+from qdqspec.session.tuning import trials_of
+from qdqspec.testing.strategies import small_space
+from qdqspec.types import TuneRules
 
 
 def test_the_time_left_decreases_to_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +25,10 @@ def test_there_is_no_time_left_without_a_limit(tmp_path: Path) -> None:
     session = Session(root=tmp_path, backend="fake")
     assert session._seconds_left() is None
     session.close()
+
+
+def test_with_a_time_limit_a_search_may_build_more_unless_it_has_a_number_of_builds() -> None:
+    space = small_space()
+    untimed, timed = (trials_of(TuneRules(minutes=minutes), space) for minutes in (None, 1.0))
+    assert timed > untimed
+    assert trials_of(TuneRules(minutes=1.0, trials=7), space) == 7
