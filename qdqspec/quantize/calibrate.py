@@ -178,7 +178,7 @@ _log = logging.getLogger(__name__)
 
 
 def passes(methods: Collection[Method]) -> int:
-    """How often these methods read the samples."""
+    """The number of times that these methods read the samples."""
     return 2 if _FROM_HISTOGRAM.keys() & set(methods) else 1
 
 
