@@ -20,7 +20,7 @@ MOST_ENDS = 8  # ends of an edge whose conversions are cached: with more there a
 
 
 class Edge(Protocol):
-    """What a labelling of several blocks costs, apart from the costs of each."""
+    """A cost of a labelling of several blocks, apart from the costs of each."""
 
     @property
     def blocks(self) -> tuple[int, ...]:
