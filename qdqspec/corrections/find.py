@@ -49,9 +49,9 @@ STATISTICS = 64  # samples for the statistics of layer inputs, every second one 
 class Question:
     """The inputs of the search for corrections: the ``allowed`` ones, for these numbers, within ``seconds``.
 
-    ``ranges`` gives those of every calibration method, including the case's own ``method``, in about
-    ``ranges_seconds``, and only if as many are left; ``fit_ranges`` those of
-    that method by the even samples alone. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate
+    ``ranges`` gives those of every calibration method, including the case's own ``method``, and takes about
+    ``ranges_seconds``: it is not called if fewer are left. ``fit_ranges`` gives those of that method by the even
+    samples alone. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate
     on the processor. Numbers of tensors in ``fixed`` are not changed. ``units`` are those that the first placement
     judged quantizes; ``place`` gives the placement of some of them, ``without`` the placements to judge with some in
     floating point. The ``first`` placement meets the limits as it is, and is among those judged.

@@ -25,10 +25,8 @@ PRICES = 12  # prices of noise, from free to prohibitive
 TARGETS_DB = (15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 50.0)  # SQNR targets at which a front is sampled
 CORRECTIONS = 6  # corrections of the allowed noise by the prediction for a composition
 MOST_CORRECTED_DB = 10.0  # for a single correction
-SLACK = 1.25  # factor by which a labelling may exceed the allowed noise and still be rehearsed, ...
-NEAR_SLACK = (
-    4.0  # ... and in a local search, where it may exceed the noise of the labelling it begins at, too
-)
+SLACK = 1.25  # factor by which a labelling may exceed the allowed noise and still be rehearsed
+NEAR_SLACK = 4.0  # the same in a local search, also for the noise of the labelling it begins at
 DOUBT_DB = 1.0  # how far below the limit the additive prediction may be for a build without an oracle
 BISECTIONS = 9
 DECADES = 6  # of the price, in either direction from the ratio of whole time to whole noise
