@@ -34,7 +34,7 @@ PASSES = 3  # over all blocks, to spend the remaining noise
 LEAST_RISE = 1e-9  # smallest cost in milliseconds of a label with less noise, so that ratios are finite
 
 
-def measured_powers(
+def measured_noise(
     labels: Sequence[Label],
     alone_db: Sequence[Mapping[str, float]],
     together_db: Mapping[str, float],

@@ -27,7 +27,7 @@ class Edge(Protocol):
         """Indexes of the blocks."""
         ...
 
-    def converted(self, codes: Codes | Sequence[int], domains: Domains) -> list[int]:
+    def converted(self, codes: Codes | Sequence[int], domains: Domains, /) -> list[int]:
         """The numbers of the costs that a labelling causes."""
         ...
 

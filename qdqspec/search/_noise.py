@@ -32,7 +32,7 @@ class SharedNoise:
         """The blocks that cause it in a labelling."""
         return [block for block, own in self.codes.items() if codes[block] in own]
 
-    def converted(self, codes: Codes | Sequence[int], domains: Domains) -> list[int]:  # noqa: ARG002 - of an edge
+    def converted(self, codes: Codes | Sequence[int], _domains: Domains, /) -> list[int]:
         """As an edge of a descent: its only cost if it is there."""
         return [0] if self.active(codes) else []
 

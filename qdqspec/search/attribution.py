@@ -5,7 +5,8 @@ operator's time under each label is measured with the least bias. P2 composes th
 several weights for the cost of crossing between float and integer, builds these, and learns from their profiles. P3
 proposes labellings drawn from the uncertainty of this cost model and of a Bayesian surrogate that learns from measured
 totals, while one is expected to gain more than the noise of builds. P4 flips single blocks and small groups of
-neighbours independently of their class, for longer if a time limit ends the search.
+neighbours independently of their class. If a time limit ends the search, P4 is longer, and P2 to P4 are repeated while
+they find something faster.
 
 If an accuracy oracle predicts that the limit excludes everything quantized, placements by one rule that meet the limit
 come first, else one without the units that are noisiest by a rough analysis. Then P1 leaves out the units with the most
@@ -22,7 +23,7 @@ from itertools import chain, islice
 import numpy as np
 
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._bounded import TARGETS_DB, Bounded, measured_powers, priced
+from qdqspec.search._bounded import TARGETS_DB, Bounded, measured_noise, priced
 from qdqspec.search._classes import pure_labels
 from qdqspec.search._noise import BlockNoise
 from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps
@@ -198,7 +199,7 @@ class Attribution(FirstPlacements):
         together = {
             c.name: measured_db.get(space.resolve(space.everything(c.name)).digest) for c in space.choices
         }
-        return measured_powers(
+        return measured_noise(
             space.labels,
             [
                 {name: measured_db.get(p.digest, UNMEASURED_DB) for name, p in placed.items()}

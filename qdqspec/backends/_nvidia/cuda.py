@@ -64,7 +64,7 @@ def call(function: str, *arguments: Any) -> Any:
     error, *values = getattr(cuda, function)(*arguments)
     if error != cuda.cudaError_t.cudaSuccess:
         text = cuda.cudaGetErrorString(error)[1]
-        raise CudaError(function, error.name, text.decode() if isinstance(text, bytes) else str(text))
+        raise CudaError(function, error.name, _text(text))
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -91,9 +91,8 @@ def count_devices() -> int:
 def describe(index: int = 0) -> Gpu:
     """The properties of a GPU. Initializes CUDA."""
     properties = call("cudaGetDeviceProperties", index)
-    name = properties.name
     return Gpu(
-        name=name.decode() if isinstance(name, bytes) else str(name),
+        name=_text(properties.name),
         capability=(int(properties.major), int(properties.minor)),
         memory_bytes=int(properties.totalGlobalMem),
         multiprocessors=int(properties.multiProcessorCount),
@@ -104,9 +103,7 @@ def describe(index: int = 0) -> Gpu:
 
 def bus_id(index: int = 0) -> str:
     """The PCI address of a GPU, which identifies it for nvidia-smi. Initializes CUDA."""
-    found = call("cudaDeviceGetPCIBusId", 32, index)
-    text = found.partition(b"\0")[0].decode() if isinstance(found, bytes) else str(found)
-    return text.partition("\0")[0]
+    return _text(call("cudaDeviceGetPCIBusId", 32, index))
 
 
 def is_exclusive(index: int = 0) -> bool:
@@ -125,6 +122,13 @@ def memory() -> tuple[int, int]:
     """Free and total bytes of the GPU in use."""
     free, total = call("cudaMemGetInfo")
     return int(free), int(total)
+
+
+def _text(value: bytes | str) -> str:
+    """The text of a string of C, which ends at its first null byte, whatever follows in its buffer."""
+    if isinstance(value, str):
+        return value.partition("\0")[0]
+    return value.partition(b"\0")[0].decode()
 
 
 def _version(number: int) -> str:

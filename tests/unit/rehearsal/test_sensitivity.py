@@ -180,6 +180,11 @@ def test_each_label_of_a_unit_has_the_noise_of_its_pairs() -> None:
         unit = space.units[0]
         alone = rehearsal.error(space.resolve({unit.id: unit.full})).guiding_db
     assert -10 * np.log10(labels[unit.id, unit.full]) == pytest.approx(alone, abs=3)
+    everything = space.everything()
+    together = found.noise_of(space.resolve(everything).ordered)
+    parts = {part for choice in everything.items() for part in labels.parts[choice]}
+    assert labels.power_of(parts) == pytest.approx(together)  # tensors between units are there once, ...
+    assert together < 0.9 * sum(labels[choice] for choice in everything.items())  # ... in the sum twice
 
 
 def test_cuts_are_ordered_and_live_sizes_match_the_live_tensors(model: Model) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from searches import pure_placements
 
-from qdqspec.search._noise import BlockNoise
+from qdqspec.search._noise import BlockNoise, SharedNoise
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import CostModel, UnitBlock, block_codes, flips, fuse, unit_labels
 from qdqspec.search.crossings import FP, Crossings, domains_of, edges_between
@@ -101,6 +101,18 @@ def test_a_block_with_a_penalty_stays_float(learnt) -> None:
     penalty[quantized, FP + 1 :] = 1e6
     assert costs.compose(1.0, BlockNoise(penalty), 1.0)[quantized] == FP
     assert np.array_equal(costs.compose(1.0), free)  # the penalty does not persist
+
+
+def test_noise_that_two_blocks_share_has_a_price(learnt) -> None:
+    costs, _ = learnt(0)
+    free = costs.compose(1.0)
+    ends = np.nonzero(free)[0][:2].tolist()
+    assert len(ends) == 2
+    shared = SharedNoise(1.0, {end: frozenset(costs.blocks[end].codes) - {FP} for end in ends})
+    noise = BlockNoise(np.zeros_like(costs.times), [shared])
+    assert noise.of(free) == 1.0
+    assert noise.of(costs.compose(1.0, noise, 1e6)) == 0.0
+    assert np.array_equal(costs.compose(1.0, noise, 0.0), free)
 
 
 def test_random_draws_differ_and_do_not_change_the_model(learnt) -> None:

@@ -128,7 +128,10 @@ def test_the_offset_of_predictions_is_corrected_after_the_first_build() -> None:
     assert len(below) <= 1
 
 
-def test_the_local_search_ends_after_several_rejections_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "uses_time"), [("FLIP_REFUSALS", False), ("TIMED_REFUSALS", True)])
+def test_the_local_search_ends_after_several_rejections_in_a_row(
+    monkeypatch: pytest.MonkeyPatch, name: str, *, uses_time: bool
+) -> None:
     class Strict(Additive):
         """Predicts that nothing new meets the limit, once the local search has begun."""
 
@@ -142,10 +145,10 @@ def test_the_local_search_ends_after_several_rejections_in_a_row(monkeypatch: py
             return 0.0
 
     def rejected(most: int) -> int:
-        monkeypatch.setattr("qdqspec.search.attribution.FLIP_REFUSALS", most)
+        monkeypatch.setattr(f"qdqspec.search.attribution.{name}", most)
         space = small_space()
         oracle = Strict(space)
-        setup = SearchSetup(space=space, clock="cpu", min_sqnr_db=38.0, accuracy=oracle)
+        setup = SearchSetup(space=space, clock="cpu", min_sqnr_db=38.0, accuracy=oracle, uses_time=uses_time)
         strategy, device = Attribution(setup, np.random.default_rng(0)), Device(space, 0, oracle, 38.0)
         while proposals := strategy.ask(1):
             oracle.refines = oracle.refines or proposals[0].phase == "refine"

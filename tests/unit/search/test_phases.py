@@ -12,7 +12,7 @@ import pytest
 from qdqspec.parity.compare import power_of
 from qdqspec.parity.gate import NoiseBar
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._bounded import measured_powers, priced
+from qdqspec.search._bounded import measured_noise, priced
 from qdqspec.search._steps import Steps
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
@@ -305,19 +305,19 @@ def test_a_long_front_is_thinned_between_its_ends() -> None:
 
 def test_noise_is_additive_and_calibrated_by_that_of_full_quantization() -> None:
     alone = [{"": value} for value in (30.0, 30.0, 40.0)]
-    powers = measured_powers(LABELS, alone, {})
+    noise = measured_noise(LABELS, alone, {})
     codes = np.array([1, 1, 0], dtype=np.int8)
-    assert powers.of(codes) == pytest.approx(2 * power_of(30.0))
-    assert powers.of(np.zeros(3, dtype=np.int8)) == 0.0
-    calibrated = measured_powers(LABELS, alone, {"": 29.0})
+    assert noise.of(codes) == pytest.approx(2 * power_of(30.0))
+    assert noise.of(np.zeros(3, dtype=np.int8)) == 0.0
+    calibrated = measured_noise(LABELS, alone, {"": 29.0})
     assert calibrated.of(np.ones(3, dtype=np.int8)) == pytest.approx(power_of(29.0))
 
 
 def test_a_higher_price_of_noise_does_not_increase_it(learnt) -> None:
     costs, _ = learnt(2)
     alone = [{"": 30.0 + 2 * i} for i in range(len(costs.blocks))]
-    powers = measured_powers(costs.space.labels, alone, {})
-    found = [powers.of(codes) for codes in priced(costs, powers)]
+    noise = measured_noise(costs.space.labels, alone, {})
+    found = [noise.of(codes) for codes in priced(costs, noise)]
     assert found[-1] == 0.0
     assert found[0] >= found[len(found) // 2] >= found[-1]
 
