@@ -29,7 +29,7 @@ def evenly_spaced(values: Array, most: int = MOST_SPACED) -> Array:
 
     So they are from all channels, rows and columns alike.
     """
-    step = -(-values.size // most)
+    step = max(1, -(-values.size // most))
     while any(math.gcd(step, dim) > 1 for dim in values.shape):
         step += 1
     return values.reshape(-1)[::step]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import islice
 
 import numpy as np
@@ -20,6 +20,7 @@ from qdqspec.corrections.weights import (
     overflow_free_scale,
     rounded_weight,
 )
+from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.placement.edit.biases import biased_layer
 from qdqspec.placement.edit.equalize import Equalization, equalized
@@ -84,33 +85,49 @@ class Question:
 class FoundCorrections:
     """The accepted corrections, and the gain of each that was tried, also of rejected ones.
 
-    ``model`` and ``numbers`` are those of the equalized model, ``None`` if no chain is ``equalized``.
+    ``failures`` are the reasons why others could not be tried, by name. ``model`` and ``numbers`` are those of the
+    equalized model, ``None`` if no chain is ``equalized``.
     """
 
     corrections: Corrections = NO_CORRECTIONS
     gains: tuple[CorrectionGain, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
     equalized: tuple[Equalization, ...] = ()
     model: Model | None = None
     numbers: Quantizer | None = None
 
 
 def find_corrections(question: Question) -> FoundCorrections:
-    """Try each allowed correction in turn. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
-    search = _Search(question)
-    if "equalization" in question.allowed and not search.is_over:
-        search.attempt_equalization()
-    if "margins" in question.allowed and search.judged >= MARGIN_SAMPLES and not search.is_over:
-        search.attempt_margins()
-    for name in CORRECTIONS:
-        if name in question.allowed and name in _STEPS and not search.is_over:
-            search.attempt(name, _STEPS[name])
-    if {"bits", "rounding"} <= {*question.allowed} and search.rejected("bits") and not search.is_over:
-        search.attempt("bits", _Step(_with_rounded_bits))
-    found = FoundCorrections(corrections=search.taken, gains=tuple(search.gains))
+    """Try each allowed correction in turn. Raises `RehearsalRefusedError` if the model cannot be rehearsed.
+
+    A correction for which the runtime fails is not used. Raises `BackendError` if that is before the first one.
+    """
+    search, failures = _Search(question), dict[str, str]()
+    for name, attempt in _attempts(search, question.allowed):
+        if search.is_over:
+            break
+        try:
+            attempt()
+        except BackendError as error:
+            failures[name] = error.what
+    found = FoundCorrections(corrections=search.taken, gains=tuple(search.gains), failures=failures)
     if not search.equalized:
         return found
     question = search.question
     return replace(found, equalized=search.equalized, model=question.model, numbers=question.numbers)
+
+
+def _attempts(search: _Search, allowed: Collection[str]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The steps by name; each depends on the results of those before."""
+    if "equalization" in allowed:
+        yield "equalization", search.attempt_equalization
+    if "margins" in allowed and search.judged >= MARGIN_SAMPLES:
+        yield "margins", search.attempt_margins
+    for name in CORRECTIONS:
+        if name in allowed and name in _STEPS:
+            yield name, partial(search.attempt, name, _STEPS[name])
+    if {"bits", "rounding"} <= {*allowed} and search.rejected("bits"):
+        yield "bits", partial(search.attempt, "bits", _Step(_with_rounded_bits))
 
 
 class _Search:

@@ -109,7 +109,10 @@ class Correcting:
             )
             opened.callback(judge.rehearsals.close)
             try:
-                return find_corrections(self._question(prepared.folded, prepared.calibrated[1], judge))
+                found = find_corrections(self._question(prepared.folded, prepared.calibrated[1], judge))
+                for name, reason in found.failures.items():
+                    prepared.note_once(f"the correction '{name}' could not be tried: {reason}")
+                return found
             except (BackendError, RehearsalRefusedError) as error:
                 prepared.note_once(f"no corrections are applied: {error.what}")
                 return FoundCorrections()

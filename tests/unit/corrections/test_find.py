@@ -20,6 +20,7 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.corrections import find
 from qdqspec.corrections.judge import Errors, Judge
 from qdqspec.corrections.ranges import PARTS, _Fit, chosen_ranges, widened
+from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.parity.gate import MOST_DB
@@ -492,6 +493,19 @@ def test_ranges_by_all_methods_are_not_observed_where_calibration_took_too_long(
     monkeypatch.setattr(Correcting, "_ranges", lambda *given: asked.append(given))
     assert [gain.name for gain in work.corrections.gains] == ["bias"]
     assert not asked
+
+
+@pytest.mark.usefixtures("seven_bits")
+def test_a_correction_that_fails_does_not_remove_the_others(
+    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> object:
+        raise BackendError("the runtime ended")
+
+    monkeypatch.setattr(Correcting, "_ranges", fails)
+    work = prepared(session, models, tmp_path, ("ranges", "rounding"))
+    assert [(gain.name, gain.taken) for gain in work.corrections.gains] == [("rounding", True)]
+    assert "the correction 'ranges' could not be tried: the runtime ended" in work.warnings
 
 
 @pytest.mark.usefixtures("seven_bits")

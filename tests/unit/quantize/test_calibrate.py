@@ -149,25 +149,33 @@ def test_no_sample_is_an_error_not_an_empty_result(absolute: Model) -> None:
         calibrate(absolute, ["y"], feeds_of(), "max", run_on_cpu)
 
 
+class ReducingRuns:
+    """A runner that reduces values, as an engine in its own process does."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.run = run_on_cpu(parts)
+        self.calls: list[str] = []
+
+    def __call__(self, feed: Feed) -> Mapping[str, np.ndarray]:
+        raise AssertionError
+
+    def reduced(self, feed: Feed, how: Reduction) -> Mapping[str, np.ndarray]:
+        self.calls.append(how)
+        return {name: REDUCTIONS[how](values) for name, values in self.run(feed).items()}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_ranges_are_equal_if_the_runner_reduces_values(absolute: Model, method: str) -> None:
     feeds = feeds_of(np.linspace(-2, 1, 3 * MOST_SPACED).tolist(), [-3, 0.25])
-    calls = list[str]()
+    opened = list[ReducingRuns]()
 
-    class Runs:
-        def __init__(self, parts: Parts) -> None:
-            self.run = run_on_cpu(parts)
+    def run(parts: Parts) -> ReducingRuns:
+        opened.append(ReducingRuns(parts))
+        return opened[-1]
 
-        def __call__(self, feed: Feed) -> Mapping[str, np.ndarray]:
-            raise AssertionError
-
-        def reduced(self, feed: Feed, how: Reduction) -> Mapping[str, np.ndarray]:
-            calls.append(how)
-            return {name: REDUCTIONS[how](values) for name, values in self.run(feed).items()}
-
-    found = calibrate(absolute, ["x", "n", "y"], feeds, method, Runs)
+    found = calibrate(absolute, ["x", "n", "y"], feeds, method, run)
     assert found == calibrate(absolute, ["x", "n", "y"], feeds, method, run_on_cpu)
-    assert calls == ["extremes"] * 2 + (["spaced"] * 2 if method not in ("max", "mean") else [])
+    assert opened[0].calls == ["extremes"] * 2 + (["spaced"] * 2 if method not in ("max", "mean") else [])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -185,7 +193,11 @@ def test_bfloat16_has_ranges_as_well(absolute: Model, method: str) -> None:
     assert found["x"].low < -2
 
 
-def test_a_tensor_of_an_unexecuted_branch_is_omitted_with_a_note() -> None:
+@pytest.mark.parametrize("run", [run_on_cpu, ReducingRuns])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tensor_of_an_unexecuted_branch_is_omitted_with_a_note(
+    method: str, run: Callable[[Parts], Callable[[Feed], Mapping[str, np.ndarray]]]
+) -> None:
     then_body, else_body = (
         helper.make_graph(
             [helper.make_node("Identity", ["x"], [f"inner_{word}"])],
@@ -200,7 +212,7 @@ def test_a_tensor_of_an_unexecuted_branch_is_omitted_with_a_note() -> None:
         helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
     )
     notes: list[str] = []
-    found = calibrate(model, ["y", "inner_else"], feeds_of([7]), "max", run_on_cpu, note=notes.append)
+    found = calibrate(model, ["y", "inner_else"], feeds_of([7]), method, run, note=notes.append)
     assert found == {"y": TensorRange(0, 7)}
     assert notes == ["the calibration data never runs 'If#0/else_branch': 1 tensor left in floating point"]
 

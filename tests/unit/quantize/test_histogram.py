@@ -46,6 +46,11 @@ def test_evenly_spaced_values_are_limited_and_cover_every_axis(shape: list[int],
         assert set(found[-1].tolist()) == set(range(shape[-1]))
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (6, 0), (2, 0, 6)])
+def test_an_empty_array_has_no_evenly_spaced_values(shape: tuple[int, ...]) -> None:
+    assert evenly_spaced(np.zeros(shape, np.float32), 2).size == 0
+
+
 def test_magnitudes_add_the_counts_of_both_signs() -> None:
     magnitudes = histogram_of(np.array([-4, -1, 1, 3.999], np.float32)).magnitudes
     assert magnitudes[-1] == 2
