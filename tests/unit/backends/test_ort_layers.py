@@ -9,10 +9,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.backends.onnxruntime.layers import KernelEvent, Origin, layer_times, plain_name
+from qdqspec.backends.onnxruntime.layers import KernelEvent, Origin, layer_times, plain_name, without_overhead
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.types import LayerTime
 
@@ -146,6 +148,48 @@ def test_times_add_up_to_the_latency_without_outliers() -> None:
     layers = layer_times(graph, origins, events, runs=10, total_ms=2.0)
     assert [layer.milliseconds for layer in layers] == pytest.approx([1.5, 0.5])
     assert [layer.integer for layer in layers] == [True, False]
+
+
+def test_the_time_of_the_profiler_in_each_execution_is_subtracted() -> None:
+    """A large kernel took 10 microseconds, three executions of a small one 2; the profiler added 2 to each."""
+    found = without_overhead([12.0, 8.0, 2.0], [1, 3, 1], [False] * 3, 12.0)
+    assert found == pytest.approx([10.0, 2.0, 0.0])
+
+
+def test_no_more_than_the_shortest_kernel_took_is_subtracted() -> None:
+    found = without_overhead([101.0, 51.0, 1.0], [1, 1, 1], [False] * 3, 75.0)
+    assert found == pytest.approx([50.0, 25.0, 0.0])
+
+
+def test_operators_with_bodies_have_the_overhead_of_the_kernels_inside() -> None:
+    assert without_overhead([500.0, 30.0, 20.0], [1, 1, 1], [True, False, False], 60.0) == pytest.approx(
+        [10.0, 30.0, 20.0]
+    )
+    assert without_overhead(
+        [500.0, 31.0, 21.0, 1.0], [1] * 4, [True, False, False, False], 50.0
+    ) == pytest.approx([0.0, 30.0, 20.0, 0.0])
+
+
+@given(
+    kernels=st.lists(
+        st.tuples(st.floats(0, 1e4), st.integers(1, 50), st.booleans()), min_size=1, max_size=12
+    ),
+    total=st.floats(1e-3, 1e6),
+)
+def test_times_without_overhead_add_up_to_the_total_and_keep_their_order(
+    kernels: list[tuple[float, int, bool]], total: float
+) -> None:
+    times, executed, owners = zip(*kernels, strict=True)
+    found = without_overhead(times, executed, owners, total)
+    assert all(one >= 0 for one in found)
+    assert sum(found) == pytest.approx(total if any(found) else 0.0)
+    rates = sorted(
+        (time / number, after / number)
+        for time, after, number, owner in zip(times, found, executed, owners, strict=True)
+        if not owner
+    )
+    after = [rate for _, rate in rates]
+    assert after == pytest.approx(sorted(after))
 
 
 BRANCHES = """<ir_version: 8, opset_import: ["": 17]> g (float[64,64] x, bool c) => (float[64,64] y) {
