@@ -27,6 +27,39 @@ def test_the_error_is_measured_before_a_trailing_operator_that_saturates(op: str
     assert guide(f"a = MatMul(x, w)  y = {op}(a)") == ["a"]
 
 
+AXIS = "axis = Constant<value = int64[1] {1}>()"
+
+
+@pytest.mark.parametrize(
+    "shift",
+    [
+        "e = Exp(a)",
+        "m = ReduceMax(a, axis)  z = Sub(a, m)  e = Exp(z)",
+        "m = ReduceMax<keepdims = 0>(a, axis)  k = Unsqueeze(m, axis)  z = Sub(a, k)  e = Exp(z)",
+    ],
+)
+def test_a_softmax_in_several_operators_saturates(shift: str) -> None:
+    assert guide(f"{AXIS}  a = MatMul(x, w)  {shift}  s = ReduceSum(e, axis)  y = Div(e, s)") == ["a"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "e = Exp(a)  s = ReduceMax(e, axis)  y = Div(e, s)",
+        "e = Exp(a)  s = ReduceSum(a, axis)  y = Div(e, s)",
+        "s = ReduceSum(a, axis)  y = Div(a, s)",
+        "e = Exp(a)  f = Exp(e)  s = ReduceSum(f, axis)  y = Div(e, s)",
+    ],
+)
+def test_other_divisions_do_not_saturate(body: str) -> None:
+    assert guide(f"{AXIS}  a = MatMul(x, w)  {body}") == ["y"]
+
+
+def test_a_softmax_of_differences_is_followed_to_the_difference() -> None:
+    body = "a = MatMul(x, w)  z = Sub(a, x)  e = Exp(z)  s = ReduceSum(e, axis)  y = Div(e, s)"
+    assert guide(f"{AXIS}  {body}") == ["z"]
+
+
 def test_trailing_operators_that_copy_values_are_skipped() -> None:
     assert guide("a = MatMul(x, w)  b = Softmax(a)  c = Transpose(b)  y = Identity(c)") == ["a"]
     assert guide("a = MatMul(x, w)  c = Transpose(a)  b = Sigmoid(c)  y = Identity(b)") == ["a"]
