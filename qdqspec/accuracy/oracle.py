@@ -53,7 +53,7 @@ MOST_ROUGH_SHARE = 0.25  # that it may take with `MOST_TENSORS` together
 MOST_TENSORS = 64  # neighbouring ones measured together where the quick variant takes more, at most
 MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
 ALL_DATA_SHARE = 0.04  # of the time that is left, for a placement near the limit on all data
-ALL_DATA_SECONDS, MOST_ALL_DATA_SHARE = 30.0, 0.15  # for all such placements, without a time limit and of one
+ALL_DATA_SECONDS, MOST_ALL_DATA_SHARE = 30.0, 0.3  # for all such placements, without a time limit and of one
 
 SecondsLeft: TypeAlias = Callable[[], float | None]  # ``None`` without a limit
 
@@ -390,9 +390,7 @@ class RehearsalOracle:
             float_model = RehearsedEngine(rehearsal, _FLOAT, self._outputs)
             self._all_data = AllData(feeds, lambda: float_model, self._gate.known, samples=samples)
         if spent <= (ALL_DATA_SECONDS if left is None else MOST_ALL_DATA_SHARE * (left + spent)):
-            found_db, is_whole = self._all_data.estimated(engine), False
-            if found_db is None:
-                found_db, is_whole = self._all_data.near(engine, self._least_db - self.offset_db(few_db))
+            found_db, is_whole = self._all_data.near(engine, self._least_db - self.offset_db(few_db))
             self._on_all_data[engine.placement.digest] = found_db
             if is_whole:
                 self.difference.learn(few_db, found_db)

@@ -174,6 +174,7 @@ class AllData:
         self._held: dict[int, Mapping[str, Array]] = {}  # by number of the sample
         self._bytes = 0
         self._whole: list[_Powers] = []  # of engines that were run on every sample
+        self._errors: list[float] = []  # of their estimates
         for number, outputs in enumerate(known):
             self._keep(number, outputs)
 
@@ -188,11 +189,11 @@ class AllData:
         the difference counts as sure if its mean over samples is more than `DECIDED` standard errors from zero and the
         SQNR is `DECIDED_DB` from the limit. An SQNR above the limit is shown by a part of the samples only where all
         would take more than the time for one engine: a few samples may have most of the noise. Once an engine was run
-        on all samples, the `estimated` SQNR of another is enough if it is twice that far from the limit; without
-        ``estimates`` it is not used, since the noise of another engine may be on other samples.
+        on all samples, the `estimated` SQNR of another is enough if it is twice that far from the limit, and twice as
+        far as estimates of such engines were wrong; without ``estimates`` it is not used.
         """
         found_db = self.estimated(engine) if estimates else None
-        if found_db is not None and abs(found_db - limit_db) > 2 * DECIDED_DB:
+        if found_db is not None and abs(found_db - limit_db) > 2 * max(DECIDED_DB, self._wrong_db):
             return found_db, False
         started = time.monotonic()
 
@@ -201,7 +202,14 @@ class AllData:
             return powers.is_decided(limit_db, above=whole > self._seconds)
 
         powers, is_whole = self._until(engine, is_enough)
+        if is_whole and found_db is not None:
+            self._errors.append(powers.worst_db - found_db)
         return powers.worst_db, is_whole
+
+    @property
+    def _wrong_db(self) -> float:
+        """The root mean square error of estimates; without any limit while none was compared."""
+        return float(np.sqrt(np.mean(np.square(self._errors)))) if self._errors else np.inf
 
     def estimated(self, engine: Runs) -> float | None:
         """The SQNR expected from the samples that had `HARD_SHARE` of the noise of engines run on all samples before.

@@ -80,26 +80,45 @@ class Bounded:
         predictions the sum decides.
         """
         aim = least_db + self._guide.margin_db
-        most = self._allowed(aim)
+        most, free = self._allowed(aim), self.noise.of(self._costs.compose(share))
         best = all_float(len(self._costs.blocks))
-        tried = set[bytes]()
+        tried, is_met = set[bytes](), False
         for _ in range(CORRECTIONS):
             codes = least_time(self._costs, self.noise, most, share)
-            if codes.tobytes() in tried:  # its correction was tried too
-                break
+            if codes.tobytes() in tried:
+                if not is_met or most >= free:
+                    break
+                most *= 10 ** (MOST_CORRECTED_DB / 10)  # the next block has much more noise
+                continue
             tried.add(codes.tobytes())
             predicted = self._guide.predicted_db(self._costs.placed(codes))
             if predicted is None:
                 return codes
-            if predicted >= aim and self._costs.predict(codes, share) <= self._costs.predict(best, share):
+            is_met = predicted >= aim
+            if is_met and self._costs.predict(codes, share) <= self._costs.predict(best, share):
                 best, self._guide.allowed[self._rough] = codes, (aim, most)
-            made = self.noise.of(codes)
-            is_free = predicted >= aim and made < most / SLACK  # the limit does not constrain it
-            if is_free or aim <= predicted <= aim + CLOSE_DB or not codes.any():
+            is_free = is_met and most >= free  # the limit does not constrain it
+            if is_free or aim <= predicted <= aim + CLOSE_DB or not (is_met or codes.any()):
                 break
             beyond = np.clip(predicted - aim - CLOSE_DB / 2, -MOST_CORRECTED_DB, MOST_CORRECTED_DB)
-            most = made * 10 ** (float(beyond) / 10)
+            made = self.noise.of(codes)
+            most = (max(made, most) if is_met else made) * 10 ** (float(beyond) / 10)
         return best
+
+    def within(self, most: float) -> Codes | None:
+        """A labelling with little noise that takes at most ``most`` milliseconds; ``None`` if there is none."""
+        found = self._costs.compose(1.0)
+        if self._costs.predict(found) > most:
+            return None
+        low, high = -float(DECADES), 0.0  # logarithm of the noise relative to that of the fastest
+        whole = self.noise.of(found)
+        for _ in range(BISECTIONS):
+            codes = least_time(self._costs, self.noise, whole * 10 ** ((low + high) / 2))
+            if self._costs.predict(codes) <= most:
+                high, found = (low + high) / 2, codes
+            else:
+                low = (low + high) / 2
+        return found
 
     def reduced(self, codes: Codes, least_db: float) -> Codes:
         """The labelling without the blocks with the most noise for their time, as many as the limit requires."""
@@ -127,6 +146,16 @@ class Bounded:
         allowed = self._allowed(least_db)
         most = SLACK * allowed if near is None else NEAR_SLACK * max(allowed, self.noise.of(near))
         return self.noise.of(codes) <= most
+
+    def changes(self, codes: Codes, most: float) -> list[Codes]:
+        """Labellings that differ in one block and take at most ``most`` milliseconds, least noise of blocks first."""
+        own, found = self._costs.predict(codes), []
+        for added, index, code in self._costs.single_changes(codes):
+            if own + added <= most:
+                changed = codes.copy()
+                changed[index] = code
+                found.append(changed)
+        return sorted(found, key=self.noise.of)
 
     def _allowed(self, next_db: float) -> float:
         """The noise of blocks allowed for an SQNR, by the guide's last composition that met a target."""

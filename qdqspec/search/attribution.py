@@ -11,7 +11,8 @@ they find something faster.
 If an accuracy oracle predicts that the limit excludes everything quantized, placements by one rule that meet the limit
 come first, else one without the units that are noisiest by a rough analysis. Then P1 leaves out the units with the most
 noise for their time, P2 composes the labelling of least time for the allowed noise, corrected by the oracle, and only
-placements that the oracle admits are built. Without an oracle a sensitivity analysis by builds follows P2 once a
+placements that the oracle admits are built. Labellings that are much faster and nearly meet the limit are changed block
+by block until they are predicted to meet it. Without an oracle a sensitivity analysis by builds follows P2 once a
 candidate is below the limit.
 """
 
@@ -44,6 +45,10 @@ TIMED_FLIPS, TIMED_LOSSES = 100, 20  # ... if a time limit ends the search
 FLIP_REFUSALS, TIMED_REFUSALS = 20, 100  # in P4, consecutive rejections by the oracle that end it
 PROVED_LOSSES = 3  # in P4 if a search of a similar model ended at the incumbent, ...
 SURPRISE = 0.97  # ... unless a candidate is faster than that by more
+NEARLY_DB = 6.0  # below the limit, at most, where labellings are changed until they meet it, ...
+MUCH = 0.1  # ... and of the incumbent's time that these save, at least
+APPROACH_PREDICTIONS, TIMED_PREDICTIONS = 40, 200  # of labellings near those; with a time limit
+APPROACH_BUILDS, RISE_DB = 4, 0.05  # of these, and the smallest rise of the SQNR that counts
 UNMEASURED_DB = 20.0  # assumed for a block that could not be measured alone
 ROUNDS = 5
 PROVED_SHARES = (1.0,)
@@ -99,6 +104,7 @@ class Attribution(FirstPlacements):
                 best = self._incumbent.placement
                 yield from self._compose(costs)
                 yield from self._apply_accuracy(costs)
+                yield from self._approach_limit(costs)
                 yield from self._explore(costs)
                 if self._must_analyse:
                     yield from self._apply_accuracy(costs)
@@ -337,6 +343,53 @@ class Attribution(FirstPlacements):
                 refusals += 1
                 if refusals == most:
                     return
+
+    def _approach_limit(self, costs: CostModel) -> Steps[None]:
+        """Labellings that are much faster and nearly meet the SQNR limit, with blocks changed until they meet it.
+
+        Behind operators that saturate, and by chance, noise does not add up: other labels of a block may raise the SQNR
+        by a few decibels. Only those are built that are predicted to meet the limit.
+        """
+        least, bounded = self._setup.min_sqnr_db, self._bounded
+        if least is None or bounded is None or self._is_proved:
+            return
+        most = (1 - MUCH) * costs.predict(costs.codes_of(self._incumbent.placement))
+        start = bounded.within(most)
+        predicted_db = None if start is None else self.guide.predicted_db(costs.placed(start))
+        if start is None or predicted_db is None or predicted_db < least - NEARLY_DB:
+            return
+        found = self._risen(costs, bounded, start, least + self.guide.margin_db, most)
+        for placement in islice(found, APPROACH_BUILDS):
+            trials = yield [profiled(placement, "approach")]
+            costs.learn(trials)
+            if any(trial.incumbent for trial in trials):
+                return
+
+    def _risen(
+        self, costs: CostModel, bounded: Bounded, start: Codes, aim: float, most: float
+    ) -> Iterator[Placement]:
+        """New placements predicted to meet ``aim`` in at most ``most`` milliseconds, found by changes of single blocks.
+
+        The next change is the one with the least noise of blocks that raises the predicted SQNR.
+        """
+        codes, best_db = start, self.guide.predicted_db(costs.placed(start))
+        limit = TIMED_PREDICTIONS if self._setup.uses_time else APPROACH_PREDICTIONS
+        known, has_risen = {start.tobytes()}, costs.predict(start) <= most
+        while has_risen and best_db is not None:
+            has_risen = False
+            for changed in bounded.changes(codes, most):
+                if changed.tobytes() in known:
+                    continue
+                known.add(changed.tobytes())
+                placement = costs.placed(changed)
+                found_db = self.guide.predicted_db(placement)
+                if found_db is None or len(known) > limit:
+                    return
+                if found_db >= aim and self.is_new(placement):
+                    yield placement
+                if found_db >= best_db + RISE_DB:
+                    codes, best_db, has_risen = changed, found_db, True
+                    break
 
     def _is_near(self, codes: Codes, here: Codes) -> bool:
         """Whether the noise of blocks alone does not exclude a labelling of P4."""

@@ -18,9 +18,12 @@ from qdqspec.search._classes import LINEAR
 from qdqspec.search._descent import Descent, Edge
 from qdqspec.search._noise import BlockNoise
 from qdqspec.search.crossings import FP, Codes, Conversions, Crossings, all_float, domains_of, edges_between
-from qdqspec.types import Label, LayerTime, Placement, Trial, format_of, kind_of
+from qdqspec.types import HALVES, Label, LayerTime, Placement, Trial, format_of, kind_of
 
 TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # standard deviations of logarithms when a model is drawn
+LINEAR_TIME = (
+    0.6  # of its float time, assumed for an operator of `LINEAR` while no such operator was measured
+)
 DRAWN_SHARES = (0.5, 1.0, 2.0)
 MOST_TOGETHER, MOST_SEEDS = 4, 64  # blocks flipped together, and the number of groups that are grown
 
@@ -84,11 +87,12 @@ def block_codes(space: SchemeSpace, blocks: Sequence[UnitBlock], labels: Mapping
 class CostModel:
     """Time of each block under each label, plus the cost of crossing between float and narrow formats.
 
-    A block's time is the median of its times in profiles under that label. A label that was never measured saves as
-    much of the float time as it typically does for blocks of the same operators, else nothing. Times are in
-    milliseconds per run, at the speed at which the reference was profiled: the machine's speed changes between
-    profiles, and a trial's ratio to the reference was measured beside it. A tensor that is produced in one domain and
-    read in another costs a conversion (`Conversions`).
+    A block's time is the median of its times in profiles under that label. A label that was never measured takes a
+    share of the float time: that of measured blocks of the same operators, averaged by their float times with an
+    assumed share that has the weight of the block itself. So a small block that was measured tells little of a large
+    one. Times are in milliseconds per run, at the speed at which the reference was profiled: the machine's speed
+    changes between profiles, and a trial's ratio to the reference was measured beside it. A tensor that is produced in
+    one domain and read in another costs a conversion (`Conversions`).
     """
 
     def __init__(self, space: SchemeSpace, blocks: Sequence[UnitBlock]) -> None:
@@ -123,16 +127,20 @@ class CostModel:
             if trial.layers:
                 self._learn(trial)
         medians = [{code: float(np.median(own)) for code, own in seen.items()} for seen in self._seen_times]
-        ratios: dict[tuple[str, int], list[float]] = {}  # to the float time, by operators of a block and code
+        seen: dict[tuple[str, int], Floats] = {}  # time and float time of blocks, by their operators and code
         for known, kind in zip(medians, self._kinds, strict=True):
-            if known.get(FP, 0.0) > 0:
-                for code in known.keys() - {FP}:
-                    ratios.setdefault((kind, code), []).append(known[code] / known[FP])
-        # at most 1, so that each label is tried
-        typical = {key: min(1.0, float(np.median(found))) for key, found in ratios.items()}
+            for code in known.keys() - {FP} if FP in known else ():
+                seen[kind, code] = seen.get((kind, code), 0.0) + np.array([known[code], known[FP]])
         for times, known, kind in zip(self.times, medians, self._kinds, strict=True):
-            for code in range(len(times)):
-                times[code] = known.get(code, known.get(FP, 0.0) * typical.get((kind, code), 1.0))
+            own = known.get(FP, 0.0)
+            for code, label in enumerate(self.space.labels):
+                is_linear = kind in LINEAR and kind_of(label) not in HALVES
+                assumed = np.array([own * (LINEAR_TIME if is_linear else 1.0), own])
+                spent, floats = assumed + seen.get((kind, code), 0.0)
+                unknown = (
+                    own if code == FP or not floats else own * min(1.0, spent / floats)
+                )  # so that it is tried
+                times[code] = known.get(code, unknown)
         self.converting = self._conversions.costs()
 
     def descent(

@@ -6,9 +6,10 @@ label reads or produces is float or one format of activations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ Codes = npt.NDArray[np.int8]
 
 FP = 0  # the code of "fp", the first label of each space
 FLOAT = 0  # the domain of floats
+RUN_ELEMENTS = 4096  # that a conversion kernel converts in the time of starting one, at least
 
 
 def all_float(count: int) -> Codes:
@@ -143,8 +145,8 @@ class Conversions:
 
     They are estimated from the conversion kernels of profiles. A conversion is between two domains, in either
     direction: float and a format of activations, or two such formats. Its time is the tensor's own if measured, else
-    the median per element of that kind; the conversion between two formats that was never measured costs as much as two
-    conversions through float.
+    that of its kind: a part for each run of a kernel, and one for each element. The conversion between two formats that
+    was never measured costs as much as two conversions through float.
     """
 
     def __init__(self, edges: Sequence[Crossing], domains: Domains) -> None:
@@ -167,25 +169,48 @@ class Conversions:
         """The costs estimated so far."""
         domains = self._domains.ordered
         costs = np.zeros((len(self._edges), len(domains)))
-        rates = self._per_element()
-        # of a kind that was never measured
-        typical = float(np.median(list(rates.values()))) if rates else 0.0
+        fitted = self._by_kind()
         for number, edge in enumerate(self._edges):
             for kind, (one, other) in enumerate(domains):
                 own = self._seen.get((number, kind))
                 if own:
                     costs[number, kind] = np.mean(own)
-                elif one == FLOAT or kind in rates:
-                    costs[number, kind] = rates.get(kind, typical) * edge.elements
+                elif one == FLOAT or kind in fitted:
+                    costs[number, kind] = fitted.get(kind, fitted.get(None, Times())).of(edge.elements)
                 else:
                     through = self._domains.pairs[FLOAT]
                     costs[number, kind] = costs[number, through[one]] + costs[number, through[other]]
         return costs
 
-    def _per_element(self) -> dict[int, float]:
-        """Milliseconds per element, by kind, for kinds that were measured."""
-        rates: dict[int, list[float]] = {}
+    def _by_kind(self) -> dict[int | None, Times]:
+        """The times of each kind that was measured, and of all kinds together."""
+        found: dict[int | None, list[tuple[float, float]]] = {}
         for (number, kind), own in self._seen.items():
-            if self._edges[number].elements:
-                rates.setdefault(kind, []).append(float(np.mean(own)) / self._edges[number].elements)
-        return {kind: float(np.median(found)) for kind, found in rates.items()}
+            for key in (kind, None):
+                found.setdefault(key, []).append((self._edges[number].elements, float(np.mean(own))))
+        return {kind: Times.fitted(points) for kind, points in found.items()}
+
+
+class Times(NamedTuple):
+    """The milliseconds of a kernel: those of each run, and those for each element."""
+
+    run: float = 0.0
+    element: float = 0.0
+
+    @classmethod
+    def fitted(cls, points: Iterable[tuple[float, float]]) -> Times:
+        """The line through the means of the smaller and the larger half of (elements, milliseconds).
+
+        Source: A. Wald, "The fitting of straight lines if both variables are subject to error", Annals of Mathematical
+        Statistics 11, 1940. A run takes at least the time of `RUN_ELEMENTS` elements.
+        """
+        sizes, times = np.array(sorted(points), np.float64).T
+        half = len(sizes) // 2
+        rise = sizes[len(sizes) - half :].sum() - sizes[:half].sum()
+        slope = (times[len(sizes) - half :].sum() - times[:half].sum()) / rise if rise > 0 else np.inf
+        slope = float(np.clip(slope, 0.0, times.sum() / (sizes + RUN_ELEMENTS).sum()))
+        return cls(float(times.mean() - slope * sizes.mean()), slope)
+
+    def of(self, elements: float) -> float:
+        """The milliseconds of a kernel for so many elements."""
+        return self.run + self.element * elements

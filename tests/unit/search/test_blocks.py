@@ -15,8 +15,8 @@ from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._descent import Descent
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
-from qdqspec.search.blocks import CostModel, block_codes, fuse, unit_labels
-from qdqspec.search.crossings import Crossing, Crossings, Domains, edges_between
+from qdqspec.search.blocks import LINEAR_TIME, CostModel, block_codes, fuse, unit_labels
+from qdqspec.search.crossings import RUN_ELEMENTS, Crossing, Crossings, Domains, Times, edges_between
 from qdqspec.testing.strategies import Oracle
 from qdqspec.types import LABELS, LayerTime, Placement, Trial
 
@@ -268,14 +268,21 @@ def test_the_cost_of_a_block_is_the_measured_time_of_its_label() -> None:
     reference = trial(SPACE.resolve({}), kernel("conv1", ms=4.0), kernel("conv2", ms=2.0))
     full = trial(SPACE.resolve({"conv1": "in+out"}), kernel("conv1", ms=1.0), kernel("conv2", ms=2.2))
     times = costs_of(reference, full).times
-    assert times[0].tolist() == [4.0, 1.0, 4.0]  # in-only was not measured: the time of the float kernel
-    assert times[1] == pytest.approx([2.1, 0.525, 2.1])  # the speedup of the other convolution
+    assert times[0] == pytest.approx([4.0, 1.0, 4.0 * LINEAR_TIME])  # in-only was not measured
+    share = (1.0 + 2.1 * LINEAR_TIME) / (4.0 + 2.1)  # of the other convolution, and of what is assumed
+    assert times[1] == pytest.approx([2.1, 2.1 * share, 2.1 * LINEAR_TIME])
 
 
 def test_a_slowdown_of_one_block_does_not_raise_the_estimate_of_another() -> None:
     reference = trial(SPACE.resolve({}), kernel("conv1", ms=4.0), kernel("conv2", ms=2.0))
     full = trial(SPACE.resolve({"conv1": "in+out"}), kernel("conv1", ms=8.0), kernel("conv2", ms=2.0))
-    assert costs_of(reference, full).times[1].tolist() == [2.0, 2.0, 2.0]
+    assert costs_of(reference, full).times[1, FULL] == 2.0
+
+
+def test_a_slow_small_block_tells_little_of_a_large_one() -> None:
+    reference = trial(SPACE.resolve({}), kernel("conv1", ms=0.1), kernel("conv2", ms=10.0))
+    full = trial(SPACE.resolve({"conv1": "in+out"}), kernel("conv1", ms=0.3), kernel("conv2", ms=10.0))
+    assert costs_of(reference, full).times[1, FULL] == pytest.approx(10.0 * LINEAR_TIME, rel=0.05)
 
 
 def test_the_time_of_a_kernel_of_two_blocks_is_divided_between_them() -> None:
@@ -302,14 +309,38 @@ def test_conversions_cost_the_measured_time_else_an_estimate_by_size() -> None:
         trial(SPACE.resolve({}), kernel("conv1", ms=1.0)),
         trial(SPACE.resolve({"conv2": "in+out"}), conversion("b", ms=0.512)),
     )
+    element = 0.512 / (8 * 64 + RUN_ELEMENTS)
     only_first = np.array([FULL, FP, FP, FP, FP, FP], dtype=np.int8)
     only_second = np.array([FP, FULL, FP, FP, FP, FP], dtype=np.int8)
     assert costs.crossings_ms(only_first).sum() == pytest.approx(
-        0.512 + 4 * 64 / 1000
+        0.512 + (RUN_ELEMENTS + 4 * 64) * element
     )  # b measured, x estimated by its size
     assert costs.crossings_ms(only_second).sum() == pytest.approx(
-        0.512 + 8 * 64 / 1000
+        0.512 + (RUN_ELEMENTS + 8 * 64) * element
     )  # b measured, c estimated by its size
+
+
+@given(
+    sizes=st.lists(st.integers(0, 10**7), min_size=2, max_size=9),
+    run=st.floats(1e-4, 1e-1),
+    elements=st.floats(RUN_ELEMENTS, 1e8),
+)
+def test_times_of_conversions_follow_the_line_of_those_measured(
+    sizes: list[int], run: float, elements: float
+) -> None:
+    """``elements`` take as long as the start of a kernel."""
+    line = Times(run, run / elements)
+    found = Times.fitted((size, line.of(size)) for size in sizes)
+    for size in (0, 1000, 10**6) if len({*sizes}) > 1 else sizes:
+        assert found.of(size) == pytest.approx(line.of(size), rel=1e-3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**7), st.floats(0, 1e3)), min_size=1, max_size=9))
+def test_estimated_times_of_conversions_are_not_negative_and_rise_with_the_size(
+    points: list[tuple[int, float]],
+) -> None:
+    found = Times.fitted(points)
+    assert 0 <= found.element * RUN_ELEMENTS <= found.run + 1e-9
 
 
 @given(st.integers(0, 4), st.data())

@@ -112,6 +112,33 @@ class Predicting:
         raise AssertionError("nothing is built")
 
 
+class Better(Predicting):
+    """Predicts 15 dB more than the noise of blocks."""
+
+    def __init__(self, costs: CostModel, noise: BlockNoise) -> None:
+        super().__init__(None)
+        self._costs, self._blocks = costs, noise
+
+    def predicted_db(self, placement: Placement) -> float | None:
+        return 15.0 - 10 * float(np.log10(self._blocks.of(self._costs.codes_of(placement)) + 1e-12))
+
+
+def test_a_composition_has_the_block_with_most_of_the_time_although_its_noise_is_far_from_that_of_others() -> (
+    None
+):
+    costs = CostModel(SPACE, learnt(0).blocks)
+    costs.times = np.full_like(costs.times, 0.9)
+    costs.times[:, FP] = 1.0
+    costs.times[0] *= 100.0
+    powers = np.full_like(costs.times, 1e-7)
+    powers[0] = 0.02  # 17 dB
+    powers[:, FP] = 0.0
+    noise = BlockNoise(powers)
+    bounded = Bounded(costs, noise, Guide(Better(costs, noise), SPACE))
+    assert bounded.compose(30.0)[0] != FP
+    assert bounded.compose(33.0)[0] == FP
+
+
 @pytest.mark.parametrize(("predicted_db", "admitted"), [(31.0, True), (29.0, False), (None, False)])
 def test_a_prediction_admits_what_the_noise_of_blocks_hardly_excludes(
     predicted_db: float | None, admitted: bool
