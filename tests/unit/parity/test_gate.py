@@ -171,10 +171,29 @@ def test_the_samples_with_the_most_noise_estimate_the_sqnr_of_all_data() -> None
 def test_an_estimate_near_the_limit_is_followed_by_all_data() -> None:
     data = all_data(Drawn(400))
     whole_db = data(Hard(30))
+    assert data.near(Hard(30), whole_db - 5) == (whole_db, True)  # the first estimate is compared
     far, near = Hard(30), Hard(30)
     assert not data.near(far, whole_db - 5)[1]
     assert far.runs < COUNT / 8
     assert data.near(near, whole_db - 0.1) == (whole_db, True)
+
+
+class Elsewhere(Hard):
+    """The samples with the most noise are others."""
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return super().run({**feeds, "number": feeds["number"] + 3})
+
+
+def test_estimates_that_were_wrong_need_a_larger_distance_from_the_limit() -> None:
+    """The noise of engines may be on other samples than that of the first one."""
+    data = all_data(Drawn(400))
+    data(Hard(30))
+    estimated_db, (whole_db, _) = data.estimated(Elsewhere(30)) or 0.0, data.near(Elsewhere(30), 15.0)
+    assert estimated_db > whole_db + 3
+    engine = Hard(30)
+    assert data.near(engine, whole_db - 5)[1]
+    assert engine.runs >= COUNT
 
 
 def test_the_difference_on_all_data_is_interpolated_from_placements_of_similar_sqnr() -> None:
