@@ -89,7 +89,7 @@ class CostModel:
 
     A block's time is the median of its times in profiles under that label. A label that was never measured takes a
     share of the float time: that of measured blocks of the same operators, averaged by their float times with an
-    assumed share that has the weight of the block itself. So a small block that was measured tells little of a large
+    assumed share that has the weight of the block itself. So a small block hardly changes what is assumed of a large
     one. Times are in milliseconds per run, at the speed at which the reference was profiled: the machine's speed
     changes between profiles, and a trial's ratio to the reference was measured beside it. A tensor that is produced in
     one domain and read in another costs a conversion (`Conversions`).

@@ -279,7 +279,7 @@ def test_a_slowdown_of_one_block_does_not_raise_the_estimate_of_another() -> Non
     assert costs_of(reference, full).times[1, FULL] == 2.0
 
 
-def test_a_slow_small_block_tells_little_of_a_large_one() -> None:
+def test_a_slow_small_block_hardly_changes_what_is_assumed_of_a_large_one() -> None:
     reference = trial(SPACE.resolve({}), kernel("conv1", ms=0.1), kernel("conv2", ms=10.0))
     full = trial(SPACE.resolve({"conv1": "in+out"}), kernel("conv1", ms=0.3), kernel("conv2", ms=10.0))
     assert costs_of(reference, full).times[1, FULL] == pytest.approx(10.0 * LINEAR_TIME, rel=0.05)
