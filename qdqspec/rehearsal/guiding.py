@@ -93,12 +93,12 @@ def _logits(model: Model, division: Node) -> Edge | None:
         return None
     dividend, divisor = division.inputs[:2]
     exponential, total = model.producer.get(dividend), _reduction(model, divisor)
-    if exponential is None or exponential.op_type != "Exp" or total is None:
+    if exponential is None or exponential.op_type != "Exp" or not is_default(exponential):
         return None
-    if total.op_type != "ReduceSum" or total.inputs[0] != dividend:
+    if total is None or total.op_type != "ReduceSum" or total.inputs[0] != dividend:
         return None
     shift = model.producer.get(exponential.inputs[0])
-    if shift is not None and shift.op_type == "Sub":
+    if shift is not None and shift.op_type == "Sub" and is_default(shift):
         largest = _reduction(model, shift.inputs[1])
         if largest is not None and largest.op_type == "ReduceMax" and largest.inputs[0] == shift.inputs[0]:
             return shift.inputs[0], Consumer(shift.name, 0)

@@ -21,9 +21,7 @@ from qdqspec.search.crossings import FP, Codes, Conversions, Crossings, all_floa
 from qdqspec.types import HALVES, Label, LayerTime, Placement, Trial, format_of, kind_of
 
 TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # standard deviations of logarithms when a model is drawn
-LINEAR_TIME = (
-    0.6  # of its float time, assumed for an operator of `LINEAR` while no such operator was measured
-)
+LINEAR_TIME = 0.6  # of its float time, assumed for a label of an operator of `LINEAR`
 DRAWN_SHARES = (0.5, 1.0, 2.0)
 MOST_TOGETHER, MOST_SEEDS = 4, 64  # blocks flipped together, and the number of groups that are grown
 
@@ -137,10 +135,8 @@ class CostModel:
                 is_linear = kind in LINEAR and kind_of(label) not in HALVES
                 assumed = np.array([own * (LINEAR_TIME if is_linear else 1.0), own])
                 spent, floats = assumed + seen.get((kind, code), 0.0)
-                unknown = (
-                    own if code == FP or not floats else own * min(1.0, spent / floats)
-                )  # so that it is tried
-                times[code] = known.get(code, unknown)
+                share = 1.0 if code == FP or not floats else min(1.0, spent / floats)  # so that it is tried
+                times[code] = known.get(code, own * share)
         self.converting = self._conversions.costs()
 
     def descent(
