@@ -125,16 +125,16 @@ class CostModel:
             if trial.layers:
                 self._learn(trial)
         medians = [{code: float(np.median(own)) for code, own in seen.items()} for seen in self._seen_times]
-        seen: dict[tuple[str, int], Floats] = {}  # time and float time of blocks, by their operators and code
+        totals: dict[tuple[str, int], Floats] = {}  # time and float time of blocks, by their operators and code
         for known, kind in zip(medians, self._kinds, strict=True):
             for code in known.keys() - {FP} if FP in known else ():
-                seen[kind, code] = seen.get((kind, code), 0.0) + np.array([known[code], known[FP]])
+                totals[kind, code] = totals.get((kind, code), 0.0) + np.array([known[code], known[FP]])
         for times, known, kind in zip(self.times, medians, self._kinds, strict=True):
             own = known.get(FP, 0.0)
             for code, label in enumerate(self.space.labels):
                 is_linear = kind in LINEAR and kind_of(label) not in HALVES
                 assumed = np.array([own * (LINEAR_TIME if is_linear else 1.0), own])
-                spent, floats = assumed + seen.get((kind, code), 0.0)
+                spent, floats = assumed + totals.get((kind, code), 0.0)
                 share = 1.0 if code == FP or not floats else min(1.0, spent / floats)  # so that it is tried
                 times[code] = known.get(code, own * share)
         self.converting = self._conversions.costs()
