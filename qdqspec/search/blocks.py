@@ -125,7 +125,7 @@ class CostModel:
             if trial.layers:
                 self._learn(trial)
         medians = [{code: float(np.median(own)) for code, own in seen.items()} for seen in self._seen_times]
-        totals: dict[tuple[str, int], Floats] = {}  # time and float time of blocks, by their operators and code
+        totals: dict[tuple[str, int], Floats] = {}  # time and float time, by operators of a block and code
         for known, kind in zip(medians, self._kinds, strict=True):
             for code in known.keys() - {FP} if FP in known else ():
                 totals[kind, code] = totals.get((kind, code), 0.0) + np.array([known[code], known[FP]])
