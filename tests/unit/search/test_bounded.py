@@ -80,6 +80,28 @@ def test_a_label_that_was_given_up_is_not_taken_again() -> None:
     assert noise.of(codes) <= 0.2
 
 
+@given(seed=st.integers(0, 3), noise=st.integers(0, 1000), share=st.floats(0.5, 1.5))
+def test_the_labelling_within_a_time_takes_no_longer_and_has_no_more_noise_than_the_fastest(
+    seed: int, noise: int, share: float
+) -> None:
+    costs = learnt(seed)
+    drawn, fastest = drawn_noise(offered(costs), noise), costs.compose(1.0)
+    most = share * costs.predict(fastest)
+    found = Bounded(costs, drawn, Guide(None, SPACE)).within(most)
+    assert (found is None) == (costs.predict(fastest) > most)
+    if found is not None:
+        assert costs.predict(found) <= most
+        assert drawn.of(found) <= drawn.of(fastest)
+
+
+def test_the_labelling_within_a_long_time_has_the_least_noise() -> None:
+    costs = learnt(0)
+    drawn = drawn_noise(offered(costs), 1)
+    found = Bounded(costs, drawn, Guide(None, SPACE)).within(1e9)
+    assert found is not None
+    assert drawn.of(found) < 1e-3 * drawn.of(costs.compose(1.0))
+
+
 def test_blocks_above_the_limit_under_every_label_stay_float() -> None:
     costs = learnt(1)
     powers = np.ones_like(costs.times)
