@@ -35,7 +35,7 @@ from qdqspec.measurement.together import (
     common_clock,
     joined,
     predictions_between,
-    ratios_between,
+    ratio_tests_between,
 )
 from qdqspec.measurement.twins import (
     Twins,
@@ -45,7 +45,17 @@ from qdqspec.measurement.twins import (
     together_of,
     trial_request,
 )
-from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
+from qdqspec.types import (
+    Clock,
+    Interval,
+    LatencyEvidence,
+    LayerTime,
+    Placement,
+    Race,
+    RatioTest,
+    Samples,
+    Trial,
+)
 
 # with three, the deviation is underestimated so often that one race in thirty is won falsely
 NOISE_BUILDS = 5
@@ -340,7 +350,7 @@ class Bench:
         *,
         builds: int = CONFIRM_BUILDS,
         rounds: int = CONFIRM_ROUNDS,
-        is_settled: Callable[[Mapping[str, Interval]], bool] = lambda _: False,
+        is_settled: Callable[[Mapping[str, RatioTest]], bool] = lambda _: False,
     ) -> LatencyEvidence:
         """Build each role, a placement or a model file, freshly ``builds`` times and time all of them interleaved.
 
@@ -355,7 +365,7 @@ class Bench:
         def decides(so_far: Together) -> bool:
             if reference not in so_far.samples:
                 return False
-            ratios = ratios_between(so_far.samples, reference, common_clock(self.clock, so_far.samples))
+            ratios = ratio_tests_between(so_far.samples, reference, common_clock(self.clock, so_far.samples))
             return is_settled({role: ratios[c.id] for role, c in candidates.items() if c.id in ratios})
 
         found = merged(self._spread(distinct, builds, rounds, Turn.both, builds_on_each, is_settled=decides))
@@ -365,10 +375,8 @@ class Bench:
             raise BackendError(f"the reference model could not be built and run again: {why}")
         clock = common_clock(self.clock, timed)
         times = (0.0, 0) if self._looks is None else self._looks.deviation
-        ratios, tested = (
-            between(timed, reference, clock, found.devices, times)
-            for between in (predictions_between, ratios_between)
-        )
+        ratios = predictions_between(timed, reference, clock, found.devices, times)
+        tested = ratio_tests_between(timed, reference, clock, found.devices, times)
         present = {role: each.id for role, each in candidates.items() if each.id in timed}
         return LatencyEvidence(
             clock=clock,

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec.arrays import Floats
-from qdqspec.types import Interval
+from qdqspec.types import Interval, RatioTest
 
 FEWEST_FREEDOM = 3  # of a deviation between times that a test takes into account
 Variance: TypeAlias = tuple[float, int]  # of a logarithm, with its degrees of freedom
@@ -170,7 +170,13 @@ def ratio_intervals(
     All samples are of one time. ``times`` is the result of `time_deviation` for several times; from
     `FEWEST_FREEDOM` on its variance is added. Below, Student's t is so large that no gain could be proved.
     """
-    levels = build_levels(roles)
+    return _confident(build_levels(roles), base, devices, times)
+
+
+def _confident(
+    levels: Mapping[str, Floats], base: str, devices: int, times: tuple[float, int]
+) -> dict[str, Interval]:
+    """The ratios of levels with confidence intervals; see `ratio_intervals`."""
     builds = variance_of_builds(levels, devices)
     extra = (times[0] ** 2, times[1]) if times[1] >= FEWEST_FREEDOM else (0.0, 0)
 
@@ -257,6 +263,30 @@ def enclosed_ratios(
     }
 
 
+def ratio_tests(
+    steady: Mapping[str, Sequence[Sequence[float]]],
+    first: Mapping[str, Sequence[Sequence[float]]],
+    base: str,
+    devices: int = 1,
+    times: tuple[float, int] = (0.0, 0),
+) -> dict[str, RatioTest]:
+    """Every role's time over the base role's for tests of a gain. The arguments are those of `enclosed_ratios`.
+
+    The interval of the mean is that of the means of each build's levels in both conditions.
+    """
+    enclosing = enclosed_ratios(steady, first, base, devices, times)
+    if not first:
+        means = enclosing
+    else:
+        means = _confident(_middle_of([build_levels(steady), build_levels(first)]), base, devices, times)
+    return {role: RatioTest(mean=means[role], enclosing=enclosing[role]) for role in enclosing}
+
+
+def _middle_of(conditions: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
+    """The mean of each build's levels over the conditions."""
+    return {role: np.mean([levels[role] for levels in conditions], axis=0) for role in conditions[0]}
+
+
 def drift(builds: Sequence[Sequence[float]]) -> float:
     """The slowdown of the last third of the rounds against the first, over all builds: 0.05 is five per cent.
 
@@ -289,8 +319,8 @@ def predicted_ratios(
     both measurements, twice that between times (`variance_between_times`), and on each side half of the
     difference between the conditions.
     """
-    conditions = [build_levels(steady), *([build_levels(first)] if first else [])]
-    middle = {role: np.mean([levels[role] for levels in conditions], axis=0) for role in steady}
+    conditions = [build_levels(each) for each in (steady, first) if each]
+    middle = _middle_of(conditions)
     theirs = float(np.mean([variance_of_builds(levels, devices)[0] for levels in conditions]))
     ours, freedom = variance_of_builds(middle, devices)
     between, looks = variance_between_times(times)

@@ -34,10 +34,11 @@ from qdqspec.measurement.stats import (
     enclosed_ratios,
     log_ratios,
     predicted_ratios,
+    ratio_tests,
     time_deviation,
     trimmed_error,
 )
-from qdqspec.types import Clock, Interval, Samples
+from qdqspec.types import Clock, Interval, RatioTest, Samples
 from qdqspec.units import count_text
 
 IsSettled: TypeAlias = Callable[["Together"], bool]  # whether what was measured decides
@@ -63,12 +64,23 @@ def ratios_between(
     devices: int = 1,
     times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Interval]:
-    """Every group's time over that of the ``base`` group, with confidence intervals for tests.
+    """Every group's time over that of the ``base`` group, with confidence intervals that enclose both conditions.
 
     In both conditions if all builds have both. Each group has the samples of its fresh builds; see `enclosed_ratios`,
     and `ratio_intervals` for ``times``.
     """
     return enclosed_ratios(*_conditions(groups, clock), base, devices, times)
+
+
+def ratio_tests_between(
+    groups: Mapping[str, Sequence[Samples]],
+    base: str,
+    clock: Clock,
+    devices: int = 1,
+    times: tuple[float, int] = (0.0, 0),
+) -> dict[str, RatioTest]:
+    """Every group's time over that of the ``base`` group, for tests of a gain; see `ratio_tests`."""
+    return ratio_tests(*_conditions(groups, clock), base, devices, times)
 
 
 def predictions_between(

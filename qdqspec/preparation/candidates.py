@@ -171,8 +171,8 @@ def note_half(prepared: Prepared, latency: LatencyEvidence) -> None:
     if why := latency.failures.get(_HALF):
         prepared.note_once(f"the float16 reference did not run: {why}")
     half, tuned = latency.tested.get(_HALF), latency.tested.get("tuned")
-    if half is not None and tuned is not None and half.high < tuned.low:
+    if half is not None and tuned is not None and half.enclosing.high < tuned.enclosing.low:
         prepared.note_once(
-            f"the model in float16 is faster than the tuned one: {half.median:.2f} of the reference's time, "
-            f"and the tuned one {tuned.median:.2f}; convert it to float16 first, and tune that"
+            f"the model in float16 is faster than the tuned one: {half.mean.median:.2f} of the reference's time, "
+            f"and the tuned one {tuned.mean.median:.2f}; convert it to float16 first, and tune that"
         )

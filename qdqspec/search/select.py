@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqspec.types import NOT_CANDIDATES, Interval, Placement, Trial
+from qdqspec.types import NOT_CANDIDATES, Placement, RatioTest, Trial
 from qdqspec.units import percent_text
 
 # largest number of race winners, and of fastest candidates, whose accuracy is measured on all data
@@ -85,7 +85,7 @@ def front_of(trials: Sequence[Trial], limit: int) -> list[Trial]:
 
 def choose(
     roles: Mapping[str, Placement],
-    ratios: Mapping[str, Interval],
+    ratios: Mapping[str, RatioTest],
     *,
     barred: Collection[str] = (),
     min_gain: float = 0.0,
@@ -95,16 +95,16 @@ def choose(
     """The simplest placement inside the best interval, if its gain is proved.
 
     Simplest means fewest activation pairs. It is at most `TIE` slower than the best by their medians: a wide interval
-    holds slower ones. Proved means that the upper end of the 95 % interval of its time over the reference's is below
-    ``1 - min_gain``. ``barred`` are digests of placements that are not accurate enough. Parts of
-    the reason of an unchanged model are ``shortfall``, how far faster candidates missed the accuracy limit, and
-    ``ended_by``, the limit that ended the search before it was done.
+    holds slower ones. Proved means that the upper end of the 95 % interval of its mean time over the reference's is
+    below ``1 - min_gain``, and below 1 in both conditions of the caches. ``barred`` are digests of placements that are
+    not accurate enough. Parts of the reason of an unchanged model are ``shortfall``, how far faster candidates missed
+    the accuracy limit, and ``ended_by``, the limit that ended the search before it was done.
     """
     reference = roles["reference"]
     proved = {
-        role: ratio
+        role: ratio.mean
         for role, ratio in ratios.items()
-        if ratio.high < 1 - min_gain and roles[role].digest not in (reference.digest, *barred)
+        if ratio.proves(min_gain) and roles[role].digest not in (reference.digest, *barred)
     }
     if not proved:
         ended = f"the search ended at {ended_by}, before it was done" if ended_by else ""
@@ -126,20 +126,29 @@ _NOTHING = "no placement was faster than the reference in any race"
 
 
 def _rivals(
-    roles: Mapping[str, Placement], ratios: Mapping[str, Interval], barred: Collection[str], min_gain: float
+    roles: Mapping[str, Placement],
+    ratios: Mapping[str, RatioTest],
+    barred: Collection[str],
+    min_gain: float,
 ) -> list[str]:
     """The reason why the fastest confirmed placement is not selected, and the fastest accurate one."""
     reference = roles["reference"].digest
     rivals = sorted(
-        (role for role in ratios if roles[role].digest != reference), key=lambda role: ratios[role].median
+        (role for role in ratios if roles[role].digest != reference),
+        key=lambda role: ratios[role].mean.median,
     )
     accurate = [role for role in rivals if roles[role].digest not in barred]
     reasons = []
     for role in dict.fromkeys((*rivals[:1], *accurate[:1])):
-        ratio = ratios[role]
+        ratio = ratios[role].mean
         took = f"{role} took {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
         if role not in accurate:
             took += ", but is not accurate enough"
+        elif ratio.high < 1 - min_gain:
+            slowest = ratios[role].enclosing.high
+            took += (
+                f", and up to {slowest:.3f} in one of the conditions of the caches: not proved faster in both"
+            )
         elif ratio.median < 1:
             gain, low, high = (percent_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
             asked = f"the {100 * min_gain:g} % of tune.min_gain" if min_gain else "a gain"

@@ -11,7 +11,7 @@ from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
 from qdqspec.search.select import Selection, choose, finalists, front_of, reaches
-from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, Trial
+from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, RatioTest, Trial
 
 CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
 CLOSE_SHARE = 1.5  # of the time of the first confirmation that this takes, if all finalists differ
@@ -95,11 +95,12 @@ def confirm(
     )
 
 
-def is_settled(ratios: Iterable[Interval], min_gain: float) -> bool:
+def is_settled(ratios: Iterable[RatioTest], min_gain: float) -> bool:
     """Whether precise intervals prove that each ratio to the reference is a gain of ``min_gain``, or less."""
-    enough = 1 - min_gain
-    precise = all(each.high <= PRECISE * each.low for each in ratios)
-    return precise and all(each.high < enough or each.low > enough for each in ratios)
+    return all(
+        each.mean.high <= PRECISE * each.mean.low and (each.proves(min_gain) or each.excludes(min_gain))
+        for each in ratios
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +156,14 @@ class _Confirmation:
     def undecided(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> str:
         """The fastest role whose gain is large enough, but not proved, and which meets the constraints; or none."""
         barred = self.barred | {roles["reference"].digest}
-        enough = 1 - self.constraint.limits.min_gain
+        min_gain = self.constraint.limits.min_gain
         near = [
             role
             for role, ratio in measured.tested.items()
-            if role in roles and roles[role].digest not in barred and ratio.median < enough <= ratio.high
+            if role in roles
+            and roles[role].digest not in barred
+            and ratio.mean.median < 1 - min_gain
+            and not ratio.proves(min_gain)
         ]
         ranked = sorted(near, key=lambda role: measured.ratios[role].median)
         return next((role for role in ranked if self.admits(roles[role])), "")

@@ -237,7 +237,7 @@ class Recheck:
         """The outcome as text, for a warning."""
         if self.outcome == "broken":
             return f"the cached winner could not be built and run again: {self.latency.failures['tuned']}"
-        speedup = self.latency.tested_speedup
+        speedup = self.latency.tested["tuned"].mean.inverse
         figures = f"{ratio_text(speedup.median)}x (95 %: {interval_text(speedup)})"
         asked = f"the {100 * self.min_gain:g} % of tune.min_gain"
         if self.outcome == "slower":
@@ -249,13 +249,13 @@ class Recheck:
 
 def recheck(measure: Measure, min_gain: float = 0.0) -> Recheck:
     """Measure a cached winner; if the gain is not proved, repeat once with more builds and rounds."""
-    least = 1 / (1 - min_gain)
     below = []
     for builds, rounds in ((FIRST_BUILDS, FIRST_ROUNDS), (SECOND_BUILDS, SECOND_ROUNDS)):
         latency = measure(builds, rounds)
         if "tuned" not in latency.samples:
             return Recheck(outcome="broken", latency=latency)
-        if latency.tested_speedup.low > least:
+        tested = latency.tested["tuned"]
+        if tested.proves(min_gain):
             return Recheck(outcome="faster", latency=latency, min_gain=min_gain)
-        below.append(latency.tested_speedup.high < least)
+        below.append(tested.excludes(min_gain))
     return Recheck(outcome="slower" if all(below) else "inconclusive", latency=latency, min_gain=min_gain)

@@ -116,14 +116,34 @@ class LatencyLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RatioTest:
+    """A role's time over the reference's, with 95 % confidence intervals, for tests of a gain.
+
+    ``mean`` is the geometric mean of the ratios in two conditions of the caches: runs in a row, and first runs after
+    another model. ``enclosing`` encloses the intervals of both: a value outside it is excluded in both conditions.
+    """
+
+    mean: Interval
+    enclosing: Interval
+
+    def proves(self, gain: float) -> bool:
+        """Whether the mean is proved to be below ``1 - gain``, and the ratio below 1 in both conditions."""
+        return self.mean.high < 1 - gain and self.enclosing.high < 1
+
+    def excludes(self, gain: float) -> bool:
+        """Whether the mean is proved to be above ``1 - gain``."""
+        return self.mean.low > 1 - gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyEvidence:
     """Final interleaved measurement over fresh builds, by role.
 
     Roles: ``reference``, ``tuned``, and if they differ from these ``everything`` (everything quantized) and
     ``runner-up``. ``ratios[role]`` is the role's time over the reference's, ``speedup`` the reference's over
     the tuned one's, with 95 % prediction intervals, for the ratio that another program measures at another
-    time. ``tested`` are the ratios with 95 % confidence intervals, which tests of a gain use. With several
-    shape ``profiles``, samples and ratios are weighted geometric means over them, and each sample's own
+    time. ``tested`` are the ratios with 95 % confidence intervals, for tests of a gain. With several shape
+    ``profiles``, samples and ratios are weighted geometric means over them, and each sample's own
     profiles are in the same order as ``profiles``.
     """
 
@@ -136,15 +156,15 @@ class LatencyEvidence:
     failures: Mapping[str, str] = field(default_factory=dict)  # why a role has no samples
     drift: float = 0.0  # slowdown of the machine from the beginning to the end, as a share
     profiles: tuple[ProfileLatency, ...] = ()  # empty for a single profile
-    tested: Mapping[str, Interval] = field(
+    tested: Mapping[str, RatioTest] = field(
         default_factory=dict
     )  # empty in a record that was read from a file
 
     @property
     def tested_speedup(self) -> Interval:
-        """The reference's time over the tuned one's with its confidence interval; without it, ``speedup``."""
+        """The reference's time over the tuned one's, outside of which both conditions exclude it; or ``speedup``."""
         tested = self.tested.get("tuned")
-        return self.speedup if tested is None else tested.inverse
+        return self.speedup if tested is None else tested.enclosing.inverse
 
     def median_ms(self, role: str) -> float:
         """Milliseconds of a role on the gating clock, consistent with its ratio to the reference."""

@@ -22,6 +22,7 @@ from qdqspec.measurement.stats import (
     log_ratios,
     pooled_deviation,
     ratio_intervals,
+    ratio_tests,
     signed_rank_bounds,
     student_t,
     trimmed_error,
@@ -278,6 +279,28 @@ def test_a_ratio_between_two_conditions_encloses_the_intervals_of_both() -> None
     assert found["tuned"].high == max(one.high for one in apart)
     assert found["reference"] == Interval(median=1, low=1, high=1)
     assert enclosed_ratios(steady, {}, "reference") == ratio_intervals(steady, "reference")
+
+
+def test_a_test_of_a_gain_has_the_interval_of_the_mean_and_the_one_that_encloses_both_conditions() -> None:
+    random = np.random.default_rng(4)
+    steady = rounds(random, {"reference": 10.0, "tuned": 9.8}, 3)
+    first = rounds(random, {"reference": 11.0, "tuned": 7.7}, 3)
+    found = ratio_tests(steady, first, "reference")["tuned"]
+    enclosing = enclosed_ratios(steady, first, "reference")["tuned"]
+    assert found.enclosing == enclosing
+    assert found.mean.median == pytest.approx(enclosing.median, rel=0.005)
+    assert enclosing.low < 0.72 < 0.8 < found.mean.low < found.mean.high < 0.9 < 0.95 < enclosing.high
+    same = ratio_tests(steady, {}, "reference")["tuned"]
+    assert same.mean == same.enclosing == ratio_intervals(steady, "reference")["tuned"]
+
+
+def test_noise_alone_is_seldom_a_proved_gain() -> None:
+    """Of models with equal times in both conditions at most 2.5 % are proved faster."""
+    random, proved = np.random.default_rng(7), 0
+    for _ in range(400):
+        times = [rounds(random, {"reference": 10.0, "tuned": 10.0}, 3) for _ in range(2)]
+        proved += ratio_tests(*times, "reference")["tuned"].proves(0.0)
+    assert proved / 400 < 0.04
 
 
 def test_scipy_is_imported_in_the_background_on_demand_only() -> None:

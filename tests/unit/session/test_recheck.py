@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqspec.session.winner import FIRST_BUILDS, SECOND_BUILDS, Recheck, recheck
-from qdqspec.types import Interval, LatencyEvidence, Samples
+from qdqspec.types import Interval, LatencyEvidence, RatioTest, Samples
 
 
 def rechecked(*bounds: tuple[float, float], min_gain: float = 0.02) -> tuple[Recheck, list[int]]:
@@ -17,7 +17,10 @@ def rechecked(*bounds: tuple[float, float], min_gain: float = 0.02) -> tuple[Rec
         taken.append(builds)
         speedup = Interval(median=(low + high) / 2, low=low, high=high)
         samples = {role: Samples(wall_ms=(1.0,) * rounds) for role in ("reference", "tuned")}
-        return LatencyEvidence(clock="wall", samples=samples, ratios={}, speedup=speedup, builds=builds)
+        tested = {"tuned": RatioTest(mean=speedup.inverse, enclosing=speedup.inverse)}
+        return LatencyEvidence(
+            clock="wall", samples=samples, ratios={}, tested=tested, speedup=speedup, builds=builds
+        )
 
     return recheck(measure, min_gain), taken
 
