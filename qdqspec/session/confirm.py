@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Place
 
 CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
 CLOSE_SHARE = 1.5  # of the time of the first confirmation that this takes, if all finalists differ
-PRECISE = 1.06  # high over low end of an interval that is precise enough to end a confirmation early
+PRECISE = 1.06  # high over low end of an interval with which a confirmation may end early
+EARLY = 1.4  # width of an interval, in widths of the one that decides, that ends a confirmation early (decision 37)
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
 
@@ -95,12 +96,14 @@ def confirm(
     )
 
 
-def is_settled(ratios: Iterable[RatioTest], min_gain: float) -> bool:
-    """Whether precise intervals prove that each ratio to the reference is a gain of ``min_gain``, or less."""
-    return all(
-        each.mean.high <= PRECISE * each.mean.low and (each.proves(min_gain) or each.excludes(min_gain))
-        for each in ratios
-    )
+def is_settled(ratios: Sequence[RatioTest], min_gain: float) -> bool:
+    """Whether precise intervals prove that each ratio to the reference is a gain of ``min_gain``, or less.
+
+    Intervals are wider than in the final test: repeated tests at the same level prove more gains falsely.
+    """
+    precise = all(each.mean.high <= PRECISE * each.mean.low for each in ratios)
+    tests = [replace(each, mean=each.mean.widened(EARLY)) for each in ratios]
+    return precise and all(each.proves(min_gain) or each.excludes(min_gain) for each in tests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,11 @@ class Interval:
         """The interval of a ratio from that of its natural logarithm."""
         return Interval(median=math.exp(self.median), low=math.exp(self.low), high=math.exp(self.high))
 
+    def widened(self, factor: float) -> Interval:
+        """The interval of a positive ratio with ``factor`` times its width, in logarithms."""
+        low, high = (self.median * (bound / self.median) ** factor for bound in (self.low, self.high))
+        return Interval(median=self.median, low=low, high=high)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:

@@ -148,6 +148,8 @@ def test_an_unproved_gain_is_decided_by_a_second_measurement_with_more_builds(
     [
         (ratio(0.88, 0.9, 0.92), True),  # a gain
         (ratio(0.99, 1.0, 1.01), True),  # less than the smallest gain
+        (ratio(0.95, 0.96, 0.97), True),
+        (ratio(0.95, 0.96, 0.975), False),  # proved now, and so close that it must be proved by all rounds
         (ratio(0.97, 0.98, 0.99), False),  # neither gain nor loss is proved
         (ratio(0.8, 0.85, 0.9), False),  # a gain of unknown size
     ],
