@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Self
 
 import numpy as np
@@ -124,6 +125,21 @@ class Bounded:
         """The labelling without the blocks with the most noise for their time, as many as the limit requires."""
         return with_less_noise(self._costs, self.noise, codes, self._allowed(least_db))
 
+    def quieter(self, codes: Codes, least_db: float, most: int) -> Codes | None:
+        """The fastest labelling with less noise in one block that is predicted to meet a limit and the guide's margin.
+
+        ``most`` are predicted, the fastest first; ``None`` if none of them meets it.
+        """
+        own, aim = self.noise.of(codes), least_db + self._guide.margin_db
+        changed = (with_change(codes, index, code) for _, index, code in self._costs.single_changes(codes))
+        for found in islice((each for each in changed if self.noise.of(each) < own), most):
+            predicted = self._guide.predicted_db(self._costs.placed(found))
+            if predicted is None:
+                return None
+            if predicted >= aim:
+                return found
+        return None
+
     def admits(self, codes: Codes, least_db: float, near: Codes | None = None) -> bool:
         """Whether a labelling is worth a build: by the noise of blocks first, then by the guide.
 
@@ -149,12 +165,8 @@ class Bounded:
 
     def changes(self, codes: Codes, most: float) -> list[Codes]:
         """Labellings that differ in one block and take at most ``most`` milliseconds, least noise of blocks first."""
-        own, found = self._costs.predict(codes), []
-        for added, index, code in self._costs.single_changes(codes):
-            if own + added <= most:
-                changed = codes.copy()
-                changed[index] = code
-                found.append(changed)
+        own, changes = self._costs.predict(codes), self._costs.single_changes(codes)
+        found = (with_change(codes, index, code) for added, index, code in changes if own + added <= most)
         return sorted(found, key=self.noise.of)
 
     def _allowed(self, next_db: float) -> float:
@@ -163,6 +175,13 @@ class Bounded:
             return power_of(next_db)
         known_db, most = self._guide.allowed[self._rough]
         return most * power_of(next_db - known_db)
+
+
+def with_change(codes: Codes, index: int, code: int) -> Codes:
+    """A labelling with another code of one block."""
+    changed = codes.copy()
+    changed[index] = code
+    return changed
 
 
 def least_time(costs: CostModel, noise: BlockNoise, most: float, share: float = 1.0) -> Codes:

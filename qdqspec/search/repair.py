@@ -17,6 +17,7 @@ NEAR_DB = 3.0  # below the limit, at most
 MORE_DB = (0.3, 0.6, 1.2, 2.4)  # above the limit that the attempts aim at: a prediction missed it before
 MUCH = 0.1  # of the winner's time that a candidate saves, if something has won
 CANDIDATES = 2  # that are repaired, the fastest first
+CHANGES = 16  # of single blocks that are predicted for each attempt, the fastest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +58,11 @@ def repaired(
 ) -> Iterator[Placement]:
     """Placements with a little less noise than the fastest candidates that just missed the limit.
 
-    Each is the faster, by the profiles of the search, of two: the candidate without the units with the most noise for
-    their time, and the labelling of least time for the allowed noise. ``trials`` are those of the search, the reference
-    first. There are none if the oracle predicts nothing. The trial of a placement is the last of ``trials`` when the
-    next one is requested; if it just misses the limit too, the next one has less noise.
+    Each is the fastest, by the profiles of the search, of three: the candidate without the units with the most noise
+    for their time, the labelling of least time for the allowed noise, and the candidate with another label of one
+    block. ``trials`` are those of the search, the reference first. There are none if the oracle predicts nothing. The
+    trial of a placement is the last of ``trials`` when the next one is requested; if it just misses the limit too, the
+    next one has less noise.
     """
     guide, spent = Guide(oracle, space), spent_by_unit(space, trials[0].layers)
     candidates = [trial for trial in trials if trial.phase not in NOT_CANDIDATES]
@@ -75,6 +77,8 @@ def repaired(
         options = [space.resolve(guide.thinned(dict(placement.labels), least_db, spent))]
         if bounded is not None:
             options.append(costs.placed(bounded.compose(least_db)))
+            codes = bounded.quieter(costs.codes_of(placement), least_db, CHANGES)
+            options += [] if codes is None else [costs.placed(codes)]
         fresh = [option for option in options if option.sites and option not in seen]
         return min(fresh, key=lambda each: costs.predict(costs.codes_of(each)), default=space.resolve({}))
 
