@@ -351,38 +351,54 @@ class Bench:
         builds: int = CONFIRM_BUILDS,
         rounds: int = CONFIRM_ROUNDS,
         is_settled: Callable[[Mapping[str, RatioTest]], bool] = lambda _: False,
+        again: Callable[[Mapping[str, RatioTest]], bool] = lambda _: False,
     ) -> LatencyEvidence:
         """Build each role, a placement or a model file, freshly ``builds`` times and time all of them interleaved.
 
         ``roles`` must include ``reference`` and ``tuned``. Equal models share their builds. It may end after half of
-        the rounds if the ratios by role are ``is_settled``. Raises `BackendError` if the reference does not build;
+        the rounds if the ratios by role are ``is_settled``. While ``again`` is true of the ratios so far, it is
+        repeated with other builds, and all builds count. Raises `BackendError` if the reference does not build;
         another role that fails is omitted, with its reason recorded.
         """
         candidates = {role: Candidate.of(model) for role, model in roles.items()}
         distinct = {each.id: each for each in candidates.values()}
         reference = candidates["reference"].id
 
-        def decides(so_far: Together) -> bool:
-            if reference not in so_far.samples:
-                return False
-            ratios = ratio_tests_between(so_far.samples, reference, common_clock(self.clock, so_far.samples))
-            return is_settled({role: ratios[c.id] for role, c in candidates.items() if c.id in ratios})
+        def tests(found: Together, deviation: float = 0.0, freedom: int = 0) -> dict[str, RatioTest]:
+            if reference not in found.samples:
+                return {}
+            clock, times = common_clock(self.clock, found.samples), (deviation, freedom)
+            ratios = ratio_tests_between(found.samples, reference, clock, found.devices, times)
+            return {role: ratios[each.id] for role, each in candidates.items() if each.id in ratios}
 
-        found = merged(self._spread(distinct, builds, rounds, Turn.both, builds_on_each, is_settled=decides))
+        def decides(so_far: Together) -> bool:
+            tested = tests(so_far)
+            return bool(tested) and is_settled(tested)
+
+        spread = partial(self._spread, distinct, builds, rounds, Turn.both, builds_on_each)
+        blocks, repetitions = spread(is_settled=decides), 1
+        deviation, freedom = times = (0.0, 0) if self._looks is None else self._looks.deviation
+        found = merged(blocks)
+        tested = tests(found, deviation, freedom)
+        while tested and again(tested):
+            more = spread()
+            if any(block.samples.keys() != found.samples.keys() for block in more):
+                break  # a model does not build any more
+            blocks, repetitions = [*blocks, *more], repetitions + 1
+            found = merged(blocks, repetitions)
+            tested = tests(found, deviation / math.sqrt(repetitions), freedom)
         timed = found.samples
         broken = {each: self._reason(error) for each, error in found.failures.items()}
         if why := broken.get(reference):
             raise BackendError(f"the reference model could not be built and run again: {why}")
         clock = common_clock(self.clock, timed)
-        times = (0.0, 0) if self._looks is None else self._looks.deviation
         ratios = predictions_between(timed, reference, clock, found.devices, times)
-        tested = ratio_tests_between(timed, reference, clock, found.devices, times)
         present = {role: each.id for role, each in candidates.items() if each.id in timed}
         return LatencyEvidence(
             clock=clock,
             samples={role: joined(timed[each]) for role, each in present.items()},
             ratios={role: ratios[each] for role, each in present.items()},
-            tested={role: tested[each] for role, each in present.items()},
+            tested=tested,
             speedup=ratios[present["tuned"]].inverse
             if "tuned" in present
             else Interval(median=1, low=1, high=1),

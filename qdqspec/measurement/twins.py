@@ -258,11 +258,12 @@ def builds_on_each(roles: int, builds: int, devices: int) -> int:
     return each
 
 
-def merged(blocks: Sequence[Together]) -> Together:
+def merged(blocks: Sequence[Together], times: int = 1) -> Together:
     """The builds of several devices as if one had timed them all, each role with equally many builds on each.
 
-    The first device's rounds are kept; those of the others are scaled, so that the mean of all builds is equal in each
-    round. Groups that failed on the first device are left out.
+    Each device may have timed at several ``times``, a block for each. The first block's rounds are kept; those of the
+    others are scaled, so that the mean of all builds is equal in each round. Groups that failed in the first block are
+    left out.
     """
     own, *others = blocks
     if not others or not own.samples:
@@ -272,7 +273,13 @@ def merged(blocks: Sequence[Together]) -> Together:
     rounds = min(len(build.wall_ms) for builds in flat for build in builds)
     scaled = [_aligned(builds, flat[0], rounds) for builds in flat]
     each = len(own.samples[names[0]])
-    notes = (f"timed on {len(blocks)} devices of one key; times of the others are scaled to this one's",)
+    notes = []
+    if times > 1:
+        notes.append(f"measured {times} times; later times are scaled to the first")
+    if len(blocks) > times:
+        notes.append(
+            f"timed on {len(blocks) // times} devices of one key; times of the others are scaled to this one's"
+        )
     samples = {
         name: [
             replace(build, notes=(*build.notes, *notes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from qdqspec.accuracy.constraint import AccuracyConstraint
@@ -16,6 +16,8 @@ from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Place
 CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
 CLOSE_SHARE = 1.5  # of the time of the first confirmation that this takes, if all finalists differ
 PRECISE = 1.06  # high over low end of an interval with which a confirmation may end early
+MOST_TIMES = 4  # that builds are timed where the first confirmation does not decide
+APART_SECONDS = 4.0  # between these, so that the state of the machine may differ
 EARLY = 1.4  # width of an interval, in widths of the one that decides, that ends a confirmation early (decision 37)
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
@@ -38,7 +40,7 @@ class Confirmed:
 
 def most_builds(*, pareto: bool) -> int:
     """The largest number of builds of a confirmation."""
-    return CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0)) + 2 * CLOSE_BUILDS
+    return CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0)) + 2 * CLOSE_BUILDS * MOST_TIMES
 
 
 def confirm(
@@ -51,14 +53,16 @@ def confirm(
     ended_by: str = "",
     beside: Mapping[str, Path] | None = None,
     has_time: Callable[[float], bool] = lambda _: True,
+    wait: Callable[[float], None] = time.sleep,
 ) -> Confirmed:
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
     If the fastest is faster by the smallest gain and more, and too few builds were timed to prove it, it is measured
-    once more, with twice as many builds, if it ``has_time`` for that many seconds; that measurement decides. Everything
-    quantized is timed for comparison, unless the search did not build it and there is no time for its builds.
-    Model files in ``beside``, by role, are timed too and never selected. ``ended_by`` is the limit that ended the
-    search, if any. Raises `BackendError` if the reference does not build again.
+    again, with twice as many builds. That is repeated up to `MOST_TIMES` until it decides, with a ``wait`` between, as
+    long as it ``has_time`` for so many seconds; then these decide. Everything quantized is timed for comparison, unless
+    the search did not build it and there is no time for its builds. Model files in ``beside``, by role, are timed too
+    and never selected. ``ended_by`` is the limit that ended the search, if any. Raises `BackendError` if the reference
+    does not build again.
     """
     own = _Confirmation(trials, bench, constraint, ended_by)
     roles = finalists(trials, everything, fits=constraint.reaches, admits=own.admits)
@@ -82,7 +86,8 @@ def confirm(
     choice = own.choice(among, measured)
     close = own.undecided(among, measured) if choice.unchanged and has_time(CLOSE_SHARE * took) else ""
     if close:
-        measured = _measured_again(measured, close, roles, bench, min_gain)
+        decides = _Repeated(min_gain, has_time, wait)
+        measured = _measured_again(measured, close, roles, bench, decides)
         choice = own.choice(among, measured)
     return Confirmed(
         choice=choice,
@@ -97,13 +102,17 @@ def confirm(
 
 
 def is_settled(ratios: Sequence[RatioTest], min_gain: float) -> bool:
-    """Whether precise intervals prove that each ratio to the reference is a gain of ``min_gain``, or less.
+    """Whether precise intervals prove that each ratio to the reference is a gain of ``min_gain``, or less."""
+    return all(each.mean.high <= PRECISE * each.mean.low and _is_clear(each, min_gain) for each in ratios)
 
-    Intervals are wider than in the final test: repeated tests at the same level prove more gains falsely.
+
+def _is_clear(ratio: RatioTest, min_gain: float) -> bool:
+    """Whether a gain is proved or excluded by a wider interval than that of the final test.
+
+    Repeated tests at the same level prove more gains falsely.
     """
-    precise = all(each.mean.high <= PRECISE * each.mean.low for each in ratios)
-    tests = [replace(each, mean=each.mean.widened(EARLY)) for each in ratios]
-    return precise and all(each.proves(min_gain) or each.excludes(min_gain) for each in tests)
+    wide = replace(ratio, mean=ratio.mean.widened(EARLY))
+    return wide.proves(min_gain) or wide.excludes(min_gain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +222,35 @@ class _Confirmation:
         )
 
 
+@dataclass
+class _Repeated:
+    """Whether a measurement that has not decided yet is repeated at another time."""
+
+    min_gain: float
+    has_time: Callable[[float], bool]
+    wait: Callable[[float], None]
+    _left: int = MOST_TIMES - 1
+    _started: float = field(default_factory=time.monotonic)
+
+    def again(self, ratios: Mapping[str, RatioTest]) -> bool:
+        """Whether a gain is likely, and not proved by an interval that is wide enough for repeated tests."""
+        tested, seconds = ratios.get("tuned"), time.monotonic() - self._started
+        if tested is None or not self._left or tested.mean.median >= 1 - self.min_gain:
+            return False
+        if _is_clear(tested, self.min_gain) or not self.has_time(seconds + APART_SECONDS):
+            return False
+        self.wait(APART_SECONDS)
+        self._left -= 1
+        self._started = time.monotonic()
+        return True
+
+
 def _measured_again(
-    measured: LatencyEvidence, role: str, roles: Mapping[str, Placement], bench: Bench, min_gain: float
+    measured: LatencyEvidence,
+    role: str,
+    roles: Mapping[str, Placement],
+    bench: Bench,
+    repeated: _Repeated,
 ) -> LatencyEvidence:
     """The measurement with the reference and this role timed anew; unchanged if the role does not build again."""
     placement = roles[role]
@@ -222,7 +258,10 @@ def _measured_again(
     again = bench.compare(
         {"reference": roles["reference"], **dict.fromkeys(names, placement), "tuned": placement},
         builds=CLOSE_BUILDS,
-        is_settled=lambda ratios: is_settled([ratios["tuned"]] if "tuned" in ratios else [], min_gain),
+        is_settled=lambda ratios: is_settled(
+            [ratios["tuned"]] if "tuned" in ratios else [], repeated.min_gain
+        ),
+        again=repeated.again,
     )
     if "tuned" not in again.ratios:
         return measured

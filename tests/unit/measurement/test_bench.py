@@ -29,7 +29,7 @@ from qdqspec.measurement.bench import (
 )
 from qdqspec.measurement.profiles import Load, Part
 from qdqspec.testing.backends import small_model
-from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site, Trial
+from qdqspec.types import Consumer, LayerTime, Placement, RatioTest, Samples, Site, Trial
 
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
 QUIET = {"fake.run_noise": "0", "fake.wall_noise": "0", "fake.build_noise": "0"}
@@ -492,6 +492,34 @@ def test_confirmation_times_fresh_builds_of_every_role(make_lab: MakeLab) -> Non
     assert found.ratios["tuned"].low < found.ratios["tuned"].median < found.ratios["tuned"].high
     assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.1)
     assert found.speedup.median == pytest.approx(2, rel=0.05)
+
+
+def test_a_confirmation_is_repeated_with_other_builds_while_asked_for(make_lab: MakeLab) -> None:
+    words = {"fake.build_noise": "0.02", "fake.run_noise": "0.01"}
+    lab, seen = make_lab(words, fast=Candidate(scale=0.5)), list[RatioTest]()
+
+    def again(ratios: Mapping[str, RatioTest]) -> bool:
+        seen.append(ratios["tuned"])
+        return len(seen) < 3
+
+    found = bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=8, again=again)
+    assert Counter(lab.built) == {"reference": 9, "fast": 9}
+    assert not lab.open
+    assert found.builds == 9
+    assert found.tested["tuned"] == seen[-1]
+    widths = [each.mean.high / each.mean.low for each in seen]
+    assert widths[2] < widths[0]
+    assert found.ratios["tuned"].median == pytest.approx(0.5, rel=0.03)
+    assert any("measured 3 times" in note for note in found.samples["tuned"].notes)
+
+
+def test_a_repetition_that_fails_leaves_the_measurement_before(make_lab: MakeLab) -> None:
+    lab = make_lab(fast=Candidate(scale=0.5, fails=lambda stage, count: stage == "build" and count == 5))
+    found = bench_of(lab).compare(
+        roles(reference="reference", tuned="fast"), rounds=8, again=lambda ratios: True
+    )
+    assert found.builds == 3
+    assert not found.failures
 
 
 def test_a_runtime_without_processor_time_is_judged_by_elapsed_time(

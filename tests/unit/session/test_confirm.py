@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qdqspec.session.confirm import CLOSE_BUILDS, confirm
+from qdqspec.session.confirm import APART_SECONDS, CLOSE_BUILDS, MOST_TIMES, confirm
 from qdqspec.types import (
     Consumer,
     Interval,
@@ -43,19 +43,27 @@ def ratio_tests_of(ratios: Mapping[str, Interval]) -> dict[str, RatioTest]:
 
 
 class Bench:
-    """Returns the intervals of the winner in order, and records the roles and builds of each call."""
+    """Returns the intervals of the winner in order, and records the roles and builds of each measurement."""
 
     def __init__(self, *winner: Interval) -> None:
         self._winner = iter(winner)
         self.asked: list[tuple[set[str], int]] = []
 
     def compare(
-        self, roles: Mapping[str, Placement], *, builds: int = 3, is_settled: Callable[[Any], bool]
+        self,
+        roles: Mapping[str, Placement],
+        *,
+        builds: int = 3,
+        is_settled: Callable[[Any], bool],
+        again: Callable[[Any], bool] = lambda _: False,
     ) -> LatencyEvidence:
-        self.asked.append((set(roles), builds))
         self.is_settled = is_settled
-        fast = next(self._winner)
-        ratios = {role: fast if placement == FAST else SURE[role] for role, placement in roles.items()}
+        while True:
+            self.asked.append((set(roles), builds))
+            fast = next(self._winner)
+            ratios = {role: fast if placement == FAST else SURE[role] for role, placement in roles.items()}
+            if not again(ratio_tests_of(ratios)):
+                break
         samples = {role: Samples(wall_ms=(interval.median,) * builds) for role, interval in ratios.items()}
         return LatencyEvidence(
             clock="wall",
@@ -98,6 +106,7 @@ def confirmed(
         score=lambda placement: None,
         min_accuracy=None,
     )
+    more.setdefault("wait", lambda seconds: None)
     return confirm(trials, EVERYTHING, bench, constraint, pareto=False, **more)  # type: ignore[arg-type] # only the used attributes
 
 
@@ -127,7 +136,7 @@ def test_full_quantization_is_not_confirmed_if_its_builds_take_too_long() -> Non
 
 
 @pytest.mark.parametrize(
-    ("second", "selected"), [(ratio(0.9, 0.93, 0.96), FAST), (ratio(0.9, 0.96, 1.02), REFERENCE)]
+    ("second", "selected"), [(ratio(0.9, 0.93, 0.96), FAST), (ratio(0.9, 0.985, 1.02), REFERENCE)]
 )
 def test_an_unproved_gain_is_decided_by_a_second_measurement_with_more_builds(
     second: Interval, selected: Placement
@@ -138,9 +147,36 @@ def test_an_unproved_gain_is_decided_by_a_second_measurement_with_more_builds(
     assert bench.asked[1] == ({"reference", "winner", "tuned"}, CLOSE_BUILDS)
     assert found.latency.builds == CLOSE_BUILDS
     assert len(found.latency.samples["reference"].wall_ms) == CLOSE_BUILDS
+    assert len(bench.asked) == 2
     if selected == FAST:
         assert found.latency.ratios["tuned"] == second
         assert found.latency.ratios["everything"] == SURE["everything"]
+
+
+def test_a_measurement_that_does_not_decide_is_repeated_at_other_times() -> None:
+    """The fourth interval proves the gain, the third one is too close to the limit for a repeated test."""
+    close, waited = ratio(0.85, 0.93, 1.01), list[float]()
+    bench = Bench(close, close, close, ratio(0.89, 0.93, 0.975), ratio(0.9, 0.93, 0.96))
+    assert confirmed(bench, wait=waited.append).choice.placement == FAST
+    assert [builds for _, builds in bench.asked] == [3, *[CLOSE_BUILDS] * 4]
+    assert waited == [APART_SECONDS] * 3
+
+
+def test_the_last_repetition_decides_by_the_interval_of_the_test() -> None:
+    close = ratio(0.85, 0.93, 1.01)
+    proved = ratio(0.89, 0.93, 0.975)  # not by a wider interval
+    bench = Bench(*[close] * MOST_TIMES, proved)
+    assert confirmed(bench).choice.placement == FAST
+    assert len(bench.asked) == 1 + MOST_TIMES
+    assert confirmed(Bench(*[close] * (1 + MOST_TIMES))).choice.unchanged
+
+
+def test_without_time_a_measurement_is_not_repeated() -> None:
+    proved = ratio(0.89, 0.93, 0.975)
+    time_left = iter([True, True, False])  # for builds of full quantization, the second measurement, another
+    bench = Bench(ratio(0.85, 0.93, 1.01), proved)
+    assert confirmed(bench, has_time=lambda seconds: next(time_left)).choice.placement == FAST
+    assert len(bench.asked) == 2
 
 
 @pytest.mark.parametrize(
