@@ -53,13 +53,14 @@ def confirm(
     ended_by: str = "",
     beside: Mapping[str, Path] | None = None,
     has_time: Callable[[float], bool] = lambda _: True,
+    has_spare: Callable[[float], bool] = lambda _: True,
     wait: Callable[[float], None] = time.sleep,
 ) -> Confirmed:
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
     If the fastest is faster by the smallest gain and more, and too few builds were timed to prove it, it is measured
-    again, with twice as many builds. That is repeated up to `MOST_TIMES` until it decides, with a ``wait`` between, as
-    long as it ``has_time`` for so many seconds; then these decide. Everything quantized is timed for comparison, unless
+    again, with twice as many builds, if it ``has_time`` for that many seconds. That is repeated up to `MOST_TIMES` until
+    it decides, with a ``wait`` between, while it ``has_spare`` time. All of these decide together. Everything quantized is timed for comparison, unless
     the search did not build it and there is no time for its builds. Model files in ``beside``, by role, are timed too
     and never selected. ``ended_by`` is the limit that ended the search, if any. Raises `BackendError` if the reference
     does not build again.
@@ -86,7 +87,7 @@ def confirm(
     choice = own.choice(among, measured)
     close = own.undecided(among, measured) if choice.unchanged and has_time(CLOSE_SHARE * took) else ""
     if close:
-        decides = _Repeated(min_gain, has_time, wait)
+        decides = _Repeated(min_gain, has_spare, wait)
         measured = _measured_again(measured, close, roles, bench, decides)
         choice = own.choice(among, measured)
     return Confirmed(
@@ -227,7 +228,7 @@ class _Repeated:
     """Whether a measurement that has not decided yet is repeated at another time."""
 
     min_gain: float
-    has_time: Callable[[float], bool]
+    has_spare: Callable[[float], bool]
     wait: Callable[[float], None]
     _left: int = MOST_TIMES - 1
     _started: float = field(default_factory=time.monotonic)
@@ -237,7 +238,7 @@ class _Repeated:
         tested, seconds = ratios.get("tuned"), time.monotonic() - self._started
         if tested is None or not self._left or tested.mean.median >= 1 - self.min_gain:
             return False
-        if _is_clear(tested, self.min_gain) or not self.has_time(seconds + APART_SECONDS):
+        if _is_clear(tested, self.min_gain) or not self.has_spare(seconds + APART_SECONDS):
             return False
         self.wait(APART_SECONDS)
         self._left -= 1

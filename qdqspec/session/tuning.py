@@ -188,7 +188,8 @@ class Tuning:
             pareto=prepared.case.tune.objective == "pareto",
             ended_by=self.search.ended_by,
             beside=half_reference(prepared, self.folder),
-            has_time=self._has_time,
+            has_time=lambda seconds: self._has_time(seconds, limits=2),
+            has_spare=self._has_time,
         )
         note_half(prepared, confirmed.latency)
         winner = next(trial.placement for role, trial in confirmed.lines if role == "winner")
@@ -199,10 +200,10 @@ class Tuning:
             confirmed=confirmed.lines,
         )
 
-    def _has_time(self, seconds: float) -> bool:
-        """Whether one more measurement ends before twice the search's time limit."""
+    def _has_time(self, seconds: float, limits: int = 1) -> bool:
+        """Whether one more measurement ends before so many times the search's time limit."""
         minutes = self.prepared.case.tune.minutes
-        return minutes is None or self.search.spent_seconds + seconds <= 2 * 60 * minutes
+        return minutes is None or self.search.spent_seconds + seconds <= limits * 60 * minutes
 
     def _result(self, confirmed: Confirmed) -> SearchResult:
         prepared, choice = self.prepared, confirmed.choice
