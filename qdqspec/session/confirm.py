@@ -17,6 +17,7 @@ CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decid
 CLOSE_SHARE = 1.5  # of the time of the first confirmation that this takes, if all finalists differ
 PRECISE = 1.06  # high over low end of an interval with which a confirmation may end early
 MOST_TIMES = 4  # that builds are timed where the first confirmation does not decide
+REPEATED_BUILDS = 2 * CLOSE_BUILDS * (MOST_TIMES - 1)  # of the repetitions, at most
 APART_SECONDS = 4.0  # between these, so that the state of the machine may differ
 EARLY = 1.4  # width of an interval, in widths of the one that decides, that ends a confirmation early (decision 37)
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
@@ -39,8 +40,8 @@ class Confirmed:
 
 
 def most_builds(*, pareto: bool) -> int:
-    """The largest number of builds of a confirmation."""
-    return CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0)) + 2 * CLOSE_BUILDS * MOST_TIMES
+    """The largest number of builds of a confirmation without its repetitions."""
+    return CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0)) + 2 * CLOSE_BUILDS
 
 
 def confirm(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.regions.forecast import Forecast, forecast_tuning
 from qdqspec.regions.inspect import forecast_line
-from qdqspec.session.confirm import most_builds
+from qdqspec.session.confirm import REPEATED_BUILDS, most_builds
 from qdqspec.session.tuning import named, refuse, trials_of
 from qdqspec.types import TuneRules
 from qdqspec.units import count_text, seconds_text
@@ -18,7 +18,8 @@ class Plan:
     """The parts that a search may quantize, and an upper bound of its cost.
 
     ``pairs`` are those of everything quantized, ``builds`` the most builds of the search and ``confirming`` those after
-    it. ``samples`` are those on which ``metric`` is computed. With ``cached`` the cache has the winner already.
+    it, without repetitions. ``samples`` are those on which ``metric`` is computed. With ``cached`` the cache has the
+    winner already.
     """
 
     format: str
@@ -46,9 +47,10 @@ class Plan:
         if self.forecast is None:
             return f"no operator can be quantized to {self.format} here: there is nothing to search"
         units, regions = count_text(self.units, "unit"), count_text(self.regions, "region")
+        more = f"{REPEATED_BUILDS} more if a gain is close to its limit and time is left"
         parts = [
             f"{units} in {regions} can be quantized, up to {count_text(self.pairs, 'Q/DQ pair')}",
-            f"at most {self.builds} builds and {self.confirming} to confirm",
+            f"at most {self.builds} builds and {self.confirming} to confirm ({more})",
             forecast_line(self.forecast),
         ]
         if self.minutes is not None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -188,8 +188,8 @@ class Tuning:
             pareto=prepared.case.tune.objective == "pareto",
             ended_by=self.search.ended_by,
             beside=half_reference(prepared, self.folder),
-            has_time=lambda seconds: self._has_time(seconds, limits=2),
-            has_spare=self._has_time,
+            has_time=self._has_time,
+            has_spare=partial(self._has_spare, time.monotonic()),
         )
         note_half(prepared, confirmed.latency)
         winner = next(trial.placement for role, trial in confirmed.lines if role == "winner")
@@ -200,10 +200,17 @@ class Tuning:
             confirmed=confirmed.lines,
         )
 
-    def _has_time(self, seconds: float, limits: int = 1) -> bool:
-        """Whether one more measurement ends before so many times the search's time limit."""
+    def _has_time(self, seconds: float) -> bool:
+        """Whether one more measurement ends before twice the search's time limit."""
         minutes = self.prepared.case.tune.minutes
-        return minutes is None or self.search.spent_seconds + seconds <= limits * 60 * minutes
+        return minutes is None or self.search.spent_seconds + seconds <= 2 * 60 * minutes
+
+    def _has_spare(self, started: float, seconds: float) -> bool:
+        """Whether one more measurement ends within the time limit; without one, soon after the confirmation started."""
+        rules = self.prepared.case.tune
+        if rules.minutes is None:
+            return time.monotonic() - started + seconds <= SECONDS[rules.preset]
+        return self.search.spent_seconds + seconds <= 60 * rules.minutes
 
     def _result(self, confirmed: Confirmed) -> SearchResult:
         prepared, choice = self.prepared, confirmed.choice
