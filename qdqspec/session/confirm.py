@@ -224,15 +224,15 @@ class _Confirmation:
         )
 
 
-@dataclass
+@dataclass(slots=True)
 class _Repeated:
     """Whether a measurement that has not decided yet is repeated at another time."""
 
     min_gain: float
     has_spare: Callable[[float], bool]
     wait: Callable[[float], None]
-    _left: int = MOST_TIMES - 1
-    _started: float = field(default_factory=time.monotonic)
+    _left: int = field(default=MOST_TIMES - 1, init=False)
+    _started: float = field(default_factory=time.monotonic, init=False)
 
     def again(self, ratios: Mapping[str, RatioTest]) -> bool:
         """Whether a gain is likely, and not proved by an interval that is wide enough for repeated tests."""
