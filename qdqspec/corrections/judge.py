@@ -12,6 +12,7 @@ import numpy as np
 from qdqspec.arrays import Array, Feed, Floats
 from qdqspec.closing import Closing
 from qdqspec.graph.model import Model
+from qdqspec.parity.compare import noise_power, signal_power
 from qdqspec.parity.gate import MOST_DB
 from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.quantizer import Quantizer
@@ -248,21 +249,20 @@ def lower_bound_db(gains: Floats, errors: float = 1.0) -> float:
 
 
 def powers_at(edges: Iterable[Edge], references: Values, values: Values) -> Floats:
-    """Signal and noise power of values against references, (edge, 2). Values that are no floats count as exact."""
-    found = []
-    for edge in edges:
-        reference = references[edge]
-        if not np.issubdtype(reference.dtype, np.floating):
-            found.append((1.0, 0.0))
-            continue
-        known = np.isfinite(reference)
-        exact = np.where(known, reference, 0).astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            wrong = np.where(known, values[edge].astype(np.float64) - exact, 0)
-        found.append((float((exact**2).sum()), float(np.nan_to_num((wrong**2).sum(), nan=np.inf))))
+    """Signal and noise power of values against references, (edge, 2). Values that are no floats count as exact.
+
+    The noise of values that cannot be compared is infinite: a model whose loops end by its data may return others.
+    """
+    found = [
+        (signal_power(reference), noise_power(reference, values[edge]))
+        if np.issubdtype(reference.dtype, np.floating)
+        else (1.0, 0.0)
+        for edge, reference in ((edge, references[edge]) for edge in edges)
+    ]
     return np.array(found, np.float64)
 
 
 def _db(powers: Floats) -> Floats:
     signal, noise = np.maximum(powers[..., 0], TINY), np.maximum(powers[..., 1], TINY)
-    return np.asarray(np.clip(10 * np.log10(signal / noise), -MOST_DB, MOST_DB), np.float64)
+    ratio = np.maximum(signal / noise, TINY)  # 0 for infinite noise
+    return np.asarray(np.clip(10 * np.log10(ratio), -MOST_DB, MOST_DB), np.float64)
