@@ -58,6 +58,7 @@ ALL_DATA_SECONDS, MOST_ALL_DATA_SHARE = 30.0, 0.3  # for all such placements, wi
 SecondsLeft: TypeAlias = Callable[[], float | None]  # ``None`` without a limit
 
 _FLOAT = Placement(sites=frozenset())
+LOST_DB = -100.0  # below it outputs have another shape or are not finite: the SQNR is -200 dB and the offset
 
 
 class Rehearser(Closing):
@@ -331,7 +332,7 @@ class RehearsalOracle:
             if below:
                 placements = count_text(len(below), "rehearsed placement")
                 texts.append(
-                    f"expected below {least_db:g} dB and not built: {placements}, {max(below):.1f} dB at most"
+                    f"expected below {least_db:g} dB and not built: {placements}, {_at_most(max(below))}"
                 )
         if self._metric is not None:
             texts.append(self._metric.refused_text())
@@ -400,6 +401,13 @@ class RehearsalOracle:
         self._refused = True
         self._missing = reason
         self._note(f"{reason}: the search measures the accuracy of placements by building them")
+
+
+def _at_most(best_db: float) -> str:
+    """The largest expected SQNR as text."""
+    if best_db > LOST_DB:
+        return f"{best_db:.1f} dB at most"
+    return "all with outputs of another shape or with values that are not finite"
 
 
 @dataclass(frozen=True, slots=True)
