@@ -60,7 +60,8 @@ def confirm(
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
     If the fastest is faster by the smallest gain and more, and too few builds were timed to prove it, it is measured
-    again, with twice as many builds, if it ``has_time`` for that many seconds. That is repeated up to `MOST_TIMES`
+    again, with twice as many builds, if it ``has_time`` for that many seconds; if such a gain is only possible, while
+    it ``has_spare`` time. That is repeated up to `MOST_TIMES`
     until it decides, with a ``wait`` between, while it ``has_spare`` time. All of these decide together. Everything
     quantized is timed for comparison, unless the search did not build it and there is no time for its builds. Model
     files in ``beside``, by role, are timed too and never selected. ``ended_by`` is the limit that ended the search, if
@@ -86,8 +87,9 @@ def confirm(
         ahead = {point.placement for point in points}
         among = {role: each for role, each in timed.items() if each.digest in ahead}
     choice = own.choice(among, measured)
-    close = own.undecided(among, measured) if choice.unchanged and has_time(CLOSE_SHARE * took) else ""
-    if close:
+    close = own.undecided(among, measured) if choice.unchanged else ""
+    is_likely = bool(close) and measured.tested[close].mean.median < 1 - min_gain
+    if close and (has_time if is_likely else has_spare)(CLOSE_SHARE * took):
         decides = _Repeated(min_gain, has_spare, wait)
         measured = _measured_again(measured, close, roles, bench, decides)
         choice = own.choice(among, measured)
@@ -168,7 +170,7 @@ class _Confirmation:
             barred.add(choice.placement.digest)
 
     def undecided(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> str:
-        """The fastest role whose gain is large enough, but not proved, and which meets the constraints; or none."""
+        """The fastest role whose gain may be large enough, is not proved, and that meets the constraints; or none."""
         barred = self.barred | {roles["reference"].digest}
         min_gain = self.constraint.limits.min_gain
         near = [
@@ -176,8 +178,8 @@ class _Confirmation:
             for role, ratio in measured.tested.items()
             if role in roles
             and roles[role].digest not in barred
-            and ratio.mean.median < 1 - min_gain
-            and not ratio.proves(min_gain)
+            and ratio.mean.median < 1
+            and not (ratio.proves(min_gain) or ratio.excludes(min_gain))
         ]
         ranked = sorted(near, key=lambda role: measured.ratios[role].median)
         return next((role for role in ranked if self.admits(roles[role])), "")
