@@ -60,12 +60,12 @@ def confirm(
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
     If the fastest is faster by the smallest gain and more, and too few builds were timed to prove it, it is measured
-    again, with twice as many builds, if it ``has_time`` for that many seconds; if such a gain is only possible, while
-    it ``has_spare`` time. That is repeated up to `MOST_TIMES`
-    until it decides, with a ``wait`` between, while it ``has_spare`` time. All of these decide together. Everything
-    quantized is timed for comparison, unless the search did not build it and there is no time for its builds. Model
-    files in ``beside``, by role, are timed too and never selected. ``ended_by`` is the limit that ended the search, if
-    any. Raises `BackendError` if the reference does not build again.
+    again, with twice as many builds, if it ``has_time`` for that many seconds. If such a gain is only possible, it is
+    measured again while it ``has_spare`` time. That is repeated up to `MOST_TIMES` until it decides, with a ``wait``
+    between, within spare time too, and all of these decide together. Everything quantized is timed for comparison,
+    unless the search did not build it and there is no time for its builds. Model files in ``beside``, by role, are
+    timed too and never selected. ``ended_by`` is the limit that ended the search, if any. Raises `BackendError` if the
+    reference does not build again.
     """
     own = _Confirmation(trials, bench, constraint, ended_by)
     roles = finalists(trials, everything, fits=constraint.reaches, admits=own.admits)
