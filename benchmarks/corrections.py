@@ -102,6 +102,7 @@ def _measured(model: RealModel, corrections: list[str], weights: str) -> Iterato
                 numbers=prepared.numbers,
                 feeds=lambda feeds=feeds: feeds,
                 samples=SAMPLES,
+                rounds_biases=prepared.capabilities.rounds_biases,
             )
             runtime = reference_runtime(opened, bench.resources.options, bench.resources.backend)
             with Rehearsal(subject, runtime) as rehearsal:

@@ -82,6 +82,7 @@ class _opened:  # noqa: N801 - used as a function
             numbers=prepared.numbers,
             feeds=prepared.feeds,
             samples=samples,
+            rounds_biases=prepared.capabilities.rounds_biases,
         )
         self._rehearsal, self._seconds = _timed(lambda: Rehearsal(subject, runtime))
 

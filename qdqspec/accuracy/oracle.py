@@ -116,6 +116,7 @@ class Rehearser(Closing):
             numbers=prepared.numbers,
             feeds=feeds,
             data=data,
+            rounds_biases=prepared.capabilities.rounds_biases,
         )
         runtime = reference_runtime(self._opened, resources.options, resources.backend)
         return self._opened.enter_context(Rehearsal(subject, runtime))

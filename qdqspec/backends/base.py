@@ -68,7 +68,9 @@ class Capabilities:
     inserted after them; ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32
     bias after a DQ; ``bare`` are linear ops that run ``in-only`` on integers only if no op is absorbed directly
     after them; ``constant_weight`` are ops that run on integers only if their weight is a constant, beside
-    those for which that always holds (Conv); ``blocked_axes[op_type]`` are the axes along which the op takes a
+    those for which that always holds (Conv); ``completes`` are ops whose float weight the runtime quantizes itself, if
+    data and result are quantized; ``rounds_biases`` are ops whose float bias it then stores as integers, in steps of
+    the data's scale times the weight's; ``blocked_axes[op_type]`` are the axes along which the op takes a
     two-dimensional weight in a blocked format; ``rules`` are the functions of the backend's placement
     rules by name, in the order in which they are applied, for requirements of a compiler beyond single operators
     (`qdqspec.placement.space.units`); ``observes`` is false if outputs are returned too slowly for calibration: the
@@ -96,6 +98,8 @@ class Capabilities:
     integer_bias: frozenset[str] = frozenset()
     bare: frozenset[str] = frozenset()
     constant_weight: frozenset[str] = frozenset()
+    completes: frozenset[str] = frozenset()
+    rounds_biases: frozenset[str] = frozenset()
     blocked_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rules: Mapping[str, Hook] = field(default_factory=dict)
     per_layer_profile: bool = True

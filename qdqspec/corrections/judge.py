@@ -83,6 +83,7 @@ class Judge:
     feeds: Callable[[], Iterable[Feed]]
     runtime: Runtime
     samples: int = SAMPLES  # of each part, at most
+    rounds_biases: frozenset[str] = frozenset()  # as in `qdqspec.backends.base.Capabilities`
     known: dict[tuple[int, SampleSplit], dict[int, Values]] = field(default_factory=dict)  # of float models
     rehearsals: OpenRehearsals = field(default_factory=OpenRehearsals)
 
@@ -104,6 +105,7 @@ class Judge:
             feeds=lambda: self.part(part),
             samples=self.samples,
             data="calibration",
+            rounds_biases=self.rounds_biases,
         )
         known = self.known.setdefault((id(self.model), part), {})
         return Rehearsal(subject, self.runtime, known=known, adjustable=True)

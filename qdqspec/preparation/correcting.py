@@ -106,6 +106,7 @@ class Correcting:
                 placements=self._judged(),
                 feeds=lambda: data,
                 runtime=reference_runtime(opened, prepared.options, prepared.backend),
+                rounds_biases=prepared.capabilities.rounds_biases,
             )
             opened.callback(judge.rehearsals.close)
             try:

@@ -25,10 +25,11 @@ from qdqspec.placement.edit.biases import BIAS_INPUT
 from qdqspec.placement.edit.insert import RaisedInputs
 from qdqspec.placement.edit.pairs import Pair, PairMaker, QuantSource
 from qdqspec.placement.space.units import Edge
+from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.scales import REALS
 from qdqspec.rehearsal.engines import Engines
 from qdqspec.rehearsal.switches import Switches, SwitchStates
-from qdqspec.types import Consumer
+from qdqspec.types import Consumer, Site
 
 Values: TypeAlias = dict[Edge, Array]
 _Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
@@ -91,16 +92,37 @@ class SwitchedModel:
         return {edge: found[name] for edge, name in self.names.items() if name in found}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bias:
+    """The bias of a layer: the tensor if its weight is quantized, and ``otherwise``.
+
+    ``data`` is the switch whose scale it is rounded with; ``None`` if it is not.
+    """
+
+    value: str
+    otherwise: str
+    data: int | None
+
+
 class SwitchGraph:
     """Builds models with switches from one model: the whole, and parts of it for single switches.
 
     ``nodes`` are those of the flat form of the model (`graph.flat`), so that pairs inside bodies have switches too.
-    Weights are references to ``store``: models must be saved in its folder. Raises `PlacementError` if a pair does not
-    fit, `ModelError` if the opset cannot be raised.
+    Weights are references to ``store``: models must be saved in its folder. Biases of the ops ``rounds_biases`` are
+    rounded where the weight is quantized (`qdqspec.backends.base.Capabilities`). Raises `PlacementError` if a pair does
+    not fit, `ModelError` if the opset cannot be raised.
     """
 
-    def __init__(self, model: Model, switches: Switches, maker: PairMaker, store: WeightStore) -> None:
+    def __init__(
+        self,
+        model: Model,
+        switches: Switches,
+        maker: PairMaker,
+        store: WeightStore,
+        rounds_biases: Collection[str] = (),
+    ) -> None:
         self._model = model
+        self._rounds_biases = rounds_biases
         self._switches = switches
         self._edges = switches.by_edge()
         self._pairs: list[Pair] = [maker.make(site, source=_SOURCE) for site in switches]
@@ -118,6 +140,7 @@ class SwitchGraph:
         self._switch_input = f"{prefix}switches"
         self._inputs = {edge: self._places(edge) for edge in self._edges}
         self._at = {edge: min(index for index, _ in inputs) for edge, inputs in self._inputs.items()}
+        self._biased = {n: bias for n in range(len(self._pairs)) if (bias := self._bias_of(n)) is not None}
 
     @property
     def needed_bytes(self) -> int:
@@ -253,7 +276,7 @@ class SwitchGraph:
             by_place.setdefault(self._at[edge], []).append(edge)
             for index, number in self._inputs[edge]:
                 instead.setdefault(index, {})[number] = self._value(edge)
-                if any(self._pairs[n].bias is not None for n in self._edges[edge]):
+                if not self._biased.keys().isdisjoint(self._edges[edge]):
                     instead[index][BIAS_INPUT] = self._name(self._edges[edge][0], "bias")
         yield from (node for node in self.nodes[: nodes.start] if not _computes(node))
         for index in nodes:
@@ -276,23 +299,60 @@ class SwitchGraph:
         return node
 
     def _biases(self, edge: Edge) -> Iterable[onnx.NodeProto]:
-        """An If for each corrected bias of the layer that reads a weight; the last one has its own bias, or zeros."""
-        numbers = [number for number in self._edges[edge] if self._pairs[number].bias is not None]
+        """An If for each pair of a weight that changes the bias of its layer; else it is its own, or zeros."""
+        numbers = [number for number in self._edges[edge] if number in self._biased]
         value = ""
         for number in reversed(numbers):
-            bias = self._pairs[number].bias
-            assert bias is not None  # chosen above
-            value = value or (self._name(number, "bias:off") if bias.is_added else bias.value.name)
+            bias = self._biased[number]
+            value = value or bias.otherwise
             branches = []
-            for source, kind in ((self._name(number, "bias:on"), "bias:then"), (value, "bias:else")):
+            for nodes, kind in (
+                (self._bias_nodes(number), "bias:then"),
+                ([self._identity(value, self._name(number, "bias:else"))], "bias:else"),
+            ):
                 out = self._name(number, kind)
-                node = helper.make_node("Identity", [source], [out], name=out)
-                branches.append(helper.make_graph([node], out, [], [self._info(out, of=edge[0])]))
+                branches.append(helper.make_graph(nodes, out, [], [self._info(out, of=edge[0])]))
             value = self._name(number, "bias" if number == self._edges[edge][0] else "bias:value")
             yield self._if_node(number, "bias:if", value, *branches)
         if numbers and numbers[0] != self._edges[edge][0]:
-            first = self._name(self._edges[edge][0], "bias")
-            yield helper.make_node("Identity", [value], [first], name=first)
+            yield self._identity(value, self._name(self._edges[edge][0], "bias"))
+
+    def _bias_nodes(self, number: int) -> list[onnx.NodeProto]:
+        """The nodes that compute the bias if the pair of its layer's weight is on: corrected, rounded, or both."""
+        bias, out = self._biased[number], self._name(number, "bias:then")
+        if bias.data is None:
+            return [self._identity(bias.value, out)]
+        data, weight = (self._name(n, self._pairs[n].constants[0].name) for n in (bias.data, number))
+        step, steps, whole = (self._name(number, f"bias:{name}") for name in ("step", "steps", "whole"))
+        return [
+            helper.make_node("Mul", [data, weight], [step], name=step),
+            helper.make_node("Div", [bias.value, step], [steps], name=steps),
+            helper.make_node("Round", [steps], [whole], name=whole),
+            helper.make_node("Mul", [whole, step], [out], name=out),
+        ]
+
+    def _bias_of(self, number: int) -> _Bias | None:
+        """The bias of the layer that reads a weight, if it is another one while the pair is on."""
+        site, pair = self._switches[number], self._pairs[number]
+        data = self._scaled_input(site) if site.weight else None
+        if pair.bias is not None:
+            on, off = self._name(number, "bias:on"), self._name(number, "bias:off")
+            return _Bias(value=on, otherwise=off if pair.bias.is_added else pair.bias.value.name, data=data)
+        own = "" if data is None else self._model.by_name[site.consumers[0].node].input_at(BIAS_INPUT)
+        return _Bias(value=own, otherwise=own, data=data) if own in self._model.constants else None
+
+    def _scaled_input(self, site: Site) -> int | None:
+        """The pair, with one scale, on the data of the layer that reads a weight, if its bias is rounded with it."""
+        end = site.consumers[0]
+        node = None if end.is_output else self._model.by_name[end.node]
+        if node is None or node.op_type not in self._rounds_biases or number_format(site.format).block:
+            return None
+        numbers = self._edges.get((node.inputs[0], Consumer(node.name, 0)), ())
+        scaled = (n for n in numbers if self._pairs[n].constants and self._switches[n].axis is None)
+        return next(scaled, None)
+
+    def _identity(self, source: str, name: str) -> onnx.NodeProto:
+        return helper.make_node("Identity", [source], [name], name=name)
 
     def _if_node(
         self, number: int, kind: str, output: str, then: onnx.GraphProto, otherwise: onnx.GraphProto

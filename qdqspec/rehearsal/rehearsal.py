@@ -58,7 +58,8 @@ class Subject:
     """The inputs of a rehearsal: a model, all pairs that placements may have with their numbers, and data.
 
     ``feeds`` is called for each pass over the data; the first ``samples`` are used. Weights at the sites ``floating``
-    are quantized when the model runs, and not stored as integers.
+    are quantized when the model runs, and not stored as integers. ``rounds_biases`` are the ops whose bias the backend
+    rounds (`qdqspec.backends.base.Capabilities`).
     """
 
     model: Model
@@ -68,6 +69,7 @@ class Subject:
     samples: int = SAMPLES
     data: str = ""
     floating: frozenset[Site] = frozenset()
+    rounds_biases: frozenset[str] = frozenset()
 
 
 class Rehearsal(Closing):
@@ -219,7 +221,7 @@ class Rehearsal(Closing):
         store = WeightStore(self.folder, base=base)
         singles = frozenset(switch for switch in self.switches if _is_floating(switch, subject.floating))
         maker = PairMaker(subject.model, subject.numbers, floating=singles, store=store)
-        return SwitchGraph(subject.model, self.switches, maker, store)
+        return SwitchGraph(subject.model, self.switches, maker, store, subject.rounds_biases)
 
     def _allowed_processes(self, limit: int | None) -> int:
         """The number of engines whose weights fit into ``limit``, by default a share of the free memory.

@@ -108,7 +108,30 @@ def test_sites_are_on_float_tensors_and_disjoint_consumers(
         assert seen.isdisjoint(site.consumers)
         assert site.weight or site.tensor in space.tensors
         seen.update(site.consumers)
-    assert dict(placement.labels) == {name: label for name, label in labels.items() if label != "fp"}
+    chosen = {name: label for name, label in labels.items() if label != "fp"}
+    completed = dict(placement.labels).items() - chosen.items()
+    assert chosen.keys() <= dict(placement.labels).keys()
+    for name, label in completed:
+        assert label == "in+out"
+        assert space.by_id[name].op_type in BACKENDS[backend].completes
+    assert space.resolve(dict(placement.labels)) == placement
+
+
+@given(MODELS, st.data())
+def test_onnx_runtime_has_no_float_weight_between_pairs(proto: onnx.ModelProto, data: st.DataObject) -> None:
+    """It would quantize such a weight itself (`Capabilities.completes`)."""
+    model = Model(proto)
+    space = SchemeSpace(model, BACKENDS["onnxruntime"])
+    placement = space.resolve(labels_of(data, space))
+    ends = {(site.tensor, end) for site in placement.sites for end in site.consumers}
+    static = {
+        (site.tensor, end) for site in placement.sites for end in site.consumers if site.format != RUN_TIME
+    }
+    for unit in (u for u in space.units if u.op_type in BACKENDS["onnxruntime"].completes):
+        constants = [(site.tensor, end) for site in unit.forms[0].constants for end in site.consumers]
+        around = {*unit.edges, *space.result_edges(unit)}
+        if space.result_edges(unit) and "in+out" in unit.labels and around <= static:
+            assert ends.issuperset(constants)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

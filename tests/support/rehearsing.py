@@ -56,10 +56,16 @@ def rehearsal_of(
     floating: frozenset[Site] = frozenset(),
     adjustable: bool = False,
     processes: int = 1,
+    rounds_biases: frozenset[str] = frozenset(),
 ) -> Rehearsal:
     """A rehearsal of these sites over these inputs."""
     subject = Subject(
-        model=model, sites=tuple(sites), numbers=numbers, feeds=lambda: iter(feeds), floating=floating
+        model=model,
+        sites=tuple(sites),
+        numbers=numbers,
+        feeds=lambda: iter(feeds),
+        floating=floating,
+        rounds_biases=rounds_biases,
     )
     runtime = replace(RUNTIME, processes=processes)
     return Rehearsal(subject, runtime, memory_limit=memory_limit, adjustable=adjustable)

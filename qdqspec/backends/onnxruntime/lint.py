@@ -312,6 +312,28 @@ def integer_convolutions(view: View) -> Iterator[Hit]:
         yield node, "gives the integers of its sums"
 
 
+@rule(
+    "ORT017",
+    "note",
+    "A float weight is between pairs: ONNX Runtime quantizes it itself, with one scale for all channels",
+    cure="quantize it with a scale for each channel, or leave the data or the result in float",
+    source="measured, ONNX Runtime 1.32.0; github.com/microsoft/onnxruntime pull requests 22969 and 24537",
+)
+def float_weights(view: View) -> Iterator[Hit]:
+    """A constant float32 weight of an operator that reads a dequantized tensor, and whose only reader is a Q."""
+    held = view.model.constants
+    for node in view.of("Conv", "ConvTranspose", "Gemm"):
+        weight, bias = node.inputs[1], node.input_at(2)
+        dequantizer = view.dequantizer(node.inputs[0])
+        if dequantizer is None or weight not in held or held[weight].data_type != TensorProto.FLOAT:
+            continue
+        scale = view.numbers(dequantizer).scale
+        is_scalar = scale is None or scale.size == 1
+        result = view.fused(node, ("Clip", "Relu"))[-1].outputs[0]
+        if is_scalar and (not bias or bias in held) and view.only_quantized(result):
+            yield node, f"reads '{weight}' in float"
+
+
 def _sole_reader(view: View, node: Node, op_type: str) -> Node | None:
     """The one node that reads the output, where it is of that type and the output is not one of the graph."""
     ends = view.model.ends(node.outputs[0])

@@ -4,7 +4,10 @@ Derived from the optimized graphs of single-operator models with ONNX Runtime 1.
 activations, int8 weights) and verified entry by entry against the installed version in
 ``tests/unit/backends/test_ort_ops.py``. Conditions that an operator type cannot express:
 
-- Conv needs Q/DQ on both sides; a float bias is quantized by ONNX Runtime itself. ConvTranspose never fuses.
+- Conv needs Q/DQ on both sides. ConvTranspose never fuses.
+- Between a DequantizeLinear and the only reader, a QuantizeLinear, ONNX Runtime quantizes float constants of Conv,
+  ConvTranspose and Gemm itself (its WeightBiasQuantization): the weight with one scale for all channels and in 8 bits,
+  also where sums overflow; the bias as int32 in steps of input scale times weight scale. So such a Conv is never float.
 - Gemm and MatMul run with a float output too. Gemm then needs an int32 bias after a DequantizeLinear
   (with a float one, Gemm stays float with a weight dequantized in every run), and so does a MatMul whose Add
   of a one-dimensional constant ONNX Runtime converts to a Gemm. Gemm does not check that the bias scale is
@@ -50,6 +53,9 @@ LABELS: dict[str, tuple[Kind, ...]] = {
 # There is no such kernel of GRU ("DynamicQuantizeGRU is not a registered function/op").
 DYNAMIC = frozenset({*LINEAR, "LSTM"})
 
+# Those of which ONNX Runtime quantizes weights and biases itself, and that run in integers then.
+COMPLETED = frozenset({"Conv", "Gemm"})
+
 # They are absorbed by the Q after them: Relu if its zero point is the format's lowest value, Clip if
 # its bounds enclose all that the scale can represent. Identity and Dropout are removed before.
 ABSORBED = frozenset({"Clip", "Dropout", "Identity", "Relu"})
@@ -75,6 +81,8 @@ def capabilities(blocked: tuple[str, ...]) -> Capabilities:
         weights={"int8": "int8", "uint8": "int8"} | {name: name for name in blocked},
         absorbs=ABSORBED,
         integer_bias=frozenset(LINEAR),
+        completes=COMPLETED,
+        rounds_biases=frozenset({"Conv"}),
         bare=frozenset(LINEAR),
         blocked_axes=BLOCKED_AXES,
         dynamic={"int8": DYNAMIC, "uint8": DYNAMIC},

@@ -2,8 +2,9 @@
 
 Given one label per unit, `SchemeSpace.resolve` gives the Q/DQ pairs. If two formats meet on one edge, the reader's pair
 is inserted: its kernel requires it, and the producer outputs float on that edge. A reader with only its
-weight quantized reads floats if the producer can output floats. `project` is the inverse for placements of other tools
-and models.
+weight quantized reads floats if the producer can output floats. A unit whose weight the runtime would quantize itself,
+because its inputs and results have pairs, is ``in+out``. `project` is the inverse for placements of other tools and
+models.
 
 A pair can be inserted on an edge (a tensor and its reader) in one format. The edges of a choice are computed
 when it is first used and kept in columns, so that resolving takes a few operations on whole columns instead of several
@@ -72,15 +73,21 @@ class _Tensor:
 class PairEdges:
     """All edges of a model where a pair can be inserted, and those of each choice of a label for a unit.
 
-    ``results`` returns the edges after a unit that are quantized if it outputs integers.
+    ``results`` returns the edges after a unit that are quantized if it outputs integers. Units with a first node of an
+    op in ``completed`` are quantized if their inputs and results are (`Capabilities.completes`).
     """
 
     def __init__(
-        self, model: Model, units: Mapping[str, Unit], results: Callable[[Unit], Iterable[Edge]]
+        self,
+        model: Model,
+        units: Mapping[str, Unit],
+        results: Callable[[Unit], Iterable[Edge]],
+        completed: Collection[str] = (),
     ) -> None:
         self._model = model
         self._units = units
         self._results = results
+        self._completed = completed
         self._known: defaultdict[Label, dict[str, int]] = defaultdict(dict)  # choices by label and unit
         self._choices: list[tuple[str, Label]] = []
         self._ranks = array("q")  # of the units of choices
@@ -90,6 +97,7 @@ class PairEdges:
         self._tensors: dict[_Key, _Tensor] = {}
         self._firsts = array("q")  # first edges of tensors in a format
         self._bits = array("q")  # of edges: the bit within its tensor and format
+        self._constant = array("b")  # whether an edge is that of a constant
         self._edges = array("q")  # of the model, for these edges
         self._edge: dict[Edge, int] = {}
         self._widest = 0
@@ -101,15 +109,45 @@ class PairEdges:
 
     def placement(self, labels: Mapping[str, Label]) -> Placement:
         """The placement if each unit has its label. Raises `PlacementError` as `SchemeSpace.resolve`."""
-        known = self._known
+        known, completions = self._known, self._completions
         numbers = [known[label].get(name, -1) for name, label in labels.items() if label != "fp"]
         if -1 in numbers:
             numbers = [self._number(*choice) for choice in sorted(labels.items()) if choice[1] != "fp"]
         choices = np.array(numbers, np.int64)
-        choices = choices[np.argsort(np.asarray(self._ranks)[choices])]
-        sites = self._sites(self._covered(choices))
+        choices = self._ordered(choices)
+        covered = self._covered(choices)
+        if completions and (added := self._completing(covered)):
+            named = {self._choices[number][0] for number in added}
+            kept = [number for number in choices.tolist() if self._choices[number][0] not in named]
+            choices = self._ordered(np.array([*kept, *added], np.int64))
+            covered = self._covered(choices)
+        sites = self._sites(covered)
         ordered = tuple(map(self._choices.__getitem__, choices.tolist()))
         return Placement(sites=frozenset(sites), labels=ordered, listed=sites)
+
+    def _ordered(self, choices: _Numbers) -> _Numbers:
+        """The choices in the order of their units' names."""
+        return choices[np.argsort(np.asarray(self._ranks)[choices])]
+
+    @cached_property
+    def _completions(self) -> list[int]:
+        """The choices ``in+out`` of units whose weight the runtime quantizes if inputs and results are quantized."""
+        return [
+            self._number(unit.id, label)
+            for unit in self._units.values()
+            if self._completed and self._model.by_name[unit.nodes[0]].op_type in self._completed
+            for form in unit.forms
+            if (label := label_of(form.choice.name, "in+out")) in form.labels and any(self._results(unit))
+        ]
+
+    def _completing(self, covered: npt.NDArray[np.bool_]) -> list[int]:
+        """The choices whose inputs and results have pairs, and whose constants lack some."""
+        reads, makes = (np.asarray(c).reshape(-1, 2) for c in (self._reads, self._makes))
+        is_constant = np.asarray(self._constant).astype(np.bool_)[reads[:, 1]]
+        lacking = np.zeros((2, len(self._choices)), np.bool_)  # activations, constants
+        for pairs, kind in ((makes, 0), (reads[~is_constant], 0), (reads[is_constant], 1)):
+            lacking[kind, pairs[~covered[pairs[:, 1]], 0]] = True
+        return [number for number in self._completions if not lacking[0, number] and lacking[1, number]]
 
     def _sites(self, covered: npt.NDArray[np.bool_]) -> list[Site]:
         """The sites of all tensors in a format that have covered edges."""
@@ -200,6 +238,7 @@ class PairEdges:
             tensor = self._tensors[key] = _Tensor(len(self._bits), key, ends)
             self._firsts.append(tensor.first)
             self._bits.extend(range(len(ends)))
+            self._constant.extend([key[3] is not None] * len(ends))
             self._edges.extend(self._model_edge((key[0], end)) for end in ends)
             self._widest = max(self._widest, len(ends))
         return tensor.first + tensor.place[end]
@@ -257,7 +296,7 @@ class SchemeSpace:
         self.units: tuple[Unit, ...] = tuple(unit for unit in units if unit.forms)
         self.by_id = {unit.id: unit for unit in self.units}
         self.unit_of = {node: unit.id for unit in self.units for node in unit.nodes}
-        self._edges = PairEdges(self.model, self.by_id, self.result_edges)
+        self._edges = PairEdges(self.model, self.by_id, self.result_edges, self.finder.completed)
 
     def _apart(self, unit: Unit) -> Unit:
         """The unit without the outputs that only denied nodes read: these read floating point."""

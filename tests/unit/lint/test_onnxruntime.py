@@ -181,6 +181,11 @@ EXTRA: dict[str, tuple[Case, Case, str]] = {
         (IMAGE, QX + POOL + two("o", "p") + "y = Neg(o)", {"opset": np.array(12)}),
         "ReorderInput",  # the float layout of its output
     ),
+    "ORT017": (
+        (IMAGE, QX + "t = Conv(a, fw) " + two("o", "t") + "y = Neg(o)", {}),
+        (IMAGE, QX + "t = Conv(a, fw)  y = Neg(t)", {}),
+        "QLinearConv",
+    ),
     "ORT022": (
         (ROWS, QX + "t = Tanh(a) " + two("o", "t") + "y = Neg(o)", {}),
         (ROWS, QX + "t = Sigmoid(a) " + two("o", "t") + "y = Neg(o)", {}),

@@ -137,7 +137,11 @@ def test_a_group_with_weights_has_a_full_and_two_half_schemes(space_of) -> None:
         assert schemes["full"] == whole
         if weights and activations:
             assert schemes["weight-only"].sites == weights
-            assert schemes["activation-only"].sites == activations
+            units = [space.by_id[name] for name in group.units]
+            alone = space.resolve({u.id: "activation-only" if u.halves else u.full for u in units})
+            # ONNX Runtime quantizes weights between pairs itself: activations alone may equal the full scheme
+            assert schemes.get("activation-only", whole) == alone
+            assert activations == {site for site in alone.sites if not site.weight}
         else:
             assert schemes.keys().isdisjoint(HALVES)
 

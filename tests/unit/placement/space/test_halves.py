@@ -38,7 +38,8 @@ def test_half_labels_are_not_in_the_search_space(space: SchemeSpace) -> None:
     assert all(set(unit.halves).isdisjoint(unit.labels) for unit in space.units)
 
 
-def test_the_sites_of_both_halves_are_those_of_the_full_label(space: SchemeSpace) -> None:
+def test_the_sites_of_both_halves_are_those_of_the_full_label(models: Path) -> None:
+    space = SchemeSpace(load_model(models / "digits_resnet.onnx"), FakeDevice().capabilities())
     for unit in (unit for unit in space.units if unit.op_type == "Conv"):
         weights, activations = (space.resolve({unit.id: half}) for half in unit.halves)
         assert weights.sites

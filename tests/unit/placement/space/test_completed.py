@@ -1,0 +1,92 @@
+"""Units whose weight the runtime quantizes itself, because their inputs and results have pairs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.graph.model import Model
+from qdqspec.placement.space.search_space import SchemeSpace, labels_of
+from qdqspec.types import Label
+
+AROUND: dict[str, Label] = {"first": "in+out", "last": "in+out"}
+
+
+def chain(between: str, outputs: str = "float[1,4,6,6] z") -> Model:
+    """Three convolutions, and other nodes between the second and the third."""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[1,4,6,6] x) => ({outputs}) {{
+            a = Conv (x, w0)
+            b = Conv (a, w1)
+            {between}
+            z = Conv (c, w2)
+        }}"""
+    )
+    for name in ("w0", "w1", "w2"):
+        weight = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weight, name))
+    convolutions = (node for node in proto.graph.node if node.op_type == "Conv")
+    for node, name in zip(convolutions, ("first", "middle", "last"), strict=True):
+        node.name = name
+    return Model(onnx.shape_inference.infer_shapes(proto))
+
+
+@pytest.mark.parametrize("between", ["c = Identity (b)", "c = Relu (b)", "c = Clip (b)"])
+def test_a_float_convolution_between_quantized_ones_is_quantized_like_them(between: str) -> None:
+    space = SchemeSpace(chain(between), OnnxRuntime().capabilities())
+    placement = space.resolve(AROUND)
+    assert dict(placement.labels)["middle"] == "in+out"
+    assert placement == space.resolve({**AROUND, "middle": "in+out"})
+    assert {site.tensor for site in placement.sites if site.weight} == {"w0", "w1", "w2"}
+
+
+def test_the_labels_of_a_completed_placement_give_it_again() -> None:
+    space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities())
+    placement = space.resolve(AROUND)
+    assert space.resolve(dict(placement.labels)) == placement
+    assert labels_of(space, placement) == dict(placement.labels)
+
+
+def test_activations_alone_are_completed_and_weights_alone_are_not() -> None:
+    space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities())
+    full = space.resolve({"middle": "in+out"})
+    assert space.resolve({"middle": "activation-only"}) == full
+    assert all(site.weight for site in space.resolve({"middle": "weight-only"}).sites)
+
+
+@pytest.mark.parametrize("kept", ["first", "last"])
+def test_a_convolution_with_float_on_one_side_stays_float(kept: str) -> None:
+    space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities())
+    placement = space.resolve({name: label for name, label in AROUND.items() if name != kept})
+    assert "middle" not in dict(placement.labels)
+    assert "w1" not in {site.tensor for site in placement.sites}
+
+
+def test_a_convolution_whose_result_is_read_in_float_too_stays_float() -> None:
+    model = chain("c = Relu (b)  s = Sin (c)", "float[1,4,6,6] z, float[1,4,6,6] s")
+    space = SchemeSpace(model, OnnxRuntime().capabilities())
+    assert "middle" not in dict(space.resolve(AROUND).labels)
+
+
+def test_a_denied_convolution_and_the_one_before_it_stay_float() -> None:
+    """The one before it could only output integers, which it would read."""
+    model = chain("c = Relu (b)")
+    allowed = {node.name for node in model.nodes} - {"middle"}
+    space = SchemeSpace(model, OnnxRuntime().capabilities(), allowed=allowed, denied={"middle"})
+    assert space.by_id.keys() == {"last"}
+    assert {site.tensor for site in space.resolve({"last": "in+out"}).sites if site.weight} == {"w2"}
+
+
+def test_runtimes_that_quantize_no_weight_leave_it_float() -> None:
+    model = chain("c = Relu (b)")
+    labels = dict(SchemeSpace(model, FakeDevice().capabilities()).resolve(AROUND).labels)
+    assert labels == AROUND
+    with_rule = replace(FakeDevice().capabilities(), completes=frozenset({"Conv"}))
+    assert dict(SchemeSpace(model, with_rule).resolve(AROUND).labels) == {**AROUND, "middle": "in+out"}

@@ -1,0 +1,107 @@
+"""Biases that the backend rounds to steps of input scale times weight scale are rounded in the rehearsal too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+from rehearsing import rehearsal_of
+
+from qdqspec.backends.onnxruntime import ops
+from qdqspec.graph.model import Model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.quantize.corrections import Corrections, weight_key
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.rehearsal import sites_of
+from qdqspec.types import Placement
+
+ROUNDED = ops.capabilities(()).rounds_biases
+FEED = {"x": np.random.default_rng(1).normal(size=(1, 8, 24, 24)).astype(np.float32)}
+
+
+@pytest.fixture
+def model() -> Model:
+    """Two convolutions that read one bias."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 19]> chain (float[1,8,24,24] x) => (float[1,8,24,24] y) {
+        [first] a = Conv<pads = [1, 1, 1, 1]>(x, v, b)  [relu] r = Relu(a)
+        [second] c = Conv<pads = [1, 1, 1, 1]>(r, w, b)  [last] y = Tanh(c) }"""
+    )
+    random = np.random.default_rng(0)
+    for name, shape in (("v", (8, 8, 3, 3)), ("w", (8, 8, 3, 3)), ("b", (8,))):
+        proto.graph.initializer.append(
+            numpy_helper.from_array(random.normal(0, 0.2, shape).astype("f4"), name)
+        )
+    return Model(onnx.shape_inference.infer_shapes(proto))
+
+
+def numbers_of(model: Model, space: SchemeSpace, widths: float = 1, shift: float = 0) -> Quantizer:
+    biases = {}
+    if shift:
+        weights = [site for site in sites_of(space) if site.tensor == "v"]
+        biases = {weight_key(site): np.full(8, shift, np.float32) for site in weights}
+    wide = {"x": (-30.0, 30.0), "r": (0.0, 20.0), "c": (-2.0, 2.0), "y": (-1.0, 1.0)}
+    ranges = {name: TensorRange(widths * low, widths * high) for name, (low, high) in wide.items()}
+    return Quantizer(model, ranges, corrections=Corrections(biases=biases))
+
+
+def built(model: Model, placement: Placement, numbers: Quantizer, folder: Path) -> Mapping[str, np.ndarray]:
+    """What ONNX Runtime computes after it has quantized constants, and before it replaces operators by integer ones."""
+    save_model(insert_qdq(model, placement, numbers).parts, folder / "built.onnx")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        str(folder / "built.onnx"), options, providers=["CPUExecutionProvider"]
+    )
+    return dict(zip(["y"], session.run(["y"], FEED), strict=True))
+
+
+@pytest.mark.parametrize(
+    "labels", [{"first": "in+out"}, {"second": "in+out"}, dict.fromkeys(("first", "second"), "in+out")]
+)
+@pytest.mark.parametrize("shift", [0, 0.07])
+def test_rounded_biases_are_those_of_onnx_runtime(
+    model: Model, labels: dict, shift: float, tmp_path: Path
+) -> None:
+    space = SchemeSpace(model, ops.capabilities(()))
+    numbers, placement = numbers_of(model, space, shift=shift), space.resolve(labels)
+    expected = built(model, placement, numbers, tmp_path)["y"]
+    with rehearsal_of(model, sites_of(space), numbers, FEED, rounds_biases=ROUNDED) as rehearsal:
+        np.testing.assert_allclose(rehearsal.outputs(placement, FEED)["y"], expected, atol=1e-5)
+    with rehearsal_of(model, sites_of(space), numbers, FEED) as rehearsal:
+        assert np.abs(rehearsal.outputs(placement, FEED)["y"] - expected).max() > 1e-3
+
+
+def test_biases_are_rounded_with_the_scales_of_the_run(model: Model, tmp_path: Path) -> None:
+    space = SchemeSpace(model, ops.capabilities(()))
+    placement = space.resolve(dict.fromkeys(("first", "second"), "in+out"))
+    numbers, wider = numbers_of(model, space), numbers_of(model, space, widths=1.3)
+    expected = built(model, placement, wider, tmp_path)["y"]
+    with rehearsal_of(
+        model, sites_of(space), numbers, FEED, rounds_biases=ROUNDED, adjustable=True
+    ) as rehearsal:
+        setting = rehearsal.switches.setting(placement)
+        found = rehearsal.values(setting, FEED, rehearsal.adjusted(wider))
+        (value,) = (found[edge] for edge in rehearsal.outputs_edges)
+        np.testing.assert_allclose(value, expected, atol=1e-5)
+
+
+def test_the_float_model_has_its_own_biases(model: Model) -> None:
+    space = SchemeSpace(model, ops.capabilities(()))
+    with rehearsal_of(
+        model, sites_of(space), numbers_of(model, space), FEED, rounds_biases=ROUNDED
+    ) as rehearsal:
+        session = onnxruntime.InferenceSession(
+            model.proto.SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        found = rehearsal.outputs(Placement(sites=frozenset()), FEED)["y"]
+        np.testing.assert_allclose(found, session.run(["y"], FEED)[0], atol=1e-5)
