@@ -88,13 +88,14 @@ class FirstPlacements(Stepwise):
                 break
         return codes
 
-    def roughly_thinned(self, past: Sequence[Trial]) -> Steps[list[Trial]]:
+    def roughly_thinned(self, past: Sequence[Trial], *, always: bool = False) -> Steps[list[Trial]]:
         """A placement that meets the limits, if none by one rule does, before the noise of each label is measured.
 
-        Only where that takes much of the time: the noise of neighbouring tensors together ranks the units then.
+        Only where that takes much of the time: the noise of neighbouring tensors together ranks the units then. With
+        ``always`` also elsewhere, by the noise of each label.
         """
         trials = list[Trial]()
-        if _wins(past) or not self.is_limited or not self.guide.has_rough_noise:
+        if _wins(past) or not self.is_limited or not (always or self.guide.has_rough_noise):
             return trials
         simple = self._by_thinned_time(past, rough=True)
         for labels in (each for each in simple[:FIRSTS] for _ in range(ATTEMPTS)):
@@ -135,7 +136,7 @@ class FirstPlacement(FirstPlacements):
                 trials += yield [profiled(seed, FIRST)]
         if not _wins(trials):
             trials += yield from self.simple(trials, most_wins=1)
-        yield from self.roughly_thinned(trials)
+        yield from self.roughly_thinned(trials, always=True)
         least, everything = self.least_db, self._space.everything()
         if least is not None and self.is_limited:
             spent = self._spent(trials)

@@ -579,9 +579,12 @@ def test_full_quantization_is_the_first_placement_if_it_meets_the_limit_and_ends
     assert not any(trial.incumbent for trial in built[:-1])
 
 
-def test_the_first_placement_excludes_the_noisiest_units_if_no_rule_meets_the_limit() -> None:
+@pytest.mark.parametrize("oracle", [Rough, Additive])
+def test_the_first_placement_excludes_the_noisiest_units_if_no_rule_meets_the_limit(
+    oracle: type[Additive],
+) -> None:
     space = small_space()
-    _, *built = first_trials(Rough(space), 36.0)
+    _, *built = first_trials(oracle(space), 36.0)
     assert built
     assert all(0 < len(trial.placement.labels) < len(space.everything()) for trial in built)
     assert all(trial.sqnr_db is not None and trial.sqnr_db >= 36.0 for trial in built)
