@@ -54,7 +54,7 @@ def numbers_of(model: Model, space: SchemeSpace, widths: float = 1, shift: float
 
 
 def built(model: Model, placement: Placement, numbers: Quantizer, folder: Path) -> Mapping[str, np.ndarray]:
-    """What ONNX Runtime computes after it has quantized constants, and before it replaces operators by integer ones."""
+    """The outputs once ONNX Runtime has quantized constants, before it replaces operators by integer ones."""
     save_model(insert_qdq(model, placement, numbers).parts, folder / "built.onnx")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
