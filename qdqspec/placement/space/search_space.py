@@ -33,6 +33,7 @@ from qdqspec.placement.space.units import (
     UnitFinder,
     apply_rules,
     format_choices,
+    weight_input,
     with_results,
 )
 from qdqspec.quantize.formats import RUN_TIME, number_format
@@ -280,16 +281,26 @@ class SchemeSpace:
         found = tuple(self.finder.find(allowed, known))
         self.stages: dict[str, tuple[Unit, ...]] = apply_rules(model, found, capabilities.rules)
         *_, found = self.stages.values()
-        self._denied = frozenset(denied)
-        self._closed = self._denied | (
-            {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
-        )
+        outside = {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
+        self._closed = frozenset(denied) | outside
+        self._denied = frozenset(denied) | self._quantized_unasked(found)
         self._set_units(map(self._apart, found))
         offered = {label for unit in self.units for label in unit.labels}
         known_labels = (label for choice in self.choices for label in choice.labels)
         # of each format; dynamic ones where a unit has one
         named = (label for label in known_labels if kind_of(label) != "dynamic" or label in offered)
         self.labels: tuple[Label, ...] = ("fp", *named)
+
+    def _quantized_unasked(self, units: Iterable[Unit]) -> frozenset[str]:
+        """The closed nodes that the runtime would quantize, because units read all of their results quantized."""
+        model, completed = self.model, self.finder.completed
+        nodes = [model.by_name[name] for name in self._closed if model.by_name[name].op_type in completed]
+        read = {edge for unit in units for edge in unit.edges} if nodes else set()
+        results = {
+            n.name: self.finder.chain(n)[-1].outputs[0] for n in nodes if weight_input(model, n) is not None
+        }
+        edges = {name: [(tensor, end) for end in model.ends(tensor)] for name, tensor in results.items()}
+        return frozenset(name for name, found in edges.items() if found and read.issuperset(found))
 
     def _set_units(self, units: Iterable[Unit]) -> None:
         """Set the units that have a form; index them by id (the name of their first node), and ids by node name."""

@@ -84,6 +84,20 @@ def test_a_denied_convolution_and_the_one_before_it_stay_float() -> None:
     assert {site.tensor for site in space.resolve({"last": "in+out"}).sites if site.weight} == {"w2"}
 
 
+def test_a_convolution_that_is_not_allowed_stays_float_between_allowed_ones() -> None:
+    model = chain("c = Relu (b)")
+    space = SchemeSpace(model, OnnxRuntime().capabilities(), allowed={"first", "last"})
+    assert space.by_id.keys() == {"last"}
+    placement = space.resolve({"last": "in+out"})
+    assert "middle" not in {end.node for site in placement.sites for end in site.consumers}
+
+
+def test_a_convolution_before_one_that_is_not_allowed_is_quantized_if_the_next_is_not() -> None:
+    """No pair follows the one that is not allowed, so that ONNX Runtime leaves its weight."""
+    space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities(), allowed={"first"})
+    assert {site.tensor for site in space.resolve({"first": "in+out"}).sites} == {"x", "w0", "a"}
+
+
 def test_runtimes_that_quantize_no_weight_leave_it_float() -> None:
     model = chain("c = Relu (b)")
     labels = dict(SchemeSpace(model, FakeDevice().capabilities()).resolve(AROUND).labels)
