@@ -85,7 +85,7 @@ class Bounded:
         best = all_float(len(self._costs.blocks))
         tried, is_met = set[bytes](), False
         for _ in range(CORRECTIONS):
-            codes = least_time(self._costs, self.noise, most, share)
+            codes = self._costs.as_placed(least_time(self._costs, self.noise, most, share))
             if codes.tobytes() in tried:
                 if not is_met or most >= free:
                     break

@@ -215,6 +215,10 @@ class CostModel:
         """The labelling of a placement of the space."""
         return block_codes(self.space, self.blocks, dict(placement.labels))
 
+    def as_placed(self, codes: Codes) -> Codes:
+        """The labelling of the placement, in which blocks that the runtime quantizes itself have their label."""
+        return self.codes_of(self.placed(codes))
+
     def predict(self, codes: Codes, share: float = 1.0) -> float:
         """Predicted milliseconds of the blocks and crossings of a labelling."""
         return self._total_ms(codes, self.times, share * self.converting)

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from searches import drawn_noise, pure_placements
 
+from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._bounded import Bounded, least_time, with_less_noise
 from qdqspec.search._guide import Guide
 from qdqspec.search._noise import BlockNoise, SharedNoise
@@ -159,6 +161,24 @@ def test_a_composition_has_the_block_with_most_of_the_time_although_its_noise_is
     bounded = Bounded(costs, noise, Guide(Better(costs, noise), SPACE))
     assert bounded.compose(30.0)[0] != FP
     assert bounded.compose(33.0)[0] == FP
+
+
+def test_a_composition_is_labelled_as_placed() -> None:
+    """A convolution with much noise is quantized all the same if its neighbours are, by the runtime itself."""
+    space = SchemeSpace(SPACE.model, replace(FakeDevice().capabilities(), completes=frozenset({"Conv"})))
+    costs = CostModel(space, fuse(space, []))
+    costs.times = np.full_like(costs.times, 0.5)
+    costs.times[:, FP] = 1.0
+    powers = np.full_like(costs.times, 1e-9)
+    powers[:, FP] = 0.0
+    (between,) = (block.index for block in costs.blocks if "Conv#5" in block.units)
+    powers[between, FP + 1 :] = 1.0
+    noise = BlockNoise(powers)
+    bounded = Bounded(costs, noise, Guide(Predicting(None), space))
+    assert least_time(costs, noise, 1e-3)[between] == FP
+    codes = bounded.compose(30.0)
+    assert codes[between] != FP
+    assert (codes == costs.as_placed(codes)).all()
 
 
 @pytest.mark.parametrize(("predicted_db", "admitted"), [(31.0, True), (29.0, False), (None, False)])

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from searches import pure_placements
 
+from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._noise import BlockNoise, SharedNoise
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import CostModel, UnitBlock, block_codes, flips, fuse, unit_labels
@@ -39,6 +41,24 @@ def test_codes_and_labels_of_single_unit_blocks_are_inverse() -> None:
     for code in range(len(LABELS)):
         codes = np.array([code if code in block.codes else FP for block in blocks], dtype=np.int8)
         assert np.array_equal(block_codes(space, blocks, unit_labels(space, blocks, codes)), codes)
+
+
+def test_blocks_that_the_runtime_quantizes_itself_have_their_label_as_placed() -> None:
+    kept, completed = (
+        CostModel(space, fuse(space, []))
+        for space in (
+            SchemeSpace(small_space().model, replace(FakeDevice().capabilities(), completes=ops))
+            for ops in (frozenset(), frozenset({"Conv"}))
+        )
+    )
+    whole = block_codes(kept.space, kept.blocks, kept.space.everything())
+    between = [block.index for block in kept.blocks if {"Conv#2", "Conv#5"}.intersection(block.units)]
+    assert len(between) == 2
+    for block in kept.blocks:
+        without = whole.copy()
+        without[block.index] = FP
+        assert (kept.as_placed(without) == without).all()
+        assert (completed.as_placed(without) == (whole if block.index in between else without)).all()
 
 
 def test_crossings_computed_as_arrays_equal_those_of_single_edges() -> None:
