@@ -69,8 +69,9 @@ class Capabilities:
     bias after a DQ; ``bare`` are linear ops that run ``in-only`` on integers only if no op is absorbed directly
     after them; ``constant_weight`` are ops that run on integers only if their weight is a constant, beside
     those for which that always holds (Conv); ``completes`` are ops whose float weight the runtime quantizes itself, if
-    data and result are quantized; ``rounds_biases`` are ops whose float bias it then stores as integers, in steps of
-    the data's scale times the weight's; ``blocked_axes[op_type]`` are the axes along which the op takes a
+    data and result are quantized, and ``moved_past`` are ops that it moves pairs past before that;
+    ``rounds_biases`` are ops whose float bias it then stores as integers, in steps of the data's scale times
+    the weight's; ``blocked_axes[op_type]`` are the axes along which the op takes a
     two-dimensional weight in a blocked format; ``rules`` are the functions of the backend's placement
     rules by name, in the order in which they are applied, for requirements of a compiler beyond single operators
     (`qdqspec.placement.space.units`); ``observes`` is false if outputs are returned too slowly for calibration: the
@@ -99,6 +100,7 @@ class Capabilities:
     bare: frozenset[str] = frozenset()
     constant_weight: frozenset[str] = frozenset()
     completes: frozenset[str] = frozenset()
+    moved_past: frozenset[str] = frozenset()
     rounds_biases: frozenset[str] = frozenset()
     blocked_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rules: Mapping[str, Hook] = field(default_factory=dict)

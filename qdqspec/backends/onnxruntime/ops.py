@@ -8,6 +8,7 @@ activations, int8 weights) and verified entry by entry against the installed ver
 - Between a DequantizeLinear and the only reader, a QuantizeLinear, ONNX Runtime quantizes float constants of Conv,
   ConvTranspose and Gemm itself (its WeightBiasQuantization): the weight with one scale for all channels and in 8 bits,
   also where sums overflow; the bias as int32 in steps of input scale times weight scale. So such a Conv is never float.
+  Before that it moves pairs past operators that move values, towards the Conv.
 - Gemm and MatMul run with a float output too. Gemm then needs an int32 bias after a DequantizeLinear
   (with a float one, Gemm stays float with a weight dequantized in every run), and so does a MatMul whose Add
   of a one-dimensional constant ONNX Runtime converts to a Gemm. Gemm does not check that the bias scale is
@@ -55,6 +56,7 @@ DYNAMIC = frozenset({*LINEAR, "LSTM"})
 
 # Those of which ONNX Runtime quantizes weights and biases itself, and that run in integers then.
 COMPLETED = frozenset({"Conv", "Gemm"})
+MOVED_PAST = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 
 # They are absorbed by the Q after them: Relu if its zero point is the format's lowest value, Clip if
 # its bounds enclose all that the scale can represent. Identity and Dropout are removed before.
@@ -82,6 +84,7 @@ def capabilities(blocked: tuple[str, ...]) -> Capabilities:
         absorbs=ABSORBED,
         integer_bias=frozenset(LINEAR),
         completes=COMPLETED,
+        moved_past=MOVED_PAST,
         rounds_biases=frozenset({"Conv"}),
         bare=frozenset(LINEAR),
         blocked_axes=BLOCKED_AXES,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from qdqspec.backends.base import Capabilities
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
+from qdqspec.placement.space.completions import Completions, edges_after, edges_before
 from qdqspec.placement.space.units import (
     Edge,
     Form,
@@ -74,8 +75,8 @@ class _Tensor:
 class PairEdges:
     """All edges of a model where a pair can be inserted, and those of each choice of a label for a unit.
 
-    ``results`` returns the edges after a unit that are quantized if it outputs integers. Units with a first node of an
-    op in ``completed`` are quantized if their inputs and results are (`Capabilities.completes`).
+    ``results`` returns the edges after a unit that are quantized if it outputs integers. ``capabilities`` names the
+    ops that the runtime quantizes if what they read and give is quantized.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class PairEdges:
         model: Model,
         units: Mapping[str, Unit],
         results: Callable[[Unit], Iterable[Edge]],
-        completed: Collection[str] = (),
+        capabilities: Capabilities,
     ) -> None:
         self._model = model
         self._units = units
         self._results = results
-        self._completed = completed
+        self._capabilities = capabilities
         self._known: defaultdict[Label, dict[str, int]] = defaultdict(dict)  # choices by label and unit
         self._choices: list[tuple[str, Label]] = []
         self._ranks = array("q")  # of the units of choices
@@ -98,7 +99,6 @@ class PairEdges:
         self._tensors: dict[_Key, _Tensor] = {}
         self._firsts = array("q")  # first edges of tensors in a format
         self._bits = array("q")  # of edges: the bit within its tensor and format
-        self._constant = array("b")  # whether an edge is that of a constant
         self._edges = array("q")  # of the model, for these edges
         self._edge: dict[Edge, int] = {}
         self._widest = 0
@@ -117,7 +117,7 @@ class PairEdges:
         choices = np.array(numbers, np.int64)
         choices = self._ordered(choices)
         covered = self._covered(choices)
-        if completions and (added := self._completing(covered)):
+        if completions and (added := completions.of(covered)):
             named = {self._choices[number][0] for number in added}
             kept = [number for number in choices.tolist() if self._choices[number][0] not in named]
             choices = self._ordered(np.array([*kept, *added], np.int64))
@@ -131,24 +131,28 @@ class PairEdges:
         return choices[np.argsort(np.asarray(self._ranks)[choices])]
 
     @cached_property
-    def _completions(self) -> list[int]:
-        """The choices ``in+out`` of units whose weight the runtime quantizes if inputs and results are quantized."""
-        return [
-            self._number(unit.id, label)
-            for unit in self._units.values()
-            if self._completed and self._model.by_name[unit.nodes[0]].op_type in self._completed
-            for form in unit.forms
-            if (label := label_of(form.choice.name, "in+out")) in form.labels and any(self._results(unit))
-        ]
+    def _completions(self) -> Completions:
+        """The choices ``in+out`` of units that the runtime quantizes if what they read and give is quantized."""
+        found, completes = Completions(), self._capabilities.completes
+        for unit in self._units.values() if completes else ():
+            results = tuple(self._results(unit))
+            for form in unit.forms if results and unit.op_type in completes else ():
+                label, fmt = label_of(form.choice.name, "in+out"), form.choice.activation
+                if label in form.labels and fmt is not None:
+                    constants = (
+                        self._pair_edge((site.tensor, site.format, site.axis, "", ""), end)
+                        for site in form.constants
+                        for end in site.consumers
+                    )
+                    found.add(self._number(unit.id, label), self._places(unit, results, fmt), constants)
+        return found
 
-    def _completing(self, covered: npt.NDArray[np.bool_]) -> list[int]:
-        """The choices whose inputs and results have pairs, and whose constants lack some."""
-        reads, makes = (np.asarray(c).reshape(-1, 2) for c in (self._reads, self._makes))
-        is_constant = np.asarray(self._constant).astype(np.bool_)[reads[:, 1]]
-        lacking = np.zeros((2, len(self._choices)), np.bool_)  # activations, constants
-        for pairs, kind in ((makes, 0), (reads[~is_constant], 0), (reads[is_constant], 1)):
-            lacking[kind, pairs[~covered[pairs[:, 1]], 0]] = True
-        return [number for number in self._completions if not lacking[0, number] and lacking[1, number]]
+    def _places(self, unit: Unit, results: Iterable[Edge], fmt: str) -> Iterator[list[int]]:
+        """For each edge before and after a unit, those that give it a pair in a format."""
+        past, model = self._capabilities.moved_past, self._model
+        before = (edges_before(model, edge, past) for edge in unit.edges)
+        for found in (*before, *(edges_after(model, edge, past) for edge in results)):
+            yield [self._activation(tensor, end, fmt) for tensor, end in found]
 
     def _sites(self, covered: npt.NDArray[np.bool_]) -> list[Site]:
         """The sites of all tensors in a format that have covered edges."""
@@ -239,7 +243,6 @@ class PairEdges:
             tensor = self._tensors[key] = _Tensor(len(self._bits), key, ends)
             self._firsts.append(tensor.first)
             self._bits.extend(range(len(ends)))
-            self._constant.extend([key[3] is not None] * len(ends))
             self._edges.extend(self._model_edge((key[0], end)) for end in ends)
             self._widest = max(self._widest, len(ends))
         return tensor.first + tensor.place[end]
@@ -275,6 +278,7 @@ class SchemeSpace:
         self.model = model
         self.regions = regions
         self.rules = rules or QuantizeRules()
+        self._capabilities = capabilities
         self.choices = format_choices(self.rules, capabilities)
         self.finder = UnitFinder(model, capabilities, self.rules, self.choices)
         known = None if like is None else {unit.id: unit for unit in like.stages[""]}
@@ -283,7 +287,7 @@ class SchemeSpace:
         *_, found = self.stages.values()
         outside = {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
         self._closed = frozenset(denied) | outside
-        self._denied = frozenset(denied) | self._quantized_unasked(found)
+        self._denied = frozenset((*denied, *self._quantized_unasked(found)))
         self._set_units(map(self._apart, found))
         offered = {label for unit in self.units for label in unit.labels}
         known_labels = (label for choice in self.choices for label in choice.labels)
@@ -291,23 +295,27 @@ class SchemeSpace:
         named = (label for label in known_labels if kind_of(label) != "dynamic" or label in offered)
         self.labels: tuple[Label, ...] = ("fp", *named)
 
-    def _quantized_unasked(self, units: Iterable[Unit]) -> frozenset[str]:
-        """The closed nodes that the runtime would quantize, because units read all of their results quantized."""
-        model, completed = self.model, self.finder.completed
-        nodes = [model.by_name[name] for name in self._closed if model.by_name[name].op_type in completed]
+    def _quantized_unasked(self, units: Iterable[Unit]) -> Iterator[str]:
+        """The closed nodes that the runtime would quantize, as units read what they give, and those before them.
+
+        These are the operators that a pair would be moved past.
+        """
+        model, completes, past = self.model, self._capabilities.completes, self._capabilities.moved_past
+        nodes = [n for name in self._closed if (n := model.by_name[name]).op_type in completes]
         read = {edge for unit in units for edge in unit.edges} if nodes else set()
-        results = {
-            n.name: self.finder.chain(n)[-1].outputs[0] for n in nodes if weight_input(model, n) is not None
-        }
-        edges = {name: [(tensor, end) for end in model.ends(tensor)] for name, tensor in results.items()}
-        return frozenset(name for name, found in edges.items() if found and read.issuperset(found))
+        for node in (n for n in nodes if weight_input(model, n) is not None):
+            result = self.finder.chain(node)[-1].outputs[0]
+            ends = [edges_after(model, (result, end), past) for end in model.ends(result)]
+            if ends and all(not read.isdisjoint(found) for found in ends):
+                data = node.inputs[0], Consumer(node.name, 0)
+                yield from (end.node for _, end in edges_before(model, data, past))
 
     def _set_units(self, units: Iterable[Unit]) -> None:
         """Set the units that have a form; index them by id (the name of their first node), and ids by node name."""
         self.units: tuple[Unit, ...] = tuple(unit for unit in units if unit.forms)
         self.by_id = {unit.id: unit for unit in self.units}
         self.unit_of = {node: unit.id for unit in self.units for node in unit.nodes}
-        self._edges = PairEdges(self.model, self.by_id, self.result_edges, self.finder.completed)
+        self._edges = PairEdges(self.model, self.by_id, self.result_edges, self._capabilities)
 
     def _apart(self, unit: Unit) -> Unit:
         """The unit without the outputs that only denied nodes read: these read floating point."""

@@ -292,7 +292,6 @@ class UnitFinder:
         self._outputs = rules.outputs
         self._allowed_kinds = rules.labels
         self._needs_weight = NEEDS_WEIGHT | capabilities.constant_weight
-        self.completed = capabilities.completes
         self._is_computed = cache(lambda op_type: any(self._computes(op_type, choice) for choice in choices))
         self.of_shapes = made_of_shapes(model)
 

@@ -165,6 +165,43 @@ def test_convolutions_fuse_with_any_bias_group_and_granularity(
     assert integer(g.model(g.pair(conv(g, g.input(IMAGE), rest, group=group, axis=axis))))
 
 
+def with_float_weight(op: str, g: Graph, x: str) -> str:
+    shape = (8, 8, 3, 3) if op == "Conv" else (32, 16)
+    weight = g.const(RANDOM.uniform(-1, 1, shape), np.float32)
+    return g.node(op, x, weight, **({"pads": [1, 1, 1, 1]} if op == "Conv" else {}))
+
+
+@pytest.mark.parametrize("op", ["Conv", "Gemm", "MatMul"])
+def test_float_weights_between_pairs_are_quantized_exactly_where_the_table_says_so(
+    integer: Callable[[onnx.ModelProto], bool], op: str
+) -> None:
+    found = []
+    for is_read_in_float in (False, True):
+        g = Graph()
+        y = with_float_weight(op, g, g.input(SHAPES.get(op, IMAGE)))
+        others = [g.node("Sin", y)] if is_read_in_float else []
+        found.append(integer(g.model(g.pair(y), *others)))
+    assert found == [op in ort_ops.COMPLETED, False]
+
+
+@pytest.mark.parametrize("op", sorted(ort_ops.MOVING))
+def test_pairs_are_moved_past_exactly_the_operators_of_the_table(
+    integer: Callable[[onnx.ModelProto], bool], op: str
+) -> None:
+    g = Graph()
+    y = ONE[op](g, with_float_weight("Conv", g, g.input(IMAGE)))
+    assert integer(g.model(g.pair(y))) == (op in ort_ops.MOVED_PAST)
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "Transpose"])
+def test_pairs_are_moved_past_operators_before_a_float_weight_too(
+    integer: Callable[[onnx.ModelProto], bool], op: str
+) -> None:
+    g = Graph()
+    x = g.node("Transpose", ONE[op](g, g.input((1, 8, 8, 8))), perm=[0, 1, 3, 2])
+    assert integer(g.model(g.pair(with_float_weight("Conv", g, x))))
+
+
 @pytest.mark.parametrize(("bias", "out", "fuses"), [("float", True, True), ("float", False, False)])
 @pytest.mark.parametrize("op", ["Gemm", "MatMul+Add"])
 def test_a_linear_operator_with_float_output_needs_an_integer_bias(

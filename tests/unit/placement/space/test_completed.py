@@ -7,24 +7,32 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model
+from qdqspec.placement.space.completions import Completions
 from qdqspec.placement.space.search_space import SchemeSpace, labels_of
 from qdqspec.types import Label
 
 AROUND: dict[str, Label] = {"first": "in+out", "last": "in+out"}
 
 
-def chain(between: str, outputs: str = "float[1,4,6,6] z") -> Model:
-    """Three convolutions, and other nodes between the second and the third."""
+POOL = "MaxPool <kernel_shape: ints = [1, 1]>"
+TURN = "Transpose <perm: ints = [0, 1, 3, 2]>"
+
+
+def chain(between: str, outputs: str = "float[1,4,6,6] z", before: str = "") -> Model:
+    """Three convolutions, and other nodes between the second and the third, and between the first two."""
     proto = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 17]>
         net (float[1,4,6,6] x) => ({outputs}) {{
             a = Conv (x, w0)
-            b = Conv (a, w1)
+            {before}
+            b = Conv ({"p" if before else "a"}, w1)
             {between}
             z = Conv (c, w2)
         }}"""
@@ -38,13 +46,33 @@ def chain(between: str, outputs: str = "float[1,4,6,6] z") -> Model:
     return Model(onnx.shape_inference.infer_shapes(proto))
 
 
-@pytest.mark.parametrize("between", ["c = Identity (b)", "c = Relu (b)", "c = Clip (b)"])
+@pytest.mark.parametrize(
+    "between", ["c = Identity (b)", "c = Relu (b)", "c = Clip (b)", f"r = Relu (b)  c = {POOL} (r)"]
+)
 def test_a_float_convolution_between_quantized_ones_is_quantized_like_them(between: str) -> None:
     space = SchemeSpace(chain(between), OnnxRuntime().capabilities())
     placement = space.resolve(AROUND)
     assert dict(placement.labels)["middle"] == "in+out"
     assert placement == space.resolve({**AROUND, "middle": "in+out"})
     assert {site.tensor for site in placement.sites if site.weight} == {"w0", "w1", "w2"}
+
+
+@pytest.mark.parametrize("op", [POOL, TURN])
+def test_pairs_are_moved_past_operators_that_move_values(op: str) -> None:
+    for before, between in (
+        (f"p = {op} (a)", f"c = {op} (b)"),
+        (f"o = {op} (a)  p = {TURN} (o)", f"c = {op} (b)"),
+    ):
+        space = SchemeSpace(chain(between, before=before), OnnxRuntime().capabilities())
+        placement = space.resolve(AROUND)
+        assert dict(placement.labels) == {**AROUND, "middle": "in+out"}
+        assert space.resolve(dict(placement.labels)) == placement
+
+
+@pytest.mark.parametrize("op", ["Sin", "DepthToSpace <blocksize: int = 1>"])
+def test_pairs_are_not_moved_past_other_operators(op: str) -> None:
+    space = SchemeSpace(chain(f"c = {op} (b)"), OnnxRuntime().capabilities())
+    assert dict(space.resolve(AROUND).labels) == AROUND
 
 
 def test_the_labels_of_a_completed_placement_give_it_again() -> None:
@@ -92,6 +120,17 @@ def test_a_convolution_that_is_not_allowed_stays_float_between_allowed_ones() ->
     assert "middle" not in {end.node for site in placement.sites for end in site.consumers}
 
 
+def test_no_pair_is_moved_to_a_convolution_that_is_not_allowed() -> None:
+    model = chain(f"c = {POOL} (b)", before=f"p = {POOL} (a)")
+    allowed = {node.name for node in model.nodes} - {"middle"}
+    space = SchemeSpace(model, OnnxRuntime().capabilities(), allowed=allowed)
+    placement = space.resolve(space.everything())
+    quantized = {end.node for site in placement.sites for end in site.consumers}
+    before = {node.name for node in model.nodes if "p" in node.outputs}
+    assert "last" in quantized
+    assert quantized.isdisjoint({"middle", *before})
+
+
 def test_a_convolution_before_one_that_is_not_allowed_is_quantized_if_the_next_is_not() -> None:
     """No pair follows the one that is not allowed, so that ONNX Runtime leaves its weight."""
     space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities(), allowed={"first"})
@@ -104,3 +143,26 @@ def test_runtimes_that_quantize_no_weight_leave_it_float() -> None:
     assert labels == AROUND
     with_rule = replace(FakeDevice().capabilities(), completes=frozenset({"Conv"}))
     assert dict(SchemeSpace(model, with_rule).resolve(AROUND).labels) == {**AROUND, "middle": "in+out"}
+
+
+EDGES = st.integers(0, 9)
+CHOICES = st.lists(
+    st.tuples(st.lists(st.lists(EDGES, min_size=1, max_size=3), max_size=4), st.lists(EDGES, max_size=2)),
+    max_size=5,
+)
+
+
+@given(CHOICES, st.sets(EDGES))
+def test_choices_are_completed_with_a_pair_at_each_place_and_a_constant_without_one(
+    choices: list[tuple[list[list[int]], list[int]]], pairs: set[int]
+) -> None:
+    completions = Completions()
+    for number, (places, constants) in enumerate(choices):
+        completions.add(10 + number, places, constants)
+    covered = np.isin(np.arange(10), sorted(pairs))
+    assert len(completions) == len(choices)
+    assert completions.of(covered) == [
+        10 + number
+        for number, (places, constants) in enumerate(choices)
+        if all(pairs.intersection(edges) for edges in places) and not pairs.issuperset(constants)
+    ]
