@@ -172,7 +172,7 @@ def with_float_weight(op: str, g: Graph, x: str) -> str:
 
 
 @pytest.mark.parametrize("op", ["Conv", "Gemm", "MatMul"])
-def test_float_weights_between_pairs_are_quantized_exactly_where_the_table_says_so(
+def test_float_weights_between_pairs_are_quantized_for_exactly_the_operators_of_the_table(
     integer: Callable[[onnx.ModelProto], bool], op: str
 ) -> None:
     found = []
