@@ -48,7 +48,10 @@ class Engines(Closing):
         """Run once and return the outputs by name."""
         if self._most == 1:
             return self._timed(self._first, feeds)
-        engine = self._free.get()
+        return self._run_on(self._free.get(), feeds)
+
+    def _run_on(self, engine: Engine | None, feeds: Feed) -> dict[str, Array]:
+        """Run on an engine that is taken from the free ones, and give it back."""
         try:
             if engine is None:
                 engine = self._another()
@@ -73,7 +76,8 @@ class Engines(Closing):
                     yield from ended(0)
                     yield self.run(feed)
                 else:
-                    started.append(self._pool.submit(self.run, feed))
+                    # Taken here, in the order of the inputs: a run keeps its engine if a later one fails before it.
+                    started.append(self._pool.submit(self._run_on, self._free.get(), feed))
                     yield from ended(self._most - 1)
             yield from ended(0)
         except KeyboardInterrupt:

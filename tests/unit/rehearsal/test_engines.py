@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,32 @@ def test_after_a_failed_run_all_later_ones_fail() -> None:
                 next(engines.run_each(feeds(2)))
 
 
+def test_a_run_keeps_its_engine_if_a_later_one_fails_first() -> None:
+    """The thread of one run begins only after the next run has failed."""
+    has_failed = threading.Event()
+
+    class Late(ThreadPoolExecutor):
+        def submit(self, run: Callable[..., Any], /, *given: Any, **more: Any) -> Future[Any]:
+            def begun() -> Any:
+                assert given[-1]["x"] != 1 or has_failed.wait(10)
+                return run(*given, **more)
+
+            return super().submit(begun)
+
+    def run(value: float) -> None:
+        if value == 2:
+            has_failed.set()
+            raise BackendError("it crashed")
+
+    engines, _, _ = opened(2, run)
+    engines._threads = Late(2)
+    with engines:
+        each = engines.run_each(feeds(3))
+        assert [next(each)["y"], next(each)["y"]] == [0.0, 2.0]
+        with pytest.raises(BackendError, match="it crashed"):
+            next(each)
+
+
 def test_an_interrupt_ends_the_runs() -> None:
     """A run ends when its engine is closed, as the end of a process ends one."""
     begun, late = threading.Event(), list[float]()
@@ -212,8 +239,8 @@ def test_known_outputs_are_in_order_and_computed_once(subject: Any, monkeypatch:
     model, space, numbers, inputs = subject
     placement, ran = space.resolve(space.everything()), list[int]()
     with rehearsal_of(model, sites_of(space), numbers, *inputs, processes=2) as rehearsal:
-        run = rehearsal._engines.run
-        monkeypatch.setattr(rehearsal._engines, "run", lambda feed: ran.append(1) or run(feed))
+        run = rehearsal._engines._timed
+        monkeypatch.setattr(rehearsal._engines, "_timed", lambda *given: ran.append(1) or run(*given))
         expected = [outputs["logits"] for outputs in rehearsal.outputs_each(placement, inputs)]
         engine = RehearsedEngine(rehearsal, placement, KnownOutputs())
         ran.clear()
