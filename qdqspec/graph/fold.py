@@ -1,7 +1,8 @@
 """Folding that never changes Q/DQ: of constants, and of what prepares a model for quantization.
 
 Shape arithmetic and weight preparation are computed once, by onnx's reference implementation, one operator at a time.
-The weights of an LSTM that are computed from constants, as exporters write them, become constants.
+Weights and biases that are computed from constants, as exporters write them, become constants: those that several
+operators share (Transpose of an embedding), those of a weight normalization, of LSTM, and float16 ones behind a Cast.
 BatchNormalization is folded into the convolution before it. Runtimes do that themselves for float weights,
 but not for an integer weight with a DequantizeLinear, so it must be done before pairs are inserted.
 """
@@ -268,7 +269,8 @@ def _computed(proto: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, 
     return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
 
 
-_LSTM_WEIGHTS = (1, 2)  # inputs W and R
+# Inputs of operators that may be weights, or biases.
+_WEIGHTS = {"Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2), "LSTM": (1, 2), "MatMul": (0, 1)}
 _MOST_BYTES = 1 << 30  # of a computed weight
 
 
@@ -292,19 +294,13 @@ class Folded:
         if self.removed:
             found.append(f"{len(self.removed)} BatchNormalization folded")
         if self.computed:
-            found.append(f"weights of LSTM computed, {len(self.computed)} nodes less")
+            found.append(f"weights computed, {len(self.computed)} nodes less")
         return f"{', '.join(found)}, as tuning does" if found else ""
 
 
 def fold_weights(model: Model) -> Folded:
-    """Compute the weights of LSTM nodes that depend on constants only, and fold BatchNormalization."""
-    needed = {
-        node.inputs[index]
-        for node in model.nodes
-        if node.op_type == "LSTM" and is_default(node)
-        for index in _LSTM_WEIGHTS
-        if node.inputs[index] not in model.constants
-    }
+    """Compute weights and biases that depend on constants only, and fold BatchNormalization."""
+    needed = _computed_weights(model)
     weights = (
         fold_constants(model, only=needed, limit_bytes=_MOST_BYTES)
         if needed
@@ -316,6 +312,20 @@ def fold_weights(model: Model) -> Folded:
     nodes = weights.model.by_name
     removed = tuple(model.producer[nodes[name].outputs[0]].name for name in folded.removed)
     return Folded(folded.model, removed, (*weights.folded, *weights.unused))
+
+
+def _computed_weights(model: Model) -> frozenset[str]:
+    """The inputs that `_WEIGHTS` names which nodes compute from constants."""
+    made, needed = set[str](), set[str]()
+    for node in model.nodes:  # in graph order
+        names = [name for name in node.inputs if name]
+        is_plain = is_default(node) and node.op_type not in QUANTIZING | _RANDOM and not node.is_marker
+        if is_plain and names and all(name in made or name in model.constants for name in names):
+            made.update(node.outputs)
+        elif is_plain and node.op_type in _WEIGHTS:
+            read = (node.input_at(index) for index in _WEIGHTS[node.op_type])
+            needed.update(name for name in read if name in made)
+    return frozenset(needed)
 
 
 def folded_like(model: Model, other: Model) -> Folded | None:

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
-from qdqspec.graph.fold import FoldedConstants, fold_constants
+from qdqspec.graph.fold import FoldedConstants, fold_constants, fold_weights
 from qdqspec.graph.model import Model, load_model
 
 DATA = Path(__file__).parents[2] / "data"
@@ -213,3 +214,43 @@ def test_constant_folding_reduces_a_real_model(models: Path) -> None:
     folded = fold_constants(load_model(models / "ultraface_rfb320.onnx"))
     assert len(folded.model.nodes) < 150
     assert {"Shape", "Gather", "Unsqueeze"}.isdisjoint(ops(folded))
+
+
+_FEED = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
+_SQUARE = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("t = Transpose(w)  y = MatMul(x, t)", ["MatMul"]),
+        ("t = Transpose(w)  a = Gather(w, at)  r = Add(x, a)  y = MatMul(r, t)", ["Gather", "Add", "MatMul"]),
+        ("t = Transpose(w)  y = Gemm(x, t, s)", ["Gemm"]),
+        ("i = Identity(w)  j = Identity(i)  y = Gemm(x, j)", ["Gemm"]),
+        ("h = Cast<to = 10>(w)  f = Cast<to = 1>(h)  y = MatMul(x, f)", ["MatMul"]),
+        ("n = ReduceL2<keepdims = 1>(w)  d = Div(w, n)  m = Mul(d, s)  y = MatMul(x, m)", ["MatMul"]),
+        ("n = Neg(b)  y = Gemm(x, w, n)", ["Gemm"]),
+        ("t = Transpose(w)  a = MatMul(t, x2)  y = MatMul(x, a)", ["MatMul", "MatMul"]),
+        # what is no weight stays, and so do weights that depend on an input or that are quantized
+        ("n = Neg(b)  a = Add(x, n)  y = MatMul(a, w)", ["Neg", "Add", "MatMul"]),
+        ("m = Mul(w, x3)  y = MatMul(x, m)", ["Mul", "MatMul"]),
+        (
+            "q = QuantizeLinear(w, s, z)  d = DequantizeLinear(q, s, z)  y = MatMul(x, d)",
+            ["QuantizeLinear", "DequantizeLinear", "MatMul"],
+        ),
+    ],
+)
+def test_weights_and_biases_computed_from_constants_become_constants(body: str, left: list[str]) -> None:
+    text = f"g (float[2,4] x, float[4,4] x2, float[1,4] x3) => (float[2,4] y) {{ {body} }}"
+    model = parsed(text, w=_SQUARE, b=W, s=S, z=Z, at=np.array([1, 2]))
+    folded = fold_weights(model)
+    assert [node.op_type for node in folded.model.nodes] == left
+    feeds = {"x": _FEED, "x2": _SQUARE + 1, "x3": _FEED[:1]}
+    before, after = (ReferenceEvaluator(each.proto).run(None, feeds)[0] for each in (model, folded.model))
+    np.testing.assert_allclose(after, before, rtol=1e-6)
+
+
+def test_a_weight_that_a_caller_may_replace_is_not_computed() -> None:
+    body = "g (float[2,4] x, float[4,4] w) => (float[2,4] y) { t = Transpose(w)  y = MatMul(x, t) }"
+    model = parsed(body, w=_SQUARE)
+    assert fold_weights(model).model is model

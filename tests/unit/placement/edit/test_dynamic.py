@@ -535,8 +535,39 @@ def test_weights_that_are_computed_from_constants_are_folded_first(tmp_path: Pat
     pairs = Quantizer(folded.model, {}, reduce_range=True).placed(placement)
     write_scheme(tmp_path / "scheme.json", placement, pairs, "onnxruntime-cpu")
     applied = apply_scheme(given, tmp_path / "scheme.json")
-    assert applied.notes == ("weights of LSTM computed, 12 nodes less, as tuning does",)
+    assert applied.notes == ("weights computed, 12 nodes less, as tuning does",)
     np.testing.assert_array_equal(_run(applied.proto), _run(quantized))
+
+
+def _tied() -> Model:
+    """An embedding whose transpose is also the weight of the last product, as in language models."""
+    nodes = [
+        helper.make_node("Gather", ["table", "token"], ["start"], "embedding"),
+        helper.make_node("Add", ["x", "start"], ["sum"], "add"),
+        helper.make_node("Tanh", ["sum"], ["inner"], "inner"),
+        helper.make_node("Transpose", ["table"], ["weight"], "transpose", perm=[1, 0]),
+        helper.make_node("MatMul", ["inner", "weight"], ["logits"], "head"),
+        helper.make_node("Neg", ["logits"], ["y"], "end"),
+    ]
+    return _model(nodes, [_tensor("table", 40, _WIDTH), numpy_helper.from_array(np.array(3), "token")])
+
+
+def test_a_weight_behind_a_transpose_is_quantized_and_the_tensor_it_shares_stays(tmp_path: Path) -> None:
+    given = _tied()
+    folded = fold_weights(given)
+    assert folded.computed == ("transpose",)
+    quantized = _inserted(folded.model)
+    kernels = _kernels(quantized, tmp_path)
+    assert kernels["DynamicQuantizeMatMul"] == 1
+    assert "Transpose" not in kernels
+    error = np.abs(_run(quantized) - _run(given.proto)).max()
+    assert 0 < error < 0.05 * np.abs(_run(given.proto)).max()
+    placement = _space(folded.model).resolve({"head": "dynamic"})
+    pairs = Quantizer(folded.model, {}, reduce_range=True).placed(placement)
+    write_scheme(tmp_path / "scheme.json", placement, pairs, "onnxruntime-cpu")
+    applied = apply_scheme(given, tmp_path / "scheme.json")
+    np.testing.assert_array_equal(_run(applied.proto), _run(quantized))
+    assert _bytes(strip_qdq(Model(quantized), given).proto) == _bytes(given.proto)
 
 
 def test_onnx_runtime_has_no_kernel_of_a_dynamic_gru() -> None:
