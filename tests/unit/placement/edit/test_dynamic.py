@@ -552,7 +552,7 @@ def _tied() -> Model:
     return _model(nodes, [_tensor("table", 40, _WIDTH), numpy_helper.from_array(np.array(3), "token")])
 
 
-def test_a_weight_behind_a_transpose_is_quantized_and_its_embedding_stays_float(tmp_path: Path) -> None:
+def test_a_transposed_embedding_is_quantized_as_a_weight(tmp_path: Path) -> None:
     given = _tied()
     folded = fold_weights(given)
     assert folded.computed == ("transpose",)
