@@ -15,7 +15,7 @@ _RANDOM = frozenset(
 )
 _INTEGER = frozenset({"ConvInteger", "MatMulInteger"})
 _DYNAMIC = frozenset(
-    {"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
+    {"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention"}
 )  # com.microsoft
 _TRAINS = 2  # index of Dropout's input `training_mode`
 _SHOWN = 3

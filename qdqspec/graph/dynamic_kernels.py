@@ -1,12 +1,13 @@
 """Operators that compute in integers with ranges found at run time, made of a Q/DQ form of the same computation.
 
 In the Q/DQ form a DynamicQuantizeLinear and a DequantizeLinear are the pair of an activation, a DequantizeLinear
-behind stored integers is the weight, and the operator itself is unchanged: MatMul, Gemm or LSTM. Runtimes have
-kernels for another form of the same:
+behind stored integers is the weight, and the operator itself is unchanged: MatMul, Gemm, LSTM, or Attention of domain
+``com.microsoft``. Runtimes have kernels for another form of the same:
 
 - ``DynamicQuantizeLinear > MatMulInteger > Cast > Mul``, and ``Add`` for the bias of a Gemm, all standard ONNX
   operators, fused into ``DynamicQuantizeMatMul`` or ``MatMulIntegerToFloat``;
 - ``DynamicQuantizeLSTM`` of domain ``com.microsoft``, which quantizes its input and hidden state itself;
+- ``DynamicQuantizeLinear > QAttention`` of the same domain;
 - ``DynamicQuantizeLinear > ConvInteger > Cast > Mul`` of a Conv, which `with_pairs` reads and `with_kernels` does not
   make.
 
@@ -34,8 +35,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.graph.flat import free_name, scopes_of
 from qdqspec.graph.model import Model
-from qdqspec.graph.ops import is_default
+from qdqspec.graph.ops import is_default, is_fused_attention
 from qdqspec.graph.protos import (
+    CONTRIBUTED,
     attribute_of,
     copied,
     copy_model,
@@ -47,7 +49,7 @@ from qdqspec.graph.protos import (
 
 QUANTIZE = "DynamicQuantizeLinear"
 LSTM = "DynamicQuantizeLSTM"
-DOMAIN = "com.microsoft"
+ATTENTION = "QAttention"
 REPLACED = "qdqspec.replaced"  # node metadata: the node of the float model that this one computes, encoded
 IMPORTS = "qdqspec.imports"  # node metadata: the domain that the model imports for this node only
 
@@ -114,8 +116,8 @@ class _Lowering:
         proto.graph.node.extend(nodes)
         kept = (t for t in self._flat.graph.initializer if t.name in read or t.name not in self._unread)
         proto.graph.initializer.extend((*kept, *self._added))
-        if DOMAIN not in self._imports and any(node.domain == DOMAIN for node in nodes):
-            proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+        if CONTRIBUTED not in self._imports and any(node.domain == CONTRIBUTED for node in nodes):
+            proto.opset_import.append(helper.make_opsetid(CONTRIBUTED, 1))
         return proto
 
     def _lowered(self, node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
@@ -124,11 +126,13 @@ class _Lowering:
             found.op_type = "Sum"
             found.metadata_props.add(key=REPLACED, value=encoded(node))
             return (found,)
-        if not is_default(node) or node.op_type not in (*_LINEAR, "LSTM"):
-            return (node,)
-        pair = self._activation(node)
+        is_known = is_default(node) and node.op_type in (*_LINEAR, "LSTM")
+        pair = self._activation(node) if is_known or is_fused_attention(node) else None
         if pair is None:
             return (node,)
+        if is_fused_attention(node):
+            weight = self._weight(node, 1)
+            return (node,) if weight is None else self._attention(node, pair, weight)
         if node.op_type == "LSTM":
             weights = [self._weight(node, index) for index in (1, 2)]
             fits = all(weight is not None and self._rows(weight) for weight in weights)
@@ -215,14 +219,29 @@ class _Lowering:
             stored.append(self._last)
             numbers += self._lstm_numbers(node, weight, part)
         others = [*node.input[3:], *[""] * (_LSTM_INPUTS - len(node.input))]
-        kernel = self._node(LSTM, node, "", [pair.input[0], *stored, *others, *numbers], domain=DOMAIN)
+        kernel = self._node(LSTM, node, "", [pair.input[0], *stored, *others, *numbers], domain=CONTRIBUTED)
         refill(kernel.output, node.output)
         kernel.attribute.extend(a for a in node.attribute if a.name != "layout")
         self._keep(kernel, node, pair, weights)
-        if DOMAIN not in self._imports:
-            kernel.metadata_props.add(key=IMPORTS, value=DOMAIN)
+        if CONTRIBUTED not in self._imports:
+            kernel.metadata_props.add(key=IMPORTS, value=CONTRIBUTED)
         yield kernel
         self._unread.update((*node.input[:3], *(name for weight in weights for name in weight.input)))
+
+    def _attention(
+        self, node: onnx.NodeProto, pair: onnx.NodeProto, weight: onnx.NodeProto
+    ) -> Iterator[onnx.NodeProto]:
+        bias, mask, past = [*node.input[2:5], "", "", ""][:3]
+        scales, zero_points = [pair.output[1], weight.input[1]], [pair.output[2], *weight.input[2:3], ""][:2]
+        inputs = [pair.output[0], weight.input[0], bias, *scales, mask, *zero_points, past]
+        while not inputs[-1]:
+            inputs.pop()
+        kernel = self._node(ATTENTION, node, "", inputs, domain=CONTRIBUTED)
+        refill(kernel.output, node.output)
+        kernel.attribute.extend(node.attribute)
+        self._keep(kernel, node, pair, (weight,))
+        yield kernel
+        self._unread.update((*node.input[:2], *weight.input))
 
     def _lstm_numbers(self, node: onnx.NodeProto, weight: onnx.NodeProto, part: str) -> list[str]:
         """Scales and zero points as the kernel takes them."""
@@ -276,7 +295,7 @@ class _Lowering:
         return kept[::-1]
 
 
-_KERNELS = frozenset({"ConvInteger", "MatMulInteger", LSTM})
+_KERNELS = frozenset({"ConvInteger", "MatMulInteger", ATTENTION, LSTM})
 _CONVERTED = ("Cast", "Mul", "Add")  # behind a product of integers: to float, with the scales, and a bias
 _ROUNDED = frozenset({"Cast", "Floor", "Reshape"})  # of a bias in integers
 _TRANSPOSED = [0, 2, 1]
@@ -364,19 +383,21 @@ class _Raising:
 
     def _imported(self, nodes: Iterable[onnx.NodeProto]) -> str | None:
         """The domain that was imported for the kernels alone."""
-        kernels = [node for i in self._instead for node in (self._nodes[i],) if node.domain == DOMAIN]
+        kernels = [node for i in self._instead for node in (self._nodes[i],) if node.domain == CONTRIBUTED]
         foreign = all(metadata(node, REPLACED) is None for node in kernels)
         ours = any(metadata(node, IMPORTS) is not None for node in kernels)
-        others = any(node.domain == DOMAIN for node in nodes)
-        return DOMAIN if kernels and (foreign or ours) and not others else None
+        others = any(node.domain == CONTRIBUTED for node in nodes)
+        return CONTRIBUTED if kernels and (foreign or ours) and not others else None
 
     def _raised(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         if node.op_type == "MatMulInteger" and is_default(node):
             return self._product(node)
         if node.op_type == "ConvInteger" and is_default(node):
             return self._convolution(node)
-        if node.op_type == LSTM and node.domain == DOMAIN:
+        if node.op_type == LSTM and node.domain == CONTRIBUTED:
             return self._lstm(node)
+        if node.op_type == ATTENTION and node.domain == CONTRIBUTED:
+            return self._attention(node)
         if _is_sum(node):
             add = copied(node)
             add.op_type = "Add"
@@ -597,6 +618,33 @@ class _Raising:
             values = numpy_helper.to_array(self._constants[name])
             self._changed[name] = numpy_helper.from_array(np.array(values.reshape(shape), order="C"), name)
         return self._dequantize([stored, scale, zero], axis, carried, block)
+
+    # ---- QAttention -------------------------------------------------------------------------------
+
+    def _attention(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        stored, scale, zero_points, more = (
+            node.input[1],
+            node.input[4],
+            [*node.input[6:8]],
+            list(node.input[8:]),
+        )
+        quantize = self._quantizer(node.input[0], *zero_points[:1])
+        if quantize is None or node.input[3] != quantize.output[1]:
+            return []
+        numbers = [stored, scale, *zero_points[1:]]
+        if not all(name in self._constants for name in numbers if name):
+            return []
+        before = _replaced(node)
+        if before is None or list(before.output) != list(node.output):
+            inputs = [quantize.input[0], "", node.input[2], *node.input[5:6], *more]
+            while not inputs[-1]:
+                inputs.pop()
+            name = node.name.removesuffix("_quant")
+            before = helper.make_node("Attention", inputs, list(node.output), name, domain=CONTRIBUTED)
+            before.attribute.extend(node.attribute)
+            before = self._as_before(before)
+        axis = None if list(self._constants[scale].dims) in ([], [1]) else 1
+        return self._fed(before, quantize, [self._dequantize(numbers, axis, before.input[1])])
 
     # ---- Gather -----------------------------------------------------------------------------------
 

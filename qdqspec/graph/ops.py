@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.protos import DEFAULT_DOMAINS
+from qdqspec.graph.protos import CONTRIBUTED, DEFAULT_DOMAINS
 from qdqspec.types import Consumer
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
@@ -98,6 +98,14 @@ NEVER = frozenset(
 def is_default(node: Node | onnx.NodeProto) -> bool:
     """Whether a node's operator is one of ONNX's own, and not another domain's of the same name."""
     return node.domain in DEFAULT_DOMAINS
+
+
+def is_fused_attention(node: Node | onnx.NodeProto) -> bool:
+    """Whether it is the attention of domain ``com.microsoft``, with the product that makes queries, keys and values.
+
+    ONNX Runtime's optimizer for transformers writes it. The operator of that name in ONNX has no weights.
+    """
+    return node.op_type == "Attention" and node.domain == CONTRIBUTED
 
 
 def is_constant_node(node: Node | onnx.NodeProto) -> bool:

@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, external_data_helper
 
 DEFAULT_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
+CONTRIBUTED = "com.microsoft"  # the domain of those that ONNX Runtime adds
 
 Message: TypeAlias = onnx.ModelProto | onnx.GraphProto
 MessageT = TypeVar("MessageT", onnx.NodeProto, TensorProto, onnx.ModelProto)

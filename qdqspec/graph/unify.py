@@ -15,12 +15,27 @@ from typing import TypeVar
 import onnx
 from onnx import defs
 
-from qdqspec.graph.protos import DEFAULT_DOMAINS
+from qdqspec.graph.protos import CONTRIBUTED, DEFAULT_DOMAINS
 
 K = TypeVar("K", bound=Hashable)
 
 # Of each parameter: its type variable, whether it applies to all further ones, and the types it allows.
 _Formal = tuple[tuple[str, bool, frozenset[str]], ...]
+
+
+# Of operators that ONNX Runtime adds: the first inputs and outputs, which are of one type. Source: its operators' page,
+# docs/ContribOperators.md. Its optimizer for transformers writes them.
+_CONTRIBUTED: Mapping[str, tuple[int, int]] = {
+    "Attention": (3, 1),
+    "BiasGelu": (2, 1),
+    "FastGelu": (2, 1),
+    "FusedMatMul": (2, 1),
+    "Gelu": (1, 1),
+    "QuickGelu": (1, 1),
+    "SkipLayerNormalization": (5, 1),
+    "SkipSimplifiedLayerNormalization": (4, 1),
+}
+_FLOATS = frozenset({"tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"})
 
 
 def unified(nodes: Sequence[onnx.NodeProto], opset: int, known: Mapping[str, int]) -> dict[str, int]:
@@ -89,7 +104,10 @@ def joined(keys: Iterable[K], groups: Iterable[Iterable[K]]) -> tuple[tuple[K, .
 
 
 def _tensors(node: onnx.NodeProto, opset: int) -> Iterator[tuple[str, str, frozenset[str]]]:
-    """The tensors of one of ONNX's operators, each with its type variable and the types allowed."""
+    """The tensors of one of ONNX's or `_CONTRIBUTED` operators, each with its type variable and the types allowed."""
+    if node.domain == CONTRIBUTED:
+        inputs, outputs = _CONTRIBUTED.get(node.op_type, (0, 0))
+        yield from ((name, "T", _FLOATS) for name in (*node.input[:inputs], *node.output[:outputs]) if name)
     formal = _schema(node.op_type, opset) if node.domain in DEFAULT_DOMAINS else None
     if formal is None:
         return

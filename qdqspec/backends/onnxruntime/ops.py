@@ -51,8 +51,9 @@ LABELS: dict[str, tuple[Kind, ...]] = {
 }
 
 # Dynamic quantization with 8-bit weights: DynamicQuantizeMatMul or MatMulIntegerToFloat, DynamicQuantizeLSTM.
-# There is no such kernel of GRU ("DynamicQuantizeGRU is not a registered function/op").
-DYNAMIC = frozenset({*LINEAR, "LSTM"})
+# There is no such kernel of GRU ("DynamicQuantizeGRU is not a registered function/op"). Attention is that of domain
+# com.microsoft, of which QAttention is the kernel.
+DYNAMIC = frozenset({"Attention", *LINEAR, "LSTM"})
 
 # Those of which ONNX Runtime quantizes weights and biases itself, and that run in integers then.
 COMPLETED = frozenset({"Conv", "Gemm"})

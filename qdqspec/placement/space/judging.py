@@ -24,6 +24,7 @@ from qdqspec.graph.ops import (
     is_constant_node,
     is_default,
     is_float,
+    is_fused_attention,
     reads_data,
 )
 from qdqspec.placement.space.search_space import SchemeSpace
@@ -130,6 +131,7 @@ class _Reasons:
             yield COMPUTED
         if op_type in CONTROL:
             yield f"{op_type}: control flow; the nodes of its bodies count by themselves"
+        yield from (f"{op_type}: {why}" for why in self._of_dynamic(node))
         if not is_default(node):
             yield f"{node.domain}:{op_type}: an operator that the backend does not know"
         if node.name in self.space.unit_of:
@@ -141,10 +143,6 @@ class _Reasons:
         types = {self._type(node.inputs[index]) for index in data_inputs(node)}
         if types and types.isdisjoint({*_FLOATS, _UNKNOWN}):
             yield f"{op_type}: no floating point input of 16 or 32 bits"
-        if op_type in _RECURRENT_FLOAT and any("LSTM" in ops for ops in self._can.dynamic.values()):
-            yield f"{op_type}: there is no integer kernel of it, as DynamicQuantizeLSTM is of LSTM"
-        if op_type == "LSTM" and any("LSTM" in ops for ops in self._can.dynamic.values()):
-            yield from (f"{op_type}: {why}" for why in self._of_lstm(node))
         kinds = (self._can.kinds(name, op_type) for name in self._can.formats)
         if not any(kinds) and op_type not in self._can.blocked_axes:
             yield f"{op_type}: the backend runs it in floating point only"
@@ -177,6 +175,16 @@ class _Reasons:
         elif not all(self._finder.has_range(node, index) for index in constants):
             yield "one of its constants is empty, infinite or not a number, so that it has no scale"
 
+    def _of_dynamic(self, node: Node) -> Iterator[str]:
+        """The reasons against kernels of whole LSTM and attentions with ranges found at run time."""
+        can = {op_type for ops in self._can.dynamic.values() for op_type in ops}
+        if node.op_type in _RECURRENT_FLOAT and "LSTM" in can:
+            yield "there is no integer kernel of it, as DynamicQuantizeLSTM is of LSTM"
+        if node.op_type == "LSTM" and "LSTM" in can:
+            yield from self._of_lstm(node)
+        if is_fused_attention(node) and "Attention" in can:
+            yield from self._of_attention(node)
+
     def _of_lstm(self, node: Node) -> Iterator[str]:
         """The reason why DynamicQuantizeLSTM does not compute an LSTM."""
         if not weight_inputs(self._model, node):
@@ -185,6 +193,13 @@ class _Reasons:
             yield "it has attribute layout 1, which DynamicQuantizeLSTM lacks"
         elif not is_dynamic_linear(self._model, node):
             yield "DynamicQuantizeLSTM takes float32 only"
+
+    def _of_attention(self, node: Node) -> Iterator[str]:
+        """The reason why QAttention does not compute a fused attention."""
+        if not weight_inputs(self._model, node):
+            yield "QAttention needs a constant weight, and a bias"
+        elif not is_dynamic_linear(self._model, node):
+            yield "QAttention takes float32, equal sizes of queries, keys and values, and here no earlier ones"
 
     def _float_reason(self, tensor: str, head: Node) -> str:
         """The reason why a tensor cannot be integer for all its readers; empty if it can."""

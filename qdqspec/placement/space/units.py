@@ -27,6 +27,7 @@ from qdqspec.graph.ops import (
     data_inputs,
     is_default,
     is_float,
+    is_fused_attention,
     made_of_shapes,
     reads_data,
 )
@@ -36,6 +37,7 @@ from qdqspec.types import HALVES, Consumer, Kind, Label, QuantizeRules, Site, la
 # The axis of a weight's output channels, for any rank; Gemm's depends on its attributes.
 WEIGHT_AXES = {"Conv": 0, "ConvTranspose": 1}
 RECURRENT = frozenset({"LSTM"})
+_PAST = 4  # the first input of a fused attention that concerns earlier keys and values, or a bias of scores
 _BLOCKED_RANKS = (2, 3)
 
 
@@ -48,7 +50,12 @@ def weight_input(model: Model, node: Node) -> int | None:
 
 
 def weight_inputs(model: Model, node: Node) -> tuple[int, ...]:
-    """The indexes of the constant weights of a linear operator, or of an LSTM: of its input and its hidden state."""
+    """The indexes of the constant weights of a linear operator, an LSTM (input, hidden state) or a fused attention.
+
+    The kernel of the last needs a bias.
+    """
+    if is_fused_attention(node):
+        return (1,) if node.input_at(1) in model.constants and node.input_at(2) else ()
     if node.op_type in RECURRENT:
         found = tuple(index for index in (1, 2) if node.inputs[index] in model.constants)
         return found if len(found) == len((1, 2)) else ()
@@ -99,13 +106,16 @@ def is_dynamic_linear(model: Model, node: Node) -> bool:
     """Whether a kernel with ranges found at run time computes this operator, as its attributes and types are.
 
     Source: ONNX, DynamicQuantizeLinear (float32 only), MatMulInteger; ``com.microsoft``, DynamicQuantizeLSTM, which has
-    no attribute ``layout``.
+    no attribute ``layout``, and QAttention, which takes equal sizes of queries, keys and values (also with earlier keys
+    and values, which are not covered here).
     """
     weights = weight_inputs(model, node)
     real = all(model.elem_type(node.inputs[index]) == TensorProto.FLOAT for index in (0, *weights))
     if not weights or not real:
         return False
-    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0, "layout": 0}
+    if is_fused_attention(node) and any(node.inputs[_PAST:]):
+        return False
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0, "layout": 0, "do_rotary": 0, "qkv_hidden_sizes": None}
     return all(node.attributes.get(name, value) == value for name, value in plain.items())
 
 
@@ -424,10 +434,12 @@ class UnitFinder:
 
     def _shape(self, node: Node) -> _Shape | None:
         """The format-independent parts; ``None`` if the operator, or one of its operands, is never quantized."""
+        if is_fused_attention(node):
+            return self._with_one_edge(node)
         if node.op_type in NEVER or not is_default(node):
             return None
         if node.op_type in RECURRENT:
-            return self._recurrent(node)
+            return self._with_one_edge(node)
         if node.op_type in self._needs_weight and weight_input(self._model, node) is None:
             return None
         indexes, inputs, known = data_inputs(node), node.inputs, self._model.constants
@@ -444,8 +456,8 @@ class UnitFinder:
         outputs = tuple([t for t in chain[-1].outputs if self._can_quantize(t, node)])
         return _Shape(chain=chain, edges=edges, constants=constants, outputs=outputs)
 
-    def _recurrent(self, node: Node) -> _Shape | None:
-        """An LSTM with constant weights: its input, and the weights of its input and hidden state."""
+    def _with_one_edge(self, node: Node) -> _Shape | None:
+        """An LSTM or a fused attention with constant weights: its input and these weights."""
         if not weight_inputs(self._model, node) or not is_float(self._model, node.inputs[0]):
             return None
         edges = ((node.inputs[0], Consumer(node.name, 0)),)
