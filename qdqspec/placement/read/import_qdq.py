@@ -31,7 +31,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 _MOST_STEPS = 127  # of a rounding, which takes a byte
 _INTEGER_KERNELS = frozenset({
     "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger",
-    "MatMulNBits", "QGemm",
+    "MatMulNBits", "QAttention", "QGemm",
 })  # fmt: skip
 _SUPERSEDED = "is quantized again at once, with other numbers: only the last pair is kept"
 

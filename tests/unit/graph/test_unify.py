@@ -44,6 +44,21 @@ def test_types_of_data_and_result_follow_from_the_weight():
     assert found.shape("d") is None
 
 
+def test_types_follow_from_the_weights_of_operators_that_onnx_runtime_adds():
+    domains = '"" : 17, "mine" : 1, "com.microsoft" : 1'
+    weights = f"<float[4, 12] w = {{{', '.join(['1'] * 48)}}}, float[12] b = {{{', '.join(['1'] * 12)}}}>"
+    found = model(
+        weights
+        + """ {
+            [a] r = mine.Unknown(x)  [c] d = com.microsoft.Attention<num_heads = 2>(r, w, b, m)
+            [e] f = com.microsoft.SkipLayerNormalization(d, r, g, h)  [i] y = mine.Other(f)
+        }""",
+        domains,
+    )
+    assert [found.elem_type(name) for name in "rdfgh"] == [F] * 5
+    assert [found.elem_type(name) for name in "my"] == [None, F], "the mask has another type"
+
+
 def test_a_type_unknown_on_both_sides_remains_unknown():
     found = model("{ [a] b = mine.Unknown(x)  [c] d = Relu(b)  [e] y = mine.Last(d) }")
     assert [found.elem_type(name) for name in "bd"] == [None, None]

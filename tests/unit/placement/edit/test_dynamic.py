@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.dynamic_kernels import with_pairs
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.protos import CONTRIBUTED
 from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.placement.read.diff import diff_models
 from qdqspec.placement.read.import_qdq import import_placement
@@ -34,6 +36,7 @@ from qdqspec.types import QuantizeRules
 from tests.support.weights import floating
 
 _WIDTH, _HIDDEN = 8, 4
+_TAKES = "QAttention takes float32, equal sizes of queries, keys and values, and here no earlier ones"
 _random = np.random.default_rng(3)
 
 
@@ -49,7 +52,9 @@ def _model(nodes: list[onnx.NodeProto], weights: list[TensorProto], opset: int =
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         weights,
     )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    imports = [helper.make_opsetid("", opset)]
+    imports += [helper.make_opsetid(domain, 1) for domain in {node.domain for node in nodes} - {""}]
+    proto = helper.make_model(graph, opset_imports=imports, ir_version=8)
     return Model(onnx.shape_inference.infer_shapes(proto))
 
 
@@ -110,6 +115,27 @@ def _full_lstm() -> Model:
     return _model(nodes, weights)
 
 
+def _attention(
+    mask: bool, *, bias: bool = True, past: bool = False, sizes: Sequence[int] = (), unidirectional: int = 0
+) -> Model:
+    """The attention of com.microsoft between two operators of ONNX."""
+    inputs = ["a", "w", "bias" if bias else "", "mask" if mask else "", "past" if past else ""]
+    attention = helper.make_node("Attention", inputs, ["h"], "attention", domain=CONTRIBUTED, num_heads=2)
+    while not attention.input[-1]:
+        attention.input.pop()
+    given = {"unidirectional": unidirectional, "qkv_hidden_sizes": [*sizes]}
+    attention.attribute.extend(helper.make_attribute(key, value) for key, value in given.items() if value)
+    nodes = [
+        helper.make_node("Abs", ["x"], ["a"], "abs"),
+        attention,
+        helper.make_node("Neg", ["h"], ["y"], "neg"),
+    ]
+    weights = [_tensor("w", _WIDTH, 3 * _WIDTH), _tensor("bias", 3 * _WIDTH)]
+    weights += [numpy_helper.from_array(np.ones((3, 1), np.int32), "mask")] if mask else []
+    weights += [_tensor("past", 2, 3, 2, 4, _WIDTH // 2)] if past else []
+    return _model(nodes, weights)
+
+
 def _normalized() -> Model:
     """A product, a residual sum, and its normalization."""
     nodes = [
@@ -156,6 +182,8 @@ MODELS = {
     "lstm": lambda: _lstm(1),
     "lstm of two directions": lambda: _lstm(2),
     "lstm with all inputs": _full_lstm,
+    "attention": lambda: _attention(False),
+    "attention with a mask": lambda: _attention(True, unidirectional=1),
     "bodies": _in_body,
     "normalized": _normalized,
 }
@@ -200,9 +228,12 @@ def test_outputs_with_dynamic_labels_are_close_to_the_float_model(name: str) -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_onnx_runtime_has_one_kernel_for_each_operator(name: str, tmp_path: Path) -> None:
     kernels = _kernels(_inserted(MODELS[name]()), tmp_path)
-    fused = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM")
+    fused = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QAttention")
     assert sum(kernels[op_type] for op_type in fused) == {"products": 2, "bodies": 2}.get(name, 1)
-    assert not {"MatMul", "Gemm", "LSTM", "MatMulInteger", "DequantizeLinear", "Transpose"} & kernels.keys()
+    assert (
+        not {"Attention", "MatMul", "Gemm", "LSTM", "MatMulInteger", "DequantizeLinear", "Transpose"}
+        & kernels.keys()
+    )
 
 
 def test_a_residual_sum_is_not_fused_with_its_normalization(tmp_path: Path) -> None:
@@ -283,7 +314,10 @@ def test_diff_reports_tensors_quantized_at_run_time() -> None:
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("name", ["products", "gemm transposed", "lstm", "lstm of two directions"])
+@pytest.mark.parametrize(
+    "name",
+    ["products", "gemm transposed", "lstm", "lstm of two directions", "attention", "attention with a mask"],
+)
 def test_strip_restores_the_float_model_from_quantize_dynamic(
     name: str, per_channel: bool, tmp_path: Path
 ) -> None:
@@ -293,10 +327,13 @@ def test_strip_restores_the_float_model_from_quantize_dynamic(
         tmp_path / "float.onnx", tmp_path / "int8.onnx", per_channel=per_channel, weight_type=QuantType.QInt8
     )
     quantized = load_model(tmp_path / "int8.onnx")
-    assert any(node.op_type in ("MatMulInteger", "DynamicQuantizeLSTM") for node in quantized.nodes)
+    kernels = ("MatMulInteger", "DynamicQuantizeLSTM", "QAttention")
+    assert any(node.op_type in kernels for node in quantized.nodes)
     stripped = strip_qdq(quantized, model).proto
     assert np.array_equal(_run(stripped), _run(model.proto))
-    assert not any(opset.domain == "com.microsoft" for opset in stripped.opset_import)
+    assert not name.startswith("attention") or _bytes(stripped) == _bytes(model.proto)
+    domains = {opset.domain for opset in stripped.opset_import}
+    assert (CONTRIBUTED in domains) == name.startswith("attention")
 
 
 def test_the_search_space_contains_the_placement_of_quantize_dynamic(tmp_path: Path) -> None:
@@ -601,10 +638,24 @@ def _recurrent(op_type: str, gates: int, weights: bool = True, **attributes: int
             "LSTM: its weights W and R are computed from inputs, and DynamicQuantizeLSTM needs constant ones",
         ),
         (_recurrent("LSTM", 4), ""),
+        (_attention(True), ""),
+        (_attention(False, bias=False), "Attention: QAttention needs a constant weight, and a bias"),
+        (_attention(False, sizes=[_WIDTH, _WIDTH, _WIDTH]), f"Attention: {_TAKES}"),
+        (_attention(True, past=True), f"Attention: {_TAKES}"),
     ],
 )
-def test_the_reason_of_a_recurrent_operator_without_label(model: Model, reason: str) -> None:
-    assert judge(model, OnnxRuntime().capabilities(), backend="onnxruntime").reasons["cell"] == reason
+def test_the_reason_of_an_operator_without_dynamic_label(model: Model, reason: str) -> None:
+    found = judge(model, OnnxRuntime().capabilities(), backend="onnxruntime").reasons
+    assert found.get("cell", found.get("attention")) == reason
+
+
+def test_the_attention_of_onnx_has_no_dynamic_label() -> None:
+    node = helper.make_node(
+        "Attention", ["x", "w", "bias"], ["h"], "attention", q_num_heads=2, kv_num_heads=2
+    )
+    weights = [_tensor("w", 3, 1, _WIDTH), _tensor("bias", 3, 1, _WIDTH)]
+    model = _model([node, helper.make_node("Neg", ["h"], ["y"], "end")], weights, opset=23)
+    assert "attention" not in _space(model).by_id
 
 
 def test_the_rules_select_whether_dynamic_labels_are_offered() -> None:
