@@ -56,6 +56,7 @@ IMPORTS = "qdqspec.imports"  # node metadata: the domain that the model imports 
 CARRIED = "qdqspec.tensor"  # node metadata of inserted nodes: the tensor whose values the node carries
 
 _INTEGERS = (TensorProto.INT8, TensorProto.UINT8)
+_QATTENTION_INPUTS = 9
 _LSTM_INPUTS = 8  # of ONNX's operator; scales and zero points follow them
 _LINEAR = ("MatMul", "Gemm")
 
@@ -232,8 +233,9 @@ class _Lowering:
         self, node: onnx.NodeProto, pair: onnx.NodeProto, weight: onnx.NodeProto
     ) -> Iterator[onnx.NodeProto]:
         bias, mask, past = [*node.input[2:5], "", "", ""][:3]
-        scales, zero_points = [pair.output[1], weight.input[1]], [pair.output[2], *weight.input[2:3], ""][:2]
-        inputs = [pair.output[0], weight.input[0], bias, *scales, mask, *zero_points, past]
+        stored, scale, zero = [*weight.input, ""][:3]
+        data, data_scale, data_zero = pair.output
+        inputs = [data, stored, bias, data_scale, scale, mask, data_zero, zero, past]
         while not inputs[-1]:
             inputs.pop()
         kernel = self._node(ATTENTION, node, "", inputs, domain=CONTRIBUTED)
@@ -622,21 +624,16 @@ class _Raising:
     # ---- QAttention -------------------------------------------------------------------------------
 
     def _attention(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        stored, scale, zero_points, more = (
-            node.input[1],
-            node.input[4],
-            [*node.input[6:8]],
-            list(node.input[8:]),
-        )
-        quantize = self._quantizer(node.input[0], *zero_points[:1])
-        if quantize is None or node.input[3] != quantize.output[1]:
-            return []
-        numbers = [stored, scale, *zero_points[1:]]
-        if not all(name in self._constants for name in numbers if name):
+        """Attention on dequantized operands; one whose input has a stored scale is unchanged."""
+        given = [*node.input, *[""] * _QATTENTION_INPUTS][:_QATTENTION_INPUTS]
+        data, stored, bias, data_scale, scale, mask, data_zero, zero, past = given
+        quantize = self._quantizer(data, data_zero)
+        is_known = all(name in self._constants for name in (stored, scale, zero) if name)
+        if quantize is None or data_scale != quantize.output[1] or not is_known:
             return []
         before = _replaced(node)
         if before is None or list(before.output) != list(node.output):
-            inputs = [quantize.input[0], "", node.input[2], *node.input[5:6], *more]
+            inputs = [quantize.input[0], "", bias, mask, past]
             while not inputs[-1]:
                 inputs.pop()
             name = node.name.removesuffix("_quant")
@@ -644,7 +641,7 @@ class _Raising:
             before.attribute.extend(node.attribute)
             before = self._as_before(before)
         axis = None if list(self._constants[scale].dims) in ([], [1]) else 1
-        return self._fed(before, quantize, [self._dequantize(numbers, axis, before.input[1])])
+        return self._fed(before, quantize, [self._dequantize([stored, scale, zero], axis, before.input[1])])
 
     # ---- Gather -----------------------------------------------------------------------------------
 
