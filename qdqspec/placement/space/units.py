@@ -106,8 +106,8 @@ def is_dynamic_linear(model: Model, node: Node) -> bool:
     """Whether a kernel with ranges found at run time computes this operator, as its attributes and types are.
 
     Source: ONNX, DynamicQuantizeLinear (float32 only), MatMulInteger; ``com.microsoft``, DynamicQuantizeLSTM, which has
-    no attribute ``layout``, and QAttention, which takes equal sizes of queries, keys and values. Earlier keys and values
-    are not covered.
+    no attribute ``layout``, and QAttention, which takes equal sizes of queries, keys and values. Earlier keys and
+    values are not covered.
     """
     weights = weight_inputs(model, node)
     real = all(model.elem_type(node.inputs[index]) == TensorProto.FLOAT for index in (0, *weights))
