@@ -103,7 +103,7 @@ def is_default(node: Node | onnx.NodeProto) -> bool:
 def is_fused_attention(node: Node | onnx.NodeProto) -> bool:
     """Whether it is the attention of domain ``com.microsoft``, with the product that makes queries, keys and values.
 
-    ONNX Runtime's optimizer for transformers writes it. The operator of that name in ONNX has no weights.
+    Optimizers for transformers write it. The operator of that name in ONNX has no weights.
     """
     return node.op_type == "Attention" and node.domain == CONTRIBUTED
 

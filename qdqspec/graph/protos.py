@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, external_data_helper
 
 DEFAULT_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
-CONTRIBUTED = "com.microsoft"  # the domain of those that ONNX Runtime adds
+CONTRIBUTED = "com.microsoft"  # the domain of operators that optimizers write
 
 Message: TypeAlias = onnx.ModelProto | onnx.GraphProto
 MessageT = TypeVar("MessageT", onnx.NodeProto, TensorProto, onnx.ModelProto)

@@ -23,8 +23,8 @@ K = TypeVar("K", bound=Hashable)
 _Formal = tuple[tuple[str, bool, frozenset[str]], ...]
 
 
-# Of operators that ONNX Runtime adds: the first inputs and outputs, which are of one type. Source: its operators' page,
-# docs/ContribOperators.md. Its optimizer for transformers writes them.
+# Operators that optimizers for transformers write: the numbers of first inputs and outputs, which are of one type.
+# Source: the page ContribOperators.md of their definitions.
 _CONTRIBUTED: Mapping[str, tuple[int, int]] = {
     "Attention": (3, 1),
     "BiasGelu": (2, 1),

@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-OWN_ENVIRONMENTS = (
-    "architectures",
-    "nncf_run",
-    "peer",
-)  # of PyTorch, NNCF and ModelOpt, which are not dependencies
+# of PyTorch, NNCF and ModelOpt, which are not dependencies
+OWN_ENVIRONMENTS = ("architectures", "nncf_run", "peer")
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in OWN_ENVIRONMENTS)
 
 
