@@ -280,6 +280,7 @@ def without_overhead(
         kernels = ~owners & (number > 0)
         most = (left[kernels] / number[kernels]).min()
         left[kernels] -= number[kernels] * min(most, excess / number[kernels].sum())
+        left = left.clip(0)  # the shortest may be rounded below zero
     whole = left.sum()
     return [float(one) for one in left * (total / whole if whole > 0 else 0.0)]
 
