@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from onnx import TensorProto, TypeProto
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.ops import is_default
+from qdqspec.graph.ops import is_default, is_fused_attention
 from qdqspec.units import list_text
 
 _RANDOM = frozenset(
@@ -40,6 +40,12 @@ def cautions(model: Model) -> Iterator[str]:
             f"integer operators with ranges found at run time are in it already ({names}): they are part of the "
             "reference and of each candidate, and pairs are tried on other operators only; to search from the "
             "float model: qdqspec strip"
+        )
+    fused = [node.name for node in model.nodes if is_fused_attention(node)]
+    if fused:
+        yield (
+            f"an optimizer has fused its attentions ({_listed(fused)}): the model before that step gives the search "
+            "more choices, and may become faster"
         )
     unseen = [output.name for output in model.proto.graph.output if not _is_numeric(output.type)]
     if unseen:

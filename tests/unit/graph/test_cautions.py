@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 from odd import ODD_MODELS
 from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -31,6 +32,16 @@ def test_an_unusual_property_is_reported_only_if_results_depend_on_it(name: str)
 
 def test_an_ordinary_model_has_no_warning(models: Path) -> None:
     assert list(cautions(load_model(models / "digits_resnet.onnx"))) == []
+
+
+def test_fused_attentions_are_noted() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        g (float[1,2,4] x, float[4,12] w, float[12] b) => (float y) {
+        [attention] y = com.microsoft.Attention<num_heads = 2>(x, w, b) }"""
+    )
+    (found,) = cautions(Model(model))
+    assert found.startswith("an optimizer has fused its attentions ('attention'): the model before that step")
 
 
 @pytest.mark.parametrize(
