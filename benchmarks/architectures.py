@@ -37,6 +37,7 @@ _SIZES = {
     "num_attention_heads": HEADS,
     "intermediate_size": 4 * WIDTH,
 }
+
 # the output, the model and configuration of transformers, and sizes
 LANGUAGE: Mapping[str, tuple[str, str, str, Mapping[str, object]]] = {
     "bert": ("last_hidden_state", "BertModel", "BertConfig", _SIZES),
@@ -136,7 +137,8 @@ def export(path: Path, make: Callable[[], torch.nn.Module], *inputs: torch.Tenso
         with torch.no_grad():
             torch.onnx.export(make().eval(), inputs, path, dynamo=True, external_data=False, verbose=False)
     except Exception as error:  # noqa: BLE001 - the exporter raises anything
-        print(f"{path.stem}: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+        reason, _, _ = str(error).partition("\n")
+        print(f"{path.stem}: {type(error).__name__}: {reason}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from random_models import onnx_models
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.declared import with_types
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.unify import assumed, unified
+from qdqspec.graph.protos import CONTRIBUTED
+from qdqspec.graph.unify import _CONTRIBUTED, assumed, unified
 from qdqspec.placement.space.search_space import SchemeSpace
 
 ONES = ", ".join(["1"] * 16)
@@ -57,6 +59,15 @@ def test_types_follow_from_the_weights_of_operators_that_onnx_runtime_adds():
     )
     assert [found.elem_type(name) for name in "rdfgh"] == [F] * 5
     assert [found.elem_type(name) for name in "my"] == [None, F], "the mask has another type"
+
+
+@pytest.mark.parametrize("op_type", _CONTRIBUTED)
+def test_types_of_operators_that_onnx_runtime_adds_are_those_of_its_schemas(op_type: str):
+    schemas = get_all_operator_schema()
+    (schema,) = (s for s in schemas if s.domain == CONTRIBUTED and s.name == op_type)
+    inputs, outputs = _CONTRIBUTED[op_type]
+    kinds = [parameter.typeStr for parameter in (*schema.inputs[:inputs], *schema.outputs[:outputs])]
+    assert kinds == ["T"] * (inputs + outputs)
 
 
 def test_a_type_unknown_on_both_sides_remains_unknown():
