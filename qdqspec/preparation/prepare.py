@@ -37,6 +37,7 @@ from qdqspec.quantize.calibrate import calibrate, given_ranges
 from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
+from qdqspec.quantize.saturation import saturations
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched
 from qdqspec.regions.search import find_regions
 from qdqspec.spec.problems import Problem, source_lines, spec_error
@@ -229,14 +230,20 @@ class Prepared:
         return space.known(ranges.keys()), self._quantizer(self.folded, ranges)
 
     def _quantizer(self, model: Model, ranges: Mapping[str, TensorRange]) -> Quantizer:
+        tied = tie_ranges(model, ranges)
         return Quantizer(
             model,
-            tie_ranges(model, ranges),
+            tied,
             reduce_range=self.capabilities.reduce_range,
             symmetric_activations=self.capabilities.symmetric_activations,
             biases=self.candidates.bias_sources,
             corrections=Corrections(weights=self.start_scales.weights),
+            saturations=saturations(model, tied, self._given_ranges(tied)),
         )
+
+    def _given_ranges(self, tensors: Collection[str]) -> Collection[str]:
+        """The tensors whose ranges are the user's, or those of a quantized model that the search starts from."""
+        return tensors if self.case.inputs.scales is not None else self.start_scales.tensors
 
     def recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
         """The numbers of an equalized model, whose ranges differ at these tensors."""

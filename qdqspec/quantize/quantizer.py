@@ -21,6 +21,7 @@ from qdqspec.quantize.corrections import (
 )
 from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.quantize.ranges import TensorRange
+from qdqspec.quantize.saturation import Saturation
 from qdqspec.quantize.scales import (
     activation_params,
     bias_params,
@@ -40,10 +41,10 @@ class Quantizer:
     """Gives scale and zero point of a site, which are cached, and the integers of a weight, which are not.
 
     Format and axis are those of the site. ``ranges`` are those of calibration, already tied (`tie_ranges`).
-    ``corrections`` replace them, and scales and integers of weights. ``reduce_range`` uses 7 bits of an 8-bit weight;
-    ``symmetric_activations`` places the zero point of unsigned activations with values of both signs in the middle.
-    ``biases`` maps the consumer of an int32 bias to the sites of the activation and the weight whose product it is
-    added to.
+    ``corrections`` replace them, and scales and integers of weights. No range exceeds the ``saturations``.
+    ``reduce_range`` uses 7 bits of an 8-bit weight; ``symmetric_activations`` places the zero point of unsigned
+    activations with values of both signs in the middle. ``biases`` maps the consumer of an int32 bias to the sites of
+    the activation and the weight whose product it is added to.
     """
 
     model: Model
@@ -52,10 +53,13 @@ class Quantizer:
     symmetric_activations: bool = False
     biases: InitVar[Mapping[Consumer, tuple[Site, Site]] | None] = None
     corrections: Corrections = NO_CORRECTIONS
+    saturations: Mapping[str, Saturation] = field(default_factory=dict)
     _params: dict[_Key, QuantParams] = field(default_factory=dict, init=False)
 
     def __post_init__(self, biases: Mapping[Consumer, tuple[Site, Site]] | None) -> None:
         self._ranges = {**self.ranges, **self.corrections.ranges}
+        for tensor, saturation in self.saturations.items():
+            self._ranges[tensor] = saturation.within(self._ranges[tensor])
         self._biases = biases or {}
 
     def params(self, site: Site) -> QuantParams:

@@ -1,0 +1,250 @@
+"""Ranges end where the operators that read a tensor no longer distinguish its values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graph_text import model_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from qdqspec.graph.model import Model
+from qdqspec.graph.reference import evaluator_of
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange, tie_ranges
+from qdqspec.quantize.saturation import MOST_NODES, STEPS, TOLERANCE, Saturation, saturations
+from qdqspec.session import Session
+from qdqspec.types import Case, Consumer, Inputs, QuantizeRules, Site
+
+WIDE = TensorRange(-20.0, 10.0)
+HARD_SWISH = "p = Add(t, three) c = Clip(p, zero, six) m = Mul(t, c) f = Div(m, six)"
+CONSTANTS = "<float three = {3.0}, float zero = {0.0}, float six = {6.0}, float[1, 1, 2] shift = {-1.0, 4.0}>"
+
+
+def reading(function: str, span: TensorRange = WIDE, also: str = "") -> Saturation | None:
+    """Where the readers of ``t`` saturate, of which ``function`` computes ``f``; ``also`` is another reader."""
+    found = saturations(model(function, also), {"t": span})
+    assert found.keys() <= {"t"}
+    return found.get("t")
+
+
+def model(function: str, also: str = "") -> Model:
+    nodes = f"t = MatMul(x, w) {function} y = MatMul(f, w) {also}"
+    return model_of(f"(float[1, 8, 2] x) => (float[1, n, 2] y) {CONSTANTS} {{ {nodes} }}", w=(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("function", "low", "high"),
+    [
+        pytest.param("f = Relu(t)", (0.0, 0.0), None, id="Relu"),
+        pytest.param(HARD_SWISH, (-3.2, -3.0), None, id="HardSwish of several operators"),
+        pytest.param("f = HardSwish(t)", (-3.2, -3.0), None, id="HardSwish"),
+        pytest.param("s = Sigmoid(t) f = Mul(t, s)", (-9.0, -6.0), None, id="SiLU"),
+        pytest.param("f = Sigmoid(t)", (-8.0, -5.0), (5.0, 8.0), id="Sigmoid"),
+        pytest.param("f = Tanh(t)", (-4.0, -3.0), (3.0, 4.0), id="Tanh"),
+        pytest.param("f = Clip(t, zero, six)", (0.0, 0.0), (6.0, 6.2), id="Clip"),
+        pytest.param("n = Neg(t) f = Relu(n)", None, (0.0, 0.0), id="Relu of the negative"),
+        pytest.param("s = Add(t, shift) f = Relu(s)", (-4.2, -4.0), None, id="a Relu for each channel"),
+        pytest.param("r = Transpose(t) f = Relu(r)", (0.0, 0.0), None, id="behind a copy"),
+        pytest.param("r = ReduceMax<axes = [1]>(t) f = Relu(r)", (0.0, 0.0), None, id="behind a maximum"),
+        pytest.param(
+            "a, b = Split<axis = 2>(t) u = Relu(a) v = Relu(b) f = Concat<axis = 2>(u, v)",
+            (0.0, 0.0),
+            None,
+            id="both parts of a Split",
+        ),
+    ],
+)
+def test_a_range_ends_where_its_readers_saturate(
+    function: str, low: tuple[float, float] | None, high: tuple[float, float] | None
+) -> None:
+    end = reading(function)
+    assert end is not None
+    assert (low[0] <= end.low <= low[1]) if low else end.low == -np.inf
+    assert (high[0] <= end.high <= high[1]) if high else end.high == np.inf
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "f = Identity(t)",
+        "f = LeakyRelu(t)",
+        "f = Softmax(t)",
+        "f = Exp(t)",  # a sum of many small results is not small
+        "f = Mul(t, zero)",  # a constant
+        "f = Mul(t, x)",
+    ],
+)
+def test_readers_that_distinguish_all_values_have_no_end(function: str) -> None:
+    assert reading(function) is None
+
+
+def test_a_function_ends_before_an_operator_that_reads_another_activation() -> None:
+    end = reading("r = Relu(t) f = Mul(r, x)")
+    assert end is not None
+    assert end.low == 0.0
+
+
+@pytest.mark.parametrize("also", ["z = MatMul(t, w)", "z = Softmax(t)", "z = Mul(t, x)"])
+def test_one_reader_that_distinguishes_all_values_is_enough(also: str) -> None:
+    assert reading("f = Relu(t)") is not None
+    assert reading("f = Relu(t)", also=also) is None
+
+
+def test_the_reader_with_the_farthest_end_decides() -> None:
+    one, both = reading("f = Relu(t)"), reading("f = Relu(t)", also="h = HardSwish(t) z = MatMul(h, w)")
+    assert one is not None
+    assert both is not None
+    assert both.low < -3.0 < one.low == 0.0
+
+
+def test_a_range_inside_of_the_ends_has_none() -> None:
+    assert reading(HARD_SWISH, TensorRange(-2.5, 10.0)) is None
+
+
+def test_outputs_of_the_model_and_what_computes_them_have_no_end() -> None:
+    text = "(float[1, 2] x) => (float[1, 2] y) { t = MatMul(x, w) y = Relu(t) }"
+    found = saturations(model_of(text, w=(2, 2)), {"t": WIDE, "y": WIDE})
+    assert not found
+
+
+def test_a_constant_that_a_caller_may_replace_is_an_activation() -> None:
+    plain = model(HARD_SWISH).proto
+    plain.graph.input.append(helper.make_tensor_value_info("three", 1, []))
+    assert reading(HARD_SWISH) is not None
+    assert not saturations(Model(plain), {"t": WIDE})
+
+
+def test_a_tensor_that_a_body_reads_has_no_end() -> None:
+    body = (
+        "z = If(flag) <then_branch = then () => (float[1, 8, 2] a) { a = Identity(t) },"
+        " else_branch = other () => (float[1, 8, 2] b) { b = Identity(x) }>"
+    )
+    text = (
+        f"(float[1, 8, 2] x, bool flag) => (float[1, 8, 2] y, float[1, 8, 2] z) {CONSTANTS}"
+        f" {{ t = MatMul(x, w) {HARD_SWISH} y = MatMul(f, w) {body} }}"
+    )
+    assert not saturations(model_of(text, w=(2, 2)), {"t": WIDE})
+
+
+def test_tensors_that_share_a_range_share_its_ends() -> None:
+    text = """(float[1, 8] x) => (float[1, 16] y)
+    { t = MatMul(x, w) u = MatMul(x, w) c = Concat<axis = 1>(t, u) h = HardSwish(c) y = MatMul(h, v) }"""
+    both = model_of(text, w=(8, 8), v=(16, 16))
+    ranges = tie_ranges(both, {"t": WIDE, "u": TensorRange(-1, 1), "c": WIDE})
+    found = saturations(both, ranges)
+    assert found.keys() == {"t", "u", "c"}
+    assert len({*found.values()}) == 1
+    assert not saturations(both, ranges, kept={"u"})
+
+
+def test_a_tensor_that_shares_its_range_with_one_read_otherwise_has_no_end() -> None:
+    text = """(float[1, 8] x) => (float[1, 16] y, float[1, 8] z)
+    { t = MatMul(x, w) u = MatMul(x, w) c = Concat<axis = 1>(t, u) h = HardSwish(c)
+      y = MatMul(h, v) z = MatMul(u, w) }"""
+    both = model_of(text, w=(8, 8), v=(16, 16))
+    assert not saturations(both, tie_ranges(both, {"t": WIDE, "u": WIDE, "c": WIDE}))
+
+
+def test_long_functions_are_followed_to_a_limit() -> None:
+    chain = " ".join(f"n{i + 1} = Neg(n{i})" for i in range(2 * MOST_NODES))
+    assert reading(f"n0 = Relu(t) {chain} f = Neg(n{2 * MOST_NODES})") is not None
+    assert reading(f"n0 = Neg(t) {chain} f = Relu(n{2 * MOST_NODES})") is None
+
+
+def test_a_function_that_is_not_finite_has_no_end() -> None:
+    assert reading("s = Sub(t, three) f = Div(six, s)", TensorRange(0, 6)) is None
+
+
+def test_numbers_have_no_range_beyond_the_ends() -> None:
+    site = Site(tensor="t", consumers=(Consumer("p", 0),), format="uint8")
+    plain = Quantizer(model(HARD_SWISH), {"t": WIDE})
+    ended = Quantizer(plain.model, {"t": WIDE}, saturations=saturations(plain.model, {"t": WIDE}))
+    before, after = plain.params(site), ended.params(site)
+    assert float(after.scale) == pytest.approx(float(before.scale) * 13.1 / 30, rel=0.01)
+    # all values that the readers do not distinguish are the lowest integer, and its value is one of them
+    assert -int(after.zero_point) * float(after.scale) <= -3.0
+
+
+functions = st.lists(
+    st.sampled_from(
+        [
+            "Relu({})", "Tanh({})", "Sigmoid({})", "HardSwish({})", "HardSigmoid({})", "Erf({})", "Elu({})",
+            "Softplus({})", "Softsign({})", "Neg({})", "Identity({})", "Add({}, three)", "Add({}, shift)",
+            "Mul({}, six)", "Mul({}, t)", "Div({}, three)", "Max({}, three)", "Clip({}, zero, six)",
+        ]
+    ),
+    min_size=1,
+    max_size=5,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150)
+@given(functions, st.floats(-30, -0.5), st.floats(0.5, 30))
+def test_values_beyond_an_end_give_nearly_the_result_of_the_end(
+    parts: list[str], low: float, high: float
+) -> None:
+    names = ["t", *(f"n{i}" for i in range(len(parts) - 1)), "f"]
+    text = " ".join(
+        f"{new} = {part.format(old)}" for old, new, part in zip(names, names[1:], parts, strict=False)
+    )
+    span = TensorRange(low, high)
+    made = model(text)
+    end = saturations(made, {"t": span}).get("t")
+    if end is None:
+        return
+    nodes = [node.proto for node in made.nodes if node.outputs[0] in names[1:]]
+    graph = helper.make_graph(
+        nodes,
+        "f",
+        [helper.make_tensor_value_info("t", 1, [None, 1, 1])],
+        [helper.make_tensor_value_info("f", 1, None)],
+        list(made.initializers.values()),
+    )
+    run = evaluator_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+    def of(values: np.ndarray) -> np.ndarray:
+        found = run.run(None, {"t": values.astype(np.float32).reshape(-1, 1, 1)})[0]
+        return np.broadcast_to(found, (len(values), 1, 2)).reshape(len(values), -1).astype(np.float64)
+
+    values = np.linspace(2 * low, 2 * high, 4001)
+    kept = end.within(TensorRange(2 * low, 2 * high))
+    inside = np.linspace(low, high, 4001)
+    steepest = np.abs(np.diff(of(inside), axis=0)).max(axis=0) * 4000 / STEPS  # the change by one step
+    lost = np.abs(of(np.clip(values, kept.low, kept.high)) - of(values)).max(axis=0)
+    assert (lost <= 1.1 * TOLERANCE * steepest + 1e-6).all()
+
+
+@pytest.fixture
+def sigmoids(tmp_path: Path) -> tuple[Path, Path]:
+    """A model with SiLU between two products, and data for which its range is wide."""
+    import onnx
+
+    path, data = tmp_path / "net.onnx", tmp_path / "data.npz"
+    onnx.save(model("s = Sigmoid(t) f = Mul(t, s)").proto, path)
+    np.savez(data, x=np.random.default_rng(0).normal(size=(8, 8, 2)).astype(np.float32) * 30)
+    return path, data
+
+
+def test_ranges_of_calibration_end_where_readers_saturate(
+    sigmoids: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with Session(root=tmp_path) as session:
+        prepared = session.work(case_of(*sigmoids)).setup.prepared
+        assert prepared.calibrated[1].saturations.keys() == {"t"}
+
+
+def test_given_ranges_are_used_as_they_are(sigmoids: tuple[Path, Path], tmp_path: Path) -> None:
+    scales = tmp_path / "ranges.json"
+    scales.write_text('{"t": [-40.0, 40.0], "x": 90.0, "s": [0, 1], "f": [-1, 40]}')
+    with Session(root=tmp_path) as session:
+        prepared = session.work(case_of(*sigmoids, scales=scales)).setup.prepared
+        assert not prepared.calibrated[1].saturations
+
+
+def case_of(path: Path, data: Path, scales: Path | None = None) -> Case:
+    inputs = Inputs(calibration=data, scales=scales)
+    return Case(id="default", model=path, inputs=inputs, quantize=QuantizeRules(corrections="none"))
