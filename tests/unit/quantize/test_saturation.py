@@ -48,7 +48,12 @@ def model(function: str, also: str = "") -> Model:
         pytest.param("f = Clip(t, zero, six)", (0.0, 0.0), (6.0, 6.2), id="Clip"),
         pytest.param("n = Neg(t) f = Relu(n)", None, (0.0, 0.0), id="Relu of the negative"),
         pytest.param("s = Add(t, shift) f = Relu(s)", (-4.2, -4.0), None, id="a Relu for each channel"),
-        pytest.param("r = Transpose(t) f = Relu(r)", (0.0, 0.0), None, id="behind a copy"),
+        pytest.param(
+            "r = Transpose<perm = [1, 0, 2]>(t) q = Relu(r) f = Transpose<perm = [1, 0, 2]>(q)",
+            (0.0, 0.0),
+            None,
+            id="behind a copy",
+        ),
         pytest.param("r = ReduceMax<axes = [1]>(t) f = Relu(r)", (0.0, 0.0), None, id="behind a maximum"),
         pytest.param(
             "a, b = Split<axis = 2>(t) u = Relu(a) v = Relu(b) f = Concat<axis = 2>(u, v)",
