@@ -54,7 +54,7 @@ class Saturation:
 def saturations(
     model: Model, ranges: Mapping[str, TensorRange], kept: Collection[str] = ()
 ) -> dict[str, Saturation]:
-    """Where the readers of each of these tensors saturate; without tensors of which they distinguish all values.
+    """The ends of what the readers of these tensors distinguish; none where they distinguish all values.
 
     ``ranges`` are tied (`qdqspec.quantize.ranges.tie_ranges`): tensors that share a range share its ends. All values
     beyond an end change the results by less than a part of what one step of the range changes (`TOLERANCE`). An end
