@@ -20,7 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.arrays import Array, Floats
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import FLOATS, copies_values, is_default, is_nearest
+from qdqspec.graph.ops import FLOATS, SHAPE_SOURCES, copies_values, is_default, is_nearest
+from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
 from qdqspec.quantize.ranges import TensorRange, tied_groups
 
 TOLERANCE = 1 / 32  # of the change by one step where the function is steepest
@@ -63,12 +64,15 @@ def saturations(
     that is ``kept``.
     """
     found: dict[str, Saturation] = {}
-    fixed = {*model.constants} - {i.name for i in model.flat.graph.input}  # which no caller can replace
+    fixed = {*model.constants}
+    if model.proto.ir_version >= IR_WITH_FREE_INITIALIZERS:  # an input may replace its initializer
+        fixed -= {i.name for i in model.flat.graph.input}
+    shown = model.captured.union(model.outputs)
     for group in tied_groups(model, ranges):
         span = ranges[group[0]]
         if span.high == span.low or not {*kept}.isdisjoint(group):
             continue
-        function = _Function(model, fixed, group)
+        function = _Function(model, fixed, shown, group)
         if function.results and not function.is_seen_whole:
             end = _ends(function, span)
             if end is not None:
@@ -78,10 +82,14 @@ def saturations(
 
 @dataclass
 class _Function:
-    """The elementwise ``nodes`` that read the values of a group of tensors, and their ``results`` that others read."""
+    """The elementwise ``nodes`` that read the values of a group of tensors, and their ``results`` that others read.
+
+    ``fixed`` are constants, ``shown`` the tensors that callers and bodies read.
+    """
 
     model: Model
-    fixed: frozenset[str] | set[str]  # constants
+    fixed: Collection[str]
+    shown: Collection[str]
     group: tuple[str, ...]
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
@@ -94,27 +102,29 @@ class _Function:
         last = -1
         while waiting:
             index = heapq.heappop(waiting)
-            if index == last:
+            node, is_known = self.model.nodes[index], index == last
+            last, known = index, same | made
+            operands = {tensor for tensor in node.inputs if tensor and tensor not in self.fixed}
+            if is_known or (is_default(node) and node.op_type in SHAPE_SOURCES):
                 continue
-            last, node = index, self.model.nodes[index]
-            operands = [tensor for tensor in node.inputs if tensor and tensor not in self.fixed]
-            known = same | made
-            if len(self.nodes) == MOST_NODES or not known.issuperset(operands):
-                read.update(known.intersection(operands))
-            elif _selects(node, self.model) or (_is_concat(node) and same.issuperset(operands)):
-                source, outputs = node.inputs[0], [tensor for tensor in node.outputs if tensor]
-                (same if source in same else made).update(outputs)
-                self.nodes += [helper.make_node("Identity", [source], [tensor]) for tensor in outputs]
+            if len(self.nodes) >= MOST_NODES:
+                read |= known & operands
+            elif (_selects(node, self.model) and known & operands == {node.inputs[0]}) or (
+                _is_concat(node) and operands and operands <= same
+            ):
+                outputs = [tensor for tensor in node.outputs if tensor]
+                (same if operands & same else made).update(outputs)
+                source = [*known & operands][:1]
+                others = [tensor for tensor in outputs if tensor not in self.group]
+                self.nodes += [helper.make_node("Identity", source, [tensor]) for tensor in others]
                 self._wait(outputs, waiting)
-            elif is_default(node) and node.op_type in _ELEMENTWISE and len(node.outputs) == 1:
+            elif is_default(node) and node.op_type in _ELEMENTWISE and operands <= known:
                 made.update(node.outputs)
                 self.nodes.append(node.proto)
                 self._wait(node.outputs, waiting)
             else:
-                read.update(known.intersection(operands))
-        everything = same | made
-        shown = everything.intersection((*self.model.outputs, *self.model.captured))
-        self.is_seen_whole = bool(shown) or not read.isdisjoint(same)
+                read |= known & operands
+        self.is_seen_whole = not read.isdisjoint(same) or not (same | made).isdisjoint(self.shown)
         self.results = sorted(read)
 
     def _wait(self, tensors: Iterable[str], waiting: list[int]) -> None:

@@ -110,6 +110,19 @@ def test_a_range_inside_of_the_ends_has_none() -> None:
     assert reading(HARD_SWISH, TensorRange(-2.5, 10.0)) is None
 
 
+def test_shapes_are_no_values() -> None:
+    function = "n = Shape(t) r = Reshape(t, n) q = Relu(r) f = Reshape(q, n)"
+    end = reading(function)
+    assert end is not None
+    assert end.low == 0.0
+
+
+def test_a_concatenation_with_a_constant_is_followed() -> None:
+    end = reading("c = Concat<axis = 1>(shift, t) f = Relu(c)")
+    assert end is not None
+    assert end.low == 0.0
+
+
 def test_outputs_of_the_model_and_what_computes_them_have_no_end() -> None:
     text = "(float[1, 2] x) => (float[1, 2] y) { t = MatMul(x, w) y = Relu(t) }"
     found = saturations(model_of(text, w=(2, 2)), {"t": WIDE, "y": WIDE})
