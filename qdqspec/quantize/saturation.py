@@ -30,7 +30,7 @@ MOST_NODES = 24  # of one function
 _POINTS = 1025  # of the grid over the range; fewer if there is a function for each channel
 _LEAST_POINTS = 129
 _MOST_VALUES = 1 << 17  # of one tensor
-_BEYOND = np.array([0.1, 0.25, 0.5, 1.0])  # points outside of the range, in its sizes
+_BEYOND = np.linspace(0, 1, 17)[1:]  # points outside of the range, in its sizes
 _ELEMENTWISE = frozenset(
     {
         "Add", "Celu", "Clip", "Div", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Max", "Min",
@@ -57,8 +57,8 @@ def saturations(
 ) -> dict[str, Saturation]:
     """The ends of what the readers of these tensors distinguish; none where they distinguish all values.
 
-    ``ranges`` are tied (`qdqspec.quantize.ranges.tie_ranges`): tensors that share a range share its ends. All values
-    beyond an end change the results by less than a part of what one step of the range changes (`TOLERANCE`). An end
+    ``ranges`` are tied (`qdqspec.quantize.ranges.tie_ranges`): tensors that share a range share its ends. All its
+    values beyond an end change the results by less than a part of what one step of it changes (`TOLERANCE`). An end
     that is not zero is one step farther, since it is rounded with the zero point. Outputs of the model, and tensors
     from which they are computed by elementwise operators alone, have no end; nor do those that share a range with one
     that is ``kept``.
