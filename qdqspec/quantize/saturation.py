@@ -118,7 +118,7 @@ class _Function:
                 others = [tensor for tensor in outputs if tensor not in self.group]
                 self.nodes += [helper.make_node("Identity", source, [tensor]) for tensor in others]
                 self._wait(outputs, waiting)
-            elif is_default(node) and node.op_type in _ELEMENTWISE and operands <= known:
+            elif _is_elementwise(node, self.fixed) and operands <= known:
                 made.update(node.outputs)
                 self.nodes.append(node.proto)
                 self._wait(node.outputs, waiting)
@@ -169,6 +169,14 @@ def _selects(node: Node, model: Model) -> bool:
     if is_default(node) and node.op_type in ("Dropout", "GlobalMaxPool", "MaxPool", "ReduceMax"):
         return len(node.outputs) == 1
     return copies_values(node) or is_nearest(node)
+
+
+def _is_elementwise(node: Node, fixed: Collection[str]) -> bool:
+    return (
+        is_default(node)
+        and node.op_type in _ELEMENTWISE
+        and (node.op_type != "Div" or node.inputs[1] in fixed)
+    )
 
 
 def _is_concat(node: Node) -> bool:
