@@ -68,14 +68,19 @@ class Correcting:
 
     def corrections(self) -> FoundCorrections:
         """The corrections, from the file if it has those of the same run."""
-        file, run = self._source.file, self._source.run
-        known = read_found(file, run, self._prepared.folded) if file is not None else None
+        file = self._source.file
+        known = None if file is None else read_found(file, self._source.run, self._prepared.folded)
         if known is not None:
             return self._with_model(known)
         found = self.find() if self._source.finds else FoundCorrections()
-        if file is not None and self._source.writes and found.gains:
-            write_found(file, run, found)
+        self.keep(found)
         return found
+
+    def keep(self, found: FoundCorrections) -> None:
+        """Write corrections to the file, if there is one."""
+        source = self._source
+        if source.file is not None and source.writes and found.gains:
+            write_found(source.file, source.run, found)
 
     def _with_model(self, known: FoundCorrections) -> FoundCorrections:
         """Corrections from a file, with the equalized model and its numbers."""

@@ -297,6 +297,12 @@ class Prepared:
         """The corrections that help on held-out calibration data, and the gain of each."""
         return Correcting(self, self._source).corrections()
 
+    def drop_corrections(self) -> None:
+        """Apply none of the corrections, here and in a resumed search. Their gains are still known."""
+        gains = tuple(replace(gain, taken=False) for gain in self.corrections.gains)
+        self.corrections, self.numbers = FoundCorrections(gains=gains), self.calibrated[1]
+        Correcting(self, self._source).keep(self.corrections)
+
     @property
     def found_corrections(self) -> Path | None:
         """The file of the corrections, if any were found."""

@@ -472,7 +472,34 @@ def _find_corrections(
     steps.report(f"looking for corrections{share}")
     are_taken = any(gain.taken for gain in prepared.corrections.gains)
     won = [trial.placement for trial in first if trial.incumbent]
+    has_begun = _has_begun(journal.trials())
+    if are_taken and won and not has_begun and not _keeps_metric(problem, won[-1], random):
+        prepared.drop_corrections()
+        prepared.note_once(
+            "no corrections are applied: with them, the first placement that met the limit on the metric misses it"
+        )
+        are_taken = False
     return first, list(dict.fromkeys([*won, near] if near is not None and are_taken else won))
+
+
+def _keeps_metric(problem: _Problem, placement: Placement, random: np.random.Generator) -> bool:
+    """Whether a placement meets the limit on the task metric with corrections, as it does without.
+
+    Figures of one that does not are dropped again.
+    """
+    constraint = problem.constraint
+    if constraint.admission is None or constraint.min_accuracy is None:
+        return True
+    if not problem.prepared.corrects(placement):
+        return True
+    with TemporaryFolder() as folder, closing(problem.bench(folder, random)) as bench:
+        try:
+            keeps = bench.admits(placement)
+        except QdqspecError:
+            return True  # the search finds the same failure, and records it
+    if not keeps:
+        constraint.admission.forget(placement)
+    return keeps
 
 
 def _first_trials(

@@ -192,6 +192,40 @@ def test_the_first_placement_is_built_again_only_if_corrections_change_its_model
     assert search.built == 2  # with the reference
 
 
+def narrow(correcting: Correcting, placement: Placement) -> Corrections:
+    """Ranges of all quantized activations with which the outputs are meaningless."""
+    ranges = correcting._prepared.calibrated[1].ranges
+    quantized = {site.tensor for site in placement.sites} & ranges.keys()
+    return Corrections(
+        ranges={t: TensorRange(ranges[t].low / 100, ranges[t].high / 100) for t in sorted(quantized)}
+    )
+
+
+@pytest.mark.parametrize("is_metric", [True, False])
+def test_corrections_with_which_the_first_placement_misses_the_metric_are_dropped(
+    mostly: Case, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_metric: bool
+) -> None:
+    """Under an SQNR limit alone other placements near the first one may still meet it."""
+    monkeypatch.setattr(Correcting, "find", corrected(narrow))
+    inputs = replace(mostly.inputs, evaluation=models.parent / "data" / "digits_evaluation.npz")
+    tune = replace(mostly.tune, min_sqnr_db=None, accuracy=AccuracyRules(metric="top1", max_drop=0.02))
+    case = replace(mostly, inputs=inputs, tune=tune) if is_metric else mostly
+    with Session(root=tmp_path) as session:
+        search = session.search(case)
+        found = [line for line in lines(session, case) if line["phase"] not in ("noise", "confirm")]
+        kept = json.loads((session.output(case) / "corrections.json").read_text(encoding="utf-8"))
+        is_noted = any("no corrections are applied" in note for note in session.work(case).warnings)
+    firsts = {line["placement"]: line for line in found if line["phase"] == FIRST}
+    if not any(line["incumbent"] for line in firsts.values()):
+        pytest.skip("the first placement is not faster than float on this processor")
+    again = next(line for line in found if line["phase"] == "pure" and line["placement"] in firsts)
+    assert (measured(again) == measured(firsts[again["placement"]])) is is_metric
+    assert [gain.taken for gain in search.corrections] == [not is_metric]
+    assert [gain["taken"] for gain in kept["gains"]] == [not is_metric]
+    assert bool(kept["ranges"]) is not is_metric
+    assert is_noted is is_metric
+
+
 def state_of(bench: Bench) -> tuple[object, ...]:
     """The state of a bench before a build: the noise of builds, the incumbent, graphs built before, and accuracies."""
     best, admission = bench._incumbent, bench._admission
