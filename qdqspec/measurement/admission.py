@@ -114,7 +114,7 @@ class Admission:
         if self.confirms_sqnr and digest not in self.confirmed_db:
             self.confirmed_db[digest] = (self.all_data or self.sqnr_db)(engine)
 
-    def forget(self, placement: Placement) -> None:
+    def remove(self, placement: Placement) -> None:
         """Drop what is known of a placement, whose numbers change."""
         for known in (self.scores, self.confirmed_db, self.few_db):
             known.pop(placement.digest, None)

@@ -498,7 +498,7 @@ def _keeps_metric(problem: _Problem, placement: Placement, random: np.random.Gen
         except QdqspecError:
             return True  # the search finds the same failure, and records it
     if not keeps:
-        constraint.admission.forget(placement)
+        constraint.admission.remove(placement)
     return keeps
 
 
