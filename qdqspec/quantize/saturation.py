@@ -65,7 +65,7 @@ def saturations(
     """
     found: dict[str, Saturation] = {}
     fixed = {*model.constants}
-    if model.proto.ir_version >= IR_WITH_FREE_INITIALIZERS:  # an input may replace its initializer
+    if model.flat.ir_version >= IR_WITH_FREE_INITIALIZERS:  # an input may replace its initializer
         fixed -= {i.name for i in model.flat.graph.input}
     shown = model.captured.union(model.outputs)
     for group in tied_groups(model, ranges):
@@ -152,7 +152,7 @@ class _Function:
         outputs = [onnx.ValueInfoProto(name=name) for name in self.results]
         constants = [numpy_helper.from_array(_as_floats(self.model.array(t)), t) for t in self._constants()]
         graph = helper.make_graph(self.nodes, "function", inputs, outputs, constants)
-        proto = helper.make_model(graph, opset_imports=list(self.model.proto.opset_import), ir_version=10)
+        proto = helper.make_model(graph, opset_imports=list(self.model.flat.opset_import), ir_version=10)
         try:
             with np.errstate(all="ignore"):
                 found = evaluator_of(proto).run(None, dict.fromkeys(self.group, values))
