@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from graph_text import model_of
 from hypothesis import example, given, settings
@@ -13,11 +15,13 @@ from onnx import helper
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
+from qdqspec.graph.save import save_model
+from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.quantize.saturation import MOST_NODES, STEPS, TOLERANCE, Saturation, saturations
 from qdqspec.session import Session
-from qdqspec.types import Case, Consumer, Inputs, QuantizeRules, Site
+from qdqspec.types import Case, Consumer, Inputs, QuantizeRules, Site, TuneRules
 
 WIDE = TensorRange(-20.0, 10.0)
 HARD_SWISH = "p = Add(t, three) c = Clip(p, zero, six) m = Mul(t, c) f = Div(m, six)"
@@ -243,8 +247,6 @@ def test_values_beyond_an_end_give_nearly_the_result_of_the_end(
 @pytest.fixture
 def sigmoids(tmp_path: Path) -> tuple[Path, Path]:
     """A model with SiLU between two products, and data for which its range is wide."""
-    import onnx
-
     path, data = tmp_path / "net.onnx", tmp_path / "data.npz"
     onnx.save(model("s = Sigmoid(t) f = Mul(t, s)").proto, path)
     np.savez(data, x=np.random.default_rng(0).normal(size=(8, 8, 2)).astype(np.float32) * 30)
@@ -265,6 +267,21 @@ def test_given_ranges_are_used_as_they_are(sigmoids: tuple[Path, Path], tmp_path
     with Session(root=tmp_path) as session:
         prepared = session.work(case_of(*sigmoids, scales=scales)).setup.prepared
         assert not prepared.calibrated[1].saturations
+
+
+def test_scales_of_a_quantized_model_are_used_as_they_are(
+    sigmoids: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with Session(root=tmp_path) as session:
+        own = session.work(case_of(*sigmoids)).setup.prepared
+        placement, start = own.space.resolve(own.space.everything()), tmp_path / "start.onnx"
+        wide = Quantizer(own.model, own.numbers.ranges, biases=own.space.bias_sources)
+        save_model(insert_qdq(own.model, placement, wide).parts, start)
+        case = replace(case_of(*sigmoids), tune=TuneRules(start_from=(start,)))
+        kept = session.work(case).setup.prepared
+    (site,) = (site for site in placement.ordered if site.tensor == "t")
+    assert float(kept.numbers.params(site).scale) == pytest.approx(float(wide.params(site).scale), rel=1e-5)
+    assert float(own.numbers.params(site).scale) < 0.8 * float(wide.params(site).scale)
 
 
 def case_of(path: Path, data: Path, scales: Path | None = None) -> Case:
