@@ -143,10 +143,11 @@ def corrected(
 
 def wider(correcting: Correcting, placement: Placement, *, own: bool) -> Corrections:
     """A wider range of an activation that the placement quantizes, or of one that it does not quantize."""
-    ranges = correcting._prepared.calibrated[1].ranges
+    numbers = correcting._prepared.calibrated[1]
     quantized = {site.tensor for site in placement.sites}
-    spans = [(tensor, span) for tensor, span in ranges.items() if (tensor in quantized) is own]
-    return Corrections(ranges={tensor: TensorRange(span.low, 1.5 * span.high) for tensor, span in spans[:1]})
+    spans = [(tensor, span) for tensor, span in numbers.ranges.items() if (tensor in quantized) is own]
+    ranges = {tensor: TensorRange(span.low, 1.5 * span.high) for tensor, span in spans[:1]}
+    return replace(numbers.corrections, ranges=ranges)  # with the scales that are kept
 
 
 @pytest.fixture
@@ -194,11 +195,11 @@ def test_the_first_placement_is_built_again_only_if_corrections_change_its_model
 
 def narrow(correcting: Correcting, placement: Placement) -> Corrections:
     """Ranges of all quantized activations with which the outputs are meaningless."""
-    ranges = correcting._prepared.calibrated[1].ranges
-    quantized = {site.tensor for site in placement.sites} & ranges.keys()
-    return Corrections(
-        ranges={t: TensorRange(ranges[t].low / 100, ranges[t].high / 100) for t in sorted(quantized)}
-    )
+    numbers = correcting._prepared.calibrated[1]
+    quantized = {site.tensor for site in placement.sites}
+    spans = [(tensor, span) for tensor, span in numbers.ranges.items() if tensor in quantized]
+    ranges = {tensor: TensorRange(span.low / 100, span.high / 100) for tensor, span in spans}
+    return replace(numbers.corrections, ranges=ranges)
 
 
 @pytest.mark.parametrize("is_metric", [True, False])
