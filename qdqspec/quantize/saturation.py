@@ -133,20 +133,24 @@ class _Function:
             for end in self.model.consumers.get(tensor, ()):
                 heapq.heappush(waiting, self.model.by_name[end.node].index)
 
-    def channels(self) -> tuple[int, int]:
-        """The most dimensions of a constant, and the most values."""
-        shapes = [tuple(self.model.constants[t].dims) for t in self._constants()]
-        return max(map(len, shapes), default=0), max(map(math.prod, shapes), default=1)
+    def channels(self) -> tuple[int, ...] | None:
+        """The shape of all constants together, with one function for each of its elements; ``None`` if it has none."""
+        try:
+            return np.broadcast_shapes(*(tuple(self.model.constants[t].dims) for t in self._constants()))
+        except ValueError:
+            return None
 
     def _constants(self) -> list[str]:
         read = dict.fromkeys(tensor for node in self.nodes for tensor in node.input if tensor)
         return [tensor for tensor in read if tensor in self.fixed]
 
-    def at(self, grid: Array) -> Iterator[Floats]:
-        """Each result for the values of a grid: one row for each value. Nothing if they cannot be computed."""
+    def at(self, grid: Array, dimensions: int) -> Iterator[Floats]:
+        """Each result for the values of a grid: one row for each value. Nothing if they cannot be computed.
+
+        No constant has more ``dimensions``.
+        """
         from qdqspec.graph.reference import evaluator_of  # imported late: it takes as long as all of onnx
 
-        dimensions, _ = self.channels()
         values = grid.reshape(-1, *[1] * dimensions)
         inputs = [helper.make_tensor_value_info(t, TensorProto.FLOAT, values.shape) for t in self.group]
         outputs = [onnx.ValueInfoProto(name=name) for name in self.results]
@@ -190,15 +194,16 @@ def _as_floats(values: Array) -> Array:
 
 def _ends(function: _Function, span: TensorRange) -> Saturation | None:
     """The ends of a range of which a function does not distinguish the values beyond; ``None`` without an end."""
-    _, channels = function.channels()
-    points = min(_POINTS, _MOST_VALUES // channels)
-    if points < _LEAST_POINTS:
+    channels = function.channels()
+    count = 0 if channels is None else math.prod(channels)
+    points = min(_POINTS, _MOST_VALUES // count) if count else 0
+    if channels is None or points < _LEAST_POINTS:
         return None
     size = span.high - span.low
     inside = np.linspace(span.low, span.high, points)
     inside[np.abs(inside).argmin()] = 0.0
     grid = np.concatenate([span.low - size * _BEYOND[::-1], inside, span.high + size * _BEYOND])
-    results = list(function.at(grid.astype(np.float32)))
+    results = list(function.at(grid.astype(np.float32), len(channels)))
     if not results or not all(np.isfinite(values).all() for values in results):
         return None
     tolerances = [TOLERANCE * size / STEPS * _steepest(grid, values) for values in results]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,6 +180,22 @@ def test_long_functions_are_followed_to_a_limit() -> None:
     chain = " ".join(f"n{i + 1} = Neg(n{i})" for i in range(2 * MOST_NODES))
     assert reading(f"n0 = Relu(t) {chain} f = Neg(n{2 * MOST_NODES})") is not None
     assert reading(f"n0 = Neg(t) {chain} f = Relu(n{2 * MOST_NODES})") is None
+
+
+def test_a_function_for_each_pair_of_many_channels_has_no_end() -> None:
+    """Constants along different axes have a function for each pair of elements, which a grid would multiply."""
+    text = """(float[1, n, n] x) => (float[1, n, n] y)
+    { t = MatMul(x, w) a = Add(t, rows) b = Add(a, columns) f = Relu(b) y = MatMul(f, w) }"""
+    few = model_of(text, w=(4, 4), rows=(4, 1), columns=(4,))
+    many = model_of(text, w=(512, 512), rows=(512, 1), columns=(512,))
+    empty = model_of(text, w=(4, 4), rows=(0, 1), columns=(1,))
+    assert saturations(few, {"t": WIDE}).keys() == {"t"}
+    tracemalloc.start()
+    assert not saturations(many, {"t": WIDE})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
+    assert not saturations(empty, {"t": WIDE})
 
 
 def test_a_function_that_is_not_finite_has_no_end() -> None:
