@@ -1,7 +1,7 @@
 """The values beyond which the operators that read a tensor saturate: a range that ends there has smaller steps.
 
-A convolution before a GELU or HardSwish has values of both signs, but all large negative ones give the same result. A
-range that is clipped where the readers no longer distinguish values loses nothing.
+A convolution before a GELU or HardSwish has values of both signs, but all large negative ones give nearly the
+same result. A range that is clipped where the readers no longer distinguish values loses nearly nothing.
 
 The readers are followed to the first operators that are not elementwise functions of this tensor and constants. What is
 before these is one function of a single number, or of one for each channel, and is computed on a grid.
