@@ -9,7 +9,7 @@ the factors that it has by the other samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,6 @@ from qdqspec.placement.edit.equalize import (
     Equalization,
     ScaledConstant,
     ScaledValues,
-    find_chains,
 )
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -47,21 +46,15 @@ class WeightSteps:
 
 def chosen_equalizations(
     model: Model,
-    fixed: Collection[str],
-    quantized: Collection[str],
+    chains: Sequence[Chain],
     weights: WeightSteps,
     observed: Callable[[Sequence[str]], Iterable[Mapping[str, Array]]],
     least_gain: float = LEAST_GAIN,
 ) -> list[tuple[Chain, Equalization]]:
     """The chains whose estimated noise some factors reduce by the share ``least_gain`` and more, with these.
 
-    Chains of which no reader's input is in ``quantized`` are omitted. ``observed`` gives the values of tensors.
+    ``observed`` gives the values of tensors.
     """
-    chains = [
-        chain
-        for chain in find_chains(model, fixed)
-        if any(absorber.source in quantized for absorber in chain.absorbers)
-    ]
     if not chains:
         return []
     sources = dict.fromkeys(absorber.source for chain in chains for absorber in chain.absorbers)

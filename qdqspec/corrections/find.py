@@ -23,7 +23,7 @@ from qdqspec.corrections.weights import (
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.placement.edit.biases import biased_layer
-from qdqspec.placement.edit.equalize import Equalization, equalized
+from qdqspec.placement.edit.equalize import Equalization, equalized, find_chains
 from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, WeightNumbers, weight_key
 from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.quantizer import Quantizer
@@ -232,8 +232,11 @@ class _Search:
         quantized = {site.tensor for site in sites if not site.weight}
         chosen = chosen_equalizations(
             question.model,
-            question.fixed,
-            quantized,
+            [
+                chain
+                for chain in find_chains(question.model, question.fixed)
+                if any(absorber.source in quantized for absorber in chain.absorbers)
+            ],
             WeightSteps(
                 steps=63 if question.saturates else 127,
                 per_channel=frozenset(site.tensor for site in sites if site.weight and site.axis is not None),

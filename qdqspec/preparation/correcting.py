@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,14 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from qdqspec.arrays import Array, Feed
+from qdqspec.arrays import Feed
 from qdqspec.corrections.find import FoundCorrections, Question, find_corrections
 from qdqspec.corrections.judge import MIN_SAMPLES, Judge
 from qdqspec.corrections.kept import read_found, write_found
 from qdqspec.corrections.ranges import Ranges
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.graph.observe import observe
 from qdqspec.placement.edit.equalize import equalized, find_chains
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import reference_runtime
@@ -142,7 +141,7 @@ class Correcting:
             ranges=partial(self._ranges, model),
             fit_ranges=partial(prepared.tensor_ranges, model, self._space.tensors, self._every_second),
             method=rules.calibration,
-            observe=partial(self._observed, model),
+            observe=partial(prepared.values_of, model),
             allowed=tuple(name for name in rules.allowed_corrections if name not in given),
             saturates=prepared.capabilities.reduce_range,
             fixed=prepared.start_scales.tensors,
@@ -176,18 +175,6 @@ class Correcting:
     def _seconds(self) -> float:
         most, minutes = SECONDS[self._case.tune.preset], self._case.tune.minutes
         return most if minutes is None else min(most, SHARE * 60 * minutes)
-
-    def _observed(
-        self, model: Model, tensors: Sequence[str], feeds: Iterable[Feed]
-    ) -> Iterator[Mapping[str, Array]]:
-        """The values of these tensors of a model for each input."""
-        inputs = set(model.inputs)
-        observer = observe(model, [tensor for tensor in tensors if tensor not in inputs])
-        with ExitStack() as observers:
-            execute = self._prepared.runner(observers, observer.parts) if observer.names else None
-            for feed in feeds:
-                found = {} if execute is None else observer.seen(execute(feed))
-                yield {**{name: feed[name] for name in tensors if name in feed}, **found}
 
 
 def judged_placements(space: SchemeSpace, without: Collection[str] = ()) -> tuple[Placement, ...]:

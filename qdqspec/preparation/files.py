@@ -19,7 +19,7 @@ from qdqspec.graph.save import refuse_overwriting, save_model, write_text
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import LARGE
 from qdqspec.measurement.journal import Journal
-from qdqspec.placement.edit.equalize import equalized
+from qdqspec.placement.edit.equalize import branches_of, equalized
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.scheme.cache import gather, write_cache
 from qdqspec.placement.scheme.scheme_file import write_scheme
@@ -243,7 +243,8 @@ def make_folder(folder: Path) -> None:
 
 def write_placed(prepared: Prepared, placement: Placement, path: Path, backend: str) -> None:
     """Write the scheme of a placement, with its numbers."""
-    pairs, factors = prepared.numbers.placed(placement), prepared.equalized_for(placement)
+    pairs = prepared.numbers.placed(placement)
+    factors = (*branches_of(prepared.folded), *prepared.equalized_for(placement))
     dq_dtype = prepared.case.quantize.dq_dtype
     write_scheme(path, placement, pairs, backend, dq_dtype=dq_dtype, factors=factors)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
@@ -27,10 +27,11 @@ from qdqspec.measurement.profiles import Load
 from qdqspec.parity.data import Dataset, data_warnings, open_data, random_feeds
 from qdqspec.parity.metrics import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
-from qdqspec.placement.edit.equalize import Equalization, touched
+from qdqspec.placement.edit.equalize import Equalization, equalized, products_of, touched
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import format_choices
 from qdqspec.preparation.auxiliary_runs import FusionBuild, Groups, Observing, groups_of_file
+from qdqspec.preparation.branching import scaled_branches
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
 from qdqspec.preparation.start import KeptScales, kept_scales
 from qdqspec.quantize.calibrate import calibrate, given_ranges
@@ -50,8 +51,9 @@ _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.c
 class Prepared:
     """A case with its model, and everything derived from both; each attribute is computed on first access.
 
-    ``given`` is the user's model, ``folded`` the same with BatchNormalization folded; ``model`` is the one that pairs
-    are inserted into, with scaled constants if equalization helps. ``warnings`` collects notes for the user.
+    ``given`` is the user's model, ``folded`` the same with BatchNormalization folded, and with branches that have
+    factors; ``model`` is the one that pairs are inserted into, with scaled constants if equalization helps.
+    ``warnings`` collects notes for the user.
     """
 
     def __init__(self, case: Case, given: Model, backend: Backend, options: BuildOptions, seed: int) -> None:
@@ -68,9 +70,14 @@ class Prepared:
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
                 "specialized to that value, and its outputs are compared with those of the file given"
             )
-        self.folded = fold_weights(given).model
+        self._plain = fold_weights(given).model
         if case.quantize.dq_dtype is not None:
-            self.folded = with_types(self.folded, case.quantize.dq_dtype)
+            self._plain = with_types(self._plain, case.quantize.dq_dtype)
+
+    @cached_property
+    def folded(self) -> Model:
+        """The model without BatchNormalization, with products where factors of channels reduce the error."""
+        return equalized(self._plain, scaled_branches(self, self._plain))
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -119,7 +126,7 @@ class Prepared:
             self.folded,
             self.capabilities,
             allowed=allowed_nodes(self.folded, self.case.patterns),
-            denied=denied_nodes(self.folded, self.case.patterns),
+            denied={*denied_nodes(self.folded, self.case.patterns), *products_of(self.folded)},
             rules=self.case.quantize,
             regions=self.regions,
         )
@@ -220,6 +227,18 @@ class Prepared:
         if missing := [tensor for tensor in made if tensor not in values]:
             raise BackendError(f"no run of the model returns '{missing[0]}'")
         return {tensor: feed[tensor] if tensor in feed else values[tensor] for tensor in tensors}
+
+    def values_of(
+        self, model: Model, tensors: Sequence[str], feeds: Iterable[Feed]
+    ) -> Iterator[Mapping[str, Array]]:
+        """The values of these tensors of a model for each input."""
+        inputs = set(model.inputs)
+        observer = observe(model, [tensor for tensor in tensors if tensor not in inputs])
+        with ExitStack() as observers:
+            execute = self.runner(observers, observer.parts) if observer.names else None
+            for feed in feeds:
+                found = {} if execute is None else observer.seen(execute(feed))
+                yield {**{name: feed[name] for name in tensors if name in feed}, **found}
 
     @cached_property
     def calibrated(self) -> tuple[SchemeSpace, Quantizer]:

@@ -4,6 +4,8 @@ A product with a power of two is exact, so that all outputs stay the same, bit f
 be computed again. The factors begin at constants that make a tensor channel by channel, such as the scale and bias of a
 normalization or the weight and bias of a convolution; they pass through operators that are homogeneous in each channel;
 and each reader at the end is a linear operator whose constant weight is divided by them.
+Where other operators read the tensor too, an inserted product has the factors, and the linear operators read that: see
+`branches`.
 Source: M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv 1906.04721;
 G. Xiao et al., "SmoothQuant", arXiv 2211.10438, for normalizations.
 """
@@ -26,6 +28,7 @@ from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import SHAPE_SOURCES, is_default
 from qdqspec.graph.protos import copied, copy_model, metadata, refill
+from qdqspec.placement.edit.branches import Branch, find_branches, with_branches, without_branches
 from qdqspec.types import Placement
 
 EQUALIZED = "qdqspec.equalized"  # model metadata: the factors that constants were multiplied by
@@ -56,15 +59,23 @@ class ScaledConstant(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equalization:
-    """Channels of a tensor multiplied by two to the power of ``exponents``, and the constants that change with them."""
+    """Channels of a tensor multiplied by two to the power of ``exponents``, and the constants that change with them.
+
+    With a ``branch`` the first constant is that of its inserted product.
+    """
 
     exponents: tuple[Annotated[int, Field(ge=-LARGEST, le=LARGEST)], ...]
     constants: tuple[ScaledConstant, ...]
+    branch: Branch | None = None
 
     @property
     def record(self) -> dict[str, object]:
         """The form in schemes and metadata."""
-        return {"exponents": self.exponents, "constants": [one._asdict() for one in self.constants]}
+        found: dict[str, object] = {
+            "exponents": self.exponents,
+            "constants": [one._asdict() for one in self.constants],
+        }
+        return found if self.branch is None else found | {"branch": self.branch._asdict()}
 
 
 EQUALIZATIONS = TypeAdapter(tuple[Equalization, ...])  # reads what `Equalization.record` makes
@@ -112,7 +123,7 @@ def find_chains(model: Model, fixed: Collection[str] = ()) -> list[Chain]:
     """
     found: list[Chain] = []
     inside: set[str] = set()
-    if metadata(model.flat, EQUALIZED) is not None:
+    if any(change.branch is None for change in _held(model.flat)):
         return found  # its constants are restored by what its metadata holds already
     for node in model.nodes:
         if node.outputs and node.outputs[0] not in inside:
@@ -315,6 +326,8 @@ class ScaledValues:
         It could not if a value became infinite, or too small to be exact.
         """
         found: dict[str, Array] = {}
+        if change.branch is not None and change.branch.factors not in self.model.constants:
+            self.values.setdefault(change.branch.factors, np.ones(len(change.exponents), np.float32))
         for constant in change.constants:
             before = self.of(constant.tensor)
             after = found[constant.tensor] = scaled(before, constant, change.exponents)
@@ -333,8 +346,22 @@ def equalized(model: Model, changes: Collection[Equalization]) -> Model:
     if not all(map(scaling.add, changes)):
         raise PlacementError("channels cannot be scaled exactly", where=model.where)
     proto = _with_constants(model.flat, scaling.values)
-    proto.metadata_props.add(key=EQUALIZED, value=json.dumps([change.record for change in changes]))
+    branches = [change.branch for change in changes if change.branch is not None]
+    with_branches(proto, model, branches, {one.factors: scaling.of(one.factors) for one in branches})
+    records = [change.record for change in (*_held(model.flat), *changes)]
+    refill(proto.metadata_props, [prop for prop in proto.metadata_props if prop.key != EQUALIZED])
+    proto.metadata_props.add(key=EQUALIZED, value=json.dumps(records))
     return Model(proto, path=model.path)
+
+
+def branches_of(model: Model) -> tuple[Equalization, ...]:
+    """The changes of a model whose factors are in inserted products."""
+    return tuple(change for change in _held(model.flat) if change.branch is not None)
+
+
+def products_of(model: Model) -> frozenset[str]:
+    """The names of the products that are inserted in a model."""
+    return frozenset(change.branch.product for change in branches_of(model) if change.branch is not None)
 
 
 def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
@@ -343,15 +370,25 @@ def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelPr
         return proto
     constants = Model(proto).constants
     new: dict[str, Array] = {}
-    for change in reversed(equalizations_of(proto, constants)):
+    changes = equalizations_of(proto, constants)
+    for change in reversed(changes):
         for constant in change.constants:
             name = constant.tensor
             if name not in kept:
                 before = new[name] if name in new else numpy_helper.to_array(constants[name])
                 new[name] = scaled(before, constant, change.exponents, -1)
     found = _with_constants(proto, new)
+    without_branches(found, [change.branch for change in changes if change.branch is not None])
     refill(found.metadata_props, [prop for prop in found.metadata_props if prop.key != EQUALIZED])
     return found
+
+
+def _held(proto: onnx.ModelProto) -> tuple[Equalization, ...]:
+    """The changes that the metadata of a model holds; damaged metadata holds none."""
+    try:
+        return EQUALIZATIONS.validate_json(metadata(proto, EQUALIZED) or "[]")
+    except ValidationError:
+        return ()
 
 
 def equalizations_of(
@@ -359,29 +396,57 @@ def equalizations_of(
 ) -> tuple[Equalization, ...]:
     """The factors that the metadata of a model holds, of the ``constants`` of its float form.
 
-    Damaged metadata holds none, and a change is omitted if not all its constants are there in its shapes.
+    Damaged metadata holds none, and a change is omitted if not all its constants are there in its shapes. The product
+    of a branch may be gone.
     """
-    try:
-        changes = EQUALIZATIONS.validate_json(metadata(proto, EQUALIZED) or "[]")
-    except ValidationError:
-        return ()
+
+    def fits(change: Equalization, one: ScaledConstant) -> bool:
+        tensor = constants.get(one.tensor)
+        if tensor is None:
+            return change.branch is not None and one.tensor == change.branch.factors
+        size = list(tensor.dims)[one.axis : one.axis + 1]
+        return tensor.data_type == TensorProto.FLOAT and size == [len(change.exponents) * one.repeat]
+
     return tuple(
-        change
-        for change in changes
-        if all(
-            (tensor := constants.get(one.tensor)) is not None
-            and tensor.data_type == TensorProto.FLOAT
-            and list(tensor.dims)[one.axis : one.axis + 1] == [len(change.exponents) * one.repeat]
-            for one in change.constants
-        )
+        change for change in _held(proto) if all(fits(change, constant) for constant in change.constants)
+    )
+
+
+def branched(model: Model, fixed: Collection[str] = ()) -> tuple[Equalization, ...]:
+    """A change without effect, all exponents zero, for each branch of a model that may have factors."""
+    sources = {absorber.source for chain in find_chains(model, fixed) for absorber in chain.absorbers}
+    return tuple(_unscaled(model, branch) for branch in find_branches(model, {*fixed, *sources}))
+
+
+def _unscaled(model: Model, branch: Branch) -> Equalization:
+    weights = [
+        ScaledConstant(node.inputs[1], int(bool(node.attributes.get("transB", 0))), -1)
+        for node in map(model.by_name.__getitem__, branch.readers)
+    ]
+    shape = model.shape(branch.tensor) or ()
+    return Equalization(
+        exponents=(0,) * (shape[-1] or 0),
+        constants=(ScaledConstant(branch.factors, 0), *weights),
+        branch=branch,
     )
 
 
 def misfit_of(model: Model, changes: Collection[Equalization]) -> str | None:
     """The reason why these factors would change a model's outputs; ``None`` if it can."""
-    chains = {tuple(chain.constants): chain for chain in find_chains(model)} if changes else {}
+    inserted = [change for change in changes if change.branch is not None]
+    possible = {one.constants: one for one in branched(model)} if inserted else {}
     scaling = ScaledValues(model)
-    for change in changes:
+    for change in inserted:
+        known = possible.get(change.constants)
+        if known is None or known.branch != change.branch or len(known.exponents) != len(change.exponents):
+            return f"'{change.constants[0].tensor}' cannot be inserted in it"
+        if not scaling.add(change):
+            return f"values of a weight behind '{change.constants[0].tensor}' cannot be scaled exactly"
+    others = [change for change in changes if change.branch is None]
+    model = equalized(model, inserted)
+    chains = {tuple(chain.constants): chain for chain in find_chains(model)} if others else {}
+    scaling = ScaledValues(model)
+    for change in others:
         chain, first = chains.get(change.constants), change.constants[0].tensor if change.constants else ""
         if chain is None or chain.channels != len(change.exponents):
             return f"the channels that '{first}' makes cannot be scaled in it"

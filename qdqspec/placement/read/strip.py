@@ -29,7 +29,7 @@ from qdqspec.graph.protos import (
 from qdqspec.graph.trt import DOMAIN, is_pair_op
 from qdqspec.graph.weights import tensor_bytes
 from qdqspec.placement.edit.biases import BIAS_INPUT, biases_before, with_value
-from qdqspec.placement.edit.equalize import restored
+from qdqspec.placement.edit.equalize import products_of, restored
 from qdqspec.placement.edit.insert import RAISED_FROM, RaisedInputs, raised
 from qdqspec.placement.read.recognize import Recognition, recognize, within_reach
 from qdqspec.types import Consumer
@@ -123,7 +123,9 @@ def strip_with_parts(
     found = recognize(model, expected, activations=activations)
     work = _Stripping.of(found)
     stripped = Model(work.build(), path=model.path)
-    pairs = zip((origin for origin, _ in work.nodes()), stripped.nodes, strict=True)
+    gone = products_of(model) - stripped.by_name.keys()
+    origins = (origin for origin, proto in work.nodes() if proto.name not in gone)
+    pairs = zip(origins, stripped.nodes, strict=True)
     kept = {origin.name: node for origin, node in pairs if origin is not None}
     names = {name: (_alike(reference, node) or node).name for name, node in kept.items()}
     notes = tuple(work.notes())

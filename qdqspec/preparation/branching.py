@@ -1,0 +1,51 @@
+"""Chooses the products with factors of channels that a case's model gets before its search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from qdqspec.corrections.equalization import LARGE_GAIN, WeightSteps, chosen_equalizations
+from qdqspec.corrections.judge import MIN_SAMPLES
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import Model
+from qdqspec.placement.edit.equalize import Equalization, branched, equalized, find_chains
+
+if TYPE_CHECKING:
+    from qdqspec.preparation.prepare import Prepared
+
+SAMPLES = 16  # for the statistics of channels, every second one held out
+
+
+def scaled_branches(prepared: Prepared, model: Model) -> tuple[Equalization, ...]:
+    """The branches of a model whose factors halve the estimated error of the linear operators behind, and more.
+
+    There are none where equalization is not allowed or data is missing, and none beside scales that the user gives or
+    that a quantized model has, which are those of the model as it is.
+    """
+    rules, inputs = prepared.case.quantize, prepared.case.inputs
+    data = prepared.calibration
+    if "equalization" not in rules.allowed_corrections or data is None or len(data) < MIN_SAMPLES:
+        return ()
+    is_given = inputs.scales is not None or (rules.scales == "keep" and prepared.case.tune.start_from)
+    if is_given or not prepared.capabilities.computes:
+        return ()
+    possible = {change.branch.product: change for change in branched(model) if change.branch is not None}
+    if not possible:
+        return ()
+    extended = equalized(model, tuple(possible.values()))
+    chains = [chain for chain in find_chains(extended) if chain.maker.name in possible]
+    steps = 63 if prepared.capabilities.reduce_range else 127
+    weights = frozenset(absorber.weight.tensor for chain in chains for absorber in chain.absorbers)
+    try:
+        chosen = chosen_equalizations(
+            extended,
+            chains,
+            WeightSteps(steps=steps, per_channel=weights),
+            lambda sources: prepared.values_of(extended, sources, islice(data, SAMPLES)),
+            LARGE_GAIN,
+        )
+    except BackendError:
+        return ()  # calibration has the same failure, and reports it
+    return tuple(replace(possible[chain.maker.name], exponents=change.exponents) for chain, change in chosen)
