@@ -23,7 +23,7 @@ from qdqspec.corrections.weights import (
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.placement.edit.biases import biased_layer
-from qdqspec.placement.edit.equalize import Equalization, equalized, find_chains
+from qdqspec.placement.edit.equalize import Equalization, equalized, find_chains, products_of
 from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, WeightNumbers, weight_key
 from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.quantizer import Quantizer
@@ -230,12 +230,14 @@ class _Search:
         takes_long = EQUALIZING * self._judging > (self.until - question.clock()) / 2
         sites = question.sites
         quantized = {site.tensor for site in sites if not site.weight}
+        products = products_of(question.model)  # have their factors
         chosen = chosen_equalizations(
             question.model,
             [
                 chain
                 for chain in find_chains(question.model, question.fixed)
-                if any(absorber.source in quantized for absorber in chain.absorbers)
+                if chain.maker.name not in products
+                and any(absorber.source in quantized for absorber in chain.absorbers)
             ],
             WeightSteps(
                 steps=63 if question.saturates else 127,

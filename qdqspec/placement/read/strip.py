@@ -123,8 +123,8 @@ def strip_with_parts(
     found = recognize(model, expected, activations=activations)
     work = _Stripping.of(found)
     stripped = Model(work.build(), path=model.path)
-    gone = products_of(model) - stripped.by_name.keys()
-    origins = (origin for origin, proto in work.nodes() if proto.name not in gone)
+    products = products_of(model) - stripped.by_name.keys()
+    origins = (origin for origin, proto in work.nodes() if proto.name not in products)
     pairs = zip(origins, stripped.nodes, strict=True)
     kept = {origin.name: node for origin, node in pairs if origin is not None}
     names = {name: (_alike(reference, node) or node).name for name, node in kept.items()}

@@ -74,7 +74,8 @@ def test_chains_that_cannot_be_scaled_are_omitted(why: str) -> None:
             graph.node[1].op_type = "Cast"
             graph.node[1].attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
         elif why == "metadata":
-            proto.metadata_props.add(key=EQUALIZED, value="[]")
+            held = find_chains(model)[0].by((1, 0, 0, 0))
+            proto.metadata_props.add(key=EQUALIZED, value=json.dumps([held.record]))
         else:
             graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
             branch = helper.make_graph(
