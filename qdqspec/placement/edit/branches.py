@@ -18,6 +18,12 @@ from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import refill
 
+_NORMALIZATIONS = frozenset(
+    {
+        *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"),
+        *("EmbedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
+    }
+)
 LEAST_OUTPUTS = 256  # of all linear operators behind a product, so that it takes a small share of their time
 
 
@@ -41,7 +47,8 @@ class Branch(NamedTuple):
 def find_branches(model: Model, fixed: Collection[str] = ()) -> list[Branch]:
     """The branches that may have factors, in graph order: MatMul and Gemm with private constant weights.
 
-    Tensors in ``fixed`` have none.
+    They read a normalization, whose channels have ranges that differ for all inputs alike. Tensors in ``fixed`` have
+    no branch.
     """
     readers: dict[str, list[Node]] = {}
     for node in model.nodes:
@@ -51,11 +58,30 @@ def find_branches(model: Model, fixed: Collection[str] = ()) -> list[Branch]:
     found = []
     for tensor, nodes in readers.items():
         branch = Branch(tensor, tuple(node.name for node in nodes))
-        if tensor in fixed or {branch.product, branch.factors} & known:
+        if tensor in fixed or not _is_normalized(model, tensor) or {branch.product, branch.factors} & known:
             continue
         if sum(_outputs(model, node) for node in nodes) >= LEAST_OUTPUTS:
             found.append(branch)
     return found
+
+
+def _is_normalized(model: Model, tensor: str) -> bool:
+    """Whether a tensor is the output of a normalization, or of its last operators: a product and a sum by channel."""
+    maker = model.producer.get(tensor)
+    if maker is None or maker.outputs[0] != tensor:
+        return False
+    if maker.op_type in _NORMALIZATIONS:
+        return True
+    product = _behind_vector(model, maker, "Add")
+    return product is not None and _behind_vector(model, product, "Mul") is not None
+
+
+def _behind_vector(model: Model, node: Node, op_type: str) -> Node | None:
+    """The node whose output an operator of this type combines with a constant vector, if it does."""
+    if node.op_type != op_type or sum(name in model.constants for name in node.inputs) != 1:
+        return None
+    constant, other = sorted(node.inputs, key=lambda name: name not in model.constants)
+    return model.producer.get(other) if len(model.constants[constant].dims) == 1 else None
 
 
 def _may_scale(model: Model, node: Node) -> bool:
