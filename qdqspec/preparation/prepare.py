@@ -122,11 +122,12 @@ class Prepared:
         for pattern in unmatched(self.folded, self.case.patterns):
             self.warnings.append(f"pattern '{pattern}' matches nothing in {self.given.where}")
         self._warn_formats()
+        products = products_of(self.folded)
         return SchemeSpace(
             self.folded,
             self.capabilities,
-            allowed=allowed_nodes(self.folded, self.case.patterns),
-            denied={*denied_nodes(self.folded, self.case.patterns), *products_of(self.folded)},
+            allowed=allowed_nodes(self.folded, self.case.patterns) - products,
+            denied=denied_nodes(self.folded, self.case.patterns) | products,
             rules=self.case.quantize,
             regions=self.regions,
         )

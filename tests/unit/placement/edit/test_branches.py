@@ -1,0 +1,217 @@
+"""Products inserted behind normalizations that a residual sum reads too: where, and back to the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from chain_models import TOKENS, ChainModel
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import numpy_helper
+
+from qdqspec.errors import PlacementError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.edit.branches import find_branches
+from qdqspec.placement.edit.equalize import branched, branches_of, equalized, misfit_of, products_of, restored
+from qdqspec.placement.read.diff import diff_models
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.preparation.files import write_placed, write_placement
+from qdqspec.preparation.prepare import Prepared
+from qdqspec.session import Session
+from qdqspec.types import Case, Inputs, QuantizeRules, TuneRules
+
+WIDE = 128
+SAMPLES = np.random.default_rng(1).standard_normal((16, 2, TOKENS, 8)).astype(np.float32)
+
+
+def residual_model(why: str = "", channels: int = 8, outlier: float = 1.0) -> Model:
+    """Two linear layers behind a normalization, which a sum at the end reads too.
+
+    The scales of its channels are 1, but for one, which is ``outlier``.
+    """
+    work = ChainModel(3, [2, TOKENS, channels])
+    scale, bias = work.constant(channels), work.constant(channels)
+    values = np.ones(channels, np.float32)
+    values[1] = outlier
+    work.constants[0].CopyFrom(numpy_helper.from_array(values, scale))
+    if why == "decomposed":
+        work.add("Mul", work.add("Relu", "x"), scale)
+        normal = work.add("Add", work.now, bias)
+    elif why == "sum":
+        normal = work.add("Add", work.add("Relu", "x"), bias)
+    else:
+        normal = work.add("Relu", "x") if why == "relu" else work.add("LayerNormalization", "x", scale, bias)
+    weights = [work.constant(channels, WIDE // 2 if why == "narrow" else WIDE) for _ in range(2)]
+    one = work.add("MatMul", normal, weights[0])
+    other = work.add("MatMul", normal, weights[0 if why == "shared" else 1])
+    hidden = work.add("Relu", work.add("Add", one, other))
+    inner = WIDE // 2 if why == "narrow" else WIDE
+    back = work.add("MatMul", hidden, work.constant(inner, channels))
+    if why == "taken":
+        normal = work.add("Identity", normal)
+        work.nodes[-1].output[0] = normal = "t0_scaled"
+    work.add("Add", back, normal)
+    return work.model()
+
+
+@pytest.mark.parametrize(
+    ("why", "found"),
+    [
+        ("", True),
+        ("decomposed", True),
+        ("sum", False),
+        ("relu", False),
+        ("narrow", False),
+        ("shared", False),
+        ("taken", False),
+    ],
+)
+def test_branches_are_linear_layers_behind_a_normalization(why: str, found: bool) -> None:
+    model = residual_model(why)
+    branches = find_branches(model)
+    assert bool(branches) is found
+    for branch in branches:
+        assert [model.by_name[name].op_type for name in branch.readers] == ["MatMul", "MatMul"]
+        assert {model.by_name[name].inputs[0] for name in branch.readers} == {branch.tensor}
+        assert find_branches(model, {branch.tensor}) == []
+
+
+def test_a_normalization_that_only_linear_layers_read_needs_no_product() -> None:
+    work = ChainModel(0, [2, TOKENS, 8])
+    work.add("LayerNormalization", "x", work.constant(8), work.constant(8))
+    work.add("MatMul", work.now, work.constant(8, 2 * WIDE))
+    assert branched(work.model()) == ()
+
+
+def with_exponents(model: Model, exponents: tuple[int, ...]) -> Model:
+    """The model with these factors in its only product."""
+    (change,) = branched(model)
+    return equalized(model, [replace(change, exponents=exponents)])
+
+
+@given(st.lists(st.integers(-10, 10), min_size=8, max_size=8))
+def test_factors_change_no_bit_of_the_outputs_and_are_removed_again(exponents: list[int]) -> None:
+    model = residual_model()
+    scaled = with_exponents(model, tuple(exponents))
+    runs = [
+        onnxruntime.InferenceSession(one.proto.SerializeToString()).run(None, {"x": SAMPLES[0]})[0]
+        for one in (model, scaled)
+    ]
+    assert runs[0].tobytes() == runs[1].tobytes()
+    assert restored(scaled.flat).SerializeToString() == model.flat.SerializeToString()
+
+
+def test_bad_factors_are_rejected() -> None:
+    model = residual_model()
+    (change,) = branched(model)
+    assert misfit_of(model, [change]) is None
+    assert "cannot be inserted" in str(misfit_of(residual_model("relu"), [change]))
+    longer = replace(change, exponents=(0,) * 9)
+    assert "cannot be inserted" in str(misfit_of(model, [longer]))
+    large = changed_weight(model, np.float32(3e38))
+    most = replace(change, exponents=(-10,) * 8)
+    assert "cannot be scaled exactly" in str(misfit_of(large, [most]))
+
+
+def changed_weight(model: Model, value: np.float32) -> Model:
+    """The model with one value in the first linear layer's weight."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    weight = next(one for one in proto.graph.initializer if list(one.dims) == [8, WIDE])
+    values = numpy_helper.to_array(weight).copy()
+    values[0, 0] = value
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    return Model(proto)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with Session(root=tmp_path) as opened:
+        yield opened
+
+
+def prepared(session: Session, folder: Path, model: Model, **rules: object) -> Prepared:
+    """A case of the model with calibration data, prepared."""
+    path, data = folder / "model.onnx", folder / "calibration.npz"
+    save_model(model.proto, path)
+    np.savez(data, x=SAMPLES)
+    case = Case(
+        id="default",
+        model=path,
+        inputs=Inputs(calibration=data),
+        quantize=QuantizeRules(**{"corrections": ("equalization",), **rules}),  # type: ignore[arg-type]
+    )
+    return session.work(case).setup.prepared
+
+
+def test_outliers_behind_a_normalization_get_factors(session: Session, tmp_path: Path) -> None:
+    work = prepared(session, tmp_path, residual_model(outlier=100.0))
+    (change,) = branches_of(work.folded)
+    assert change.branch is not None
+    assert change.branch.tensor == "t0"
+    assert change.exponents[1] == min(change.exponents) < 0
+    assert products_of(work.folded) == {"t0_scaled"}
+    assert "t0_scaled" in work.space.tensors
+    assert not any("t0_scaled" in unit.nodes for unit in work.space.units)  # it is not quantized itself
+
+
+@pytest.mark.parametrize(
+    "rules", [{"corrections": "none"}, {"corrections": ("bias",)}], ids=["none", "others"]
+)
+def test_products_are_inserted_by_equalization_only(
+    session: Session, tmp_path: Path, rules: dict[str, object]
+) -> None:
+    work = prepared(session, tmp_path, residual_model(outlier=100.0), **rules)
+    assert branches_of(work.folded) == ()
+
+
+def test_channels_of_similar_ranges_get_no_product(session: Session, tmp_path: Path) -> None:
+    assert branches_of(prepared(session, tmp_path, residual_model()).folded) == ()
+
+
+def test_a_placement_with_a_product_is_written_repeated_and_removed(session: Session, tmp_path: Path) -> None:
+    work = prepared(session, tmp_path, residual_model(outlier=100.0))
+    placement = work.space.resolve(work.space.everything())
+    write_placement(work, placement, tmp_path / "q.onnx")
+    write_placed(work, placement, tmp_path / "scheme.json", "onnxruntime")
+    quantized, model = load_model(tmp_path / "q.onnx"), work.given
+    assert "t0_scaled" in quantized.by_name
+    assert apply_scheme(model, tmp_path / "scheme.json").proto.SerializeToString() == (
+        quantized.proto.SerializeToString()
+    )
+    assert strip_qdq(quantized, model).proto.SerializeToString() == model.proto.SerializeToString()
+    alone = Model(strip_qdq(quantized).proto)
+    assert [node.op_type for node in alone.nodes] == [node.op_type for node in model.nodes]
+    assert alone.constants.keys() == model.constants.keys()
+    imported = import_placement(quantized, model)
+    write_scheme(
+        tmp_path / "again.json", imported.placement, imported.pairs, "imported", factors=imported.equalized
+    )
+    again = Model(apply_scheme(model, tmp_path / "again.json").proto)
+    assert diff_models(again, quantized).same
+    assert diff_models(model, quantized).skeleton.differs == []
+    with pytest.raises(PlacementError, match="'t0_factors' cannot be inserted in it"):
+        apply_scheme(residual_model("narrow"), tmp_path / "scheme.json")
+
+
+def test_a_search_from_a_quantized_model_inserts_no_products(session: Session, tmp_path: Path) -> None:
+    """The scales of the quantized model are those of the model as it is."""
+    work = prepared(session, tmp_path, residual_model(outlier=100.0), corrections="none")
+    placement = work.space.resolve(work.space.everything())
+    write_placement(work, placement, tmp_path / "start.onnx")
+    case = Case(
+        id="default",
+        model=tmp_path / "model.onnx",
+        inputs=Inputs(calibration=tmp_path / "calibration.npz"),
+        tune=TuneRules(start_from=(tmp_path / "start.onnx",)),
+    )
+    assert branches_of(session.work(case).setup.prepared.folded) == ()
