@@ -43,6 +43,7 @@ from qdqspec.regions.expressions import allowed_nodes, denied_nodes, parse, requ
 from qdqspec.regions.search import find_regions
 from qdqspec.spec.problems import Problem, source_lines, spec_error
 from qdqspec.types import Case, DataSource, InputShape, PatternRules, Placement, Region
+from qdqspec.units import count_text
 
 RANDOM_SAMPLES = 8
 _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
@@ -77,7 +78,14 @@ class Prepared:
     @cached_property
     def folded(self) -> Model:
         """The model without BatchNormalization, with products where factors of channels reduce the error."""
-        return equalized(self._plain, scaled_branches(self, self._plain))
+        branches = scaled_branches(self, self._plain)
+        if branches:
+            products = count_text(len(branches), "product")
+            self.note_once(
+                f"equalization inserts {products} with factors of channels between a normalization and the linear "
+                "operators that read it"
+            )
+        return equalized(self._plain, branches)
 
     @cached_property
     def capabilities(self) -> Capabilities:
