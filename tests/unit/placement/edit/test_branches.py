@@ -75,7 +75,7 @@ def residual_model(why: str = "", channels: int = 8, outlier: float = 1.0) -> Mo
         ("taken", False),
     ],
 )
-def test_branches_are_linear_layers_behind_a_normalization(why: str, found: bool) -> None:
+def test_linear_layers_that_read_a_normalization_may_read_a_product(why: str, found: bool) -> None:
     model = residual_model(why)
     branches = find_branches(model)
     assert bool(branches) is found
@@ -153,7 +153,7 @@ def prepared(session: Session, folder: Path, model: Model, **rules: object) -> P
     return session.work(case).setup.prepared
 
 
-def test_outliers_behind_a_normalization_get_factors(session: Session, tmp_path: Path) -> None:
+def test_outliers_of_a_normalization_are_scaled(session: Session, tmp_path: Path) -> None:
     work = prepared(session, tmp_path, residual_model(outlier=100.0))
     (change,) = branches_of(work.folded)
     assert change.branch is not None
