@@ -22,14 +22,13 @@ def scaled_branches(prepared: Prepared, model: Model) -> tuple[Equalization, ...
     """The branches of a model whose factors halve the estimated error of the linear operators behind, and more.
 
     There are none where equalization is not allowed or data is missing, and none beside scales that the user gives or
-    that a quantized model has, which are those of the model as it is.
+    that a quantized model in ``start_from`` has, which are those of the model as it is.
     """
     rules, inputs = prepared.case.quantize, prepared.case.inputs
     data = prepared.calibration
     if "equalization" not in rules.allowed_corrections or data is None or len(data) < MIN_SAMPLES:
         return ()
-    is_given = inputs.scales is not None or (rules.scales == "keep" and prepared.case.tune.start_from)
-    if is_given or not prepared.capabilities.computes:
+    if inputs.scales is not None or prepared.start_scales.tensors or not prepared.capabilities.computes:
         return ()
     possible = {change.branch.product: change for change in branched(model) if change.branch is not None}
     if not possible:

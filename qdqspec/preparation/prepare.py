@@ -308,7 +308,7 @@ class Prepared:
         if self.case.quantize.scales != "keep":
             return KeptScales()
         saturates = self.capabilities.reduce_range
-        return kept_scales(self.folded, self.case.tune.start_from, self.note_once, saturates=saturates)
+        return kept_scales(self._plain, self.case.tune.start_from, self.note_once, saturates=saturates)
 
     def keep_corrections(
         self, path: Path | None, run: Mapping[str, object], *, read_only: bool = False, finds: bool = True

@@ -396,14 +396,16 @@ def equalizations_of(
 ) -> tuple[Equalization, ...]:
     """The factors that the metadata of a model holds, of the ``constants`` of its float form.
 
-    Damaged metadata holds none, and a change is omitted if not all its constants are there in its shapes. The product
-    of a branch may be gone.
+    Damaged metadata holds none, and a change is omitted if not all its constants are there in its shapes. The factors
+    of a product are in the model itself.
     """
+    own = {tensor.name: tensor for tensor in proto.graph.initializer}
 
     def fits(change: Equalization, one: ScaledConstant) -> bool:
-        tensor = constants.get(one.tensor)
+        is_factor = change.branch is not None and one.tensor == change.branch.factors
+        tensor = (own if is_factor else constants).get(one.tensor)
         if tensor is None:
-            return change.branch is not None and one.tensor == change.branch.factors
+            return False
         size = list(tensor.dims)[one.axis : one.axis + 1]
         return tensor.data_type == TensorProto.FLOAT and size == [len(change.exponents) * one.repeat]
 
@@ -412,10 +414,10 @@ def equalizations_of(
     )
 
 
-def branched(model: Model, fixed: Collection[str] = ()) -> tuple[Equalization, ...]:
+def branched(model: Model) -> tuple[Equalization, ...]:
     """A change without effect, all exponents zero, for each branch of a model that may have factors."""
-    sources = {absorber.source for chain in find_chains(model, fixed) for absorber in chain.absorbers}
-    return tuple(_unscaled(model, branch) for branch in find_branches(model, {*fixed, *sources}))
+    sources = {absorber.source for chain in find_chains(model) for absorber in chain.absorbers}
+    return tuple(_unscaled(model, branch) for branch in find_branches(model, sources))
 
 
 def _unscaled(model: Model, branch: Branch) -> Equalization:

@@ -207,9 +207,12 @@ def test_a_placement_with_a_product_is_written_repeated_and_removed(session: Ses
         apply_scheme(residual_model("narrow"), tmp_path / "scheme.json")
 
 
-def test_a_search_from_a_quantized_model_inserts_no_products(session: Session, tmp_path: Path) -> None:
-    """The scales of the quantized model are those of the model as it is."""
-    work = prepared(session, tmp_path, residual_model(outlier=100.0), corrections="none")
+@pytest.mark.parametrize("corrections", ["none", "auto"])
+def test_a_search_from_a_quantized_model_inserts_products_if_that_has_them(
+    session: Session, tmp_path: Path, corrections: str
+) -> None:
+    """The kept scales of a quantized model without products are those of the model as it is."""
+    work = prepared(session, tmp_path, residual_model(outlier=100.0), corrections=corrections)
     placement = work.space.resolve(work.space.everything())
     write_placement(work, placement, tmp_path / "start.onnx")
     case = Case(
@@ -218,4 +221,23 @@ def test_a_search_from_a_quantized_model_inserts_no_products(session: Session, t
         inputs=Inputs(calibration=tmp_path / "calibration.npz"),
         tune=TuneRules(start_from=(tmp_path / "start.onnx",)),
     )
-    assert branches_of(session.work(case).setup.prepared.folded) == ()
+    started = session.work(case).setup.prepared
+    assert bool(branches_of(started.folded)) is (corrections == "auto")
+    assert bool(started.start_scales.tensors) is (corrections == "none")
+
+
+def test_a_model_whose_product_another_tool_removed_keeps_its_weights(
+    session: Session, tmp_path: Path
+) -> None:
+    work = prepared(session, tmp_path, residual_model(outlier=100.0))
+    proto = onnx.ModelProto()
+    proto.CopyFrom(work.folded.proto)
+    factors = next(one for one in proto.graph.initializer if one.name == "t0_factors")
+    factors.name = "renamed"
+    node = next(node for node in proto.graph.node if node.name == "t0_scaled")
+    node.input[1] = "renamed"
+    assert products_of(Model(proto)) == {"t0_scaled"}
+    found = Model(strip_qdq(Model(proto)).proto)
+    for name in found.constants:
+        np.testing.assert_array_equal(found.array(name), Model(proto).array(name))
+    assert "t0_scaled" in found.by_name
