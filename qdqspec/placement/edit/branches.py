@@ -1,4 +1,4 @@
-"""Products inserted where only some readers of a tensor can have factors, such as behind a normalization of BERT.
+"""Products inserted where only some readers of a tensor can have factors, as those of a normalization of BERT.
 
 There a residual sum reads what linear operators read: the sum needs the values as they are, so that factors of the
 channels need an operator of their own. It costs time, a small share of the products behind it.
@@ -45,14 +45,15 @@ class Branch(NamedTuple):
 
 
 def find_branches(model: Model, fixed: Collection[str] = ()) -> list[Branch]:
-    """The branches that may have factors, in graph order: MatMul and Gemm with private constant weights.
+    """The branches that may have factors, in graph order: MatMul and Gemm whose constant weights nothing else reads.
 
     They read a normalization, whose channels have ranges that differ for all inputs alike. Tensors in ``fixed`` have
     no branch.
     """
     readers: dict[str, list[Node]] = {}
+    read_elsewhere = {*model.outputs, *model.captured, *(value.name for value in model.flat.graph.input)}
     for node in model.nodes:
-        if _may_scale(model, node):
+        if _may_scale(model, node) and node.inputs[1] not in read_elsewhere:
             readers.setdefault(node.inputs[0], []).append(node)
     known = {*model.producer, *model.constants, *model.inputs, *model.by_name}
     found = []
@@ -93,7 +94,7 @@ def _may_scale(model: Model, node: Node) -> bool:
     if weight is None or shape is None or node.attributes.get("transA", 0) or source in model.constants:
         return False
     axis = int(bool(node.attributes.get("transB", 0)))
-    is_private = len(model.consumers[node.inputs[1]]) == 1 and node.inputs[1] not in model.inputs
+    is_private = len(model.consumers[node.inputs[1]]) == 1
     is_plain = weight.data_type == TensorProto.FLOAT and model.elem_type(source) == TensorProto.FLOAT
     has_channels = len(shape) > 1 and len(weight.dims) == 2 and shape[-1] == weight.dims[axis]
     return is_private and is_plain and has_channels and weight.dims[axis] > 1

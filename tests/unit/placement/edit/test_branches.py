@@ -60,7 +60,12 @@ def residual_model(why: str = "", channels: int = 8, outlier: float = 1.0) -> Mo
         normal = work.add("Identity", normal)
         work.nodes[-1].output[0] = normal = "t0_scaled"
     work.add("Add", back, normal)
-    return work.model()
+    model = work.model(*([weights[0]] if why == "output" else []))
+    if why == "fed":
+        value = helper.make_tensor_value_info(weights[0], TensorProto.FLOAT, [channels, inner])
+        model.proto.graph.input.append(value)
+        return Model(model.proto)
+    return model
 
 
 @pytest.mark.parametrize(
@@ -73,6 +78,8 @@ def residual_model(why: str = "", channels: int = 8, outlier: float = 1.0) -> Mo
         ("narrow", False),
         ("shared", False),
         ("taken", False),
+        ("output", False),
+        ("fed", False),
     ],
 )
 def test_linear_layers_that_read_a_normalization_may_read_a_product(why: str, found: bool) -> None:
