@@ -13,7 +13,7 @@ import pytest
 from chain_models import TOKENS, ChainModel
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
