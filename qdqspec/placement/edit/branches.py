@@ -47,8 +47,7 @@ class Branch(NamedTuple):
 def find_branches(model: Model, fixed: Collection[str] = ()) -> list[Branch]:
     """The branches that may have factors, in graph order: MatMul and Gemm whose constant weights nothing else reads.
 
-    They read a normalization, whose channels have ranges that differ for all inputs alike. Tensors in ``fixed`` have
-    no branch.
+    They read a normalization. Tensors in ``fixed`` have no branch.
     """
     readers: dict[str, list[Node]] = {}
     read_elsewhere = {*model.outputs, *model.captured, *(value.name for value in model.flat.graph.input)}

@@ -146,7 +146,9 @@ def session(tmp_path: Path) -> Iterator[Session]:
         yield opened
 
 
-def prepared(session: Session, folder: Path, model: Model, **rules: object) -> Prepared:
+def prepared(
+    session: Session, folder: Path, model: Model, corrections: object = ("equalization",)
+) -> Prepared:
     """A case of the model with calibration data, prepared."""
     path, data = folder / "model.onnx", folder / "calibration.npz"
     save_model(model.proto, path)
@@ -155,7 +157,7 @@ def prepared(session: Session, folder: Path, model: Model, **rules: object) -> P
         id="default",
         model=path,
         inputs=Inputs(calibration=data),
-        quantize=QuantizeRules(**{"corrections": ("equalization",), **rules}),  # type: ignore[arg-type]
+        quantize=QuantizeRules(corrections=corrections),  # type: ignore[arg-type]
     )
     return session.work(case).setup.prepared
 
@@ -175,13 +177,11 @@ def test_outliers_of_a_normalization_are_scaled(session: Session, tmp_path: Path
     assert not any("t0_scaled" in unit.nodes for unit in work.space.units)  # it is not quantized itself
 
 
-@pytest.mark.parametrize(
-    "rules", [{"corrections": "none"}, {"corrections": ("bias",)}], ids=["none", "others"]
-)
+@pytest.mark.parametrize("corrections", ["none", ("bias",)], ids=["none", "others"])
 def test_products_are_inserted_by_equalization_only(
-    session: Session, tmp_path: Path, rules: dict[str, object]
+    session: Session, tmp_path: Path, corrections: object
 ) -> None:
-    work = prepared(session, tmp_path, residual_model(outlier=100.0), **rules)
+    work = prepared(session, tmp_path, residual_model(outlier=100.0), corrections)
     assert branches_of(work.folded) == ()
 
 
