@@ -11,7 +11,8 @@ interleaved with float by `benchmarks/independent.py`, without code of qdqspec: 
 CPU time. A model of another tool counts at a limit if it meets the limit on the same data. The *best* of the others
 is the fastest that does, or float. Geometric means are over models. `--nncf` installs NNCF with pip into an
 environment below `--results` (benchmarks/nncf_peer.py). "First s" is the time from the start of a search, calibration
-included, to the first placement that meets the limit and is faster than float in a race.
+included, to the first placement that meets the limit and is faster than float in a race, and "first build" the number
+of builds to it.
 
 Each model has a separate process and a limit of `--limit` seconds. `--results DIR` stores `accuracy.json` and the
 results of each search; a run that is started again continues from them. Markdown is written to standard output,
@@ -58,8 +59,8 @@ LIMITS = {"15 dB": 15.0, "20 dB": 20.0, "30 dB": 30.0}
 POLL = 0.2  # seconds
 QUICK = ("digits_lenet", "digits_resnet_b1")
 HEADERS = (
-    "model", "limit", "tuned / float", "dB", "agrees", "builds", "first s", "search s", "best other / float", "which",
-    "tuned / best",
+    "model", "limit", "tuned / float", "dB", "agrees", "builds", "first build", "first s", "search s",
+    "best other / float", "which", "tuned / best",
 )  # fmt: skip
 PEER_HEADERS = (
     "model",
@@ -79,6 +80,7 @@ class Search:
     below: int = 0  # trials with an SQNR below the limit
     seconds: float = 0.0
     first_seconds: float | None = None  # to the first placement that won
+    first_build: int | None = None  # of all models built for placements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +206,19 @@ def _tuned(model: RealModel, limit: str, folder: Path, minutes: float, tuned: Pa
         "builds": result.search.total,
         "below": len(below),
         "first_seconds": next(iter(first), None),
+        "first_build": _first_build(folder),
     }
+
+
+def _first_build(folder: Path) -> int | None:
+    """The number of builds until the first placement that won, those before corrections included."""
+    number = 0
+    for path in folder.glob("*/*/trials.jsonl"):
+        for trial in map(json.loads, path.read_text().splitlines()):
+            number += bool(trial["scheme"]["sites"])
+            if trial["scheme"]["sites"] and trial["incumbent"]:
+                return number
+    return None
 
 
 @contextmanager
@@ -312,6 +326,7 @@ def _cells(row: Row) -> list[list[str]]:
                 db_text(one) + kept,
                 agreement_text(one),
                 f"{search.builds} ({search.below} below)",
+                "-" if search.first_build is None else str(search.first_build),
                 "-" if search.first_seconds is None else f"{search.first_seconds:.1f}",
                 f"{search.seconds:.0f}",
                 f"{best:.3f}",
