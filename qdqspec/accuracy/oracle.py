@@ -346,12 +346,17 @@ class RehearsalOracle:
         return few_db + self.difference.at(few_db)
 
     @property
-    def _rehearsed_limit(self) -> float | None:
-        """The rehearsed SQNR of placements that are expected at the limit."""
+    def _rehearsed_limits(self) -> tuple[float, float] | None:
+        """The rehearsed SQNRs between which placements may be at the limit, the lower one first.
+
+        One has the difference of all data that is known nearest to the limit, the other has none: the difference may
+        be that of placements with another SQNR.
+        """
         if self._least_db is None:
             return None
-        least = self._least_db - self.difference.at(self._least_db)
-        return least - self.offset_db(least)
+        limits = (self._least_db, self._least_db - self.difference.at(self._least_db))
+        low, high = sorted(db - self.offset_db(db) for db in limits)
+        return low, high
 
     def _rehearsed(self, placement: Placement, *, roughly: bool = False) -> float | None:
         try:
@@ -359,15 +364,15 @@ class RehearsalOracle:
             if self._gate is None:
                 float_model = RehearsedEngine(rehearsal, _FLOAT, self._outputs)
                 self._gate = OutputGate(float_model, rehearsal.feeds())
-            engine, limit = RehearsedEngine(rehearsal, placement, self._outputs), self._rehearsed_limit
+            engine, limits = RehearsedEngine(rehearsal, placement, self._outputs), self._rehearsed_limits
             if roughly:
                 return self._gate.first(engine)
-            found, samples = (
-                (self._gate(engine), self._gate.samples) if limit is None else self._gate.near(engine, limit)
-            )
+            if limits is None:
+                return self._gate(engine)
+            (low, high), (found, samples) = limits, self._gate.near(engine, *limits)
             if samples < self._gate.samples:
                 self._partial.add(placement.digest)
-            elif limit is not None and abs(found - limit) <= NEAR_DB and not self.difference.is_small:
+            elif low - NEAR_DB <= found <= high + NEAR_DB and not self.difference.is_small:
                 self._run_on_all_data(rehearsal, engine, found)
             return found
         except RehearsalRefusedError as error:

@@ -101,13 +101,13 @@ class OutputGate:
             found.add(expected, seen)
         return found
 
-    def near(self, engine: Runs, limit_db: float) -> tuple[float, int]:
+    def near(self, engine: Runs, limit_db: float, most_db: float | None = None) -> tuple[float, int]:
         """The SQNR of the worst output, and the number of samples that were run.
 
         Those are the first ones, as many as the steps, if these alone put the SQNR on all below the limit, or
-        if the SQNR expected from them is far from it; else all. The expected SQNR and the distance that counts
-        as far are derived from the engines that were run on all samples before. Without these, no SQNR counts
-        as far above: the first samples may have saturated outputs.
+        if the SQNR expected from them is far below it, or far above ``most_db``, by default the limit; else all. The
+        expected SQNR and the distance that counts as far are derived from the engines that were run on all samples
+        before. Without these, no SQNR counts as far above: the first samples may have saturated outputs.
         """
         found, at, done = _Powers(), dict[int, float](), 0
         for number, known in self._differences.items():
@@ -115,7 +115,8 @@ class OutputGate:
             at[number] = found.worst_db
             expected_db, (rise, least) = at[number] + float(np.median(known or [0.0])), STEPS[number]
             far = max(least, SURE * float(np.std(known))) if len(known) >= KNOWN else np.inf
-            if abs(expected_db - limit_db) > far or at[number] < limit_db - rise:
+            is_above = expected_db > (limit_db if most_db is None else most_db) + far
+            if is_above or expected_db < limit_db - far or at[number] < limit_db - rise:
                 return expected_db, number
         found = self._powers(engine, None, found, done)
         for number, few_db in at.items():

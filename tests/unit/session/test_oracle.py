@@ -168,6 +168,21 @@ def test_placements_near_the_limit_are_rehearsed_on_all_data(
         assert short.predicted_db(everything) == pytest.approx(few_db)
 
 
+def test_a_difference_of_another_sqnr_does_not_refuse_what_meets_the_limit_on_the_few_samples(
+    session: Session, case: Case, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).normal(size=(40, 4, 8, 8)).astype(np.float32))
+    bench = session.work(case).setup
+    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
+        space = bench.prepared.space
+        everything = space.resolve(space.everything())
+        few_db = RehearsalOracle(rehearser, space, lambda _: None).predicted_db(everything)
+        assert few_db is not None
+        oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=few_db - 1)
+        oracle.difference.learn(few_db + 25, few_db + 10)
+        assert oracle.predicted_db(everything) == pytest.approx(few_db, abs=1.0)
+
+
 def test_failed_builds_do_not_change_predictions(opened: tuple[RehearsalOracle, SchemeSpace]) -> None:
     oracle, space = opened
     first, second = (space.resolve({unit.id: unit.full}) for unit in space.units[:2])
