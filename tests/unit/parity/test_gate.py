@@ -62,6 +62,7 @@ def test_engines_run_on_all_samples_widen_what_few_samples_decide(gate: OutputGa
     assert (samples, engine.runs) == (FEW, FEW)
     assert found == pytest.approx(27 - 2.5, abs=0.5)
     assert runs(gate, 22.8, 20, 20) == SAMPLES
+    assert gate.near(Noisy(27, 23), 20, 30)[1] == SAMPLES  # between two limits
 
 
 def test_high_variation_between_samples_prevents_an_early_decision(gate: OutputGate) -> None:
