@@ -150,7 +150,9 @@ class RehearsalOracle:
         self._rough: LabelNoise | None = None
         self._known: dict[str, float | None] = {}  # rehearsed SQNR by digest
         self._partial: set[str] = set()  # digests of those rehearsed on the first samples only
-        self._measured: dict[str, tuple[float, float]] = {}  # rehearsed and measured SQNR of built candidates
+        self.measured: dict[
+            str, tuple[float, float]
+        ] = {}  # rehearsed and measured SQNR of built candidates, by digest
         self.difference = difference or AllDataDifference()
         self._all_data: AllData | None = None
         self._all_data_seconds = 0.0
@@ -290,15 +292,15 @@ class RehearsalOracle:
 
         An offset of zero counts as one build more, so that a single build with an odd error does not refuse all others.
         """
-        near = sorted(self._measured.values(), key=lambda pair: abs(pair[0] - rehearsed_db))[:NEAREST]
+        near = sorted(self.measured.values(), key=lambda pair: abs(pair[0] - rehearsed_db))[:NEAREST]
         return float(np.median([0.0, *(measured - rehearsed for rehearsed, measured in near)]))
 
     @property
     def doubt_db(self) -> float:
         """The standard deviation of the SQNR that the offset does not explain, within bounds."""
-        if len(self._measured) < 2:
+        if len(self.measured) < 2:
             return FIRST_DOUBT_DB
-        errors = [measured - self.offset_db(own) - own for own, measured in self._measured.values()]
+        errors = [measured - self.offset_db(own) - own for own, measured in self.measured.values()]
         return float(np.clip(np.std(errors[-2 * NEAREST :]), LEAST_DOUBT_DB, MOST_DOUBT_DB))
 
     def learn(self, trial: Trial) -> None:
@@ -309,11 +311,11 @@ class RehearsalOracle:
         if known is None or trial.placement.digest in self._partial:
             return
         if trial.ok and trial.sqnr_db is not None and not trial.subgraph:
-            self._measured[trial.placement.digest] = known, trial.sqnr_db
+            self.measured[trial.placement.digest] = known, trial.sqnr_db
 
     def text(self, placement: Placement) -> str:
         """Rehearsed and measured SQNR of a placement for the reason of a choice; empty unless both are known."""
-        found = self._measured.get(placement.digest)
+        found = self.measured.get(placement.digest)
         if found is None:
             return ""
         rehearsed, measured = found
@@ -327,7 +329,7 @@ class RehearsalOracle:
             expected = [
                 self._expected(digest, db)
                 for digest, db in self._known.items()
-                if db is not None and digest not in self._measured
+                if db is not None and digest not in self.measured
             ]
             below = [sqnr_db for sqnr_db in expected if sqnr_db < least_db]
             if below:
