@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from real_data import find_models
@@ -67,12 +68,9 @@ def _learning() -> Iterator[list[RehearsalOracle]]:
         learn(oracle, trial)
 
     found = list[RehearsalOracle]()
-    RehearsalOracle.learn = learn_too  # type: ignore[method-assign]
-    try:
+    with patch.object(RehearsalOracle, "learn", learn_too):
         yield found
-    finally:
-        RehearsalOracle.learn = learn  # type: ignore[method-assign]
-        found += oracles.values()
+    found += oracles.values()
 
 
 def _row(name: str, pairs: list[tuple[float, float]]) -> list:

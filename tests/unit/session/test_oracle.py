@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,6 +141,20 @@ def test_an_outlier_among_builds_does_not_change_the_offset(
     assert oracle.offset_db(rehearsed) == pytest.approx(-0.2, abs=0.25)
 
 
+@contextmanager
+def everything_on_few_samples(
+    session: Session, case: Case
+) -> Iterator[tuple[Rehearser, SchemeSpace, Placement, float]]:
+    """The rehearsal of a case, and everything quantized with its SQNR on the few samples."""
+    bench = session.work(case).setup
+    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
+        space = bench.prepared.space
+        everything = space.resolve(space.everything())
+        few_db = RehearsalOracle(rehearser, space, lambda _: None).predicted_db(everything)
+        assert few_db is not None
+        yield rehearser, space, everything, few_db
+
+
 def test_placements_near_the_limit_are_rehearsed_on_all_data(
     session: Session, case: Case, tmp_path: Path
 ) -> None:
@@ -147,12 +162,7 @@ def test_placements_near_the_limit_are_rehearsed_on_all_data(
     data = lots.normal(size=(40, 4, 8, 8)).astype(np.float32)
     data[8:] *= 0.05  # samples after the first few have less signal for the same noise
     np.savez(tmp_path / "data.npz", x=data)
-    bench = session.work(case).setup
-    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
-        space = bench.prepared.space
-        everything = space.resolve(space.everything())
-        few_db = RehearsalOracle(rehearser, space, lambda _: None).predicted_db(everything)
-        assert few_db is not None
+    with everything_on_few_samples(session, case) as (rehearser, space, everything, few_db):
         oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=few_db)
         all_data_db = oracle.predicted_db(everything)
         assert all_data_db is not None
@@ -172,12 +182,7 @@ def test_a_difference_of_another_sqnr_does_not_refuse_what_meets_the_limit_on_th
     session: Session, case: Case, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).normal(size=(40, 4, 8, 8)).astype(np.float32))
-    bench = session.work(case).setup
-    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
-        space = bench.prepared.space
-        everything = space.resolve(space.everything())
-        few_db = RehearsalOracle(rehearser, space, lambda _: None).predicted_db(everything)
-        assert few_db is not None
+    with everything_on_few_samples(session, case) as (rehearser, space, everything, few_db):
         oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=few_db - 1)
         oracle.difference.learn(few_db + 25, few_db + 10)
         assert oracle.predicted_db(everything) == pytest.approx(few_db, abs=1.0)
