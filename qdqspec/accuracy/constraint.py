@@ -19,6 +19,7 @@ from qdqspec.graph.model import require_path
 from qdqspec.measurement.admission import Admission
 from qdqspec.parity.gate import SAMPLES, AllData, NoiseBar, OutputGate
 from qdqspec.preparation.prepare import Prepared
+from qdqspec.programs import own_cores
 from qdqspec.search.select import reaches
 from qdqspec.types import AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
 from qdqspec.units import count_text, metric_text, ratio_text
@@ -155,7 +156,10 @@ def constraint_of(prepared: Prepared, backend: Backend, options: BuildOptions) -
     admission.confirms_sqnr = measures_db
     if len(feeds) > SAMPLES:
         seconds = math.inf if asked.minutes is None else ALL_DATA_SHARE * 60 * asked.minutes
-        admission.all_data = AllData(feeds, build, gate.known, samples=len(feeds), seconds=seconds)
+        at_once = own_cores() > options.threads
+        admission.all_data = AllData(
+            feeds, build, gate.known, samples=len(feeds), seconds=seconds, at_once=at_once
+        )
     if asked.accuracy is not None:
         _add_metric(admission, prepared, asked.accuracy)
     return AccuracyConstraint(limits, asked.accuracy, prepared.scores.samples, admission, data)

@@ -10,10 +10,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -153,11 +155,15 @@ class AllDataDifference:
         return float(np.average(found, weights=np.exp(distances.min() - distances)))
 
 
+_Awaited: TypeAlias = Callable[[], Mapping[str, Array]]  # outputs that may not be computed yet
+
+
 class AllData:
     """The SQNR of an engine's worst output over all of ``feeds``; ``reference`` builds the model to compare with.
 
     Outputs of the reference, up to `HELD_BYTES`, are computed once; ``known`` are the first ones, computed before. For
-    the others it runs again each time. ``samples`` is the number of feeds, ``seconds`` the time an engine may take.
+    the others it runs again each time, with ``at_once`` on each sample while the engine runs on it. ``samples`` is the
+    number of feeds, ``seconds`` the time an engine may take.
     """
 
     def __init__(
@@ -168,10 +174,11 @@ class AllData:
         *,
         samples: int = 0,
         seconds: float = math.inf,
+        at_once: bool = False,
     ) -> None:
         self._feeds = feeds
         self._reference = reference
-        self._samples, self._seconds = samples, seconds
+        self._samples, self._seconds, self._at_once = samples, seconds, at_once
         self._held: dict[int, Mapping[str, Array]] = {}  # by number of the sample
         self._bytes = 0
         self._whole: list[_Powers] = []  # of engines that were run on every sample
@@ -235,24 +242,23 @@ class AllData:
         self, engine: Runs, is_enough: Callable[[_Powers], bool], wanted: Collection[int] | None = None
     ) -> tuple[_Powers, bool]:
         """The powers on the samples ``wanted``, by default all, and whether these are all; until ``is_enough``."""
-        found, look, expected = _Powers(), 2 * SAMPLES, deque[Mapping[str, Array]]()
+        found, look, expected = _Powers(), 2 * SAMPLES, deque[_Awaited]()
 
         def fed(opened: ExitStack) -> Iterator[Mapping[str, Array]]:
-            reference: Reference | None = None
+            start: Callable[[int, Mapping[str, Array]], _Awaited] | None = None
             for number, feed in enumerate(self._feeds):
                 if wanted is not None and number not in wanted:
                     continue
-                known = self._held.get(number)
-                if known is None:
-                    reference = reference or opened.enter_context(closing(self._reference()))
-                    known = reference.run(feed)
-                    self._keep(number, known)
-                expected.append(known)
+                if number in self._held:
+                    expected.append(partial(self._held.__getitem__, number))
+                else:
+                    start = start or self._started(opened)
+                    expected.append(start(number, feed))
                 yield feed
 
         with ExitStack() as opened:
             for number, seen in enumerate(outputs_of(engine, fed(opened)), 1):
-                found.add(expected.popleft(), seen)
+                found.add(expected.popleft()(), seen)
                 if number == look != self._samples and wanted is None:
                     if is_enough(found):
                         return found, False
@@ -260,6 +266,27 @@ class AllData:
         if wanted is None:
             self._whole.append(found)
         return found, wanted is None
+
+    def _started(self, opened: ExitStack) -> Callable[[int, Mapping[str, Array]], _Awaited]:
+        """A function that starts the reference on a sample and returns one that waits for its outputs.
+
+        The reference is open until ``opened`` is closed.
+        """
+        reference = opened.enter_context(closing(self._reference()))
+
+        def outputs(number: int, feed: Mapping[str, Array]) -> Mapping[str, Array]:
+            found = reference.run(feed)
+            self._keep(number, found)
+            return found
+
+        def computed(number: int, feed: Mapping[str, Array]) -> _Awaited:
+            found = outputs(number, feed)
+            return lambda: found
+
+        if not self._at_once:
+            return computed
+        thread = opened.enter_context(ThreadPoolExecutor(1, "reference"))
+        return lambda number, feed: thread.submit(outputs, number, feed).result
 
     def _keep(self, number: int, outputs: Mapping[str, Array]) -> None:
         """Hold the outputs of a sample, unless they take too much memory."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
+from qdqspec.errors import BackendError
 from qdqspec.parity.gate import FEW, KNOWN, SAMPLES, STEPS, AllData, AllDataDifference, OutputGate
 
 SIGNAL = 100.0  # power of the only value of each sample
@@ -93,10 +95,12 @@ class Drawn:
 COUNT = 8 * SAMPLES
 
 
-def all_data(reference: Drawn, known: int = 0, *, seconds: float = math.inf) -> AllData:
+def all_data(
+    reference: Drawn, known: int = 0, *, seconds: float = math.inf, at_once: bool = False
+) -> AllData:
     feeds = [{"number": np.array(number)} for number in range(COUNT)]
     exact = [Drawn(400).run(feed) for feed in feeds[:known]]
-    return AllData(feeds, lambda: reference, exact, samples=COUNT, seconds=seconds)
+    return AllData(feeds, lambda: reference, exact, samples=COUNT, seconds=seconds, at_once=at_once)
 
 
 @pytest.mark.parametrize(("db", "seconds"), [(17.0, math.inf), (17.0, 0.0), (23.0, 0.0)])
@@ -136,6 +140,41 @@ def test_the_reference_is_run_once_on_each_sample_that_is_needed() -> None:
     data(Drawn(30))
     data(Drawn(25))
     assert reference.runs == COUNT - SAMPLES
+
+
+class Waiting(Drawn):
+    """Each run waits until another one goes on, but for the samples that are known."""
+
+    def __init__(self, db: float, both: threading.Barrier, known: int = 0) -> None:
+        super().__init__(db)
+        self.both, self.known, self.closed = both, known, False
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert not self.closed
+        if feeds["number"] >= self.known:
+            self.both.wait()
+        return super().run(feeds)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_reference_runs_while_the_engine_runs() -> None:
+    both = threading.Barrier(2, timeout=10)
+    reference, engine = Waiting(400, both), Waiting(20, both, known=SAMPLES)
+    data = all_data(reference, known=SAMPLES, at_once=True)
+    assert data(engine) == all_data(Drawn(400))(Drawn(20))
+    assert (reference.runs, reference.closed) == (COUNT - SAMPLES, True)
+    assert data(Drawn(30)) == all_data(Drawn(400))(Drawn(30))  # its outputs are known now
+
+
+def test_a_failure_of_the_reference_that_runs_beside_is_reported() -> None:
+    class Failing(Drawn):
+        def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            raise BackendError("the reference crashed")
+
+    with pytest.raises(BackendError, match="the reference crashed"):
+        all_data(Failing(400), at_once=True)(Drawn(20))
 
 
 def test_an_error_in_rare_samples_needs_all_data() -> None:
