@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,6 +26,8 @@ from qdqspec.placement.read.diff import diff_models
 from qdqspec.placement.read.import_qdq import import_placement
 from qdqspec.placement.read.strip import strip_qdq
 from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.preparation import branching
+from qdqspec.preparation.branching import LEAST_GAIN_DB
 from qdqspec.preparation.files import write_placed, write_placement
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.session import Session
@@ -53,7 +57,10 @@ def residual_model(why: str = "", channels: int = 8, outlier: float = 1.0) -> Mo
     weights = [work.constant(channels, WIDE // 2 if why == "narrow" else WIDE) for _ in range(2)]
     one = work.add("MatMul", normal, weights[0])
     other = work.add("MatMul", normal, weights[0 if why == "shared" else 1])
-    hidden = work.add("Relu", work.add("Add", one, other))
+    added = work.add("Add", one, other)
+    if why == "negative":
+        added = work.add("Sub", added, work.constant(1, least=1e4))
+    hidden = work.add("Relu", added)
     inner = WIDE // 2 if why == "narrow" else WIDE
     back = work.add("MatMul", hidden, work.constant(inner, channels))
     if why == "taken":
@@ -147,16 +154,20 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 def prepared(
-    session: Session, folder: Path, model: Model, corrections: object = ("equalization",)
+    session: Session,
+    folder: Path,
+    model: Model,
+    corrections: object = ("equalization",),
+    data: np.ndarray = SAMPLES,
 ) -> Prepared:
     """A case of the model with calibration data, prepared."""
-    path, data = folder / "model.onnx", folder / "calibration.npz"
+    path, file = folder / "model.onnx", folder / "calibration.npz"
     save_model(model.proto, path)
-    np.savez(data, x=SAMPLES)
+    np.savez(file, x=data)
     case = Case(
         id="default",
         model=path,
-        inputs=Inputs(calibration=data),
+        inputs=Inputs(calibration=file),
         quantize=QuantizeRules(corrections=corrections),  # type: ignore[arg-type]
     )
     return session.work(case).setup.prepared
@@ -173,6 +184,8 @@ def test_outliers_of_a_normalization_are_scaled(session: Session, tmp_path: Path
     assert note.startswith(
         "equalization inserts 1 product with factors of channels between a normalization and"
     )
+    after_db, before_db = map(float, re.findall(r"(\S+) dB in place of (\S+) with", note)[0])
+    assert after_db > before_db + LEAST_GAIN_DB
     assert "t0_scaled" in work.space.tensors
     assert not any("t0_scaled" in unit.nodes for unit in work.space.units)  # it is not quantized itself
 
@@ -187,6 +200,34 @@ def test_products_are_inserted_by_equalization_only(
 
 def test_channels_of_similar_ranges_get_no_product(session: Session, tmp_path: Path) -> None:
     assert branches_of(prepared(session, tmp_path, residual_model()).folded) == ()
+
+
+def test_a_product_that_does_not_change_the_outputs_is_not_inserted(session: Session, tmp_path: Path) -> None:
+    """The error of the layers behind is halved, but what reads them gives zeros."""
+    work = prepared(session, tmp_path, residual_model("negative", outlier=100.0))
+    assert work.calibration is not None
+    assert branching._estimated(work, work.given, work.calibration)
+    assert branches_of(work.folded) == ()
+    assert not any("product" in note for note in work.warnings)
+
+
+@pytest.mark.parametrize("samples", [4, 16, 24])
+def test_products_are_judged_on_other_samples_if_there_are_enough(
+    session: Session, tmp_path: Path, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = np.random.default_rng(2).standard_normal((samples, 2, TOKENS, 8)).astype(np.float32)
+    read = list[np.ndarray]()
+    errors = branching.Judge.errors
+
+    def noted(judge: Any, *given: Any) -> Any:
+        read.extend(feed["x"] for feed in judge.part("held-out"))
+        return errors(judge, *given)
+
+    monkeypatch.setattr(branching.Judge, "errors", noted)
+    work = prepared(session, tmp_path, residual_model(outlier=100.0), data=data)
+    assert branches_of(work.folded)
+    first = 17 if samples == 24 else 1
+    np.testing.assert_array_equal(np.array(read[: len(read) // 2]), data[first : first + 8 : 2])
 
 
 def test_a_placement_with_a_product_is_written_repeated_and_removed(session: Session, tmp_path: Path) -> None:
