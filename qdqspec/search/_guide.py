@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -22,6 +23,8 @@ THINNINGS = 6  # predictions for the number of units to leave out
 LITTLE_SHARE = 0.02  # of the time: predictions end if more of them cannot regain more
 MOVES = 3  # of one end in a row, after which a bracket is halved
 CLOSE_DB = 0.4  # margin above the limit within which a labelling is not corrected
+SLACK_DB = 1.0  # above the aim, from which units that were left out are tried again
+REFILLS = 3  # predictions for these
 MOST_NOISE = 1e9  # over signal; of a unit whose rehearsed outputs have no signal it would be infinite
 UNKNOWN = 0.01  # noise over signal assumed for a unit of which no label can be rehearsed
 
@@ -121,6 +124,9 @@ class Guide:
     ) -> dict[str, Label]:
         """The labels without the units with the most noise for their time, as few as the limit requires.
 
+        Where a single unit has so much noise that only leaving it out meets the limit, those left out before it are
+        added again, as many as fit.
+
         ``spent`` is the time of units in floating point, in milliseconds. With ``rough`` the noise of neighbours
         together ranks the units.
         """
@@ -155,7 +161,36 @@ class Guide:
             is_met = predicted >= aim
             low, high = (low, middle) if is_met else (middle, high)
             moves, was_met = moves + 1 if is_met == was_met else 1, is_met
-        return {unit: labels[unit] for unit in ranked[high:]}
+        kept = {unit: labels[unit] for unit in ranked[high:]}
+        kept_db = points.get(high, -np.inf if kept else np.inf)
+        if kept_db < aim + SLACK_DB:
+            return kept
+        slack = power_of(aim) - power_of(kept_db)
+        fitting = _fitting(noise, labels, kept, ranked[:high], slack)
+        return self._refilled(
+            kept, {unit: labels[unit] for unit in fitting}, aim, LITTLE_SHARE * time[-1], spent
+        )
+
+    def _refilled(
+        self,
+        kept: dict[str, Label],
+        more: dict[str, Label],
+        aim: float,
+        least_time: float,
+        spent: Mapping[str, float],
+    ) -> dict[str, Label]:
+        """The labels ``kept`` with the first of ``more``, as many as are predicted to reach the aim.
+
+        Half as many after each prediction below it, and none if they would take less than ``least_time`` together.
+        """
+        for _ in range(REFILLS):
+            if sum(spent[unit] for unit in more) <= least_time:
+                break
+            predicted = self.predicted_db(self._space.resolve(kept | more))
+            if predicted is None or predicted >= aim:
+                return kept if predicted is None else kept | more
+            more = dict(islice(more.items(), len(more) // 2))
+        return kept
 
     def most_spent(
         self,
@@ -171,6 +206,31 @@ class Guide:
             return sum(spent[unit] for unit in labels)
         ranked, left = _ranked(noise, labels, spent)
         return sum(spent[unit] for unit in ranked[int(np.searchsorted(-left, -power_of(least_db))) :])
+
+
+def _fitting(
+    noise: LabelNoise,
+    labels: Mapping[str, Label],
+    kept: Collection[str],
+    units: Iterable[str],
+    slack: float,
+) -> list[str]:
+    """Those of the units, from the least noise on, whose noise fits into what those before leave of the ``slack``."""
+    found, present = (
+        list[str](),
+        {part for unit in kept for part in noise.parts.get((unit, labels[unit])) or ()},
+    )
+    for unit in sorted(units, key=lambda unit: _noise_of(unit, labels[unit], noise)):
+        parts = noise.parts.get((unit, labels[unit]))
+        if parts is None:
+            added = _noise_of(unit, labels[unit], noise)
+        else:
+            added = noise.power_of(part for part in parts if part not in present)
+        if added <= slack:
+            found.append(unit)
+            present.update(parts or ())
+            slack -= added
+    return found
 
 
 def _ranked(

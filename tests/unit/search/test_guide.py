@@ -375,6 +375,41 @@ def test_thinning_needs_few_predictions(least: float) -> None:
     assert len(kept) >= len(largest) - 1
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_units_left_out_before_one_that_alone_misses_the_limit_are_added_again(
+    space_of: Callable[..., SchemeSpace], count: int
+) -> None:
+    """That unit takes so much time that it is among the last ones to be left out."""
+    space = space_of()
+    oracle, everything, spent = Additive(space), space.everything(), dict.fromkeys(space.by_id, 1.0)
+    noisy = list(everything)[-count:]
+    for unit in noisy:
+        oracle.powers[unit], spent[unit] = power_of(25.0), 150.0
+    kept = Guide(oracle, space).thinned(everything, 28.0, spent)
+    assert set(kept) == set(everything) - set(noisy)
+
+
+def test_units_that_fit_by_the_sum_only_are_not_added_again(space_of: Callable[..., SchemeSpace]) -> None:
+    space = space_of()
+
+    class Together(Additive):
+        """Neither the ``noisy`` unit nor more than half of all meet the limit, although the sum of the noise does."""
+
+        noisy = ""
+
+        def truth(self, placement: Placement) -> float:
+            names = {name for name, _ in placement.labels}
+            return 20.0 if self.noisy in names or len(names) > most else super().truth(placement)
+
+    oracle, everything, spent = Together(space), space.everything(), dict.fromkeys(space.by_id, 1.0)
+    most = len(everything) // 2
+    oracle.noisy = next(iter(everything))
+    oracle.powers[oracle.noisy], spent[oracle.noisy] = power_of(40.0), 5.0
+    kept = Guide(oracle, space).thinned(everything, 28.0, spent)
+    assert oracle.truth(space.resolve(kept)) >= 28.0
+    assert most / 2 <= len(kept) <= most
+
+
 class Steep(Additive):
     """An oracle for which the SQNR rises faster than noise adds up, not monotonically; it notes what it predicted."""
 
