@@ -187,8 +187,10 @@ class Guide:
             if sum(spent[unit] for unit in more) <= least_time:
                 break
             predicted = self.predicted_db(self._space.resolve(kept | more))
-            if predicted is None or predicted >= aim:
-                return kept if predicted is None else kept | more
+            if predicted is None:
+                break
+            if predicted >= aim:
+                return kept | more
             more = dict(islice(more.items(), len(more) // 2))
         return kept
 
