@@ -211,9 +211,7 @@ def test_a_product_that_does_not_change_the_outputs_is_not_inserted(session: Ses
     assert not any("product" in note for note in work.warnings)
 
 
-def test_there_are_no_products_if_the_operators_behind_them_have_no_label(
-    session: Session, tmp_path: Path
-) -> None:
+def test_operators_without_labels_have_no_products_before_them(session: Session, tmp_path: Path) -> None:
     work = prepared(session, tmp_path, residual_model(outlier=100.0))
     labels = {op: kinds for op, kinds in work.capabilities.labels.items() if op != "MatMul"}
     work.capabilities = replace(work.capabilities, labels=labels, dynamic={})
