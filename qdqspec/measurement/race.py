@@ -36,6 +36,7 @@ SCREEN = 3  # timed runs of a fresh engine
 SETTLED = 0.02  # relative gain of a run over all before it, below which a fresh engine counts as warm
 WARM_MS, TIMED_MS = 6.0, 3.0  # duration of the two parts of a turn, for models that are faster than that
 MOST_RUNS = 5  # in either part
+COLD_MS = 100.0  # of a run this long, the 0.4 to 3 ms by which a first one is longer are a small part
 PROFILE_MS = 24.0  # total duration of the runs of a profile, ...
 FEWEST_PROFILED, MOST_PROFILED = 5, 12  # ... within these numbers of runs
 # wall time over CPU time of a turn above which another process disturbed it, and it is repeated
@@ -113,9 +114,9 @@ class Turn:
     """The procedure of one sample of an engine: untimed runs, then the median of timed ones.
 
     Another engine ran just before and left the caches cold: a first run takes 2 to 60 % longer, and a model of a
-    millisecond, float more than integers, is warm after five or six. The first run of a model of 12 ms or more takes as
-    long as those after it, and is timed. Timed runs of one turn vary less than turns do, so that a few give as much
-    information as many.
+    millisecond, float more than integers, is warm after five or six. A model of 12 ms or more is warm after one; its
+    first run takes 0.4 to 3 ms longer, with integers sometimes more than in float. Timed runs of one turn vary less than
+    turns do, so that a few give as much information as many.
     """
 
     warmup: int
@@ -125,7 +126,7 @@ class Turn:
     def lasting(cls, typical_ms: float) -> Turn:
         """A turn for an engine with this time per run."""
         warmup, runs = (min(MOST_RUNS, round(lasts / max(typical_ms, 1e-6))) for lasts in (WARM_MS, TIMED_MS))
-        return cls(warmup=warmup, runs=max(1, runs))
+        return cls(warmup=max(warmup, int(typical_ms < COLD_MS)), runs=max(1, runs))
 
     def sample(self, engine: Engine) -> Samples:
         """Take one sample; repeat it if another process disturbed it."""
@@ -171,11 +172,11 @@ def settle(engine: Engine, clock: Clock) -> Turn:
 def warmed(engine: Engine, clock: Clock) -> Samples:
     """Run a fresh engine until it is warm, and return its last runs.
 
-    A run that is not faster than all before it ends the warm-up of a model that has no untimed runs in its turns.
-    Faster models get a fixed number of runs, which take less time than checking each of them.
+    A run that is not faster than all before it ends the warm-up of a model whose runs last longer than all untimed ones
+    of a turn do together. Faster models get a fixed number of runs, which take less time than checking each of them.
     """
     taken = engine.time(1)
-    if Turn.lasting(taken.median_ms(clock)).warmup:
+    if taken.median_ms(clock) < 2 * WARM_MS:
         return engine.time(SCREEN, warmup=WARMUP - 1)
     while len(taken.wall_ms) < WARMUP:
         last = engine.time(1)
