@@ -115,7 +115,7 @@ class Turn:
 
     Another engine ran just before and left the caches cold: a first run takes 2 to 60 % longer, and a model of a
     millisecond, float more than integers, is warm after five or six. A model of 12 ms or more is warm after one; its
-    first run takes 0.4 to 3 ms longer, with integers sometimes more than in float. Timed runs of one turn vary less than
+    first run takes 0.4 to 3 ms longer, with integers sometimes more than in float. Timed runs of a turn vary less than
     turns do, so that a few give as much information as many.
     """
 
