@@ -26,10 +26,10 @@ class MeasuresAllData(Protocol):
         """The SQNR on all data."""
         ...
 
-    def near(self, engine: Engine, limit_db: float, *, estimates: bool = True) -> tuple[float, bool]:
+    def near(self, engine: Engine, limit_db: float, *, above: bool = False) -> tuple[float, bool]:
         """The SQNR on as much data as shows on which side of the limit it is, and whether that is all.
 
-        Without ``estimates`` what earlier engines showed of the data is not used.
+        What earlier engines showed of the data is used below the limit, with ``above`` also above it.
         """
         ...
 
@@ -63,7 +63,9 @@ class Admission:
         trial = self._noted(replace(trial, sqnr_db=self.sqnr_db(engine)))
         least, known = self.min_sqnr_db, trial.sqnr_db
         is_near = least is not None and known is not None and abs(known - least) <= NEAR_DB
-        return self._on_all_data(trial, engine) if is_near and not self.difference.is_small else trial
+        if is_near and not self.difference.is_small:
+            trial = self._on_all_data(trial, engine, above=True)  # a winner is measured again
+        return trial
 
     def is_too_noisy(self, trial: Trial) -> bool:
         """Whether it cannot win, or its error is so large that its score need not be computed."""
@@ -79,7 +81,7 @@ class Admission:
         """A race winner with its SQNR on all data and its score; it does not win if one is too low."""
         if trial.is_part and not self.is_too_noisy(trial):
             trial = replace(trial, all_data_db=None)  # an estimate does not make a winner
-        trial = self._on_all_data(trial, engine, estimates=False)
+        trial = self._on_all_data(trial, engine)
         if trial.all_data_db is not None and self.min_sqnr_db is not None:
             trial = replace(trial, incumbent=trial.incumbent and trial.all_data_db >= self.min_sqnr_db)
         if self.score is None or self.least is None:
@@ -143,7 +145,7 @@ class Admission:
     def _keeps_score(self, placement: Placement) -> bool:
         return self.least is None or not placement.sites or self.scores[placement.digest] >= self.least
 
-    def _on_all_data(self, trial: Trial, engine: Engine, *, estimates: bool = True) -> Trial:
+    def _on_all_data(self, trial: Trial, engine: Engine, *, above: bool = False) -> Trial:
         """The trial with its SQNR on as much data as decides, if the limit needs it and few samples are not all."""
         least, all_data = self.min_sqnr_db, self.all_data
         if not self.confirms_sqnr or least is None or all_data is None:
@@ -151,7 +153,7 @@ class Admission:
         if not trial.placement.sites or trial.all_data_db is not None:
             return trial
         known = self.confirmed_db.get(trial.placement.digest)
-        found, whole = all_data.near(engine, least, estimates=estimates) if known is None else (known, True)
+        found, whole = all_data.near(engine, least, above=above) if known is None else (known, True)
         trial = replace(trial, all_data_db=found, is_part=not whole)
         self._learn_difference(trial)
         return trial

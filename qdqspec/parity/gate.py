@@ -190,19 +190,22 @@ class AllData:
         """Run the engine on every sample."""
         return self._until(engine, lambda _: False)[0].worst_db
 
-    def near(self, engine: Runs, limit_db: float, *, estimates: bool = True) -> tuple[float, bool]:
+    def near(self, engine: Runs, limit_db: float, *, above: bool = False) -> tuple[float, bool]:
         """The SQNR, and whether it is that of all samples: none more runs once it is below the limit for sure.
 
         After twice `SAMPLES`, of which every candidate was run on the first half before, four times as many and so on,
         the difference counts as sure if its mean over samples is more than `DECIDED` standard errors from zero and the
         SQNR is `DECIDED_DB` from the limit. An SQNR above the limit is shown by a part of the samples only where all
         would take more than the time for one engine: a few samples may have most of the noise. Once an engine was run
-        on all samples, the `estimated` SQNR of another is enough if it is twice that far from the limit, and twice as
-        far as estimates of such engines were wrong; without ``estimates`` it is not used.
+        on all samples, the `estimated` SQNR of another is enough if it is twice that far below the limit, and twice as
+        far as estimates of such engines were wrong; with ``above`` also if it is as far above, where little depends on
+        it: another engine may have its noise on other samples.
         """
-        found_db = self.estimated(engine) if estimates else None
-        if found_db is not None and abs(found_db - limit_db) > 2 * max(DECIDED_DB, self._wrong_db):
-            return found_db, False
+        found_db = self.estimated(engine)
+        if found_db is not None:
+            distance = limit_db - found_db
+            if (abs(distance) if above else distance) > 2 * max(DECIDED_DB, self._wrong_db):
+                return found_db, False
         started = time.monotonic()
 
         def is_enough(powers: _Powers) -> bool:

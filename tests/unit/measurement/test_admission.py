@@ -197,8 +197,8 @@ class Data:
         self.read.append(engine.name)
         return FEW[engine.name] + self.difference
 
-    def near(self, engine, limit_db: float, *, estimates: bool = True) -> tuple[float, bool]:
-        if estimates and self.estimate is not None:
+    def near(self, engine, limit_db: float, *, above: bool = False) -> tuple[float, bool]:
+        if self.estimate is not None and (above or FEW[engine.name] + self.estimate < limit_db):
             return FEW[engine.name] + self.estimate, False
         return (self(engine), True) if self.part is None else (FEW[engine.name] + self.part, False)
 
