@@ -52,7 +52,7 @@ ROUGH_SHARE = 0.04  # of the time that is left, for a rough analysis where the q
 MOST_ROUGH_SHARE = 0.25  # that it may take with `MOST_TENSORS` together
 MOST_TENSORS = 64  # neighbouring ones measured together where the quick variant takes more, at most
 MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
-ALL_DATA_SHARE = 0.04  # of the time that is left, for a placement near the limit on all data
+ALL_DATA_SHARE = 0.1  # of the time that is left, for a placement near the limit on all data
 ALL_DATA_SECONDS, MOST_ALL_DATA_SHARE = 30.0, 0.3  # for all such placements, without a time limit and of one
 
 SecondsLeft: TypeAlias = Callable[[], float | None]  # ``None`` without a limit
@@ -371,7 +371,10 @@ class RehearsalOracle:
                 return self._gate.first(engine)
             if limits is None:
                 return self._gate(engine)
-            (low, high), (found, samples) = limits, self._gate.near(engine, *limits)
+            low, high = limits
+            # what is near the limits is rehearsed on all data, if that may differ
+            most_db = high if self.difference.is_small else high + NEAR_DB
+            found, samples = self._gate.near(engine, low, most_db)
             if samples < self._gate.samples:
                 self._partial.add(placement.digest)
             elif low - NEAR_DB <= found <= high + NEAR_DB and not self.difference.is_small:

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from qdqspec.accuracy.oracle import FIRST_DOUBT_DB, MOST_DOUBT_DB, RehearsalOracle, Rehearser
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
-from qdqspec.parity.gate import AllData
+from qdqspec.parity.gate import KNOWN, AllData
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.rehearsal import Rehearsal, RehearsedEngine, quick_runs
 from qdqspec.session import Session
@@ -176,6 +176,30 @@ def test_placements_near_the_limit_are_rehearsed_on_all_data(
         )  # the first few samples are not representative
         short = RehearsalOracle(rehearser, space, lambda _: None, lambda: 1e-4, least_db=few_db)
         assert short.predicted_db(everything) == pytest.approx(few_db)
+
+
+def test_placements_above_the_limit_but_near_it_are_rehearsed_on_all_data_too(
+    session: Session, case: Case, tmp_path: Path
+) -> None:
+    """The first samples do not show that a placement meets the limit where all data differs from them."""
+    data = np.random.default_rng(0).normal(size=(40, 4, 8, 8)).astype(np.float32)
+    data[8:] *= 0.05
+    np.savez(tmp_path / "data.npz", x=data)
+    with everything_on_few_samples(session, case) as (rehearser, space, _, _):
+        some = space.resolve(dict(list(space.everything().items())[1:]))
+        few_db = RehearsalOracle(rehearser, space, lambda _: None).rehearsed_db(some)
+        assert few_db is not None
+        oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=few_db - 12)
+        assert oracle.predicted_db(space.resolve({space.units[0].id: space.units[0].full})) is not None
+        assert oracle._gate is not None
+        for known in oracle._gate._differences.values():
+            known += [1.0] * KNOWN  # as of engines that were run before: the first samples may be enough
+        oracle.difference.learn(few_db - 12, few_db - 18)
+        runs = rehearser.rehearsal
+        float_model = RehearsedEngine(runs, space.resolve({}))
+        truth_db = AllData(list(runs.subject.feeds()), lambda: float_model)(RehearsedEngine(runs, some))
+        assert truth_db < few_db - 1
+        assert oracle.predicted_db(some) == pytest.approx(truth_db)
 
 
 def test_a_difference_of_another_sqnr_does_not_refuse_what_meets_the_limit_on_the_few_samples(
