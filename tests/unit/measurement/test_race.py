@@ -366,7 +366,7 @@ class Uncached:
 
 
 def test_a_long_model_that_is_faster_once_its_data_is_in_the_caches_wins() -> None:
-    """A pitch model, on a processor with shared caches: 1.00 of float in the first run, .90 in each later one."""
+    """A pitch model measured so: 1.00 of float in the first run, .90 in each later one."""
     outcome, ours, theirs = race(
         Entrant(digest="challenger", engine=cast("Engine", Uncached(29.4, 25.7))),
         Entrant(digest="incumbent", engine=cast("Engine", Uncached(29.4, 28.5))),
