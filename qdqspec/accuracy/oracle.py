@@ -20,7 +20,7 @@ from qdqspec.arrays import Feed
 from qdqspec.closing import Closing
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.measurement.admission import NEAR_DB
-from qdqspec.parity.gate import MOST_DB, AllData, AllDataDifference, OutputGate
+from qdqspec.parity.gate import MOST_DB, SMALL_DB, AllData, AllDataDifference, OutputGate
 from qdqspec.parity.metrics import Score, Scores
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import reference_runtime
@@ -157,6 +157,9 @@ class RehearsalOracle:
         self._all_data: AllData | None = None
         self._all_data_seconds = 0.0
         self._on_all_data: dict[str, float] = {}  # rehearsed SQNR by digest
+        self._decided_db: list[
+            float
+        ] = []  # difference of what decided, all data or a part, from the few samples
         self._refused = False
         self._missing = ""  # why the sensitivity analysis was not made
         self._left = left
@@ -360,6 +363,20 @@ class RehearsalOracle:
         low, high = sorted(db - self.offset_db(db) for db in limits)
         return low, high
 
+    @property
+    def _near_db(self) -> tuple[float, float]:
+        """Distances below and above the limits within which a placement may be on their other side on all data.
+
+        Each is the largest difference known, of all data or of the part that decided. Such a part shows only that a
+        placement is below a limit, so that above the limits it is `SMALL_DB` more until one of all data is known.
+        """
+        decided_db = max(map(abs, self._decided_db), default=NEAR_DB)
+        if not self.difference.is_known:
+            return min(decided_db, NEAR_DB), min(decided_db + SMALL_DB, NEAR_DB)
+        known_db = self.difference.most_db
+        below_db = max(decided_db, known_db) if self._decided_db else known_db
+        return min(below_db, NEAR_DB), min(known_db, NEAR_DB)
+
     def _rehearsed(self, placement: Placement, *, roughly: bool = False) -> float | None:
         try:
             rehearsal = self._rehearser.including(placement)
@@ -372,12 +389,11 @@ class RehearsalOracle:
             if limits is None:
                 return self._gate(engine)
             low, high = limits
-            # what is near the limits is rehearsed on all data, if that may differ
-            most_db = high if self.difference.is_small else high + NEAR_DB
-            found, samples = self._gate.near(engine, low, most_db)
+            below_db, above_db = self._near_db
+            found, samples = self._gate.near(engine, low, high + above_db)
             if samples < self._gate.samples:
                 self._partial.add(placement.digest)
-            elif low - NEAR_DB <= found <= high + NEAR_DB and not self.difference.is_small:
+            elif low - below_db <= found <= high + above_db:
                 self._run_on_all_data(rehearsal, engine, found)
             return found
         except RehearsalRefusedError as error:
@@ -404,6 +420,7 @@ class RehearsalOracle:
         if spent <= (ALL_DATA_SECONDS if left is None else MOST_ALL_DATA_SHARE * (left + spent)):
             found_db, is_whole = self._all_data.near(engine, self._least_db - self.offset_db(few_db))
             self._on_all_data[engine.placement.digest] = found_db
+            self._decided_db.append(found_db - few_db)
             if is_whole:
                 self.difference.learn(few_db, found_db)
             self._all_data_seconds += time.monotonic() - started

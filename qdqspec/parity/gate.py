@@ -138,9 +138,19 @@ class AllDataDifference:
     )  # SQNR on the few samples, and the difference
 
     @property
+    def most_db(self) -> float:
+        """The largest difference of a placement that was measured on both, without its sign; 0 without any."""
+        return max((abs(difference) for _, difference in self._known), default=0.0)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a placement was measured on both."""
+        return bool(self._known)
+
+    @property
     def is_small(self) -> bool:
         """Whether placements were measured on both and differ little: others need not be measured on all data."""
-        return bool(self._known) and max(abs(difference) for _, difference in self._known) <= SMALL_DB
+        return self.is_known and self.most_db <= SMALL_DB
 
     def learn(self, few_db: float, all_data_db: float) -> None:
         """Add a placement that was measured on both."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -200,6 +200,72 @@ def test_placements_above_the_limit_but_near_it_are_rehearsed_on_all_data_too(
         truth_db = AllData(list(runs.subject.feeds()), lambda: float_model)(RehearsedEngine(runs, some))
         assert truth_db < few_db - 1
         assert oracle.predicted_db(some) == pytest.approx(truth_db)
+
+
+@contextmanager
+def counted_runs(session: Session, case: Case, data: np.ndarray) -> Iterator[_Counted]:
+    """Placements of a case with this data, fewest dB first, and the runs of their rehearsal."""
+    np.savez(case.model.with_name("data.npz"), x=data)
+    with everything_on_few_samples(session, case) as (rehearser, space, everything, few_db):
+        units = dict(space.everything())
+        less = [
+            space.resolve({unit: label for unit, label in units.items() if unit != left})
+            for left in list(units)[:2]
+        ]
+        few = RehearsalOracle(rehearser, space, lambda _: None)
+        known = {placement: few.rehearsed_db(placement) or 0.0 for placement in less}
+        counted: list[int] = []
+        count_runs(rehearser.rehearsal, counted)
+        yield _Counted(
+            rehearser,
+            space,
+            [(everything, few_db), *sorted(known.items(), key=lambda each: each[1])],
+            counted,
+        )
+
+
+@dataclass(frozen=True)
+class _Counted:
+    rehearser: Rehearser
+    space: SchemeSpace
+    placements: list[tuple[Placement, float]]
+    runs: list[int]
+
+    def of(self, oracle: RehearsalOracle, placement: Placement) -> int:
+        """The runs that a prediction takes, with those of the reference."""
+        before = len(self.runs)
+        oracle.predicted_db(placement)
+        return len(self.runs) - before
+
+
+def test_placements_below_the_limit_are_not_rehearsed_on_all_data_if_it_differs_less(
+    session: Session, case: Case
+) -> None:
+    data = np.random.default_rng(0).normal(size=(1, 4, 8, 8)).astype(np.float32)
+    alike = data * np.linspace(0.99, 1.0, 40, dtype=np.float32).reshape(-1, 1, 1, 1)
+    with counted_runs(session, case, alike) as counted:
+        (lower, lower_db), (higher, higher_db), *_ = counted.placements
+        assert lower_db < higher_db - 1
+        oracle = RehearsalOracle(counted.rehearser, counted.space, lambda _: None, least_db=higher_db + 0.8)
+        assert (
+            counted.of(oracle, higher) == 8 + 8 + 16 + 8
+        )  # with the reference: 16 samples of all data decide
+        assert counted.of(oracle, lower) <= 8
+
+
+def test_placements_above_the_limit_are_rehearsed_on_all_data_if_it_differs_more(
+    session: Session, case: Case
+) -> None:
+    data = np.random.default_rng(0).normal(size=(40, 4, 8, 8)).astype(np.float32)
+    with counted_runs(session, case, data) as counted:
+        (_, first_db), (second, second_db), *_ = counted.placements
+        near = RehearsalOracle(counted.rehearser, counted.space, lambda _: None, least_db=second_db - 2)
+        near.difference.learn(first_db, first_db - 1.4)
+        assert near.difference.is_small
+        assert counted.of(near, second) > 40
+        far = RehearsalOracle(counted.rehearser, counted.space, lambda _: None, least_db=second_db - 3.5)
+        far.difference.learn(first_db, first_db - 1.4)
+        assert counted.of(far, second) <= 8 + 8
 
 
 def test_a_difference_of_another_sqnr_does_not_refuse_what_meets_the_limit_on_the_few_samples(
