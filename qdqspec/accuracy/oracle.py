@@ -129,7 +129,7 @@ class RehearsalOracle:
     receives the reason. ``left`` gives the seconds that the search has left to choose and build candidates, which bound
     the cost of the sensitivity analysis: it uses fewer samples or is skipped. Nothing new is rehearsed once they are
     over. Placements far from the limit ``least_db`` are rehearsed on fewer samples. ``difference`` is that of all data
-    from the few samples; until it is known, and where it is large, placements near the limit are rehearsed on all data.
+    from the few samples; placements nearer to the limit than the largest one known are rehearsed on all data.
     """
 
     def __init__(
@@ -157,9 +157,7 @@ class RehearsalOracle:
         self._all_data: AllData | None = None
         self._all_data_seconds = 0.0
         self._on_all_data: dict[str, float] = {}  # rehearsed SQNR by digest
-        self._decided_db: list[
-            float
-        ] = []  # difference of what decided, all data or a part, from the few samples
+        self._decided_db: list[float] = []  # of all data, or of the part that decided, minus the few samples
         self._refused = False
         self._missing = ""  # why the sensitivity analysis was not made
         self._left = left
