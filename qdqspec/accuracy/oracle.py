@@ -53,7 +53,7 @@ MOST_ROUGH_SHARE = 0.25  # that it may take with `MOST_TENSORS` together
 MOST_TENSORS = 64  # neighbouring ones measured together where the quick variant takes more, at most
 MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
 ALL_DATA_SHARE = 0.1  # of the time that is left, for a placement near the limit on all data
-ALL_DATA_SECONDS, MOST_ALL_DATA_SHARE = 30.0, 0.3  # for all such placements, without a time limit and of one
+ALL_DATA_SECONDS, MOST_ALL_DATA_SHARE = 30.0, 0.5  # for all such placements, without a time limit and of one
 
 SecondsLeft: TypeAlias = Callable[[], float | None]  # ``None`` without a limit
 
