@@ -37,12 +37,15 @@ def log_wait(text: str) -> None:
 
 
 class _Waiting:
-    """A lock with a note beside it that states its owner and the time."""
+    """A lock with a note beside it that states its owner and the time.
 
-    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
+    With ``reentrant`` a thread that holds it does not wait for itself.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None], *, reentrant: bool = False) -> None:
         self.path = path
         self._note = path.with_name(f"{path.name}.owner")  # Windows cannot read a locked file
-        self._lock = FileLock(path, thread_local=False)
+        self._lock = FileLock(path, thread_local=reentrant, is_singleton=reentrant)
         self._report = report
 
     def acquire(self, what: str, patience: float) -> float:
@@ -133,7 +136,7 @@ class RunLock:
 class DeviceLock:
     """Allows timing on a device to one process of this user at a time; the others wait, and report that.
 
-    Runs that share a processor would disturb each other's measurements. The lock is reentrant. Its file is in the
+    Runs that share a processor would disturb each other's measurements. A thread may take it again. Its file is in the
     user's own temporary folder, so that users of one machine do not share it. ``waited`` is called with the seconds of
     each wait.
     """
@@ -149,7 +152,7 @@ class DeviceLock:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", device_key)[:100]
         self._key = device_key
         self._waited = waited
-        self._lock = _Waiting((folder or shared_folder("locks")) / f"{name}.lock", report)
+        self._lock = _Waiting((folder or shared_folder("locks")) / f"{name}.lock", report, reentrant=True)
 
     def __enter__(self) -> Self:
         path = self._lock.path

@@ -173,3 +173,12 @@ def test_timed_sections_may_be_nested(tmp_path: Path) -> None:
 def _enter(folder: Path, key: str, order: list[str]) -> None:
     with DeviceLock(key, folder=folder):
         order.append("second")
+
+
+def test_a_thread_does_not_wait_for_its_own_timed_section(tmp_path: Path) -> None:
+    waits: list[float] = []
+    with DeviceLock("gpu-0", folder=tmp_path), DeviceLock("gpu-0", folder=tmp_path, waited=waits.append):
+        assert waits[0] < lock._POLL
+        assert list(tmp_path.iterdir())
+    with DeviceLock("gpu-0", folder=tmp_path):
+        pass
