@@ -29,12 +29,12 @@ from qdqspec import Session
 from qdqspec.accuracy.oracle import RehearsalOracle
 from qdqspec.accuracy.parity import SideBySide
 from qdqspec.measurement.bench import Bench
+from qdqspec.measurement.engines import Engines
 from qdqspec.parity.gate import AllData
 from qdqspec.preparation import auxiliary_runs
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.rehearsal import Rehearsal
-from qdqspec.rehearsal.engines import Engines
 
 KINDS = (
     "calibration", "corrections", "rehearsal", "noise", "screening", "profile", "few samples", "all data", "parity",

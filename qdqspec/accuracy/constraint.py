@@ -13,11 +13,11 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.errors import BackendError, DataError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.admission import Admission
-from qdqspec.parity.gate import SAMPLES, AllData, NoiseBar, OutputGate
+from qdqspec.parity.gate import SAMPLES, AllData, NoiseBar, OutputGate, Runs
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.programs import own_cores
 from qdqspec.search.select import reaches
@@ -172,7 +172,7 @@ def _add_metric(admission: Admission, prepared: Prepared, rules: AccuracyRules) 
     admission.least = rules.least(reference.value)
     admission.scores[NO_PLACEMENT.digest] = reference.value
 
-    def score(engine: Engine) -> float:
+    def score(engine: Runs) -> float:
         """The metric of a candidate; an error of the metric is a failure of the candidate."""
         try:
             value = scores.of_engine(engine, rules.metric, rules.output).value

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TypeAlias
 
@@ -30,10 +31,11 @@ from qdqspec.rehearsal import (
     KnownOutputs,
     Rehearsal,
     RehearsalRefusedError,
-    RehearsedEngine,
     Subject,
     find_sensitivities,
+    is_foreign,
     quick_runs,
+    sites_by_label,
     sites_of,
 )
 from qdqspec.types import EXACT_DB, AccuracyRules, BlockError, LabelNoise, Placement, Rehearsed, Site, Trial
@@ -53,7 +55,7 @@ MOST_ROUGH_SHARE = 0.25  # that it may take with `MOST_TENSORS` together
 MOST_TENSORS = 64  # neighbouring ones measured together where the quick variant takes more, at most
 MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
 ALL_DATA_SHARE = 0.1  # of the time that is left, for a placement near the limit on all data
-ALL_DATA_SECONDS, MOST_ALL_DATA_SHARE = 30.0, 0.5  # for all such placements, without a time limit and of one
+ALL_DATA_SECONDS, MOST_ALL_DATA_SHARE = 30.0, 0.7  # for all such placements, without a time limit and of one
 
 SecondsLeft: TypeAlias = Callable[[], float | None]  # ``None`` without a limit
 
@@ -179,23 +181,40 @@ class RehearsalOracle:
                 self._note(f"the error of each Q/DQ pair alone could not be measured: {error.what}")
         return self._noise if self._noise is not None or not self._missing else self._rough
 
-    def rough_noise(self) -> LabelNoise | None:
-        """Noise power of each (unit, label), measured for neighbouring tensors together, in little of the time."""
+    def rough_noise(self, spent: Mapping[str, float]) -> LabelNoise | None:
+        """Noise power of each (unit, label), measured for neighbouring tensors together, in little of the time.
+
+        Those of the units that take most of the time ``spent`` are measured alone, in as much time.
+        """
         left = self._left()
         if self._noise is not None or self._refused or self._missing or left is None or left <= 0:
             return None
         try:
             rehearsal = self._measured_rehearsal()
-            whole = rehearsal.run_seconds * quick_runs(rehearsal)  # of the graph, each tensor alone
-            if self._rough is None and RUNS_QUICK * whole > ROUGH_SHARE * left:
-                tensors = min(MOST_TENSORS, math.ceil(whole / (ROUGH_SHARE * left)))
-                if RUNS_QUICK * whole / tensors > MOST_ROUGH_SHARE * left:
+            runs = quick_runs(rehearsal)  # of the graph, each tensor alone
+            whole = RUNS_QUICK * rehearsal.run_seconds * runs
+            if self._rough is None and whole > ROUGH_SHARE * left:
+                tensors = min(MOST_TENSORS, math.ceil(whole / RUNS_QUICK / (ROUGH_SHARE * left)))
+                if 2 * whole / tensors > MOST_ROUGH_SHARE * left:
                     return None
-                found = find_sensitivities(rehearsal, segments=1, quick=True, tensors=tensors)
+                alone = self._of_longest(rehearsal, spent, runs // tensors)
+                found = find_sensitivities(rehearsal, segments=1, quick=True, tensors=tensors, alone=alone)
                 self._rough = found.by_label(self._space)
         except (RehearsalRefusedError, BackendError) as error:
             self._refuse(error.what)
         return self._rough
+
+    def _of_longest(self, rehearsal: Rehearsal, spent: Mapping[str, float], tensors: int) -> frozenset[int]:
+        """The switches of the units that take most time, of so many tensors at most."""
+        found, seen = set[int](), set[tuple[str, str]]()
+        for unit in sorted(self._space.units, key=lambda unit: -spent.get(unit.id, 0.0)):
+            sites = {site for sites in sites_by_label(self._space, unit).values() for site in sites}
+            own = [site for site in sites if not is_foreign(site)]
+            seen.update((site.tensor, site.format) for site in own)
+            if len(seen) > tensors:
+                break
+            found.update(number for site in own for number in rehearsal.switches.numbers(site))
+        return frozenset(found)
 
     def block_errors(self, seconds: float) -> tuple[tuple[BlockError, ...], str]:
         """The error of each unit alone, largest first, and why there is none.
@@ -248,7 +267,7 @@ class RehearsalOracle:
     def predicted_db(self, placement: Placement) -> float | None:
         """The expected SQNR of a build on all data."""
         rehearsed = self.rehearsed_db(placement)
-        return None if rehearsed is None else self._expected(placement.digest, rehearsed)
+        return None if rehearsed is None else self._expected(placement.digest, rehearsed, placement)
 
     def keeps_metric(self, placement: Placement) -> bool | None:
         """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
@@ -342,11 +361,11 @@ class RehearsalOracle:
             texts.append(self._metric.refused_text())
         return "; ".join(filter(None, texts))
 
-    def _expected(self, digest: str, rehearsed_db: float) -> float:
+    def _expected(self, digest: str, rehearsed_db: float, placement: Placement | None = None) -> float:
         if digest in self._on_all_data:
             return self._on_all_data[digest] + self.offset_db(rehearsed_db)
         few_db = rehearsed_db + self.offset_db(rehearsed_db)
-        return few_db + self.difference.at(few_db)
+        return few_db + self.difference.at(few_db, placement)
 
     @property
     def _rehearsed_limits(self) -> tuple[float, float] | None:
@@ -379,9 +398,9 @@ class RehearsalOracle:
         try:
             rehearsal = self._rehearser.including(placement)
             if self._gate is None:
-                float_model = RehearsedEngine(rehearsal, _FLOAT, self._outputs)
+                float_model = rehearsal.engine(_FLOAT, self._outputs)
                 self._gate = OutputGate(float_model, rehearsal.feeds())
-            engine, limits = RehearsedEngine(rehearsal, placement, self._outputs), self._rehearsed_limits
+            engine, limits = rehearsal.engine(placement, self._outputs), self._rehearsed_limits
             if roughly:
                 return self._gate.first(engine)
             if limits is None:
@@ -392,7 +411,7 @@ class RehearsalOracle:
             if samples < self._gate.samples:
                 self._partial.add(placement.digest)
             elif low - below_db <= found <= high + above_db:
-                self._run_on_all_data(rehearsal, engine, found)
+                self._run_on_all_data(rehearsal, placement, found)
             return found
         except RehearsalRefusedError as error:
             self._refuse(error.what)
@@ -400,7 +419,7 @@ class RehearsalOracle:
             pass  # this placement cannot be rehearsed: the reference runtime lacks its formats
         return None
 
-    def _run_on_all_data(self, rehearsal: Rehearsal, engine: RehearsedEngine, few_db: float) -> None:
+    def _run_on_all_data(self, rehearsal: Rehearsal, placement: Placement, few_db: float) -> None:
         """Rehearse a placement on all data, or on as much of it as little of the time allows, and learn from it."""
         assert self._gate is not None
         assert self._least_db is not None
@@ -413,14 +432,16 @@ class RehearsalOracle:
             samples = sum(1 for _ in feeds)
             if samples <= 2 * self._gate.samples:
                 return
-            float_model = RehearsedEngine(rehearsal, _FLOAT, self._outputs)
-            self._all_data = AllData(feeds, lambda: float_model, self._gate.known, samples=samples)
+            float_model = partial(rehearsal.engine, _FLOAT, self._outputs, samples=samples)
+            self._all_data = AllData(feeds, float_model, self._gate.known, samples=samples)
         if spent <= (ALL_DATA_SECONDS if left is None else MOST_ALL_DATA_SHARE * (left + spent)):
-            found_db, is_whole = self._all_data.near(engine, self._least_db - self.offset_db(few_db))
-            self._on_all_data[engine.placement.digest] = found_db
+            limit_db = self._least_db - self.offset_db(few_db)
+            with rehearsal.engine(placement, self._outputs, samples=self._all_data.samples) as engine:
+                found_db, is_whole = self._all_data.near(engine, limit_db)
+            self._on_all_data[placement.digest] = found_db
             self._decided_db.append(found_db - few_db)
             if is_whole:
-                self.difference.learn(few_db, found_db)
+                self.difference.learn(few_db, found_db, placement)
             self._all_data_seconds += time.monotonic() - started
 
     def _refuse(self, reason: str) -> None:
@@ -550,5 +571,5 @@ class RehearsedMetric:
         return int(min(max(most, LEAST_FEEDS), self.scores.feeds))
 
     def _score(self, placement: Placement, rehearsal: Rehearsal, known: KnownOutputs | None) -> Score:
-        engine = RehearsedEngine(rehearsal, placement, known)
-        return self.scores.of_engine(engine, self.rules.metric, self.rules.output, feeds=self._feeds)
+        with rehearsal.engine(placement, known, samples=self._feeds) as engine:
+            return self.scores.of_engine(engine, self.rules.metric, self.rules.output, feeds=self._feeds)

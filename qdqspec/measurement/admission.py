@@ -4,8 +4,9 @@ Two measurements: the SQNR on a few samples, cheap enough for every candidate, a
 metric, the SQNR), for candidates that have won their races or may be selected. Scored candidates calibrate the
 error limit above which a candidate is not raced. The difference between the two SQNRs, measured on the first
 candidate near the limit and on every race winner, is added to the SQNR on the few samples; where it is large,
-every candidate near the limit is measured on all data. Both are run on all data, or on as much of it as shows
-that they are below the limit. Placements that may be selected are run on all data.
+every candidate near the limit is measured on all data, unless it was rehearsed on all data. Both are run on all
+data, or on as much of it as shows that they are below the limit. Placements that may be selected are run on all
+data.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from qdqspec.backends.base import Engine
-from qdqspec.parity.gate import AllDataDifference, NoiseBar
+from qdqspec.parity.gate import AllDataDifference, NoiseBar, Runs
 from qdqspec.types import Placement, Trial
 
 
 class MeasuresAllData(Protocol):
     """The SQNR of an engine on all data, or on as much of it as decides a limit; see `qdqspec.parity.gate.AllData`."""
 
-    def __call__(self, engine: Engine) -> float:
+    def __call__(self, engine: Runs) -> float:
         """The SQNR on all data."""
         ...
 
-    def near(self, engine: Engine, limit_db: float, *, above: bool = False) -> tuple[float, bool]:
+    def near(self, engine: Runs, limit_db: float, *, above: bool = False) -> tuple[float, bool]:
         """The SQNR on as much data as shows on which side of the limit it is, and whether that is all.
 
         What earlier engines showed of the data is used below the limit, with ``above`` also above it.
@@ -46,9 +46,9 @@ class Admission:
     ``confirms_sqnr`` it is measured for placements that may be selected.
     """
 
-    sqnr_db: Callable[[Engine], float]
+    sqnr_db: Callable[[Runs], float]
     min_sqnr_db: float | None = None
-    score: Callable[[Engine], float] | None = None
+    score: Callable[[Runs], float] | None = None
     least: float | None = None  # the smallest acceptable score
     all_data: MeasuresAllData | None = None
     confirms_sqnr: bool = False  # whether the selected placement needs the SQNR on all data
@@ -58,12 +58,12 @@ class Admission:
     few_db: dict[str, float] = field(default_factory=dict)  # SQNR on the few samples by digest
     difference: AllDataDifference = field(default_factory=AllDataDifference)
 
-    def measured(self, trial: Trial, engine: Engine) -> Trial:
+    def measured(self, trial: Trial, engine: Runs) -> Trial:
         """The trial with its SQNR."""
         trial = self._noted(replace(trial, sqnr_db=self.sqnr_db(engine)))
         least, known = self.min_sqnr_db, trial.sqnr_db
         is_near = least is not None and known is not None and abs(known - least) <= NEAR_DB
-        if is_near and not self.difference.is_small:
+        if is_near and not self.difference.is_small and not self.difference.is_of(trial.placement):
             trial = self._on_all_data(trial, engine, above=True)  # a winner is measured again
         return trial
 
@@ -73,11 +73,11 @@ class Admission:
             return False
         found = trial.all_data_db
         if found is None:
-            found = trial.sqnr_db + self.difference.at(trial.sqnr_db)
+            found = trial.sqnr_db + self.difference.at(trial.sqnr_db, trial.placement)
         below = self.min_sqnr_db is not None and found < self.min_sqnr_db
         return below or self.bar.is_far_below(trial.sqnr_db)
 
-    def scored(self, trial: Trial, engine: Engine) -> Trial:
+    def scored(self, trial: Trial, engine: Runs) -> Trial:
         """A race winner with its SQNR on all data and its score; it does not win if one is too low."""
         if trial.is_part and not self.is_too_noisy(trial):
             trial = replace(trial, all_data_db=None)  # an estimate does not make a winner
@@ -108,7 +108,7 @@ class Admission:
             not self.confirms_sqnr or digest in self.confirmed_db
         )
 
-    def confirm(self, placement: Placement, engine: Engine) -> None:
+    def confirm(self, placement: Placement, engine: Runs) -> None:
         """Measure the unknown figures of a placement on all data: its score, and its SQNR if required."""
         digest = placement.digest
         if self.score is not None and digest not in self.scores:
@@ -121,7 +121,7 @@ class Admission:
         for known in (self.scores, self.confirmed_db, self.few_db):
             known.pop(placement.digest, None)
 
-    def is_below(self, placement: Placement, engine: Engine) -> bool:
+    def is_below(self, placement: Placement, engine: Runs) -> bool:
         """Whether a placement is below the SQNR limit on the few samples, or known to be on all data.
 
         One that was no candidate of the search is measured here on the few samples, before all data is read.
@@ -134,7 +134,7 @@ class Admission:
         if digest not in self.few_db:
             self.few_db[digest] = self.sqnr_db(engine)
         few_db = self.few_db[digest]
-        return few_db + self.difference.at(few_db) < least
+        return few_db + self.difference.at(few_db, placement) < least
 
     def admits(self, placement: Placement) -> bool:
         """Whether a confirmed placement meets the constraints."""
@@ -145,7 +145,7 @@ class Admission:
     def _keeps_score(self, placement: Placement) -> bool:
         return self.least is None or not placement.sites or self.scores[placement.digest] >= self.least
 
-    def _on_all_data(self, trial: Trial, engine: Engine, *, above: bool = False) -> Trial:
+    def _on_all_data(self, trial: Trial, engine: Runs, *, above: bool = False) -> Trial:
         """The trial with its SQNR on as much data as decides, if the limit needs it and few samples are not all."""
         least, all_data = self.min_sqnr_db, self.all_data
         if not self.confirms_sqnr or least is None or all_data is None:
@@ -161,7 +161,7 @@ class Admission:
     def _learn_difference(self, trial: Trial) -> None:
         if trial.all_data_db is not None and trial.sqnr_db is not None and not trial.is_part:
             self.confirmed_db[trial.placement.digest] = trial.all_data_db
-            self.difference.learn(trial.sqnr_db, trial.all_data_db)
+            self.difference.learn(trial.sqnr_db, trial.all_data_db, trial.placement)
 
     def _noted(self, trial: Trial) -> Trial:
         """Store the SQNR of a trial, as that on all data too if the few samples are all data."""

@@ -21,11 +21,23 @@ import numpy as np
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measurement.admission import Admission
+from qdqspec.measurement.engines import Engines
 from qdqspec.measurement.journal import trial_from_json
 from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.measurement.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
-from qdqspec.measurement.race import FLOAT, WARMUP, Entrant, PartBench, Turn, both_of, profiled, race, warmed
-from qdqspec.measurement.stats import build_deviation, drift
+from qdqspec.measurement.race import (
+    FLOAT,
+    WARMUP,
+    Entrant,
+    PartBench,
+    Turn,
+    both_of,
+    decided,
+    profiled,
+    race,
+    warmed,
+)
+from qdqspec.measurement.stats import build_deviation, drift, likely_build_deviation
 from qdqspec.measurement.together import (
     FreshBuilds,
     IsSettled,
@@ -45,6 +57,7 @@ from qdqspec.measurement.twins import (
     together_of,
     trial_request,
 )
+from qdqspec.parity.gate import Runs
 from qdqspec.types import (
     Clock,
     Interval,
@@ -63,9 +76,8 @@ NOISE_ROUNDS = 12
 FEW_BUILDS, FEW_ROUNDS = 3, 6  # where the time is short
 # where it is too short for these: twice the largest deviation seen between builds of real models
 ASSUMED_EPS = 0.05
-# By degrees of freedom, so that a deviation is underestimated as rarely as with those of NOISE_BUILDS: quotients of
-# the 10 % quantiles of the chi distribution over the root of its degrees of freedom.
-WIDER = {1: 4.1, 2: 1.6, 3: 1.17}
+# a gain of so many times the assumed ``eps`` is significant whatever the variation between builds
+CLEAR = 2.0
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # smallest significant difference: one per cent
@@ -139,6 +151,9 @@ class Bench:
     ``jobs`` is the number of parallel builds while no measurement is pending; if ``memory`` reports that not
     all of them fit at once, they are opened one after the other. ``twins`` are devices of the same key that
     share the work. ``report`` is given the steps of measurements of fresh builds, as text.
+
+    While ``eps`` is assumed, ``settle`` sets it from measured builds. A race that proves a gain calls it, unless the
+    gain is clearly larger than the assumed ``eps``.
     """
 
     def __init__(
@@ -155,6 +170,7 @@ class Bench:
         extract: Extract | None = None,
         folder: Path | None = None,
         jobs: int = 1,
+        engines: int = 1,
         memory: HasMemory = has_memory,
         twins: Twins | None = None,
         looks: Looks | None = None,
@@ -163,6 +179,7 @@ class Bench:
         self.clock: Clock = clock
         self.twins = twins or Twins()
         self.eps = FLOOR_EPS
+        self.settle: Callable[[], None] | None = None
         self._backend = backend
         self._write = write
         self._loads = loads_of(feeds)
@@ -172,6 +189,8 @@ class Bench:
         self._admission = admission
         self._extract = extract
         self._folder = folder
+        self._engines = engines
+        self._memory = memory
         self._fresh = FreshBuilds(
             clock=clock, random=random, exclusive=exclusive, jobs=jobs, memory=memory, report=report
         )
@@ -239,7 +258,8 @@ class Bench:
                     with self._exclusive():
                         return self._parts.measure(trial, engine, profile=built.profile)
                 if self._admission is not None:
-                    trial = self._admission.measured(trial, engine)
+                    with self._several(trial.placement, engine) as several:
+                        trial = self._admission.measured(trial, several)
                 if not built.timed:
                     return trial
                 before = self._incumbent
@@ -306,8 +326,8 @@ class Bench:
 
         ``eps`` is the larger of one per cent and twice the standard deviation between builds. Returns the samples.
         Fewer rounds, then fewer builds, are made where more would take longer than ``seconds``; the deviation of few
-        builds is multiplied, since it is underestimated more often. Where even these take longer, nothing is built, and
-        `ASSUMED_EPS` is used.
+        builds is combined with a usual one (`likely_build_deviation`). Where even these take longer, nothing is built,
+        and `ASSUMED_EPS` is used.
         Raises `BackendError` if it does not build again. Twins that are prepared build the same placement, and the
         deviations on all devices are pooled.
         """
@@ -322,7 +342,7 @@ class Bench:
             raise BackendError(f"the model was built once and then not again: {why}")
         times = [[build.on(self.clock) for build in block.samples["noise"]] for block in blocks]
         freedom = sum(len(each) - 1 for each in times)
-        self.eps = significant(WIDER.get(freedom, 1.0) * build_deviation(*times))
+        self.eps = significant(likely_build_deviation(build_deviation(*times), freedom))
         return joined(blocks[0].samples["noise"])
 
     def _noise_plan(self, seconds: float | None) -> tuple[int, int]:
@@ -417,18 +437,18 @@ class Bench:
         if admission is None:
             return True
         if placement.sites and not admission.is_known(placement):
-            with closing(self._open(placement)) as engine:
-                if admission.is_below(placement, engine):
+            with closing(self._open(placement)) as engine, self._several(placement, engine) as several:
+                if admission.is_below(placement, several):
                     return False
-                admission.confirm(placement, engine)
+                admission.confirm(placement, several)
         return admission.admits(placement)
 
     def confirm(self, placement: Placement) -> None:
         """Measure a placement's accuracy on all data, once. Raises `BackendError` if it does not run."""
         admission = self._admission
         if admission is not None and placement.sites and not admission.is_known(placement):
-            with closing(self._open(placement)) as engine:
-                admission.confirm(placement, engine)
+            with closing(self._open(placement)) as engine, self._several(placement, engine) as several:
+                admission.confirm(placement, several)
 
     def close(self) -> None:
         """Close all open engines."""
@@ -441,6 +461,16 @@ class Bench:
         if self._incumbent and self._incumbent.engine:
             self._incumbent.engine.close()
             self._incumbent.engine = None
+
+    @contextmanager
+    def _several(self, placement: Placement, engine: Engine) -> Iterator[Runs]:
+        """The engine of a placement together with others of it, which compute outputs at the same time."""
+        most = self._engines
+        if most == 1 or not self._memory([engine], most - 1):
+            yield engine
+            return
+        with Engines(partial(self._open, placement), most, given=engine) as several:
+            yield several
 
     def _open(
         self, model: Placement | Path, subgraph: tuple[str, ...] = (), *, fresh: bool = False
@@ -502,7 +532,8 @@ class Bench:
         if self._admission is None or not trial.incumbent or winner is None or winner.engine is None:
             return trial
         try:
-            trial = self._admission.scored(trial, winner.engine)
+            with self._several(trial.placement, winner.engine) as several:
+                trial = self._admission.scored(trial, several)
         except BackendError:
             self._replace_incumbent(before)
             raise
@@ -530,12 +561,17 @@ class Bench:
         return samples.median_ms(self.clock) / theirs.median_ms(self.clock) * incumbent.ratio
 
     def _race(self, trial: Trial, engine: Engine, base: float) -> Trial:
-        """Race a challenger. A winner must win again, with both built anew.
+        """Race a challenger. A winner must win again, with both built anew, by what makes the mean gain significant.
 
         Two builds of one model differ by more than a race resolves: without the second race one in six challengers that
-        were no faster won, with it one in fifty (simulated, 1.2 % between builds).
+        were no faster won, with it one in twenty (simulated, 1.2 % between builds; docs/decisions/0038).
         """
-        outcome, ours, theirs = self._bout(trial.placement, engine)
+        outcome, ours, theirs = self._bout(trial.placement, engine, self.eps)
+        if self.settle is not None and self._is_unclear_gain(outcome, ours, theirs):
+            self._close_incumbent()
+            engine.close()
+            self.settle()
+            outcome = decided(outcome.opponent, ours, theirs, self.clock, self.eps)
         if outcome.verdict != "faster":
             return replace(trial, race=outcome, samples=ours, rival=theirs, ratio=outcome.ratio * base)
         self._close_incumbent()
@@ -543,7 +579,10 @@ class Bench:
         fresh = self._open(trial.placement)
         with self._closed_unless_kept(fresh):
             warmed(fresh, self.clock)
-            again, more, others = self._bout(trial.placement, fresh)
+            enough = 1 - (1 - self.eps) ** 2 / outcome.ratio
+            again, more, others = self._bout(
+                trial.placement, fresh, float(np.clip(enough, FLOOR_EPS, self.eps))
+            )
             ours, theirs = ours + more, theirs + others
             outcome = both_of(outcome, again, ours, theirs, self.clock)
             ratio, won = outcome.ratio * base, outcome.verdict == "faster"
@@ -551,26 +590,34 @@ class Bench:
                 self._replace_incumbent(_Incumbent(trial.placement, ratio, fresh))
         return replace(trial, race=outcome, samples=ours, rival=theirs, ratio=ratio, incumbent=won)
 
-    def _bout(self, placement: Placement, engine: Engine) -> tuple[Race, Samples, Samples]:
-        """One race against the incumbent. If the incumbent's engine fails, it is rebuilt once."""
+    def _is_unclear_gain(self, outcome: Race, ours: Samples, theirs: Samples) -> bool:
+        """Whether a race proves a gain that may be significant or not, depending on the variation between builds."""
+        proved = decided(outcome.opponent, ours, theirs, self.clock, FLOOR_EPS).verdict == "faster"
+        return proved and outcome.ratio > 1 - CLEAR * self.eps
+
+    def _bout(self, placement: Placement, engine: Engine, eps: float) -> tuple[Race, Samples, Samples]:
+        """One race against the incumbent, for a gain of ``eps``. If the incumbent fails, it is rebuilt once."""
         try:
-            return self._race_incumbent(placement, engine)
+            return self._race_incumbent(placement, engine, eps)
         except BackendError as error:
             self._close_incumbent()
             try:
-                return self._race_incumbent(placement, engine)
+                return self._race_incumbent(placement, engine, eps)
             except BackendError:  # the challenger failed, or the incumbent permanently
                 self._close_incumbent()
                 raise error from None
 
-    def _race_incumbent(self, placement: Placement, engine: Engine) -> tuple[Race, Samples, Samples]:
+    def _race_incumbent(
+        self, placement: Placement, engine: Engine, eps: float
+    ) -> tuple[Race, Samples, Samples]:
         incumbent, rival = self._warm_incumbent()
         return race(
             Entrant(digest=placement.digest, engine=engine, graph_hash=engine.graph_hash),
             Entrant(digest=incumbent.placement.digest, engine=rival, graph_hash=rival.graph_hash),
             clock=self.clock,
-            eps=self.eps,
+            eps=eps,
             random=self._random,
+            enough=None if self.settle is None else FLOOR_EPS,
         )
 
     def _warm_incumbent(self) -> tuple[_Incumbent, Engine]:

@@ -58,10 +58,17 @@ class Entrant:
 
 
 def race(
-    challenger: Entrant, incumbent: Entrant, *, clock: Clock, eps: float, random: np.random.Generator
+    challenger: Entrant,
+    incumbent: Entrant,
+    *,
+    clock: Clock,
+    eps: float,
+    random: np.random.Generator,
+    enough: float | None = None,
 ) -> tuple[Race, Samples, Samples]:
     """Test whether the challenger takes less than ``1 - eps`` times the incumbent's time.
 
+    A race also ends once it proves a gain of ``enough``: it is to be `decided` again, with the ``eps`` known by then.
     Returns the verdict and the samples of challenger and incumbent. Engines with the same optimized graph run the same
     kernels: they are not raced.
     """
@@ -77,11 +84,13 @@ def race(
             )
             ours, theirs = ours + first_ours, theirs + first_theirs
             if len(theirs.wall_ms) == FAR_SLOWER_AFTER and _ratio(ours, theirs, clock) > FAR_SLOWER:
-                return _verdict(incumbent.digest, ours, theirs, clock, eps), *_noted(ours, theirs)
+                return decided(incumbent.digest, ours, theirs, clock, eps), *_noted(ours, theirs)
             if _is_futile(ours, theirs, clock, eps):
                 break
-        outcome = _verdict(incumbent.digest, ours, theirs, clock, eps)
+        outcome = decided(incumbent.digest, ours, theirs, clock, eps)
         if outcome.verdict != "no difference" or len(theirs.wall_ms) < look:
+            break
+        if enough is not None and decided(incumbent.digest, ours, theirs, clock, enough).verdict == "faster":
             break
     return outcome, *_noted(ours, theirs)
 
@@ -233,7 +242,8 @@ def _ratio(ours: Samples, theirs: Samples, clock: Clock) -> float:
     return math.exp(statistics.median(log_ratios(ours.on(clock), theirs.on(clock)).tolist()))
 
 
-def _verdict(opponent: str, ours: Samples, theirs: Samples, clock: Clock, eps: float) -> Race:
+def decided(opponent: str, ours: Samples, theirs: Samples, clock: Clock, eps: float) -> Race:
+    """The outcome of a race that ended with these samples."""
     differences = log_ratios(ours.on(clock), theirs.on(clock))
     ratio, p_value = _ratio(ours, theirs, clock), wilcoxon_p(differences)
     proved = p_value / 2 < ALPHA  # one-sided: the ratio gives the direction

@@ -21,7 +21,7 @@ import numpy as np
 
 from qdqspec.arrays import Array, Floats
 from qdqspec.parity.compare import noise_power, power_of, signal_power, sqnr_db
-from qdqspec.types import EXACT_DB, Placement, Trial
+from qdqspec.types import EXACT_DB, Placement, Site, Trial
 
 SAMPLES = 8
 HELD_BYTES = 64 << 20  # of the reference's outputs on all data
@@ -34,7 +34,8 @@ KNOWN, SURE = (
     3.0,
 )  # engines run on all samples after which their error is known, and deviations that are far
 SMALL_DB = 2.0  # difference of all data from the few samples that these show well enough
-SIMILAR_DB = 3.0  # of placements on the few samples, whose difference on all data is similar
+# of placements on the few samples, and of their pairs those of one only: whose difference on all data is similar
+SIMILAR_DB, SIMILAR_SHARE = 3.0, 0.1
 DECIDED, DECIDED_DB = 4.0, 0.5  # standard errors and decibels from a limit after which all data is not needed
 HARD_SHARE = 0.5  # of the noise over all data, in the samples from which the noise of others is estimated
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
@@ -133,14 +134,14 @@ class AllDataDifference:
     It depends on the SQNR itself: where an output saturates, a little noise changes hard samples only.
     """
 
-    _known: list[tuple[float, float]] = field(
-        default_factory=list
-    )  # SQNR on the few samples, and the difference
+    # SQNR on the few samples, the difference, and the pairs
+    _known: list[tuple[float, float, frozenset[Site]]] = field(default_factory=list)
+    _of: dict[str, float] = field(default_factory=dict)  # the latest difference by digest
 
     @property
     def most_db(self) -> float:
         """The largest difference of a placement that was measured on both, without its sign; 0 without any."""
-        return max((abs(difference) for _, difference in self._known), default=0.0)
+        return max((abs(difference) for _, difference, _ in self._known), default=0.0)
 
     @property
     def is_known(self) -> bool:
@@ -152,17 +153,36 @@ class AllDataDifference:
         """Whether placements were measured on both and differ little: others need not be measured on all data."""
         return self.is_known and self.most_db <= SMALL_DB
 
-    def learn(self, few_db: float, all_data_db: float) -> None:
-        """Add a placement that was measured on both."""
-        self._known.append((few_db, all_data_db - few_db))
+    def is_of(self, placement: Placement) -> bool:
+        """Whether this placement was measured or rehearsed on both."""
+        return placement.digest in self._of
 
-    def at(self, few_db: float) -> float:
-        """The expected difference: the mean of those known, weighted by how similar their SQNR is; 0 without any."""
+    def learn(self, few_db: float, all_data_db: float, placement: Placement) -> None:
+        """Add a placement that was measured on both."""
+        difference = all_data_db - few_db
+        self._known.append((few_db, difference, placement.sites))
+        self._of[placement.digest] = difference
+
+    def at(self, few_db: float, placement: Placement | None = None) -> float:
+        """The expected difference, of a placement its own if that is known; 0 without any.
+
+        The mean of those known, weighted by how similar their SQNR is, and their pairs.
+        """
         if not self._known:
             return 0.0
-        places, found = np.array(self._known).T
-        distances = np.abs(places - few_db) / SIMILAR_DB
-        return float(np.average(found, weights=np.exp(distances.min() - distances)))
+        if placement is not None and placement.digest in self._of:
+            return self._of[placement.digest]
+        distances = [abs(place - few_db) / SIMILAR_DB for place, _, _ in self._known]
+        if placement is not None:
+            others = (_other_share(sites, placement.sites) for _, _, sites in self._known)
+            distances = [own + share / SIMILAR_SHARE for own, share in zip(distances, others, strict=True)]
+        weights = np.exp(min(distances) - np.array(distances))
+        return float(np.average([difference for _, difference, _ in self._known], weights=weights))
+
+
+def _other_share(first: frozenset[Site], second: frozenset[Site]) -> float:
+    """The share of the pairs of two placements that only one of them has."""
+    return len(first ^ second) / max(1, len(first | second))
 
 
 _Awaited: TypeAlias = Callable[[], Mapping[str, Array]]  # outputs that may not be computed yet
@@ -188,7 +208,8 @@ class AllData:
     ) -> None:
         self._feeds = feeds
         self._reference = reference
-        self._samples, self._seconds, self._at_once = samples, seconds, at_once
+        self.samples = samples
+        self._seconds, self._at_once = seconds, at_once
         self._held: dict[int, Mapping[str, Array]] = {}  # by number of the sample
         self._bytes = 0
         self._whole: list[_Powers] = []  # of engines that were run on every sample
@@ -219,7 +240,7 @@ class AllData:
         started = time.monotonic()
 
         def is_enough(powers: _Powers) -> bool:
-            whole = (time.monotonic() - started) * self._samples / powers.samples
+            whole = (time.monotonic() - started) * self.samples / powers.samples
             return powers.is_decided(limit_db, above=whole > self._seconds)
 
         powers, is_whole = self._until(engine, is_enough)
@@ -272,7 +293,7 @@ class AllData:
         with ExitStack() as opened:
             for number, seen in enumerate(outputs_of(engine, fed(opened)), 1):
                 found.add(expected.popleft()(), seen)
-                if number == look != self._samples and wanted is None:
+                if number == look != self.samples and wanted is None:
                     if is_enough(found):
                         return found, False
                     look *= 2

@@ -24,11 +24,11 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.ops import has_floats
 from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
+from qdqspec.measurement.engines import engines_at_once
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.plain_json import read_json
-from qdqspec.programs import own_cores
 from qdqspec.regions.search import groups_of
-from qdqspec.rehearsal import MOST, Runtime
+from qdqspec.rehearsal import Runtime
 from qdqspec.temporary import TemporaryFolder
 
 ARITHMETIC = DEFAULT_BACKEND  # the backend that computes a model as ONNX defines it
@@ -42,7 +42,7 @@ def unfused(options: BuildOptions) -> BuildOptions:
 def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend | None = None) -> Runtime:
     """The runtime `ARITHMETIC`, with each engine in a process of its own until ``opened`` is closed.
 
-    As many engines run at once as there are cores for this process, but no more than `MOST`.
+    Several engines run at once (`engines_at_once`).
 
     ``backend`` is used if it is that runtime already.
     """
@@ -52,7 +52,7 @@ def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend
     return Runtime(
         exact=partial(backend.build, options=unfused(options)),
         fast=partial(backend.build, options=fast),
-        processes=max(1, min(MOST, own_cores() // options.threads)),
+        processes=engines_at_once(options.threads),
     )
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from qdqspec.backends.base import Backend, BuildOptions, backend_named
 from qdqspec.config import Settings
+from qdqspec.measurement.engines import engines_at_once
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import DeviceLock, log_wait
 from qdqspec.measurement.twins import Twins
@@ -34,6 +35,12 @@ class Resources:
     def jobs(self) -> int:
         """The number of parallel builds: 1 if the backend times kernels while building, whatever was requested."""
         return self.settings.jobs if self.backend.capabilities(self.options).builds_side_by_side else 1
+
+    @property
+    def engines(self) -> int:
+        """The number of engines of one model whose outputs are computed at the same time: on processors, one a core."""
+        on_cores = self.backend.capabilities(self.options).hardware == "cpu"
+        return engines_at_once(self.options.threads) if on_cores else 1
 
     def exclusive(self) -> AbstractContextManager[object]:
         """The lock of the device, for a measurement."""

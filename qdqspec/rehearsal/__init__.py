@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qdqspec.rehearsal.engines import MOST
 from qdqspec.rehearsal.guiding import guiding_outputs
 from qdqspec.rehearsal.rehearsal import (
     KnownOutputs,
@@ -13,10 +12,9 @@ from qdqspec.rehearsal.rehearsal import (
     Subject,
 )
 from qdqspec.rehearsal.sensitivity import Sensitivities, find_sensitivities, quick_runs
-from qdqspec.rehearsal.switches import Switches, sites_of
+from qdqspec.rehearsal.switches import Switches, is_foreign, sites_by_label, sites_of
 
 __all__ = [
-    "MOST",
     "KnownOutputs",
     "Rehearsal",
     "RehearsalRefusedError",
@@ -27,6 +25,8 @@ __all__ = [
     "Switches",
     "find_sensitivities",
     "guiding_outputs",
+    "is_foreign",
     "quick_runs",
+    "sites_by_label",
     "sites_of",
 ]

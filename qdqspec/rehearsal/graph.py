@@ -21,13 +21,13 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
 from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_inside, refill, size_of
 from qdqspec.graph.weights import WeightStore
+from qdqspec.measurement.engines import Engines
 from qdqspec.placement.edit.biases import BIAS_INPUT
 from qdqspec.placement.edit.insert import RaisedInputs
 from qdqspec.placement.edit.pairs import Pair, PairMaker, QuantSource
 from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.scales import REALS
-from qdqspec.rehearsal.engines import Engines
 from qdqspec.rehearsal.switches import Switches, SwitchStates
 from qdqspec.types import Consumer, Site
 
@@ -191,8 +191,30 @@ class SwitchGraph:
         Outputs of earlier nodes become inputs.
         """
         edges = [edge for edge in self._edges if low <= self._at[edge] < high]
-        names = {edge: self._value(edge) if edge in set(edges) else edge[0] for edge in wanted}
-        return self._assembled(range(low, len(self.nodes)), edges, self.live(low) if low else (), names)
+        live = self.live(low) if low else ()
+        return self._assembled(range(low, len(self.nodes)), edges, live, self._values_of(edges, wanted))
+
+    def fixed(self, setting: SwitchStates, wanted: Iterable[Edge]) -> SwitchedModel:
+        """The whole model with the pairs of a setting and no switch that can be fed, and these edges as its outputs."""
+        has_on = {edge for edge, numbers in self._edges.items() if setting[numbers].any()}
+        of_on = {number for edge in has_on for number in self._edges[edge]}
+        scaling = {bias.data for number, bias in self._biased.items() if number in of_on}
+        edges = [
+            edge for edge, numbers in self._edges.items() if edge in has_on or not scaling.isdisjoint(numbers)
+        ]
+        model = self._assembled(range(len(self.nodes)), edges, (), self._values_of(edges, wanted))
+        if not model.input:
+            return model
+        proto = copy_model(model.proto, but={"input"})
+        proto.graph.input.extend(i for i in model.proto.graph.input if i.name != model.input)
+        states = setting[list(model.numbers)]
+        proto.graph.initializer.append(numpy_helper.from_array(states, model.input))
+        return replace(model, proto=proto, input="", numbers=())
+
+    def _values_of(self, switched: Iterable[Edge], wanted: Iterable[Edge]) -> dict[Edge, str]:
+        """The names of the values of edges, of which some have switches."""
+        own = set(switched)
+        return {edge: self._value(edge) if edge in own else edge[0] for edge in wanted}
 
     def live(self, index: int) -> tuple[str, ...]:
         """The activations that are computed before the node of that index, or fed, and read at or after it."""

@@ -20,11 +20,11 @@ from qdqspec.errors import BackendError, ModelError, PlacementError, QdqspecErro
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
+from qdqspec.measurement.engines import Engines
 from qdqspec.measurement.memory import bytes_left
 from qdqspec.parity.compare import OutputComparison
 from qdqspec.placement.edit.pairs import PairMaker, QuantSource
 from qdqspec.placement.space.units import Edge
-from qdqspec.rehearsal.engines import Engines
 from qdqspec.rehearsal.graph import SwitchedModel, SwitchGraph, Values
 from qdqspec.rehearsal.guiding import guiding_outputs
 from qdqspec.rehearsal.switches import Switches, SwitchStates, is_foreign
@@ -33,6 +33,7 @@ from qdqspec.types import Placement, Rehearsed, Site
 
 SAMPLES = 8
 MEMORY_SHARE = 0.5  # of the available memory
+MANY = 32  # samples of one placement for which a model without switches is built
 HELD_BYTES = 64 << 20  # limit for stored outputs of the float model; those of further samples are recomputed
 
 
@@ -133,6 +134,16 @@ class Rehearsal(Closing):
         setting = self.switches.setting(placement)
         for values in self.values_each((setting, feed) for feed in feeds):
             yield {name: values[name, end] for name, end in self.outputs_edges if (name, end) in values}
+
+    def engine(
+        self, placement: Placement, known: KnownOutputs | None = None, *, samples: int = 0
+    ) -> RehearsedEngine:
+        """A placement with the interface of an engine, for about so many samples; outputs ``known`` are not computed.
+
+        To be closed after use.
+        """
+        make = FixedEngine if samples >= MANY else RehearsedEngine
+        return make(self, placement, known)
 
     def error(self, placement: Placement) -> Rehearsed:
         """The error of a placement relative to the float model, at the outputs and at the guiding tensors."""
@@ -249,7 +260,10 @@ class KnownOutputs:
         self._bytes = 0
 
     def of_each(
-        self, rehearsal: Rehearsal, placement: Placement, feeds: Iterable[Feed]
+        self,
+        placement: Placement,
+        feeds: Iterable[Feed],
+        compute: Callable[[Iterable[Feed]], Iterator[dict[str, Array]]],
     ) -> Iterator[dict[str, Array]]:
         """The outputs for each input, computed once; those computed first are dropped first."""
         waiting = deque[tuple[tuple[str, bytes], dict[str, Array] | None]]()
@@ -261,7 +275,7 @@ class KnownOutputs:
                 if waiting[-1][1] is None:
                     yield feed
 
-        for found in rehearsal.outputs_each(placement, unknown()):
+        for found in compute(unknown()):
             key, known = waiting.popleft()
             while known is not None:
                 yield known
@@ -278,26 +292,68 @@ class KnownOutputs:
             self._bytes -= _size(self._found.pop(next(iter(self._found))))
 
 
-@dataclass(frozen=True, slots=True)
-class RehearsedEngine:
-    """A placement in a rehearsal, with the interface of an engine."""
+class RehearsedEngine(Closing):
+    """A placement in a rehearsal, with the interface of an engine. Outputs are kept if there is a place for known ones.
 
-    rehearsal: Rehearsal
-    placement: Placement
-    known: KnownOutputs | None = None
+    After `close` the rehearsal stays open.
+    """
+
+    def __init__(self, rehearsal: Rehearsal, placement: Placement, known: KnownOutputs | None = None) -> None:
+        self.placement = placement
+        self._rehearsal = rehearsal
+        self._known = known
 
     def run(self, feeds: Feed) -> dict[str, Array]:
-        """The outputs by name; they are kept if there is a place for known ones."""
+        """The outputs by name."""
         return next(self.run_each([feeds]))
 
     def run_each(self, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
         """The outputs for each of these inputs, several computed at the same time."""
-        if self.known is None:
-            return self.rehearsal.outputs_each(self.placement, feeds)
-        return self.known.of_each(self.rehearsal, self.placement, feeds)
+        if self._known is None:
+            return self._computed(feeds)
+        return self._known.of_each(self.placement, feeds, self._computed)
 
     def close(self) -> None:
-        """The rehearsal stays open."""
+        """Release what was opened for this placement alone."""
+
+    def _computed(self, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
+        return self._rehearsal.outputs_each(self.placement, feeds)
+
+
+class FixedEngine(RehearsedEngine):
+    """A placement in a model without switches, built at the first run.
+
+    A run takes half to three quarters of the time of one with switches, and the build about as long as six of these
+    (docs/decisions/0071). If it cannot be built, the runs have switches.
+    """
+
+    _model: SwitchedModel | None = None
+    _engines: Engines | None = None
+
+    def close(self) -> None:
+        """Stop its processes. Closing twice is harmless."""
+        if self._engines is not None:
+            self._engines.close()
+            (self._rehearsal.folder / f"{self._name}.onnx").unlink(missing_ok=True)
+        self._model = self._engines = None
+
+    @property
+    def _name(self) -> str:
+        return f"fixed-{self.placement.digest}"
+
+    def _computed(self, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
+        """The outputs by name. Raises `PlacementError` for a pair without a switch."""
+        rehearsal, setting = self._rehearsal, self._rehearsal.switches.setting(self.placement)
+        try:
+            if self._engines is None:
+                self._model = rehearsal.graph.fixed(setting, rehearsal.outputs_edges)
+                self._engines = rehearsal.load(self._model, self._name, rehearsal.runtime.fast)
+        except BackendError:
+            yield from super()._computed(feeds)
+            return
+        assert self._model is not None
+        for values in self._model.run_each(self._engines, ((setting, feed) for feed in feeds)):
+            yield _by_tensor(values, rehearsal.outputs_edges)
 
 
 def _digest(feed: Feed) -> bytes:

@@ -6,7 +6,7 @@ the float model's values at each cut are stored, and only the pairs of one segme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from qdqspec.arrays import Feed, Floats
 from qdqspec.errors import BackendError
+from qdqspec.measurement.engines import Engines
 from qdqspec.parity.compare import noise_power, signal_power, sqnr_db
 from qdqspec.parity.gate import MOST_DB
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.formats import BIAS_FORMAT
-from qdqspec.rehearsal.engines import Engines
 from qdqspec.rehearsal.graph import SwitchedModel
 from qdqspec.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError
 from qdqspec.rehearsal.switches import Switches, SwitchStates, is_foreign, labelled_sites
@@ -80,12 +80,17 @@ def quick_runs(rehearsal: Rehearsal) -> int:
 
 
 def find_sensitivities(
-    rehearsal: Rehearsal, *, segments: int = SEGMENTS, quick: bool = False, tensors: int = 1
+    rehearsal: Rehearsal,
+    *,
+    segments: int = SEGMENTS,
+    quick: bool = False,
+    tensors: int = 1,
+    alone: Set[int] = frozenset(),
 ) -> Sensitivities:
     """Measure every switch alone; with ``quick`` on the first sample only, those of one tensor together.
 
-    A quick analysis measures so many neighbouring ``tensors`` together, which get equal parts of their noise. Raises
-    `RehearsalRefusedError` if no guiding tensor is floating-point.
+    A quick analysis measures so many neighbouring ``tensors`` together, which get equal parts of their noise, but those
+    with a switch in ``alone`` each by itself. Raises `RehearsalRefusedError` if no guiding tensor is floating-point.
     """
     edges = _guiding_floats(rehearsal)
     if not edges:
@@ -98,7 +103,9 @@ def find_sensitivities(
     for low, high in _segments(rehearsal, segments):
         behind = [number for number, edge in enumerate(edges) if rehearsal.graph.is_behind(edge, low)]
         own = [edges[number] for number in behind]
-        for number, tally in _segment(rehearsal, own, low, high, quick=quick, tensors=tensors).items():
+        for number, tally in _segment(
+            rehearsal, own, low, high, quick=quick, tensors=tensors, alone=alone
+        ).items():
             noise[number, behind], samples[number] = tally.ratio, tally.samples
     return Sensitivities(
         switches=switches, guides=tuple(tensor for tensor, _ in edges), noise=noise, samples=samples
@@ -139,7 +146,14 @@ class _Tally:
 
 
 def _segment(
-    rehearsal: Rehearsal, edges: Sequence[Edge], low: int, high: int, *, quick: bool, tensors: int
+    rehearsal: Rehearsal,
+    edges: Sequence[Edge],
+    low: int,
+    high: int,
+    *,
+    quick: bool,
+    tensors: int,
+    alone: Set[int] = frozenset(),
 ) -> Mapping[int, _Tally]:
     """The switches between two places, each alone: all on the first samples, those with the most noise on more.
 
@@ -147,7 +161,7 @@ def _segment(
     """
     graph = rehearsal.graph
     model = graph.part(low, high, edges)
-    groups = _groups(rehearsal, model.numbers, quick=quick, tensors=tensors)
+    groups = _groups(rehearsal, model.numbers, quick=quick, tensors=tensors, alone=alone)
     if not groups or not edges:
         return {}
     nothing = np.zeros(len(edges))
@@ -165,7 +179,14 @@ def _segment(
     return {number: tally.share(len(group)) for group, tally in tallies.items() for number in group}
 
 
-def _groups(rehearsal: Rehearsal, numbers: Iterable[int], *, quick: bool, tensors: int = 1) -> list[Group]:
+def _groups(
+    rehearsal: Rehearsal,
+    numbers: Iterable[int],
+    *,
+    quick: bool,
+    tensors: int = 1,
+    alone: Set[int] = frozenset(),
+) -> list[Group]:
     """The switches to measure: each alone, or with ``quick`` those that quantize neighbouring tensors alike together.
 
     Without those that count as exact: int32 biases, and weights of one element, which a scale represents.
@@ -185,13 +206,14 @@ def _groups(rehearsal: Rehearsal, numbers: Iterable[int], *, quick: bool, tensor
         site = rehearsal.switches[number]
         return rehearsal.graph.place((site.tensor, site.consumers[0]))
 
+    groups = [tuple(group) for group in found.values() if not alone.isdisjoint(group)]
     for key, group in sorted(found.items(), key=lambda item: min(map(place, item[1]))):
-        alike.setdefault((key[1], key[2] is None, key[3]), []).append(group)
-    return [
-        tuple(chain.from_iterable(groups[start : start + tensors]))
-        for groups in alike.values()
-        for start in range(0, len(groups), tensors)
-    ]
+        if alone.isdisjoint(group):
+            alike.setdefault((key[1], key[2] is None, key[3]), []).append(group)
+    for several in alike.values():
+        starts = range(0, len(several), tensors)
+        groups += (tuple(chain.from_iterable(several[start : start + tensors])) for start in starts)
+    return groups
 
 
 def _measure(

@@ -11,6 +11,7 @@ import numpy as np
 from qdqspec.arrays import Floats
 from qdqspec.parity.compare import power_of
 from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.search._classes import spent_by_unit
 from qdqspec.search._noise import BlockNoise
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import UnitBlock, block_labels
@@ -35,6 +36,7 @@ class Guide:
     def __init__(self, oracle: AccuracyOracle | None, space: SchemeSpace) -> None:
         self._oracle = oracle
         self._space = space
+        self._spent: Mapping[str, float] = {}  # milliseconds of units in floating point, once known
         # of labels in order of their noise: the predicted placements without the first ones, by the number of these
         self._families: dict[tuple[tuple[str, Label], ...], dict[int, Placement]] = {}
         # an SQNR and the noise of blocks that just meets it, by the last composition that did; of rough noise: true
@@ -53,13 +55,13 @@ class Guide:
     @property
     def has_rough_noise(self) -> bool:
         """Whether the noise of neighbours together is known and that of single labels would take much longer."""
-        return self._oracle is not None and self._oracle.rough_noise() is not None
+        return self._oracle is not None and self._oracle.rough_noise(self._spent) is not None
 
     def _noise(self, *, rough: bool) -> LabelNoise | None:
         """The noise of single labels, or with ``rough`` that of neighbours together if it takes much less time."""
         if self._oracle is None:
             return None
-        return (self._oracle.rough_noise() if rough else None) or self._oracle.noise()
+        return (self._oracle.rough_noise(self._spent) if rough else None) or self._oracle.noise()
 
     @property
     def margin_db(self) -> float:
@@ -67,7 +69,9 @@ class Guide:
         return 0.0 if self._oracle is None else DOUBT_SHARE * self._oracle.doubt_db
 
     def learn(self, trial: Trial) -> None:
-        """Learn from a built candidate."""
+        """Learn from a built candidate, or from the reference the time of units."""
+        if trial.layers and not trial.placement.sites and not trial.subgraph:
+            self._spent = spent_by_unit(self._space, trial.layers)
         if self._oracle is not None:
             self._oracle.learn(trial)
 
@@ -165,11 +169,14 @@ class Guide:
         kept_db = points.get(high, -np.inf if kept else np.inf)
         if kept_db < aim + SLACK_DB:
             return kept
+        if points[low] >= least_db:  # the aim is above the limit
+            return {unit: labels[unit] for unit in ranked[low:]}
         slack = power_of(aim) - power_of(kept_db)
         fitting = _fitting(noise, labels, kept, ranked[:high], slack)
-        return self._refilled(
-            kept, {unit: labels[unit] for unit in fitting}, aim, LITTLE_SHARE * time[-1], spent
-        )
+        more = {unit: labels[unit] for unit in fitting}
+        if sum(spent[unit] for unit in more) < time[-1] - time[high]:
+            return kept  # more conversions than gain
+        return self._refilled(kept, more, aim, LITTLE_SHARE * time[-1], spent)
 
     def _refilled(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,8 +49,11 @@ class AccuracyOracle(Protocol):
         """Noise power over signal power of each (unit, label) alone, where noise is additive; ``None`` if unknown."""
         ...
 
-    def rough_noise(self) -> LabelNoise | None:
-        """The same, of neighbouring tensors measured together; ``None`` if unknown, or if `noise` takes little time."""
+    def rough_noise(self, spent: Mapping[str, float]) -> LabelNoise | None:
+        """The same, of neighbouring tensors measured together; ``None`` if unknown, or if `noise` takes little time.
+
+        ``spent`` is the time of units in floating point: the noise of those that take most is measured alone.
+        """
         ...
 
     def predicted_db(self, placement: Placement) -> float | None:

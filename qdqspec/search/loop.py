@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import islice, takewhile
 from typing import Protocol, TypeAlias
 
@@ -145,7 +146,6 @@ class Search:
         self._watch = watch
         self._noise = next((t for t in replay if t.phase == "noise"), None)
         self._noise_seconds: float | None = None  # that measuring it may take
-        self._is_settled = False  # whether the bench has it
         self._recorded = deque(t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0))
         self._before = {_key(trial): trial for trial in before}
         self._held: list[Proposal] = []  # asked of the strategy and not yet returned
@@ -370,8 +370,9 @@ class Search:
             left = self._budget.left
             self._noise_seconds = None if left is None else NOISE_SHARE * left
             self._bench.eps = ASSUMED_EPS
-        if not self._is_settled and (trial.race is not None or self._budget.seconds is None):
-            self._settle_noise(self.trials[0] if self.trials else trial)
+            self._bench.settle = partial(self._settle_noise, trial)
+        if self._bench.settle is not None and (trial.race is not None or self._budget.seconds is None):
+            self._bench.settle()
         self._budget.note(trial)
         trial = replace(trial, eps=self._bench.eps)
         self.trials.append(trial)
@@ -383,11 +384,11 @@ class Search:
         """Give the bench the variation between builds, from an earlier run if recorded, else measured now.
 
         In a search with a time limit that is after the first race, which is run with an assumed variation, so that a
-        faster placement is known earlier. The line has ``eps``, since samples of twins, which may be part of it, are
-        not in the journal.
+        faster placement is known earlier, or during it if its result depends on the variation. The line has ``eps``,
+        since samples of twins, which may be part of it, are not in the journal.
         """
-        self._is_settled = True
         bench, known, seconds = self._bench, self._noise, self._noise_seconds
+        bench.settle = None
         if known is not None and known.eps is not None:
             bench.eps = known.eps
         elif known is not None:

@@ -97,7 +97,9 @@ def open_tuning(
     starts = [*(WarmStart(placement, proved=False) for placement in near), *starts]
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
-        bench = opened.enter_context(closing(problem.bench(folder, for_bench, steps.report_builds)))
+        bench = opened.enter_context(
+            closing(problem.bench(folder, for_bench, steps.report_builds, looks=True))
+        )
         budget = Budget(
             trials=trials,
             seconds=None if rules.minutes is None else 60 * rules.minutes,
@@ -373,9 +375,14 @@ class _Problem:
         return replace(self, prepared=self.prepared.uncorrected(), constraint=constraint)
 
     def bench(
-        self, folder: Path, random: np.random.Generator, report: Callable[[str], None] = lambda _: None
+        self,
+        folder: Path,
+        random: np.random.Generator,
+        report: Callable[[str], None] = lambda _: None,
+        *,
+        looks: bool = False,
     ) -> Bench:
-        """A bench that writes candidates to ``folder``."""
+        """A bench that writes candidates to ``folder``. With ``looks`` its intervals include their variation."""
         prepared, resources = self.prepared, self.resources
         given = require_path(prepared.given)
         store = WeightStore(folder, base=given.parent)
@@ -394,11 +401,12 @@ class _Problem:
             options=resources.options,
             exclusive=resources.exclusive,
             # the states of a simulated device would last no time
-            looks=Looks(clock=clock, random=random) if self.computes else None,
+            looks=Looks(clock=clock, random=random) if looks and self.computes else None,
             admission=self.constraint.admission,
             extract=PartFiles(prepared, folder, store),
             folder=folder,
             jobs=resources.jobs,
+            engines=resources.engines,
             twins=resources.twins,
             report=report,
         )

@@ -44,7 +44,8 @@ class Exact:
         del self._session
 
 
-RUNTIME = Runtime(exact=Exact, fast=lambda path: OnnxRuntime().build(path, BuildOptions()))
+FAST = BuildOptions(extra={"onnxruntime.optimization": "pairs-kept"})
+RUNTIME = Runtime(exact=Exact, fast=lambda path: OnnxRuntime().build(path, FAST))
 
 
 def rehearsal_of(

@@ -27,7 +27,7 @@ declaration = Declaration(
     float16=f"{_OPTIMIZE}:half_model",
     program=f"{__name__}.engine:program",
     as_defined={_OPTIMIZATION: "off"},
-    optimized={_OPTIMIZATION: "all"},
+    optimized={_OPTIMIZATION: "pairs-kept"},
 )
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend")

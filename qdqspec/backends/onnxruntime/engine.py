@@ -59,13 +59,17 @@ if TYPE_CHECKING:
 
 AS_DEFINED = "off"
 FULL = "all"
+PAIRS_KEPT = "pairs-kept"  # all but the kernels for integers that replace Q/DQ pairs
 
 LEVELS = {
     FULL: "ORT_ENABLE_ALL",
+    PAIRS_KEPT: "ORT_ENABLE_ALL",
     "extended": "ORT_ENABLE_EXTENDED",
     "basic": "ORT_ENABLE_BASIC",
     AS_DEFINED: "ORT_DISABLE_ALL",
 }
+
+_KEEPING_PAIRS = "session.disable_quant_qdq", "1"
 
 _PROVIDER = (
     "the CPU provider is the one whose kernels qdqspec knows",
@@ -96,7 +100,7 @@ _PROGRAM = """import onnxruntime as ort
 settings = ort.SessionOptions()
 settings.intra_op_num_threads = {threads}
 settings.graph_optimization_level = ort.GraphOptimizationLevel.{level}
-{libraries}session = ort.InferenceSession(MODEL, settings, providers=["CPUExecutionProvider"])
+{settings}{libraries}session = ort.InferenceSession(MODEL, settings, providers=["CPUExecutionProvider"])
 session.run(None, FEEDS)
 print("ONNX Runtime", ort.__version__, "builds and runs the model")
 """
@@ -107,7 +111,14 @@ def program(options: BuildOptions) -> str:
     words = options_from(options.extra)
     libraries = (f"settings.register_custom_ops_library({str(library)!r})\n" for library in words.plugins)
     level = LEVELS[words.optimization]
-    return _PROGRAM.format(threads=options.threads, level=level, libraries="".join(libraries))
+    name, value = _KEEPING_PAIRS
+    keeping = f"settings.add_session_config_entry({name!r}, {value!r})\n"
+    return _PROGRAM.format(
+        threads=options.threads,
+        level=level,
+        settings=keeping if words.optimization == PAIRS_KEPT else "",
+        libraries="".join(libraries),
+    )
 
 
 # "[ONNXRuntimeError] : 1 : FAIL : Load model from m.onnx failed:/onnxruntime_src/a.cc:256 onnxruntime::f(int) Why"
@@ -326,6 +337,8 @@ def _session_options(options: BuildOptions) -> ort.SessionOptions:
     settings.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[words.optimization])
     settings.log_severity_level = _FATAL
+    if words.optimization == PAIRS_KEPT:
+        settings.add_session_config_entry(*_KEEPING_PAIRS)
     if options.threads == 1:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for library in words.plugins:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine, cure_for, plainly
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine, cure_for, plainly, program
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.testing.backends import small_model
 
@@ -220,7 +221,7 @@ def test_the_hash_includes_bodies_and_their_kernels_have_times(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("word", "value", "words"),
     [
-        ("optimization", "none", "one of all, extended, basic, off"),
+        ("optimization", "none", "one of all, pairs-kept, extended, basic, off"),
         ("optimisation", "off", "did you mean 'onnxruntime.optimization'"),
     ],
 )
@@ -310,3 +311,36 @@ def test_the_version_of_other_packages_of_onnxruntime_is_found(
     device = OnnxRuntime().device(BuildOptions())
     assert "-onnxruntime-1.99-" in device.key
     assert device.details["onnxruntime"] == "1.99.3"
+
+
+def test_pairs_that_are_kept_are_computed_as_onnx_defines_them(tmp_path: Path) -> None:
+    """Kernels for integers, which replace pairs otherwise, round elsewhere."""
+    text = """<ir_version: 9, opset_import: ["": 19]> pairs (float[1,64] x) => (float[1,64] y) {
+      q = QuantizeLinear(x, scale, zero)  d = DequantizeLinear(q, scale, zero)
+      v = DequantizeLinear(w, scale, zero)  p = MatMul(d, v)
+      r = QuantizeLinear(p, scale, zero)  y = DequantizeLinear(r, scale, zero) }"""
+    proto, random = onnx.parser.parse_model(text), np.random.default_rng(0)
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(value, name)
+        for name, value in {
+            "scale": np.float32(0.03),
+            "zero": np.uint8(128),
+            "w": random.integers(0, 256, (64, 64)).astype(np.uint8),
+        }.items()
+    )
+    onnx.save(proto, tmp_path / "pairs.onnx")
+    feed = {"x": random.normal(size=(1, 64)).astype(np.float32)}
+    kernels, found = {}, {}
+    for level in ("off", "pairs-kept", "all"):
+        options = BuildOptions(extra={"onnxruntime.optimization": level})
+        with closing(OnnxRuntime().build(tmp_path / "pairs.onnx", options)) as engine:
+            found[level] = engine.run(feed)["y"]
+            engine.bind(feed)
+            kernels[level] = {layer.op_type for layer in engine.layers(5)}
+    assert np.abs(found["pairs-kept"] - found["off"]).max() < 0.031  # one step, where a sum is between two
+    assert "MatMul" in kernels["pairs-kept"]
+    assert "MatMul" not in kernels["all"]
+    assert "session.disable_quant_qdq" in program(
+        BuildOptions(extra={"onnxruntime.optimization": "pairs-kept"})
+    )
+    assert "session.disable_quant_qdq" not in program(BuildOptions())

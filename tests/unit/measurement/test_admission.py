@@ -290,3 +290,17 @@ def test_a_resumed_search_has_the_difference_of_the_first_run(make_lab: MakeLab)
     accuracy.recall(known)
     assert accuracy.difference.at(20.0) == -1.0
     assert accuracy.is_known(placement("good"))
+
+
+def test_a_candidate_rehearsed_on_all_data_is_measured_on_it_only_if_it_wins(make_lab: MakeLab) -> None:
+    data = Data(-3.0)
+    accuracy = on_all_data(-3.0, all_data=data)
+    accuracy.difference.learn(30.0, 28.5, placement("good"))
+    accuracy.difference.learn(27.0, 24.5, placement("bad"))
+    bench = started(lab_of(make_lab), admission=accuracy)
+    assert bench.trial(1, placement("bad"), "p").race is None  # 24 dB, and 2.5 less on all data
+    assert data.read == []
+    trial = bench.trial(2, placement("good"), "p")
+    assert (trial.sqnr_db, trial.all_data_db, trial.incumbent) == (27.0, 24.0, False)
+    assert trial.race is not None  # 27 dB, and 1.5 less when rehearsed
+    assert data.read == ["good"]

@@ -17,6 +17,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError, OutputError, PlacementError, QdqspecError
 from qdqspec.measurement import bench as bench_module
+from qdqspec.measurement.admission import Admission
 from qdqspec.measurement.bench import (
     ASSUMED_EPS,
     FEW_BUILDS,
@@ -27,7 +28,9 @@ from qdqspec.measurement.bench import (
     Bench,
     significant,
 )
+from qdqspec.measurement.engines import Engines
 from qdqspec.measurement.profiles import Load, Part
+from qdqspec.parity.gate import Runs
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Consumer, LayerTime, Placement, RatioTest, Samples, Site, Trial
 
@@ -425,11 +428,10 @@ def test_the_measurement_of_noise_has_a_time_limit(make_lab: MakeLab, seconds: f
     assert bench.eps == ASSUMED_EPS or builds
 
 
-def test_the_deviation_of_few_builds_is_underestimated_as_rarely_as_of_five(
+def test_the_deviation_of_few_builds_is_rarely_far_from_the_true_one(
     make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """9 % of estimates from five builds are half the true deviation or less; from three builds 22 %, and 9 % with the
-    factor."""
+    """Of three builds alone, 22 % of estimates are half the true deviation or less, and 2 % twice as large or more."""
     monkeypatch.setattr(bench_module, "NOISE_BUILDS", FEW_BUILDS)
     found = []
     for seed in range(150):
@@ -437,7 +439,8 @@ def test_the_deviation_of_few_builds_is_underestimated_as_rarely_as_of_five(
         bench = bench_of(make_lab(words), seed)
         bench.measure_noise(REFERENCE)
         found.append(bench.eps)
-    assert np.mean(np.array(found) < 0.5 * 0.04) == pytest.approx(0.09, abs=0.06)
+    assert min(found) > 0.5 * 0.04
+    assert np.mean(np.array(found) > 1.5 * 0.04) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -698,3 +701,75 @@ def test_the_measurement_of_a_failed_build_is_a_failed_trial(make_lab: MakeLab) 
     assert not built.ok
     assert bench.measure(built) == built.trial
     assert not built.trial.ok
+
+
+# ---- an assumed variation between builds ----------------------------------------------------------
+
+
+def assuming(lab: Lab, eps: float) -> tuple[Bench, list[float]]:
+    """A bench that assumes a variation, and the values of ``eps`` that are measured where its races ask for them."""
+    bench, asked = started(lab), list[float]()
+
+    def settle() -> None:
+        assert [engine.name for engine in lab.open] == []  # the memory is free for the builds to measure
+        asked.append(bench.eps)
+        bench.eps, bench.settle = eps, None
+
+    bench.eps, bench.settle = ASSUMED_EPS, settle
+    return bench, asked
+
+
+@pytest.mark.parametrize(("eps", "won"), [(0.01, True), (0.06, False)])
+def test_the_variation_between_builds_is_measured_where_it_decides_a_race(
+    make_lab: MakeLab, eps: float, *, won: bool
+) -> None:
+    bench, asked = assuming(make_lab(QUIET, a=Candidate(0.97)), eps)
+    trial = bench.trial(1, placement("a"), "p")
+    assert (asked, trial.incumbent, bench.eps) == ([ASSUMED_EPS], won, eps)
+    assert trial.race is not None
+    assert trial.race.ratio == pytest.approx(0.97)
+
+
+@pytest.mark.parametrize(("scale", "won"), [(0.7, True), (0.995, False), (1.02, False)])
+def test_a_clear_race_does_not_wait_for_the_variation_between_builds(
+    make_lab: MakeLab, scale: float, *, won: bool
+) -> None:
+    bench, asked = assuming(make_lab(QUIET, a=Candidate(scale)), 0.01)
+    assert bench.trial(1, placement("a"), "p").incumbent == won
+    assert asked == []
+
+
+@pytest.mark.parametrize(("second", "won"), [(0.97, True), (0.99, False)])
+def test_the_second_race_is_for_what_makes_the_mean_gain_significant(
+    make_lab: MakeLab, second: float, *, won: bool
+) -> None:
+    """The first race has a ratio of 0.92, and differences count from 5 %: together 0.97 is enough, 0.99 is not."""
+    lab = make_lab(QUIET, a=Candidate(0.92))
+    bench = started(lab)
+    bench.eps = 0.05
+    build = lab.build
+
+    def slower(model: Path, options: BuildOptions) -> WatchedEngine:
+        lab.candidates["a"].scale = 0.92 if "a" not in lab.built else second
+        return build(model, options)
+
+    lab.build = slower  # type: ignore[method-assign] # builds of one model that differ
+    assert bench.trial(1, placement("a"), "p").incumbent == won
+
+
+def test_all_data_is_run_on_several_engines_of_a_candidate(make_lab: MakeLab) -> None:
+    """They are closed before others are timed."""
+    several = list[bool]()
+
+    def sqnr_db(engine: Runs) -> float:
+        several.append(isinstance(engine, Engines))
+        return 30.0
+
+    lab = make_lab(QUIET, a=Candidate(0.7))
+    bench = started(lab, admission=Admission(sqnr_db, 20.0), engines=2)
+    assert bench.trial(1, placement("a"), "p").incumbent
+    assert several == [True, True]
+    assert [engine.name for engine in lab.open] == ["a"]
+    alone = started(make_lab(QUIET), admission=Admission(sqnr_db, 20.0), engines=2, memory=lambda *_: False)
+    assert several.pop() is False
+    alone.close()

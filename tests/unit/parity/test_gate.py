@@ -12,6 +12,7 @@ import pytest
 
 from qdqspec.errors import BackendError
 from qdqspec.parity.gate import FEW, KNOWN, SAMPLES, STEPS, AllData, AllDataDifference, OutputGate
+from qdqspec.types import Placement, Site
 
 SIGNAL = 100.0  # power of the only value of each sample
 
@@ -253,13 +254,28 @@ def test_estimates_that_were_wrong_need_a_larger_distance_from_the_limit() -> No
 def test_the_difference_on_all_data_is_interpolated_from_placements_of_similar_sqnr() -> None:
     difference = AllDataDifference()
     assert (difference.is_small, difference.at(30.0)) == (False, 0.0)
-    difference.learn(24.0, 29.0)
+    difference.learn(24.0, 29.0, placement_of("a"))
     assert difference.at(60.0) == pytest.approx(5.0)
-    difference.learn(43.0, 30.0)
+    difference.learn(43.0, 30.0, placement_of("b"))
     assert difference.at(25.0) == pytest.approx(5.0, abs=0.2)
     assert difference.at(42.0) == pytest.approx(-13.0, abs=0.2)
     assert -13 < difference.at(33.5) < 5
     assert not difference.is_small
     little = AllDataDifference()
-    little.learn(24.0, 25.5)
+    little.learn(24.0, 25.5, placement_of("a"))
     assert little.is_small
+
+
+def placement_of(*tensors: str) -> Placement:
+    return Placement(sites=frozenset(Site(tensor=tensor, consumers=(), format="int8") for tensor in tensors))
+
+
+def test_the_difference_on_all_data_is_that_of_placements_with_the_same_pairs_if_known() -> None:
+    first, like_first, second = placement_of(*"abcdefgh"), placement_of(*"abcdefg"), placement_of(*"xyz")
+    difference = AllDataDifference()
+    difference.learn(24.0, 21.0, first)
+    difference.learn(24.0, 26.0, second)
+    assert difference.at(24.0) == pytest.approx(-0.5)
+    assert -3.0 < difference.at(24.0, like_first) < -2.9
+    assert difference.at(30.0, second) == 2.0
+    assert (difference.is_of(second), difference.is_of(like_first)) == (True, False)

@@ -18,11 +18,11 @@ from rehearsing import rehearsal_of
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.measurement import engines as module
+from qdqspec.measurement.engines import Engines
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.rehearsal import KnownOutputs, RehearsedEngine, find_sensitivities, sites_of
-from qdqspec.rehearsal import engines as module
-from qdqspec.rehearsal.engines import Engines
+from qdqspec.rehearsal import KnownOutputs, find_sensitivities, sites_of
 
 MODELS = Path(__file__).parents[3] / "specs" / "models"
 
@@ -242,7 +242,7 @@ def test_known_outputs_are_in_order_and_computed_once(subject: Any, monkeypatch:
         run = rehearsal._engines._timed
         monkeypatch.setattr(rehearsal._engines, "_timed", lambda *given: ran.append(1) or run(*given))
         expected = [outputs["logits"] for outputs in rehearsal.outputs_each(placement, inputs)]
-        engine = RehearsedEngine(rehearsal, placement, KnownOutputs())
+        engine = rehearsal.engine(placement, KnownOutputs())
         ran.clear()
         some = [outputs["logits"] for outputs in engine.run_each([inputs[1], inputs[3]])]
         assert len(ran) == 2
@@ -259,3 +259,15 @@ def test_as_many_engines_are_allowed_as_fit_into_memory(subject: Any, share: flo
         limit = int(share * rehearsal.graph.needed_bytes)
     with rehearsal_of(model, sites_of(space), numbers, *inputs, memory_limit=limit, processes=4) as rehearsal:
         assert rehearsal._processes == processes
+
+
+def test_a_given_engine_has_others_beside_it_after_a_few_runs_and_stays_open() -> None:
+    engines, built, log = opened(2)
+    given = Doubling(log, lambda _: None)
+    with Engines(engines._build, 2, given=given) as several:
+        assert values(several.run_each(feeds(module.FEW))) == [2.0 * number for number in range(module.FEW)]
+        assert len(built) == 1  # of the engines that are not used here
+        assert values(several.run_each(feeds(20))) == [2.0 * number for number in range(20)]
+        assert {engine for engine, _ in log} == {given, built[-1]}
+    assert (given.closed, built[-1].closed) == (False, True)
+    engines.close()

@@ -207,3 +207,16 @@ def test_a_sensitivity_analysis_without_float_outputs_is_refused() -> None:
         pytest.raises(RehearsalRefusedError, match="floating-point"),
     ):
         find_sensitivities(opened)
+
+
+def test_a_quick_analysis_measures_some_tensors_alone(model: Model) -> None:
+    with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(3)) as rehearsal:
+        single = find_sensitivities(rehearsal, segments=1, quick=True)
+        chosen = {number for number, site in enumerate(rehearsal.switches) if site.tensor in ("x", "e")}
+        found = find_sensitivities(rehearsal, segments=1, quick=True, tensors=3, alone=chosen)
+        others = find_sensitivities(rehearsal, segments=1, quick=True, tensors=3)
+    numbers = sorted(chosen)
+    np.testing.assert_allclose(found.noise[numbers], single.noise[numbers])
+    assert not np.allclose(others.noise[numbers], single.noise[numbers])
+    rest = [number for number in range(len(found.noise)) if number not in chosen]
+    assert not np.allclose(found.noise[rest], single.noise[rest])

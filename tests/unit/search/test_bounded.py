@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -122,7 +123,8 @@ class Predicting:
     def noise(self) -> LabelNoise | None:
         return None
 
-    rough_noise = noise
+    def rough_noise(self, spent: Mapping[str, float]) -> LabelNoise | None:
+        return None
 
     def predicted_db(self, placement: Placement) -> float | None:
         return self._db

@@ -63,7 +63,7 @@ class Additive:
             }
         )
 
-    def rough_noise(self) -> LabelNoise | None:
+    def rough_noise(self, spent: Mapping[str, float]) -> LabelNoise | None:
         return None
 
     def predicted_db(self, placement: Placement) -> float | None:
@@ -389,6 +389,45 @@ def test_units_left_out_before_one_that_alone_misses_the_limit_are_added_again(
     assert set(kept) == set(everything) - set(noisy)
 
 
+def test_units_with_little_time_are_not_added_to_those_that_meet_the_limit(
+    space_of: Callable[..., SchemeSpace],
+) -> None:
+    """Time of those that would fit: much less than of what is kept."""
+    space = space_of()
+    oracle, everything, spent = Additive(space), space.everything(), dict.fromkeys(space.by_id, 0.01)
+    large, noisy, *small = everything
+    oracle.powers |= {large: power_of(45.0), noisy: power_of(25.0)} | dict.fromkeys(small, power_of(44.0))
+    spent |= {large: 5.0, noisy: 1.0}
+    assert set(Guide(oracle, space).thinned(everything, 28.0, spent)) == {large}
+
+
+def test_the_time_of_units_is_that_of_the_reference() -> None:
+    class Asked(Additive):
+        times: Mapping[str, float] = {}
+
+        def rough_noise(self, spent: Mapping[str, float]) -> LabelNoise | None:
+            self.times = spent
+            return super().noise()
+
+    space = small_space()
+    oracle = Asked(space)
+    guide = Guide(oracle, space)
+    assert guide.has_rough_noise
+    assert oracle.times == {}
+    reference, *_ = drive(
+        FirstPlacement(SearchSetup(space=space, clock="cpu", min_sqnr_db=38.0, accuracy=oracle)),
+        Device(space, 0, oracle, 38.0),
+        trials=1,
+    )
+    guide.learn(replace(reference, subgraph=("Conv#2",)))
+    assert guide.has_rough_noise
+    assert oracle.times == {}
+    guide.learn(reference)
+    assert guide.has_rough_noise
+    assert set(oracle.times) == set(space.by_id)
+    assert sum(oracle.times.values()) > 0
+
+
 def test_units_that_fit_by_the_sum_only_are_not_added_again(space_of: Callable[..., SchemeSpace]) -> None:
     space = space_of()
 
@@ -439,7 +478,7 @@ def test_predictions_for_one_aim_bracket_the_next(space_of: Callable[..., Scheme
     aims = [whole_db + more for more in (6.0, 9.0, 12.0, 7.5, 8.0)]
     for aim in aims:
         kept = guide.thinned(everything, aim, spent)
-        assert oracle.truth(space.resolve(kept)) >= aim + guide.margin_db
+        assert oracle.truth(space.resolve(kept)) >= aim
         fresh = Steep(space)
         from_scratch = Guide(fresh, space).thinned(everything, aim, spent)
         alone += len(fresh.predicted)
@@ -532,7 +571,7 @@ def test_the_first_placement_is_derived_from_rough_noise_if_no_rule_meets_the_li
             self.events.append("noise")
             return super().noise()
 
-        def rough_noise(self) -> LabelNoise | None:
+        def rough_noise(self, spent: Mapping[str, float]) -> LabelNoise | None:
             found = super().noise()
             assert found is not None
             return LabelNoise.separate(dict.fromkeys(found, sum(found.values()) / len(found)))
@@ -588,7 +627,7 @@ class Rough(Additive):
     def noise(self) -> LabelNoise | None:
         return None
 
-    def rough_noise(self) -> LabelNoise | None:
+    def rough_noise(self, spent: Mapping[str, float]) -> LabelNoise | None:
         return super().noise()
 
 

@@ -56,6 +56,7 @@ class Bench:
         self.noises: list[Samples] = []
         self.best: float | None = None
         self.eps = 0.01
+        self.settle = None
 
     def build(self, number: int, what: Placement, phase: str, **how) -> Built:
         return Built(self._trial(number, what, phase))

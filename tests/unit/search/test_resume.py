@@ -26,6 +26,7 @@ class Device:
     def __init__(self) -> None:
         self.space = small_space()
         self.eps = 0.01
+        self.settle = None
         self.best: float | None = None
         self.built: list[tuple[str, tuple[str, ...]]] = []
         self._oracle = Oracle(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,9 +32,16 @@ def metric() -> RehearsedMetric:
     return RehearsedMetric(PerfectScores(), rules, 1.0, 0.99, lambda: 1e6)  # type: ignore[arg-type] # a replacement for tests
 
 
-REHEARSAL: Any = SimpleNamespace(
-    feeds=lambda: iter([{}]), outputs=lambda placement, feed: {}, run_seconds=1e-6
-)
+def rehearsal_with(run_seconds: float) -> Any:
+    return SimpleNamespace(
+        feeds=lambda: iter([{}]),
+        outputs=lambda placement, feed: {},
+        run_seconds=run_seconds,
+        engine=lambda placement, known, samples: nullcontext(SimpleNamespace(placement=placement)),
+    )
+
+
+REHEARSAL = rehearsal_with(1e-6)
 
 
 def placement_of(count: int) -> Placement:
@@ -82,9 +90,7 @@ def test_a_metric_on_a_part_of_the_data_may_be_lower_by_one_sample(
         def of_engine(self, engine: Any, metric: str, output: str | None, *, feeds: int) -> Score:
             return Score(value=0.5 - lost(feeds) * bool(engine.placement.sites), samples=feeds)
 
-    slow: Any = SimpleNamespace(
-        feeds=lambda: iter([{}]), outputs=lambda placement, feed: {}, run_seconds=0.01
-    )
+    slow = rehearsal_with(0.01)
     rules = AccuracyRules(metric="own", max_drop=0.01)
     found = RehearsedMetric(Own(), rules, 0.5, 0.49, lambda: seconds)  # type: ignore[arg-type] # a replacement for tests
     assert found.keeps(placement_of(1), slow, 20.0, KnownOutputs()) is keeps

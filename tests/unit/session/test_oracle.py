@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from qdqspec.accuracy.oracle import FIRST_DOUBT_DB, MOST_DOUBT_DB, RehearsalOracle, Rehearser
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
+from qdqspec.measurement.engines import Engines
 from qdqspec.parity.gate import KNOWN, AllData
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.rehearsal import Rehearsal, RehearsedEngine, quick_runs
@@ -82,7 +83,7 @@ def test_predictions_include_the_offset_of_builds_and_the_difference_of_all_data
     assert oracle.doubt_db == FIRST_DOUBT_DB
     oracle.learn(trial(everything, rehearsed - 2))
     assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 1)  # half of the offset of one build
-    oracle.difference.learn(rehearsed - 2, rehearsed - 3)
+    oracle.difference.learn(rehearsed - 2, rehearsed - 3, everything)
     assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 2)
     assert "measured" in oracle.text(everything)
 
@@ -101,8 +102,15 @@ def test_two_builds_with_opposite_errors_do_not_exclude_what_is_near_the_limit(
 
 def count_runs(rehearsal: Rehearsal, counted: list[int]) -> None:
     """Append to ``counted`` for each run of a rehearsal."""
-    run = rehearsal._engines._timed
-    rehearsal._engines._timed = lambda *each: counted.append(1) or run(*each)  # type: ignore[method-assign,func-returns-value] # a counter
+
+    def watched(engines: Engines) -> Engines:
+        run = engines._timed
+        engines._timed = lambda *each: counted.append(1) or run(*each)  # type: ignore[method-assign,func-returns-value] # a counter
+        return engines
+
+    load = rehearsal.load
+    rehearsal.load = lambda *each: watched(load(*each))  # type: ignore[method-assign] # those of single placements
+    watched(rehearsal._engines)
 
 
 def test_predictions_far_from_the_limit_use_few_samples_and_do_not_set_the_offset(
@@ -194,7 +202,7 @@ def test_placements_above_the_limit_but_near_it_are_rehearsed_on_all_data_too(
         assert oracle._gate is not None
         for known in oracle._gate._differences.values():
             known += [1.0] * KNOWN  # as of engines that were run before: the first samples may be enough
-        oracle.difference.learn(few_db - 12, few_db - 18)
+        oracle.difference.learn(few_db - 12, few_db - 18, space.resolve({}))
         runs = rehearser.rehearsal
         float_model = RehearsedEngine(runs, space.resolve({}))
         truth_db = AllData(list(runs.subject.feeds()), lambda: float_model)(RehearsedEngine(runs, some))
@@ -257,13 +265,13 @@ def test_placements_above_the_limit_are_rehearsed_on_all_data_if_it_differs_more
 ) -> None:
     data = np.random.default_rng(0).normal(size=(40, 4, 8, 8)).astype(np.float32)
     with counted_runs(session, case, data) as counted:
-        (_, first_db), (second, second_db), *_ = counted.placements
+        (first, first_db), (second, second_db), *_ = counted.placements
         near = RehearsalOracle(counted.rehearser, counted.space, lambda _: None, least_db=second_db - 2)
-        near.difference.learn(first_db, first_db - 1.4)
+        near.difference.learn(first_db, first_db - 1.4, first)
         assert near.difference.is_small
         assert counted.of(near, second) > 40
         far = RehearsalOracle(counted.rehearser, counted.space, lambda _: None, least_db=second_db - 3.5)
-        far.difference.learn(first_db, first_db - 1.4)
+        far.difference.learn(first_db, first_db - 1.4, first)
         assert counted.of(far, second) < 24
 
 
@@ -273,7 +281,7 @@ def test_a_difference_of_another_sqnr_does_not_refuse_what_meets_the_limit_on_th
     np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).normal(size=(40, 4, 8, 8)).astype(np.float32))
     with everything_on_few_samples(session, case) as (rehearser, space, everything, few_db):
         oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=few_db - 1)
-        oracle.difference.learn(few_db + 25, few_db + 10)
+        oracle.difference.learn(few_db + 25, few_db + 10, space.resolve({}))
         assert oracle.predicted_db(everything) == pytest.approx(few_db, abs=1.0)
 
 
@@ -318,7 +326,7 @@ def test_placements_are_predicted_even_if_the_noise_of_labels_cannot_be_measured
         oracle = RehearsalOracle(rehearser, space, notes.append, lambda: left)
         predicted = oracle.predicted_db(space.resolve(space.everything()))
         left = 2.5 * rehearser.rehearsal.run_seconds * quick_runs(rehearser.rehearsal)
-        rough, left = oracle.rough_noise(), 1e6
+        rough, left = oracle.rough_noise({}), 1e6
 
         def failing(*_: object, **__: object) -> None:
             raise BackendError("the runtime could not build a part")
@@ -334,6 +342,22 @@ def test_placements_are_predicted_even_if_the_noise_of_labels_cannot_be_measured
     ]
 
 
+def test_rough_noise_of_the_units_with_most_time_is_measured_alone(session: Session, case: Case) -> None:
+    bench = session.work(case).setup
+    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
+        space, switches = bench.prepared.space, rehearser.rehearsal.switches
+        oracle = RehearsalOracle(rehearser, space, lambda _: None)
+        own = {
+            unit.id: {n for site in space.resolve({unit.id: unit.full}).sites for n in switches.numbers(site)}
+            for unit in space.units
+        }
+        first, second = own
+        for spent, longest in (({second: 5.0}, second), ({first: 5.0, second: 2.0}, first), ({}, first)):
+            assert oracle._of_longest(rehearser.rehearsal, spent, len(own[longest])) == own[longest]
+        assert oracle._of_longest(rehearser.rehearsal, {}, 0) == set()
+        assert oracle._of_longest(rehearser.rehearsal, {}, 100) == own[first] | own[second]
+
+
 def test_rough_noise_is_measured_if_the_noise_of_each_pair_takes_too_long(
     session: Session, case: Case
 ) -> None:
@@ -342,18 +366,18 @@ def test_rough_noise_is_measured_if_the_noise_of_each_pair_takes_too_long(
     with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
         space = bench.prepared.space
         oracle = RehearsalOracle(rehearser, space, lambda _: None, lambda: left)
-        assert oracle.rough_noise() is None  # no time limit
+        assert oracle.rough_noise({}) is None  # no time limit
         left = 1e6
-        assert oracle.rough_noise() is None  # enough time for the noise of each pair
+        assert oracle.rough_noise({}) is None  # enough time for the noise of each pair
         left = 2.5 * rehearser.rehearsal.run_seconds * quick_runs(rehearser.rehearsal)
-        rough = oracle.rough_noise()
+        rough = oracle.rough_noise({})
         assert rough is not None
         assert {power for power in rough.values() if power > 0}
         left = 1e6
         exact = oracle.noise()
         assert exact is not None
         assert rough.keys() == exact.keys()
-        assert oracle.rough_noise() is None  # the exact noise is known
+        assert oracle.rough_noise({}) is None  # the exact noise is known
 
 
 def test_no_placement_is_rehearsed_after_the_time_limit(session: Session, case: Case) -> None:

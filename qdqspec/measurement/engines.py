@@ -12,22 +12,31 @@ from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Engine
 from qdqspec.closing import Closing
 from qdqspec.errors import BackendError
+from qdqspec.programs import own_cores
 
-MOST = 8  # engines of one model: a rehearsal has about as many samples
+MOST = 8  # engines of one model
+FEW = 8  # runs of a given engine, for which no other one is built
 WORTH_SECONDS = 0.005  # of a run: for shorter ones a second engine gains nothing
+
+
+def engines_at_once(threads: int) -> int:
+    """The number of engines with so many threads that the cores of this process can run at the same time."""
+    return max(1, min(MOST, own_cores() // threads))
 
 
 class Engines(Closing):
     """Up to ``most`` engines of one model, the further ones built when several runs are asked for at once.
 
-    After a run that failed no other engine is used, so that later failures do not depend on which engine is free.
+    An engine may be ``given``: it is not closed, and others are built after `FEW` runs only. After a run that failed no
+    other engine is used, so that later failures do not depend on which engine is free.
     """
 
-    def __init__(self, build: Callable[[], Engine], most: int = 1) -> None:
+    def __init__(self, build: Callable[[], Engine], most: int = 1, *, given: Engine | None = None) -> None:
         self._build = build
         self._most = most
-        self._first = build()
-        self._all = [self._first]
+        self._first = given or build()
+        self._all = [] if given else [self._first]
+        self._alone = FEW if given else 0  # runs before others are built
         self._free: LifoQueue[Engine | None] = LifoQueue()  # ``None`` for one that is not built yet
         for engine in (*[None] * (most - 1), self._first):
             self._free.put(engine)
@@ -42,7 +51,7 @@ class Engines(Closing):
     @property
     def at_once(self) -> int:
         """The number of runs that go on at the same time in `run_each`."""
-        return self._most if self._seconds >= WORTH_SECONDS else 1
+        return self._most if self._seconds >= WORTH_SECONDS and not self._alone else 1
 
     def run(self, feeds: Feed) -> dict[str, Array]:
         """Run once and return the outputs by name."""
@@ -107,6 +116,7 @@ class Engines(Closing):
         started = time.monotonic()
         found = engine.run(feeds)
         self._seconds = time.monotonic() - started
+        self._alone = max(0, self._alone - 1)
         return found
 
     def _close_engines(self) -> None:
