@@ -144,8 +144,7 @@ class Search:
         self._log = log
         self._case = case
         self._watch = watch
-        # one without samples was assumed in the little time of an earlier search
-        self._noise = next((t for t in replay if t.phase == "noise" and t.samples.wall_ms), None)
+        self._noise = next((t for t in reversed(replay) if t.phase == "noise"), None)
         self._noise_seconds: float | None = None  # that measuring it may take
         self._recorded = deque(t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0))
         self._before = {_key(trial): trial for trial in before}

@@ -18,7 +18,7 @@ from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import require_path
 from qdqspec.graph.save import write_text
 from qdqspec.graph.weights import WeightStore, content_digest
-from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
+from qdqspec.measurement.bench import CONFIRM_BUILDS, FEW_ROUNDS, NOISE_BUILDS, Bench
 from qdqspec.measurement.stats import preload_scipy
 from qdqspec.measurement.together import Looks
 from qdqspec.measurement.twins import Twins, answer
@@ -120,7 +120,7 @@ def open_tuning(
             budget,
             journal,
             case=prepared.case.name,
-            replay=[trial for trial in journal.trials() if trial.phase != FIRST],
+            replay=_replayed(journal.trials()),
             before=[trial for trial in first if trial.ok and not prepared.corrects(trial.placement)],
             watch=steps.watch,
             twins=resources.twins,
@@ -555,6 +555,21 @@ def _first_trials(
             ),
         )
         return [trial for trial in search.run() if trial.phase == FIRST], strategy.excluded
+
+
+def _replayed(known: Sequence[Trial]) -> list[Trial]:
+    """The trials of a journal that a search itself continues from.
+
+    What the search for a first placement found of the variation between builds, in little time, is left out before the
+    search begins unless it has as many builds as others.
+    """
+    has_begun = _has_begun(known)
+    return [
+        trial
+        for trial in known
+        if trial.phase != FIRST
+        and (trial.phase != "noise" or has_begun or len(trial.samples.wall_ms) >= NOISE_BUILDS * FEW_ROUNDS)
+    ]
 
 
 def near_miss_of(constraint: AccuracyConstraint) -> NearMiss | None:

@@ -138,15 +138,6 @@ def test_the_variation_between_builds_is_measured_after_the_first_race_with_a_ti
     assert [trial.eps for trial in resumed] == [trial.eps for trial in trials]
 
 
-def test_a_variation_that_was_assumed_for_lack_of_time_is_measured_by_the_next_search() -> None:
-    assumed = Trial(number=0, phase="noise", placement=placement("reference"), eps=ASSUMED_EPS)
-    bench, known = Bench(), Bench()
-    run(bench, replay=[assumed], seconds=10_000.0)
-    assert bench.built[:3] == ["reference", "a", "noise"]
-    run(known, replay=[replace(assumed, samples=NOISE)], seconds=10_000.0)
-    assert "noise" not in known.built
-
-
 def test_a_search_killed_before_measuring_noise_measures_it_on_resume() -> None:
     log = Log()
     run(Bench(log=log.trials), log=log, seconds=10_000.0)
@@ -297,6 +288,14 @@ def journal(*names: str, fails: Sequence[str] = ()) -> list[Trial]:
     except BackendError:
         assert "reference" in fails
     return log.trials
+
+
+def test_the_variation_that_was_measured_last_is_used() -> None:
+    known = journal("reference", "a")
+    first = replace(next(t for t in known if t.phase == "noise"), eps=0.05)
+    bench = Bench()
+    run(bench, replay=[first, *known], seconds=10_000.0)
+    assert (bench.eps, "noise" in bench.built) == (0.03, False)
 
 
 def test_noise_without_its_eps_is_computed_from_the_samples() -> None:

@@ -21,7 +21,7 @@ from qdqspec.preparation.correcting import Correcting
 from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session
-from qdqspec.session.tuning import FIRST_SHARE, OVERTIME_SHARE, promising
+from qdqspec.session.tuning import FIRST_SHARE, OVERTIME_SHARE, _replayed, promising
 from qdqspec.types import (
     FIRST,
     AccuracyRules,
@@ -347,3 +347,15 @@ def test_corrections_are_evaluated_on_the_winner_or_a_near_miss(
 ) -> None:
     placement = promising(trials, AccuracyConstraint(SearchLimits(min_sqnr_db=30.0, min_gain=0.02)))
     assert placement == next((trial.placement for trial in trials if trial.number == expected), None)
+
+
+@pytest.mark.parametrize(("samples", "is_kept"), [(0, False), (18, False), (30, True)])
+def test_the_variation_from_few_builds_of_a_first_placement_is_measured_again(
+    samples: int, *, is_kept: bool
+) -> None:
+    reference = Trial(number=0, phase="pure", placement=Placement(sites=frozenset()))
+    noise = replace(reference, phase="noise", samples=Samples(wall_ms=(1.0,) * samples), eps=0.05)
+    first, own = (replace(reference, number=1, phase=phase) for phase in (FIRST, "pure"))
+    again = replace(noise, samples=Samples(wall_ms=(1.0,) * 12))
+    assert _replayed([reference, first, noise]) == [reference, *([noise] if is_kept else [])]
+    assert _replayed([reference, first, noise, own, again]) == [reference, noise, own, again]
