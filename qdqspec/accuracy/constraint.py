@@ -17,7 +17,7 @@ from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.errors import BackendError, DataError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.admission import Admission
-from qdqspec.parity.gate import SAMPLES, AllData, NoiseBar, OutputGate, Runs
+from qdqspec.parity.gate import SAMPLES, AllData, HeldOutputs, NoiseBar, OutputGate, Runs
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.programs import own_cores
 from qdqspec.search.select import reaches
@@ -32,7 +32,8 @@ NO_PLACEMENT = Placement(sites=frozenset())
 class AccuracyConstraint:
     """A case's constraints with the reference's score. Without ``admission`` nothing is measured and all is admitted.
 
-    ``data`` names the data on which the SQNR is decided: "evaluation", "calibration" or "random".
+    ``data`` names the data on which the SQNR is decided: "evaluation", "calibration" or "random". ``all_data`` is the
+    comparison on all of it, if the few samples are not all.
     """
 
     limits: SearchLimits
@@ -40,6 +41,7 @@ class AccuracyConstraint:
     samples: int = 0
     admission: Admission | None = None
     data: str = ""
+    all_data: AllData | None = None
 
     @property
     def min_sqnr_db(self) -> float | None:
@@ -154,15 +156,16 @@ def constraint_of(prepared: Prepared, backend: Backend, options: BuildOptions) -
         gate = OutputGate(reference, feeds)
     admission = Admission(gate, limits.min_sqnr_db)
     admission.confirms_sqnr = measures_db
+    all_data = None
     if len(feeds) > SAMPLES:
         seconds = math.inf if asked.minutes is None else ALL_DATA_SHARE * 60 * asked.minutes
         at_once = own_cores() > options.threads
-        admission.all_data = AllData(
-            feeds, build, gate.known, samples=len(feeds), seconds=seconds, at_once=at_once
-        )
+        held = HeldOutputs(gate.known)
+        all_data = AllData(feeds, build, held, samples=len(feeds), seconds=seconds, at_once=at_once)
+    admission.all_data = all_data
     if asked.accuracy is not None:
         _add_metric(admission, prepared, asked.accuracy)
-    return AccuracyConstraint(limits, asked.accuracy, prepared.scores.samples, admission, data)
+    return AccuracyConstraint(limits, asked.accuracy, prepared.scores.samples, admission, data, all_data)
 
 
 def _add_metric(admission: Admission, prepared: Prepared, rules: AccuracyRules) -> None:

@@ -21,7 +21,7 @@ from qdqspec.arrays import Feed
 from qdqspec.closing import Closing
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.measurement.admission import NEAR_DB
-from qdqspec.parity.gate import MOST_DB, SMALL_DB, AllData, AllDataDifference, OutputGate
+from qdqspec.parity.gate import MOST_DB, SMALL_DB, AllData, AllDataDifference, HeldOutputs, OutputGate
 from qdqspec.parity.metrics import Score, Scores
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import reference_runtime
@@ -132,6 +132,7 @@ class RehearsalOracle:
     the cost of the sensitivity analysis: it uses fewer samples or is skipped. Nothing new is rehearsed once they are
     over. Placements far from the limit ``least_db`` are rehearsed on fewer samples. ``difference`` is that of all data
     from the few samples; placements nearer to the limit than the largest one known are rehearsed on all data.
+    ``measured`` is the comparison of builds on all data, whose reference computes what a rehearsal does in float.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class RehearsalOracle:
         metric: RehearsedMetric | None = None,
         least_db: float | None = None,
         difference: AllDataDifference | None = None,
+        measured: AllData | None = None,
     ) -> None:
         self._rehearser = rehearser
         self._space = space
@@ -156,6 +158,7 @@ class RehearsalOracle:
             str, tuple[float, float]
         ] = {}  # rehearsed and measured SQNR of built candidates, by digest
         self.difference = difference or AllDataDifference()
+        self._measured = measured
         self._all_data: AllData | None = None
         self._all_data_seconds = 0.0
         self._on_all_data: dict[str, float] = {}  # rehearsed SQNR by digest
@@ -432,8 +435,11 @@ class RehearsalOracle:
             samples = sum(1 for _ in feeds)
             if samples <= 2 * self._gate.samples:
                 return
-            float_model = partial(rehearsal.engine, _FLOAT, self._outputs, samples=samples)
-            self._all_data = AllData(feeds, float_model, self._gate.known, samples=samples)
+            if self._measured is None:
+                float_model = partial(rehearsal.engine, _FLOAT, self._outputs, samples=samples)
+                self._all_data = AllData(feeds, float_model, HeldOutputs(self._gate.known), samples=samples)
+            else:
+                self._all_data = self._measured.of_first(feeds, samples)
         if spent <= (ALL_DATA_SECONDS if left is None else MOST_ALL_DATA_SHARE * (left + spent)):
             limit_db = self._least_db - self.offset_db(few_db)
             with rehearsal.engine(placement, self._outputs, samples=self._all_data.samples) as engine:

@@ -188,19 +188,42 @@ def _other_share(first: frozenset[Site], second: frozenset[Site]) -> float:
 _Awaited: TypeAlias = Callable[[], Mapping[str, Array]]  # outputs that may not be computed yet
 
 
+class HeldOutputs:
+    """Outputs of the reference by number of the sample, up to `HELD_BYTES`; ``known`` are the first ones."""
+
+    def __init__(self, known: Iterable[Mapping[str, Array]] = ()) -> None:
+        self._found: dict[int, Mapping[str, Array]] = {}
+        self._bytes = 0
+        for number, outputs in enumerate(known):
+            self.add(number, outputs)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._found
+
+    def __getitem__(self, number: int) -> Mapping[str, Array]:
+        return self._found[number]
+
+    def add(self, number: int, outputs: Mapping[str, Array]) -> None:
+        """Hold the outputs of a sample, unless they take too much memory. Changes this object."""
+        size = sum(value.nbytes for value in outputs.values())
+        if self._bytes + size <= HELD_BYTES:
+            self._bytes += size
+            self._found[number] = outputs
+
+
 class AllData:
     """The SQNR of an engine's worst output over all of ``feeds``; ``reference`` builds the model to compare with.
 
-    Outputs of the reference, up to `HELD_BYTES`, are computed once; ``known`` are the first ones, computed before. For
-    the others it runs again each time, with ``at_once`` on each sample while the engine runs on it. ``samples`` is the
-    number of feeds, ``seconds`` the time an engine may take.
+    Outputs of the reference are computed once if they can be ``held``. For other samples it runs again each time, with
+    ``at_once`` on each sample while the engine runs on it. ``samples`` is the number of feeds, ``seconds`` the time an
+    engine may take.
     """
 
     def __init__(
         self,
         feeds: Iterable[Mapping[str, Array]],
         reference: Callable[[], Reference],
-        known: Iterable[Mapping[str, Array]] = (),
+        held: HeldOutputs | None = None,
         *,
         samples: int = 0,
         seconds: float = math.inf,
@@ -210,12 +233,13 @@ class AllData:
         self._reference = reference
         self.samples = samples
         self._seconds, self._at_once = seconds, at_once
-        self._held: dict[int, Mapping[str, Array]] = {}  # by number of the sample
-        self._bytes = 0
+        self._held = HeldOutputs() if held is None else held
         self._whole: list[_Powers] = []  # of engines that were run on every sample
         self._errors: list[float] = []  # of their estimates
-        for number, outputs in enumerate(known):
-            self._keep(number, outputs)
+
+    def of_first(self, feeds: Iterable[Mapping[str, Array]], samples: int) -> AllData:
+        """The same for other engines over ``feeds``, the first ones of these; they share the reference's outputs."""
+        return AllData(feeds, self._reference, self._held, samples=samples, at_once=self._at_once)
 
     def __call__(self, engine: Runs) -> float:
         """Run the engine on every sample."""
@@ -310,7 +334,7 @@ class AllData:
 
         def outputs(number: int, feed: Mapping[str, Array]) -> Mapping[str, Array]:
             found = reference.run(feed)
-            self._keep(number, found)
+            self._held.add(number, found)
             return found
 
         def computed(number: int, feed: Mapping[str, Array]) -> _Awaited:
@@ -321,13 +345,6 @@ class AllData:
             return computed
         thread = opened.enter_context(ThreadPoolExecutor(1, "reference"))
         return lambda number, feed: thread.submit(outputs, number, feed).result
-
-    def _keep(self, number: int, outputs: Mapping[str, Array]) -> None:
-        """Hold the outputs of a sample, unless they take too much memory."""
-        size = sum(value.nbytes for value in outputs.values())
-        if self._bytes + size <= HELD_BYTES:
-            self._bytes += size
-            self._held[number] = outputs
 
 
 def _mean_shares(engines: Iterable[_Powers]) -> dict[str, Floats]:

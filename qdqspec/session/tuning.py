@@ -26,6 +26,7 @@ from qdqspec.parity.gate import AllDataDifference
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.scheme.cache import WarmStart
 from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.preparation.auxiliary_runs import is_arithmetic
 from qdqspec.preparation.cached import CORRECTIONS
 from qdqspec.preparation.candidates import CandidateFiles, PartFiles, half_reference, note_half
 from qdqspec.preparation.case import CaseSetup
@@ -427,6 +428,8 @@ class _Problem:
             metric = RehearsedMetric(
                 prepared.scores, constraint.rules, reference, constraint.min_accuracy, left
             )
+        # of the rehearsal, the task metric needs the float outputs too
+        shares = metric is None and is_arithmetic(self.resources.backend)
         return RehearsalOracle(
             rehearser,
             prepared.space,
@@ -435,6 +438,7 @@ class _Problem:
             metric,
             constraint.min_sqnr_db,
             constraint.admission.difference,
+            constraint.all_data if shares else None,
         )
 
     def setup(

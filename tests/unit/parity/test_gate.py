@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from qdqspec.errors import BackendError
-from qdqspec.parity.gate import FEW, KNOWN, SAMPLES, STEPS, AllData, AllDataDifference, OutputGate
+from qdqspec.parity.gate import (
+    FEW,
+    KNOWN,
+    SAMPLES,
+    STEPS,
+    AllData,
+    AllDataDifference,
+    HeldOutputs,
+    OutputGate,
+)
 from qdqspec.types import Placement, Site
 
 SIGNAL = 100.0  # power of the only value of each sample
@@ -101,7 +110,9 @@ def all_data(
 ) -> AllData:
     feeds = [{"number": np.array(number)} for number in range(COUNT)]
     exact = [Drawn(400).run(feed) for feed in feeds[:known]]
-    return AllData(feeds, lambda: reference, exact, samples=COUNT, seconds=seconds, at_once=at_once)
+    return AllData(
+        feeds, lambda: reference, HeldOutputs(exact), samples=COUNT, seconds=seconds, at_once=at_once
+    )
 
 
 @pytest.mark.parametrize(("db", "seconds"), [(17.0, math.inf), (17.0, 0.0), (23.0, 0.0)])
@@ -140,6 +151,21 @@ def test_the_reference_is_run_once_on_each_sample_that_is_needed() -> None:
     assert reference.runs == SAMPLES
     data(Drawn(30))
     data(Drawn(25))
+    assert reference.runs == COUNT - SAMPLES
+
+
+def test_comparisons_with_the_same_reference_share_its_outputs() -> None:
+    """Each sample runs once on it, whichever comparison comes first; the engines of one are not those of the other."""
+    reference = Drawn(400)
+    data = all_data(reference, known=SAMPLES)
+    first = [{"number": np.array(number)} for number in range(COUNT // 2)]
+    part = data.of_first(first, len(first))
+    assert part(Drawn(30)) != data(Drawn(30))
+    assert reference.runs == COUNT - SAMPLES
+    assert part.samples == COUNT // 2
+    again = data.of_first(first, len(first))
+    assert again.estimated(Drawn(30)) is None
+    assert again(Drawn(30)) == part(Drawn(30))
     assert reference.runs == COUNT - SAMPLES
 
 

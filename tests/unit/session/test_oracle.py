@@ -186,6 +186,28 @@ def test_placements_near_the_limit_are_rehearsed_on_all_data(
         assert short.predicted_db(everything) == pytest.approx(few_db)
 
 
+def test_the_float_outputs_of_builds_are_not_rehearsed_again(
+    session: Session, case: Case, tmp_path: Path
+) -> None:
+    data = np.random.default_rng(0).normal(size=(40, 4, 8, 8)).astype(np.float32)
+    data[8:] *= 0.05
+    np.savez(tmp_path / "data.npz", x=data)
+    with everything_on_few_samples(session, case) as (rehearser, space, everything, few_db):
+        runs = rehearser.rehearsal
+        own = RehearsalOracle(rehearser, space, lambda _: None, least_db=few_db)
+        opened = list[RehearsedEngine]()
+
+        def reference() -> RehearsedEngine:
+            opened.append(RehearsedEngine(runs, space.resolve({})))
+            return opened[-1]
+
+        measured = AllData(list(runs.subject.feeds()), reference)
+        measured(RehearsedEngine(runs, everything))
+        oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=few_db, measured=measured)
+        assert oracle.predicted_db(everything) == pytest.approx(own.predicted_db(everything))
+        assert len(opened) == 1
+
+
 def test_placements_above_the_limit_but_near_it_are_rehearsed_on_all_data_too(
     session: Session, case: Case, tmp_path: Path
 ) -> None:
