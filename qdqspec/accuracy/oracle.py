@@ -21,7 +21,15 @@ from qdqspec.arrays import Feed
 from qdqspec.closing import Closing
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.measurement.admission import NEAR_DB
-from qdqspec.parity.gate import MOST_DB, SMALL_DB, AllData, AllDataDifference, HeldOutputs, OutputGate
+from qdqspec.parity.gate import (
+    LIKELY,
+    MOST_DB,
+    SMALL_DB,
+    AllData,
+    AllDataDifference,
+    HeldOutputs,
+    OutputGate,
+)
 from qdqspec.parity.metrics import Score, Scores
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import reference_runtime
@@ -55,6 +63,7 @@ MOST_ROUGH_SHARE = 0.25  # that it may take with `MOST_TENSORS` together
 MOST_TENSORS = 64  # neighbouring ones measured together where the quick variant takes more, at most
 MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
 ALL_DATA_SHARE = 0.1  # of the time that is left, for a placement near the limit on all data
+ALL_DATA_RUNS = 1.5  # that a sample takes without switches and, the first time, with the float model
 ALL_DATA_SECONDS, MOST_ALL_DATA_SHARE = 30.0, 0.7  # for all such placements, without a time limit and of one
 
 SecondsLeft: TypeAlias = Callable[[], float | None]  # ``None`` without a limit
@@ -428,7 +437,7 @@ class RehearsalOracle:
         assert self._least_db is not None
         left, spent, started = self._left(), self._all_data_seconds, time.monotonic()
         if self._all_data is None:
-            seconds = max(2 * rehearsal.run_seconds, 1e-6)  # of a sample, with the float model
+            seconds = max(ALL_DATA_RUNS * rehearsal.run_seconds, 1e-6)  # of a sample
             feeds = _First(
                 rehearsal.subject.feeds, None if left is None else int(ALL_DATA_SHARE * left / seconds)
             )
@@ -437,16 +446,17 @@ class RehearsalOracle:
                 return
             if self._measured is None:
                 float_model = partial(rehearsal.engine, _FLOAT, self._outputs, samples=samples)
-                self._all_data = AllData(feeds, float_model, HeldOutputs(self._gate.known), samples=samples)
+                known = HeldOutputs(self._gate.known)
+                self._all_data = AllData(feeds, float_model, known, samples=samples, decided=LIKELY)
             else:
-                self._all_data = self._measured.of_first(feeds, samples)
+                self._all_data = self._measured.rehearsed(feeds, samples)
         if spent <= (ALL_DATA_SECONDS if left is None else MOST_ALL_DATA_SHARE * (left + spent)):
             limit_db = self._least_db - self.offset_db(few_db)
             with rehearsal.engine(placement, self._outputs, samples=self._all_data.samples) as engine:
-                found_db, is_whole = self._all_data.near(engine, limit_db)
+                found_db, is_whole = self._all_data.near(engine, limit_db, above=True)
             self._on_all_data[placement.digest] = found_db
             self._decided_db.append(found_db - few_db)
-            if is_whole:
+            if is_whole or found_db >= limit_db:  # an estimate that is as good as all
                 self.difference.learn(few_db, found_db, placement)
             self._all_data_seconds += time.monotonic() - started
 

@@ -36,7 +36,9 @@ KNOWN, SURE = (
 SMALL_DB = 2.0  # difference of all data from the few samples that these show well enough
 # of placements on the few samples, and of their pairs those of one only: whose difference on all data is similar
 SIMILAR_DB, SIMILAR_SHARE = 3.0, 0.1
-DECIDED, DECIDED_DB = 4.0, 0.5  # standard errors and decibels from a limit after which all data is not needed
+# standard errors and decibels from a limit after which all data is not needed; standard errors of a rehearsal
+DECIDED, DECIDED_DB, LIKELY = 4.0, 0.5, 2.0
+LATEST = 3  # estimates whose errors show how wrong others may be
 HARD_SHARE = 0.5  # of the noise over all data, in the samples from which the noise of others is estimated
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
@@ -228,54 +230,71 @@ class AllData:
         samples: int = 0,
         seconds: float = math.inf,
         at_once: bool = False,
+        decided: float = DECIDED,
     ) -> None:
         self._feeds = feeds
         self._reference = reference
         self.samples = samples
-        self._seconds, self._at_once = seconds, at_once
+        self._seconds, self._at_once, self._decided = seconds, at_once, decided
         self._held = HeldOutputs() if held is None else held
         self._whole: list[_Powers] = []  # of engines that were run on every sample
         self._errors: list[float] = []  # of their estimates
 
-    def of_first(self, feeds: Iterable[Mapping[str, Array]], samples: int) -> AllData:
-        """The same for other engines over ``feeds``, the first ones of these; they share the reference's outputs."""
-        return AllData(feeds, self._reference, self._held, samples=samples, at_once=self._at_once)
+    def rehearsed(self, feeds: Iterable[Mapping[str, Array]], samples: int) -> AllData:
+        """The same for rehearsals over ``feeds``, the first ones of these; they share the reference's outputs."""
+        return AllData(
+            feeds, self._reference, self._held, samples=samples, at_once=self._at_once, decided=LIKELY
+        )
 
     def __call__(self, engine: Runs) -> float:
         """Run the engine on every sample."""
-        return self._until(engine, lambda _: False)[0].worst_db
+        self._whole.append(self._run(engine))
+        return self._whole[-1].worst_db
 
     def near(self, engine: Runs, limit_db: float, *, above: bool = False) -> tuple[float, bool]:
         """The SQNR, and whether it is that of all samples: none more runs once it is below the limit for sure.
 
         After twice `SAMPLES`, of which every candidate was run on the first half before, four times as many and so on,
-        the difference counts as sure if its mean over samples is more than `DECIDED` standard errors from zero and the
-        SQNR is `DECIDED_DB` from the limit. An SQNR above the limit is shown by a part of the samples only where all
-        would take more than the time for one engine: a few samples may have most of the noise. Once an engine was run
-        on all samples, the `estimated` SQNR of another is enough if it is twice that far below the limit, and twice as
-        far as estimates of such engines were wrong; with ``above`` also if it is as far above, where little depends on
-        it: another engine may have its noise on other samples.
+        the difference counts as sure if its mean over samples is more than ``decided`` standard errors from zero and
+        the SQNR is `DECIDED_DB` from the limit. An SQNR above the limit is shown by a part of the samples only where
+        all would take more than the time for one engine: a few samples may have most of the noise. Once an engine was
+        run on all samples, the `estimated` SQNR of another is enough if it is twice that far below the limit, and twice
+        as far as estimates of such engines were wrong; with ``above`` also if it is as far above, where little depends
+        on it: another engine may have its noise on other samples.
         """
-        found_db = self.estimated(engine)
-        if found_db is not None:
-            distance = limit_db - found_db
-            if (abs(distance) if above else distance) > 2 * max(DECIDED_DB, self._wrong_db):
-                return found_db, False
+        hard = self._hard
+        if not hard:
+            return self._decided_by(engine, limit_db)
+        part = self._run(engine, hard.__contains__)
+        found_db = self._expected(part)
+        distance = limit_db - found_db
+        if (abs(distance) if above else distance) > 2 * max(DECIDED_DB, self._wrong_db):
+            return found_db, False
+        rest = self._run(engine, lambda number: number not in hard)
+        powers = part.joined(hard, rest)
+        self._whole.append(powers)
+        self._errors.append(powers.worst_db - found_db)
+        return powers.worst_db, True
+
+    def _decided_by(self, engine: Runs, limit_db: float) -> tuple[float, bool]:
+        """The SQNR on as many of the first samples as decide, or on all."""
         started = time.monotonic()
 
         def is_enough(powers: _Powers) -> bool:
             whole = (time.monotonic() - started) * self.samples / powers.samples
-            return powers.is_decided(limit_db, above=whole > self._seconds)
+            return powers.is_decided(limit_db, self._decided, above=whole > self._seconds)
 
-        powers, is_whole = self._until(engine, is_enough)
-        if is_whole and found_db is not None:
-            self._errors.append(powers.worst_db - found_db)
+        powers = self._run(engine, is_enough=is_enough)
+        is_whole = powers.samples >= self.samples
+        if is_whole:
+            self._whole.append(powers)
         return powers.worst_db, is_whole
 
     @property
     def _wrong_db(self) -> float:
-        """The root mean square error of estimates; without any limit while none was compared."""
-        return float(np.sqrt(np.mean(np.square(self._errors)))) if self._errors else np.inf
+        """The root mean square error of the latest estimates; without any limit while none was compared."""
+        latest = self._errors[-LATEST:]
+        return float(np.sqrt(np.mean(np.square(latest)))) if latest else np.inf
 
     def estimated(self, engine: Runs) -> float | None:
         """The SQNR expected from the samples that had `HARD_SHARE` of the noise of engines run on all samples before.
@@ -283,29 +302,36 @@ class AllData:
         The noise on all of them is that on these over their share: the ratio estimate of W. G. Cochran, "Sampling
         Techniques", 1977. ``None`` if no engine was run on all.
         """
+        return self._expected(self._run(engine, hard.__contains__)) if (hard := self._hard) else None
+
+    @property
+    def _hard(self) -> list[int]:
+        """The samples with the most noise of engines run on all before, in order; empty without one."""
         shares = _mean_shares(self._whole)
-        hard = {number for share in shares.values() for number in _largest(share)}
-        if not hard:
-            return None
-        found, _ = self._until(engine, lambda _: False, hard)
-        numbers = sorted(hard)
-        signal, noise = self._whole[0].signal, found.noise
+        return sorted({number for share in shares.values() for number in _largest(share)})
+
+    def _expected(self, part: _Powers) -> float:
+        """The SQNR on all samples, by that on the hard ones."""
+        numbers, signal = self._hard, self._whole[0].signal
         by_output = (
-            sqnr_db(sum(signal[name]), sum(noise[name]) / float(share[numbers].sum()))
-            for name, share in shares.items()
+            sqnr_db(sum(signal[name]), sum(part.noise[name]) / float(share[numbers].sum()))
+            for name, share in _mean_shares(self._whole).items()
         )
         return float(np.clip(min(by_output), -MOST_DB, MOST_DB))
 
-    def _until(
-        self, engine: Runs, is_enough: Callable[[_Powers], bool], wanted: Collection[int] | None = None
-    ) -> tuple[_Powers, bool]:
-        """The powers on the samples ``wanted``, by default all, and whether these are all; until ``is_enough``."""
+    def _run(
+        self,
+        engine: Runs,
+        wanted: Callable[[int], bool] = lambda _: True,
+        is_enough: Callable[[_Powers], bool] = lambda _: False,
+    ) -> _Powers:
+        """The powers on the samples with the numbers ``wanted``, or on the first ones of these that are enough."""
         found, look, expected = _Powers(), 2 * SAMPLES, deque[_Awaited]()
 
         def fed(opened: ExitStack) -> Iterator[Mapping[str, Array]]:
             start: Callable[[int, Mapping[str, Array]], _Awaited] | None = None
             for number, feed in enumerate(self._feeds):
-                if wanted is not None and number not in wanted:
+                if not wanted(number):
                     continue
                 if number in self._held:
                     expected.append(partial(self._held.__getitem__, number))
@@ -317,13 +343,11 @@ class AllData:
         with ExitStack() as opened:
             for number, seen in enumerate(outputs_of(engine, fed(opened)), 1):
                 found.add(expected.popleft()(), seen)
-                if number == look != self.samples and wanted is None:
+                if number == look != self.samples:
                     if is_enough(found):
-                        return found, False
+                        break
                     look *= 2
-        if wanted is None:
-            self._whole.append(found)
-        return found, wanted is None
+        return found
 
     def _started(self, opened: ExitStack) -> Callable[[int, Mapping[str, Array]], _Awaited]:
         """A function that starts the reference on a sample and returns one that waits for its outputs.
@@ -396,20 +420,37 @@ class _Powers:
         """Number of samples."""
         return max(map(len, self.signal.values()), default=1)
 
-    def is_decided(self, limit_db: float, *, above: bool) -> bool:
-        """Whether these samples show that the worst output's SQNR over all is below a limit, or that it is above."""
+    def joined(self, numbers: Collection[int], rest: _Powers) -> _Powers:
+        """These, of the samples with these numbers, and the rest, in the order of all samples."""
+        found, own = _Powers(), np.array(numbers)
+        for mine, others, powers in (
+            (self.signal, rest.signal, found.signal),
+            (self.noise, rest.noise, found.noise),
+        ):
+            for name in mine.keys() | others.keys():
+                whole = np.zeros(len(mine[name]) + len(others.get(name, ())))
+                whole[own] = mine[name]
+                whole[np.setdiff1d(np.arange(len(whole)), own)] = others.get(name, ())
+                powers[name] = whole.tolist()
+        return found
+
+    def is_decided(self, limit_db: float, errors: float, *, above: bool) -> bool:
+        """Whether these samples show that the worst output's SQNR over all is below a limit, or that it is above.
+
+        The mean over samples is so many standard errors from the limit then.
+        """
         if abs(self.worst_db - limit_db) < DECIDED_DB:
             return False
-        beyond = [self._beyond(name, limit_db) for name in self.signal]
+        beyond = [self._beyond(name, limit_db, errors) for name in self.signal]
         return any(low > 0 for low, _ in beyond) or (above and all(high < 0 for _, high in beyond))
 
-    def _beyond(self, name: str, limit_db: float) -> tuple[float, float]:
+    def _beyond(self, name: str, limit_db: float, errors: float) -> tuple[float, float]:
         """The bounds of the mean of the noise of an output that is more than the limit allows."""
         signal, noise = np.array(self.signal[name]), np.array(self.noise[name])
         excess = noise - power_of(limit_db) * signal
         if not np.isfinite(excess).all():
             return -np.inf, np.inf
-        reach = DECIDED * float(excess.std(ddof=1)) / len(excess) ** 0.5
+        reach = errors * float(excess.std(ddof=1)) / len(excess) ** 0.5
         return float(excess.mean()) - reach, float(excess.mean()) + reach
 
 

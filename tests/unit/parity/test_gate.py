@@ -159,11 +159,11 @@ def test_comparisons_with_the_same_reference_share_its_outputs() -> None:
     reference = Drawn(400)
     data = all_data(reference, known=SAMPLES)
     first = [{"number": np.array(number)} for number in range(COUNT // 2)]
-    part = data.of_first(first, len(first))
+    part = data.rehearsed(first, len(first))
     assert part(Drawn(30)) != data(Drawn(30))
     assert reference.runs == COUNT - SAMPLES
     assert part.samples == COUNT // 2
-    again = data.of_first(first, len(first))
+    again = data.rehearsed(first, len(first))
     assert again.estimated(Drawn(30)) is None
     assert again(Drawn(30)) == part(Drawn(30))
     assert reference.runs == COUNT - SAMPLES
