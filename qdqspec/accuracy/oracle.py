@@ -453,10 +453,10 @@ class RehearsalOracle:
         if spent <= (ALL_DATA_SECONDS if left is None else MOST_ALL_DATA_SHARE * (left + spent)):
             limit_db = self._least_db - self.offset_db(few_db)
             with rehearsal.engine(placement, self._outputs, samples=self._all_data.samples) as engine:
-                found_db, is_whole = self._all_data.near(engine, limit_db, above=True)
+                found_db, is_whole = self._all_data.near(engine, limit_db)
             self._on_all_data[placement.digest] = found_db
             self._decided_db.append(found_db - few_db)
-            if is_whole or found_db >= limit_db:  # an estimate that is as good as all
+            if is_whole:
                 self.difference.learn(few_db, found_db, placement)
             self._all_data_seconds += time.monotonic() - started
 

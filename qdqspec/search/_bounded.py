@@ -16,7 +16,7 @@ import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.parity.compare import power_of
-from qdqspec.search._guide import CLOSE_DB, Guide
+from qdqspec.search._guide import Guide
 from qdqspec.search._noise import BlockNoise, FairShares
 from qdqspec.search.blocks import CostModel
 from qdqspec.search.crossings import FP, Codes, all_float
@@ -83,7 +83,7 @@ class Bounded:
         aim = least_db + self._guide.margin_db
         most, free = self._allowed(aim), self.noise.of(self._costs.compose(share))
         best = all_float(len(self._costs.blocks))
-        tried, is_met = set[bytes](), False
+        tried, is_met, close_db = set[bytes](), False, self._guide.close_db(rough=self._rough)
         for _ in range(CORRECTIONS):
             codes = self._costs.as_placed(least_time(self._costs, self.noise, most, share))
             if codes.tobytes() in tried:
@@ -99,9 +99,9 @@ class Bounded:
             if is_met and self._costs.predict(codes, share) <= self._costs.predict(best, share):
                 best, self._guide.allowed[self._rough] = codes, (aim, most)
             is_free = is_met and most >= free  # the limit does not constrain it
-            if is_free or aim <= predicted <= aim + CLOSE_DB or not (is_met or codes.any()):
+            if is_free or aim <= predicted <= aim + close_db or not (is_met or codes.any()):
                 break
-            beyond = np.clip(predicted - aim - CLOSE_DB / 2, -MOST_CORRECTED_DB, MOST_CORRECTED_DB)
+            beyond = np.clip(predicted - aim - close_db / 2, -MOST_CORRECTED_DB, MOST_CORRECTED_DB)
             made = self.noise.of(codes)
             most = (max(made, most) if is_met else made) * 10 ** (float(beyond) / 10)
         return best

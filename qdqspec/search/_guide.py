@@ -23,7 +23,8 @@ BINDING_DB = 3.0  # a limit is binding if everything quantized is within this ma
 THINNINGS = 6  # predictions for the number of units to leave out
 LITTLE_SHARE = 0.02  # of the time: predictions end if more of them cannot regain more
 MOVES = 3  # of one end in a row, after which a bracket is halved
-CLOSE_DB = 0.4  # margin above the limit within which a labelling is not corrected
+# margin above the limit within which a labelling is not corrected; with rough noise, of a first placement
+CLOSE_DB, ROUGHLY_CLOSE_DB = 0.4, 1.5
 SLACK_DB = 1.0  # above the aim, from which units that were left out are tried again
 REFILLS = 3  # predictions for these
 MOST_NOISE = 1e9  # over signal; of a unit whose rehearsed outputs have no signal it would be infinite
@@ -67,6 +68,10 @@ class Guide:
     def margin_db(self) -> float:
         """By how much compositions aim above a limit: they meet it with a probability of 0.7."""
         return 0.0 if self._oracle is None else DOUBT_SHARE * self._oracle.doubt_db
+
+    def close_db(self, *, rough: bool) -> float:
+        """How far above a limit a labelling is not corrected any more; ``rough`` as of `thinned`."""
+        return ROUGHLY_CLOSE_DB if rough and self.has_rough_noise else CLOSE_DB
 
     def learn(self, trial: Trial) -> None:
         """Learn from a built candidate, or from the reference the time of units."""
@@ -150,12 +155,14 @@ class Guide:
         high = min((number for number, db in points.items() if db >= aim), default=len(ranked))
         low = max(number for number in points if number < high)  # the result is below the limit without these
         time = np.cumsum([0.0, *(spent[unit] for unit in ranked)])
-        moves, was_met = 0, False  # of the same end in a row
+        close_db, moves, was_met = self.close_db(rough=rough), 0, False  # moves of the same end in a row
         for _ in range(THINNINGS):
-            is_close = points.get(high, np.inf) <= aim + CLOSE_DB
+            is_close = points.get(high, np.inf) <= aim + close_db
             if high - low <= 1 or is_close or time[high] - time[low + 1] <= LITTLE_SHARE * time[-1]:
                 break
-            middle = (low + high) // 2 if moves >= MOVES else _between(left, low, high, points, aim)
+            middle = (
+                (low + high) // 2 if moves >= MOVES else _between(left, low, high, points, aim + close_db / 3)
+            )
             kept = {unit: labels[unit] for unit in ranked[middle:]}
             placement = self._space.resolve(kept)
             predicted = self.predicted_db(placement)
@@ -167,7 +174,7 @@ class Guide:
             moves, was_met = moves + 1 if is_met == was_met else 1, is_met
         kept = {unit: labels[unit] for unit in ranked[high:]}
         kept_db = points.get(high, -np.inf if kept else np.inf)
-        if kept_db < aim + SLACK_DB:
+        if kept_db < aim + max(SLACK_DB, close_db):
             return kept
         if points[low] >= least_db:  # the aim is above the limit
             return {unit: labels[unit] for unit in ranked[low:]}
@@ -261,9 +268,9 @@ def _between(left: Floats, low: int, high: int, points: Mapping[int, float], aim
     """The number of units to leave out by the noise ``left`` and the predictions ``points`` below and above the aim."""
     if high in points and left[high]:
         added_db = -10 * np.log10(left[[low, high]])
-        wanted = float(np.interp(aim + CLOSE_DB / 3, [points[low], points[high]], added_db))
+        wanted = float(np.interp(aim, [points[low], points[high]], added_db))
     elif low and left[low]:
-        wanted = aim + CLOSE_DB / 3 - points[low] - 10 * math.log10(left[low])
+        wanted = aim - points[low] - 10 * math.log10(left[low])
     else:
         wanted = aim  # of the sum: everything may have so much noise that it does not add up
     return int(np.clip(np.searchsorted(-left, -power_of(wanted)), low + 1, high - 1))

@@ -14,6 +14,7 @@ from qdqspec.errors import BackendError
 from qdqspec.parity.gate import (
     FEW,
     KNOWN,
+    LATEST,
     SAMPLES,
     STEPS,
     AllData,
@@ -169,6 +170,24 @@ def test_comparisons_with_the_same_reference_share_its_outputs() -> None:
     assert reference.runs == COUNT - SAMPLES
 
 
+def test_a_rehearsal_is_decided_on_fewer_samples_than_a_build() -> None:
+    """Noise that differs between samples: two standard errors from the limit are not four."""
+
+    class Uneven(Drawn):
+        def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            found = super().run(feeds)["y"]
+            return {"y": SIGNAL + (found - SIGNAL) * (3 if feeds["number"] % 4 == 1 else 0.3)}
+
+    built, rehearsed = Uneven(20), Uneven(20)
+    data = all_data(Drawn(400))
+    whole_db = all_data(Drawn(400))(Uneven(20))
+    assert data.near(built, whole_db + 4)[1]
+    feeds = [{"number": np.array(number)} for number in range(COUNT)]
+    found_db, is_whole = data.rehearsed(feeds, COUNT).near(rehearsed, whole_db + 4)
+    assert (is_whole, rehearsed.runs < built.runs) == (False, True)
+    assert found_db == pytest.approx(whole_db, abs=1.0)
+
+
 class Waiting(Drawn):
     """Each run waits until another one goes on, but for the samples that are known."""
 
@@ -243,6 +262,30 @@ def test_an_estimate_near_the_limit_is_followed_by_all_data() -> None:
     assert not data.near(far, whole_db + 5)[1]
     assert far.runs < COUNT / 8
     assert data.near(near, whole_db - 0.1) == (whole_db, True)
+
+
+def test_samples_of_an_estimate_are_not_run_again() -> None:
+    data, engine = all_data(Drawn(400)), Hard(30)
+    whole_db = data(Hard(30))
+    assert data.near(engine, whole_db - 5) == (pytest.approx(whole_db), True)
+    assert engine.runs == COUNT
+    assert data.estimated(Hard(36)) == pytest.approx(all_data(Drawn(400))(Hard(36)), abs=0.1)
+
+
+def test_only_the_latest_estimates_show_how_wrong_others_may_be() -> None:
+    data = all_data(Drawn(400))
+    whole_db = data(Hard(30))
+    data.near(Elsewhere(30), whole_db)
+    far = Hard(30)
+    assert data.near(far, whole_db + 3) == (
+        pytest.approx(whole_db),
+        True,
+    )  # the estimate of another was wrong
+    for _ in range(LATEST):
+        data.near(Hard(30), whole_db)
+    engine = Hard(30)
+    assert not data.near(engine, whole_db + 3)[1]
+    assert engine.runs < COUNT / 2
 
 
 @pytest.mark.parametrize("above", [True, False])
