@@ -104,7 +104,7 @@ class Engines(Closing):
     @property
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._most, "rehearsal")
+            self._threads = ThreadPoolExecutor(self._most, "engine")
         return self._threads
 
     def _another(self) -> Engine:

@@ -70,7 +70,7 @@ class Guide:
         return 0.0 if self._oracle is None else DOUBT_SHARE * self._oracle.doubt_db
 
     def close_db(self, *, rough: bool) -> float:
-        """How far above a limit a labelling is not corrected any more; ``rough`` as of `thinned`."""
+        """The distance above a limit within which a labelling is not corrected any more; ``rough`` as of `thinned`."""
         return ROUGHLY_CLOSE_DB if rough and self.has_rough_noise else CLOSE_DB
 
     def learn(self, trial: Trial) -> None:

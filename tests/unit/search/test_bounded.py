@@ -165,6 +165,34 @@ def test_a_composition_has_the_block_with_most_of_the_time_although_its_noise_is
     assert bounded.compose(33.0)[0] == FP
 
 
+class Rough(Better):
+    """Counts predictions, of 1 dB more than the noise of blocks; the noise of neighbours together is known."""
+
+    asked = 0
+
+    def rough_noise(self, spent: Mapping[str, float]) -> LabelNoise | None:
+        return LabelNoise((), {})
+
+    def predicted_db(self, placement: Placement) -> float | None:
+        self.asked += 1
+        return (super().predicted_db(placement) or 0.0) - 14.0
+
+
+def test_a_first_placement_may_be_further_above_the_limit_and_takes_fewer_predictions() -> None:
+    costs = CostModel(SPACE, learnt(0).blocks)
+    costs.times = np.full_like(costs.times, 5.0)
+    costs.times[:, FP] = 100.0
+    powers = np.full_like(costs.times, 1e-3 / (len(costs.blocks) - 2))  # 30 dB without two blocks
+    powers[:, FP] = 0.0
+    noise, found = BlockNoise(powers), {}
+    for rough in (True, False):
+        oracle = Rough(costs, noise)
+        codes = Bounded(costs, noise, Guide(oracle, SPACE), rough=rough).compose(30.0)
+        found[rough] = oracle.asked, int((codes != FP).sum())
+    assert found[True] == (1, len(codes) - 2)
+    assert found[False] == (2, len(codes) - 1)
+
+
 def test_a_composition_is_labelled_as_placed() -> None:
     """A convolution with much noise is quantized all the same if its neighbours are, by the runtime itself."""
     space = SchemeSpace(SPACE.model, replace(FakeDevice().capabilities(), completes=frozenset({"Conv"})))

@@ -17,7 +17,7 @@ from qdqspec.accuracy.oracle import FIRST_DOUBT_DB, MOST_DOUBT_DB, RehearsalOrac
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
 from qdqspec.measurement.engines import Engines
-from qdqspec.parity.gate import KNOWN, AllData
+from qdqspec.parity.gate import KNOWN, SAMPLES, AllData
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.rehearsal import Rehearsal, RehearsedEngine, quick_runs
 from qdqspec.session import Session
@@ -163,13 +163,17 @@ def everything_on_few_samples(
         yield rehearser, space, everything, few_db
 
 
+def write_data(folder: Path, *, further: float) -> None:
+    """Write data of 40 samples, of which those after the first few have less signal for the same noise."""
+    data = np.random.default_rng(0).normal(size=(40, 4, 8, 8)).astype(np.float32)
+    data[SAMPLES:] *= further
+    np.savez(folder / "data.npz", x=data)
+
+
 def test_placements_near_the_limit_are_rehearsed_on_all_data(
     session: Session, case: Case, tmp_path: Path
 ) -> None:
-    lots = np.random.default_rng(0)
-    data = lots.normal(size=(40, 4, 8, 8)).astype(np.float32)
-    data[8:] *= 0.5  # samples after the first few have less signal for the same noise
-    np.savez(tmp_path / "data.npz", x=data)
+    write_data(tmp_path, further=0.5)
     with everything_on_few_samples(session, case) as (rehearser, space, everything, few_db):
         runs = rehearser.rehearsal
         float_model = RehearsedEngine(runs, space.resolve({}))
@@ -187,9 +191,7 @@ def test_placements_near_the_limit_are_rehearsed_on_all_data(
 def test_the_float_outputs_of_builds_are_not_rehearsed_again(
     session: Session, case: Case, tmp_path: Path
 ) -> None:
-    data = np.random.default_rng(0).normal(size=(40, 4, 8, 8)).astype(np.float32)
-    data[8:] *= 0.05
-    np.savez(tmp_path / "data.npz", x=data)
+    write_data(tmp_path, further=0.05)
     with everything_on_few_samples(session, case) as (rehearser, space, everything, few_db):
         runs = rehearser.rehearsal
         own = RehearsalOracle(rehearser, space, lambda _: None, least_db=few_db)
@@ -210,9 +212,7 @@ def test_placements_above_the_limit_but_near_it_are_rehearsed_on_all_data_too(
     session: Session, case: Case, tmp_path: Path
 ) -> None:
     """The first samples do not show that a placement meets the limit where all data differs from them."""
-    data = np.random.default_rng(0).normal(size=(40, 4, 8, 8)).astype(np.float32)
-    data[8:] *= 0.05
-    np.savez(tmp_path / "data.npz", x=data)
+    write_data(tmp_path, further=0.05)
     with everything_on_few_samples(session, case) as (rehearser, space, _, _):
         some = space.resolve(dict(list(space.everything().items())[1:]))
         few_db = RehearsalOracle(rehearser, space, lambda _: None).rehearsed_db(some)
