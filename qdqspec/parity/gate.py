@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -262,32 +262,26 @@ class AllData:
         as far as estimates of such engines were wrong; with ``above`` also if it is as far above, where little depends
         on it: another engine may have its noise on other samples.
         """
-        hard = self._hard
-        if not hard:
-            return self._decided_by(engine, limit_db)
-        part = self._run(engine, hard.__contains__)
-        found_db = self._expected(part)
-        distance = limit_db - found_db
-        if (abs(distance) if above else distance) > 2 * max(DECIDED_DB, self._wrong_db):
-            return found_db, False
-        rest = self._run(engine, lambda number: number not in hard)
-        powers = part.joined(hard, rest)
-        self._whole.append(powers)
-        self._errors.append(powers.worst_db - found_db)
-        return powers.worst_db, True
-
-    def _decided_by(self, engine: Runs, limit_db: float) -> tuple[float, bool]:
-        """The SQNR on as many of the first samples as decide, or on all."""
+        hard, part, found_db = self._hard, _Powers(), None
+        if hard:
+            part = self._run(engine, hard.__contains__)
+            found_db = self._expected(part)
+            distance = limit_db - found_db
+            if (abs(distance) if above else distance) > 2 * max(DECIDED_DB, self._wrong_db):
+                return found_db, False
         started = time.monotonic()
 
         def is_enough(powers: _Powers) -> bool:
             whole = (time.monotonic() - started) * self.samples / powers.samples
             return powers.is_decided(limit_db, self._decided, above=whole > self._seconds)
 
-        powers = self._run(engine, is_enough=is_enough)
+        known = {number: part.sample(place) for place, number in enumerate(hard)}
+        powers = self._run(engine, known=known, is_enough=is_enough)
         is_whole = powers.samples >= self.samples
         if is_whole:
             self._whole.append(powers)
+            if found_db is not None:
+                self._errors.append(powers.worst_db - found_db)
         return powers.worst_db, is_whole
 
     @property
@@ -323,30 +317,44 @@ class AllData:
         self,
         engine: Runs,
         wanted: Callable[[int], bool] = lambda _: True,
+        known: Mapping[int, _Powers] | None = None,
         is_enough: Callable[[_Powers], bool] = lambda _: False,
     ) -> _Powers:
-        """The powers on the samples with the numbers ``wanted``, or on the first ones of these that are enough."""
-        found, look, expected = _Powers(), 2 * SAMPLES, deque[_Awaited]()
+        """The powers on the samples with the numbers ``wanted``, or on the first ones of these that are enough.
+
+        Those that are ``known`` are not run again.
+        """
+        known, found, look = known or {}, _Powers(), 2 * SAMPLES
+        expected = deque[tuple[list[_Powers], _Awaited | None]]()  # known before a sample, and its outputs
 
         def fed(opened: ExitStack) -> Iterator[Mapping[str, Array]]:
             start: Callable[[int, Mapping[str, Array]], _Awaited] | None = None
+            before = list[_Powers]()
             for number, feed in enumerate(self._feeds):
-                if not wanted(number):
-                    continue
-                if number in self._held:
-                    expected.append(partial(self._held.__getitem__, number))
-                else:
-                    start = start or self._started(opened)
-                    expected.append(start(number, feed))
-                yield feed
+                if number in known:
+                    before.append(known[number])
+                elif wanted(number):
+                    if number in self._held:
+                        outputs: _Awaited = partial(self._held.__getitem__, number)
+                    else:
+                        start = start or self._started(opened)
+                        outputs = start(number, feed)
+                    expected.append((before, outputs))
+                    before = []
+                    yield feed
+            expected.append((before, None))
 
         with ExitStack() as opened:
-            for number, seen in enumerate(outputs_of(engine, fed(opened)), 1):
-                found.add(expected.popleft()(), seen)
-                if number == look != self.samples:
+            for seen in outputs_of(engine, fed(opened)):
+                before, outputs = expected.popleft()
+                found.extend(before)
+                assert outputs is not None
+                found.add(outputs(), seen)
+                if look <= found.samples < self.samples:
                     if is_enough(found):
-                        break
+                        return found
                     look *= 2
+        found.extend(expected.popleft()[0])
         return found
 
     def _started(self, opened: ExitStack) -> Callable[[int, Mapping[str, Array]], _Awaited]:
@@ -420,19 +428,19 @@ class _Powers:
         """Number of samples."""
         return max(map(len, self.signal.values()), default=1)
 
-    def joined(self, numbers: Collection[int], rest: _Powers) -> _Powers:
-        """These, of the samples with these numbers, and the rest, in the order of all samples."""
-        found, own = _Powers(), np.array(numbers)
-        for mine, others, powers in (
-            (self.signal, rest.signal, found.signal),
-            (self.noise, rest.noise, found.noise),
-        ):
-            for name in mine.keys() | others.keys():
-                whole = np.zeros(len(mine[name]) + len(others.get(name, ())))
-                whole[own] = mine[name]
-                whole[np.setdiff1d(np.arange(len(whole)), own)] = others.get(name, ())
-                powers[name] = whole.tolist()
+    def sample(self, place: int) -> _Powers:
+        """Those of one sample."""
+        found = _Powers()
+        found.signal = {name: [powers[place]] for name, powers in self.signal.items()}
+        found.noise = {name: [powers[place]] for name, powers in self.noise.items()}
         return found
+
+    def extend(self, several: Iterable[_Powers]) -> None:
+        """Add those of further samples. Changes this object."""
+        for other in several:
+            for name, powers in other.signal.items():
+                self.signal.setdefault(name, []).extend(powers)
+                self.noise.setdefault(name, []).extend(other.noise[name])
 
     def is_decided(self, limit_db: float, errors: float, *, above: bool) -> bool:
         """Whether these samples show that the worst output's SQNR over all is below a limit, or that it is above.

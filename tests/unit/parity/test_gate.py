@@ -170,13 +170,16 @@ def test_comparisons_with_the_same_reference_share_its_outputs() -> None:
     assert reference.runs == COUNT - SAMPLES
 
 
+class Uneven(Drawn):
+    """One sample in four has a hundred times the noise of the others."""
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = super().run(feeds)["y"]
+        return {"y": SIGNAL + (found - SIGNAL) * (3 if feeds["number"] % 4 == 1 else 0.3)}
+
+
 def test_a_rehearsal_is_decided_on_fewer_samples_than_a_build() -> None:
     """Noise that differs between samples: two standard errors from the limit are not four."""
-
-    class Uneven(Drawn):
-        def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-            found = super().run(feeds)["y"]
-            return {"y": SIGNAL + (found - SIGNAL) * (3 if feeds["number"] % 4 == 1 else 0.3)}
 
     built, rehearsed = Uneven(20), Uneven(20)
     data = all_data(Drawn(400))
@@ -270,6 +273,15 @@ def test_samples_of_an_estimate_are_not_run_again() -> None:
     assert data.near(engine, whole_db - 5) == (pytest.approx(whole_db), True)
     assert engine.runs == COUNT
     assert data.estimated(Hard(36)) == pytest.approx(all_data(Drawn(400))(Hard(36)), abs=0.1)
+
+
+def test_samples_of_an_estimate_count_where_the_first_samples_decide() -> None:
+    """They are the ones with the most noise: a mean with them in front would be too large."""
+    data, engine = all_data(Drawn(400), seconds=0.0), Uneven(30)
+    whole_db = data(Uneven(30))
+    found_db, is_whole = data.near(engine, whole_db - 8)
+    assert (is_whole, engine.runs < COUNT) == (False, True)
+    assert found_db == pytest.approx(whole_db, abs=1.0)
 
 
 def test_only_the_latest_estimates_show_how_wrong_others_may_be() -> None:
