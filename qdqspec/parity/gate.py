@@ -218,7 +218,7 @@ class AllData:
 
     Outputs of the reference are computed once if they can be ``held``. For other samples it runs again each time, with
     ``at_once`` on each sample while the engine runs on it. ``samples`` is the number of feeds, ``seconds`` the time an
-    engine may take.
+    engine may take, ``decided`` the number of standard errors from a limit after which `near` runs no further samples.
     """
 
     def __init__(
