@@ -32,8 +32,7 @@ NO_PLACEMENT = Placement(sites=frozenset())
 class AccuracyConstraint:
     """A case's constraints with the reference's score. Without ``admission`` nothing is measured and all is admitted.
 
-    ``data`` names the data on which the SQNR is decided: "evaluation", "calibration" or "random". ``all_data`` is the
-    comparison on all of it, if the few samples are not all.
+    ``data`` names the data on which the SQNR is decided: "evaluation", "calibration" or "random".
     """
 
     limits: SearchLimits
@@ -41,7 +40,6 @@ class AccuracyConstraint:
     samples: int = 0
     admission: Admission | None = None
     data: str = ""
-    all_data: AllData | None = None
 
     @property
     def min_sqnr_db(self) -> float | None:
@@ -156,16 +154,14 @@ def constraint_of(prepared: Prepared, backend: Backend, options: BuildOptions) -
         gate = OutputGate(reference, feeds)
     admission = Admission(gate, limits.min_sqnr_db)
     admission.confirms_sqnr = measures_db
-    all_data = None
     if len(feeds) > SAMPLES:
         seconds = math.inf if asked.minutes is None else ALL_DATA_SHARE * 60 * asked.minutes
         at_once = own_cores() > options.threads
         held = HeldOutputs(gate.known)
-        all_data = AllData(feeds, build, held, samples=len(feeds), seconds=seconds, at_once=at_once)
-    admission.all_data = all_data
+        admission.all_data = AllData(feeds, build, held, samples=len(feeds), seconds=seconds, at_once=at_once)
     if asked.accuracy is not None:
         _add_metric(admission, prepared, asked.accuracy)
-    return AccuracyConstraint(limits, asked.accuracy, prepared.scores.samples, admission, data, all_data)
+    return AccuracyConstraint(limits, asked.accuracy, prepared.scores.samples, admission, data)
 
 
 def _add_metric(admission: Admission, prepared: Prepared, rules: AccuracyRules) -> None:

@@ -13,26 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from qdqspec.parity.gate import AllDataDifference, NoiseBar, Runs
+from qdqspec.parity.gate import AllData, AllDataDifference, NoiseBar, Runs
 from qdqspec.types import Placement, Trial
-
-
-class MeasuresAllData(Protocol):
-    """The SQNR of an engine on all data, or on as much of it as decides a limit; see `qdqspec.parity.gate.AllData`."""
-
-    def __call__(self, engine: Runs) -> float:
-        """The SQNR on all data."""
-        ...
-
-    def near(self, engine: Runs, limit_db: float, *, above: bool = False) -> tuple[float, bool]:
-        """The SQNR on as much data as shows on which side of the limit it is, and whether that is all.
-
-        What earlier engines showed of the data is used below the limit, with ``above`` also above it.
-        """
-        ...
-
 
 NEAR_DB = 6.0  # from the limit, within which candidates are measured on all data before a race
 
@@ -50,7 +33,7 @@ class Admission:
     min_sqnr_db: float | None = None
     score: Callable[[Runs], float] | None = None
     least: float | None = None  # the smallest acceptable score
-    all_data: MeasuresAllData | None = None
+    all_data: AllData | None = None
     confirms_sqnr: bool = False  # whether the selected placement needs the SQNR on all data
     bar: NoiseBar = field(default_factory=NoiseBar)
     scores: dict[str, float] = field(default_factory=dict)  # by digest of the placement

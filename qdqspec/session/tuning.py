@@ -438,7 +438,7 @@ class _Problem:
             metric,
             constraint.min_sqnr_db,
             constraint.admission.difference,
-            constraint.all_data if shares else None,
+            constraint.admission.all_data if shares else None,
         )
 
     def setup(
