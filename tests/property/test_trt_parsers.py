@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from qdqspec.backends.tensorrt.layers import (
     EngineNames,
+    Layer,
+    Tensor,
+    kernel_list_hash,
     metadata_names,
     parse_layers,
+    read_layers,
     read_profile,
     read_times,
 )
@@ -23,6 +27,7 @@ from qdqspec.units import without_passwords
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "samples"
 GRAPH = (SAMPLES / "trt10.16-mnist-detailed.graph.json").read_text()
+KERNELS = (SAMPLES / "rtx1.7-kernels.excerpt.layers.log").read_text(encoding="utf-8")
 PROFILE = (SAMPLES / "trt8-resnet18-a100-qat-residual.profile.json").read_text()
 LOG = (SAMPLES / "trt10.16-mnist-dumpProfile.log").read_text()
 
@@ -118,6 +123,100 @@ def test_names_of_nodes_are_recovered_from_metadata(nodes, separator):
     assert metadata_names(written) == tuple(dict.fromkeys(glued))
 
 
+# Names that contain the text between two fields of a row cannot be told from the fields.
+FIELDS = (
+    ", Dimensions: ",
+    ", Location: ",
+    ", LayerType: ",
+    ", IOMode: ",
+    "\nName: ",
+    "\n\nI/O Tensors:",
+    "\n\nBindings:",
+)
+row_names = names.filter(lambda name: name and not any(field in name for field in FIELDS))
+written_types = {
+    "Int8": "int8",
+    "FP8": "fp8",
+    "FP4E2M1": "fp4",
+    "FP8UE8M0": "e8m0",
+    "Float": "fp32",
+    "Bool": "bool",
+}
+tensors = st.lists(
+    st.tuples(
+        row_names,
+        st.sampled_from(sorted(written_types)),
+        st.lists(st.integers(-1, 4096), max_size=5).map(tuple),
+    ),
+    max_size=3,
+)
+rows = st.tuples(
+    row_names,
+    st.sampled_from(["kgen", "correlation", "runtime_fusion"]),
+    tensors,
+    tensors,
+    tensors,
+    st.lists(row_names.filter(lambda name: not set(name) & set("\x1e\x1f\n")), max_size=3).map(
+        lambda nodes: "\x1f".join(f"[ONNX Layer: {node}]" for node in nodes)
+    ),
+)
+FORMATS = ("(Linear) Row major linear format", "(Arbitrary) Format with stride order = [1,2,0]")
+
+
+def rendered(kernel):
+    """A row as TensorRT for RTX writes it."""
+    name, kind, *ends, metadata = kernel
+    lists = [
+        ", ".join(
+            f"{{ Name: {tensor}, Dimensions: [{','.join(map(str, dims))}], Strides: [1], StrideOrder: [0], "
+            f"Datatype: {dtype}, Format: {FORMATS[index % 2]} }}"
+            for index, (tensor, dtype, dims) in enumerate(end)
+        )
+        for end in ends
+    ]
+    inputs, constants, outputs = (f" {text}" if text else "" for text in lists)
+    return (
+        f"Name: {name}, LayerType: {kind}, Inputs: [{inputs}], Constants: [{constants}], Outputs: [{outputs}], "
+        f"TacticName: tactic, StreamId: 0, Metadata: {metadata}"
+    )
+
+
+@given(st.lists(rows, max_size=4))
+@example(
+    [
+        (
+            "a], Outputs: [b",
+            "kgen",
+            [("}, { Name: c], Inputs: [", "Int8", (1,))],
+            [],
+            [],
+            "[ONNX Layer: d, Metadata: ]",
+        )
+    ]
+)
+def test_kernels_are_read_as_a_build_writes_them(kernels):
+    text = "\n".join(["Layers:", *map(rendered, kernels), "", "I/O Tensors:", " Name: x, IOMode: Input"])
+
+    def read_back(tensors):
+        return tuple(Tensor(name, written_types[dtype], dims) for name, dtype, dims in tensors)
+
+    found = read_layers(text)
+    assert [(each.name, each.layer_type, each.metadata, each.tactic) for each in found] == [
+        (name, kind, metadata, "tactic") for name, kind, *_, metadata in kernels
+    ]
+    assert [(each.inputs, each.constants, each.outputs) for each in found] == [
+        tuple(map(read_back, ends)) for _, _, *ends, _ in kernels
+    ]
+    assert all(isinstance(each, Layer) for each in found)
+    check(parse_layers(text))
+
+
+@given(st.text(max_size=200) | damaged(KERNELS))
+def test_any_text_is_accepted_as_a_list_of_kernels(text):
+    check(read(parse_layers, f"Layers:\n{text}"))
+    assert len(kernel_list_hash(text)) == 64
+
+
 @given(st.text(max_size=300) | damaged(LOG))
 def test_any_text_is_accepted_as_a_log(text):
     report = read_log(text)
@@ -164,6 +263,12 @@ def test_passwords_are_removed_from_options(password):
         "x://" * 100_000,
         "symmetric quantization " * 50_000,
         '{ "name" : "' * 50_000,
+        "Layers:\n" + "Name: a, LayerType: b" * 50_000,
+        "Layers:\n" + "Name: a, LayerType: b, Inputs: [" + " { Name: a, Dimensions: [1], Datatype: " * 50_000,
+        "Layers:\nName: a, LayerType: b, Inputs: ["
+        + " { Name: a, Dimensions: [1], Datatype: Int8 }," * 50_000,
+        "Layers:\nName: a, LayerType: b, Inputs: [ { Name: a" + ", Dimensions: [1], Location: D" * 50_000,
+        "Layers:\n" + "\n" * 200_000,
     ],
     ids=lambda text: f"{text[:10]}...{text[-6:]}",
 )

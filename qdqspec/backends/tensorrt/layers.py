@@ -8,12 +8,16 @@ From 10 on a layer's metadata lists the ONNX nodes it was built from; before tha
 wrapped and numbered (`a + b`, `a || b`, `PWN(PWN(a), b)`, `{ForeignNode[a...b]}`, `a_clone_1`, `a_myl4_0`), so they are
 looked up in the model if there is one: a name that the model contains is never split.
 
+A build with detailed verbosity also logs the kernels, as one message that begins with ``Layers:``, one line for each.
+This list is read like the files. It has no times, and TensorRT for RTX writes it on machines without a GPU.
+
 The files have known defects. trtexec does not escape profile names, and the inspector's text contains unescaped control
 characters (both seen in recorded files), so that strict JSON parsers reject valid content.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -24,6 +28,7 @@ from typing import Any, TypeAlias
 
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.graph.ops import ANCHORS, CONTROL
 from qdqspec.types import LayerTime
 
 Json: TypeAlias = Mapping[str, Any]
@@ -31,11 +36,13 @@ Json: TypeAlias = Mapping[str, Any]
 # TensorRT's names of types, found as words in texts such as "Channel major FP16 format where channel % 8 == 0".
 _TYPES = {
     "float": "fp32", "fp32": "fp32", "half": "fp16", "fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16", "tf32": "fp32",
-    "int8": "int8", "uint8": "uint8", "fp8": "fp8", "int4": "int4", "fp4": "fp4", "e8m0": "e8m0",
+    "int8": "int8", "uint8": "uint8", "fp8": "fp8", "int4": "int4", "fp4": "fp4", "fp4e2m1": "fp4",
+    "e8m0": "e8m0", "fp8ue8m0": "e8m0",
     "int32": "int32", "int64": "int64", "uint64": "uint64", "bool": "bool",
 }  # fmt: skip
 _TYPE = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(_TYPES)})(?![A-Za-z0-9])", re.IGNORECASE)
 _NARROW = frozenset({"int8", "fp8", "fp4"})  # compute types; int4 is for weights only
+_FLOATS = frozenset({"fp32", "fp16", "bf16"})
 # In names of tactics: i8i8_i8i32, int8x4, imma; e4m3; e2m1.
 _TACTICS = (
     ("int8", re.compile(r"(?<![a-z0-9])i8(?=i8|f16|f32|bf16|i32|_|$)|int8|imma(?![a-z])")),
@@ -44,16 +51,20 @@ _TACTICS = (
 )
 _CONVERTING = frozenset({"Reformat", "MyelinReformat", "NoOp"})
 _COPY_NODE = "Reformatting CopyNode for "
-_ONE_LINE = re.compile(r"Name: (?P<Name>.*?), LayerType: (?P<LayerType>[^,]*), ")
-_ONE_LINE_METADATA = re.compile(r", Metadata: (?P<Metadata>.*)$", re.DOTALL)
+# Myelin's layer types: kernels generated from code, kernels of one product, and synchronization of streams.
+_GENERATED = "kgen"
+_PRODUCTS = frozenset({"correlation", "deconv", "gemm", "runtime_fusion"})
+_STREAMS = frozenset({"signal", "wait"})
+_HEAVY = ANCHORS - CONTROL
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a layer: its name and its element type in qdqspec's names, empty if not reported."""
+    """A tensor of a layer: its name, and its element type in qdqspec's names and dimensions, empty if not reported."""
 
     name: str
     dtype: str
+    dims: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,7 @@ class Layer:
     metadata: str = ""
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
+    constants: tuple[Tensor, ...] = ()
     weights: str = ""
     tactic: str = ""
 
@@ -75,10 +87,30 @@ class Layer:
         for dtype, tactic in _TACTICS:
             if tactic.search(self.tactic):
                 return dtype
-        first = self.inputs[0].dtype if self.inputs else ""
-        if self.weights in _NARROW and first in ("", self.weights):
-            return self.weights
-        return first
+        read = [tensor.dtype for tensor in self.inputs]
+        data = next((dtype for dtype in read if dtype in _NARROW | _FLOATS), read[0] if read else "")
+        if data in _NARROW and self._widens:
+            every = (*self.inputs, *self.constants, *self.outputs)
+            return next((tensor.dtype for tensor in every if tensor.dtype in _FLOATS), "fp32")
+        return data or (self.weights if self.weights in _NARROW else "")
+
+    @property
+    def _widens(self) -> bool:
+        """Whether narrow data are converted to floats first.
+
+        Generated kernels have their operations in their names. A product of narrow data and a float operand is one
+        of floats: a weight without pairs beside quantized data, for example.
+        """
+        if self.generated:
+            return "Cast" in self.name
+        operands = [tensor.dtype for tensor in (*self.inputs, *self.constants)]
+        narrow = sum(dtype in _NARROW for dtype in operands)
+        return self.layer_type in _PRODUCTS and narrow < 2 <= len(operands)
+
+    @property
+    def generated(self) -> bool:
+        """Whether it is a kernel of generated code: pointwise operators, reductions, copies, or attention."""
+        return self.layer_type == _GENERATED
 
     @property
     def precision(self) -> str:
@@ -98,17 +130,64 @@ def parse_layers(
 ) -> tuple[LayerTime, ...]:
     """Layers in execution order with the mean time of each, zero without a profile.
 
-    ``graph_json`` is the output of the engine inspector or ``--exportLayerInfo``, ``profile`` that of
-    ``--exportProfile`` or a list of ``{"name", "averageMs"}``. ``model`` is the ONNX model the engine was
-    built from, pairs included: with it every name is a name of the model, without it names are split by their syntax.
-    Pairs that were not fused are boundaries with ``op_type`` ``QuantizeLinear`` or ``DequantizeLinear``.
+    ``graph_json`` is the output of the engine inspector or ``--exportLayerInfo``, or a log with the message
+    ``Layers:`` of a build. ``profile`` is the output of ``--exportProfile`` or a list of ``{"name", "averageMs"}``.
+    ``model`` is the ONNX model the engine was built from, pairs included: with it every name is a name of the model,
+    without it names are split by their syntax. Pairs that were not fused are boundaries with ``op_type``
+    ``QuantizeLinear`` or ``DequantizeLinear``. Synchronization of streams is left out if it took no time.
     Raises `BackendError` if a text cannot be read.
     """
     graph = read_graph(graph_json)
     names = EngineNames(model)
     ends = names.tensors(_io_names(graph))[:1]
-    timed = _times(read_layers(graph), read_profile(profile), profiled=profile is not None)
-    return tuple(_layer_time(layer, milliseconds, names, ends) for layer, milliseconds in timed)
+    timed = tuple(_times(read_layers(graph), read_profile(profile), profiled=profile is not None))
+    kernels = _heavy_kernels([layer for layer, _ in timed], names)
+    return tuple(
+        _layer_time(layer, milliseconds, _nodes(layer, index, names, kernels), names, ends)
+        for index, (layer, milliseconds) in enumerate(timed)
+        if milliseconds or layer.layer_type not in _STREAMS
+    )
+
+
+def eight_bit_share(layers: Sequence[Layer], model: Model) -> tuple[int, int]:
+    """The number of kernels with a heavy operator that compute in 8 bits or fewer, and the number of all of them.
+
+    Heavy operators are convolutions, matrix products, attention and recurrent ones. Kernels that only scale, add to or
+    quantize the result of one are not counted.
+    """
+    kernels = set(_heavy_kernels(layers, EngineNames(model)).values())
+    return sum(layers[index].computes in _NARROW for index in kernels), len(kernels)
+
+
+def kernel_list_hash(text: str) -> str:
+    """A hash of the kernels that a build logged; equal for two builds of one model.
+
+    The numbers of tensors that the compiler inserts, and the hashes of generated code, are left out: they depend on the
+    compute capability and on the values of scales.
+    """
+    rows = "\n".join(_listed_rows(text))
+    return hashlib.sha256(_COUNTED_BY_COMPILER.sub("", rows).encode(errors="replace")).hexdigest()
+
+
+def _heavy_kernels(layers: Sequence[Layer], names: EngineNames) -> dict[str, int]:
+    """The index of the kernel of each heavy operator of the model.
+
+    Generated kernels before and after it list the operator too, since they quantize its inputs or scale its result.
+    An operator that only generated kernels list is in the first.
+    """
+    found: dict[str, int] = {}
+    for index, layer in enumerate(layers):
+        for node in () if layer.converts else names.of_layer(layer.name, layer.metadata):
+            known = found.get(node, index)
+            if names.is_heavy(node) and (known == index or layers[known].generated > layer.generated):
+                found[node] = index
+    return found
+
+
+def _nodes(layer: Layer, index: int, names: EngineNames, kernels: Mapping[str, int]) -> tuple[str, ...]:
+    """The nodes of a layer, without heavy ones whose inputs it only prepares."""
+    named = names.of_layer(layer.name, layer.metadata)
+    return tuple(node for node in named if kernels.get(node, index) <= index)
 
 
 def read_layers(graph_json: str | Json) -> tuple[Layer, ...]:
@@ -127,9 +206,24 @@ def _layer(entry: str | Json) -> Layer:
         metadata=str(entry.get("Metadata", "")),
         inputs=_tensors(entry.get("Inputs")),
         outputs=_tensors(entry.get("Outputs")),
+        constants=_tensors(entry.get("Constants")),
         weights=_weight_type(entry),
         tactic=str(entry.get("TacticName", "")),
     )
+
+
+_HEAD = re.compile(r"Name: (?P<Name>.*?), LayerType: (?P<LayerType>[^,]*)(?=, )", re.DOTALL)
+_TENSORS = re.compile(r"\]?, (Inputs|Constants|Outputs): \[")
+_TENSOR = re.compile(
+    r",? ?\{ Name: (?P<Name>(?:(?!, Dimensions: ).)*?)(?:, Location: \w+)?, Dimensions: \[(?P<Dimensions>[-\d,]*)\]"
+    r"(?:, \w+: \[[-\d,]*\])*, (?:Format/)?Datatype: (?P<Datatype>[^{}]*)\}",
+    re.DOTALL,
+)
+_TAIL = (
+    re.compile(r', Weights: \{"Type": "(?P<Weights>\w+)"'),
+    re.compile(r", TacticName: (?P<TacticName>.*?), (?:TacticValue|StreamId): ", re.DOTALL),
+    re.compile(r", Metadata: ?(?P<Metadata>.*)$", re.DOTALL),
+)
 
 
 def _one_line(text: str) -> Json:
@@ -141,18 +235,39 @@ def _one_line(text: str) -> Json:
             found = None
         if isinstance(found, Mapping):
             return found
-    head, tail = _ONE_LINE.match(text), _ONE_LINE_METADATA.search(text)
+    head = _HEAD.match(text)
     if head is None:
         return {"Name": text}
-    return head.groupdict() | (tail.groupdict() if tail else {})
+    entry: dict[str, Any] = head.groupdict()
+    position = head.end()
+    while tensors := _TENSORS.match(text, position):
+        position, entry[tensors[1]] = tensors.end(), []
+        while tensor := _TENSOR.match(text, position):
+            entry[tensors[1]].append(tensor.groupdict())
+            position = tensor.end()
+    for pattern in _TAIL:
+        if field := pattern.search(text, position):
+            entry |= field.groupdict()
+    return entry
 
 
 def _tensors(entries: object) -> tuple[Tensor, ...]:
     if not isinstance(entries, list):
         return ()
     return tuple(
-        Tensor(str(entry.get("Name", "")), _dtype(entry)) for entry in entries if isinstance(entry, Mapping)
+        Tensor(str(entry.get("Name", "")), _dtype(entry), _dims(entry.get("Dimensions")))
+        for entry in entries
+        if isinstance(entry, Mapping)
     )
+
+
+def _dims(found: object) -> tuple[int, ...]:
+    """Dimensions from JSON, or from the text between the brackets."""
+    sizes = found.split(",") if isinstance(found, str) else found if isinstance(found, list) else ()
+    try:
+        return tuple(int(size) for size in sizes)
+    except (TypeError, ValueError, OverflowError):
+        return ()
 
 
 def _dtype(entry: Json) -> str:
@@ -166,7 +281,8 @@ def _dtype(entry: Json) -> str:
 def _weight_type(entry: Json) -> str:
     """The type of the weights: a separate field, or up to 11 and in Myelin a constant among others."""
     for key in ("Weights", "ConvWeights"):
-        if isinstance(entry.get(key), Mapping) and (dtype := _dtype(entry[key])):
+        found = entry.get(key)
+        if dtype := _dtype(found if isinstance(found, Mapping) else {"Type": found}):
             return dtype
     constants = [tensor.dtype for tensor in _tensors(entry.get("Constants"))]
     return next((dtype for dtype in constants if dtype in _NARROW or dtype == "int4"), "")
@@ -204,12 +320,15 @@ def _times(
             yield Layer(name), milliseconds
 
 
-def _layer_time(layer: Layer, milliseconds: float, names: EngineNames, ends: tuple[str, ...]) -> LayerTime:
-    named = names.of_layer(layer.name, layer.metadata)
+def _layer_time(
+    layer: Layer, milliseconds: float, named: tuple[str, ...], names: EngineNames, ends: tuple[str, ...]
+) -> LayerTime:
     nodes = tuple(node for node in named if not names.is_pair(node))
     unfused = layer.origin == "QDQ" or bool(named and not nodes)
     boundary = layer.converts or unfused or not nodes
     tensors = names.tensors(tensor.name for tensor in (*layer.inputs, *layer.outputs))
+    if unfused and not tensors:  # Myelin has names of its own for tensors
+        tensors = names.quantized(named)
     return LayerTime(
         name=layer.name,
         op_type=_pair_type(layer, named) if unfused else layer.layer_type,
@@ -270,15 +389,17 @@ class EngineNames:
         self._ops: dict[str, str] = {}
         self._called: dict[str, str] = {}  # TensorRT's name of a node: the model's
         self._base: dict[str, str] = {}
+        self._quantized: dict[str, str] = {}  # by node
         self._tensors: set[str] = set()
         for node in model.nodes if model else ():
             self._ops[node.name] = node.op_type
             self._called[node.name] = node.name
             if not node.proto.name and node.outputs:  # the parser names it after its first output
                 self._called.setdefault(node.outputs[0], node.name)
+                self._called.setdefault(f"node_of_{node.outputs[0]}", node.name)
             self._tensors.update(t for t in (*node.inputs, *node.outputs) if t)
             if node.op_type in QDQ_OPS:
-                self._base[node.outputs[0]] = self.base(node.inputs[0])
+                self._base[node.outputs[0]] = self._quantized[node.name] = self.base(node.inputs[0])
 
     def base(self, tensor: str) -> str:
         """The tensor before its pairs."""
@@ -295,6 +416,14 @@ class EngineNames:
     def is_pair(self, node: str) -> bool:
         """Whether a node quantizes or dequantizes."""
         return self._ops[node] in QDQ_OPS if node in self._ops else bool(_PAIR.search(node))
+
+    def is_heavy(self, node: str) -> bool:
+        """Whether a node of the model is a convolution, a matrix product, attention or a recurrent operator."""
+        return self._ops.get(node) in _HEAVY
+
+    def quantized(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """The tensors that pairs of the model quantize, before these pairs."""
+        return tuple(dict.fromkeys(self._quantized[node] for node in nodes if node in self._quantized))
 
     def tensors(self, names: Iterable[str]) -> tuple[str, ...]:
         """Those of a layer's tensors that the model contains, before their pairs."""
@@ -409,12 +538,28 @@ _PROFILE_LINE = re.compile(
 _LAYER_INFORMATION, _LAYER_PROFILE = "layer information", "layer profile"
 
 
+_LIST = "Layers:\n"  # before the kernels that a build logs
+_LIST_END = re.compile(r"\n\n(?:I/O Tensors|Bindings):")
+_ROW = re.compile(r"\n(?=Name: )")  # a name may contain a line break
+_IO_NAME = re.compile(r"^ *Name: (.*?), IOMode: ", re.MULTILINE)
+_COUNTED_BY_COMPILER = re.compile(r"(?<=__mye)\d+|_0x[0-9a-f]{16,}(?=, StreamId: )")
+
+
 def read_graph(text: str | Json) -> Json:
-    """The top object of the layer information; raises `BackendError` if there is none."""
+    """The top object of the layer information, made from the list of a log; `BackendError` if there is none."""
+    if isinstance(text, str) and _LIST in text and not text.lstrip().startswith("{"):
+        ends = _IO_NAME.findall(text, text.index(_LIST))
+        return {"Layers": _listed_rows(text), "I/O Tensors": ends}
     found = text if isinstance(text, Mapping) else _loaded(text, _LAYER_INFORMATION)
     if not isinstance(found, Mapping) or not isinstance(found.get("Layers", []), list):
         raise _unusable(_LAYER_INFORMATION, "it holds no list of layers")
     return found
+
+
+def _listed_rows(text: str) -> list[str]:
+    """The rows of the kernels that a build logged, one for each."""
+    rows = _LIST_END.split(text.partition(_LIST)[2], maxsplit=1)[0]
+    return [row.rstrip("\n") for row in _ROW.split(f"\n{rows}") if row.startswith("Name: ")]
 
 
 def read_profile(profile: str | Sequence[Json] | None) -> tuple[tuple[str, float], ...]:

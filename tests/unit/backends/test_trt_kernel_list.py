@@ -1,0 +1,230 @@
+"""The list of kernels that a build logs, in recordings of TensorRT for RTX 1.7.1.116."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto, helper
+
+from qdqspec.backends.tensorrt.layers import (
+    Layer,
+    Tensor,
+    eight_bit_share,
+    kernel_list_hash,
+    metadata_names,
+    parse_layers,
+    read_layers,
+)
+from qdqspec.graph.model import Model, load_model
+from qdqspec.regions.search import groups_of
+
+DATA = Path(__file__).parents[2] / "data"
+SAMPLES = DATA / "tensorrt" / "samples"
+QUANTIZED = (SAMPLES / "rtx1.7-digits-modelopt.layers.log").read_text(encoding="utf-8")
+FLOAT = (SAMPLES / "rtx1.7-digits-float.layers.log").read_text(encoding="utf-8")
+EXCERPT = (SAMPLES / "rtx1.7-kernels.excerpt.layers.log").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def quantized() -> Model:
+    return load_model(DATA / "qdq_modelopt_digits_resnet.onnx")
+
+
+@pytest.fixture(scope="module")
+def excerpt() -> dict[str, Layer]:
+    return {layer.name: layer for layer in read_layers(EXCERPT)}
+
+
+def test_every_kernel_is_read_with_its_tensors_and_nodes():
+    for text in (QUANTIZED, FLOAT, EXCERPT):
+        lines = [line for line in text.split("\n") if line.startswith("Name: ")]
+        layers = read_layers(text)
+        assert len(layers) == len(lines) > 0
+        for line, layer in zip(lines, layers, strict=True):
+            tensors = [*layer.inputs, *layer.constants, *layer.outputs]
+            assert len(tensors) == line.count("{ Name: ")
+            assert all(tensor.name and tensor.dtype for tensor in tensors)
+            assert len(metadata_names(layer.metadata)) == line.count("[ONNX Layer: ")
+
+
+def test_a_convolution_is_read():
+    layer = read_layers(QUANTIZED)[7]
+    assert (layer.name, layer.layer_type) == ("/layer2/layer2.0/conv1/Conv_myl0_7", "correlation")
+    assert layer.inputs == (
+        Tensor("__mye2003/layer2/layer2.0/conv1/Conv_output_0_before_bias.1_8_myl0", "int8", (2, 12, 16, 16)),
+    )
+    assert [(tensor.dtype, tensor.dims) for tensor in layer.constants] == [
+        ("int8", (24, 12, 3, 3)), ("fp32", (1, 24, 1, 1)), ("fp32", (1, 24, 1, 1)),
+    ]  # fmt: skip
+    assert [(tensor.dtype, tensor.dims) for tensor in layer.outputs] == [("fp32", (2, 24, 8, 8))]
+    assert layer.tactic == "__myelin_CASK_STUB"
+
+
+def test_a_log_around_the_list_is_no_part_of_it():
+    log = f"[V] [TRT] Engine generation completed.\n[V] [TRT] {QUANTIZED}\n[I] Name: other\n"
+    assert read_layers(log) == read_layers(QUANTIZED)
+    assert read_layers("Layers:\n\nI/O Tensors:\n") == ()
+
+
+def test_kernels_that_compute_in_eight_bits_are_counted(quantized):
+    layers = parse_layers(QUANTIZED, None, model=quantized)
+    assert len(layers) == 26
+    assert Counter(layer.op_type for layer in layers if layer.integer) == {"correlation": 10}
+    assert {layer.milliseconds for layer in layers} == {0.0}
+    scaled = layers[8]  # what scales and quantizes the result of the convolution before it
+    assert scaled.nodes == ("/layer2/layer2.0/conv1/Conv", "/layer2/layer2.0/Relu")
+    assert (scaled.integer, scaled.precision) == (False, "fp32 > int8")
+    residual = layers[15]
+    assert (residual.integer, residual.precision) == (False, "fp32 > int8"), (
+        "it converts its int8 input first"
+    )
+
+
+def test_kernels_that_only_convert_are_boundaries(quantized):
+    boundaries = [layer for layer in parse_layers(QUANTIZED, None, model=quantized) if layer.boundary]
+    assert [(layer.op_type, layer.tensors) for layer in boundaries] == [
+        ("kgen", ("input",)),
+        ("QuantizeLinear", ("/layer1/layer1.1/Relu_1_output_0",)),
+    ]
+
+
+def test_the_share_of_heavy_kernels_in_eight_bits(quantized):
+    layers = read_layers(QUANTIZED)
+    assert eight_bit_share(layers, quantized) == (10, 16)
+    assert eight_bit_share(read_layers(FLOAT), quantized) == (0, 16)
+    assert eight_bit_share((), quantized) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "computes"),
+    [
+        ("_gemm_mha_v2_myl0_7", "int8"),
+        ("__myl_ReplCastMulCastFc_myl0_1", "fp32"),  # float data, an int4 weight decoded inside
+        ("/m/encoder/layer.0/attention/self/key/MatMul_myl0_3", "fp4"),
+        ("/up1/ConvTranspose_myl0_29", "fp32"),
+        ("__mye3415_pooling_myl0_5", "int8"),
+        ("__myl_CastMulFc_myl0_105", "fp32"),  # int8 data, a float weight
+        ("__myl_CastMulMulAddAddMulMinMaxRounCast_myl0_18", "fp32"),
+        ("/features/features.2/conv/conv.2/Conv_myl0_7", "fp8"),
+        ("__myl_Tran_myl0_62", "fp32"),
+    ],
+)
+def test_the_type_that_a_kernel_computes_in(excerpt, name, computes):
+    assert excerpt[name].computes == computes
+
+
+def test_the_mask_of_an_attention_is_not_its_data():
+    mask, data = Tensor("m", "bool", (1, 128)), Tensor("q", "fp8", (4, 128, 64))
+    assert Layer("_gemm_mha_v2_myl0_3", "kgen", inputs=(mask, data, data, data)).computes == "fp8"
+    assert Layer("__myl_CastReshCast", "kgen", inputs=(Tensor("i", "int32"),)).computes == "int32"
+
+
+def test_synchronization_of_streams_is_left_out_if_it_took_no_time(excerpt):
+    streams = [layer for layer in excerpt.values() if layer.layer_type in ("signal", "wait")]
+    assert len(streams) == 2
+    assert {layer.name for layer in parse_layers(EXCERPT)} == set(excerpt) - {layer.name for layer in streams}
+    timed = parse_layers(EXCERPT, [{"name": streams[0].name, "averageMs": 0.5}])
+    assert sum(layer.milliseconds for layer in timed) == 0.5
+
+
+# ---- with small models --------------------------------------------------------------------------
+
+
+def row(name, kind, nodes, reads="Float", writes="Float", constants=()):
+    def tensors(*dtypes):
+        return ", ".join(
+            f"{{ Name: t{i}, Dimensions: [1,8,4,4], Strides: [128,16,4,1], StrideOrder: [3,2,1,0], "
+            f"Datatype: {dtype}, Format: (Linear) Row major linear format }}"
+            for i, dtype in enumerate(dtypes)
+        )
+
+    metadata = "\x1f".join(f"[ONNX Layer: {node}]" for node in nodes)
+    return (
+        f"Name: {name}, LayerType: {kind}, Inputs: [ {tensors(reads)}], Constants: [ {tensors(*constants)}], "
+        f"Outputs: [ {tensors(writes)}], TacticName: , StreamId: 0, Metadata: {metadata}"
+    )
+
+
+def listed(*rows):
+    return "\n".join(["Layers:", *rows, "", "I/O Tensors:", " Name: x, IOMode: Input, DataType: Float"])
+
+
+@pytest.fixture
+def padded():
+    """x > Q > DQ > an unnamed Conv > Relu."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], "q"),
+        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"], "dq"),
+        helper.make_node("Conv", ["xd", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["y"], "relu"),
+    ]
+    weights = [
+        helper.make_tensor("w", TensorProto.FLOAT, [1, 1, 1, 1], [1.0]),
+        helper.make_tensor("s", TensorProto.FLOAT, [], [0.1]),
+        helper.make_tensor("z", TensorProto.INT8, [], [0]),
+    ]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, 4, 4])] for name in "xy"]
+    return Model(helper.make_model(helper.make_graph(nodes, "g", *ends, weights)))
+
+
+PADDED = listed(
+    row("__myl_MulMinMaxRounCastConc_myl0_0", "kgen", ("q", "node_of_a", "dq"), writes="Int8"),
+    row("node_of_a_myl0_1", "correlation", ("node_of_a", "dq"), "Int8", constants=("Int8", "Float")),
+    row("__myl_MulAddRelu_myl0_2", "kgen", ("node_of_a", "relu")),
+)
+
+
+def test_a_kernel_before_that_of_its_operator_only_prepares_it(padded):
+    """Channels are added to the input of a convolution where it is quantized, and metadata names both."""
+    first, second, third = parse_layers(PADDED, model=padded)
+    assert (first.boundary, first.op_type, first.nodes) == (True, "QuantizeLinear", ())
+    assert (second.integer, second.nodes) == (True, ("Conv#0",))
+    assert third.nodes == ("Conv#0", "relu")
+    assert groups_of((first, second, third)) == (("Conv#0",), ("relu",))
+    assert eight_bit_share(read_layers(PADDED), padded) == (1, 1)
+
+
+def test_an_operator_of_generated_kernels_alone_counts_once(padded):
+    text = listed(
+        row("__myl_ReshMulSum_myl0_0", "kgen", ("a",)), row("__myl_Add_myl0_1", "kgen", ("a", "relu"))
+    )
+    assert eight_bit_share(read_layers(text), padded) == (0, 1)
+    assert [layer.nodes for layer in parse_layers(text, model=padded)] == [("Conv#0",), ("Conv#0", "relu")]
+
+
+def test_fusion_groups_of_a_float_model(models):
+    model = load_model(models / "digits_resnet.onnx")
+    groups = groups_of(parse_layers(FLOAT, None, model=model))
+    nodes = [node for group in groups for node in group]
+    assert len(nodes) == len(set(nodes))
+    assert ("/layer1/layer1.0/conv2/Conv", "/layer1/layer1.0/Relu_1", "/layer1/layer1.0/Add") in groups
+    assert sum(len(group) > 1 for group in groups) == 13
+
+
+# ---- the hash -----------------------------------------------------------------------------------
+
+
+def test_numbers_of_the_compiler_do_not_change_the_hash():
+    renumbered = QUANTIZED.replace("__mye3655", "__mye77")
+    other, tactics = re.subn(r"_0x[0-9a-f]{32}", f"_0x{32 * '0'}", renumbered)
+    assert tactics == 10
+    assert renumbered != QUANTIZED
+    assert kernel_list_hash(other) == kernel_list_hash(QUANTIZED)
+    assert kernel_list_hash(f"[V] {QUANTIZED}") == kernel_list_hash(QUANTIZED)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Datatype: Int8", "Datatype: FP8"),
+        ("[2,24,8,8]", "[2,24,8,9]"),
+        ("_QuantizeLinear]", "_Other]"),
+        ("kgen", "gemm"),
+    ],
+)
+def test_other_kernels_have_another_hash(old, new):
+    assert kernel_list_hash(QUANTIZED.replace(old, new, 1)) != kernel_list_hash(QUANTIZED)
+    assert kernel_list_hash(FLOAT) != kernel_list_hash(QUANTIZED)
