@@ -143,10 +143,14 @@ class PairMaker:
         return tensor in self._private
 
     def stores_integers(self, site: Site) -> bool:
-        """Whether the site becomes a stored integer weight."""
+        """Whether the site becomes a stored integer weight.
+
+        A constant of rank 0 stays float and gets both operators: some compilers refuse stored integers without
+        dimensions, and the constant keeps its rank, which may be that of the result.
+        """
         if site.format == BIAS_FORMAT:
             return site.weight
-        return site.weight and site not in self.floating
+        return site.weight and site not in self.floating and bool(self.model.constants[site.tensor].dims)
 
     def float_name(self, tensor: str) -> str:
         """The new name of a graph output's float tensor before the pair: ``y_float``; ``y_float~1`` if taken."""

@@ -305,13 +305,24 @@ def everything(model: Model) -> Placement:
     return Placement(sites=frozenset(sites))
 
 
-def test_a_scalar_weight_stays_a_scalar() -> None:
-    """A vector of one element would raise the rank of the results computed from it."""
-    net = Net(parsed("g (float x) => (float y) <float w = {0.5}> { [m] y = Mul(x, w) }"))
+@pytest.mark.parametrize("shape", ["", "[2,3]"])
+def test_a_constant_without_dimensions_is_not_stored_as_an_integer(shape: str) -> None:
+    """TensorRT's compiler refuses stored integers of rank 0; of rank 1 they would raise that of a scalar result."""
+    net = Net(parsed(f"g (float{shape} x) => (float{shape} y) <float w = {{0.7}}> {{ [m] y = Mul(x, w) }}"))
     del net.proto.graph.initializer[1:]
-    quantized = net.insert(site("w", ("m", 1), fmt="int8", weight=True))
-    assert quantized.array("w_quantized").shape == ()
+    scalar = site("w", ("m", 1), fmt="int8", weight=True)
+    quantized = net.insert(scalar)
+    assert order(quantized) == ["w_QuantizeLinear", "w_DequantizeLinear", "m"]
+    assert quantized.array("w") == np.float32(0.7)
     onnx.checker.check_model(quantized.proto, full_check=True)
+    numbers = Quantizer(Model(net.proto), {})
+    value = numbers.integer_weight(scalar) * numbers.params(scalar).scale.astype(np.float32)
+    x = np.full([2, 3] if shape else [], 0.3, np.float32)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    proto = quantized.proto.SerializeToString()
+    (y,) = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    np.testing.assert_array_equal(y, x * value, strict=True)
 
 
 def test_strip_restores_the_position_of_a_weight_with_two_formats() -> None:
