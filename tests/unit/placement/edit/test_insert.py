@@ -321,7 +321,9 @@ def test_a_constant_without_dimensions_is_not_stored_as_an_integer(shape: str) -
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     proto = quantized.proto.SerializeToString()
-    (y,) = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    (y,) = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )
     np.testing.assert_array_equal(y, x * value, strict=True)
 
 
