@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from qdqspec.types import Clock, Evidence, FixedValue, Trial
 
 _GRAPH = ".graph.json"
-_EXPLAINED = "name a case (spec::case or its folder), a model (.onnx), or exported layer information (.json)"
+_EXPLAINED = (
+    "name a case (spec::case or its folder), a model (.onnx), or exported layer information (.json, .log)"
+)
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _JOURNAL, _SCHEME, _REFERENCE = "trials.jsonl", "scheme.json", "reference.onnx"
 
@@ -63,7 +65,8 @@ def explain(arguments: argparse.Namespace) -> int:
     """Explain why a placement is faster or slower: time by layer, precision, lost fusions. WHAT is a case whose results
     exist (its folder, or spec::case), a model, which is profiled against itself without Q/DQ, or layer information
     that a tool of the runtime exported: GRAPH[,PROFILE[,TIMES]]; beside NAME.graph.json, NAME.profile.json,
-    NAME.times.json and NAME.profile.metadata.json are found. Several of these are ranked.
+    NAME.times.json and NAME.profile.metadata.json are found. Several of these are ranked. Layer information without
+    times, or the log of a build with its list of kernels, is described by counts.
     """
     if arguments.culprits:
         return explain_culprits(arguments)

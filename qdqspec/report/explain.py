@@ -1,7 +1,7 @@
 """Compares the layers of two engines to explain their difference in speed, in ONNX names.
 
 The input is layer times of any runtime. If end-to-end times are known, they decide which engine is faster;
-the layers only explain it.
+the layers only explain it. A list of kernels without times is described, and not compared.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from qdqspec.units import plain
 RowKind: TypeAlias = Literal["kernel", "conversion"]
 
 PAIR_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+HEAVY_OPS = WEIGHTED_OPS | {"Attention", "GRU", "LSTM", "RNN"}
 _NOTHING_MS = 0.0  # conversions that take no time are bookkeeping of the runtime and are not counted
 _END = "the outputs"
 
@@ -37,6 +39,11 @@ class ExplainedEngine:
     quantized: frozenset[str] = frozenset()  # nodes that read a dequantized activation, if the model is known
     notes: tuple[str, ...] = ()
     corrections: tuple[CorrectionGain, ...] = ()  # that the search of this engine tried
+
+    @property
+    def timed(self) -> bool:
+        """Whether it was timed; otherwise its layers are a list of kernels, and their milliseconds are all 0."""
+        return self.end_to_end_ms is not None or any(layer.milliseconds for layer in self.layers)
 
     @property
     def sum_ms(self) -> float:
@@ -60,8 +67,19 @@ class ExplainedEngine:
 
     @property
     def left_in_float(self) -> list[LayerTime]:
-        """Kernels of nodes that read quantized activations, and that compute in floats all the same."""
-        return [k for k in self.kernels if not k.integer and not self.quantized.isdisjoint(k.nodes)]
+        """Kernels of nodes that read quantized activations, and that compute in floats all the same.
+
+        A kernel that only scales the result of an integer kernel has the node of that kernel, and is no such kernel.
+        """
+        float_nodes = self.quantized - {node for kernel in self.integer for node in kernel.nodes}
+        return [k for k in self.kernels if not k.integer and not float_nodes.isdisjoint(k.nodes)]
+
+    @property
+    def heavy(self) -> dict[str, bool]:
+        """Whether an integer kernel computes it, for each convolution, matrix product, attention or recurrent node."""
+        nodes = [node for kernel in self.kernels for node in kernel.nodes]
+        integer = {node for kernel in self.integer for node in kernel.nodes}
+        return {node: node in integer for node in nodes if op_of(node, self.ops) in HEAVY_OPS}
 
     @property
     def float_writers(self) -> list[LayerTime]:
@@ -75,9 +93,9 @@ class ExplainedEngine:
 
     @property
     def conversions(self) -> list[LayerTime]:
-        """Changes of type or layout, besides Q and DQ, that take time."""
+        """Changes of type or layout, besides Q and DQ; of a timed engine those that take time."""
         between = (layer for layer in self.layers if layer.boundary and not is_pair(layer))
-        return [layer for layer in between if layer.milliseconds > _NOTHING_MS]
+        return [layer for layer in between if layer.milliseconds > _NOTHING_MS or not self.timed]
 
     def behind(self, layer: LayerTime) -> LayerTime | None:
         """The kernel that produces a conversion's input if known; else the kernel executed before it."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 from qdqspec.report.explain import (
     EngineComparison,
@@ -29,9 +30,20 @@ _LISTED = 12  # most unfused Q and DQ that are listed
 
 
 def explain_text(engines: Sequence[ExplainedEngine], *, most: int = 12) -> str:
-    """Explanation of one, two or several engines; tables are cut after ``most`` rows."""
+    """Explanation of one, two or several engines; tables are cut after ``most`` rows.
+
+    If one of them has no times, the kernels of all are described without times.
+    """
     reference = find_reference(engines)
-    if len(engines) == 1:
+    if not all(engine.timed for engine in engines):
+        parts = [
+            _kernel_counts(engines),
+            _kinds(engines),
+            *(part for engine in engines for part in _found_in_list(engine, most)),
+            *_remarks(engines),
+            "No times: these counts do not show which engine is faster." if len(engines) > 1 else "",
+        ]
+    elif len(engines) == 1:
         parts = [_summary(engines), _slowest(reference, most), *_remarks(engines)]
     elif len(engines) == 2:
         engines = sorted(engines, key=lambda engine: engine is not reference)
@@ -86,21 +98,64 @@ def _counted(count: Callable[[ExplainedEngine], Sequence[LayerTime]]) -> Callabl
 
 
 # title in the summary of one or two engines, and in the ranking of several
-_FACTS: tuple[tuple[str, str, Callable[[ExplainedEngine], str]], ...] = (
-    ("end to end, median ms", "median ms", lambda engine: known(ms_text, engine.end_to_end_ms) or "-"),
-    ("sum of layers, ms", "sum ms", lambda engine: ms_text(engine.sum_ms)),
+_Fact: TypeAlias = tuple[str, str, Callable[[ExplainedEngine], str]]
+_COUNTS: tuple[_Fact, ...] = (
     ("kernels", "kernels", _counted(lambda engine: engine.kernels)),
     ("integer kernels", "integer", _counted(lambda engine: engine.integer)),
     ("integer kernels that write floats", "> float", _counted(lambda engine: engine.float_writers)),
     ("Q/DQ not fused", "Q/DQ alone", _counted(lambda engine: engine.unfused_pairs)),
     ("changes of type or layout", "conversions", _counted(lambda engine: engine.conversions)),
 )
+_FACTS: tuple[_Fact, ...] = (
+    ("end to end, median ms", "median ms", lambda engine: known(ms_text, engine.end_to_end_ms) or "-"),
+    ("sum of layers, ms", "sum ms", lambda engine: ms_text(engine.sum_ms)),
+    *_COUNTS,
+)
+
+
+def _kernel_counts(engines: Sequence[ExplainedEngine]) -> str:
+    """The counts of `_summary` without times, and the heavy operators in float."""
+    heavy = [engine.heavy.values() for engine in engines]
+    floats = ("heavy operators in float", *(f"{len(each) - sum(each)} of {len(each)}" for each in heavy))
+    return _beside("", [*_fact_rows(_COUNTS, engines), floats], engines)
+
+
+def _kinds(engines: Sequence[ExplainedEngine]) -> str:
+    """The number of kernels of each kind, the most frequent first, and how many of them compute in integers."""
+    every = [Counter(layer.op_type for layer in engine.kernels) for engine in engines]
+    integer = [Counter(layer.op_type for layer in engine.integer) for engine in engines]
+    rows = []
+    for kind, _ in sum(every, Counter[str]()).most_common():
+        counts = [(one[kind], narrow[kind]) for one, narrow in zip(every, integer, strict=True)]
+        rows.append((plain(kind), *(f"{n} ({narrow} integer)" if narrow else str(n) for n, narrow in counts)))
+    return _beside("kernels of kind", rows, engines)
+
+
+def _found_in_list(engine: ExplainedEngine, most: int) -> list[str]:
+    """The pairs that are kernels of their own, the heavy operators in float if not all are, and advice."""
+    floats = [node for node, integer in engine.heavy.items() if not integer]
+    lines = [f"  {short_place(node, _NAME_WIDTH)}" for node in floats[:most]]
+    hidden = len(floats) - most
+    if not engine.integer:
+        lines = []
+    elif hidden > 0:
+        lines.append(f"  and {hidden} more")
+    title = f"Heavy operators that stayed in float in {engine.name}:"
+    return [_unfused(engine), "\n".join([title, *lines]) if lines else "", "\n".join(advice(engine))]
 
 
 def _summary(engines: Sequence[ExplainedEngine]) -> str:
     """A row for each fact, a column for each engine."""
-    rows = [(title, *(cell(engine) for engine in engines)) for title, _, cell in _FACTS]
-    heads = ("", *(plain(engine.name, 28) for engine in engines))
+    return _beside("", _fact_rows(_FACTS, engines), engines)
+
+
+def _fact_rows(facts: Sequence[_Fact], engines: Sequence[ExplainedEngine]) -> list[tuple[str, ...]]:
+    return [(title, *(cell(engine) for engine in engines)) for title, _, cell in facts]
+
+
+def _beside(heading: str, rows: Sequence[tuple[str, ...]], engines: Sequence[ExplainedEngine]) -> str:
+    """A table with a column for each engine."""
+    heads = (heading, *(plain(engine.name, 28) for engine in engines))
     return Table("", heads, tuple(rows), ("left", *(RIGHT for _ in engines))).text
 
 
@@ -181,7 +236,7 @@ def _unfused(engine: ExplainedEngine) -> str:
         name = short_place(layer.tensors[0] if layer.tensors else layer.name, _NAME_WIDTH)
         maker = engine.behind(layer)
         where = f"behind {_layer_text(maker)}" if maker else "at the input"
-        facts = [f"{ms_text(layer.milliseconds)} ms", layer.precision, where]
+        facts = [f"{ms_text(layer.milliseconds)} ms" if engine.timed else "", layer.precision, where]
         lines.append(
             f"  {f'{layer.op_type} of ' if layer.tensors else ''}{name}: {', '.join(filter(None, facts))}"
         )
@@ -212,11 +267,12 @@ def explain_json(engines: Sequence[ExplainedEngine]) -> dict[str, Any]:
     """The explanation as an object, never truncated."""
     ordered = sorted(engines, key=lambda engine: engine.milliseconds)
     reference = find_reference(engines)
-    compared = [compare(reference, engine) for engine in engines if engine is not reference]
+    timed = all(engine.timed for engine in engines)
+    compared = [compare(reference, engine) for engine in engines if engine is not reference and timed]
     found = {
         "schema_version": SCHEMA_VERSION,
         "reference": reference.name,
-        "ranking": [engine.name for engine in ordered],
+        "ranking": [engine.name for engine in ordered if timed],
         "engines": [_engine_json(engine, reference) for engine in engines],
         "comparisons": [_comparison_json(comparison) for comparison in compared],
         "words": paragraph(compared[0]) if len(compared) == 1 else None,
@@ -244,26 +300,39 @@ def _engine_json(engine: ExplainedEngine, reference: ExplainedEngine) -> dict[st
         "unfused_pairs": engine.unfused_pairs,
         "conversions": engine.conversions,
     }
-    times = {name: sum(layer.milliseconds for layer in layers) for name, layers in parts.items()}
+    timed = engine.timed
+    times = {name: _milliseconds(layers) if timed else None for name, layers in parts.items()}
     return {
         "name": engine.name,
         "end_to_end_ms": engine.end_to_end_ms,
-        "sum_ms": engine.sum_ms,
+        "sum_ms": engine.sum_ms if timed else None,
         "change": engine.milliseconds / reference.milliseconds - 1 if reference.milliseconds else None,
         "beyond_end_to_end": engine.sum_ms / engine.end_to_end_ms - 1 if engine.end_to_end_ms else None,
         "milliseconds_of": times,
-        "share_of": {name: ms / engine.sum_ms if engine.sum_ms else None for name, ms in times.items()},
+        "share_of": {
+            name: _milliseconds(layers) / engine.sum_ms if engine.sum_ms else None
+            for name, layers in parts.items()
+        },
         "advice": advice(engine),
         "kernels": len(engine.kernels),
         "integer_kernels": len(engine.integer),
         "float_writers": len(engine.float_writers),
-        "left_in_float": [_layer_json(layer) for layer in engine.left_in_float],
-        "unfused_pairs": [_layer_json(layer) for layer in engine.unfused_pairs],
-        "conversions": [_layer_json(layer) for layer in engine.conversions],
-        "layers": [asdict(layer) | {"precision": _precision_text(layer)} for layer in engine.layers],
+        "heavy_in_float": [node for node, integer in engine.heavy.items() if not integer],
+        "left_in_float": [_layer_json(layer, timed) for layer in engine.left_in_float],
+        "unfused_pairs": [_layer_json(layer, timed) for layer in engine.unfused_pairs],
+        "conversions": [_layer_json(layer, timed) for layer in engine.conversions],
+        "layers": [
+            asdict(layer)
+            | {"precision": _precision_text(layer), "milliseconds": layer.milliseconds if timed else None}
+            for layer in engine.layers
+        ],
         "corrections": [asdict(gain) for gain in engine.corrections],
         "notes": list(engine.notes),
     }
+
+
+def _milliseconds(layers: Sequence[LayerTime]) -> float:
+    return sum(layer.milliseconds for layer in layers)
 
 
 def _comparison_json(comparison: EngineComparison) -> dict[str, Any]:
@@ -293,11 +362,11 @@ def _comparison_json(comparison: EngineComparison) -> dict[str, Any]:
     }
 
 
-def _layer_json(layer: LayerTime) -> dict[str, Any]:
+def _layer_json(layer: LayerTime, timed: bool = True) -> dict[str, Any]:
     return {
         "name": layer.name,
         "kernel": layer.op_type,
-        "milliseconds": layer.milliseconds,
+        "milliseconds": layer.milliseconds if timed else None,
         "precision": _precision_text(layer),
         "integer": layer.integer,
     }

@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qdqspec.report.explain import EngineComparison, ExplainedEngine, nodes_text, ops_in, short_place
+from qdqspec.report.explain import (
+    WEIGHTED_OPS,
+    EngineComparison,
+    ExplainedEngine,
+    nodes_text,
+    ops_in,
+    short_place,
+)
 from qdqspec.types import LayerTime
 from qdqspec.units import count_text, ms_text, ms_texts_apart, percent_text, ratio_text, share_text
 
@@ -17,7 +24,6 @@ _SAME = 0.005  # relative difference below which times count as equal
 _NAMED = 3  # places named in a sentence
 _WIDTH = 60
 _POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
-_WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def paragraph(comparison: EngineComparison) -> str:
@@ -130,7 +136,7 @@ def advice(engine: ExplainedEngine) -> list[str]:
     adds = [m for m in makers if m in engine.float_writers and "Add" in ops_in(m.nodes, engine)]
     floats = [m for m in makers if not m.integer]
     pools = [m for m in floats if ops_in(m.nodes, engine) & _POOLS]
-    weighted = [m for m in floats if ops_in(m.nodes, engine) & _WEIGHTED and m not in pools]
+    weighted = [m for m in floats if ops_in(m.nodes, engine) & WEIGHTED_OPS and m not in pools]
     refused = [m for m in weighted if engine.reads_alone(m)]
     left = [m for m in weighted if m not in refused]
     found = []

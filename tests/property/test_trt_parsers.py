@@ -123,7 +123,7 @@ def test_names_of_nodes_are_recovered_from_metadata(nodes, separator):
     assert metadata_names(written) == tuple(dict.fromkeys(glued))
 
 
-# Names that contain the text between two fields of a row cannot be told from the fields.
+# Names without the text that is between two fields of a row: the format does not escape it.
 FIELDS = (
     ", Dimensions: ",
     ", Location: ",

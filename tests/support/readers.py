@@ -289,7 +289,9 @@ READERS: dict[str, Reader] = {
     "study": Reader(read=_file("study.json", _read_study), seeds=lambda: (STUDY,)),
     "arrays": Reader(read=_file("data.npz", _read_arrays), seeds=_arrays),
     "model": Reader(read=_file("model.onnx", _read_model), seeds=_models),
-    "layer information": Reader(read=_text(parse_layers), seeds=lambda: _recorded("*.graph.json")),
+    "layer information": Reader(
+        read=_text(parse_layers), seeds=lambda: _recorded("*.graph.json", "*.layers.log")
+    ),
     "layer profile": Reader(read=_text(read_profile), seeds=lambda: _recorded("*.profile.json")),
     "query times": Reader(read=_text(read_times), seeds=lambda: _recorded("*.times.json", most=400_000)),
     "trtexec log": Reader(

@@ -329,12 +329,14 @@ def _layer_time(
     tensors = names.tensors(tensor.name for tensor in (*layer.inputs, *layer.outputs))
     if unfused and not tensors:  # Myelin has names of its own for tensors
         tensors = names.quantized(named)
+    elif not tensors:
+        tensors = ends
     return LayerTime(
         name=layer.name,
         op_type=_pair_type(layer, named) if unfused else layer.layer_type,
         milliseconds=milliseconds,
         nodes=() if boundary else nodes,
-        tensors=(tensors or ends) if boundary else (),
+        tensors=tensors if boundary else (),
         boundary=boundary,
         integer=not boundary and layer.computes in _NARROW,
         precision=layer.precision,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +15,10 @@ import pytest
 from onnxruntime.quantization import quantize_dynamic
 from PIL import Image
 
+from qdqspec.backends.tensorrt.layers import parse_layers
+from qdqspec.graph.model import load_model
+from qdqspec.report.explain import ExplainedEngine
+from qdqspec.report.explain_text import explain_text
 from qdqspec.report.record import case_to_json
 from qdqspec.session import given_data
 from qdqspec.testing.records import faster_case, sample_corrections
@@ -104,6 +109,27 @@ def test_an_engine_of_tensorrt_8_is_explained(verb, golden):
     )
 
 
+def test_a_log_with_a_list_of_kernels_is_explained(verb):
+    result = verb(
+        "explain", *(SAMPLES / f"rtx1.7-digits-{name}.layers.log" for name in ("float", "modelopt"))
+    )
+    assert result.code == 0
+    assert re.search(r"integer kernels +0 +10\n", result.out)
+    assert re.search(r"heavy operators in float +16 of 16 +6 of 16\n", result.out)
+    assert "__myl_MulMinMaxRounCast_myl0_6: fp32 > int8, behind /layer1/layer1.1/conv2/Conv" in result.out
+
+
+def test_a_list_of_kernels_is_explained_in_the_names_of_its_model(golden):
+    model = load_model(DATA / "qdq_modelopt_digits_resnet.onnx")
+    ops = {node.name: node.op_type for node in model.nodes}
+    engines = []
+    for name in ("float", "modelopt"):
+        text = (SAMPLES / f"rtx1.7-digits-{name}.layers.log").read_text(encoding="utf-8")
+        layers = parse_layers(text, None, model=model)
+        engines.append(ExplainedEngine(name=name, layers=layers, ops=ops))
+    golden("explain/kernels.txt", explain_text(engines))
+
+
 def test_a_case_without_results_is_an_error_with_the_reason(verb, tmp_path):
     case = faster_case()
     evidence = replace(case.evidence, search=None, latency=None, pairs=())
@@ -145,7 +171,8 @@ def test_a_wrong_file_is_named(verb, tmp_path):
     )
     assert "0.500" in verb("explain", "layers.json,p.json,t.json").out
     without = verb("explain", "layers.json").out
-    assert "end to end, median ms" in without
+    assert "note: layers has no profile: give one with GRAPH,PROFILE" in without
+    assert " ms" not in without
 
 
 def test_without_end_to_end_times_the_sum_of_layers_is_reported_as_such(verb, tmp_path):

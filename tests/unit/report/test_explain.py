@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -243,3 +246,55 @@ def test_float_kernels_with_quantized_inputs_are_reported():
 )
 def test_shortened_names_keep_their_last_scope(text: str, short: str) -> None:
     assert short_place(text, 30) == short
+
+
+# ---- kernels without times ----------------------------------------------------------------------
+
+
+def test_a_kernel_that_scales_an_integer_result_is_not_left_in_float() -> None:
+    layers = kernel("conv", integer=True), kernel("conv", "relu"), kernel("gemm")
+    tuned = engine(*layers, quantized=frozenset({"conv", "gemm"}))
+    assert [one.nodes for one in tuned.left_in_float] == [("gemm",)]
+
+
+def listed(*layers, **more):
+    return engine(*(replace(layer, milliseconds=0.0) for layer in layers), **more)
+
+
+def test_kernels_without_times_are_described_by_counts() -> None:
+    convolution = kernel("Conv_1", integer=True, precision="int8 > fp32")
+    tuned = listed(
+        convolution, kernel("Conv_1", "Relu_2"), conversion(), kernel("Gemm_3"), conversion("QuantizeLinear")
+    )
+    reference = listed(kernel("Conv_1", "Relu_2"), kernel("Gemm_3"), name="reference")
+    for engines in ([tuned], [reference, tuned], [reference, tuned, replace(tuned, name="other")]):
+        text = explain_text(engines)
+        assert "ms" not in re.findall(r"\w+", text)
+        assert "%" not in text
+        assert "  Gemm_3\n" in text
+        assert "QuantizeLinear of t: behind Gemm_3\n" in text
+    assert [int(number) for number in re.findall(r"changes of type or layout\s+(\d+)\s+(\d+)", text)[0]] == [
+        0,
+        1,
+    ]
+    assert "1 of 2" in text
+    assert "quantize their inputs too" in text
+
+
+def test_an_engine_without_times_is_not_compared_with_a_timed_one() -> None:
+    engines = [engine(kernel("a"), name="reference", ms=1.0), listed(kernel("a", integer=True))]
+    assert "do not show which engine is faster" in explain_text(engines)
+    assert "ms" not in re.findall(r"\w+", explain_text(engines))
+    found = explain_json(engines)
+    assert (found["ranking"], found["comparisons"], found["words"]) == ([], [], None)
+    timed, untimed = found["engines"]
+    assert (timed["sum_ms"], timed["layers"][0]["milliseconds"]) == (1.0, 1.0)
+    assert (untimed["sum_ms"], untimed["layers"][0]["milliseconds"]) == (None, None)
+    assert set(untimed["milliseconds_of"].values()) == {None}
+
+
+def test_only_so_many_float_operators_are_listed() -> None:
+    floats = [kernel(f"Conv_{index}") for index in range(5)]
+    text = explain_text([listed(kernel("Conv_9", integer=True), *floats)], most=3)
+    assert "  Conv_2\n  and 2 more" in text
+    assert "Conv_0" not in explain_text([listed(*floats)]), "nothing is quantized"
