@@ -72,7 +72,8 @@ class Capabilities:
     data and result are quantized, and ``moved_past`` are ops that it moves pairs past before that;
     ``rounds_biases`` are ops whose float bias it then stores as integers, in steps of the data's scale times
     the weight's; ``blocked_axes[op_type]`` are the axes along which the op takes a
-    two-dimensional weight in a blocked format; ``rules`` are the functions of the backend's placement
+    two-dimensional weight in a blocked format; ``carriers`` are ops past which a pair reaches the kernel of an op with
+    a weight-only label, if that kernel takes only floats; none if it takes a pair too; ``rules`` are the functions of the backend's placement
     rules by name, in the order in which they are applied, for requirements of a compiler beyond single operators
     (`qdqspec.placement.space.units`); ``observes`` is false if outputs are returned too slowly for calibration: the
     default backend is used instead. ``computes`` is false on a simulated device: there
@@ -103,6 +104,7 @@ class Capabilities:
     moved_past: frozenset[str] = frozenset()
     rounds_biases: frozenset[str] = frozenset()
     blocked_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    carriers: frozenset[str] = frozenset()
     rules: Mapping[str, Hook] = field(default_factory=dict)
     per_layer_profile: bool = True
     observes: bool = True

@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.config.hooks import Hook
+from qdqspec.graph.ops import COPY_OPS
 from qdqspec.types import Kind
 
 _BOTH: tuple[Kind, ...] = ("in+out", "in-only")
@@ -55,6 +56,14 @@ RULES: dict[str, Hook] = {
 WEIGHT_ONLY = frozenset({"int4"})
 BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0, 1)}
 
+# Pairs before these reach a product with such a weight, which then cannot be built: they move values, or multiply by
+# numbers that the scale may contain. Measured with TensorRT for RTX 1.7.1.116: a pair before each of them is refused in
+# int8 or fp8 ("Input and filter have to be the same type"), and not before any activation function, Add, Sub, mean or
+# sum. No source states it for TensorRT; without pairs there nothing is lost but a conversion.
+CARRIERS = COPY_OPS | {
+    "Abs", "Concat", "Div", "GlobalMaxPool", "MaxPool", "Mul", "Neg", "ReduceMax", "ReduceMin",
+}  # fmt: skip
+
 # Format: the first compute capability that supports it, and the first supported TensorRT version.
 # Not every later GPU supports an earlier GPU's formats: MXFP8 is for data centers (10.x) only.
 FORMATS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
@@ -81,6 +90,7 @@ def capabilities(
         absorbs=ABSORBED,
         symmetric_activations=True,
         blocked_axes=BLOCKED_AXES,
+        carriers=CARRIERS,
         rules=RULES,
         fuses_in_half=True,
         computes_in_half=True,

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import data_inputs
 from qdqspec.placement.space.units import Edge
 from qdqspec.types import Consumer
 
@@ -54,11 +55,20 @@ class Completions:
 
 def edges_before(model: Model, edge: Edge, moved_past: Collection[str]) -> Iterator[Edge]:
     """The edge, and those before operators that pairs are moved past until they are on it."""
-    yield edge
-    tensor = edge[0]
-    while (node := model.producer.get(tensor)) is not None and node.op_type in moved_past:
-        tensor = node.inputs[0]
-        yield tensor, Consumer(node.name, 0)
+    waiting, known = [edge], {edge}
+    while waiting:
+        yield (edge := waiting.pop())
+        node = model.producer.get(edge[0])
+        if node is not None and node.op_type in moved_past:
+            before = data_edges(model, node)
+            waiting += [found for found in before if found not in known]
+            known.update(before)
+
+
+def data_edges(model: Model, node: Node) -> list[Edge]:
+    """The edges of activations that a node reads."""
+    inputs = ((node.inputs[index], Consumer(node.name, index)) for index in data_inputs(node))
+    return [edge for edge in inputs if edge[0] not in model.constants]
 
 
 def edges_after(model: Model, edge: Edge, moved_past: Collection[str]) -> Iterator[Edge]:

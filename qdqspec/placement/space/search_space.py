@@ -2,7 +2,8 @@
 
 Given one label per unit, `SchemeSpace.resolve` gives the Q/DQ pairs. If two formats meet on one edge, the reader's pair
 is inserted: its kernel requires it, and the producer outputs float on that edge. A reader with only its
-weight quantized reads floats if the producer can output floats. A unit whose weight the runtime would quantize itself,
+weight quantized reads floats if the producer can output floats; for some runtimes a producer that cannot stays float,
+and no pair is before operators that pairs move past to that reader. A unit whose weight the runtime would quantize itself,
 because its inputs and results have pairs, is ``in+out``. `project` is the inverse for placements of other tools and
 models.
 
@@ -26,7 +27,7 @@ import numpy.typing as npt
 from qdqspec.backends.base import Capabilities
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.placement.space.completions import Completions, edges_after, edges_before
+from qdqspec.placement.space.completions import Completions, data_edges, edges_after, edges_before
 from qdqspec.placement.space.units import (
     Edge,
     Form,
@@ -115,7 +116,7 @@ class PairEdges:
         if -1 in numbers:
             numbers = [self._number(*choice) for choice in sorted(labels.items()) if choice[1] != "fp"]
         choices = np.array(numbers, np.int64)
-        choices = self._ordered(choices)
+        choices = self._ordered(self._before_floats(choices) if self._capabilities.carriers else choices)
         covered = self._covered(choices)
         if completions and (added := completions.of(covered)):
             named = {self._choices[number][0] for number in added}
@@ -168,12 +169,7 @@ class PairEdges:
 
         A reader may need another format, or float if the producer can omit its pair.
         """
-        chosen = np.zeros(len(self._choices), np.bool_)
-        chosen[choices] = True
-        (_, reads), (makers, makes), (_, floats) = (
-            pairs[chosen[pairs[:, 0]]].T
-            for pairs in (np.asarray(c).reshape(-1, 2) for c in (self._reads, self._makes, self._floats))
-        )
+        (_, reads), (makers, makes), (_, floats) = self._edges_of(choices)
         edges = np.asarray(self._edges)
         wanted = np.full(len(self._edge), _NOBODY)
         wanted[floats] = _FLOAT
@@ -184,6 +180,30 @@ class PairEdges:
         covered[reads] = True
         covered[makes[(theirs == _NOBODY) | (theirs == makes) | stays]] = True
         return covered
+
+    def _edges_of(self, choices: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
+        """Choices and their edges, in two rows: those read quantized, those made quantized, those read in float."""
+        chosen = np.zeros(len(self._choices), np.bool_)
+        chosen[choices] = True
+        reads, makes, floats = (
+            np.asarray(column).reshape(-1, 2) for column in (self._reads, self._makes, self._floats)
+        )
+        return reads[chosen[reads[:, 0]]].T, makes[chosen[makes[:, 0]]].T, floats[chosen[floats[:, 0]]].T
+
+    def _before_floats(self, choices: _Numbers) -> _Numbers:
+        """The choices without those of units that quantize an edge which is to be float, and cannot omit its pair."""
+        (readers, reads), (makers, makes), (_, floats) = self._edges_of(choices)
+        is_float = np.zeros(len(self._edge), np.bool_)
+        is_float[floats] = True
+        edges, yields = np.asarray(self._edges), np.asarray(self._yields).astype(np.bool_)
+        stays = makers[is_float[edges[makes]] & ~yields[makers]]
+        return np.setdiff1d(choices, np.concatenate([readers[is_float[edges[reads]]], stays]))
+
+    def float_edges(self, unit: Unit) -> Iterator[Edge]:
+        """The edges without pairs if a unit reads floats: its own, and those from which pairs would move there."""
+        carriers = self._capabilities.carriers
+        own = data_edges(self._model, self._model.by_name[unit.id]) if carriers else unit.edges
+        return (found for edge in own for found in edges_before(self._model, edge, carriers))
 
     def _number(self, name: str, label: Label) -> int:
         """The number of a choice, whose edges are computed on first use."""
@@ -200,11 +220,10 @@ class PairEdges:
         self._ranks.append(self._rank[name])
         self._yields.append("in-only" in form.kinds)
         fmt = form.choice.reads(kind)
-        for tensor, end in unit.edges:
-            if fmt is None:
-                self._floats.extend((number, self._model_edge((tensor, end))))
-            else:
-                self._reads.extend((number, self._activation(tensor, end, fmt)))
+        for edge in self.float_edges(unit) if fmt is None else ():
+            self._floats.extend((number, self._model_edge(edge)))
+        for tensor, end in unit.edges if fmt is not None else ():
+            self._reads.extend((number, self._activation(tensor, end, fmt)))
         for site, owner in (*((site, "") for site in constants), *((site, name) for site in biases)):
             key = (site.tensor, site.format, site.axis, owner, "")
             for end in site.consumers:
@@ -392,6 +411,10 @@ class SchemeSpace:
         ends = ((tensor, end) for tensor in unit.outputs for end in self.model.ends(tensor))
         return (*(edge for edge in ends if edge[1].node not in self._denied), *unit.out_edges)
 
+    def float_edges(self, unit: Unit) -> Iterator[Edge]:
+        """The edges without pairs if only the weight of a unit is quantized."""
+        return self._edges.float_edges(unit)
+
     def uniform(self, wanted: Label) -> dict[str, Label]:
         """The label for each unit that offers it; the others stay ``fp``."""
         return {unit.id: wanted for unit in self.units if wanted in unit.labels}
@@ -437,7 +460,7 @@ def labels_of(space: SchemeSpace, *placements: Placement) -> dict[str, Label]:
     covered = {end: site.format for p in placements for site in p.sites for end in site.consumers}
     forms = {unit.id: form for unit in space.units if (form := _form(unit, covered)) is not None}
     weights_alone = {name for name, form in forms.items() if form.choice.activation is None}
-    floats = {end for name in weights_alone for _, end in space.by_id[name].edges}
+    floats = {end for name in weights_alone for _, end in space.float_edges(space.by_id[name])}
     found = {name: _label(space, space.by_id[name], form, covered, floats) for name, form in forms.items()}
     return {name: label for name, label in found.items() if label != "fp"}
 

@@ -10,6 +10,7 @@ from onnx import numpy_helper
 from qdqspec.backends.base import Capabilities
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.backends.tensorrt.ops import capabilities as tensorrt_capabilities
 from qdqspec.graph.model import Model
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.placement.edit.insert import insert_qdq
@@ -126,6 +127,43 @@ def test_a_weight_only_unit_reads_integers_of_an_operator_without_float_output()
     assert sites(placement, "d") == {"uint8": {"m2"}}  # an integer Add has an integer output
 
 
+ATTENDED = """<ir_version: 9, opset_import: ["": 19]> net (float[8,64] x, float[8,64] v) => (float[4,128] y, float[8,64] z) {
+  [m] a = MatMul(x, w0)  [add] b = Add(a, v)  [t] c = Transpose(b)  [k] k = Constant<value_ints = [4, 128]>()
+  [r] d = Reshape(c, k)  [m1] y = MatMul(d, w1)  [m2] e = MatMul(b, w0)  [n] z = Relu(e) }"""
+
+
+def attended(sizes: tuple[int, ...] = (64, 128)) -> SchemeSpace:
+    """A sum that a product reads through a Transpose and a Reshape, and another product directly."""
+    proto = onnx.parser.parse_model(ATTENDED)
+    for name, size in zip(("w0", "w1"), sizes, strict=True):
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones((size, size), np.float32), name))
+    return SchemeSpace(
+        Model(proto), tensorrt_capabilities((10, 0), (11, 4)), rules=QuantizeRules(format="int8+int4")
+    )
+
+
+def test_no_pair_reaches_a_weight_only_unit_of_tensorrt() -> None:
+    """It has no kernel for data in 8 bits, and pairs move past operators that move values."""
+    space = attended()
+    full = space.resolve(space.everything())
+    assert sites(full, "b") == {"int8": {"t", "m2"}}
+    assert sites(full, "d") == {"int8": {"m1"}}
+    for name in ("m1", "m2"):
+        placement = space.resolve(space.everything() | {name: "int4:in-only"})
+        assert sites(placement, "d") == ({} if name == "m1" else {"int8": {"m1"}})
+        assert sites(placement, "b") == ({"int8": {"m2"}} if name == "m1" else {"int8": {"t"}})
+        assert project(space, placement) == placement
+        kept = dict(placement.labels)
+        assert ("r" in kept, "t" in kept) == ((False, False) if name == "m1" else (True, True))
+
+
+def test_a_unit_of_tensorrt_without_float_output_stays_float_before_a_weight_only_unit() -> None:
+    space = attended()
+    placement = space.resolve({"add": "in+out", "m2": "int4:in-only"})
+    assert {site.tensor for site in placement.sites} == {"w0"}
+    assert dict(placement.labels) == {"m2": "int4:in-only"}
+
+
 def test_each_reader_of_a_tensor_reads_its_own_format() -> None:
     placement = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in+out", "add": "in+out"})
     assert sites(placement, "b") == {"uint8": {"add"}, "fp8": {"m1"}}
@@ -161,8 +199,9 @@ def test_labels_of_a_placement_have_the_format_of_each_unit(labels: dict[str, st
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_labels_of_a_resolved_placement_reproduce_it(seed: int) -> None:
-    space, random = space_of("int8+fp8+int4"), np.random.default_rng(seed)
+@pytest.mark.parametrize("space", [space_of("int8+fp8+int4"), attended()], ids=["fake", "tensorrt"])
+def test_the_labels_of_a_resolved_placement_reproduce_it(space: SchemeSpace, seed: int) -> None:
+    random = np.random.default_rng(seed)
     placement = space.resolve({unit.id: str(random.choice(unit.labels)) for unit in space.units})
     assert project(space, placement) == placement
 
