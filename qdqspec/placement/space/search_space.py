@@ -3,9 +3,9 @@
 Given one label per unit, `SchemeSpace.resolve` gives the Q/DQ pairs. If two formats meet on one edge, the reader's pair
 is inserted: its kernel requires it, and the producer outputs float on that edge. A reader with only its
 weight quantized reads floats if the producer can output floats; for some runtimes a producer that cannot stays float,
-and no pair is before operators that pairs move past to that reader. A unit whose weight the runtime would quantize itself,
-because its inputs and results have pairs, is ``in+out``. `project` is the inverse for placements of other tools and
-models.
+and no pair is before operators that pairs move past to that reader. A unit whose weight the runtime would quantize
+itself, because its inputs and results have pairs, is ``in+out``. `project` is the inverse for placements of other tools
+and models.
 
 A pair can be inserted on an edge (a tensor and its reader) in one format. The edges of a choice are computed
 when it is first used and kept in columns, so that resolving takes a few operations on whole columns instead of several

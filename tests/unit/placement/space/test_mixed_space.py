@@ -127,7 +127,8 @@ def test_a_weight_only_unit_reads_integers_of_an_operator_without_float_output()
     assert sites(placement, "d") == {"uint8": {"m2"}}  # an integer Add has an integer output
 
 
-ATTENDED = """<ir_version: 9, opset_import: ["": 19]> net (float[8,64] x, float[8,64] v) => (float[4,128] y, float[8,64] z) {
+ATTENDED = """<ir_version: 9, opset_import: ["": 19]>
+  net (float[8,64] x, float[8,64] v) => (float[4,128] y, float[8,64] z) {
   [m] a = MatMul(x, w0)  [add] b = Add(a, v)  [t] c = Transpose(b)  [k] k = Constant<value_ints = [4, 128]>()
   [r] d = Reshape(c, k)  [m1] y = MatMul(d, w1)  [m2] e = MatMul(b, w0)  [n] z = Relu(e) }"""
 
