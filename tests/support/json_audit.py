@@ -50,7 +50,7 @@ def lost(text: str, data: Mapping[str, Any]) -> list[str]:
     strings = [" ".join(value.split()) for value in values if isinstance(value, str)]
     everything = "\n".join(strings)
     numbers = [abs(float(v)) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    words = set(re.split(r"[\s,;:()<>|]+", everything))
+    words = set(re.split(r"[\s,;:()\[\]<>|]+", everything))
     found = []
     for line in map(" ".join, map(str.split, text.splitlines())):
         plain = re.sub(r"^(?:note|warning|fail|cure|qdqspec): (?:[\w/.-]+::[\w.:-]+(?: - |: ))?", "", line)

@@ -1,4 +1,4 @@
-"""``qdqspec tune``: one real run; the other tests use a session with made-up numbers."""
+"""``qdqspec tune``: real runs, and a session with made-up numbers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 import other_fake
 import pytest
+from simulated_times import simulate_times
 
 from qdqspec.cli import _parsed
 from qdqspec.cli.asked import GROUPS
@@ -58,11 +59,20 @@ def calls(folder: Path) -> list[str]:
     return [line.split(" ", 1)[1] for line in (folder / "calls.txt").read_text().splitlines()]
 
 
-def test_a_model_is_tuned_into_the_output_folder(verb, models, tmp_path):
+@pytest.mark.parametrize(
+    ("integer", "statuses"),
+    [(None, {"tuned", "unchanged"}), (0.5, {"tuned"}), (8.0, {"unchanged"})],
+    ids=["on this processor", "faster", "slower"],
+)
+def test_a_model_is_tuned_into_the_output_folder(verb, models, tmp_path, monkeypatch, integer, statuses):
+    """Whether integers are faster than floats or not."""
+    if integer is not None:
+        simulate_times(monkeypatch, integer)
     before = (models / "digits_resnet.onnx").read_bytes()
     result = verb("tune", models / "digits_resnet.onnx", "-o", "out", "--trials", "2", "--json", "--no-cache")
     assert result.code == 0, result.err
     (case,) = result.json["cases"]
+    assert case["status"] in statuses
     assert case["speedup"]["median"] > 0
     assert {"reference.onnx", "tuned.onnx", "trials.jsonl", "result.json"} <= {
         path.name for path in (tmp_path / "out").iterdir()

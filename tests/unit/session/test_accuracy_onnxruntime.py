@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from arrays import arrays_of
 from onnx import numpy_helper
+from simulated_times import simulate_times
 
 from qdqspec.session import Session
 from qdqspec.types import AccuracyRules, Case, Inputs, InputShape, QuantizeRules, ShapeProfile, TuneRules
@@ -62,8 +63,9 @@ def top1(path: Path, data: Path) -> float:
 
 
 def test_the_selected_model_meets_the_metric_that_full_quantization_misses(
-    models: Path, model: Path, tmp_path: Path
+    models: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    simulate_times(monkeypatch)
     evaluation = models.parent / "data" / "digits_evaluation.npz"
     reference = top1(model, evaluation)
     assert reference == pytest.approx(top1(models / "digits_resnet.onnx", evaluation), abs=0.01)

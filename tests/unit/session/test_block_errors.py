@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from simulated_times import simulate_times
 
 from qdqspec.report.facts import errors_table
 from qdqspec.report.record import case_from_json, case_to_json
 from qdqspec.session import Session
 from qdqspec.types import CaseRecord
 
-pytestmark = pytest.mark.usefixtures("engine_threads")
+
+@pytest.fixture(autouse=True)
+def _same_search(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches that build the same placements, and have time for the error of each block, on any machine."""
+    simulate_times(monkeypatch)
+    monkeypatch.setattr("qdqspec.session.tuning.ERRORS_SHARE", 1e3)
 
 
 def test_a_search_with_a_limit_has_the_error_of_each_block(models: Path, tmp_path: Path) -> None:

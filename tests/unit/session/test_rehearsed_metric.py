@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 from arrays import arrays_of
 from onnx import numpy_helper
+from simulated_times import simulate_times
 
 from qdqspec.session import Session
 from qdqspec.types import (
@@ -29,7 +30,12 @@ from qdqspec.types import (
 
 BATCH = 20
 MOST_FAILED = 5  # at most one of five builds
-pytestmark = pytest.mark.usefixtures("engine_threads")
+
+
+@pytest.fixture(autouse=True)
+def _fast_integers(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integer kernels are faster than float ones, whatever processor the tests run on."""
+    simulate_times(monkeypatch)
 
 
 def top1(path: Path, data: Path) -> float:
@@ -83,10 +89,7 @@ def hard_digits(models: Path, folder: Path) -> Path:
 
 
 def random_classifier(seed: int, folder: Path) -> tuple[Path, Path, Path]:
-    """A random network of six layers with one hard layer; the labels are its predictions, with 5 % changed.
-
-    The layers are wide enough for integers to save time on any processor.
-    """
+    """A random network of six layers with one hard layer; the labels are its predictions, with 5 % changed."""
     random = np.random.default_rng(seed)
     widths = [32, 256, 256, 256, 256, 256, 10]
     hard = int(random.integers(1, 4))
