@@ -298,7 +298,7 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("asked", ["python", "spec"])
-def test_a_search_on_a_real_model_selects_a_faster_placement(
+def test_a_search_on_a_real_model_builds_integer_kernels(
     tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     """Regions follow what OpenVINO fuses; candidates are built and timed in separate processes."""

@@ -40,6 +40,7 @@ from qdqspec.preparation.correcting import Correcting
 from qdqspec.session import Session
 from qdqspec.session.evidence import CaseWork
 from qdqspec.types import (
+    NOT_CANDIDATES,
     Case,
     CheckSpec,
     CorrectionGain,
@@ -1022,7 +1023,8 @@ def test_a_session_with_a_real_model_on_onnx_runtime(
     with closing(session):
         evidence = session.evidence(real, ALL)
         assert evidence.search is not None
-        assert (evidence.search.total, evidence.search.failed) == (4, 0)
+        built = [line for line in lines(session.output(real)) if line["phase"] not in NOT_CANDIDATES]
+        assert (evidence.search.total, evidence.search.failed) == (len(built), 0)
         assert evidence.search.unchanged == (evidence.pairs == ())
         assert evidence.parity is not None
         assert evidence.parity.data == "evaluation"
@@ -1031,7 +1033,8 @@ def test_a_session_with_a_real_model_on_onnx_runtime(
         assert files(session.output(real)) >= WRITTEN
         header, *rows = (session.output(real) / "layers.csv").read_text().splitlines()
         assert header == "model,kernel,op_type,milliseconds,nodes,tensors,boundary,integer"
-        assert {row.split(",")[0] for row in rows} == {"reference", "tuned"}
+        # a winner of the confirmation alone has no layer times
+        assert {"reference"} <= {row.split(",")[0] for row in rows} <= {"reference", "tuned"}
     with closing(Session(backend="onnxruntime", root=tmp_path, mode="verify")) as again:
         assert again.search(real).winner == evidence.search.winner
         assert again.search(real).provenance.source == "cached"
