@@ -28,7 +28,19 @@ _PLACES: dict[RegistryKind, tuple[str, str, str]] = {
 }
 # Modules of a package that are not entries have a leading underscore or are in this list.
 _NOT_ENTRIES = frozenset(
-    {"base", "blocks", "crossings", "first", "loop", "repair", "requests", "select", "surrogate", "verdicts"}
+    {
+        "base",
+        "blocks",
+        "coverage",
+        "crossings",
+        "first",
+        "loop",
+        "repair",
+        "requests",
+        "select",
+        "surrogate",
+        "verdicts",
+    }
 )
 
 

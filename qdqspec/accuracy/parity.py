@@ -16,7 +16,7 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import SampleOutputs, compare_outputs
-from qdqspec.preparation.auxiliary_runs import ARITHMETIC, unfused
+from qdqspec.preparation.auxiliary_runs import ARITHMETIC, runner, unfused
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.resources import Resources
 from qdqspec.types import Case, ParityEvidence, TopK
@@ -30,8 +30,8 @@ class SideBySide(Closing):
 
     The float model is also fed ``fixed``, for which the tuned model has no inputs. The third engine is the default
     backend without optimization: every pair is computed, nothing is fused. If it cannot run the model, ``undivided``
-    states why from then on. An engine that fails on an input is rebuilt for the next one. If both models
-    are one file, it runs once.
+    states why from then on. Where the backend runs nothing, both models are computed as ONNX defines them. An engine
+    that fails on an input is rebuilt for the next one. If both models are one file, it runs once.
     """
 
     def __init__(
@@ -47,11 +47,17 @@ class SideBySide(Closing):
         self._fixed = dict(fixed or {})
         self._opened = ExitStack()
         options = replace(resources.options, hashed=False)
-        self._reference = self._engine(lambda: resources.backend.build(reference, options))
-        self._tuned = self._engine(lambda: resources.backend.build(tuned, options))
+        build = runner(resources.backend, options)
+        self._reference = self._engine(lambda: build(reference))
+        self._tuned = self._engine(lambda: build(tuned))
         self._is_same = tuned == reference and not self._fixed
         self._arithmetic: _Rebuilt | None = None
-        if divided and tuned != reference:
+        if not resources.backend.capabilities(options).runs:
+            self.undivided = (
+                f"{resources.backend.name} runs nothing on this machine: {ARITHMETIC} computed both models as ONNX "
+                "defines them"
+            )
+        elif divided and tuned != reference:
             arithmetic = resources.backend
             if arithmetic.name != ARITHMETIC:
                 arithmetic = self._opened.enter_context(Isolated(ARITHMETIC))
@@ -162,7 +168,8 @@ def compare_models(setup: CaseSetup, tuned: Path, *, divided: bool = True) -> Pa
     reference = setup.case.model.absolute() if setup.fixed else require_path(setup.given)
     with SideBySide(setup.resources, reference, tuned, setup.fixed, divided=divided) as models:
         compared = compare_outputs(models.runs(feeds), kind, questions(setup.case))
-        return replace(compared, undivided=models.undivided)
+        runs = setup.backend.capabilities(setup.resources.options).runs
+        return replace(compared, undivided=models.undivided, computed_by="" if runs else ARITHMETIC)
 
 
 def questions(case: Case) -> tuple[TopK, ...]:

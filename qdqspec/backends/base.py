@@ -87,7 +87,9 @@ class Capabilities:
     like those of float16, so that fusion is read from a float16 build; ``computes_in_half`` if it has native
     float16 kernels, so that a float16 model is timed for comparison; ``hardware`` names the device of engines,
     if other backends may run on it too; only one run is timed there at a time. ``enforces_output_shapes`` if a
-    run fails where an output has another shape than the model declares.
+    run fails where an output has another shape than the model declares. ``runs`` is false where engines can only be
+    built, because the machine has no device for them: then outputs are computed as ONNX defines them. ``has_clock`` is
+    false where nothing can be timed: then placements are selected by their coverage.
     """
 
     formats: tuple[str, ...]
@@ -116,6 +118,8 @@ class Capabilities:
     fuses_in_half: bool = False
     computes_in_half: bool = False
     enforces_output_shapes: bool = False
+    runs: bool = True
+    has_clock: bool = True
     lacking: Mapping[str, str] = field(default_factory=dict)
     dynamic: Mapping[str, frozenset[str]] = field(default_factory=dict)
 

@@ -110,7 +110,7 @@ class LatencyCheck:
         """Pass if no percentile exceeds its budget; inconclusive if a single slow run decides."""
         latency = evidence.latency
         if latency is None or not latency.samples.get("tuned"):
-            return untimed("latency")
+            return untimed("latency", evidence)
         budget = budget_for(params.max_ms, evidence.target, evidence.device.key, params.percentile)
         if budget is None:
             return _no_budget(params, evidence)

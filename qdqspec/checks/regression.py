@@ -59,7 +59,7 @@ class RegressionCheck:
         """Pass if the interval excludes growth beyond the allowance, fail if it is significant, else inconclusive."""
         found = evidence.regression.get(params.evidence_key)
         if found is None:
-            return untimed("ratio")
+            return untimed("ratio", evidence)
         if found.state == "written":
             return _written(found)
         if found.change is None or found.baseline is None or found.ratio is None:

@@ -35,7 +35,7 @@ class SpeedupCheck:
         if is_unchanged(evidence):
             return _unchanged(params, evidence)
         if evidence.latency is None:
-            return untimed("latency")
+            return untimed("latency", evidence)
         return _compare(params, evidence, evidence.latency)
 
 

@@ -84,8 +84,13 @@ def unmeasured(what: str, advice: str) -> Verdict:
     return verdict("inconclusive", f"{what}: nothing to judge", advice=advice)
 
 
-def untimed(what: str) -> Verdict:
+def untimed(what: str, evidence: Evidence) -> Verdict:
     """The verdict of a check of times in a run that takes none."""
+    if evidence.status == "untimed":
+        return unmeasured(
+            f"no {what} was measured: the placement was selected for its coverage",
+            "Time it on a machine with the device: tune with --start-from this scheme, or --qdq-mode=measure.",
+        )
     return unmeasured(f"no {what} was measured, as in mode 'verify'", "Run without --qdq-mode=verify.")
 
 

@@ -88,9 +88,10 @@ GROUPS = (
             "Whether strategy subgraph measures each step on the whole model (default: true); false adds all "
             "groups that won alone at once.", type=_truth, rare=True),
         argument("--minutes", "M", "Time limit of the search: minutes, or 90s, 10m, 1h.", type=number),
-        argument("--objective", "latency|pareto",
+        argument("--objective", "latency|coverage|pareto",
             "latency: the fastest placement that meets the limits (default); pareto: also the front of "
-            "latency and accuracy."),
+            "latency and accuracy; coverage: the placement with the most multiplications in narrow formats, "
+            "built and not timed."),
         argument("--start-from", "FILE",
             "A start of the search: a pattern cache, journal, scheme or Q/DQ model. Repeatable.", action="append"),
         argument("--start-scales", "keep|recalibrate",

@@ -44,6 +44,13 @@ def unfused(options: BuildOptions) -> BuildOptions:
     return replace(options, extra={**options.extra, **hooks.default().as_defined}, hashed=False)
 
 
+def runner(backend: Backend, options: BuildOptions) -> Callable[[Path], Engine]:
+    """Builds models to compare their outputs: on the backend, or as ONNX defines them where it cannot run."""
+    if backend.capabilities(options).runs:
+        return partial(backend.build, options=options)
+    return partial(Isolated(ARITHMETIC).build, options=unfused(options))
+
+
 def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend | None = None) -> Runtime:
     """The runtime `ARITHMETIC`, with each engine in a process of its own until ``opened`` is closed.
 

@@ -30,7 +30,7 @@ from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shape
 from qdqspec.placement.edit.equalize import Equalization, equalized, products_of, touched
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import format_choices
-from qdqspec.preparation.auxiliary_runs import FusionBuild, Groups, Observing, groups_of_file
+from qdqspec.preparation.auxiliary_runs import FusionBuild, Groups, Observing, groups_of_file, runner
 from qdqspec.preparation.branching import scaled_branches
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
 from qdqspec.preparation.start import KeptScales, kept_scales
@@ -174,7 +174,7 @@ class Prepared:
     @cached_property
     def scores(self) -> Scores:
         """Task metrics on the evaluation data."""
-        build = partial(self.backend.build, options=self.options)
+        build = runner(self.backend, self.options)
         return Scores(
             self.case, require_path(self.given), lambda: self.evaluation, build, note=self.note_once
         )

@@ -67,6 +67,12 @@ def forecast_tuning(model: Model, builds: int, shapes: Mapping[str, Sequence[int
     )
 
 
+def multiplications_by_node(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The multiplications of each node for one input, at these shapes of the model's inputs."""
+    known, _ = _at_shapes(model, shapes)
+    return {node.name: multiplications(known, node) for node in model.nodes}
+
+
 def _at_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> tuple[Model, tuple[str, ...]]:
     """The model for shape inference with these shapes of inputs, and the dynamic dimensions that are set to 1."""
     if all(None not in (model.shape(name) or (None,)) for name in model.inputs):

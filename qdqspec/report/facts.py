@@ -28,6 +28,7 @@ from qdqspec.types import (
     CaseRecord,
     CheckResult,
     CorrectionGain,
+    Coverage,
     Evidence,
     FrontPoint,
     Interval,
@@ -105,7 +106,7 @@ def summary(record: RunRecord) -> Table:
 def _gain_line(case: CaseRecord) -> str:
     """The result of the case in one sentence."""
     found, latency = case.evidence, case.evidence.latency
-    if found.status in ("unchanged", "skipped"):
+    if found.status in ("unchanged", "untimed", "skipped"):
         return f"{found.status.capitalize()}: {plain(found.reason, LONG)}."
     if latency is None or "tuned" not in latency.samples:
         return "No latency was measured."
@@ -178,6 +179,8 @@ def _search_facts(search: SearchResult) -> list[tuple[str, str]]:
         ("strategy", plain(search.strategy)),
         ("candidates", f"{search.built} built, {search.failed} failed, in {spent}"),
     ]
+    if coverage := search.coverage:
+        facts.append(("covered", _coverage_text(coverage)))
     if search.float_runs:
         facts.append(("search cost", f"{search.float_runs:,.0f} runs of the reference"))
     facts.append(("model structure", structure))
@@ -187,8 +190,17 @@ def _search_facts(search: SearchResult) -> list[tuple[str, str]]:
         scored = f"{count_text(bound.scored, 'candidate')} scored on {count_text(bound.samples, 'sample')}"
         text = f"at least {least} (reference {reference}), selected {selected}; {scored}"
         facts.append((f"held to {plain(bound.metric, 40)}", text))
-    facts.append(("smallest difference that counts", f"{100 * search.eps:.1f} %"))
+    if search.coverage is None:
+        facts.append(("smallest difference that counts", f"{100 * search.eps:.1f} %"))
     return [*facts, ("scheme", plain(search.winner.digest))]
+
+
+def _coverage_text(coverage: Coverage) -> str:
+    """``96.1 % of 387 million multiplications, 12 of 49 kernels only convert; nothing was timed``."""
+    text = f"{share_text(coverage.share)} of {coverage.multiplications / 1e6:,.1f} million multiplications"
+    if coverage.kernels:
+        text += f", {coverage.conversions} of {count_text(coverage.kernels, 'kernel')} only convert"
+    return f"{text}; nothing was timed"
 
 
 # ---- tables of a case ----------------------------------------------------------------------------
@@ -289,8 +301,9 @@ def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
             return plain(out.note or ("equal" if out.matches else "not equal"), 60)
         return db_text(out.sqnr_db)
 
+    by = f", computed by {parity.computed_by} as ONNX defines both models" if parity.computed_by else ""
     return Table.of(
-        f"Parity with the reference ({count_text(parity.samples, 'input')} of {plain(parity.data)} data{limit})",
+        f"Parity with the reference ({count_text(parity.samples, 'input')} of {plain(parity.data)} data{by}{limit})",
         sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db)),
         Column("output", lambda out: plain(out.name, 60)),
         Column("SQNR dB", sqnr, RIGHT),

@@ -25,7 +25,17 @@ from qdqspec.types import (
     SearchLimits,
     Section,
 )
-from qdqspec.units import db_text, interval_text, list_text, ms_text, plain, ratio_text, seconds_text, wrapped
+from qdqspec.units import (
+    db_text,
+    interval_text,
+    list_text,
+    ms_text,
+    plain,
+    ratio_text,
+    seconds_text,
+    share_text,
+    wrapped,
+)
 
 RIGHT = "right"
 _NAME_WIDTH = 44
@@ -133,6 +143,7 @@ def shown_columns(cases: Sequence[CaseRecord]) -> list[Column[CaseRecord]]:
         Column("ref ms", lambda case: _median_ms(case, "reference"), RIGHT, rank=2),
         Column("tuned ms", lambda case: _median_ms(case, "tuned"), RIGHT, rank=2),
         Column("speed-up", _speedup_text),
+        Column("covered", _coverage_text, RIGHT, rank=4),
         Column("SQNR dB", _sqnr_text, RIGHT, rank=1),
         Column("accuracy", _accuracy_text, RIGHT, rank=3),
         Column("figures", _figures_text, RIGHT, rank=7),
@@ -193,13 +204,19 @@ def _median_ms(case: CaseRecord, role: str) -> str:
 
 
 def _speedup_text(case: CaseRecord) -> str:
-    """The factor with its interval, ``unchanged``, or ``skipped``."""
-    if case.evidence.status in ("unchanged", "skipped"):
+    """The factor with its interval, ``unchanged``, ``untimed`` or ``skipped``."""
+    if case.evidence.status in ("unchanged", "untimed", "skipped"):
         return case.evidence.status
     latency = case.evidence.latency
     if latency is None or "tuned" not in latency.samples:
         return ""
     return f"{ratio_text(latency.speedup.median)}x ({interval_text(latency.speedup)})"
+
+
+def _coverage_text(case: CaseRecord) -> str:
+    """The share of the multiplications in narrow formats, if a placement was selected for it."""
+    search = case.evidence.search
+    return "" if search is None or search.coverage is None else share_text(search.coverage.share)
 
 
 def _sqnr_text(case: CaseRecord) -> str:
@@ -264,6 +281,9 @@ def _footer(record: RunRecord) -> str:
     first = "; ".join(devices) or "No case ran"
     if clocks:
         first += f", medians on the {' and '.join(clocks)} clock with 95 % intervals"
+    runtimes = dict.fromkeys(e.parity.computed_by for e in found if e.parity and e.parity.computed_by)
+    if runtimes:
+        first += f"; SQNR and accuracy computed by {', '.join(runtimes)} as ONNX defines the models"
     if any(e.latency and e.latency.profiles for e in found):
         first += "; of several shape profiles the weighted geometric mean"
     return "\n".join([first, *_older_lines(record), *_status_lines(record)])
@@ -313,7 +333,7 @@ def _status_lines(record: RunRecord) -> list[str]:
     lines = [f"SQNR limit: {'; '.join(by_case if len(limits) > 1 else limits)}"] if limits else []
     for case, name in cases:
         found = case.evidence
-        if found.status in ("unchanged", "skipped"):
+        if found.status in ("unchanged", "untimed", "skipped"):
             lines.append(f"{name} {found.status}: {plain(found.reason)}")
         elif found.parity is not None and (limit := _missed_limit(case)) is not None:
             lines.append(f"{name}: its SQNR of {db_text(found.parity.sqnr_db)} dB is below {limit:g} dB")

@@ -155,8 +155,13 @@ class CaseWork:
         )
 
     @property
+    def is_timed(self) -> bool:
+        """Whether the case was searched by a search that times its candidates."""
+        return self.finder.found is not None and self.finder.found.result.coverage is None
+
+    @property
     def latency(self) -> LatencyEvidence | None:
-        """Reference and tuned model timed against each other; ``None`` for a run without timing."""
+        """Reference and tuned model timed against each other; ``None`` without timing."""
         return None if self.setup.settings.mode == "verify" else self.finder.latency
 
     @property

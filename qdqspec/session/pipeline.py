@@ -26,6 +26,7 @@ build. Each step is done once for a case. The modules of the steps, here and in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from qdqspec.checks.base import Check, needs_of
@@ -36,13 +37,15 @@ from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import (
     JOURNAL,
     REFERENCE,
+    BuildLogs,
     open_journal,
     refuse_own,
     write_patterns,
     write_results,
 )
 from qdqspec.registry import resolve
-from qdqspec.session.tuning import open_tuning
+from qdqspec.session.covering import covers, find_covering
+from qdqspec.session.tuning import Tuned, open_tuning
 from qdqspec.types import CheckSpec, LatencyEvidence, Verdict
 from qdqspec.units import count_text, seconds_text
 
@@ -67,10 +70,11 @@ def judge(work: CaseWork, check: CheckSpec) -> Verdict:
 
 def tune(
     setup: CaseSetup, store: Store, validate: Callable[[], None]
-) -> tuple[FinishedSearch, LatencyEvidence]:
+) -> tuple[FinishedSearch, LatencyEvidence | None]:
     """Search for the fastest placement within the limits of a case; write its results to its folder and the cache.
 
-    ``validate`` raises if inputs of the checks cannot be used. The latency is the one measured by the confirmation.
+    ``validate`` raises if inputs of the checks cannot be used. The latency is the one measured by the confirmation;
+    a search for coverage measures none.
     """
     refuse_own(setup.output, (REFERENCE, MODEL, RAW_MODEL), setup.given)  # before the work
     setup.resources.report_step("checking the data")
@@ -82,15 +86,12 @@ def tune(
                 f"continues from {count_text(known, 'build')} in {setup.output / JOURNAL}"
             )
         prepared.keep_corrections(setup.output / CORRECTIONS, setup.journal_header)
-        # Regions, space, calibrated ranges, the reference's score and the limits, corrections, and the strategy.
-        with open_tuning(prepared, setup.resources, journal) as tuning:
-            tuning.search.run()  # ask, rehearse, build, race, tell; each trial is in the journal before the next
-            tuning.repair()  # candidates that just missed the limit
-            tuned = tuning.confirm()  # finalists, built anew
+        tuned = (_covered if covers(prepared) else _searched)(setup, journal)
         result, raw_winner, target = tuned.result, tuned.raw_winner, setup.target
         write_results(prepared, result, raw_winner, setup.output, target)
-        patterns = setup.output / PATTERNS
-        write_patterns(prepared, result, tuned.intervals, patterns, target, setup.device.key)
+        if tuned.latency is not None:
+            patterns = setup.output / PATTERNS
+            write_patterns(prepared, result, tuned.intervals, patterns, target, setup.device.key)
         is_cut_short = setup.resources.seconds_left() == 0  # by the time limit of the run: not cached
         found = FinishedSearch(
             result=result, folder=setup.output, raw_winner=raw_winner, is_cut_short=is_cut_short
@@ -101,3 +102,20 @@ def tune(
         for role, trial in tuned.confirmed:
             journal.append(trial, role=role)
     return found, tuned.latency
+
+
+def _searched(setup: CaseSetup, journal: BuildLogs) -> Tuned:
+    """The fastest placement, by a search that measures its candidates."""
+    # Regions, space, calibrated ranges, the reference's score and the limits, corrections, and the strategy.
+    with open_tuning(setup.prepared, setup.resources, journal) as tuning:
+        tuning.search.run()  # ask, rehearse, build, race, tell; each trial is in the journal before the next
+        tuning.repair()  # candidates that just missed the limit
+        return tuning.confirm()  # finalists, built anew
+
+
+def _covered(setup: CaseSetup, journal: BuildLogs) -> Tuned:
+    """The placement with the most multiplications in narrow formats; nothing is timed."""
+    result = find_covering(setup.prepared, setup.resources, journal)
+    selected = next(trial for trial in result.trials if trial.placement == result.winner)
+    line = ("winner", replace(selected, phase="confirm"))
+    return Tuned(result=result, latency=None, raw_winner=result.winner, confirmed=(line,))

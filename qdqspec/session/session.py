@@ -297,7 +297,7 @@ class Session(Closing):
         Cases that were not searched are left out. The result is part of the record.
         """
         if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
-            searched = [work for work in self._works.values() if work.finder.found is not None]
+            searched = [work for work in self._works.values() if work.is_timed]
             self._runtimes = tuple(
                 compare_runtimes(name, [side_of(work) for work in works], self._watched)
                 for name, works in grouped(searched)
@@ -318,9 +318,7 @@ class Session(Closing):
         works = [
             work
             for work in self._works.values()
-            if work.setup.case.targets
-            and work.finder.found is not None
-            and (names is None or work.setup.case.name in names)
+            if work.setup.case.targets and work.is_timed and (names is None or work.setup.case.name in names)
         ]
         found = []
         for name, group in grouped(works):

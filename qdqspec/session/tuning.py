@@ -271,19 +271,21 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """The outcome of a search: its result, the confirming measurement, and the winner before confirmation.
+    """The outcome of a search: its result, the confirming measurement if it times, and the winner before it.
 
     ``confirmed`` are the finalists' lines for the journal, by role.
     """
 
     result: SearchResult
-    latency: LatencyEvidence
+    latency: LatencyEvidence | None
     raw_winner: Placement
     confirmed: tuple[tuple[str, Trial], ...]
 
     @property
     def intervals(self) -> dict[str, Interval]:
-        """Confirmed ratios to the reference, by digest of the placement."""
+        """Confirmed ratios to the reference, by digest of the placement; empty without timing."""
+        if self.latency is None:
+            return {}
         ratios = self.latency.ratios
         found = {trial.placement.digest: ratios[role] for role, trial in self.confirmed if role in ratios}
         return {**found, self.result.winner.digest: ratios["tuned"]}

@@ -81,9 +81,15 @@ class Finder:
         return () if self._scheme is None else self._scheme.equalized
 
     @property
-    def latency(self) -> LatencyEvidence:
-        """Reference and selected model timed against each other: by the search or the recheck, else now."""
-        self.find()
+    def latency(self) -> LatencyEvidence | None:
+        """Reference and selected model timed against each other: by the search or the recheck, else now.
+
+        ``None`` for a search for coverage, unless mode ``measure`` times it on a backend with a clock.
+        """
+        untimed = self.find().result.coverage is not None
+        has_clock = self.setup.prepared.capabilities.has_clock
+        if untimed and not (has_clock and self.setup.settings.mode == "measure"):
+            return None
         if self.measured is None:
             self.measured = self.measure()
         return self.measured
@@ -133,7 +139,7 @@ class Finder:
 
     def _is_kept(self, known: FinishedSearch) -> bool:
         """Whether a cached winner is reused. If not, a new search follows, which CI must request explicitly."""
-        if known.model is None:
+        if known.model is None or known.result.coverage is not None:
             return True
         self.setup.resources.report_step("timing the cached winner again")
         if lacking := self._inaccuracy(known.model):

@@ -290,8 +290,11 @@ class TuneSection(SpecSection):
         "more changes of its result before it ends by itself. A close result may "
         "take twice the time. Calibration, the reference's metric and waiting for other runs do not count.",
     )
-    objective: Objective = Field(
-        default="latency", description="The fastest placement, or also the front of latency and accuracy."
+    objective: Objective | None = Field(
+        default=None,
+        description="latency (default): the fastest placement; pareto: also the front of latency and accuracy; "
+        "coverage (default on backends without a clock): the placement with the most multiplications in narrow "
+        "formats, built and not timed.",
     )
     min_sqnr_db: SqnrLimit | None = Field(
         default=None,

@@ -129,6 +129,18 @@ class BackendContract:
         return {"x": np.random.default_rng(1).uniform(-1, 1, _INPUT).astype(np.float32)}
 
     @pytest.fixture
+    def running(self, backend: Backend, options: BuildOptions) -> None:
+        """Skips a test of a backend that only builds on this machine."""
+        if not backend.capabilities(options).runs:
+            pytest.skip(f"{backend.name} only builds on this machine")
+
+    @pytest.fixture
+    def clock(self, backend: Backend, options: BuildOptions) -> None:
+        """Skips a test of a backend that takes no times on this machine."""
+        if not backend.capabilities(options).has_clock:
+            pytest.skip(f"{backend.name} has no clock on this machine")
+
+    @pytest.fixture
     def build(
         self, backend: Backend, options: BuildOptions, tmp_path: Path
     ) -> Iterator[Callable[[onnx.ModelProto], Engine]]:
@@ -198,6 +210,7 @@ class BackendContract:
             assert labels
             assert set(labels) <= set(LABELS) - {"fp"}
 
+    @pytest.mark.usefixtures("running")
     @pytest.mark.parametrize("quantized", [False, True])
     def test_computes_as_onnx_defines(
         self,
@@ -216,6 +229,7 @@ class BackendContract:
         difference = np.abs(np.asarray(outputs["y"], np.float32) - expected).max()
         assert difference <= (8 / 255 if quantized else FLOAT_TOLERANCE)
 
+    @pytest.mark.usefixtures("clock")
     def test_times_as_often_as_requested(
         self, build: Callable[[onnx.ModelProto], Engine], feeds: dict[str, Array]
     ) -> None:
@@ -227,6 +241,7 @@ class BackendContract:
         assert len(samples.cpu_ms) in (0, 7)
         assert all(sample > 0 for sample in samples.wall_ms)
 
+    @pytest.mark.usefixtures("running")
     def test_refuses_to_time_without_inputs(self, build: Callable[[onnx.ModelProto], Engine]) -> None:
         """`time` and `layers` need `bind` first."""
         engine = build(small_model())

@@ -233,7 +233,8 @@ class TuneRules:
     """The search: strategy, budget (whichever is reached first), objective, constraints and gating clock.
 
     Without ``min_sqnr_db`` and ``accuracy``, `DEFAULT_MIN_SQNR_DB` applies; ``"none"`` disables that limit.
-    The selected model takes significantly less than ``1 - min_gain`` of the reference's time.
+    The selected model takes significantly less than ``1 - min_gain`` of the reference's time. Without an ``objective``
+    it is latency, or coverage if the backend has no clock.
     """
 
     strategy: str = "attribution"
@@ -243,7 +244,7 @@ class TuneRules:
     region_models: bool = False  # of strategy `region`: the best model of each region is written
     validate_groups: bool = True  # by strategy `subgraph`, each step on the whole model
     minutes: float | None = None
-    objective: Objective = "latency"
+    objective: Objective | None = None
     min_sqnr_db: float | Literal["none"] | None = None
     accuracy: AccuracyRules | None = None
     min_gain: float = 0.02

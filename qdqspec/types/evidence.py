@@ -317,7 +317,9 @@ class Evidence:
             return "skipped"
         if self.search is None:
             return "not run"
-        return "unchanged" if self.search.unchanged else "tuned"
+        if self.search.unchanged:
+            return "unchanged"
+        return "untimed" if self.search.coverage is not None and self.latency is None else "tuned"
 
     @property
     def reason(self) -> str:

@@ -233,11 +233,34 @@ NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated", FIRST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """The coverage of a placement that was selected without timing: multiplications of one inference.
+
+    ``quantized`` of ``multiplications`` are in units with a narrow format. ``sqnr_db`` is the SQNR expected by a
+    rehearsal, if it was limited. ``conversions`` are the kernels that only convert, of ``kernels``, as the backend
+    lists them; both are 0 if it lists none. ``refused`` are the units that it did not build, or computes in floating
+    point, with its reason.
+    """
+
+    multiplications: int
+    quantized: int
+    sqnr_db: float | None = None
+    kernels: int = 0
+    conversions: int = 0
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """The share of the multiplications in narrow formats."""
+        return self.quantized / self.multiplications if self.multiplications else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """The result of a search. ``unchanged`` is true if the reference itself is selected; ``reason`` states why.
 
     ``float_runs`` is the search's cost: how many runs of the reference its duration is worth. ``ended_by`` is the
-    limit that ended it, as text; empty if its strategy was done.
+    limit that ended it, as text; empty if its strategy was done. A search with a ``coverage`` timed nothing.
     """
 
     winner: Placement
@@ -259,6 +282,7 @@ class SearchResult:
     errors: tuple[BlockError, ...] = ()  # of single blocks, worst first
     errors_missing: str = ""  # why there are no errors of single blocks
     corrections: tuple[CorrectionGain, ...] = ()  # those tried before the search
+    coverage: Coverage | None = None
     provenance: Provenance = Provenance()
 
     @property

@@ -56,7 +56,8 @@ class ParityEvidence:
     ``outputs`` compare the float model with the tuned one, both as the backend runs them. The two steps
     between: ``quantization`` compares the float model with the tuned one computed as ONNX defines it, pair by
     pair and without fusion, and ``runtime`` compares this arithmetic with the result of the backend. Both are
-    empty if that was not computed, and ``undivided`` is the reason.
+    empty if that was not computed, and ``undivided`` is the reason. ``computed_by`` is the runtime that computed both
+    models as ONNX defines them, if the backend runs nothing on this machine.
     """
 
     outputs: tuple[TensorParity, ...]
@@ -65,6 +66,7 @@ class ParityEvidence:
     quantization: tuple[TensorParity, ...] = ()
     runtime: tuple[TensorParity, ...] = ()
     undivided: str = ""
+    computed_by: str = ""
 
     @property
     def sqnr_db(self) -> float:

@@ -12,11 +12,11 @@ RealType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 StartScales: TypeAlias = Literal["keep", "recalibrate"]  # of quantized models that a search starts from
 RegionSource: TypeAlias = Literal["structure", "names", "fusion", "manual"]
 Preset: TypeAlias = Literal["quick", "default", "extensive"]
-Objective: TypeAlias = Literal["latency", "pareto"]
+Objective: TypeAlias = Literal["latency", "coverage", "pareto"]
 Clock: TypeAlias = Literal["cpu", "wall"]
 ClockChoice: TypeAlias = Literal["auto", "cpu", "wall"]
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
-Status: TypeAlias = Literal["tuned", "unchanged", "skipped", "not run"]  # of a case
+Status: TypeAlias = Literal["tuned", "untimed", "unchanged", "skipped", "not run"]  # of a case
 Severity: TypeAlias = Literal["error", "warn"]
 EvidenceKind: TypeAlias = Literal[
     "latency", "parity", "accuracy", "placement", "size", "survival", "regression", "lint", "figures"

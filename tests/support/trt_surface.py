@@ -434,7 +434,7 @@ import tensorrt as trt
 from qdqspec.backends.tensorrt import api as trt_api
 from qdqspec.backends.tensorrt import log as trt_log
 from qdqspec.backends.tensorrt import run as trt_run
-trt_api.require_tensorrt()
+trt_api.TENSORRT.require()
 log, logger = trt_log.open_log()
 logger.log(trt.ILogger.Severity.WARNING, "a line")
 assert log.warnings == ("a line",)

@@ -1,4 +1,4 @@
-"""Differences between TensorRT 10.9 and 11.4, resolved by name.
+"""The products with TensorRT's Python API, and the differences between their versions, resolved by name.
 
 Numbers of enum members changed between the major versions (``STRONGLY_TYPED`` from 1 to 0, where 1 is now another
 flag), and members and whole attributes were removed: this package uses no numbers, and accesses a name that is not in
@@ -7,9 +7,12 @@ every version with `optional`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import re
+import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +23,73 @@ from qdqspec.errors import BackendError, BackendUnavailableError
 if TYPE_CHECKING:
     import tensorrt as trt
 
-OLDEST = (10, 9)
-NEWEST = (11, 4)  # versions the names were checked against; later versions of 11 are accepted
-# The first is missing if an extra selected one of the others.
-_DISTRIBUTIONS = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A product of NVIDIA with this API. Versions of its ``newest`` major version are accepted.
+
+    ``newest`` is the version that the names were checked against, ``distributions`` are the packages that may have it.
+    """
+
+    name: str
+    module: str
+    distributions: tuple[str, ...]
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+    install: str
+
+    def installed_version(self) -> str | None:
+        """The version of the installed package, without importing it; ``None`` if it is not installed."""
+        for name in self.distributions:
+            with suppress(importlib.metadata.PackageNotFoundError):
+                return importlib.metadata.version(name)
+        return None
+
+    def unsupported(self, version: str) -> str | None:
+        """The reason why a version cannot be used, or ``None`` if it can."""
+        if parts(version) < self.oldest:
+            return (
+                f"{self.name} {version} is too old: {_dotted(self.oldest)} is the oldest that qdqspec knows"
+            )
+        if parts(version)[0] > self.newest[0]:
+            return f"{self.name} {version} is too new: qdqspec knows none after {self.newest[0]}"
+        return None
+
+    def require(self) -> None:
+        """Make ``import tensorrt`` in this process import this product: the products share their API.
+
+        Raises `BackendUnavailableError` if it cannot be imported, its version is unknown, or this process has
+        imported another product.
+        """
+        try:
+            bindings = importlib.import_module(self.module)
+        except Exception as error:  # noqa: BLE001 - a broken installation raises anything from ImportError to OSError
+            text = " ".join(str(error).split())
+            raise BackendUnavailableError(
+                f"{self.module} cannot be imported: {text}", cure=self.install
+            ) from None
+        if why := self.unsupported(bindings.__version__):
+            raise BackendUnavailableError(why, cure=self.install)
+        if sys.modules.setdefault("tensorrt", bindings) is not bindings:
+            raise BackendUnavailableError(
+                f"{self.name} cannot be used in a process that has imported another product with TensorRT's API",
+                cure="use each backend in a process of its own, as sessions do",
+            )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+TENSORRT = Product(
+    name="TensorRT",
+    module="tensorrt",
+    # The first is missing if an extra selected one of the others.
+    distributions=("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+    oldest=(10, 9),
+    newest=(11, 4),
+    install=INSTALL,
+)
 
 # TensorRT's name of an element type, and numpy's. `trt.nptype` has none for the last two.
 _NUMPY = {
@@ -39,27 +105,10 @@ _NUMPY = {
 }
 
 
-def installed_version() -> str | None:
-    """The version of the installed package, without importing it; ``None`` if it is not installed."""
-    for name in _DISTRIBUTIONS:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return None
-
-
 def parts(version: str) -> tuple[int, int]:
     """Major and minor of a version text; (0, 0) if it is not a version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def unsupported(version: str) -> str | None:
-    """The reason why a version of TensorRT cannot be used, or ``None`` if it can."""
-    if parts(version) < OLDEST:
-        return f"TensorRT {version} is too old: {OLDEST[0]}.{OLDEST[1]} is the oldest that qdqspec knows"
-    if parts(version)[0] > NEWEST[0]:
-        return f"TensorRT {version} is too new: qdqspec knows none after {NEWEST[0]}"
-    return None
 
 
 def optional(owner: object, name: str) -> Any:
@@ -76,17 +125,6 @@ def required(owner: object, name: str, wanted_by: str) -> Any:
             cure="leave the option out, or install the version it is for",
         )
     return found
-
-
-def require_tensorrt() -> None:
-    """Raise `BackendUnavailableError` if TensorRT cannot be imported or its version is unknown."""
-    try:
-        import tensorrt as trt
-    except Exception as error:  # noqa: BLE001 - a broken installation raises anything from ImportError to OSError
-        text = " ".join(str(error).split())
-        raise BackendUnavailableError(f"tensorrt cannot be imported: {text}", cure=INSTALL) from None
-    if why := unsupported(trt.__version__):
-        raise BackendUnavailableError(why, cure=INSTALL)
 
 
 def network_flags() -> int:

@@ -43,10 +43,14 @@ _ROUTE = "build_route"  # of IBuilderConfig, since 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
-    """An engine with the runtime that it depends on, and the recorded facts of its build."""
+    """An engine with the runtime that it depends on, and the recorded facts of its build.
+
+    ``runtime_config`` is what its execution contexts are created with, if it has one.
+    """
 
     engine: trt.ICudaEngine
     runtime: trt.Runtime
+    runtime_config: Any = None
     facts: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # TensorRT's warnings about the engine
 
@@ -69,7 +73,7 @@ class Build:
 
         start = time.perf_counter()
         with refusals(self._log, "TensorRT could not build the model", self._model):
-            self._load_plugins()
+            load_plugins(self._words.plugins, self._model, self._log, self._logger)
             plan, facts = self._compile(profiles)
             runtime = trt.Runtime(self._logger)
             if self._words.version_compatible:  # such a plan contains host code; this one was built here
@@ -94,7 +98,7 @@ class Build:
         network = builder.create_network(network_flags())
         config = builder.create_builder_config()
         self._configure(config)
-        self._parse(network)
+        parse(network, self._model, self._log, self._logger)
         count = add_profiles(builder, network, config, profiles, self._model)
         cache = self._shared.attach(config)
         route = optional(config, _ROUTE)
@@ -113,34 +117,6 @@ class Build:
         }
 
     # ---- steps ----------------------------------------------------------------------------------
-
-    def _load_plugins(self) -> None:
-        import tensorrt as trt
-
-        trt.init_libnvinfer_plugins(self._logger, "")
-        for library in self._words.plugins:
-            if exports_creators(library):
-                if trt.get_plugin_registry().load_library(str(library)) is None:
-                    raise self._log.failure(f"the plugin library {library} could not be loaded", self._model)
-                continue
-            try:  # its symbols must be visible to all others
-                ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-            except OSError as error:
-                raise BackendError(
-                    f"the plugin library {library} could not be loaded: {error}", where=self._model
-                ) from None
-
-    def _parse(self, network: trt.INetworkDefinition) -> None:
-        """Parse the file, not a copy in memory: external data is found, and the 2 GB limit does not apply."""
-        problems = _problems(network, self._model, self._log, self._logger)
-        if not problems:
-            return
-        what = "the model" if len(problems) == 1 else f"{len(problems)} nodes of the model"
-        raise BackendError(
-            f"TensorRT refuses {what}: {' | '.join(problems)}",
-            where=self._model,
-            cure="leave these nodes in float, or change how the model is exported",
-        )
 
     def _configure(self, config: trt.IBuilderConfig) -> None:
         import tensorrt as trt
@@ -189,6 +165,40 @@ class Build:
                 where=self._model,
                 cure='write it as -name=value, separated by spaces: "-conv_use_long_w=off -kgen:codegen:cuda_tile=2"',
             )
+
+
+def load_plugins(libraries: Sequence[Path], model: Path, log: Log, logger: trt.ILogger) -> None:
+    """Load NVIDIA's plugins and these libraries. Raises `BackendError` if one cannot be loaded."""
+    import tensorrt as trt
+
+    trt.init_libnvinfer_plugins(logger, "")
+    for library in libraries:
+        if exports_creators(library):
+            if trt.get_plugin_registry().load_library(str(library)) is None:
+                raise log.failure(f"the plugin library {library} could not be loaded", model)
+            continue
+        try:  # its symbols must be visible to all others
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise BackendError(
+                f"the plugin library {library} could not be loaded: {error}", where=model
+            ) from None
+
+
+def parse(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.ILogger) -> None:
+    """Parse the file, not a copy in memory: external data is found, and the 2 GB limit does not apply.
+
+    Raises `BackendError` with all nodes that the parser rejects.
+    """
+    problems = _problems(network, model, log, logger)
+    if not problems:
+        return
+    what = "the model" if len(problems) == 1 else f"{len(problems)} nodes of the model"
+    raise BackendError(
+        f"TensorRT refuses {what}: {' | '.join(problems)}",
+        where=model,
+        cure="leave these nodes in float, or change how the model is exported",
+    )
 
 
 def parse_model(model: Path, log: Log, logger: trt.ILogger) -> tuple[str, ...]:

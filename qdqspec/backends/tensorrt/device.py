@@ -2,7 +2,8 @@
 
 A process that has initialized CUDA cannot be forked, and every candidate is built in a forked child. So the
 main process neither calls CUDA nor imports TensorRT: ``python -m qdqspec.backends.tensorrt.device INDEX``
-does, prints the result as one line of JSON, and exits. A crash of a driver ends that process only.
+does, prints the result as one line of JSON, and exits. A crash of a driver ends that process only. A module of
+another product with TensorRT's API does the same with its own `Query`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,27 +22,29 @@ from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.cuda import INSTALL
 from qdqspec.backends._nvidia.smi import gpu_settings
-from qdqspec.backends.tensorrt.api import NEWEST, installed_version, parts, require_tensorrt
+from qdqspec.backends.tensorrt.api import TENSORRT, Product, parts
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendError
 from qdqspec.programs import python_command
 from qdqspec.units import signal_text
 
-_PROBE = "the process that looks for TensorRT"
 _SECOND = "--second"
-_SEE_WHY = "import tensorrt in a Python shell to see why"
 _TIMEOUT = 180.0  # seconds; libraries of several gigabytes may be read from a slow disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """The result of the query. ``why`` is empty if TensorRT can be used; ``capability`` is (0, 0) without a GPU."""
+    """The result of the query. ``why`` is empty if TensorRT can be used; ``capability`` is (0, 0) without a GPU.
+
+    ``no_gpu`` is the reason why a product that can build without a GPU finds none.
+    """
 
     why: str = ""
     install: str = ""
     tensorrt: str = ""
     gpu: str = ""
     capability: tuple[int, int] = (0, 0)
+    no_gpu: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -56,35 +59,52 @@ class DeviceState:
         return f"{self.slug}-tensorrt-{major}.{minor}"
 
 
-def look(index: int = 0) -> DeviceState:
-    """The result of the query, made once per process. Never raises; does not initialize CUDA in this process."""
-    return _look(index, os.environ.get("CUDA_VISIBLE_DEVICES"), tuple(sys.path))
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The query of a product: ``module`` is run in a separate process, by `main`."""
+
+    product: Product
+    module: str
+
+    def look(self, index: int = 0) -> DeviceState:
+        """The result, determined once per process. Never raises; does not initialize CUDA in this process."""
+        return _look(self, index, os.environ.get("CUDA_VISIBLE_DEVICES"), tuple(sys.path))
+
+    def start(self, index: int, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run the module in a process of its own."""
+        command, env = python_command(self.module, str(index), *words)
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
+        )
 
 
 @cache
-def _look(index: int, visible: str | None, paths: tuple[str, ...]) -> DeviceState:  # noqa: ARG001 - what it depends on
-    if installed_version() is None:
-        return DeviceState(why="tensorrt is not installed", install=INSTALL)
+def _look(query: Query, index: int, visible: str | None, paths: tuple[str, ...]) -> DeviceState:  # noqa: ARG001 - what it depends on
+    product = query.product
+    probe = f"the process that looks for {product.name}"
+    see_why = f"import {product.module} in a Python shell to see why"
+    if product.installed_version() is None:
+        return DeviceState(why=f"{product.module} is not installed", install=product.install)
     try:
-        done = _run_here(index)
+        done = query.start(index)
     except subprocess.TimeoutExpired:
-        return DeviceState(why=f"{_PROBE} gave no answer for {_TIMEOUT:g} s and was ended", install=_SEE_WHY)
+        return DeviceState(why=f"{probe} gave no answer for {_TIMEOUT:g} s and was ended", install=see_why)
     except OSError as error:
-        return DeviceState(why=f"{_PROBE} could not be started: {error}", install=INSTALL)
+        return DeviceState(why=f"{probe} could not be started: {error}", install=product.install)
     try:
         return from_data(DeviceState, json.loads(done.stdout.strip().splitlines()[-1]))
     except (IndexError, ValueError):
         code, words = done.returncode, " ".join(done.stderr.split())[-300:]
         end = f"ended with code {code}" if code >= 0 else f"was killed by {signal_text(-code)}"
-        return DeviceState(why=f"{_PROBE} {end}; the end of its log: {words}", install=_SEE_WHY)
+        return DeviceState(why=f"{probe} {end}; the end of its log: {words}", install=see_why)
 
 
-def _run_here(index: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run this module in a process of its own."""
-    command, env = python_command("qdqspec.backends.tensorrt.device", str(index), *words)
-    return subprocess.run(
-        command, env=env, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
-    )
+QUERY = Query(TENSORRT, "qdqspec.backends.tensorrt.device")
+
+
+def look(index: int = 0) -> DeviceState:
+    """TensorRT and the GPU, determined once per process."""
+    return QUERY.look(index)
 
 
 # ---- in the separate process --------------------------------------------------------------------
@@ -93,15 +113,21 @@ def _run_here(index: int, *words: str) -> subprocess.CompletedProcess[str]:
 def find(index: int) -> DeviceState:
     """Import TensorRT, initialize CUDA, and return the result."""
     try:
-        require_tensorrt()
-        import tensorrt as trt
-
-        version, gpu, settings = trt.__version__, _gpu(index), gpu_settings(cuda.bus_id(index))
-        _require_room_for_two(index)
+        TENSORRT.require()
+        return describe(TENSORRT, index)
     except BackendError as error:
-        return DeviceState(why=error.what, install=error.cure or INSTALL, tensorrt=installed_version() or "")
+        version = TENSORRT.installed_version() or ""
+        return DeviceState(why=error.what, install=error.cure or INSTALL, tensorrt=version)
+
+
+def describe(product: Product, index: int) -> DeviceState:
+    """The state of a usable GPU with an imported product. Initializes CUDA; raises `BackendError` without a GPU."""
+    import tensorrt as trt
+
+    version, gpu, settings = trt.__version__, _gpu(index), gpu_settings(cuda.bus_id(index))
+    _require_room_for_two(index)
     facts = {
-        "tensorrt": version,
+        product.name.lower().replace(" ", "-"): version,
         "gpu": gpu.name,
         "compute capability": f"{gpu.capability[0]}.{gpu.capability[1]}",
         "memory": f"{gpu.memory_bytes / 2**30:.0f} GiB",
@@ -111,8 +137,9 @@ def find(index: int) -> DeviceState:
         "system": platform.platform(),
         "python": platform.python_version(),
     }
-    if parts(version) > NEWEST:
-        facts["note"] = f"qdqspec was checked against TensorRT up to {NEWEST[0]}.{NEWEST[1]}"
+    if parts(version) > product.newest:
+        major, minor = product.newest
+        facts["note"] = f"qdqspec was checked against {product.name} up to {major}.{minor}"
     return DeviceState(tensorrt=version, gpu=gpu.name, capability=gpu.capability, facts=facts)
 
 
@@ -134,7 +161,7 @@ def _require_room_for_two(index: int) -> None:
         return
     cuda.select(index)
     with closing(cuda.Stream()):
-        second = _run_here(index, _SECOND)
+        second = QUERY.start(index, _SECOND)
     if second.returncode:
         raise BackendError(
             "the GPU is in compute mode EXCLUSIVE_PROCESS and refuses a second process, but engines that are compared "
@@ -143,7 +170,7 @@ def _require_room_for_two(index: int) -> None:
         )
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], find: Callable[[int], DeviceState] = find) -> None:
     """``INDEX``: print the result as one line of JSON. ``INDEX --second``: open the GPU, fail if it is rejected."""
     if arguments[1:] == [_SECOND]:
         try:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qdqspec.arrays import Array, Shape
 from qdqspec.backends._engine import BoundEngine, require_file
@@ -25,7 +25,7 @@ from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.smi import GpuWatch
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.tensorrt.api import installed_version, parts, require_tensorrt
+from qdqspec.backends.tensorrt.api import TENSORRT, parts
 from qdqspec.backends.tensorrt.build import Build, BuiltEngine
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.device import DeviceState, look
@@ -52,6 +52,20 @@ _OPAQUE = "{ForeignNode["  # a region that went to Myelin, TensorRT's other comp
 _NUMBERED = re.compile(r"(?<=_my[le])\d+(_\d+)*")
 
 
+class Timing(Protocol):
+    """The options of timing."""
+
+    @property
+    def cuda_graph(self) -> bool:
+        """Whether runs are timed as CUDA graphs where possible."""
+        ...
+
+    @property
+    def warmup_ms(self) -> int:
+        """The milliseconds that an idle engine runs before it is timed."""
+        ...
+
+
 class TensorRt:
     """NVIDIA TensorRT on one GPU; every network strongly typed."""
 
@@ -61,7 +75,7 @@ class TensorRt:
     @property
     def target(self) -> str:
         """``tensorrt-10`` or ``tensorrt-11``, by the installed package; otherwise the name without a version."""
-        version = installed_version()
+        version = TENSORRT.installed_version()
         return self.name if version is None else f"{self.name}-{parts(version)[0]}"
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
@@ -93,7 +107,7 @@ class TensorRt:
         This initializes CUDA: the process cannot be forked afterwards.
         """
         options_from(options.extra)  # an invalid option is reported before anything is loaded
-        require_tensorrt()
+        TENSORRT.require()
         require_file(model)
         cuda.select(options.device)
         return TensorRtEngine(model, options)
@@ -105,20 +119,16 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
     def __init__(self, model: Path, options: BuildOptions) -> None:
         import tensorrt as trt
 
-        self._words = options_from(options.extra)
         self._log, logger = open_log()
-        self._log.verbose = self._words.verbose
         self._log.clear()
         gpu = cuda.describe(options.device)
         found = DeviceState(tensorrt=trt.__version__, gpu=gpu.name, capability=gpu.capability)
-        key = f"{found.slug}-tensorrt-{trt.__version__}"
-        self._shared = Shared(options.state, key, fresh=options.fresh, cache=self._words.timing_cache)
         free = cuda.memory()[0]
-        built = Build(model, self._words, self._shared, self._log, logger).run(options.profiles)
+        built = self._build(model, options, f"{found.slug}-tensorrt-{trt.__version__}", logger)
         super().__init__(model, built)
         with refusals(self._log, "the engine could not be read", model):
             self._ports = ports_of(built.engine)
-            self.graph_hash = graph_hash(self._information(built.engine, None), model)
+            self.graph_hash = self._hash()
         self._shared.record({**built.facts, "graph_hash": self.graph_hash})
         self._stream = cuda.Stream()
         self._held = max(free - cuda.memory()[0], built.facts["plan_bytes"])
@@ -127,6 +137,17 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         self._launches: deque[float] = deque(maxlen=_LAUNCHES)
         self._last_run = -math.inf  # on the clock of `time.perf_counter`
         self._runner: tuple[dict[str, Shape], Execution] | None = None
+
+    def _build(self, model: Path, options: BuildOptions, key: str, logger: trt.ILogger) -> BuiltEngine:
+        """Build and load the engine; ``key`` names the GPU and the version."""
+        words = options_from(options.extra)
+        self._timing: Timing = words
+        self._log.verbose = words.verbose
+        self._shared = Shared(options.state, key, fresh=options.fresh, cache=words.timing_cache)
+        return Build(model, words, self._shared, self._log, logger).run(options.profiles)
+
+    def _hash(self) -> str:
+        return graph_hash(self._information(self._require_open().engine, None), self.model)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
@@ -153,7 +174,7 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         bound = self._bound[profile] = Bound(session=session, feeds=dict(feeds))
         session.settle()
         why = "switched off by tensorrt.cuda-graph"
-        if self._words.cuda_graph:
+        if self._timing.cuda_graph:
             bound.graph, why = session.capture()
             if bound.graph is None and not session.shapes_from_data:
                 session.settle()
@@ -231,9 +252,12 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         return tuple(note for note in found if note)
 
     def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Execution:
-        engine = self._require_open().engine
+        built = self._require_open()
         check_feeds(self._ports, feeds, self.model)
-        return Execution(engine, self._ports, feeds, self._stream, self._log, self.model, profile=profile)
+        ports, config = self._ports, built.runtime_config
+        return Execution(
+            built.engine, ports, feeds, self._stream, self._log, self.model, profile=profile, config=config
+        )
 
     def _unbind(self, profile: int) -> None:
         bound = self._bound.pop(profile, None)
@@ -247,7 +271,7 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
 
     def _warmup_ms(self) -> float:
         """The duration of the warm-up before timing: only after the GPU was idle, since turns of a race are short."""
-        return self._words.warmup_ms if time.perf_counter() - self._last_run > _IDLE_S else 0.0
+        return self._timing.warmup_ms if time.perf_counter() - self._last_run > _IDLE_S else 0.0
 
     def _information(self, engine: trt.ICudaEngine, context: trt.IExecutionContext | None) -> str:
         """The inspector's information on the layers; with a context, for the shapes set there."""

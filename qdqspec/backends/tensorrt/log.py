@@ -28,7 +28,15 @@ SHORT_OF_MEMORY = (
 )
 _MEMORY = re.compile(r"out ?of ?memory|OutOfMemory|cudaErrorMemoryAllocation|bad_alloc", re.IGNORECASE)
 _DROPPED = re.compile(r"Skipping tactic .*(insufficient|memory)", re.IGNORECASE)
+# Without a driver each error text is followed by this, whatever the error is.
+_NO_DRIVER = re.compile(r"\[checkMacros\.cpp::catchCudaError::\d+\].*?\(cudaError \d+: [^)]*\)+\.?")
+KERNELS = "Layers:"  # the beginning of the message with all compiled kernels
 _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V"}
+
+
+def plainly(text: str) -> str:
+    """A text of TensorRT on one line, without the unrelated error of a missing driver that may follow it."""
+    return " ".join(_NO_DRIVER.sub("", text).split())
 
 
 class Log:
@@ -36,6 +44,7 @@ class Log:
 
     def __init__(self) -> None:
         self.verbose = False
+        self.kernels = ""  # the last list of compiled kernels
         self._lines: deque[tuple[str, str]] = deque(maxlen=_KEPT)
 
     def add(self, severity: str, text: str) -> None:
@@ -45,11 +54,15 @@ class Log:
             sys.stderr.write(f"[TRT] [{letter}] {text}\n")
             sys.stderr.flush()
         if letter in "FEW":
-            self._lines.append((letter, " ".join(text.split())))
+            if plain := plainly(text):
+                self._lines.append((letter, plain))
+        elif text.startswith(KERNELS):
+            self.kernels = text
 
     def clear(self) -> None:
         """Remove the lines of earlier steps."""
         self._lines.clear()
+        self.kernels = ""
 
     @property
     def errors(self) -> tuple[str, ...]:

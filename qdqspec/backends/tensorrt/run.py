@@ -78,6 +78,7 @@ class Execution:
     """One execution context with inputs on the device, ready for repeated runs.
 
     ``profile`` is the optimization profile to run with; by default the first that accepts the shapes of the inputs.
+    ``config`` is the runtime's configuration of the context, if it needs one.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class Execution:
         model: Path,
         *,
         profile: int | None = None,
+        config: Any = None,
     ) -> None:
+        self._config = config
         self._stream = stream
         self._log = log
         self._model = model
@@ -191,7 +194,8 @@ class Execution:
 
         shapes = {name: value.shape for name, value in feeds.items()}
         index = choose_profile(engine, shapes, self._model, only=self._profile)
-        context = engine.create_execution_context()
+        create = engine.create_execution_context
+        context = create() if self._config is None else create(self._config)
         if context is None:
             raise self._log.failure("TensorRT could not prepare the engine to run", self._model)
         self.context = context

@@ -220,10 +220,12 @@ class PairEdges:
         self._ranks.append(self._rank[name])
         self._yields.append("in-only" in form.kinds)
         fmt = form.choice.reads(kind)
-        for edge in self.float_edges(unit) if fmt is None else ():
-            self._floats.extend((number, self._model_edge(edge)))
-        for tensor, end in unit.edges if fmt is not None else ():
-            self._reads.extend((number, self._activation(tensor, end, fmt)))
+        if fmt is None:
+            for edge in self.float_edges(unit):
+                self._floats.extend((number, self._model_edge(edge)))
+        else:
+            for tensor, end in unit.edges:
+                self._reads.extend((number, self._activation(tensor, end, fmt)))
         for site, owner in (*((site, "") for site in constants), *((site, name) for site in biases)):
             key = (site.tensor, site.format, site.axis, owner, "")
             for end in site.consumers:

@@ -161,7 +161,7 @@ def _case_blocks(case: CaseRecord, name: str, index: int) -> list[PageBlock]:
 def _heading(case: CaseRecord, name: str) -> str:
     status, latency = case.evidence.status, case.evidence.latency
     gain = ""
-    if status in ("unchanged", "skipped"):
+    if status in ("unchanged", "untimed", "skipped"):
         gain = f'<div class="gain alone">{status}</div>'
     elif latency is not None and "tuned" in latency.samples:
         gain = f'<div class="gain">{ratio_text(latency.speedup.median)}&times;</div>'

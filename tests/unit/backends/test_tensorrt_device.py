@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt import device as trt_device
-from qdqspec.backends.tensorrt.api import installed_version, unsupported
+from qdqspec.backends.tensorrt.api import TENSORRT
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.backends.tensorrt.ops import formats_for, lacking
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -200,10 +200,15 @@ def test_output_of_a_library_does_not_affect_the_probe(install_tensorrt: Install
 
 
 def test_versions_outside_the_supported_range_are_refused():
-    assert unsupported("8.6.1") == "TensorRT 8.6.1 is too old: 10.9 is the oldest that qdqspec knows"
-    assert "too old" in str(unsupported("10.8.0.43"))
-    assert unsupported("10.9.0.34") is unsupported("11.4.0.106") is unsupported("11.9.1") is None
-    assert "too new" in str(unsupported("12.0.0"))
+    assert TENSORRT.unsupported("8.6.1") == "TensorRT 8.6.1 is too old: 10.9 is the oldest that qdqspec knows"
+    assert "too old" in str(TENSORRT.unsupported("10.8.0.43"))
+    assert (
+        TENSORRT.unsupported("10.9.0.34")
+        is TENSORRT.unsupported("11.4.0.106")
+        is TENSORRT.unsupported("11.9.1")
+        is None
+    )
+    assert "too new" in str(TENSORRT.unsupported("12.0.0"))
 
 
 def test_the_version_is_found_in_a_package_for_one_cuda_version(
@@ -213,7 +218,7 @@ def test_the_version_is_found_in_a_package_for_one_cuda_version(
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt-cu12\nVersion: 10.13.0.35\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert installed_version() == "10.13.0.35"
+    assert TENSORRT.installed_version() == "10.13.0.35"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,11 @@
+"""TensorRT for RTX: builds engines on any x86-64 machine, and times them where there is a GPU."""
+
+from __future__ import annotations
+
+from qdqspec.config.hooks import Declaration, attributes_of
+
+declaration = Declaration(
+    targets=("tensorrt-rtx-1",),
+)
+
+__getattr__ = attributes_of(f"{__name__}.engine", "backend")

@@ -1,0 +1,164 @@
+"""The backend `tensorrt-rtx`: engines that are built on any x86-64 machine, and timed where there is a GPU.
+
+Without a GPU an engine has a list of compiled kernels and nothing else: it neither runs nor is timed. The classes of
+backend `tensorrt` run and time an engine on a GPU; that part has not been tested on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from qdqspec.arrays import Array
+from qdqspec.backends._cpu import slug_from_text
+from qdqspec.backends._engine import require_file
+from qdqspec.backends._nvidia import cuda
+from qdqspec.backends._source import read_source
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
+from qdqspec.backends.tensorrt.api import parts
+from qdqspec.backends.tensorrt.build import BuiltEngine
+from qdqspec.backends.tensorrt.cache import Shared
+from qdqspec.backends.tensorrt.engine import TensorRtEngine, Timing
+from qdqspec.backends.tensorrt.layers import kernel_list_hash, parse_layers
+from qdqspec.backends.tensorrt.log import open_log
+from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, Compiled, compile_model
+from qdqspec.backends.tensorrt_rtx.library import RTX, look
+from qdqspec.backends.tensorrt_rtx.ops import capabilities
+from qdqspec.backends.tensorrt_rtx.options import OPTIONS, compute_capability, options_from
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.types import DeviceKey, LayerTime, Samples
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+
+class TensorRtRtx:
+    """NVIDIA TensorRT for RTX; every network strongly typed."""
+
+    name = "tensorrt-rtx"
+    target = "tensorrt-rtx-1"
+    options = OPTIONS
+
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
+        """Report whether the compiler can be used. A separate process determines it, once; no GPU is needed."""
+        found = look(options.device)
+        return Availability(usable=not found.why, why=found.why, install=found.install, facts=found.facts)
+
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """The GPU and the product's major.minor; without a GPU the compute capabilities that engines are built for."""
+        found = look(options.device)
+        if found.why:
+            raise BackendUnavailableError(found.why, cure=found.install)
+        built_for = "-".join(options_from(options.extra).for_).lower()
+        device = slug_from_text(f"built for {built_for}") if found.no_gpu else found.slug
+        major, minor = parts(found.tensorrt)
+        asked = {word: text for word, text in options.extra.items() if word.startswith(f"{self.name}.")}
+        return DeviceKey(key=f"{device}-{self.name}-{major}.{minor}", details={**found.facts, **asked})
+
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
+        """The formats that all requested compute capabilities support; without a GPU nothing runs."""
+        wanted = [compute_capability(name) for name in options_from(options.extra).for_]
+        has_gpu = not look(options.device).no_gpu
+        return replace(capabilities(wanted), runs=has_gpu, has_clock=has_gpu)
+
+    def build(self, model: Path, options: BuildOptions) -> CompiledEngine | RtxEngine:
+        """Build a model file; raise `BackendError` with the compiler's reasons on one line."""
+        options_from(options.extra)  # an invalid option is reported before anything is loaded
+        RTX.require()
+        require_file(model)
+        if look(options.device).no_gpu:
+            return CompiledEngine(model, options)
+        cuda.select(options.device)
+        return RtxEngine(model, options)
+
+
+class CompiledEngine:
+    """An engine without a GPU: its kernels are known, and it does not run."""
+
+    def __init__(self, model: Path, options: BuildOptions) -> None:
+        self.model = model
+        words = options_from(options.extra)
+        log, logger = open_log()
+        log.verbose = words.verbose
+        compiled = compile_model(model, words, options, log, logger, words.for_)
+        self._kernels = compiled.kernels
+        self.graph_hash = kernel_list_hash(self._kernels)
+        shared = Shared(options.state, f"{RTX.module}-{'-'.join(words.for_)}".lower())
+        shared.record({**_facts(model, compiled, words.for_), "graph_hash": self.graph_hash})
+
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:  # noqa: ARG002 - nothing runs
+        """The compiled kernels in names of the model without Q/DQ; their times are 0."""
+        return parse_layers(self._kernels, model=read_source(self.model))
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Accept inputs, which kernels do not depend on."""
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Raise `BackendError`: there is no GPU."""
+        del feeds
+        self._refuse()
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        """Raise `BackendError`: there is no GPU."""
+        del runs, warmup, profile
+        self._refuse()
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+    def _refuse(self) -> NoReturn:
+        raise BackendError(
+            "the engine was built, and cannot run: this machine has no GPU",
+            where=self.model,
+            cure="run it on a machine with the GPU",
+        )
+
+
+class RtxEngine(TensorRtEngine):
+    """An engine on one GPU, built for it. Its kernels are compiled when it is loaded, not during the first runs."""
+
+    def _build(self, model: Path, options: BuildOptions, key: str, logger: trt.ILogger) -> BuiltEngine:
+        import tensorrt as trt
+
+        words = options_from(options.extra)
+        self._timing: Timing = words
+        self._log.verbose = words.verbose
+        self._shared = Shared(options.state, key, fresh=options.fresh)
+        compiled = compile_model(model, words, options, self._log, logger, (CURRENT,))
+        self._kernels = compiled.kernels
+        runtime = trt.Runtime(logger)
+        engine = runtime.deserialize_cuda_engine(compiled.plan)
+        if engine is None:
+            raise self._log.failure("TensorRT for RTX could not load the engine it built", model)
+        config = engine.create_runtime_config()
+        strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        config.dynamic_shapes_kernel_specialization_strategy = strategy
+        config.set_runtime_cache(config.create_runtime_cache())
+        return BuiltEngine(
+            engine=engine,
+            runtime=runtime,
+            runtime_config=config,
+            facts=_facts(model, compiled, (CURRENT,)),
+            notes=self._log.notes,
+        )
+
+    def _hash(self) -> str:
+        return kernel_list_hash(self._kernels)
+
+    def _information(self, engine: trt.ICudaEngine, context: trt.IExecutionContext | None) -> str:  # noqa: ARG002
+        return self._kernels
+
+
+def _facts(model: Path, compiled: Compiled, capabilities: tuple[str, ...]) -> dict[str, object]:
+    return {
+        "model": model.name,
+        "for": list(capabilities),
+        "seconds": compiled.seconds,
+        "plan_bytes": int(compiled.plan.nbytes),
+        "warnings": list(compiled.warnings),
+    }
+
+
+backend = TensorRtRtx

@@ -1,0 +1,77 @@
+"""The options of TensorRT for RTX, ``tensorrt-rtx.WORD=VALUE``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqspec.config.declared import SWITCH, ValueType, declare, option, plugin_libraries, whole
+from qdqspec.errors import ConfigError
+from qdqspec.registry import did_you_mean
+
+# The compute capabilities that version 1.7 builds for ahead of time, as its API names them.
+CAPABILITIES = ("SM75", "SM80", "SM86", "SM89", "SM120", "SM121")
+DEFAULT = ("SM86", "SM89", "SM120")
+
+
+def _capabilities(value: object) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(re.split(r"[,\s]+", str(value).strip().upper())))
+    if unknown := [name for name in names if name not in CAPABILITIES]:
+        near = did_you_mean(unknown[0], CAPABILITIES)
+        raise ValueError(f"'{unknown[0]}' is none of {', '.join(CAPABILITIES)}{near}")
+    return names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RtxOptions:
+    """Options of building and timing."""
+
+    for_: tuple[str, ...] = option(
+        ValueType(expects="compute capabilities, separated by commas", read=_capabilities),
+        "GPUs that engines are built for, by compute capability.",
+        DEFAULT,
+        shown=",".join(DEFAULT),
+    )
+    plugins: tuple[Path, ...] = plugin_libraries()
+    cuda_graph: bool = option(SWITCH, "Whether runs are timed as CUDA graphs where possible.", True)
+    warmup_ms: int = option(whole(0), "How long an idle engine runs before it is timed.", 100)
+    verbose: bool = option(SWITCH, "Whether the whole log of the compiler goes to the build's.", False)
+
+
+_NO_EFFECT = (
+    "TensorRT for RTX accepts it without an effect (measured with 1.7.1.116)",
+    "leave it out: its compiler chooses kernels without timing them",
+)
+_NOT_BUILT = (
+    "TensorRT for RTX has no library for it (libnvinfer_lean), or ignores it (measured with 1.7.1.116)",
+    "name the GPUs with tensorrt-rtx.for=SM86,SM89",
+)
+OPTIONS = declare(
+    "tensorrt-rtx",
+    RtxOptions,
+    refused={
+        **dict.fromkeys(
+            (
+                "opt-level", "workspace", "avg-timing", "max-tactics", "tiling", "tf32", "sparse", "timing-cache",
+                "build-route", "aux-streams",
+            ),
+            _NO_EFFECT,
+        ),
+        **dict.fromkeys(("version-compatible", "hardware"), _NOT_BUILT),
+    },
+)  # fmt: skip
+
+
+def options_from(extra: Mapping[str, str]) -> RtxOptions:
+    """Read the options that begin with ``tensorrt-rtx.``; raise `ConfigError` for an unknown or invalid one."""
+    return RtxOptions(**OPTIONS.read(extra))
+
+
+def compute_capability(name: str) -> tuple[int, int]:
+    """``SM89`` as (8, 9), ``SM120`` as (12, 0). Raises `ConfigError` for another text."""
+    digits = name.removeprefix("SM")
+    if name not in CAPABILITIES:
+        raise ConfigError(f"'{name}' is none of {', '.join(CAPABILITIES)}", cure="write it as SM89")
+    return int(digits[:-1]), int(digits[-1])

@@ -1,0 +1,295 @@
+"""The search of one case without timing: objective ``coverage``, `qdqspec.search.coverage` on a prepared case.
+
+The accuracy of a placement is that of its rehearsal, with corrections only if the placement that
+quantizes everything misses the limits without them. The backend builds what is selected, and lists its kernels. Where
+it runs models, the outputs of a build decide, and correct the next rehearsals.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from qdqspec.accuracy.constraint import AccuracyConstraint, constraint_of
+from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser
+from qdqspec.backends.base import Engine
+from qdqspec.closing import Closing
+from qdqspec.errors import BackendError, ConfigError, PlacementError
+from qdqspec.graph.model import require_path
+from qdqspec.graph.weights import WeightStore
+from qdqspec.placement.edit.insert import Inserter
+from qdqspec.preparation.candidates import CandidateFiles
+from qdqspec.preparation.files import BuildLogs
+from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.resources import Resources
+from qdqspec.regions.forecast import multiplications_by_node
+from qdqspec.search.coverage import CoverageSearch
+from qdqspec.temporary import TemporaryFolder
+from qdqspec.types import TIMED_TRIALS, Coverage, LabelNoise, Placement, SearchResult, Trial
+from qdqspec.units import count_text, seconds_text, share_text
+
+NAME = "coverage"  # the objective, the strategy in results, and the phase in the journal
+_FLOAT = Placement(sites=frozenset())
+
+
+def covers(prepared: Prepared) -> bool:
+    """Whether the objective of a case is coverage: as asked, else because its backend has no clock.
+
+    Raises `ConfigError` if another objective is asked for on a backend without a clock.
+    """
+    asked, has_clock = prepared.case.tune.objective, prepared.capabilities.has_clock
+    if asked is None:
+        return not has_clock
+    if asked != NAME and not has_clock:
+        raise ConfigError(
+            f"objective '{asked}' needs times, and backend {prepared.backend.name} takes none on this machine",
+            where=str(prepared.case.spec or prepared.case.model),
+            cure="leave tune.objective out, or set it to coverage",
+        )
+    return asked == NAME
+
+
+def find_covering(prepared: Prepared, resources: Resources, journal: BuildLogs) -> SearchResult:
+    """The placement that covers most. The case is corrected only if the limits require it.
+
+    Raises `BackendError` if the model does not build without any pairs.
+    """
+    started, cpu = time.monotonic(), time.process_time()
+    with ExitStack() as opened:
+        accuracy = opened.enter_context(_Accuracy(prepared.uncorrected(), resources))
+        everything = prepared.space.resolve(prepared.space.everything())
+        resources.report_step("rehearsing the placement of all pairs")
+        if accuracy.admits(everything):
+            prepared.keep_corrections(None, {}, finds=False)
+        resources.report_step("looking for corrections")
+        if any(gain.taken for gain in prepared.corrections.gains):
+            accuracy = opened.enter_context(_Accuracy(prepared, resources))
+        folder = opened.enter_context(TemporaryFolder())
+        builds = _Builds(prepared, resources, journal, accuracy, folder)
+        builds.require_reference()
+        search = builds.search()
+        best = search.best()
+        winner = _FLOAT if best is None else best.placement
+        coverage = builds.coverage(search, best, accuracy.expected_db(winner))
+        return SearchResult(
+            winner=winner,
+            trials=tuple(builds.trials),
+            unchanged=best is None,
+            reason=prepared.nothing or _reason(search, coverage, accuracy.least_db),
+            strategy=NAME,
+            seconds=time.monotonic() - started,
+            cpu_seconds=time.process_time() - cpu,
+            eps=0.0,
+            blocks=len(prepared.space.units),
+            regions=len(prepared.regions),
+            patterns=len({region.pattern for region in prepared.regions}),
+            ended_by=builds.limit_reached,
+            accuracy=None if accuracy.constraint is None else accuracy.constraint.bound(winner),
+            limits=prepared.case.tune.limits,
+            errors=() if accuracy.oracle is None else accuracy.oracle.errors,
+            corrections=prepared.corrections.gains,
+            coverage=coverage,
+        )
+
+
+def _reason(search: CoverageSearch, coverage: Coverage, least_db: float | None) -> str:
+    """The reason why this placement was selected, or why none was."""
+    lost = (
+        f"; {count_text(len(search.refused), 'unit')} stay in float by the backend" if search.refused else ""
+    )
+    within = "" if least_db is None else f" within {least_db:g} dB"
+    if not coverage.quantized:
+        return f"no placement{within} that the backend builds quantizes a multiplication{lost}"
+    return f"{share_text(coverage.share)} of the multiplications are quantized{within}{lost}"
+
+
+class _Accuracy(Closing):
+    """The limits on accuracy of a case with one set of numbers: decided by rehearsals, and by builds that run."""
+
+    def __init__(self, prepared: Prepared, resources: Resources) -> None:
+        self.prepared = prepared
+        self.least_db = prepared.case.tune.limits.min_sqnr_db
+        self._runs = prepared.capabilities.runs
+        self._resources = resources
+        self._opened = ExitStack()
+
+    @cached_property
+    def oracle(self) -> RehearsalOracle | None:
+        """The rehearsal of placements; ``None`` without a limit, and on a simulated device."""
+        prepared, rules = self.prepared, self.prepared.case.tune.accuracy
+        is_limited = self.least_db is not None or rules is not None
+        if not is_limited or not prepared.capabilities.computes or not prepared.space.units:
+            return None
+        rehearser = Rehearser(prepared, self._resources, prepared.comparison_data())
+        self._opened.enter_context(rehearser)
+        metric = None
+        if rules is not None:
+            reference = prepared.scores.of_reference(rules.metric, rules.output).value
+            metric = RehearsedMetric(prepared.scores, rules, reference, rules.least(reference))
+        note, left = prepared.note_once, self._resources.seconds_left
+        return RehearsalOracle(rehearser, prepared.space, note, left, metric, self.least_db)
+
+    def expected_db(self, placement: Placement) -> float | None:
+        """The SQNR that a rehearsal expects; ``None`` without a limit."""
+        return None if self.oracle is None else self.oracle.predicted_db(placement)
+
+    def admits(self, placement: Placement) -> bool:
+        """Whether a placement meets the limits by its rehearsal; one without a rehearsal is left to its build."""
+        if self.oracle is None:
+            return True
+        expected_db = self.expected_db(placement)
+        if self.least_db is not None and not (
+            self._runs if expected_db is None else expected_db >= self.least_db
+        ):
+            return False
+        keeps = True if self.prepared.case.tune.accuracy is None else self.oracle.keeps_metric(placement)
+        return self._runs if keeps is None else keeps
+
+    @cached_property
+    def constraint(self) -> AccuracyConstraint | None:
+        """The limits as builds decide them; ``None`` where nothing runs."""
+        resources = self._resources
+        return constraint_of(self.prepared, resources.backend, resources.options) if self._runs else None
+
+    def measured(self, trial: Trial, engine: Engine) -> Trial:
+        """The trial with its SQNR and task metric on all data, from which the rehearsal learns."""
+        admission = None if self.constraint is None else self.constraint.admission
+        if admission is None or not trial.placement.sites:
+            return trial
+        trial = admission.measured(trial, engine)
+        admission.confirm(trial.placement, engine)
+        digest = trial.placement.digest
+        trial = replace(
+            trial, all_data_db=admission.confirmed_db.get(digest), accuracy=admission.scores.get(digest)
+        )
+        self.learn(trial)
+        return trial
+
+    def learn(self, trial: Trial) -> None:
+        """Correct the next rehearsals by the outputs of a build."""
+        if self.oracle is not None:
+            self.oracle.learn(trial)
+
+    def keeps_limits(self, trial: Trial) -> bool:
+        """Whether a build meets the limits by its own outputs; true where nothing runs."""
+        return self.constraint is None or self.constraint.reaches(trial)
+
+    def noise(self) -> LabelNoise | None:
+        """The noise of each (unit, label) alone; ``None`` if it is not known."""
+        return None if self.oracle is None else self.oracle.noise()
+
+    def close(self) -> None:
+        """Stop the processes of the rehearsal."""
+        self._opened.close()
+
+
+class _Builds:
+    """The builds of one search; ``trials`` has them all, that of the reference first."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        resources: Resources,
+        journal: BuildLogs,
+        accuracy: _Accuracy,
+        folder: Path,
+    ) -> None:
+        self.prepared = prepared
+        self.trials: list[Trial] = []
+        self._accuracy = accuracy
+        self._resources = resources
+        self._journal = journal
+        self._recorded = list(journal.trials())
+        self._folder = folder
+        self._started = time.monotonic()
+        given = require_path(prepared.given)
+        inserter = Inserter(prepared.model, prepared.numbers, store=WeightStore(folder, base=given.parent))
+        self._files = CandidateFiles(
+            folder, given, lambda placement: inserter.insert(prepared.space.permitted(placement)).parts
+        )
+        shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
+        self._multiplications = multiplications_by_node(prepared.folded, shapes)
+
+    def require_reference(self) -> None:
+        """Build the model without any pairs. Raises `BackendError` if that fails."""
+        trial = self.build(_FLOAT)
+        if not trial.ok:
+            raise BackendError(f"the model does not build without any Q/DQ: {trial.error}")
+
+    @property
+    def limit_reached(self) -> str:
+        """The limit that the search has reached, as text; empty if it may go on."""
+        rules, spent = self.prepared.case.tune, time.monotonic() - self._started
+        most = rules.trials or TIMED_TRIALS[rules.preset]
+        if len(self.trials) > most:
+            return f"its limit of {count_text(most, 'build')}"
+        if rules.minutes is not None and spent > 60 * rules.minutes:
+            return f"its limit of {seconds_text(60 * rules.minutes)}"
+        return "the time limit of the run" if self._resources.seconds_left() == 0 else ""
+
+    def build(self, placement: Placement) -> Trial:
+        """The trial of a placement: recorded by an earlier run, else built now. A failed build is a trial too."""
+        number = len(self.trials)
+        self._resources.report_step(f"building {f'candidate {number}' if number else 'the reference'}")
+        self._recorded = self._recorded if self._continues(placement) else []
+        if self._recorded:
+            trial = self._recorded[number]
+            self._accuracy.learn(trial)
+        else:
+            trial = self._built(number, placement)
+            self._journal.append(trial)
+        self.trials.append(trial)
+        return trial
+
+    def _continues(self, placement: Placement) -> bool:
+        """Whether the next recorded trial is that of this placement."""
+        number = len(self.trials)
+        return number < len(self._recorded) and self._recorded[number].placement.digest == placement.digest
+
+    def _built(self, number: int, placement: Placement) -> Trial:
+        started, resources = time.perf_counter(), self._resources
+        blank = Trial(number=number, phase=NAME, placement=placement)
+        try:
+            engine = resources.backend.build(self._files(placement), resources.options)
+            with closing(engine):
+                blank = replace(blank, build_seconds=time.perf_counter() - started)
+                engine.bind(self.prepared.loads[0].feeds)
+                layers = engine.layers(1)
+                blank = self._accuracy.measured(blank, engine)
+        except (BackendError, PlacementError) as error:
+            text = str(error).replace(f"{self._folder}{os.sep}", "")
+            return replace(blank, status="failed", error=text, build_seconds=time.perf_counter() - started)
+        # the profile of a single run is no measurement
+        kernels = tuple(replace(layer, milliseconds=0.0) for layer in layers)
+        return replace(blank, graph_hash=engine.graph_hash, layers=kernels)
+
+    def search(self) -> CoverageSearch:
+        """The search on the space of the case."""
+        space, counts = self.prepared.space, self._multiplications
+        return CoverageSearch(
+            space=space,
+            multiplications={unit.id: sum(counts.get(n, 0) for n in unit.nodes) for unit in space.units},
+            noise=self._accuracy.noise,
+            is_accurate=self._accuracy.admits,
+            keeps_limits=self._accuracy.keeps_limits,
+            build=self.build,
+            is_over=lambda: bool(self.limit_reached),
+            narrow=frozenset(self.prepared.capabilities.activations),
+        )
+
+    def coverage(self, search: CoverageSearch, best: Trial | None, expected_db: float | None) -> Coverage:
+        """The coverage of the selected placement, by its labels and the list of its kernels."""
+        labels = () if best is None else best.placement.labels
+        layers = () if best is None else best.layers
+        return Coverage(
+            multiplications=sum(self._multiplications.values()),
+            quantized=search.count(unit for unit, _ in labels if unit not in search.refused),
+            sqnr_db=None if best is None else expected_db,
+            kernels=len(layers),
+            conversions=sum(layer.boundary for layer in layers),
+            refused=dict(search.refused),
+        )
