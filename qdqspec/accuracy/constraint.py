@@ -18,6 +18,7 @@ from qdqspec.errors import BackendError, DataError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.admission import Admission
 from qdqspec.parity.gate import SAMPLES, AllData, HeldOutputs, NoiseBar, OutputGate, Runs
+from qdqspec.preparation.auxiliary_runs import runner
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.programs import own_cores
 from qdqspec.search.select import reaches
@@ -148,7 +149,7 @@ def constraint_of(prepared: Prepared, backend: Backend, options: BuildOptions) -
     measures_db = asked.objective == "pareto" or limits.min_sqnr_db is not None
     if not measures_db and asked.accuracy is None:
         return AccuracyConstraint(limits)
-    build = partial(backend.build, require_path(prepared.given), replace(options, hashed=False))
+    build = partial(runner(backend, replace(options, hashed=False)), require_path(prepared.given))
     feeds, data = prepared.comparison_data()
     with closing(build()) as reference:
         gate = OutputGate(reference, feeds)

@@ -20,6 +20,7 @@ def verdict(
     *sections: Section,
     numbers: Mapping[str, float] | None = None,
     advice: str = "",
+    command: str = "",
 ) -> Verdict:
     """A verdict with the headline cut to one line; numbers that are not finite are omitted."""
     finite = {name: float(value) for name, value in (numbers or {}).items() if math.isfinite(value)}
@@ -29,6 +30,7 @@ def verdict(
         sections=sections,
         numbers=finite,
         advice="" if outcome == "pass" else advice,
+        command=command,
     )
 
 
@@ -88,7 +90,7 @@ def untimed(what: str, evidence: Evidence) -> Verdict:
     """The verdict of a check of times in a run that takes none."""
     if evidence.status == "untimed":
         return unmeasured(
-            f"no {what} was measured: the placement was selected for its coverage",
+            f"no {what}: selected by coverage, not timed",
             "Time it on a machine with the device: tune with --start-from this scheme, or --qdq-mode=measure.",
         )
     return unmeasured(f"no {what} was measured, as in mode 'verify'", "Run without --qdq-mode=verify.")

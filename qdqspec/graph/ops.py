@@ -56,6 +56,8 @@ SHAPE_SOURCES = frozenset({"Shape", "Size"})
 
 # They have graphs as attributes.
 CONTROL = frozenset({"If", "Loop", "Scan"})
+# Operators whose kernels take most of the time of usual models.
+HEAVY = ANCHORS - CONTROL
 
 # Operand order does not matter; see `is_commutative` for old opsets.
 COMMUTATIVE = frozenset(

@@ -45,7 +45,10 @@ def unfused(options: BuildOptions) -> BuildOptions:
 
 
 def runner(backend: Backend, options: BuildOptions) -> Callable[[Path], Engine]:
-    """Builds models to compare their outputs: on the backend, or as ONNX defines them where it cannot run."""
+    """Builds models to compare their outputs: on the backend, or as ONNX defines them where it cannot run.
+
+    In the second case engines live as long as the function.
+    """
     if backend.capabilities(options).runs:
         return partial(backend.build, options=options)
     return partial(Isolated(ARITHMETIC).build, options=unfused(options))

@@ -35,6 +35,7 @@ from qdqspec.plain_json import read_json
 from qdqspec.report.tables import spec_path
 from qdqspec.types import (
     AccuracyEvidence,
+    BuildEvidence,
     Case,
     CaseRecord,
     CheckResult,
@@ -258,6 +259,7 @@ class CasePart(RecordPart):
     parity: ParityPart | None
     accuracy: Mapping[str, AccuracyEvidence]
     regression: Mapping[str, RegressionEvidence] = {}
+    builds: Mapping[str, BuildEvidence] = {}
     figures: Mapping[str, Mapping[str, float]] = {}
     size_bytes: Mapping[str, int]
     profiles: tuple[ShapeProfile, ...] = ()

@@ -22,8 +22,8 @@ RETURNED = 12  # units, at most, that are tried again after the noisiest ones we
 class CoverageSearch:
     """One search: ``multiplications`` are those of each unit, ``noise`` is that of each (unit, label) alone.
 
-    ``is_accurate`` decides by a rehearsal whether a placement meets the limits, ``keeps_limits`` by the outputs of a
-    build, after which rehearsals may decide otherwise. ``build`` gives the trial of a placement with its kernels.
+    ``is_accurate`` decides by a rehearsal whether a placement meets the limits, ``keeps_limits`` by the outputs of its
+    model, after which rehearsals may decide otherwise. ``build`` gives the trial of a placement with its kernels.
     ``narrow`` are the formats whose kernels compute in them: a unit with such a format whose kernel is float by the
     backend's list counts as float.
     """
@@ -47,24 +47,22 @@ class CoverageSearch:
             labellings = self._widest()
             trials = [self._built(labels) for labels in labellings]
             built = [trial for trial in trials if trial.ok]
-            if missed := {trial.placement.digest for trial in built if not self.keeps_limits(trial)}:
-                self._missed |= missed
-                self._verdicts.clear()
-                continue
             if built:
                 lost = self._float_units(built)
             else:
                 lost = self._refused_units(labellings[0], trials[0]) if trials else {}
-            if not lost:
-                break
             self.refused |= lost
-        found = [trial for trial in self._trials.values() if self._covers(trial)]
-        return min(found, key=self._rank, default=None)
+            if not lost:
+                if not built or self.keeps_limits(best := min(built, key=self._rank)):
+                    break
+                self._missed.add(best.placement.digest)
+                self._verdicts.clear()
+        found = sorted(filter(self._covers, self._trials.values()), key=self._rank)
+        return next((trial for trial in found if self.keeps_limits(trial)), None)
 
     def _covers(self, trial: Trial) -> bool:
         labels = trial.placement.labels
-        is_candidate = trial.ok and self.count(unit for unit, _ in labels) > 0
-        return is_candidate and self._accepts(dict(labels)) and self.keeps_limits(trial)
+        return trial.ok and self.count(unit for unit, _ in labels) > 0 and self._accepts(dict(labels))
 
     def _rank(self, trial: Trial) -> tuple[int, int, int]:
         """Most multiplications in narrow kernels first, then the fewest kernels that only convert, then pairs."""

@@ -1,8 +1,9 @@
 """The search of one case without timing: objective ``coverage``, `qdqspec.search.coverage` on a prepared case.
 
 The accuracy of a placement is that of its rehearsal, with corrections only if the placement that
-quantizes everything misses the limits without them. The backend builds what is selected, and lists its kernels. Where
-it runs models, the outputs of a build decide, and correct the next rehearsals.
+quantizes everything misses the limits without them. The backend builds what is selected, and lists its kernels. The
+outputs of the model decide, as the backend computes them or, where it only builds, as ONNX defines them; they correct
+the next rehearsals.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from pathlib import Path
 
 from qdqspec.accuracy.constraint import AccuracyConstraint, constraint_of
 from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser
-from qdqspec.backends.base import Engine
 from qdqspec.closing import Closing
 from qdqspec.errors import BackendError, ConfigError, PlacementError
 from qdqspec.graph.model import require_path
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.edit.insert import Inserter
+from qdqspec.preparation.auxiliary_runs import runner
 from qdqspec.preparation.candidates import CandidateFiles
 from qdqspec.preparation.files import BuildLogs
 from qdqspec.preparation.prepare import Prepared
@@ -88,7 +89,7 @@ def find_covering(prepared: Prepared, resources: Resources, journal: BuildLogs) 
             regions=len(prepared.regions),
             patterns=len({region.pattern for region in prepared.regions}),
             ended_by=builds.limit_reached,
-            accuracy=None if accuracy.constraint is None else accuracy.constraint.bound(winner),
+            accuracy=accuracy.constraint.bound(winner),
             limits=prepared.case.tune.limits,
             errors=() if accuracy.oracle is None else accuracy.oracle.errors,
             corrections=prepared.corrections.gains,
@@ -108,14 +109,14 @@ def _reason(search: CoverageSearch, coverage: Coverage, least_db: float | None) 
 
 
 class _Accuracy(Closing):
-    """The limits on accuracy of a case with one set of numbers: decided by rehearsals, and by builds that run."""
+    """The limits on accuracy of a case with one set of numbers: expected by rehearsals, decided by outputs."""
 
     def __init__(self, prepared: Prepared, resources: Resources) -> None:
         self.prepared = prepared
         self.least_db = prepared.case.tune.limits.min_sqnr_db
-        self._runs = prepared.capabilities.runs
         self._resources = resources
         self._opened = ExitStack()
+        self._runs = runner(resources.backend, resources.options)
 
     @cached_property
     def oracle(self) -> RehearsalOracle | None:
@@ -138,45 +139,32 @@ class _Accuracy(Closing):
         return None if self.oracle is None else self.oracle.predicted_db(placement)
 
     def admits(self, placement: Placement) -> bool:
-        """Whether a placement meets the limits by its rehearsal; one without a rehearsal is left to its build."""
-        if self.oracle is None:
-            return True
-        expected_db = self.expected_db(placement)
-        if self.least_db is not None and not (
-            self._runs if expected_db is None else expected_db >= self.least_db
-        ):
+        """Whether a placement is expected to meet the limits; one that cannot be rehearsed is left to its outputs."""
+        expected_db, least_db = self.expected_db(placement), self.least_db
+        if expected_db is not None and least_db is not None and expected_db < least_db:
             return False
-        keeps = True if self.prepared.case.tune.accuracy is None else self.oracle.keeps_metric(placement)
-        return self._runs if keeps is None else keeps
+        return self.oracle is None or self.oracle.keeps_metric(placement) is not False
 
     @cached_property
-    def constraint(self) -> AccuracyConstraint | None:
-        """The limits as builds decide them; ``None`` where nothing runs."""
+    def constraint(self) -> AccuracyConstraint:
+        """The limits as outputs decide them."""
         resources = self._resources
-        return constraint_of(self.prepared, resources.backend, resources.options) if self._runs else None
+        return constraint_of(self.prepared, resources.backend, resources.options)
 
-    def measured(self, trial: Trial, engine: Engine) -> Trial:
-        """The trial with its SQNR and task metric on all data, from which the rehearsal learns."""
-        admission = None if self.constraint is None else self.constraint.admission
-        if admission is None or not trial.placement.sites:
-            return trial
-        trial = admission.measured(trial, engine)
-        admission.confirm(trial.placement, engine)
-        digest = trial.placement.digest
-        trial = replace(
-            trial, all_data_db=admission.confirmed_db.get(digest), accuracy=admission.scores.get(digest)
-        )
-        self.learn(trial)
-        return trial
-
-    def learn(self, trial: Trial) -> None:
-        """Correct the next rehearsals by the outputs of a build."""
-        if self.oracle is not None:
-            self.oracle.learn(trial)
-
-    def keeps_limits(self, trial: Trial) -> bool:
-        """Whether a build meets the limits by its own outputs; true where nothing runs."""
-        return self.constraint is None or self.constraint.reaches(trial)
+    def decides(self, placement: Placement, model: Path) -> bool:
+        """Whether a placement meets the limits by the outputs of its model, from which rehearsals learn."""
+        admission, resources = self.constraint.admission, self._resources
+        if admission is None:
+            return True
+        if not admission.is_known(placement):
+            resources.report_step("measuring the accuracy of a candidate")
+            trial = Trial(number=0, phase=NAME, placement=placement)
+            with closing(self._runs(model)) as engine:
+                trial = admission.measured(trial, engine)
+                admission.confirm(placement, engine)
+            if self.oracle is not None:
+                self.oracle.learn(replace(trial, accuracy=admission.scores.get(placement.digest)))
+        return admission.admits(placement)
 
     def noise(self) -> LabelNoise | None:
         """The noise of each (unit, label) alone; ``None`` if it is not known."""
@@ -236,11 +224,8 @@ class _Builds:
         number = len(self.trials)
         self._resources.report_step(f"building {f'candidate {number}' if number else 'the reference'}")
         self._recorded = self._recorded if self._continues(placement) else []
-        if self._recorded:
-            trial = self._recorded[number]
-            self._accuracy.learn(trial)
-        else:
-            trial = self._built(number, placement)
+        trial = self._recorded[number] if self._recorded else self._built(number, placement)
+        if not self._recorded:
             self._journal.append(trial)
         self.trials.append(trial)
         return trial
@@ -254,12 +239,10 @@ class _Builds:
         started, resources = time.perf_counter(), self._resources
         blank = Trial(number=number, phase=NAME, placement=placement)
         try:
-            engine = resources.backend.build(self._files(placement), resources.options)
-            with closing(engine):
+            with closing(resources.backend.build(self._files(placement), resources.options)) as engine:
                 blank = replace(blank, build_seconds=time.perf_counter() - started)
                 engine.bind(self.prepared.loads[0].feeds)
                 layers = engine.layers(1)
-                blank = self._accuracy.measured(blank, engine)
         except (BackendError, PlacementError) as error:
             text = str(error).replace(f"{self._folder}{os.sep}", "")
             return replace(blank, status="failed", error=text, build_seconds=time.perf_counter() - started)
@@ -275,7 +258,7 @@ class _Builds:
             multiplications={unit.id: sum(counts.get(n, 0) for n in unit.nodes) for unit in space.units},
             noise=self._accuracy.noise,
             is_accurate=self._accuracy.admits,
-            keeps_limits=self._accuracy.keeps_limits,
+            keeps_limits=lambda trial: self._accuracy.decides(trial.placement, self._files(trial.placement)),
             build=self.build,
             is_over=lambda: bool(self.limit_reached),
             narrow=frozenset(self.prepared.capabilities.activations),

@@ -25,10 +25,12 @@ from qdqspec.preparation.files import profiles_of
 from qdqspec.preparation.resources import Resources
 from qdqspec.regions.folding import fold_graph
 from qdqspec.regions.search import find_regions
+from qdqspec.session.builds import build_for
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
 from qdqspec.session.winner import Finder
 from qdqspec.types import (
     AccuracyEvidence,
+    BuildEvidence,
     Case,
     CaseRecord,
     CheckResult,
@@ -49,6 +51,7 @@ from qdqspec.types import (
     Verdict,
 )
 from qdqspec.types.requests import (
+    BuildRequest,
     FigureRequest,
     InputRequest,
     LintRequest,
@@ -121,6 +124,7 @@ class CaseWork:
             regression=self.gate.evidence if "regression" in needs else {},
             survival=self.survival if "survival" in needs else {},
             lint=self.lint if "lint" in needs else {},
+            builds=self.builds if "builds" in needs else {},
             figures=self.figures if "figures" in needs else {},
             profiles=setup.resources.options.profiles,
             node_ops={node.name: node.op_type for node in setup.given.nodes},
@@ -267,6 +271,12 @@ class CaseWork:
         targets = dict.fromkeys(request.target for request in self._requested(LintRequest))
         tuned = load_model(self.finder.tuned_path) if targets else self.setup.given
         return {target: lint_model(tuned, target) for target in targets}
+
+    @cached_property
+    def builds(self) -> dict[str, BuildEvidence]:
+        """The builds of the tuned model that checks request, by key."""
+        requests = dict.fromkeys(self._requested(BuildRequest))
+        return {request.key: build_for(self.setup, self.finder.tuned_path, request) for request in requests}
 
     @cached_property
     def survival(self) -> dict[Optimizer, SurvivalEvidence]:

@@ -245,6 +245,29 @@ class SurvivalEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuildEvidence:
+    """A build of the tuned model by a backend for one ``target``, a value of its option ``for``; empty for its own.
+
+    ``refused`` is the backend's reason if it does not build the model, ``missing`` why the backend cannot be used
+    here. ``narrow`` of the ``heavy`` kernels, those of convolutions, products and attention, compute in 8 bits.
+    """
+
+    backend: str
+    target: str = ""
+    refused: str = ""
+    missing: str = ""
+    cure: str = ""
+    kernels: int = 0
+    narrow: int = 0
+    heavy: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """The share of heavy kernels that compute in 8 bits; ``None`` if none are known."""
+        return self.narrow / self.heavy if self.heavy else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """A lint finding about one node, or about the whole model if ``node`` is empty.
 
@@ -302,6 +325,7 @@ class Evidence:
     survival: Mapping[Optimizer, SurvivalEvidence] = field(default_factory=dict)
     regression: Mapping[str, RegressionEvidence] = field(default_factory=dict)  # by name of baseline entry
     lint: Mapping[LintTarget, tuple[Finding, ...]] = field(default_factory=dict)
+    builds: Mapping[str, BuildEvidence] = field(default_factory=dict)  # of `BuildRequest`, by its key
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of `FigureRequest`, by its key
     profiles: tuple[ShapeProfile, ...] = ()  # the input shapes that were declared or follow from the data
     node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ

@@ -45,6 +45,20 @@ class SurvivalRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRequest:
+    """A build of the tuned model by a backend for a value of its option ``for``: ``Evidence.builds[key]``."""
+
+    kind: ClassVar[EvidenceKind] = "builds"
+    backend: str
+    target: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key in ``Evidence.builds``: ``backend:SM86``."""
+        return f"{self.backend}:{self.target}" if self.target else self.backend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineRequest:
     """A comparison with the entry ``key`` of the baseline file: ``Evidence.regression[key]``.
 
@@ -139,6 +153,7 @@ Request: TypeAlias = (
     ScoreRequest
     | LintRequest
     | SurvivalRequest
+    | BuildRequest
     | BaselineRequest
     | ParityRequest
     | InputRequest

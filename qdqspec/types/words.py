@@ -19,7 +19,16 @@ Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
 Status: TypeAlias = Literal["tuned", "untimed", "unchanged", "skipped", "not run"]  # of a case
 Severity: TypeAlias = Literal["error", "warn"]
 EvidenceKind: TypeAlias = Literal[
-    "latency", "parity", "accuracy", "placement", "size", "survival", "regression", "lint", "figures"
+    "latency",
+    "parity",
+    "accuracy",
+    "placement",
+    "size",
+    "survival",
+    "regression",
+    "lint",
+    "builds",
+    "figures",
 ]
 LintTarget: TypeAlias = str  # a lint target that a backend declares, see `qdqspec.config.hooks`
 FindingSeverity: TypeAlias = Literal["refused", "slow", "note"]

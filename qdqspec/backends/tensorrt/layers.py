@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, Model
-from qdqspec.graph.ops import ANCHORS, CONTROL
+from qdqspec.graph.ops import HEAVY
 from qdqspec.types import LayerTime
 
 Json: TypeAlias = Mapping[str, Any]
@@ -55,7 +55,6 @@ _COPY_NODE = "Reformatting CopyNode for "
 _GENERATED = "kgen"
 _PRODUCTS = frozenset({"correlation", "deconv", "gemm", "runtime_fusion"})
 _STREAMS = frozenset({"signal", "wait"})
-_HEAVY = ANCHORS - CONTROL
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,7 +420,7 @@ class EngineNames:
 
     def is_heavy(self, node: str) -> bool:
         """Whether a node of the model is a convolution, a matrix product, attention or a recurrent operator."""
-        return self._ops.get(node) in _HEAVY
+        return self._ops.get(node) in HEAVY
 
     def quantized(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """The tensors that pairs of the model quantize, before these pairs."""

@@ -6,6 +6,7 @@ from qdqspec.config.hooks import Declaration, attributes_of
 
 declaration = Declaration(
     targets=("tensorrt-rtx-1",),
+    replay=f"{__name__}.replay:replay_command",
 )
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend")

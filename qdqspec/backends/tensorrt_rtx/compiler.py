@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from qdqspec.backends.tensorrt.api import network_flags
 from qdqspec.backends.tensorrt.build import add_profiles, load_plugins, parse
 from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.backends.tensorrt_rtx.options import RtxOptions
+from qdqspec.backends.tensorrt_rtx.replay import replay_command
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 
@@ -64,16 +66,24 @@ def compile_model(
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else no kernels are listed
         parse(network, model, log, logger)
         add_profiles(builder, network, config, options.profiles, model)
-        return _Compiler(builder, network, config, model, log).compiled(capabilities)
+        return _Compiler(builder, network, config, model, log, options).compiled(capabilities)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Compiler:
+    """The builds of one parsed network."""
+
     builder: trt.Builder
     network: trt.INetworkDefinition
     config: trt.IBuilderConfig
     model: Path
     log: Log
+    options: BuildOptions
+
+    @cached_property
+    def source(self) -> Model:
+        """The model as given."""
+        return read_source(self.model)
 
     def compiled(self, capabilities: Sequence[str]) -> Compiled:
         whole = self._built(capabilities)
@@ -84,7 +94,8 @@ class _Compiler:
         raise BackendError(
             self._refusal(refused or {", ".join(capabilities): whole}),
             where=self.model,
-            cure="leave the named node in float, or leave the capability out of tensorrt-rtx.for",
+            cure="leave the named node in float, or leave the capability out of tensorrt-rtx.for; to repeat it: "
+            + replay_command(self.source, str(self.model), self.options),
         )
 
     def _built(self, capabilities: Sequence[str]) -> Compiled | str:
@@ -112,10 +123,9 @@ class _Compiler:
         names: dict[str, list[str]] = {}
         for capability, text in refused.items():
             names.setdefault(text, []).append(capability)
-        model = read_source(self.model)
         reasons = []
         for text, capabilities in names.items():
-            node = next(iter(named_nodes(text, model)), "")
+            node = next(iter(named_nodes(text, self.source)), "")
             at = f" at node '{node}'" if node else ""
             reasons.append(f"for {', '.join(capabilities)}{at}: {text}")
         return f"TensorRT for RTX refuses the model {' ; '.join(reasons)}"
