@@ -14,7 +14,7 @@ measured by this project. Conditions that an operator type cannot express:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import TypeAlias
 
@@ -82,20 +82,30 @@ def capabilities(
 ) -> Capabilities:
     """The capabilities of TensorRT on a GPU of this compute capability, for the ``supported`` formats."""
     formats = tuple(name for name in formats_for(gpu, version) if name in supported)
+    return capabilities_of(formats, lacking(gpu, version), LABELS, RULES)
+
+
+def capabilities_of(
+    formats: tuple[str, ...],
+    lacking: Mapping[str, str],
+    labels: Mapping[str, tuple[Kind, ...]],
+    rules: Mapping[str, Hook],
+) -> Capabilities:
+    """The capabilities of a compiler of this family with these formats, labels and placement rules."""
     return Capabilities(
         formats=formats,
-        labels=LABELS,
+        labels=labels,
         activations={name: name for name in formats if name not in WEIGHT_ONLY},
         weights={name: name for name in formats},
         absorbs=ABSORBED,
         symmetric_activations=True,
         blocked_axes=BLOCKED_AXES,
         carriers=CARRIERS,
-        rules=RULES,
+        rules=rules,
         fuses_in_half=True,
         computes_in_half=True,
         hardware="gpu",
-        lacking=lacking(gpu, version),
+        lacking=lacking,
         observes=False,  # with every tensor an output nothing fuses, and one more engine must be built
     )
 
@@ -116,16 +126,17 @@ def why_not(name: str, capability: tuple[int, int], version: tuple[int, int]) ->
     if capability == (0, 0):
         return "" if name == "int8" else f"the GPU is not known, and {name} is not for all"
     if capability < first:
-        least = f"{_dotted(first)} ({_GENERATIONS[first]})"
-        return f"{name} needs compute capability {least}, and this GPU has {_dotted(capability)}"
+        least = f"{dotted(first)} ({_GENERATIONS[first]})"
+        return f"{name} needs compute capability {least}, and this GPU has {dotted(capability)}"
     if _NOT_ON.get(name) == capability[0]:
-        return f"{name} is for compute capability {first[0]}.x, and this GPU has {_dotted(capability)}"
+        return f"{name} is for compute capability {first[0]}.x, and this GPU has {dotted(capability)}"
     if version < since:
-        return f"{name} needs TensorRT {_dotted(since)}, and this is {_dotted(version)}"
+        return f"{name} needs TensorRT {dotted(since)}, and this is {dotted(version)}"
     return ""
 
 
-def _dotted(pair: tuple[int, int]) -> str:
+def dotted(pair: tuple[int, int]) -> str:
+    """``8.9``."""
     return ".".join(map(str, pair))
 
 
@@ -162,7 +173,12 @@ def too_few_channels(weight: Sequence[int], *, group: int, fp8: bool, first: boo
 
 def too_large_for_fp8(weight: Sequence[int]) -> bool:
     """Whether a convolution's kernel has 32 elements or more, as 7x7 has, for which fp8 kernels are slower."""
-    return prod(weight[2:]) >= _LARGEST_FP8_KERNEL
+    return kernel_elements(weight) >= _LARGEST_FP8_KERNEL
+
+
+def kernel_elements(weight: Sequence[int]) -> int:
+    """The number of elements of a convolution's kernel, for the shape of its weight."""
+    return prod(weight[2:])
 
 
 def is_one_line(result: KnownSizes | None) -> bool:

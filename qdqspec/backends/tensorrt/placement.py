@@ -39,12 +39,12 @@ def few_channel_conv(model: Model, units: Units) -> Units:
     """
 
     def excluded(unit: Unit, fmt: str) -> bool:
-        node, dims = model.by_name[unit.id], _kernel(model, unit)
+        node, dims = model.by_name[unit.id], weight_shape(model, unit)
         return len(dims) > 2 and too_few_channels(
             dims, group=node.number("group", 1), fp8=fmt == FP8, first=node.inputs[0] in model.inputs
         )
 
-    return _without(units, excluded)
+    return without_formats(units, excluded)
 
 
 def large_fp8_kernel(model: Model, units: Units) -> Units:
@@ -54,7 +54,9 @@ def large_fp8_kernel(model: Model, units: Units) -> Units:
     are missing or slower.
     """
 
-    return _without(units, lambda unit, fmt: fmt == FP8 and too_large_for_fp8(_kernel(model, unit)))
+    return without_formats(
+        units, lambda unit, fmt: fmt == FP8 and too_large_for_fp8(weight_shape(model, unit))
+    )
 
 
 def small_gemm(model: Model, units: Units) -> Units:
@@ -72,10 +74,10 @@ def small_gemm(model: Model, units: Units) -> Units:
             is_one_line(model.shape(node.outputs[0])) or too_small_to_multiply(model.shape(node.inputs[1]))
         )
 
-    return _without(units, excluded)
+    return without_formats(units, excluded)
 
 
-def _without(units: Units, excluded: Callable[[Unit, str], bool]) -> Units:
+def without_formats(units: Units, excluded: Callable[[Unit, str], bool]) -> Units:
     """The units without those int8 and fp8 forms that a rule excludes."""
 
     def kept(unit: Unit) -> Unit:
@@ -87,7 +89,7 @@ def _without(units: Units, excluded: Callable[[Unit, str], bool]) -> Units:
     return tuple(kept(unit) for unit in units)
 
 
-def _kernel(model: Model, unit: Unit) -> tuple[int, ...]:
+def weight_shape(model: Model, unit: Unit) -> tuple[int, ...]:
     """The shape of a convolution's constant weight; empty for other operators and weights."""
     node = model.by_name[unit.id]
     index = weight_input(model, node) if unit.op_type == "Conv" else None
@@ -314,7 +316,7 @@ def fp8_operators(model: Model, units: Units) -> Units:
             return fmt == FP8 and _weighted_side(model, makers, unit) is None
         return fmt == FP8 and unit.op_type not in _FP8_OPERATORS
 
-    return _without(units, excluded)
+    return without_formats(units, excluded)
 
 
 # ---- residual Add -------------------------------------------------------------------------------

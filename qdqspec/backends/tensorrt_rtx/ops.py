@@ -1,13 +1,69 @@
-"""The operators and formats that TensorRT for RTX quantizes, by compute capability."""
+"""The operators and formats that TensorRT for RTX quantizes, by compute capability.
+
+Source: measured with TensorRT for RTX 1.7.1.116, which lists the kernels of an engine. No kernel was timed.
+It differs from TensorRT (`qdqspec.backends.tensorrt.ops`):
+
+- ConvTranspose and AveragePool run in float whatever pairs are around them, and MaxPool in fp8.
+- GlobalAveragePool runs in int8 from compute capability 12.0 on, if its result has a pair too.
+- MXFP8 builds from 8.9 on and is computed in float: it is not offered.
+- int8 and fp8 kernels have no lower limit of channels, rows or columns. An fp8 convolution has up to 32 elements.
+- Operators that move values are part of the kernels beside them, in fp8 as in int8.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.backends.tensorrt import ops
+from qdqspec.config.hooks import Hook
+from qdqspec.types import Kind
+
+LABELS: dict[str, tuple[Kind, ...]] = {
+    name: kinds
+    for name, kinds in ops.LABELS.items()
+    if name not in ("AveragePool", "ConvTranspose", "GlobalAveragePool")
+}
+_POOL_SINCE = (12, 0)  # GlobalAveragePool
+
+# Placement rules, in the order in which they are applied: those of TensorRT that only leave pairs out, here without an
+# effect on the list of kernels. Those of sizes and of fp8 operators do not hold, and those that move or add pairs have
+# no effect either.
+_OWN = ("large-fp8-kernel", "whole-attention")
+RULES: dict[str, Hook] = {
+    **{name: f"qdqspec.backends.tensorrt_rtx.placement:{name.replace('-', '_')}" for name in _OWN},
+    **{name: ops.RULES[name] for name in ("transpose-to-matmul", "skip-side-of-residual-add")},
+}
+
+_LARGEST_FP8_KERNEL = 32  # elements
+
+# The first compute capability with kernels of a format.
+FORMATS: dict[str, tuple[int, int]] = {"int8": (7, 5), "fp8": (8, 9), "int4": (7, 5), "nvfp4": (12, 0)}
 
 
 def capabilities(compute: Collection[tuple[int, int]]) -> Capabilities:
-    """The capabilities of GPUs of all these compute capabilities."""
-    return ops.capabilities(min(compute), (11, 4))
+    """The capabilities of TensorRT for RTX in engines for all of these compute capabilities."""
+    lacking = {name: why for name in FORMATS if (why := why_not(name, compute))}
+    formats = tuple(name for name in FORMATS if name not in lacking)
+    pool: dict[str, tuple[Kind, ...]] = (
+        {"GlobalAveragePool": ("in+out",)} if min(compute) >= _POOL_SINCE else {}
+    )
+    can = ops.capabilities_of(formats, lacking, LABELS | pool, RULES)
+    return replace(
+        can, labels_of={"fp8": {name: kinds for name, kinds in LABELS.items() if name != "MaxPool"}}
+    )
+
+
+def why_not(name: str, compute: Collection[tuple[int, int]]) -> str:
+    """The reason why engines for these compute capabilities have no kernels of a format; empty if they have."""
+    older = sorted(gpu for gpu in compute if gpu < FORMATS[name])
+    if not older:
+        return ""
+    first, oldest = ops.dotted(FORMATS[name]), ops.dotted(older[0])
+    return f"{name} needs compute capability {first}, and engines are for {oldest} too"
+
+
+def too_large_for_fp8(weight: Sequence[int]) -> bool:
+    """Whether a convolution's kernel has more than 32 elements, for which there is no fp8 kernel."""
+    return ops.kernel_elements(weight) > _LARGEST_FP8_KERNEL
