@@ -34,7 +34,7 @@ MOST_FAILED = 5  # at most one of five builds
 
 @pytest.fixture(autouse=True)
 def _fast_integers(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Integer kernels are faster than float ones on each processor that the tests run on."""
+    """Integer kernels are faster than float ones on any processor."""
     simulate_times(monkeypatch)
 
 
