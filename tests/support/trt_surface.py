@@ -1,8 +1,9 @@
 """TensorRT's Python API: read from NVIDIA's bindings, stored as JSON, converted to type stubs.
 
 The wheels of the bindings contain classes, enums and docstring signatures, but no engine. They are NVIDIA's property
-and are downloaded, never committed; only the names that qdqspec uses are committed. After a change of the backend that
-uses a new name, or for a new version of TensorRT::
+and are downloaded, never committed; only the names that qdqspec uses are committed. TensorRT for RTX is installed
+where its backend is tested: its API is read there and is not stored. After a change of the backend that uses a new
+name, or for a new version of TensorRT::
 
     python tests/support/trt_surface.py --all     # checks the backend against every release from 10.9 on
     python tests/support/trt_surface.py           # renews tests/data/tensorrt/api; needs an index and a C compiler
@@ -11,6 +12,7 @@ uses a new name, or for a new version of TensorRT::
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -20,20 +22,22 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from qdqspec.backends.tensorrt_rtx.library import RTX
 
 ROOT = Path(__file__).parents[2]
 API = ROOT / "tests" / "data" / "tensorrt" / "api"
 VERSIONS = ("10.9.0.34", "10.16.1.11", "11.4.0.106")
-RTX = "rtx-1.7.1.116"  # TensorRT for RTX: no backend yet, see docs/decisions/0024
-SOURCES = (
-    ROOT / "qdqspec" / "backends" / "tensorrt" / "engine.py",
-    *(ROOT / "qdqspec" / "backends" / "tensorrt" / f"{name}.py" for name in (
-        "api", "build", "cache", "device", "log", "options", "run",
-    )),
-    ROOT / "qdqspec" / "backends" / "tensorrt" / "gpu_day" / "parts.py",
-)  # fmt: skip
+_BACKENDS = ROOT / "qdqspec" / "backends"
+SOURCES = tuple(
+    _BACKENDS / "tensorrt" / f"{name}.py"
+    for name in ("api", "build", "cache", "device", "engine", "log", "options", "run", "gpu_day/parts")
+)
+# The backend of TensorRT for RTX, and the modules of backend tensorrt that it uses.
+RTX_SOURCES = (*SOURCES, *(_BACKENDS / "tensorrt_rtx" / f"{name}.py" for name in ("compiler", "engine")))
 Surface = dict[str, Any]
 
 
@@ -44,10 +48,10 @@ class MissingError(Exception):
 # ---- used names ---------------------------------------------------------------------------------
 
 
-def used_names() -> set[str]:
-    """Every attribute, keyword and literal name in the source of the backend, which may be names of TensorRT."""
+def used_names(sources: Sequence[Path] = SOURCES) -> set[str]:
+    """Every attribute, keyword and literal name in the source of a backend, which may be names of TensorRT."""
     found: set[str] = set()
-    for path in SOURCES:
+    for path in sources:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):
                 found.add(node.attr)
@@ -118,9 +122,7 @@ def load(version: str) -> Surface:
 _ENTRY = re.compile(
     rb"\b(create\w+_INTERNAL|get\w*PluginRegistry|getNvOnnxParserVersion|getInferLibVersion|initLibNvInferPlugins)\b"
 )
-_LIBRARY = re.compile(
-    rb"\b(lib(?:nvinfer|nvinfer_plugin|nvonnxparser|tensorrt_rtx|tensorrt_onnxparser_rtx)\.so\.\d+)\b"
-)
+_LIBRARY = re.compile(rb"\b(lib(?:nvinfer|nvinfer_plugin|nvonnxparser)\.so\.\d+)\b")
 
 
 def bindings(version: str, folder: Path) -> Path:
@@ -129,26 +131,24 @@ def bindings(version: str, folder: Path) -> Path:
     The libraries that they are linked to are replaced by ones whose functions return null.
     """
     site = folder / "site"
-    name = "tensorrt_rtx" if version == RTX else "tensorrt"
     with zipfile.ZipFile(_wheel(version, folder)) as wheel:
         wheel.extractall(site)
-    binary = next((site / f"{name}_bindings").glob("tensorrt*.so")).read_bytes()
+    binary = next((site / "tensorrt_bindings").glob("tensorrt*.so")).read_bytes()
     libraries = {found.decode() for found in _LIBRARY.findall(binary)}
     functions = {found.decode() for found in _ENTRY.findall(binary)} | {"getInferLibVersion"}
-    _make_libraries(site / f"{name}_libs", libraries, functions)
+    _make_libraries(site / "tensorrt_libs", libraries, functions)
     package = site / "tensorrt"
     package.mkdir()
     (package / "__init__.py").write_text(
-        f"from {name}_bindings import *\nfrom {name}_bindings import __version__\n", encoding="utf-8"
+        "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n", encoding="utf-8"
     )
     return site
 
 
 def _wheel(version: str, folder: Path) -> Path:
-    """Wheels for CUDA 13 exist from 10.13.2 on, and of TensorRT for RTX; for CUDA 12 before."""
-    product, _, number = version.rpartition("-")
-    old = not product and _is_old(tuple(int(part) for part in number.split(".") if part.isdecimal()))
-    package = "-".join(("tensorrt", *filter(None, [product]), "cu12" if old else "cu13", "bindings"))
+    """Wheels for CUDA 13 exist from 10.13.2 on; for CUDA 12 before."""
+    old = _is_old(tuple(int(part) for part in version.split(".") if part.isdecimal()))
+    package = f"tensorrt-{'cu12' if old else 'cu13'}-bindings"
     command = [
         sys.executable,
         "-m",
@@ -161,7 +161,7 @@ def _wheel(version: str, folder: Path) -> Path:
         str(folder),
     ]
     done = subprocess.run(
-        [*command, f"{package}=={number}"],
+        [*command, f"{package}=={version}"],
         capture_output=True,
         text=True,
         check=False,
@@ -200,6 +200,15 @@ def _make_libraries(folder: Path, libraries: set[str], functions: set[str]) -> N
         "    ctypes.CDLL(str(pathlib.Path(__file__).with_name(name)), mode=ctypes.RTLD_GLOBAL)\n",
         encoding="utf-8",
     )
+
+
+def installed_rtx(folder: Path) -> Path:
+    """A folder from which ``import tensorrt`` gives the installed TensorRT for RTX; raises `MissingError`."""
+    if importlib.util.find_spec("tensorrt_rtx") is None:
+        raise MissingError(f"TensorRT for RTX is not installed: {RTX.install}")
+    lines = ["import sys", "import tensorrt_rtx", "sys.modules[__name__] = tensorrt_rtx"]
+    (folder / "tensorrt.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
 
 
 def read_surface(site: Path) -> Surface:
@@ -307,7 +316,7 @@ def _type(text: str) -> str:
     text = re.sub(r"Supports(?:Int|Index)( \| Supports\w+)?", "int", text)
     text = re.sub(r"SupportsFloat( \| Supports\w+)?", "float", text)
     text = re.sub(r"\bI(ParserError|OnnxParserFlag)\b", r"\1", text)
-    text = re.sub(r"\bcapsule\b|\bobject\b|\bbuffer\b|\bBuffer\b", "Any", text)
+    text = re.sub(r"\bcapsule\b|\bobject\b|\bbuffer\b|\bBuffer\b|\bmethod\b", "Any", text)
     text = text.replace("List[", "list[").replace("Tuple[", "tuple[").replace("Sequence[", "list[")
     return text if re.fullmatch(r"[\w\[\], .|]+", text) and "::" not in text else "Any"
 
@@ -399,12 +408,12 @@ def _taken(kind: str, known: set[str]) -> str:
 # ---- the backend compared with an API -----------------------------------------------------------
 
 
-def complaints(surface: Surface, folder: Path, cache: Path) -> list[str]:
-    """The errors of mypy in the backend with this API of TensorRT."""
+def complaints(surface: Surface, folder: Path, cache: Path, sources: Sequence[Path] = SOURCES) -> list[str]:
+    """The errors of mypy in the source of a backend with this API of TensorRT."""
     package = folder / "tensorrt"
     package.mkdir(parents=True)
     (package / "__init__.pyi").write_text(stub(surface), encoding="utf-8")
-    files = [str(path) for path in (*SOURCES, package / "__init__.pyi")]
+    files = [str(path) for path in (*sources, package / "__init__.pyi")]
     words = ["--config-file=", "--follow-imports=skip", "--check-untyped-defs", "--no-error-summary"]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *words, f"--cache-dir={cache}", *files],

@@ -13,7 +13,12 @@ from types import ModuleType
 
 import pytest
 import trt_surface
-from trt_surface import SOURCES, VERSIONS, Surface
+from trt_surface import RTX_SOURCES, SOURCES, VERSIONS, Surface
+
+from qdqspec.backends.tensorrt.api import parts
+from qdqspec.backends.tensorrt_rtx.compiler import CURRENT
+from qdqspec.backends.tensorrt_rtx.library import RTX
+from qdqspec.backends.tensorrt_rtx.options import CAPABILITIES
 
 # Classes of which the backend has subclasses; their methods are described in TensorRT's prose documentation only.
 CALLBACKS = {"reallocate_output_async", "notify_shape"}
@@ -74,11 +79,47 @@ def test_numbers_of_flags_differ_between_versions():
 
 
 def test_the_checked_sources_are_all_that_import_tensorrt():
-    folder = trt_surface.ROOT / "qdqspec" / "backends"
+    folder = trt_surface.ROOT / "qdqspec"
     importing = {
         path for path in folder.rglob("*.py") if re.search(r"import tensorrt\b", path.read_text("utf-8"))
     }
-    assert importing <= set(SOURCES)
+    assert importing <= set(RTX_SOURCES)
+    assert {path for path in importing if "tensorrt" in path.parts} <= set(SOURCES)
+
+
+@pytest.fixture(scope="module")
+def rtx(tmp_path_factory: pytest.TempPathFactory) -> Surface:
+    """The names of the installed TensorRT for RTX that its backend may use."""
+    try:
+        site = trt_surface.installed_rtx(tmp_path_factory.mktemp("rtx"))
+    except trt_surface.MissingError as error:
+        pytest.skip(str(error))
+    surface = trt_surface.read_surface(site)
+    assert parts(surface["version"]) == RTX.newest
+    return trt_surface.trimmed(surface, trt_surface.used_names(RTX_SOURCES))
+
+
+def test_the_backend_of_tensorrt_for_rtx_uses_only_names_of_the_installed_one(
+    rtx: Surface, tmp_path: Path, cache: Path
+):
+    assert trt_surface.complaints(rtx, tmp_path, cache, RTX_SOURCES) == []
+
+
+def test_a_missing_name_of_tensorrt_for_rtx_is_found(rtx: Surface, tmp_path: Path, cache: Path):
+    config = rtx["classes"]["IBuilderConfig"]
+    fewer = {name: told for name, told in config["methods"].items() if name != "set_compute_capability"}
+    classes = rtx["classes"] | {"IBuilderConfig": config | {"methods": fewer}}
+    enums = {name: members for name, members in rtx["enums"].items() if name != "ComputeCapability"}
+    complaints = trt_surface.complaints(
+        rtx | {"classes": classes, "enums": enums}, tmp_path, cache, RTX_SOURCES
+    )
+    said = "\n".join(complaints)
+    assert '"set_compute_capability"' in said
+    assert '"ComputeCapability"' in said
+
+
+def test_capabilities_have_the_names_of_the_installed_tensorrt_for_rtx(rtx: Surface):
+    assert {*CAPABILITIES, CURRENT} <= set(rtx["enums"]["ComputeCapability"])
 
 
 def members(surface: Surface) -> set[str]:
@@ -164,19 +205,6 @@ def test_the_recorded_surface_is_that_of_the_bindings(bindings: tuple[str, Path]
     for name, entry in recorded["classes"].items():
         for part in ("methods", "properties"):
             assert entry[part].items() <= real["classes"][name][part].items(), f"{name}: {cure}"
-
-
-def test_tensorrt_for_rtx_has_every_used_name(tmp_path: Path, cache: Path):
-    """It is not a backend for other reasons: docs/decisions/0024-no-gpu-providers-and-no-tensorrt-for-rtx.md."""
-    try:
-        site = trt_surface.bindings(trt_surface.RTX, tmp_path)
-    except trt_surface.MissingError as error:
-        pytest.skip(str(error))
-    surface = trt_surface.read_surface(site)
-    assert surface["version"] == trt_surface.RTX.removeprefix("rtx-")
-    used = trt_surface.trimmed(surface, trt_surface.used_names())
-    assert {"IBuilderConfig", "IExecutionContext", "OnnxParser"} <= used["classes"].keys()
-    assert trt_surface.complaints(used, tmp_path / "mypy", cache) == []
 
 
 def test_the_real_classes_can_be_subclassed(bindings: tuple[str, Path]):
