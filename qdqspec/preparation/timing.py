@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -72,11 +72,11 @@ PROFILE_ROUNDS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """Layers of a built model, and its end-to-end times on one clock."""
+    """Layers of a built model, and its end-to-end times on one clock; without a clock only its layers."""
 
     layers: tuple[LayerTime, ...]
-    samples: Samples
-    median_ms: float
+    samples: Samples = field(default_factory=Samples)
+    median_ms: float | None = None
 
 
 def profile_models(
@@ -90,8 +90,8 @@ def profile_models(
 ) -> dict[str, Profiled]:
     """Profile models on the same inputs: the first sample of the data of ``inputs``, or random ones from the seed.
 
-    The branch of an If and the iterations of a Loop depend on the values. Raises `BackendError` if a model does not
-    build.
+    The branch of an If and the iterations of a Loop depend on the values. Without a clock the kernels have no times.
+    Raises `BackendError` if a model does not build.
     """
     random = np.random.default_rng(seed)
     with ExitStack() as opened:
@@ -99,6 +99,8 @@ def profile_models(
             name: opened.enter_context(_built(path, backend, options, _feeds(path, inputs, seed)))
             for name, path in models.items()
         }
+        if not backend.capabilities(options).has_clock:
+            return {name: Profiled(layers=engine.layers(1)) for name, engine in engines.items()}
         turns = {name: settle(engine, clock) for name, engine in engines.items()}
         samples = dict.fromkeys(engines, Samples())
         names = list(engines)

@@ -1,9 +1,9 @@
 """The placement with the most multiplications in narrow formats, within accuracy limits, that a backend builds.
 
-Nothing is timed. Units leave the widest labellings in the order of their noise per multiplication until the placement
-is accurate, a greedy rule for the knapsack problem (Dantzig, "Discrete-variable extremum problems", 1957). Units that
-the backend refuses are found by halving the placement, as in delta debugging (Zeller and Hildebrandt, 2002). Of
-placements with equally many multiplications the one with the fewest kernels that only convert is selected.
+Nothing is timed. Which units are quantized is a 0/1 knapsack problem: multiplications are the value, and the noise of
+each unit alone is the weight. It is solved by branch and bound (HiGHS, in `scipy.optimize.milp`). Units that the
+backend refuses are found by halving the placement, as in delta debugging (Zeller and Hildebrandt, 2002). Of placements
+with equally many multiplications the one with the fewest kernels that only convert is selected.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._classes import Labels, simple_labels
 from qdqspec.types import LabelNoise, Placement, Trial, kind_of
 
-RETURNED = 12  # units, at most, that are tried again after the noisiest ones were left out
+LEAST_DB, MOST_DB = -10.0, 80.0  # allowances for noise, as an SQNR
+STEPS = 10  # rehearsals to find the allowance
+SECONDS = 5.0  # for one knapsack problem of a large model
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +64,10 @@ class CoverageSearch:
         found = sorted(filter(self._covers, self._trials.values()), key=self._rank)
         return next((trial for trial in found if self.keeps_limits(trial)), None)
 
+    def count(self, units: Iterable[str]) -> int:
+        """The multiplications of some units."""
+        return sum(self.multiplications.get(unit, 0) for unit in units)
+
     def _covers(self, trial: Trial) -> bool:
         labels = trial.placement.labels
         return trial.ok and self.count(unit for unit, _ in labels) > 0 and self._accepts(dict(labels))
@@ -70,16 +78,14 @@ class CoverageSearch:
         conversions = sum(layer.boundary for layer in trial.layers)
         return -self.count(units), conversions, trial.placement.pairs
 
-    def count(self, labels: Iterable[str]) -> int:
-        """The multiplications of some units."""
-        return sum(self.multiplications.get(unit, 0) for unit in labels)
+    # ---- accuracy -------------------------------------------------------------------------------
 
     def _widest(self) -> list[Labels]:
         """The accurate labellings with the most multiplications, one for each rule; empty if none has any."""
         found: dict[str, Labels] = {}
         most = 1
         for labels in simple_labels(self.space):
-            offered = {unit: label for unit, label in labels.items() if unit not in self.refused}
+            offered = _without(labels, self.refused)
             if self.count(offered) < most:
                 continue
             kept = self._accurate_labels(offered)
@@ -90,36 +96,48 @@ class CoverageSearch:
         return list(found.values())
 
     def _accurate_labels(self, labels: Labels) -> Labels:
-        """The labels without the units of most noise per multiplication, as few as the limits require."""
+        """The labels with the most multiplications among those that meet the limits.
+
+        The noise of single units, added up, decides which of them fit an allowance. The allowance is the largest with
+        which the placement is accurate, found by bisection in decibels.
+        """
         if self._accepts(labels):
             return labels
-        order = self._noisiest(labels)
-        few, many = 0, len(order)  # without so many units it misses the limits; it meets them
-        while many - few > 1:
-            middle = (few + many) // 2
-            if self._accepts(_without(labels, order[:middle])):
-                many = middle
+        found: Labels = {}
+        noise, equal = self.noise(), 1 / len(labels)
+        powers = {unit: noise.get((unit, at), 0.0) if noise else equal for unit, at in labels.items()}
+        below, above = LEAST_DB, MOST_DB
+        for _ in range(STEPS):
+            middle = (below + above) / 2
+            kept = {unit: labels[unit] for unit in self._fitting(powers, 10 ** (-middle / 10))}
+            if self._accepts(kept):
+                found, above = kept, middle
             else:
-                few = middle
-        kept = _without(labels, order[:many])
-        large = sorted(order[:many], key=lambda unit: -self.multiplications.get(unit, 0))
-        for unit in large[:RETURNED]:
-            more = {**kept, unit: labels[unit]}
-            if self.multiplications.get(unit, 0) and self._accepts(more):
-                kept = more
-        return kept
+                below = middle
+        return found
 
-    def _noisiest(self, labels: Labels) -> list[str]:
-        """The units by their noise per multiplication, the noisiest first; without an analysis the last ones first."""
-        noise = self.noise()
-        if noise is None:
-            return list(reversed(labels))
-        return sorted(
-            labels,
-            key=lambda unit: (
-                -noise.get((unit, labels[unit]), 0.0) / max(self.multiplications.get(unit, 0), 1)
-            ),
+    def _fitting(self, powers: Mapping[str, float], allowed: float) -> list[str]:
+        """The units with the most multiplications whose noise together is at most ``allowed``: a knapsack problem."""
+        from scipy.optimize import (
+            Bounds,
+            LinearConstraint,
+            milp,
+        )  # its import takes long, and is seldom needed
+
+        units = [unit for unit, power in powers.items() if power <= allowed]
+        if not units:
+            return []
+        values = np.array([max(self.multiplications.get(unit, 0), 1) for unit in units], np.float64)
+        weights = np.array([powers[unit] for unit in units]) / allowed
+        solved = milp(
+            -values / values.max(),
+            constraints=LinearConstraint(weights[np.newaxis], ub=1.0),
+            integrality=np.ones(len(units)),
+            bounds=Bounds(0, 1),
+            options={"mip_rel_gap": 1e-3, "time_limit": SECONDS},
         )
+        chosen = np.zeros(len(units)) if solved.x is None else solved.x
+        return [unit for unit, share in zip(units, chosen, strict=True) if share > 0.5]
 
     def _accepts(self, labels: Labels) -> bool:
         placement = self.space.resolve(labels)
@@ -128,6 +146,8 @@ class CoverageSearch:
         if placement.digest not in self._verdicts:
             self._verdicts[placement.digest] = not placement.sites or self.is_accurate(placement)
         return self._verdicts[placement.digest]
+
+    # ---- builds ---------------------------------------------------------------------------------
 
     def _built(self, labels: Labels) -> Trial:
         placement = self.space.resolve(labels)
@@ -163,17 +183,18 @@ class CoverageSearch:
         """The units with multiplications whose kernels are float in each of the builds, as the backend lists them."""
         found: dict[str, str] = {}
         for unit, label in built[0].placement.labels:
-            nodes, counted = set(self.space.by_id[unit].nodes), self.multiplications.get(unit, 0)
-            if not counted or kind_of(label) == "weight-only" or not self._computes(unit, label):
+            if not self.multiplications.get(unit) or not self._is_narrow(unit, label):
                 continue
+            nodes = set(self.space.by_id[unit].nodes)
             kernels = [[layer for layer in trial.layers if nodes & set(layer.nodes)] for trial in built]
             if all(own and not any(layer.integer for layer in own) for own in kernels):
                 found[unit] = "its kernel computes in floating point"
         return found
 
-    def _computes(self, unit: str, label: str) -> bool:
-        """Whether a label's format is one that kernels compute in, rather than one of stored weights."""
-        return self.space.by_id[unit].form_of(label).choice.activation in self.narrow
+    def _is_narrow(self, unit: str, label: str) -> bool:
+        """Whether kernels compute in the format of a label, rather than only store weights in it."""
+        activation = self.space.by_id[unit].form_of(label).choice.activation
+        return kind_of(label) != "weight-only" and activation in self.narrow
 
 
 def _without(labels: Labels, units: Iterable[str]) -> Labels:

@@ -1,0 +1,195 @@
+"""The search for coverage, on a backend that is a function: which units it refuses, computes in float, or converts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from itertools import chain, combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import load_model
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.regions.forecast import multiplications_by_node
+from qdqspec.search.coverage import CoverageSearch
+from qdqspec.types import LabelNoise, LayerTime, Placement, Trial
+
+LINEAR = ("Conv", "Gemm")
+
+
+@pytest.fixture
+def space_of(models: Path) -> Callable[..., SchemeSpace]:
+    """The space of an example model on a runtime that quantizes no unit by itself; only these operators, if any."""
+
+    def make(*ops: str) -> SchemeSpace:
+        model = fold_batchnorm(load_model(models / "digits_resnet.onnx")).model
+        allowed = {node.name for node in model.nodes if node.op_type in ops} if ops else None
+        return SchemeSpace(model, replace(backend().capabilities(), completes=frozenset()), allowed=allowed)
+
+    return make
+
+
+def quantized(placement: Placement) -> set[str]:
+    return {unit for unit, _ in placement.labels}
+
+
+def counts(space: SchemeSpace) -> dict[str, int]:
+    by_node = multiplications_by_node(space.model, {"input": (1, 1, 16, 16)})
+    return {unit.id: sum(by_node[node] for node in unit.nodes) for unit in space.units}
+
+
+def kernel(space: SchemeSpace, unit: str, *, integer: bool = True) -> LayerTime:
+    nodes = space.by_id[unit].nodes
+    return LayerTime(name=unit, op_type="kernel", milliseconds=0.0, nodes=nodes, integer=integer)
+
+
+CONVERSION = LayerTime(
+    name="c", op_type="QuantizeLinear", milliseconds=0.0, nodes=(), tensors=("t",), boundary=True
+)
+
+
+class Builder:
+    """Builds placements; ``refused`` units fail, ``floats`` are computed in float, ``conversions`` are counted."""
+
+    def __init__(
+        self,
+        space: SchemeSpace,
+        refused: Collection[str] = (),
+        *,
+        names: bool = False,
+        floats: Collection[str] = (),
+        conversions: Callable[[Placement], int] = lambda _: 0,
+    ) -> None:
+        self.space, self.refused, self.names = space, set(refused), names
+        self.floats, self.conversions = floats, conversions
+        self.trials: list[Trial] = []
+
+    def __call__(self, placement: Placement) -> Trial:
+        wrong = quantized(placement) & self.refused
+        layers = [kernel(self.space, unit, integer=unit not in self.floats) for unit in quantized(placement)]
+        layers += [CONVERSION] * self.conversions(placement)
+        trial = Trial(number=len(self.trials), phase="coverage", placement=placement, layers=tuple(layers))
+        if wrong:
+            named = f" at '{min(wrong)}'" if self.names else ""
+            trial = Trial(
+                number=len(self.trials),
+                phase="coverage",
+                placement=placement,
+                status="failed",
+                error=f"refused{named}",
+            )
+        self.trials.append(trial)
+        return trial
+
+
+def search(
+    space: SchemeSpace,
+    build: Callable[[Placement], Trial],
+    *,
+    noise: LabelNoise | None = None,
+    is_accurate: Callable[[Placement], bool] = lambda _: True,
+    keeps_limits: Callable[[Trial], bool] = lambda _: True,
+    is_over: Callable[[], bool] = lambda: False,
+) -> CoverageSearch:
+    return CoverageSearch(
+        space=space,
+        multiplications=counts(space),
+        noise=lambda: noise,
+        is_accurate=is_accurate,
+        keeps_limits=keeps_limits,
+        build=build,
+        is_over=is_over,
+        narrow=frozenset({"uint8", "int8"}),
+    )
+
+
+def test_without_limits_all_multiplications_are_covered(space_of) -> None:
+    space = space_of()
+    found = search(space, Builder(space)).best()
+    assert found is not None
+    assert {unit for unit, count in counts(space).items() if count} <= quantized(found.placement)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_noise_that_the_limit_allows_is_spent_on_most_multiplications(space_of, seed: int) -> None:
+    """Noise is additive here, so that the best placement is known: that of all subsets of the linear units."""
+    space = space_of(*LINEAR)
+    macs, random = counts(space), np.random.default_rng(seed)
+    units = sorted(macs)[:12]
+    powers = {unit: float(random.lognormal(-7, 2)) if unit in units else 1e6 for unit in macs}
+    noise = LabelNoise.separate(
+        {(unit.id, at): powers[unit.id] for unit in space.units for at in unit.labels}
+    )
+    most = random.uniform(0.05, 0.8) * sum(powers[unit] for unit in units)
+
+    def is_accurate(placement: Placement) -> bool:
+        return sum(powers[unit] for unit in quantized(placement)) <= most
+
+    found = search(space, Builder(space), noise=noise, is_accurate=is_accurate).best()
+    subsets = chain.from_iterable(combinations(units, size) for size in range(len(units) + 1))
+    optimum = max(sum(macs[u] for u in each) for each in subsets if sum(powers[u] for u in each) <= most)
+    covered = 0 if found is None else sum(macs[unit] for unit in quantized(found.placement))
+    assert covered >= 0.95 * optimum
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_refused_units_stay_in_float_and_no_others(space_of, names: bool) -> None:
+    space = space_of()
+    heavy = sorted(unit for unit, count in counts(space).items() if count)
+    refused = {heavy[1], heavy[4]}
+    build = Builder(space, refused, names=names)
+    run = search(space, build)
+    found = run.best()
+    assert found is not None
+    assert set(heavy) - quantized(found.placement) == refused
+    assert refused == {unit for unit in run.refused if counts(space)[unit]}
+    assert all("refused" in reason for reason in run.refused.values())
+
+
+def test_nothing_is_selected_if_everything_is_refused(space_of) -> None:
+    space = space_of()
+    assert search(space, Builder(space, [unit.id for unit in space.units])).best() is None
+
+
+def test_a_unit_whose_kernel_computes_in_float_is_not_quantized(space_of) -> None:
+    space = space_of()
+    heavy = sorted(unit for unit, count in counts(space).items() if count)
+    run = search(space, Builder(space, floats={heavy[0]}))
+    found = run.best()
+    assert found is not None
+    assert heavy[0] not in quantized(found.placement)
+    assert run.refused == {heavy[0]: "its kernel computes in floating point"}
+
+
+def test_of_equal_coverage_the_fewest_conversions_are_selected(space_of) -> None:
+    space = space_of()
+    build = Builder(space, conversions=lambda placement: len(quantized(placement)))
+    found = search(space, build).best()
+    assert found is not None
+    equal = [trial for trial in build.trials if trial.ok]
+    assert len(equal) > 1
+    assert len(quantized(found.placement)) == min(len(quantized(trial.placement)) for trial in equal)
+
+
+def test_outputs_that_miss_the_limits_end_in_another_placement(space_of) -> None:
+    space = space_of()
+    seen: list[str] = []
+
+    def keeps_limits(trial: Trial) -> bool:
+        seen.append(trial.placement.digest)
+        return len(set(seen)) > 2
+
+    found = search(space, Builder(space), keeps_limits=keeps_limits).best()
+    assert found is not None
+    assert found.placement.digest == seen[-1] not in seen[:2]
+
+
+def test_a_search_that_is_over_selects_among_what_it_built(space_of) -> None:
+    space = space_of()
+    build = Builder(space)
+    found = search(space, build, is_over=lambda: len(build.trials) >= 2).best()
+    assert found in build.trials
