@@ -19,7 +19,7 @@ from qdqspec.accuracy.oracle import Rehearser
 from qdqspec.closing import Closing
 from qdqspec.codec import to_data
 from qdqspec.config.settings import DEFAULT_BACKEND
-from qdqspec.errors import StateError
+from qdqspec.errors import ConfigError, StateError
 from qdqspec.files import copy_whole, explained
 from qdqspec.graph.save import write_text
 from qdqspec.measurement.bench import Built
@@ -42,6 +42,7 @@ from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.search.loop import Search
+from qdqspec.session.covering import covers
 from qdqspec.session.tuning import MakeStrategy, Tuned, named, open_tuning
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial
@@ -80,6 +81,12 @@ class Study(Closing):
         """
         self.case: Case = setup.case
         self._prepared: Prepared = setup.prepared
+        if covers(self._prepared):
+            raise ConfigError(
+                "a study times its candidates, and the objective of this case is coverage",
+                where=str(self.case.spec or self.case.model),
+                cure="tune the case without a study, or choose another objective",
+            )
         self._target = setup.target
         make, name = _strategy(strategy, setup.case)
         self._about = {"schema_version": SCHEMA_VERSION, "settings": dict(settings), "strategy": name}

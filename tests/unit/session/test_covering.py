@@ -1,0 +1,198 @@
+"""Objective coverage in a session: what is selected, kept, reported and judged when nothing is timed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from arrays import arrays_of
+from rtx_installed import require_rtx
+
+from qdqspec.backends.base import BuildOptions, Capabilities
+from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.errors import ConfigError
+from qdqspec.report.write import write_results
+from qdqspec.session import Session
+from qdqspec.spec.kinds import params_of
+from qdqspec.types import Case, CheckSpec, Evidence, Inputs, InputShape, ShapeProfile, TuneRules
+
+
+def check(kind: str, **values: object) -> CheckSpec:
+    return CheckSpec(id=kind, kind=kind, params=params_of(kind).model_validate({"kind": kind, **values}))
+
+
+CHECKS = (
+    check("speedup", min=1.1),
+    check("latency", max_ms=100.0),
+    check("regression", max=0.05),
+    check("parity", min_sqnr_db=20),
+)
+
+
+@pytest.fixture
+def case(models: Path, tmp_path: Path) -> Case:
+    images = arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:16]
+    np.savez(tmp_path / "calibration.npz", input=images)
+    return Case(
+        id="default",
+        model=models / "digits_resnet.onnx",
+        inputs=Inputs(calibration=tmp_path / "calibration.npz"),
+        tune=TuneRules(objective="coverage"),
+        checks=CHECKS,
+    )
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with Session(root=tmp_path) as opened:
+        yield opened
+
+
+def evidence_of(session: Session, case: Case) -> Evidence:
+    for each in case.checks:
+        session.judge(case, each)
+    (record,) = session.record().cases
+    return record.evidence
+
+
+def result_json(session: Session, case: Case) -> dict[str, Any]:
+    write_results(session.record())
+    found: dict[str, Any] = json.loads((session.output(case) / "result.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_a_placement_selected_by_coverage_has_no_time_anywhere(session: Session, case: Case) -> None:
+    found = evidence_of(session, case)
+    assert found.search is not None
+    assert found.search.coverage is not None
+    assert found.status == "untimed"
+    assert found.latency is None
+    assert found.search.coverage.quantized > 0.5 * found.search.coverage.multiplications
+    assert found.parity is not None
+    assert found.parity.sqnr_db >= 20
+    record = result_json(session, case)
+    assert record["status"] == "untimed"
+    assert record["speedup"] is record["latency"] is record["tuned"] is record["reference"] is None
+    assert record["search"]["coverage"]["quantized"] == found.search.coverage.quantized
+    assert all(trial.ratio is None and not trial.samples.wall_ms for trial in found.search.trials)
+    assert not any(layer.milliseconds for trial in found.search.trials for layer in trial.layers)
+
+
+def test_checks_of_times_are_inconclusive_with_the_reason(session: Session, case: Case) -> None:
+    verdicts = {each.kind: session.judge(case, each).verdict for each in case.checks}
+    assert verdicts.pop("parity").outcome == "pass"
+    assert {verdict.outcome for verdict in verdicts.values()} == {"inconclusive"}
+    assert all("selected by coverage, not timed" in verdict.headline for verdict in verdicts.values())
+
+
+def test_the_selected_model_is_in_the_folder_and_in_the_cache(
+    session: Session, case: Case, tmp_path: Path
+) -> None:
+    found = evidence_of(session, case)
+    assert found.search is not None
+    tuned = onnx.load(session.output(case) / "tuned.onnx")
+    assert sum(node.op_type == "QuantizeLinear" for node in tuned.graph.node) >= found.search.winner.pairs
+    with Session(root=tmp_path) as again:
+        known = evidence_of(again, case)
+        assert known.search is not None
+        assert known.search.winner == found.search.winner
+        assert known.search.provenance.source == "cached"
+        assert known.status == "untimed"
+
+
+def test_a_known_placement_is_timed_in_mode_measure(session: Session, case: Case, tmp_path: Path) -> None:
+    placement = evidence_of(session, case).search
+    assert placement is not None
+    with Session(root=tmp_path, mode="measure") as measuring:
+        timed = evidence_of(measuring, case)
+        assert timed.status == "tuned"
+        assert timed.latency is not None
+        assert timed.latency.samples["tuned"].wall_ms
+        assert timed.search is not None
+        assert timed.search.winner == placement.winner
+
+
+def test_an_interrupted_search_is_continued_from_its_journal(
+    session: Session, case: Case, tmp_path: Path
+) -> None:
+    whole = evidence_of(session, case)
+    journal = session.output(case) / "trials.jsonl"
+    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert json.loads(lines[-1])["phase"] == "confirm"
+    journal.write_text("".join(lines[:2]), encoding="utf-8")
+    with Session(root=tmp_path, no_cache=True) as again:
+        resumed = evidence_of(again, case)
+    assert journal.read_text(encoding="utf-8").splitlines(keepends=True)[:2] == lines[:2]
+    assert whole.search is not None
+    assert resumed.search is not None
+    assert resumed.search.winner == whole.search.winner
+
+
+def test_no_accurate_placement_leaves_the_model_unchanged(session: Session, case: Case) -> None:
+    strict = replace(case, tune=TuneRules(objective="coverage", min_sqnr_db=150.0))
+    found = evidence_of(session, strict)
+    assert found.status == "unchanged"
+    assert "no placement within 150 dB" in found.reason
+
+
+# ---- a backend without a clock ------------------------------------------------------------------
+
+
+@pytest.fixture
+def clockless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Session]:
+    own = FakeDevice.capabilities
+
+    def capabilities(self: FakeDevice, options: BuildOptions | None = None) -> Capabilities:
+        del options
+        return replace(own(self), has_clock=False)
+
+    monkeypatch.setattr(FakeDevice, "capabilities", capabilities)
+    with Session(backend="fake", root=tmp_path) as opened:
+        yield opened
+
+
+def test_coverage_is_the_objective_where_nothing_can_be_timed(clockless: Session, case: Case) -> None:
+    assert evidence_of(clockless, replace(case, tune=TuneRules())).status == "untimed"
+
+
+@pytest.mark.parametrize("objective", ["latency", "pareto"])
+def test_an_objective_of_times_needs_a_clock(clockless: Session, case: Case, objective: Any) -> None:
+    with pytest.raises(ConfigError, match=f"objective '{objective}' needs times") as caught:
+        clockless.search(replace(case, tune=TuneRules(objective=objective)))
+    assert "coverage" in str(caught.value.cure)
+
+
+def test_a_study_needs_a_clock(session: Session, case: Case) -> None:
+    with pytest.raises(ConfigError, match="a study times its candidates"):
+        session.study(case)
+
+
+# ---- the real compiler --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_compiler_without_a_device_gives_a_placement(case: Case, tmp_path: Path) -> None:
+    require_rtx()
+    builds = check("builds", backend="tensorrt-rtx", **{"for": ["SM86", "SM120"], "min_8bit": 0.5})
+    shapes = (ShapeProfile(shapes={"input": InputShape.of((1, 1, 16, 16))}),)
+    inputs = replace(case.inputs, profiles=shapes)
+    case = replace(case, inputs=inputs, tune=TuneRules(), checks=(*CHECKS, builds))
+    with Session(backend="tensorrt-rtx", root=tmp_path) as opened:
+        found = evidence_of(opened, case)
+        verdicts = {each.kind: opened.judge(case, each).verdict for each in case.checks}
+    assert found.status == "untimed"
+    assert found.parity is not None
+    assert found.parity.computed_by == "onnxruntime"
+    assert found.parity.sqnr_db >= 20
+    assert found.search is not None
+    assert found.search.coverage is not None
+    assert found.search.coverage.kernels > found.search.coverage.conversions > 0
+    assert verdicts["builds"].outcome == "pass"
+    assert verdicts["parity"].outcome == "pass"
+    assert verdicts["speedup"].outcome == "inconclusive"
