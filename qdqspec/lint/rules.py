@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -72,7 +72,13 @@ def _is_between(version: Version, since: str, until: str) -> bool:
     return not is_old and (not until or version < Version(until))
 
 
-_RULES: dict[str, Rule] = {}
+_RULES: dict[tuple[str, tuple[LintTarget, ...]], Rule] = {}
+
+
+def _add(rule: Rule) -> None:
+    if any(name == rule.id and not set(targets).isdisjoint(rule.targets) for name, targets in _RULES):
+        raise ValueError(f"two lint rules are called {rule.id}")
+    _RULES[rule.id, rule.targets] = rule
 
 
 def rule(
@@ -93,12 +99,20 @@ def rule(
     """
 
     def register(find: Find) -> Find:
-        if name in _RULES:
-            raise ValueError(f"two lint rules are called {name}")
-        _RULES[name] = Rule(name, severity, title, cure, source, tuple(targets), find, since, until, unknown)
+        _add(Rule(name, severity, title, cure, source, tuple(targets), find, since, until, unknown))
         return find
 
     return register
+
+
+def also_for(targets: tuple[LintTarget, ...], name: str, source: str, **changes: Any) -> None:
+    """Register a known rule for other targets too, with its own source there, for all their versions.
+
+    ``changes`` are other fields of `Rule`: severity, title, cure, find.
+    """
+    known = next(rule for (other, _), rule in _RULES.items() if other == name)
+    bounds: dict[str, Any] = {"since": "", "until": "", "unknown": None}
+    _add(replace(known, targets=targets, source=source, **bounds | changes))
 
 
 def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:

@@ -26,19 +26,34 @@ def render_rules() -> str:
         "for all its versions.",
         "",
         "`refused`: the target does not build the model, or computes it wrongly. `slow`: it costs time there. `note`:",
-        "for information. An id never changes its meaning and is never used again.",
+        "for information. An id never changes its meaning and is never used again. A rule that holds for targets with",
+        "different sources has all of them.",
     ]
+    known: dict[str, list[Rule]] = {}
+    for rule in rules_for():
+        known.setdefault(rule.id, []).append(rule)
     for severity in ("refused", "slow", "note"):
-        for rule in (rule for rule in rules_for() if rule.severity == severity):
+        for first, *others in (rules for rules in known.values() if rules[0].severity == severity):
             lines += [
                 "",
-                f"## {rule.id}",
+                f"## {first.id}",
                 "",
-                f"{rule.title}.",
+                f"{first.title}.",
                 "",
                 f"- severity: {severity}",
-                f"- targets: {', '.join(rule.targets)}{_range(rule)}",
-                f"- cure: {rule.cure}",
-                f"- source: {rule.source}",
+                f"- targets: {', '.join(first.targets)}{_range(first)}",
+                f"- cure: {first.cure}",
+                f"- source: {first.source}",
+                *(line for rule in others for line in _differences(rule, first)),
             ]
     return "\n".join(lines) + "\n"
+
+
+def _differences(rule: Rule, first: Rule) -> list[str]:
+    """A rule of an id that another one has, for other targets: its source, and what else is different."""
+    words = {"severity": rule.severity, "rule": rule.title, "cure": rule.cure}
+    same = {"severity": first.severity, "rule": first.title, "cure": first.cure}
+    return [
+        f"- {', '.join(rule.targets)}: {rule.source}",
+        *(f"    - {name}: {text}" for name, text in words.items() if text != same[name]),
+    ]

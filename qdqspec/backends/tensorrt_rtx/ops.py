@@ -39,7 +39,7 @@ RULES: dict[str, Hook] = {
 _LARGEST_FP8_KERNEL = 32  # elements
 
 # The first compute capability with kernels of a format.
-FORMATS: dict[str, tuple[int, int]] = {"int8": (7, 5), "fp8": (8, 9), "int4": (7, 5), "nvfp4": (12, 0)}
+FORMATS: dict[str, tuple[int, int]] = {"int8": (7, 5), "fp8": (8, 9), "int4": (8, 0), "nvfp4": (12, 0)}
 
 
 def capabilities(compute: Collection[tuple[int, int]]) -> Capabilities:

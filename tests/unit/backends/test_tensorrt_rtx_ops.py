@@ -29,8 +29,9 @@ def pooled(op: str) -> Model:
 @pytest.mark.parametrize(
     ("compute", "formats"),
     [
-        ([(7, 5)], ["int8", "int4"]), ([(8, 6), BLACKWELL], ["int8", "int4"]), ([ADA], ["int8", "fp8", "int4"]),
-        ([ADA, BLACKWELL], ["int8", "fp8", "int4"]), ([BLACKWELL], ["int8", "fp8", "int4", "nvfp4"]),
+        ([(7, 5)], ["int8"]), ([(8, 0)], ["int8", "int4"]), ([(8, 6), BLACKWELL], ["int8", "int4"]),
+        ([ADA], ["int8", "fp8", "int4"]), ([ADA, BLACKWELL], ["int8", "fp8", "int4"]),
+        ([BLACKWELL], ["int8", "fp8", "int4", "nvfp4"]),
     ],
 )  # fmt: skip
 def test_formats_are_those_of_all_compute_capabilities(

@@ -63,6 +63,30 @@ def attention(*, q: bool, p: bool) -> str:
 # MXFP8 with TensorRT's operators.
 COMES = ("q, e = trt.TRT_MXFP8DynamicQuantize<axis = -1, block_size = 32, output_dtype = 17>(x)  "
          "a = trt.TRT_MXFP8DequantizeLinear<axis = -1, block_size = 32, output_dtype = 1>(q, e) ")  # fmt: skip
+EIGHT = {"e8": np.ones((16, 16)).astype(ml_dtypes.float8_e4m3fn), "f": FP8["z"]}
+QKV = "float[1,2,16,64] q, float[1,2,16,64] k, float[1,2,16,64] v"
+STEPS = "float[4,2,8] x, bool p"
+RECURRENT = {"W": np.ones((1, 32, 8), F32)}
+
+
+def branch(op: str, read: str) -> str:
+    """A recurrent operator in a branch of If: the largest of the results of all steps, or of the last one."""
+    return (
+        f"V = Identity(W)  y = If (p) <then_branch = then () => (float m) {{ "
+        f"Y, Y_h = {op}<hidden_size = 8>(x, V, V)  m = ReduceMax<keepdims = 0>({read}) }}, "
+        "else_branch = otherwise () => (float n) { n = ReduceMax<keepdims = 0>(x) }>"
+    )
+
+
+def again(scale: str) -> str:
+    """A tensor in int8, moved and quantized to fp8."""
+    return (
+        QX
+        + f"t = Transpose(a)  e = QuantizeLinear(t, {scale}, f)  d = DequantizeLinear(e, {scale}, f)  y = Neg(d)"
+    )
+
+
+BY_FOUR = "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(p, v)"
 SQUARES = "float[16,16] x, float[16,16] k, float[16,16] n"
 Case = tuple[str, str, dict[str, np.ndarray]]  # inputs, nodes, constants
 
@@ -248,6 +272,31 @@ CASES: dict[str, tuple[Case, Case]] = {
         ("float[2,3,4,64] x", COMES + "y = Neg(a)", {}),  # four dimensions
         ("float[3,4,64] x", COMES + "y = Neg(a)", {}),
     ),
+    "TRT061": (
+        (ROWS, QX + "v = DequantizeLinear(k, s, z)  y = Add(a, v)", {"k": np.array(9, np.int8)}),
+        (ROWS, QX + "v = DequantizeLinear(k, s, z)  y = Add(a, v)", {"k": np.array([9], np.int8)}),
+    ),
+    "TRT062": (
+        (ROWS, QX + "v = DequantizeLinear(e8, s, f)  t = Transpose(v)  y = MatMul(a, t)", EIGHT),
+        (ROWS, QX + "r = Relu(a)  v = DequantizeLinear(e8, s, f)  y = MatMul(r, v)", EIGHT),
+    ),
+    "TRT063": ((ROWS, again("s"), EIGHT), (ROWS, again("s2"), EIGHT)),
+    "TRT064": (
+        ("float[2,4,128] x", QX + "p = Neg(a) " + BY_FOUR, four(128, 64)),
+        ("float[2,4,128] x", QX + "p = Relu(a) " + BY_FOUR, four(128, 64)),
+    ),
+    "TRT065": (
+        (QKV, "y = Attention(q, k, v)", {}),
+        (QKV.replace("float", "float16"), "t = Attention(q, k, v)  y = Cast<to = 1>(t)", {}),
+    ),
+    "TRT070": (
+        (QKV, "t = Cast<to = 10>(q)  c = Identity(t)  u = Attention(t, c, t)  y = Cast<to = 1>(u)", {}),
+        (QKV.replace("float", "float16"), "t = Attention(q, k, k)  y = Cast<to = 1>(t)", {}),
+    ),
+    "TRT066": (
+        (STEPS, branch("LSTM", "Y_h"), RECURRENT),
+        (STEPS, branch("LSTM", "Y"), RECURRENT),
+    ),
 }  # fmt: skip
 
 
@@ -258,16 +307,18 @@ def ids(model: Model, target: LintTarget = "tensorrt-11", **options: tuple[int, 
 # Rules that apply to no version 11, each with a version to which it applies.
 OLD = dict.fromkeys(("TRT003", "TRT009", "TRT014", "TRT023", "TRT026", "TRT027"), "tensorrt-10.12")
 
+NEWER = {"TRT065": 23, "TRT070": 23}  # opsets of cases
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_model_breaks_the_rule_and_a_similar_one_does_not(
     parsed: Callable[..., Model], name: str
 ) -> None:
     (inputs, nodes, constants), good = CASES[name]
-    target = OLD.get(name, "tensorrt-11")
-    assert name in ids(parsed(inputs, "y", nodes, **constants), target)
+    target, opset = OLD.get(name, "tensorrt-11"), NEWER.get(name, 21)
+    assert name in ids(parsed(inputs, "y", nodes, opset, **constants), target)
     inputs, nodes, constants = good
-    assert name not in ids(parsed(inputs, "y", nodes, **constants), target)
+    assert name not in ids(parsed(inputs, "y", nodes, opset, **constants), target)
 
 
 def test_scales_of_another_type_than_the_data_are_reported(parsed: Callable[..., Model]) -> None:
@@ -308,7 +359,7 @@ NEAR_MISSES: list[tuple[str, bool, Case]] = [
     ("TRT040", True, ("float[1,3,8,8] x", QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
      {"w": np.ones((12, 3, 3, 3), np.int8)})),
     ("TRT040", False, (IMAGE, QX + "v = DequantizeLinear(dw, s, z)  y = Conv<group = 16>(a, v)", POINTWISE)),
-    ("TRT040", True, (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
+    ("TRT040", True, ("float[1,64,8,8] x", QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
      {**FP8, "w": np.ones((16, 64, 3, 3)).astype(ml_dtypes.float8_e4m3fn)})),
     ("TRT040", True, ("float[1,16] x", QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)", {})),
     ("TRT040", False, (ROWS, QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)", {})),
@@ -410,13 +461,46 @@ def test_findings_depend_on_the_compute_capability(parsed: Callable[..., Model])
 
 
 def test_every_rule_has_a_model() -> None:
-    elsewhere = {"TRT009", "TRT017", "TRT019", "TRT020", "TRT022", "TRT023", "TRT026", "TRT027", "TRT028"}
+    elsewhere = {f"TRT0{n:02}" for n in (9, 17, 19, 20, 22, 23, 26, 27, 28, 67)}
     assert {rule.id for rule in rules_for() if rule.targets == TARGETS} == CASES.keys() | elsewhere
 
 
 def test_operators_of_tensorrts_domain_are_accepted(parsed: Callable[..., Model]) -> None:
     text = "q = trt.TRT_FP8QuantizeLinear(x, s)  a = trt.TRT_FP8DequantizeLinear(q, s)  y = Tanh(a)"
-    assert ids(parsed(ROWS, "y", text)) == set()
+    model = parsed(ROWS, "y", text)
+    assert ids(model) == {"TRT021"}
+    assert ids(model, compute_capability=(8, 9)) == set()
+    (found,) = lint_model(model, "tensorrt-11", compute_capability=(8, 6))
+    assert (found.id, found.severity, found.message) == (
+        "TRT020", "refused", "1 pairs are fp8; compute capability 8.6 computes in int8, int4",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["tensorrt-11", "tensorrt-rtx-1"])
+def test_products_of_float32_need_a_gpu_newer_than_turing(
+    parsed: Callable[..., Model], target: LintTarget
+) -> None:
+    model = parsed(ROWS, "y", QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)")
+    assert "TRT067" in ids(model, target, compute_capability=(7, 5))
+    assert "TRT067" not in ids(model, target, compute_capability=(8, 0)) | ids(model, target)
+    assert "TRT067" not in ids(parsed(IMAGE, "y", CONV + "y = Neg(c)"), target, compute_capability=(7, 5))
+
+
+@pytest.mark.parametrize("op", ["BitCast", "CumProd", "DeformConv", "SwiGLU"])
+def test_operators_without_an_importer_are_reported(parsed: Callable[..., Model], op: str) -> None:
+    assert "TRT025" in ids(parsed(ROWS, "y", f"y = {op}(x)", opset=22))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "name", "broken"),
+    [("float[4,128] x", "TRT064", False), ("float[2,4,128] x", "TRT064", True)],
+)
+def test_int8_data_of_two_dimensions_may_be_multiplied_by_four_bits(
+    parsed: Callable[..., Model], inputs: str, name: str, broken: bool
+) -> None:
+    text = QX + "p = Identity(a) " + BY_FOUR
+    assert (name in ids(parsed(inputs, "y", text, **four(128, 64)))) == broken
+    assert name in ids(parsed(inputs, "y", text, **four(128, 64), **FP8))
 
 
 def test_findings_are_sorted_by_severity(parsed: Callable[..., Model]) -> None:

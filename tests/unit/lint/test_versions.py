@@ -32,7 +32,7 @@ EDGES: list[tuple[str, str, str, int, dict[str, np.ndarray], str, str]] = [
     ("TRT018", ROWS + ", int8 t", ZEROED, 21, {}, "10.13", "10.12"),
     ("TRT019", ROWS, HALF, 23, {"s": np.array(0.05, F16)}, "10.13", "10.12"),
     ("TRT023", ROWS, WIDE, 23, {}, "10.14", "10.15"),
-    ("TRT026", "float[1,2,4,8] x", "y = Attention(x, x, x)", 23, {}, "10.13", "10.14"),
+    ("TRT026", "float[1,2,16,64] x, float[1,2,16,64] k", "y = Attention(x, k, k)", 23, {}, "10.13", "10.14"),
     ("TRT027", ROWS, "y = RMSNormalization(x, b)", 23, {}, "10.14", "10.15"),
     ("TRT028", ROWS, "y = Swish(x)", 24, {}, "11.0", "11.1"),
 ]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from qdqspec.backends.tensorrt.lint.rule import (
+    BUILDS_IN_RTX,
     HEADER,
     HEADER_BEFORE,
     HEADER_SINCE,
@@ -24,7 +25,7 @@ from qdqspec.graph.model import Node
 from qdqspec.graph.ops import FLOATS
 from qdqspec.graph.trt import FP4_DYNAMIC
 from qdqspec.lint.rules import Hit, formats_newer_than_opset
-from qdqspec.lint.view import View, type_name
+from qdqspec.lint.view import QdqNumbers, View, type_name
 from qdqspec.placement.read.recognize import is_constant
 from qdqspec.placement.space.units import WEIGHT_AXES, dynamic_misfit
 from qdqspec.quantize.formats import number_format
@@ -122,7 +123,7 @@ rule(
     "refused",
     "The model's opset is older than the number format",
     cure="raise the opset: fp8 came with 19, int4 with 21, fp4 with 23",
-    source="ONNX, QuantizeLinear and DequantizeLinear: types by opset",
+    source=f"ONNX, QuantizeLinear and DequantizeLinear: types by opset; {BUILDS_IN_RTX}",
 )(formats_newer_than_opset)
 
 
@@ -157,22 +158,32 @@ def blocks(view: View) -> Iterator[Hit]:
     TRT060 reports dynamically quantized activations.
     """
     for node, numbers in view.heads:
-        if numbers.dynamic:
-            continue
-        shape = view.model.shape(node.inputs[0])
-        axis = numbers.axis % len(shape) if shape else 0
-        size = shape[axis] if shape else None
-        if numbers.block and numbers.elem_type not in _BLOCKS:
+        if numbers.block and not numbers.dynamic and numbers.elem_type not in _BLOCKS:
             yield node, f"has blocks of {numbers.block} of {type_name(numbers.elem_type)}"
-        elif numbers.block and not view.quantizes_constant(node):
+        elif numbers.block and not numbers.dynamic and not view.quantizes_constant(node):
             yield node, f"has blocks of {numbers.block} of an activation, with constant scales"
-        elif numbers.block and shape and axis < len(shape) - 2:
-            yield node, f"has blocks along axis {numbers.axis} of {len(shape)}"
-        elif numbers.block and size and size % numbers.block:
-            yield node, f"has blocks of {numbers.block} along {size} elements"
-        elif numbers.elem_type in _FOUR_BITS and shape and all((size or 0) % 2 for size in shape):
-            dims = " x ".join(map(str, shape))
-            yield node, f"has an odd number of 4-bit numbers: {dims}"
+        elif why := _misplaced(view, node, numbers):
+            yield node, why
+
+
+def misplaced_blocks(view: View) -> Iterator[Hit]:
+    """Blocks of any format along another axis, or that do not divide it; an odd number of 4-bit numbers."""
+    return ((node, why) for node, numbers in view.heads if (why := _misplaced(view, node, numbers)))
+
+
+def _misplaced(view: View, node: Node, numbers: QdqNumbers) -> str:
+    shape = view.model.shape(node.inputs[0])
+    if not shape or numbers.dynamic:
+        return ""
+    axis = numbers.axis % len(shape)
+    size = shape[axis]
+    if numbers.block and axis < len(shape) - 2:
+        return f"has blocks along axis {numbers.axis} of {len(shape)}"
+    if numbers.block and size and size % numbers.block:
+        return f"has blocks of {numbers.block} along {size} elements"
+    if numbers.elem_type in _FOUR_BITS and all((size or 0) % 2 for size in shape):
+        return f"has an odd number of 4-bit numbers: {' x '.join(map(str, shape))}"
+    return ""
 
 
 @rule(
@@ -180,7 +191,7 @@ def blocks(view: View) -> Iterator[Hit]:
     "refused",
     "Blocks have a size that no kernel is made for",
     cure="choose blocks of 64 or 128 for int4, 16 for nvfp4, 32 for mxfp8",
-    source='NVIDIA, "Working with Quantized Types", quantization schemes',
+    source=f'NVIDIA, "Working with Quantized Types", quantization schemes; {BUILDS_IN_RTX}, of int4 and fp8',
 )
 def block_sizes(view: View) -> Iterator[Hit]:
     """Blocks of an unsupported size; TRT010 reports other formats."""
@@ -211,7 +222,7 @@ def integer_operators(view: View) -> Iterator[Hit]:
     "refused",
     "A Q or DQ of ONNX Runtime's own domain",
     cure="export with opset 21 or above, where ONNX's own operators take all types",
-    source=f"{OPERATORS}: operators of ONNX and of domain trt",
+    source=f"{OPERATORS}: operators of ONNX and of domain trt; {BUILDS_IN_RTX}",
 )
 def foreign_pairs(view: View) -> Iterator[Hit]:
     """QuantizeLinear or DequantizeLinear of domain com.microsoft."""
@@ -269,7 +280,7 @@ def positive_scales(view: View) -> Iterator[Hit]:
     "refused",
     "An activation has one scale a channel",
     cure="give activations one scale a tensor; only weights take several",
-    source=f"{HEADER}: per-channel scales are for weights",
+    source=f"{HEADER}: per-channel scales are for weights; {BUILDS_IN_RTX}",
 )
 def activations_per_channel(view: View) -> Iterator[Hit]:
     """More than one scale, without blocks, on a tensor that is not constant."""
@@ -287,16 +298,29 @@ def activations_per_channel(view: View) -> Iterator[Hit]:
 )
 def weight_axes(view: View) -> Iterator[Hit]:
     """Several scales, without blocks, along an axis other than the output channels, or not one per channel."""
+    yield from other_axes(view)
+    yield from counts_of_scales(view)
+
+
+def other_axes(view: View) -> Iterator[Hit]:
+    """Several scales of a weight, without blocks, along an axis other than the output channels."""
     for node, dequantizer in view.quantized_weights():
-        numbers, wanted = view.numbers(dequantizer), _output_axis(view, node, dequantizer)
         dims = view.weight_dims(node)
-        if not numbers.channel_scales or not dims:
-            continue
-        axis = numbers.axis % len(dims)
-        if axis != wanted:
-            yield dequantizer, f"is quantized on axis {axis}, {node.op_type} wants {wanted}"
-        elif numbers.channel_scales != dims[axis]:
-            yield dequantizer, f"has {numbers.channel_scales} scales for {dims[axis]} channels"
+        if view.numbers(dequantizer).channel_scales and dims:
+            axis, wanted = view.numbers(dequantizer).axis % len(dims), _output_axis(view, node, dequantizer)
+            if axis != wanted:
+                yield dequantizer, f"is quantized on axis {axis}, {node.op_type} wants {wanted}"
+
+
+def counts_of_scales(view: View) -> Iterator[Hit]:
+    """Several scales of a weight, without blocks, and not one for each element of their axis."""
+    for node, dequantizer in view.quantized_weights():
+        numbers, dims = view.numbers(dequantizer), view.weight_dims(node)
+        if numbers.channel_scales and dims and numbers.channel_scales != dims[numbers.axis % len(dims)]:
+            yield (
+                dequantizer,
+                f"has {numbers.channel_scales} scales for {dims[numbers.axis % len(dims)]} channels",
+            )
 
 
 def _output_axis(view: View, node: Node, dequantizer: Node) -> int:
@@ -325,7 +349,8 @@ def scale_types(view: View) -> Iterator[Hit]:
     "refused",
     "A scale is half-precision, and the data is of another type",
     cure="store the scale in the type of the data, or in float32",
-    source=f"{HEADER_SINCE}: a scale of float16 or bfloat16 must match the input, one of float32 need not",
+    source=f"{HEADER_SINCE}: a scale of float16 or bfloat16 must match the input, one of float32 need not; "
+    f"{BUILDS_IN_RTX}",
     since="10.13",
 )
 def half_scales(view: View) -> Iterator[Hit]:

@@ -165,16 +165,21 @@ def float32_between(view: View) -> Iterator[Hit]:
 )
 def partial_attention(view: View) -> Iterator[Hit]:
     """A Softmax whose two MatMuls have some, but not all, of their four inputs quantized."""
+    for node, before, after in attentions(view):
+        made = [view.dequantizer(tensor) for product in (before, after) for tensor in product.inputs]
+        if any(made) and not all(made):
+            count = sum(dq is not None for dq in made)
+            yield node, f"{count} of 4 inputs of '{before.name}' and '{after.name}' are quantized"
+
+
+def attentions(view: View) -> Iterator[tuple[Node, Node, Node]]:
+    """Each Softmax between two MatMuls, with these."""
     for node in view.of("Softmax"):
         readers = view.readers(node.outputs[0])
         after = [r for reader in readers for r in _through_pair(view, reader) if r.op_type == "MatMul"]
         before = _product_before(view, node.inputs[0]) if after else None
-        if before is None:
-            continue
-        made = [view.dequantizer(tensor) for product in (before, after[0]) for tensor in product.inputs]
-        if any(made) and not all(made):
-            count = sum(dq is not None for dq in made)
-            yield node, f"{count} of 4 inputs of '{before.name}' and '{after[0].name}' are quantized"
+        if before is not None:
+            yield node, before, after[0]
 
 
 def _through_pair(view: View, node: Node) -> tuple[Node, ...]:

@@ -27,6 +27,8 @@ def rule(
     return rules.rule(name, severity, title, targets=TARGETS, until=until, unknown=unknown or unread, **texts)
 
 
+# Refused by the documents of TensorRT; that it builds elsewhere is no proof that it does in TensorRT.
+BUILDS_IN_RTX = "TensorRT for RTX 1.7.1.116 builds such models"
 PARSER = "onnx-tensorrt, helper of QuantizeLinear and DequantizeLinear"
 HEADER = "NvInfer.h, IQuantizeLayer and IDequantizeLayer"
 HEADER_BEFORE = "NvInfer.h 10.9 to 10.12, IQuantizeLayer and IDequantizeLayer"

@@ -7,21 +7,23 @@ this project.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from math import prod
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from onnx import TensorProto
 
 from qdqspec.backends.tensorrt.lint.rule import MODEL_OPTIMIZER, rule
 from qdqspec.backends.tensorrt.ops import (
     FORMATS,
+    dotted,
     formats_for,
     is_one_line,
+    kernel_elements,
     too_few_channels,
     too_large_for_fp8,
     too_small_to_multiply,
 )
 from qdqspec.graph.model import Node
+from qdqspec.graph.trt import DOMAIN
 from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View
 
@@ -97,10 +99,15 @@ def fp8_transposed(view: View) -> Iterator[Hit]:
 )
 def large_fp8_kernels(view: View) -> Iterator[Hit]:
     """A convolution with an fp8 weight and a large kernel, by the product of the kernel's sides."""
+    return fp8_kernels(view, too_large_for_fp8)
+
+
+def fp8_kernels(view: View, too_large: Callable[[Sequence[int]], bool]) -> Iterator[Hit]:
+    """Convolutions with an fp8 weight of a shape for which the kernel is too large."""
     for node, dequantizer in view.quantized_weights("Conv"):
         dims = view.weight_dims(node)
-        if view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN and too_large_for_fp8(dims):
-            yield node, f"has a kernel of {prod(dims[2:])} elements"
+        if view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN and too_large(dims):
+            yield node, f"has a kernel of {kernel_elements(dims)} elements"
 
 
 _MATRIX = "NVIDIA TensorRT support matrix, hardware and precision"
@@ -112,23 +119,31 @@ _NAMES: dict[int, str] = {
     TensorProto.FLOAT4E2M1: "nvfp4",
 }
 
+# DQ of NVIDIA's own domain, written before ONNX had these types.
+_OWN_PAIRS = {"TRT_FP8DequantizeLinear": "fp8", "TRT_INT4DequantizeLinear": "int4"}
+
 
 @rule(
     "TRT020",
-    "slow",
+    "refused",
     "The GPU does not compute in this format",
     cure="choose a format that the GPU computes in",
     source=f"{_MATRIX}; TensorRT's own warning of FP4 on Hopper",
 )
 def not_on_this_gpu(view: View) -> Iterator[Hit]:
     """Formats in the model that are not listed for the given compute capability."""
-    if view.capability is None:
-        return
-    known = formats_for(view.capability, _NEWEST)
-    for fmt, count in _formats(view).items():
+    return formats_but(view, () if view.capability is None else formats_for(view.capability, _NEWEST))
+
+
+def formats_but(view: View, known: Collection[str]) -> Iterator[Hit]:
+    """The formats of the model that are not among the known ones of the GPU, if there is a compute capability."""
+    for fmt, count in pair_formats(view).items() if view.capability is not None else ():
         if fmt not in known:
-            gpu, computes = ".".join(map(str, view.capability)), ", ".join(known) or "float"
-            yield None, f"{count} pairs are {fmt}; compute capability {gpu} computes in {computes}"
+            computes = ", ".join(known) or "float"
+            yield (
+                None,
+                f"{count} pairs are {fmt}; compute capability {dotted(view.capability)} computes in {computes}",
+            )
 
 
 @rule(
@@ -142,9 +157,9 @@ def needs_a_newer_gpu(view: View) -> Iterator[Hit]:
     """Formats other than int8, if no compute capability is given."""
     if view.capability is not None:
         return
-    for fmt, count in _formats(view).items():
+    for fmt, count in pair_formats(view).items():
         if fmt != "int8":
-            gpu, release = (f"{'.'.join(map(str, pair))} or above" for pair in FORMATS[fmt])
+            gpu, release = (f"{dotted(pair)} or above" for pair in FORMATS[fmt])
             yield None, f"{count} pairs are {fmt}: compute capability {gpu}, TensorRT {release}"
 
 
@@ -157,8 +172,8 @@ def needs_a_newer_gpu(view: View) -> Iterator[Hit]:
 )
 def old_gpu(view: View) -> Iterator[Hit]:
     """int8 on compute capability 7.5 or below."""
-    if view.capability is not None and view.capability <= (7, 5) and "int8" in _formats(view):
-        yield None, "int8 on compute capability " + ".".join(map(str, view.capability))
+    if view.capability is not None and view.capability <= (7, 5) and "int8" in pair_formats(view):
+        yield None, f"int8 on compute capability {dotted(view.capability)}"
 
 
 @rule(
@@ -171,12 +186,12 @@ def old_gpu(view: View) -> Iterator[Hit]:
 )
 def fp8_beside_int8(view: View) -> Iterator[Hit]:
     """Pairs of both formats anywhere in the model."""
-    found = _formats(view)
+    found = pair_formats(view)
     if "int8" in found and "fp8" in found:
         yield None, f"{found['int8']} pairs are int8, {found['fp8']} fp8"
 
 
-def _formats(view: View) -> dict[str, int]:
+def pair_formats(view: View) -> dict[str, int]:
     """The number of DQ of each format, by the name of its kind in this module."""
     names = (
         "mxfp8"
@@ -184,4 +199,5 @@ def _formats(view: View) -> dict[str, int]:
         else _NAMES.get(numbers.elem_type or 0)
         for _, numbers in view.dequantizers
     )
-    return Counter(name for name in names if name is not None)
+    own = (_OWN_PAIRS.get(node.op_type) for node in view.model.nodes if node.domain == DOMAIN)
+    return Counter(name for name in (*names, *own) if name is not None)

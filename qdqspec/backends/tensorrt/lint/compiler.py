@@ -1,0 +1,182 @@
+"""Rules for models that the parser takes and the compiler refuses.
+
+Measured with TensorRT for RTX, whose parser is of the same code and whose compiler is one of the two of TensorRT. No
+source of NVIDIA states any of it for TensorRT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from onnx import TensorProto
+
+from qdqspec.backends.tensorrt.lint.rule import rule
+from qdqspec.backends.tensorrt.ops import CARRIERS
+from qdqspec.graph.model import Node
+from qdqspec.graph.ops import data_inputs
+from qdqspec.lint.rules import Hit
+from qdqspec.lint.view import View
+from qdqspec.placement.space.completions import edges_before
+from qdqspec.types import Consumer
+
+MEASURED = "measured with TensorRT for RTX 1.7.1.116"
+_NO_SOURCE = f"sources of NVIDIA: none found; {MEASURED}"
+_UNKNOWN = ("10.9", "")
+_EIGHT_BITS = {TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
+# Of one input, and with any attributes: of CARRIERS, these are carriers only with certain constants or inputs.
+_CARRIERS = CARRIERS - {"Concat", "Div", "Mul", "Pad"}
+_RECURRENT = ("GRU", "LSTM", "RNN")
+
+
+@rule(
+    "TRT061",
+    "refused",
+    "A constant without dimensions is stored as an integer or an 8-bit float",
+    cure="give it shape [1], or leave it in float before a QuantizeLinear, as qdqspec does",
+    source=f'{_NO_SOURCE}: "Quantized constant (k) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node", in '
+    "qdqGraphOptimizer.cpp",
+    unknown=_UNKNOWN,
+)
+def stored_scalars(view: View) -> Iterator[Hit]:
+    """A DQ of a stored constant of rank 0."""
+    for node, _ in view.dequantizers:
+        stored = view.model.constants.get(node.inputs[0])
+        if stored is not None and not stored.dims:
+            yield node, f"dequantizes '{node.inputs[0]}', which has no dimensions"
+
+
+@rule(
+    "TRT062",
+    "refused",
+    "One operand is int8, the other fp8",
+    cure="quantize both operands to one of the two",
+    source=f'{_NO_SOURCE}: "Input and filter have to be the same type" for Gemm and MatMul, "CHECK(dtype == W.type())" '
+    "for Conv",
+    unknown=_UNKNOWN,
+)
+def operands_of_two_formats(view: View) -> Iterator[Hit]:
+    """A Conv, Gemm or MatMul of an int8 and an fp8 operand, also behind operators that move values."""
+    for node in view.of("Conv", "Gemm", "MatMul"):
+        formats = [set(_eight_bits(view, node, index).values()) for index in data_inputs(node)]
+        if {"int8"} in formats and {"fp8"} in formats:
+            yield node, f"reads {' and '.join(sorted(fmt for found in formats for fmt in found))}"
+
+
+@rule(
+    "TRT063",
+    "refused",
+    "A tensor changes from int8 to fp8, or back, between equal scales",
+    cure="quantize it to one of the two, or give the second pair its own scale",
+    source=f'{_NO_SOURCE}: "Mismatched type for tensor q, f8 vs. expected type:i8"; other scales build',
+    unknown=_UNKNOWN,
+)
+def formats_in_a_row(view: View) -> Iterator[Hit]:
+    """A Q of one format that reads a DQ of the other with the same scales, directly or past carriers."""
+    for node, numbers in view.plain_pairs:
+        fmt = _EIGHT_BITS.get(numbers.elem_type or 0)
+        if node.op_type != "QuantizeLinear" or fmt is None or numbers.scale is None:
+            continue
+        for dequantizer, other in _eight_bits(view, node, 0).items():
+            scale = view.numbers(view.model.by_name[dequantizer]).scale
+            if other != fmt and scale is not None and np.array_equal(scale, numbers.scale):
+                yield node, f"quantizes to {fmt} what '{dequantizer}' gives from {other}"
+
+
+@rule(
+    "TRT064",
+    "refused",
+    "The data of a product with a weight of 4 bits is in 8 bits",
+    cure="remove the pair: the kernel of such a product takes floats",
+    source=f'{_NO_SOURCE}: "Input and filter have to be the same type" in fp8 and int8; int8 data of two dimensions '
+    "builds",
+    unknown=_UNKNOWN,
+)
+def eight_bits_by_four(view: View) -> Iterator[Hit]:
+    """A Gemm or MatMul with an int4 weight and an 8-bit pair before its data, directly or past carriers."""
+    for node, weight in view.quantized_weights("Gemm", "MatMul"):
+        if view.numbers(weight).elem_type != TensorProto.INT4:
+            continue
+        is_flat = len(view.model.shape(node.inputs[0]) or ()) == 2
+        for dequantizer, fmt in _eight_bits(view, node, 0).items():
+            if fmt == "fp8" or not is_flat:
+                yield node, f"reads {fmt} from '{dequantizer}'"
+
+
+def _eight_bits(view: View, node: Node, index: int) -> dict[str, str]:
+    """The format of each DQ of 8 bits whose values an input of a node holds, by its name."""
+    edge = node.inputs[index], Consumer(node.name, index)
+    made = (view.dequantizer(tensor) for tensor, _ in edges_before(view.model, edge, _CARRIERS))
+    known = ((dq.name, view.numbers(dq)) for dq in made if dq is not None)
+    formats = ((name, _EIGHT_BITS.get(n.elem_type or 0)) for name, n in known if not n.block)
+    return {name: fmt for name, fmt in formats if fmt is not None}
+
+
+@rule(
+    "TRT065",
+    "refused",
+    "An Attention of float32 has no kernel",
+    cure="convert the model to float16, or export the MatMul, Softmax and MatMul that it consists of",
+    source=f'{_NO_SOURCE}: "Attention operation was not supported by a dedicated kernel"; in float16 it builds from 16 '
+    "numbers per head on",
+    unknown=_UNKNOWN,
+)
+def float32_attention(view: View) -> Iterator[Hit]:
+    """ONNX's Attention of float32."""
+    for node in view.of("Attention"):
+        if view.model.elem_type(node.inputs[0]) == TensorProto.FLOAT:
+            yield node, "reads float32"
+
+
+@rule(
+    "TRT070",
+    "refused",
+    "Queries and keys of an Attention are one tensor: the compiler crashes",
+    cure="export the MatMul, Softmax and MatMul that it consists of; copies by Identity do not help",
+    source=f"{_NO_SOURCE}: SIGSEGV of Attention(x, x, x) and Attention(x, x, k); Attention(x, k, k) builds",
+    unknown=_UNKNOWN,
+)
+def attention_of_one_tensor(view: View) -> Iterator[Hit]:
+    """ONNX's Attention whose queries and keys are one tensor, or copies of one."""
+    for node in view.of("Attention"):
+        queries, keys = (_before_copies(view, tensor) for tensor in node.inputs[:2])
+        if queries == keys:
+            yield node, f"reads '{queries}' as queries and keys"
+
+
+def _before_copies(view: View, tensor: str) -> str:
+    """The tensor before operators that copy it."""
+    node = view.model.producer.get(tensor)
+    return tensor if node is None or node.op_type != "Identity" else _before_copies(view, node.inputs[0])
+
+
+@rule(
+    "TRT066",
+    "refused",
+    "A GRU, LSTM or RNN in a branch of If, whose results of all steps are not read",
+    cure="take the last step from its first output, Y, in place of Y_h; or move the operator out of the If",
+    source=f'{_NO_SOURCE}: "Assertion tScope.getType() != ScopeType::kUNDEFINED" in graphScope.cpp; with its first '
+    "output read, it builds",
+    unknown=_UNKNOWN,
+)
+def unread_steps(view: View) -> Iterator[Hit]:
+    """A recurrent operator in a branch of If with no reader of its first output."""
+    for node in view.of(*_RECURRENT):
+        if "_branch" in node.scope and not view.model.ends(node.outputs[0]):
+            yield node, f"is a {node.op_type}, of which only the last step is read"
+
+
+@rule(
+    "TRT067",
+    "note",
+    "A product of float32 on compute capability 7.5",
+    cure="convert the model to float16",
+    source=f'{_NO_SOURCE}: "Cannot compile operation for Turing (SM75): FP32 GEMM is not supported"; TensorRT has '
+    "kernels of its own",
+    unknown=_UNKNOWN,
+)
+def float32_products(view: View) -> Iterator[Hit]:
+    """Gemm, MatMul and recurrent operators that give float32, quantized or not; convolutions build."""
+    for node in view.of("Gemm", "MatMul", *_RECURRENT) if view.capability == (7, 5) else ():
+        if view.model.elem_type(node.outputs[0]) == TensorProto.FLOAT:
+            yield node, f"is a {node.op_type} of float32"

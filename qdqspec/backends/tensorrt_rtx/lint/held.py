@@ -1,0 +1,163 @@
+"""Rules of TensorRT that hold for TensorRT for RTX too, each with what was measured there.
+
+The others build there without a difference in the list of kernels, or do not apply: limits of older versions, of
+operators that its parser has, of sizes and types that only documents of TensorRT state, and of the fusion of kernels
+that its compiler does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from qdqspec.backends.tensorrt.lint import importers, numbers, placement, sizes
+from qdqspec.backends.tensorrt.lint.compiler import MEASURED
+from qdqspec.backends.tensorrt.ops import dotted
+from qdqspec.backends.tensorrt_rtx.ops import FORMATS, too_large_for_fp8
+from qdqspec.lint.rules import Find, Hit, also_for
+from qdqspec.lint.view import LAYOUT, View
+
+TARGETS = ("tensorrt-rtx-1",)
+_INTEGERS_IMPORTED = frozenset({"MatMulNBits"})
+_FOREIGN_IMPORTED = frozenset(
+    {
+        "GroupQueryAttention", "MultiHeadAttention", "QMoE", "SimplifiedLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+    }
+)  # fmt: skip
+# The first compute capability for which a format builds; MXFP8 is then computed in float.
+_BUILDS = FORMATS | {"mxfp8": FORMATS["fp8"]}
+
+
+def _but(find: Find, op_types: Collection[str]) -> Find:
+    """The function of a rule without operators of these types."""
+
+    def found(view: View) -> Iterator[Hit]:
+        return (hit for hit in find(view) if hit[0] is None or hit[0].op_type not in op_types)
+
+    found.__doc__ = f"{find.__doc__} Not of {', '.join(sorted(op_types))}."
+    return found
+
+
+def _large_kernels(view: View) -> Iterator[Hit]:
+    """A convolution with an fp8 weight and a kernel of more than 32 elements."""
+    return sizes.fp8_kernels(view, too_large_for_fp8)
+
+
+def _lacking_formats(view: View) -> Iterator[Hit]:
+    """Formats in the model that the given compute capability does not build."""
+    if view.capability is None:
+        return iter(())
+    return sizes.formats_but(view, [name for name, first in _BUILDS.items() if view.capability >= first])
+
+
+def _newer_formats(view: View) -> Iterator[Hit]:
+    """Formats other than int8, if no compute capability is given."""
+    for fmt, count in sizes.pair_formats(view).items() if view.capability is None else ():
+        if fmt != "int8":
+            yield None, f"{count} pairs are {fmt}: compute capability {dotted(_BUILDS[fmt])} or above"
+
+
+def _attention_without_result(view: View) -> Iterator[Hit]:
+    """A Softmax whose two MatMuls have some, but not all, of their inputs and the result quantized."""
+    for node, before, after in placement.attentions(view):
+        made = [view.dequantizer(tensor) for product in (before, after) for tensor in product.inputs]
+        result = view.fused(after, LAYOUT)[-1].outputs[0]
+        count = sum(dq is not None for dq in made)
+        if count == len(made) and not view.quantizers(result):
+            yield node, f"the result of '{after.name}' is not quantized"
+        elif 0 < count < len(made):
+            yield node, f"{count} of 4 inputs of '{before.name}' and '{after.name}' are quantized"
+
+
+def _transposed(view: View) -> Iterator[Hit]:
+    """A ConvTranspose whose weight is quantized."""
+    return (
+        (node, f"reads '{dequantizer.name}'") for node, dequantizer in view.quantized_weights("ConvTranspose")
+    )
+
+
+def _held(name: str, words: str, **changes: Any) -> None:
+    also_for(TARGETS, name, f"{MEASURED}: {words}", **changes)
+
+
+_held("TRT001", '"Non-zero zero point is not supported"')
+_held("TRT002", '"Scale coefficients must all be positive"; "Cannot have scale with no coefficients"')
+_held("TRT004", '"input has type Int32 but must have type FP8, FP4, Int4, Int8, or UInt8"')
+_held("TRT005", '"Failed to import initializer", of int16 and fp8 (e5m2)')
+_held(
+    "TRT006",
+    '"UINT8 zero_point only on DLA ... Defaulting to INT8", a warning',
+    title="uint8 is read as int8, so that values above 127 are clipped",
+)
+_held(
+    "TRT008",
+    "the number of scales alone is checked",
+    title="The number of scales of a weight is not that of the elements of their axis",
+    cure="give a weight one scale, or one for each output channel",
+    find=numbers.counts_of_scales,
+)
+_held(
+    "TRT010",
+    '"The blocking dimension must be the last or second to last dimension"; "Sub-byte quantization with odd tensor '
+    'volume"; blocks of 64 along 96 elements build, whether with right numbers is not known',
+    title="Blocks are along an axis that is not supported, or are not whole; or 4-bit numbers are not in pairs",
+    cure="use whole blocks along the last or the last but one axis of a weight, and an even number of 4-bit numbers",
+    find=numbers.misplaced_blocks,
+)
+_held(
+    "TRT011", "no importer, except of MatMulNBits", find=_but(numbers.integer_operators, _INTEGERS_IMPORTED)
+)
+_held("TRT013", '"The scale and zero point must have the same volume"')
+_held("TRT015", "initializers of E8M0 cannot be imported")
+_held("TRT018", '"has `zero_point` which is not an initializer"')
+_held(
+    "TRT020",
+    '"Cannot compile for target(s) sm86, because the model contains HW-specific datatypes"',
+    title="Engines for this compute capability cannot have this format",
+    cure="choose another format, or build for other GPUs",
+    find=_lacking_formats,
+)
+_held(
+    "TRT021",
+    "the first compute capability that builds each format; MXFP8 is computed in float",
+    title="The format needs a newer GPU than others do",
+    cure="make sure of the GPU, or name it with --compute-capability",
+    find=_newer_formats,
+)
+_held("TRT025", "the parser does not support it")
+_held("TRT029", '"Plugin not found"', find=_but(importers.foreign_operators, _FOREIGN_IMPORTED))
+_held(
+    "TRT053",
+    "importers are found by the operator's type",
+    find=_but(importers.read_as_onnx, _FOREIGN_IMPORTED),
+)
+_held("TRT060", "it is refused for its rank, its block, or an unknown extent")
+_held("TRT030", "the kernel is one of float")
+_held("TRT041", "fp8 kernels exist up to 32 elements, others are of float", find=_large_kernels)
+_held(
+    "TRT043",
+    "an attention is one kernel with pairs on queries, keys, values, Softmax and the result; in fp8 on a float16 model "
+    "the result needs none",
+    cure="quantize Q, K, V, the Softmax and the result of the second MatMul, or none of them",
+    find=_attention_without_result,
+)
+_held(
+    "TRT055",
+    "the kernel is one of float in int8 and fp8, with conversions before and behind",
+    title="A transposed convolution is quantized, and has float kernels only",
+    cure="leave it in float",
+    find=_transposed,
+)
+_held("TRT061", '"Quantized constant (k) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node"')
+_held("TRT062", '"Input and filter have to be the same type"; "CHECK(dtype == W.type())"')
+_held("TRT063", '"Mismatched type for tensor q, f8 vs. expected type:i8"; other scales build')
+_held("TRT064", '"Input and filter have to be the same type"; int8 data of two dimensions builds')
+_held("TRT065", '"Attention operation was not supported by a dedicated kernel"')
+_held("TRT066", '"Assertion tScope.getType() != ScopeType::kUNDEFINED" in graphScope.cpp')
+_held("TRT070", "SIGSEGV of Attention(x, x, x) and Attention(x, x, k); Attention(x, k, k) builds")
+_held(
+    "TRT067",
+    '"Cannot compile operation for Turing (SM75): FP32 GEMM is not supported"',
+    severity="refused",
+)

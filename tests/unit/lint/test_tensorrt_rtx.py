@@ -1,0 +1,129 @@
+"""Each lint rule for TensorRT for RTX: a model that breaks it, and a similar one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from qdqspec.graph.model import Model
+from qdqspec.lint import lint_model, rules_for
+from tests.unit.lint.test_tensorrt import (
+    CASES,
+    DW,
+    FP8,
+    IMAGE,
+    NEWER,
+    QX,
+    ROWS,
+    SQUARES,
+    Case,
+    attention,
+    four,
+    two,
+)
+
+F32 = np.float32
+TARGET = "tensorrt-rtx-1"
+E4M3 = ml_dtypes.float8_e4m3fn
+HELD = tuple(rule.id for rule in rules_for(TARGET))
+
+
+def kernel(*sides: int) -> Case:
+    weight = np.ones((16, 16, *sides)).astype(E4M3)
+    return "float[1,16,40,40] x", QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)", FP8 | {"w": weight}
+
+
+def pool(op: str, numbers: dict[str, np.ndarray]) -> Case:
+    return IMAGE, QX + f"y = {op}<kernel_shape = [2, 2]>(a)", numbers
+
+
+WHOLE = attention(q=True, p=True)
+DECONV = QX + "v = DequantizeLinear(w, s, z)  y = "
+# Rules that find other models than for TensorRT.
+OTHER: dict[str, tuple[Case, Case]] = {
+    "TRT008": (
+        (IMAGE, QX + DW + "y = Conv(a, v)", {"ws": np.full(8, 0.01, F32), "wz": np.zeros(8, np.int8)}),
+        (IMAGE, QX + DW.replace("axis = 0", "axis = 1") + "y = Conv(a, v)", {}),
+    ),
+    "TRT010": (
+        (
+            "float[4,96] x",
+            "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(x, v)",
+            four(96, 64),
+        ),
+        CASES["TRT010"][0],  # blocks of int8 build
+    ),
+    "TRT041": (kernel(3, 11), kernel(4, 8)),
+    "TRT043": (
+        (SQUARES, WHOLE, {}),
+        (SQUARES, WHOLE.replace("y =", "o =") + " " + two("r", "o") + "y = Neg(r)", {}),
+    ),
+    "TRT055": ((IMAGE, DECONV + "ConvTranspose(a, v)", {}), (IMAGE, DECONV + "Conv(a, v)", {})),
+    "TRT068": CASES["TRT008"],
+    "TRT069": (pool("MaxPool", FP8), pool("MaxPool", {})),
+}
+
+
+def ids(model: Model, **options: tuple[int, int]) -> set[str]:
+    return {finding.id for finding in lint_model(model, TARGET, **options)}
+
+
+@pytest.mark.parametrize("name", [name for name in HELD if name in CASES | OTHER])
+def test_one_model_breaks_the_rule_and_a_similar_one_does_not(
+    parsed: Callable[..., Model], name: str
+) -> None:
+    (inputs, nodes, constants), good = (CASES | OTHER)[name]
+    opset = NEWER.get(name, 21)
+    assert name in ids(parsed(inputs, "y", nodes, opset, **constants))
+    inputs, nodes, constants = good
+    assert name not in ids(parsed(inputs, "y", nodes, opset, **constants))
+
+
+def test_every_rule_has_a_model() -> None:
+    assert set(HELD) - (CASES | OTHER).keys() == {"TRT020", "TRT067"}
+    assert all(
+        rule.source.startswith("measured with TensorRT for RTX 1.7.1.116") for rule in rules_for(TARGET)
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [f"TRT0{n:02}" for n in (7, 12, 16, 31, 32, 33, 34, 35, 36, 39, 40, 46, 48, 49, 51, 52, 54)]
+)
+def test_models_that_build_without_a_difference_are_not_reported(
+    parsed: Callable[..., Model], name: str
+) -> None:
+    """They break the rule of that id for TensorRT."""
+    inputs, nodes, constants = CASES[name][0]
+    found = lint_model(parsed(inputs, "y", nodes, **constants), TARGET)
+    assert not [finding for finding in found if finding.severity != "note"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "first"), [({}, (7, 5)), (FP8, (8, 9)), ({"z": np.zeros((), ml_dtypes.int4)}, (8, 0))]
+)
+def test_a_format_is_refused_below_its_compute_capability(
+    parsed: Callable[..., Model], numbers: dict[str, np.ndarray], first: tuple[int, int]
+) -> None:
+    model = parsed(ROWS, "y", QX + "y = Neg(a)", **numbers)
+    assert "TRT020" not in ids(model, compute_capability=first) | ids(model)
+    below = (first[0], first[1] - 1) if first[1] else (first[0] - 1, 5)
+    (found,) = [f for f in lint_model(model, TARGET, compute_capability=below) if f.id == "TRT020"]
+    assert found.severity == "refused"
+
+
+@pytest.mark.parametrize("op", ["GroupQueryAttention", "MultiHeadAttention", "MatMulNBits"])
+def test_operators_of_onnx_runtime_with_an_importer_are_not_reported(
+    parsed: Callable[..., Model], op: str
+) -> None:
+    model = parsed(SQUARES, "y", f"y = com.microsoft.{op}(x, k, n)")
+    assert not ids(model)
+    assert {finding.id for finding in lint_model(model, "tensorrt-11")} <= {"TRT011", "TRT029"}
+
+
+def test_an_average_pooling_is_float_in_both_formats(parsed: Callable[..., Model]) -> None:
+    for numbers in (FP8, {}):
+        inputs, nodes, constants = pool("AveragePool", numbers)
+        assert "TRT069" in ids(parsed(inputs, "y", nodes, **constants))
