@@ -23,7 +23,7 @@ from qdqspec.types import Consumer
 MEASURED = "measured with TensorRT for RTX 1.7.1.116"
 _NO_SOURCE = f"sources of NVIDIA: none found; {MEASURED}"
 _UNKNOWN = ("10.9", "")
-_EIGHT_BITS = {TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
+_EIGHT_BITS: dict[int, str] = {TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
 # Of one input, and with any attributes: of CARRIERS, these are carriers only with certain constants or inputs.
 _CARRIERS = CARRIERS - {"Concat", "Div", "Mul", "Pad"}
 _RECURRENT = ("GRU", "LSTM", "RNN")

@@ -137,13 +137,12 @@ def not_on_this_gpu(view: View) -> Iterator[Hit]:
 
 def formats_but(view: View, known: Collection[str]) -> Iterator[Hit]:
     """The formats of the model that are not among the known ones of the GPU, if there is a compute capability."""
-    for fmt, count in pair_formats(view).items() if view.capability is not None else ():
+    if view.capability is None:
+        return
+    gpu, computes = dotted(view.capability), ", ".join(known) or "float"
+    for fmt, count in pair_formats(view).items():
         if fmt not in known:
-            computes = ", ".join(known) or "float"
-            yield (
-                None,
-                f"{count} pairs are {fmt}; compute capability {dotted(view.capability)} computes in {computes}",
-            )
+            yield None, f"{count} pairs are {fmt}; compute capability {gpu} computes in {computes}"
 
 
 @rule(
