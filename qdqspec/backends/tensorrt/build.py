@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _ROUTE = "build_route"  # of IBuilderConfig, since 11
+# Without a driver it follows reasons that have no relation to it.
+_DRIVER = r" \[checkMacros\.cpp::catchCudaError\b.*?\(cudaError \d+: [^)]*\)\)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,12 +237,16 @@ def _problems(network: trt.INetworkDefinition, model: Path, log: Log, logger: tr
 
 
 def _problem(error: trt.ParserError) -> str:
-    """One error of the parser: operator, node and reason; the reason alone if the whole file is rejected."""
-    reason = " ".join(error.desc().split())
+    """One error of the parser: operator, node, code and reason; the reason alone if the whole file is rejected.
+
+    The code is the only information where the reason is a condition of the parser's source, such as ``false``.
+    """
+    reason = re.sub(_DRIVER, "", " ".join(error.desc().split()))
     if error.node() < 0 and not error.node_name():
         return reason
     inside = "".join(f" in function {name}" for name in error.local_function_stack())
-    return f"{error.node_operator() or 'node'} '{error.node_name() or error.node()}'{inside}: {reason}"
+    node = f"{error.node_operator() or 'node'} '{error.node_name() or error.node()}'"
+    return f"{node}{inside}: {error.code().name}: {reason}"
 
 
 def _route_problem(route: str, known: str) -> str:

@@ -59,6 +59,29 @@ def test_every_parser_error_is_reported(tmp_path: Path, tensorrt_version: str):
     assert "only supports symmetric quantization" in error.what
 
 
+def test_a_parser_error_has_its_code(tmp_path: Path, newest: None):
+    """The reason of an unsupported operator is ``false``."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4,4] x) => (float y) { [det] y = Det(x) }'
+    )
+    onnx.save(model, tmp_path / "det.onnx")
+    assert (
+        refusal(tmp_path / "det.onnx").what
+        == "TensorRT refuses the model: Det 'det': UNSUPPORTED_NODE: false"
+    )
+
+
+def test_a_parser_error_does_not_mention_the_driver(
+    tmp_path: Path, newest: None, fail: Callable[[str], None]
+):
+    fail("no-driver")
+    path = tmp_path / "unsigned.onnx"
+    onnx.save(small_model(quantized=True, activations="uint8"), path)
+    error = refusal(path)
+    assert error.what.endswith("the DequantizeLinear operator must be all zeros.")
+    assert "cudaError" not in error.what
+
+
 def test_a_file_that_is_not_a_model_is_reported(tmp_path: Path, newest: None):
     path = tmp_path / "garbage.onnx"
     path.write_bytes(b"garbage")
