@@ -2,7 +2,7 @@
 
 Weights are random: these models answer whether a format builds and how long it takes, not how accurate it is.
 
-Each lint rule of severity ``refused`` has one small model, which is parsed, not built. It breaks the rule in
+Each lint rule of what the parser refuses has one small model, which is parsed, not built. It breaks the rule in
 the versions that the rule applies to. The answer of another version's parser shows whether the rule's range of
 versions is right.
 """
