@@ -1,14 +1,14 @@
-"""Skips tests of backend `tensorrt-rtx` where its compiler is not installed."""
+"""Skips tests of TensorRT for RTX where it is not installed."""
 
 from __future__ import annotations
 
 import pytest
 
-from qdqspec.backends.tensorrt_rtx.engine import TensorRtRtx
+from qdqspec.backends.tensorrt_rtx.library import RTX, look
 
 
 def require_rtx() -> None:
-    """Skip the calling test, with the reason, if the compiler is not usable."""
-    availability = TensorRtRtx().probe()
-    if not availability.usable:
-        pytest.skip(f"{availability.why}; {availability.install}")
+    """Skip the calling test, with the command that installs it, if TensorRT for RTX cannot be used."""
+    found = look()
+    if found.why:
+        pytest.skip(f"{found.why}; {found.install or RTX.install}")

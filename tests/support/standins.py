@@ -88,7 +88,7 @@ BEHAVIOURS = (
     ),
     _of(
         "tensorrt",
-        "ParserError, ParserError.code, ErrorCode, ParserError.desc, ParserError.node, ParserError.node_name, "
+        "ParserError, ParserError.code, ParserError.desc, ParserError.node, ParserError.node_name, "
         "ParserError.node_operator, ParserError.local_function_stack, OnnxParser, OnnxParser.num_errors, "
         "OnnxParser.get_error, OnnxParser.parse_from_file, _refused",
         "refuses zero points that are not zero, int32 behind DequantizeLinear, operators of unknown domains, and files "
@@ -146,12 +146,6 @@ BEHAVIOURS = (
         "the builder's messages where memory ends, kernels are dropped for want of it, a node has no kernel, or the "
         "GPU does not compute in FP4",
         "recorded messages, tests/data/tensorrt/samples/trtexec-messages.jsonl",
-    ),
-    _of(
-        "tensorrt",
-        "fault no-driver",
-        "the reason of a parser error ends with one about the driver",
-        "measured, TensorRT for RTX 1.7.1.116 without a driver",
     ),
     _of(
         "tensorrt",

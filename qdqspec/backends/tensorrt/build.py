@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from qdqspec.arrays import Shape
 from qdqspec.backends.tensorrt.api import network_flags, optional, required
 from qdqspec.backends.tensorrt.cache import Shared
-from qdqspec.backends.tensorrt.log import Log, refusals
+from qdqspec.backends.tensorrt.log import Log, plainly, refusals
 from qdqspec.backends.tensorrt.options import TensorRtOptions
 from qdqspec.errors import BackendError
 from qdqspec.registry import did_you_mean
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _ROUTE = "build_route"  # of IBuilderConfig, since 11
 # Without a driver it follows reasons that have no relation to it.
-_DRIVER = r" \[checkMacros\.cpp::catchCudaError\b.*?\(cudaError \d+: [^)]*\)\)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,6 @@ class Build:
 
         start = time.perf_counter()
         with refusals(self._log, "TensorRT could not build the model", self._model):
-            load_plugins(self._words.plugins, self._model, self._log, self._logger)
             plan, facts = self._compile(profiles)
             runtime = trt.Runtime(self._logger)
             if self._words.version_compatible:  # such a plan contains host code; this one was built here
@@ -98,6 +95,7 @@ class Build:
         import tensorrt as trt
 
         builder = trt.Builder(self._logger)
+        load_plugins(self._words.plugins, self._model, self._log, self._logger)
         network = builder.create_network(network_flags())
         config = builder.create_builder_config()
         self._configure(config)
@@ -171,7 +169,10 @@ class Build:
 
 
 def load_plugins(libraries: Sequence[Path], model: Path, log: Log, logger: trt.ILogger) -> None:
-    """Load NVIDIA's plugins and these libraries. Raises `BackendError` if one cannot be loaded."""
+    """Load NVIDIA's plugins and these libraries. Raises `BackendError` if one cannot be loaded.
+
+    The plugin registry writes why to the log of the first builder, which must exist.
+    """
     import tensorrt as trt
 
     trt.init_libnvinfer_plugins(logger, "")
@@ -237,16 +238,13 @@ def _problems(network: trt.INetworkDefinition, model: Path, log: Log, logger: tr
 
 
 def _problem(error: trt.ParserError) -> str:
-    """One error of the parser: operator, node, code and reason; the reason alone if the whole file is rejected.
-
-    The code is the only information where the reason is a condition of the parser's source, such as ``false``.
-    """
-    reason = re.sub(_DRIVER, "", " ".join(error.desc().split()))
+    """One error of the parser: operator, node, reason and code; without a node if the whole file is rejected."""
+    reason = f"{plainly(error.desc())} ({error.code().name})"
     if error.node() < 0 and not error.node_name():
         return reason
     inside = "".join(f" in function {name}" for name in error.local_function_stack())
     node = f"{error.node_operator() or 'node'} '{error.node_name() or error.node()}'"
-    return f"{node}{inside}: {error.code().name}: {reason}"
+    return f"{node}{inside}: {reason}"
 
 
 def _route_problem(route: str, known: str) -> str:

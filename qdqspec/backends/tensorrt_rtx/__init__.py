@@ -6,6 +6,8 @@ from qdqspec.config.hooks import Declaration, attributes_of
 
 declaration = Declaration(
     targets=("tensorrt-rtx-1",),
+    lint_targets=("tensorrt-rtx-1",),
+    lint_rules=f"{__name__}.lint",
     replay=f"{__name__}.replay:replay_command",
 )
 

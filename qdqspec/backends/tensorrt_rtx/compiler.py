@@ -59,8 +59,8 @@ def compile_model(
     import tensorrt as trt
 
     with refusals(log, _CANNOT_BUILD, model):
-        load_plugins(words.plugins, model, log, logger)
         builder = trt.Builder(logger)
+        load_plugins(words.plugins, model, log, logger)
         network = builder.create_network(network_flags())
         config = builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else no kernels are listed
@@ -131,15 +131,24 @@ class _Compiler:
         return f"TensorRT for RTX refuses the model {' ; '.join(reasons)}"
 
 
-_SEPARATORS = re.compile(r"[\s'\"()\[\],;:=]+")
+# Where the compiler refers to a name: 'x', constant (x), tensor x.
+_POINTED = re.compile(r"'([^']+)'|\b(?:constant|layer|node|operation|tensor) \(?([^\s(),']+)")
+_SEPARATORS = re.compile(r"\.?[\s'\"()\[\],;:=]+")
 # What the compiler adds to names of tensors and layers: x.1, x_myl0_3.
 _ADDED = re.compile(r"(\.\d+)?(_myl\d+(_\d+)?)?$")
 
 
 def named_nodes(text: str, model: Model) -> Iterator[str]:
-    """The nodes of a model that a text of the compiler names, directly or by a tensor that they make or read."""
+    """The nodes of a model that a text of the compiler names, directly or by a tensor that they make or read.
+
+    A name of letters and digits only may be a word or a line number of the text as well: it counts where the text
+    refers to a name.
+    """
+    pointed = {name for match in _POINTED.finditer(text) for name in match.groups()}
     for word in dict.fromkeys(_SEPARATORS.split(text)):
-        for name in (word, _ADDED.sub("", word), word.rstrip(".")):
+        for name in (word, _ADDED.sub("", word)):
+            if name.isalnum() and word not in pointed and "_myl" not in word:
+                continue
             if name in model.by_name:
                 yield name
             elif name in model.producer:

@@ -86,7 +86,7 @@ def test_a_file_that_is_not_a_model_is_reported(tmp_path: Path, newest: None):
     path = tmp_path / "garbage.onnx"
     path.write_bytes(b"garbage")
     assert refusal(path).what == (
-        "TensorRT refuses the model: Failed to parse the model file. Is it a valid ONNX model?"
+        "TensorRT refuses the model: Failed to parse the model file. Is it a valid ONNX model? (INVALID_NODE)"
     )
 
 

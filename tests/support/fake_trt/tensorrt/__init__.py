@@ -291,32 +291,12 @@ class Builder:
         return IHostMemory(json.dumps(plan).encode())
 
 
-class ErrorCode(enum.IntEnum):
-    SUCCESS = 0
-    INTERNAL_ERROR = 1
-    MEM_ALLOC_FAILED = 2
-    MODEL_DESERIALIZE_FAILED = 3
-    INVALID_VALUE = 4
-    INVALID_GRAPH = 5
-    INVALID_NODE = 6
-    UNSUPPORTED_GRAPH = 7
-    UNSUPPORTED_NODE = 8
-    UNSUPPORTED_NODE_ATTR = 9
-    UNSUPPORTED_NODE_INPUT = 10
-    UNSUPPORTED_NODE_DATATYPE = 11
-    UNSUPPORTED_NODE_DYNAMIC = 12
-    UNSUPPORTED_NODE_SHAPE = 13
-    REFIT_FAILED = 14
-
-
 class ParserError:
     def __init__(self, desc: str, node: onnx.NodeProto | None = None, index: int = -1) -> None:
         self._desc, self._node, self._index = desc, node, index
 
-    def code(self) -> ErrorCode:
-        if self._node is None:
-            return ErrorCode.MODEL_DESERIALIZE_FAILED
-        return ErrorCode.UNSUPPORTED_NODE if self._desc == "false" else ErrorCode.INVALID_NODE
+    def code(self) -> Any:
+        return enum.Enum("ErrorCode", "INVALID_NODE").INVALID_NODE  # type: ignore[attr-defined]
 
     def desc(self) -> str:
         return self._desc
@@ -360,18 +340,9 @@ class OnnxParser:
         return not self._errors
 
 
-# Without a driver, the texts of some errors end like this.
-_NO_DRIVER = (
-    "\n[checkMacros.cpp::catchCudaError::250] Error Code 1: Cuda Runtime (In catchCudaError at "
-    "/_src/common/dispatch/checkMacros.cpp:250 (cudaError 35: CUDA driver version is insufficient for CUDA runtime "
-    "version))"
-)
-
-
 def _refused(proto: onnx.ModelProto) -> list[ParserError]:
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
     found = []
-    tail = _NO_DRIVER if fault("no-driver") else ""
     for index, node in enumerate(proto.graph.node):
         if node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in _plugins:
             found.append(
@@ -382,8 +353,6 @@ def _refused(proto: onnx.ModelProto) -> list[ParserError]:
                     index,
                 )
             )
-        if node.op_type == "Det":
-            found.append(ParserError("false", node, index))
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) < 3:
             continue
         if node.input[2] not in constants:  # computed when the model runs
@@ -393,7 +362,7 @@ def _refused(proto: onnx.ModelProto) -> list[ParserError]:
             found.append(
                 ParserError(
                     "Assertion failed: TensorRT only supports symmetric quantization. The zero point for the "
-                    f"{node.op_type} operator must be all zeros.{tail}",
+                    f"{node.op_type} operator must be all zeros.",
                     node,
                     index,
                 )

@@ -1,0 +1,404 @@
+"""Builds of NVIDIA's own parser and compiler, TensorRT for RTX, in child processes; neither needs a GPU.
+
+Backend `tensorrt` parses, adds profiles and loads plugins with the same functions.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+from rtx_installed import require_rtx
+
+from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.backends.tensorrt_rtx.compiler import named_nodes
+from qdqspec.backends.tensorrt_rtx.options import RtxOptions, options_from
+from qdqspec.errors import BackendError, ConfigError
+from qdqspec.graph.model import Model
+from qdqspec.measurement.isolate import Isolated, IsolatedEngine
+from qdqspec.testing.backends import BackendContract, small_model
+from qdqspec.types import InputShape, ShapeProfile
+
+FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
+
+
+@pytest.fixture(scope="module")
+def rtx() -> Iterator[Isolated]:
+    require_rtx()
+    with Isolated("tensorrt-rtx", build_timeout=120.0) as backend:
+        yield backend
+
+
+class TestIsolatedTensorRtRtx(BackendContract):
+    @pytest.fixture
+    def backend(self, rtx: Isolated) -> Backend:
+        return rtx
+
+
+def saved(path: Path, text: str, ir_version: int = 10, opset: int = 21, **weights: np.ndarray) -> Path:
+    """A model of ONNX's text form; operators of domain ``local`` are functions, of ``plugins`` plugins."""
+    head = f'<ir_version: {ir_version}, opset_import: ["": {opset}, "local": 1, "plugins": 1]>'
+    model = onnx.parser.parse_model(f"{head}\n{text}")
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    onnx.save(model, path)
+    return path
+
+
+def small(path: Path, *, quantized: bool = False) -> Path:
+    onnx.save(small_model(quantized=quantized, activations="int8"), path)
+    return path
+
+
+def opened(backend: Isolated, model: Path, **extra: str) -> closing[IsolatedEngine]:
+    options = BuildOptions(extra=words_of(extra), state=model.parent / "state")
+    return closing(backend.build(model, options))
+
+
+def words_of(extra: dict[str, str]) -> dict[str, str]:
+    return {f"tensorrt-rtx.{name.rstrip('_')}": text for name, text in extra.items()}
+
+
+def refusal(
+    backend: Isolated, model: Path, profiles: tuple[ShapeProfile, ...] = (), **extra: str
+) -> BackendError:
+    with pytest.raises(BackendError) as caught:
+        backend.build(model, BuildOptions(profiles=profiles, extra=words_of(extra)))
+    assert caught.value.where == str(model)
+    assert "\n" not in caught.value.what
+    return caught.value
+
+
+# ---- parsing ------------------------------------------------------------------------------------
+
+
+def test_every_node_that_the_parser_refuses_is_reported(rtx: Isolated, tmp_path: Path):
+    model = saved(
+        tmp_path / "m.onnx",
+        """g (float[4,4] x) => (float y, float z, float[4,4] w) {
+            [first] y = Det(x)
+            [fine] a = Relu(x)
+            [second] z = Det(a)
+            [cap] w = plugins.SoftCap(x)
+        }""",
+    )
+    assert refusal(rtx, model).what == (
+        "TensorRT refuses 3 nodes of the model: Det 'first': false (UNSUPPORTED_NODE) | "
+        "Det 'second': false (UNSUPPORTED_NODE) | SoftCap 'cap': creator && "
+        '"Plugin not found, are the plugin name, version, and namespace correct?" (INVALID_NODE)'
+    )
+
+
+def test_a_node_without_a_name_is_reported_by_its_number(rtx: Isolated, tmp_path: Path):
+    model = saved(tmp_path / "m.onnx", "g (float[4,4] x) => (float y) { a = Relu(x) y = Det(a) }")
+    assert "Det '1': false" in refusal(rtx, model).what
+
+
+def test_a_node_in_a_function_is_reported_with_the_calls(rtx: Isolated, tmp_path: Path):
+    model = saved(
+        tmp_path / "m.onnx",
+        """g (float[4,4] x) => (float y) { [caller] y = local.f(x) }
+        <domain: "local", opset_import: ["": 21]> f (a) => (b) { [fine] c = Relu(a) [inner] b = Det(c) }""",
+    )
+    assert "Det 'inner' in function caller (f): false" in refusal(rtx, model).what
+
+
+def test_a_zero_point_that_is_not_zero_is_refused(rtx: Isolated, tmp_path: Path):
+    model = tmp_path / "unsigned.onnx"
+    onnx.save(small_model(quantized=True, activations="uint8"), model)
+    what = refusal(rtx, model).what
+    assert what.startswith("TensorRT refuses the model: QuantizeLinear 'x_quantize': ")
+    assert "Non-zero zero point is not supported" in what
+
+
+def test_a_file_that_is_not_a_model_is_reported(rtx: Isolated, tmp_path: Path):
+    model = tmp_path / "garbage.onnx"
+    model.write_bytes(b"garbage")
+    what = refusal(rtx, model).what
+    assert what.startswith("TensorRT refuses the model: ")
+    assert what.endswith("Failed to parse the ONNX model. (MODEL_DESERIALIZE_FAILED)")
+
+
+def test_external_weights_are_found(rtx: Isolated, tmp_path: Path):
+    """The parser reads the file itself, so that external data and models above 2 GB are possible."""
+    plain, apart = small(tmp_path / "plain.onnx"), tmp_path / "apart" / "model.onnx"
+    apart.parent.mkdir()
+    onnx.save(small_model(), apart, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    with opened(rtx, plain) as first, opened(rtx, apart) as second:
+        assert first.graph_hash == second.graph_hash
+    (apart.parent / "weights.bin").unlink()
+    assert "Failed to import initializer: w (" in refusal(rtx, apart).what
+
+
+# ---- dynamic shapes -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dynamic(tmp_path: Path) -> Path:
+    return saved(tmp_path / "dynamic.onnx", "g (float[n,3,w] x) => (float[n,3,w] y) { [relu] y = Relu(x) }")
+
+
+def spans(*shapes: tuple[int, ...]) -> ShapeProfile:
+    low, usual, high = shapes
+    return ShapeProfile(shapes={"x": InputShape(min=low, opt=usual, max=high)})
+
+
+@pytest.mark.parametrize("profiles", [(), (ShapeProfile(),)])
+def test_a_dynamic_dimension_without_a_shape_is_an_error(
+    rtx: Isolated, dynamic: Path, profiles: tuple[ShapeProfile, ...]
+):
+    error = refusal(rtx, dynamic, profiles)
+    assert error.what == "input 'x' [?, 3, ?] has dynamic dimensions and no shape is given"
+    assert error.cure == "declare them in the spec: inputs: {shapes: {x: [?, 3, ?]}}"
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 8), (1, 3), (1, 3, 8, 8)])
+def test_a_shape_that_does_not_fit_the_model_is_an_error(
+    rtx: Isolated, dynamic: Path, shape: tuple[int, ...]
+):
+    what = refusal(rtx, dynamic, (spans(shape, shape, shape),)).what
+    assert what == f"input 'x' is declared with shape {list(shape)}, but the model has [?, 3, ?]"
+
+
+def test_a_smallest_shape_above_the_largest_is_refused(rtx: Isolated, dynamic: Path):
+    what = refusal(rtx, dynamic, (spans((4, 3, 8), (2, 3, 8), (1, 3, 8)),)).what
+    assert what == "TensorRT refused the shapes of the inputs"
+
+
+def test_an_input_whose_values_determine_shapes_is_an_error(rtx: Isolated, tmp_path: Path):
+    text = "g (float[2,6] x, int64[2] to) => (float[a,b] y) { [reshape] y = Reshape(x, to) }"
+    model = saved(tmp_path / "m.onnx", text)
+    assert "the values of input 'to' decide shapes inside the model" in refusal(rtx, model).what
+
+
+def test_each_shape_profile_has_its_own_kernels(rtx: Isolated, dynamic: Path):
+    profiles = (spans((1, 3, 8), (1, 3, 8), (2, 3, 8)), spans((4, 3, 8), (8, 3, 8), (16, 3, 8)))
+    found = []
+    for some in (profiles[:1], profiles):
+        with closing(rtx.build(dynamic, BuildOptions(profiles=some))) as engine:
+            found.append([layer for layer in engine.layers() if layer.nodes == ("relu",)])
+    assert [len(layers) for layers in found] == [1, 2]
+
+
+# ---- engines ------------------------------------------------------------------------------------
+
+
+def test_the_kernels_of_an_engine_are_those_of_its_model(rtx: Isolated, tmp_path: Path):
+    with opened(rtx, small(tmp_path / "float.onnx")) as engine:
+        floating = engine.layers()
+    with opened(rtx, small(tmp_path / "int8.onnx", quantized=True)) as engine:
+        integer = engine.layers()
+    for layers in (floating, integer):
+        assert {node for layer in layers for node in layer.nodes} >= {"conv", "relu", "pool", "gemm"}
+        assert {layer.milliseconds for layer in layers} == {0.0}
+    assert not any(layer.integer for layer in floating)
+    assert [layer.nodes[0] for layer in integer if layer.integer] == ["conv"]
+
+
+def test_equal_kernels_have_one_hash(rtx: Isolated, tmp_path: Path):
+    """Engines of one model differ by a byte (measured with 1.7.1.116)."""
+    hashes = []
+    for name, quantized in (("a", False), ("b", False), ("c", True)):
+        with opened(rtx, small(tmp_path / f"{name}.onnx", quantized=quantized)) as engine:
+            hashes.append(engine.graph_hash)
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_build_is_recorded(rtx: Isolated, tmp_path: Path):
+    with opened(rtx, small(tmp_path / "m.onnx"), for_="SM89,sm120"):
+        pass
+    (line,) = (tmp_path / "state" / "builds.jsonl").read_text("utf-8").splitlines()
+    record = json.loads(line)
+    assert (record["model"], record["for"], record["warnings"]) == ("m.onnx", ["SM89", "SM120"], [])
+    assert record["plan_bytes"] > 0
+    assert record["graph_hash"]
+
+
+def test_the_log_of_a_build_is_kept(rtx: Isolated, tmp_path: Path):
+    model = small(tmp_path / "m.onnx")
+    with opened(rtx, model) as brief, opened(rtx, model, verbose="on") as whole:
+        assert "[TRT] [I] Engine generation completed" in brief.log()
+        assert "[TRT] [V]" not in brief.log()
+        assert "[TRT] [V] Layers:" in whole.log()
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda engine: engine.run(FEEDS), lambda engine: engine.time(1)], ids=["run", "time"]
+)
+def test_an_engine_without_a_gpu_does_not_run(
+    rtx: Isolated, tmp_path: Path, ask: Callable[[IsolatedEngine], object]
+):
+    if rtx.capabilities().runs:
+        pytest.skip("this machine has a GPU")
+    with opened(rtx, small(tmp_path / "m.onnx")) as engine:
+        engine.bind(FEEDS)
+        with pytest.raises(BackendError, match="cannot run: this machine has no GPU"):
+            ask(engine)
+
+
+# ---- refusals of the compiler -------------------------------------------------------------------
+
+FP8 = """g (float[16,32] x) => (float[16,16] y) <float s = {0.1}, float8e4m3fn z = {0}> {
+    [quantize] q = QuantizeLinear(x, s, z)
+    [dequantize] a = DequantizeLinear(q, s, z)
+    [quantize_w] wq = QuantizeLinear(w, s, z)
+    [dequantize_w] wd = DequantizeLinear(wq, s, z)
+    [product] y = MatMul(a, wd)
+}"""
+WEIGHT = np.linspace(-1, 1, 512, dtype=np.float32).reshape(32, 16)
+
+
+def test_a_refusal_names_the_capabilities_that_refuse(rtx: Isolated, tmp_path: Path):
+    model = saved(tmp_path / "fp8.onnx", FP8, w=WEIGHT)
+    error = refusal(rtx, model)
+    assert error.what.startswith("TensorRT for RTX refuses the model for SM86: ")
+    assert "HW-specific datatypes: fp8_e4m3" in error.what
+    assert "SM89" not in error.what
+    assert "leave the capability out of tensorrt-rtx.for" in str(error.cure)
+    with opened(rtx, model, for_="SM89,SM120") as engine:
+        assert any(layer.integer for layer in engine.layers())
+
+
+def test_capabilities_with_one_reason_are_named_together(rtx: Isolated, tmp_path: Path):
+    inputs = ", ".join(f"float[1,2,4,8] {name}" for name in "qkv")
+    text = f"g ({inputs}) => (float[1,2,4,8] y) {{ [att] y = Attention(q, k, v) }}"
+    what = refusal(rtx, saved(tmp_path / "m.onnx", text, 11, 23)).what
+    assert what.startswith("TensorRT for RTX refuses the model for SM86, SM89, SM120: ")
+    assert "Attention operation was not supported by a dedicated kernel" in what
+
+
+def test_capabilities_with_different_reasons_are_told_apart(rtx: Isolated, tmp_path: Path):
+    text = FP8.replace("(float[16,16] y)", "(float[16,16] y, float[16,16] f)").replace(
+        "[product]", "[floating] f = MatMul(x, w)\n[product]"
+    )
+    what = refusal(rtx, saved(tmp_path / "m.onnx", text, w=WEIGHT), for_="SM75,SM86,SM89").what
+    reasons = what.removeprefix("TensorRT for RTX refuses the model ").split(" ; ")
+    assert [reason.partition(":")[0] for reason in reasons] == ["for SM75", "for SM86"]
+
+
+def test_the_node_that_the_compiler_names_is_reported(rtx: Isolated, tmp_path: Path):
+    product = "g (float[16,32] x) => (float[16,16] y) { [fc] y = MatMul(x, w) }"
+    what = refusal(rtx, saved(tmp_path / "a.onnx", product, w=WEIGHT), for_="SM75,SM86").what
+    assert "refuses the model for SM75 at node 'fc': " in what
+    assert "FP32 GEMM is not supported" in what
+    constant = """g (float[4,16] x) => (float[4,16] y) <float s = {0.1}, int8 z = {0}, int8 k = {100}> {
+        [quantize] q = QuantizeLinear(x, s, z)
+        [dequantize] a = DequantizeLinear(q, s, z)
+        [scalar] v = DequantizeLinear(k, s, z)
+        [add] t = Add(a, v)
+        [quantize_t] tq = QuantizeLinear(t, s, z)
+        [dequantize_t] td = DequantizeLinear(tq, s, z)
+        [neg] y = Neg(td)
+    }"""
+    what = refusal(rtx, saved(tmp_path / "b.onnx", constant), for_="SM89").what
+    assert "refuses the model for SM89 at node 'scalar': " in what
+
+
+def test_words_and_numbers_of_a_text_are_not_names(tmp_path: Path):
+    """Names of tensors may be numbers, and words."""
+    text = "g (float[4] x) => (float[4] y) { [type] s = Relu(x) [two] a = Relu(s) [three] y = Relu(a) }"
+    proto = onnx.load(saved(tmp_path / "m.onnx", text))
+    proto.graph.node[1].output[0] = proto.graph.node[2].input[0] = "2012"
+    model = Model(proto)
+    said = "Cannot compile for target(s) sm86: the same type. In compileGraph at codeGenerator.cpp:2012)"
+    assert list(named_nodes(said, model)) == []
+    assert list(named_nodes("Cannot compile operation 'type' for Turing", model)) == ["type"]
+    assert list(named_nodes("Quantized constant (s) is only allowed before DQ", model)) == ["type"]
+    assert list(named_nodes("in kernel __myl_Relu_myl0_1 of s_myl0_2", model)) == ["type"]
+    assert list(named_nodes("Mismatched type for tensor 2012, f8 vs. expected type:i8", model)) == ["two"]
+
+
+# ---- options ------------------------------------------------------------------------------------
+
+
+def test_options_have_defaults():
+    assert options_from({"fake.seed": "1"}) == RtxOptions()
+    assert RtxOptions().for_ == ("SM86", "SM89", "SM120")
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "said"),
+    [
+        ("for", "SM87", "none of SM75, SM80, SM86, SM89, SM120, SM121 .did you mean 'SM89'"),
+        ("fro", "SM89", "did you mean 'tensorrt-rtx.for'"),
+        ("opt-level", "4", "accepts it without an effect"),
+        ("version-compatible", "on", "libnvinfer_lean"),
+        ("plugins", "nowhere.so", "there is no file"),
+    ],
+)
+def test_a_wrong_option_is_reported(word: str, text: str, said: str):
+    with pytest.raises(ConfigError, match=said):
+        options_from({f"tensorrt-rtx.{word}": text})
+
+
+# ---- plugins ------------------------------------------------------------------------------------
+
+
+def library(folder: Path, source: str) -> Path:
+    """A compiled shared library."""
+    if (compiler := shutil.which("cc")) is None:
+        pytest.skip("there is no C compiler to make a plugin library")
+    code, path = folder / "plugin.c", folder / "plugin.so"
+    code.write_text(source)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(path), str(code)], check=True)
+    return path
+
+
+def test_a_library_with_creators_is_loaded_by_the_plugin_registry(rtx: Isolated, tmp_path: Path):
+    """Without a driver TensorRT logs an unrelated error of CUDA behind each of its own, which is not quoted."""
+    creators = "void** getCreators(int* count) { *count = 0; return 0; }"
+    path = library(tmp_path, f"{creators} void setLoggerFinder(void* finder) {{}}")
+    what = refusal(rtx, small(tmp_path / "m.onnx"), plugins=str(path)).what
+    assert what.startswith(f"the plugin library {path} could not be loaded: IPluginRegistry::loadLibrary: ")
+    assert "(No creator returned by " in what
+    assert "cudaError" not in what
+    assert " | " not in what
+
+
+def test_a_library_without_creators_is_loaded_as_one_that_registers_itself(rtx: Isolated, tmp_path: Path):
+    """The common kind (``REGISTER_TENSORRT_PLUGIN``)."""
+    with opened(rtx, small(tmp_path / "m.onnx"), plugins=_ctypes.__file__) as engine:
+        assert engine.graph_hash
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"", "file too short"), (b"\0getCreators\0" * 100, "Unable to load library")]
+)
+def test_a_plugin_file_that_is_not_a_library_is_reported(
+    rtx: Isolated, tmp_path: Path, content: bytes, said: str
+):
+    path = tmp_path / "plugin.so"
+    path.write_bytes(content)
+    what = refusal(rtx, small(tmp_path / "m.onnx"), plugins=str(path)).what
+    assert what.startswith(f"the plugin library {path} could not be loaded: ")
+    assert said in what
+
+
+# ---- crashes and limits -------------------------------------------------------------------------
+
+
+def test_a_crash_of_the_compiler_is_a_failed_build_with_its_log(rtx: Isolated, tmp_path: Path):
+    text = "g (float[1,2,4,8] x) => (float[1,2,4,8] y) { [att] y = Attention(x, x, x) }"
+    crashing = saved(tmp_path / "crash.onnx", text, 11, 23)
+    with pytest.raises(BackendError) as caught:
+        opened(rtx, crashing)
+    assert "was killed by SIGSEGV during 'build'" in caught.value.what
+    assert "[TRT] [I] Compiler backend is used during engine build." in caught.value.what
+    with opened(rtx, small(tmp_path / "m.onnx")) as engine:
+        assert engine.layers()
+
+
+def test_a_build_that_takes_too_long_is_ended(tmp_path: Path):
+    require_rtx()
+    with Isolated("tensorrt-rtx", build_timeout=0.001) as backend, pytest.raises(BackendError) as caught:
+        opened(backend, small(tmp_path / "m.onnx"))
+    assert "gave no answer to 'build' for 0.001 s and was ended" in caught.value.what
