@@ -17,7 +17,6 @@ from typing import Any
 
 import onnx
 
-from qdqspec.backends.tensorrt.gpu_day import archive
 from qdqspec.cli import cluster, main
 from qdqspec.cli.output import IMPOSSIBLE
 from qdqspec.cluster.inventory import WorkerInfo, announce
@@ -85,9 +84,8 @@ def verb_fields() -> Iterator[str]:
     yield "`--json` of a verb writes one object. In each, `schema_version` is a number, `text` is what the terminal"
     yield "shows, and `notes` are its notes. A field without a value is `null`. `tune --json` writes a"
     yield "[run](record.md#run), `schema` the JSON Schema of a spec, `compare` of two folders the `runtimes` of a"
-    yield "run, and `doctor --bundle` the summary of [the archive](../gpu-day.md). Fields are listed by calls on"
-    yield "`digits_resnet.onnx`, and `inspect` on a model with an If, with the simulated device; `[]` is an entry of a"
-    yield "list, `*` of a table."
+    yield "run. Fields are listed by calls on `digits_resnet.onnx`, and `inspect` on a model with an If, with the"
+    yield "simulated device; `[]` is an entry of a list, `*` of a table."
     for call, found in _results():
         words = " ".join("python" if word == sys.executable else word for word in call if word not in _FAKE)
         yield from ("", f"## {words}", "", "| field | type |", "| --- | --- |")
@@ -126,7 +124,6 @@ def _results() -> Iterator[tuple[Sequence[str], Any]]:
         for call in _CALLS:
             yield call, json.loads(_output(*call))
         yield from _cluster()
-    yield ("doctor", "--bundle", "day.tgz"), _bundle()
 
 
 def _cluster() -> Iterator[tuple[Sequence[str], Any]]:
@@ -139,21 +136,6 @@ def _cluster() -> Iterator[tuple[Sequence[str], Any]]:
     rows = [cluster._row(worker)]  # noqa: SLF001
     yield ("cluster", "list", "ADDRESS"), {"address": _ADDRESS, "workers": rows}
     yield ("worker", "ADDRESS"), announcement.to_data()
-
-
-def _bundle() -> dict[str, Any]:
-    """The summary of an archive, for which otherwise a GPU is needed."""
-    facts: dict[str, dict[str, Any]] = {
-        "three-layers": {"sqnr_db": 120.0},
-        "cross-check": {"agrees": True},
-        "refused-TRT001": {"agrees": False},
-        **{f"resnet18-{name}": {"median_ms": ms} for name, ms in archive.RECORDED.items()},
-    }
-    parts = [
-        {"name": name, "asks": "", "seconds": 1.5, "status": "done", "why": "", "facts": found}
-        for name, found in facts.items()
-    ]
-    return {**archive._summary(parts, len(parts)), "archive": "day.tgz"}  # noqa: SLF001
 
 
 def _output(*words: str) -> str:

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec import registry
-from qdqspec.cli.arguments import argument, settings_from, verb
-from qdqspec.cli.output import FINE, IMPOSSIBLE, answer, complain, end_on_sigterm
+from qdqspec.cli.arguments import settings_from, verb
+from qdqspec.cli.output import FINE, IMPOSSIBLE, answer
 from qdqspec.config import OPTIONS, list_settings, options_of
-from qdqspec.config.hooks import declaration_of, declared, load
 from qdqspec.config.settings import DEFAULT_BACKEND
-from qdqspec.errors import ConfigError
 from qdqspec.units import without_passwords
 
 if TYPE_CHECKING:
-    from qdqspec.backends.base import Availability, BuildOptions
+    from qdqspec.backends.base import Availability
 
 
 @verb(
     "doctor",
     f"qdqspec doctor --backend {DEFAULT_BACKEND}",
-    argument(
-        "--bundle",
-        "FILE.tgz",
-        "Build, run and time small models on the backend, and write all that is recorded as one archive "
-        "(docs/gpu-day.md).",
-        type=Path,
-    ),
     options=("backend", "device", "backend-option", "plugin"),
 )
 def doctor(arguments: argparse.Namespace) -> int:
@@ -38,29 +28,12 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     settings = settings_from(arguments)
     chosen, options = settings.backend, BuildOptions.of(settings)
-    if arguments.bundle is not None:
-        return _bundle(chosen, options, arguments)
     found = {name: backend_named(name).probe(options) for name in registry.names("backend")}
     order = sorted(found, key=lambda name: (name != chosen, not found[name].usable))
     lines = [_diagnosis(name, found[name], chosen=name == chosen) for name in order] + _option_lines(chosen)
     backends = {name: _facts(name, availability) for name, availability in found.items()}
     answer(arguments, {"chosen": chosen, "backends": backends}, "\n".join(lines))
     return FINE if found[chosen].usable else IMPOSSIBLE
-
-
-def _bundle(name: str, options: BuildOptions, arguments: argparse.Namespace) -> int:
-    """Write the archive of a backend; its progress goes to standard error."""
-    hook = declaration_of(name).bundle
-    if not hook:
-        raise ConfigError(
-            f"backend {name} has no bundle",
-            cure=f"choose one that has: --backend {' or '.join(declared('bundle'))} (docs/gpu-day.md)",
-        )
-    end_on_sigterm()  # the archive is written with the recordings so far
-    path = arguments.bundle.absolute()
-    summary = load(hook)(path, options, say=complain)
-    answer(arguments, {**summary, "archive": str(path)}, f"Archive: {path}")
-    return FINE if summary["answers"]["runs"] else IMPOSSIBLE
 
 
 def _facts(name: str, availability: Availability) -> dict[str, object]:

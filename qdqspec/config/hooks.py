@@ -46,9 +46,6 @@ class Declaration:
     ranges: Hook = ""
     # Options of ModelOpt's autotune that concern the runtime, each with its replacement.
     equivalents: Mapping[str, str] = field(default_factory=dict)
-    # (path, options, *, say): runs small models and writes an archive of all that was recorded: its summary, with
-    # `answers["runs"]`.
-    bundle: Hook = ""
     # (model, file, options): the shell command that builds and times a file of a model with a tool of the runtime.
     replay: Hook = ""
     # (model, path, *, keep_io): the model in float16, an `onnx.ModelProto`.

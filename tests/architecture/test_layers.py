@@ -22,7 +22,7 @@ LAYERS = {
     "checks": 5, "corrections": 5,
     "preparation": 6,
     "accuracy": 7,
-    "cases": 8, "gpu_day": 8, "progress": 8, "session": 8,
+    "cases": 8, "progress": 8, "session": 8,
     "report": 9, "cluster": 9, "upgrade": 9,
     "plugin": 10, "cli": 10, "api": 10, "testing": 10, "__main__": 10,
 }  # fmt: skip
@@ -86,7 +86,7 @@ def package_of(path: Path) -> str:
 def package_in(parts: Sequence[str]) -> str:
     """The package of a module; some packages in the folder of a backend have separate layers."""
     inside = parts[2:3] if parts[0] == "backends" else ()
-    return inside[0] if inside in (("lint",), ("placement",), ("gpu_day",)) else parts[0]
+    return inside[0] if inside in (("lint",), ("placement",)) else parts[0]
 
 
 def imports(path: Path, *, type_checking: bool = True) -> set[str]:

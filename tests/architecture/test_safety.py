@@ -64,9 +64,6 @@ WRITES_IN_PLACE = {
     "measurement/worker.py": "its log and the settings of its process",
     "measurement/isolate.py": "the log of a child",
     "backends/tensorrt/cache.py": "one line per build, which is not read back",
-    "backends/tensorrt/gpu_day/archive.py": "into a temporary folder, packed as a whole",
-    "backends/tensorrt/gpu_day/models.py": "into a temporary folder",
-    "backends/tensorrt/gpu_day/parts.py": "into a temporary folder, packed as a whole",
     "backends/trtexec/process.py": "inputs for a tool, in a temporary folder",
     "cluster/case_process.py": "the pipe of its progress",
     "cluster/address.py": "a private key, which is readable by its owner only from the first byte",
@@ -83,7 +80,6 @@ MAKES_TEMPORARY = {
     "measurement/isolate.py",  # in the folder of the launcher
     "measurement/worker.py",  # passes the path of a folder to a child process
     "report/record.py",  # excludes its path from records
-    "backends/tensorrt/gpu_day/archive.py",  # excludes its path from the archive
     "backends/onnxruntime/engine.py",  # in a child process: in the folder of that process
     "backends/onnxruntime_web/node.py",  # the log of its process, a file without a name
     "backends/trtexec/engine.py",

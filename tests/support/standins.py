@@ -103,7 +103,7 @@ BEHAVIOURS = (
     ),
     _of(
         "tensorrt",
-        "ICudaEngine, ICudaEngine.serialize, ICudaEngine.num_io_tensors, "
+        "ICudaEngine, ICudaEngine.num_io_tensors, "
         "ICudaEngine.num_layers, ICudaEngine.num_optimization_profiles, "
         "ICudaEngine.get_tensor_name, ICudaEngine.get_tensor_dtype, ICudaEngine.get_tensor_shape, "
         "ICudaEngine.get_tensor_mode, ICudaEngine.get_tensor_location, ICudaEngine.get_tensor_profile_shape, "

@@ -34,7 +34,7 @@ VERSIONS = ("10.9.0.34", "10.16.1.11", "11.4.0.106")
 _BACKENDS = ROOT / "qdqspec" / "backends"
 SOURCES = tuple(
     _BACKENDS / "tensorrt" / f"{name}.py"
-    for name in ("api", "build", "cache", "device", "engine", "log", "options", "run", "gpu_day/parts")
+    for name in ("api", "build", "cache", "device", "engine", "log", "options", "run")
 )
 # The backend of TensorRT for RTX, and the modules of backend tensorrt that it uses.
 RTX_SOURCES = (*SOURCES, *(_BACKENDS / "tensorrt_rtx" / f"{name}.py" for name in ("compiler", "engine")))

@@ -19,7 +19,6 @@ declaration = Declaration(
         "--warmup_runs": "use --backend-option tensorrt.warmup-ms=N: a GPU is warmed up by time",
         "--verbose": "use --backend-option tensorrt.verbose=on: the whole log is in logs/",
     },
-    bundle="qdqspec.backends.tensorrt.gpu_day.archive:write_bundle",
     replay="qdqspec.backends.trtexec.engine:replay_command",
 )  # fmt: skip
 

@@ -194,47 +194,20 @@ def parse(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.IL
 
     Raises `BackendError` with all nodes that the parser rejects.
     """
-    problems = _problems(network, model, log, logger)
-    if not problems:
+    import tensorrt as trt
+
+    parser = trt.OnnxParser(network, logger)
+    if parser.parse_from_file(str(model)):
         return
+    problems = [_problem(parser.get_error(index)) for index in range(parser.num_errors)]
+    if not problems:
+        raise log.failure("TensorRT could not read the model", model)
     what = "the model" if len(problems) == 1 else f"{len(problems)} nodes of the model"
     raise BackendError(
         f"TensorRT refuses {what}: {' | '.join(problems)}",
         where=model,
         cure="leave these nodes in float, or change how the model is exported",
     )
-
-
-def parse_model(model: Path, log: Log, logger: trt.ILogger) -> tuple[str, ...]:
-    """Parse a file without building it; returns the nodes that the parser rejects, with the reasons.
-
-    Raises `BackendError` if TensorRT fails without naming a node.
-    """
-    import tensorrt as trt
-
-    with refusals(log, "TensorRT could not read the model", model):
-        trt.init_libnvinfer_plugins(logger, "")
-        network = trt.Builder(logger).create_network(network_flags())
-        return _problems(network, model, log, logger)
-
-
-def build_routes(logger: trt.ILogger) -> str:
-    """The compiler's knobs as TensorRT lists them, a JSON text; empty before version 11."""
-    import tensorrt as trt
-
-    return str(optional(trt.Builder(logger).create_builder_config(), "all_build_routes") or "")
-
-
-def _problems(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.ILogger) -> tuple[str, ...]:
-    import tensorrt as trt
-
-    parser = trt.OnnxParser(network, logger)
-    if parser.parse_from_file(str(model)):
-        return ()
-    problems = tuple(_problem(parser.get_error(index)) for index in range(parser.num_errors))
-    if not problems:
-        raise log.failure("TensorRT could not read the model", model)
-    return problems
 
 
 def _problem(error: trt.ParserError) -> str:

@@ -35,7 +35,6 @@ from qdqspec.backends.tensorrt.ops import capabilities
 from qdqspec.backends.tensorrt.options import OPTIONS, options_from
 from qdqspec.backends.tensorrt.run import Bound, Execution, check_feeds, ports_of
 from qdqspec.errors import BackendUnavailableError
-from qdqspec.files import write_whole
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
@@ -205,21 +204,12 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
 
         Their sum exceeds the latency by 18 to 35 % in recorded runs: it shows relative, not absolute times.
         """
-        return parse_layers(*self.recorded(runs, profile), model=read_source(self.model))
-
-    def recorded(self, runs: int = 12, profile: int = 0) -> tuple[str, list[dict[str, Any]]]:
-        """Layer information and profile in the formats of trtexec's ``--exportLayerInfo`` and ``--exportProfile``."""
         feeds = self._require_bound(profile).feeds
         engine = self._require_open().engine
         with closing(self._open(feeds, profile)) as session:
             times = session.profile(_PROFILE_WARMUP, runs)
-            return self._information(engine, session.context), times
-
-    def save(self, path: Path) -> None:
-        """Write the engine to a file that ``trtexec --loadEngine`` reads."""
-        with refusals(self._log, "the engine could not be serialized", self.model):
-            plan = self._require_open().engine.serialize()
-        write_whole(path, bytes(plan), what="the engine")
+            information = self._information(engine, session.context)
+        return parse_layers(information, times, model=read_source(self.model))
 
     def device_memory(self) -> tuple[int, int]:
         """Bytes on the GPU that another process with such an engine takes, and that are free now.

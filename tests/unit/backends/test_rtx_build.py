@@ -276,7 +276,7 @@ def test_capabilities_with_one_reason_are_named_together(rtx: Isolated, tmp_path
     assert "Attention operation was not supported by a dedicated kernel" in what
 
 
-def test_capabilities_with_different_reasons_are_told_apart(rtx: Isolated, tmp_path: Path):
+def test_capabilities_with_different_reasons_are_reported_separately(rtx: Isolated, tmp_path: Path):
     text = FP8.replace("(float[16,16] y)", "(float[16,16] y, float[16,16] f)").replace(
         "[product]", "[floating] f = MatMul(x, w)\n[product]"
     )

@@ -46,7 +46,7 @@ def verb(tmp_path, monkeypatch, capsys):
             audit(json.loads(written.out), written.err)
         return Outcome(code, written.out, written.err)
 
-    before = signal.getsignal(signal.SIGTERM)  # `doctor --bundle` and `cluster` replace it
+    before = signal.getsignal(signal.SIGTERM)  # `cluster` replaces it
     yield run
     signal.signal(signal.SIGTERM, before)
 

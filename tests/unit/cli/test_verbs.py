@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import tarfile
 import tomllib
 from pathlib import Path
 
@@ -212,13 +211,6 @@ def test_a_misspelt_word_has_a_suggestion(
     assert message in capsys.readouterr().err
 
 
-def test_doctor_refuses_a_bundle_for_a_backend_without_one(verb, tmp_path):
-    result = verb("doctor", "--backend", "fake", "--bundle", tmp_path / "out.tgz")
-    assert result.code == 2
-    assert "backend fake has no bundle" in result.err
-    assert not (tmp_path / "out.tgz").exists()
-
-
 INTERRUPTED_IMPORT = """
 import importlib, sys
 class Interrupting:
@@ -240,39 +232,6 @@ def test_ctrl_c_during_imports_of_the_installed_command(module, tmp_path):
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (130, "")
     assert len(ended.stderr.splitlines()) <= 1
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once there")
-def test_doctor_writes_the_bundle_when_it_is_terminated(tmp_path):
-    words = ["doctor", "--backend", "tensorrt", "--bundle", "out.tgz"]
-    command = [sys.executable, "-m", "qdqspec", *words]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("1/")
-        process.terminate()
-        assert "Interrupted" in process.stderr.read()
-    assert process.returncode == 130
-    with tarfile.open(tmp_path / "out.tgz") as archive:
-        assert any(name.endswith("summary.json") for name in archive.getnames())
-
-
-def test_doctor_writes_the_bundle_of_a_backend(verb, tmp_path, monkeypatch):
-    said = {"answers": {"runs": True}}
-
-    def write(path, options, *, say):
-        say("1/1 three-layers: done")
-        path.write_text(str(options.device))
-        return said
-
-    monkeypatch.setattr("qdqspec.backends.tensorrt.gpu_day.archive.write_bundle", write)
-    words = ("doctor", "--backend", "tensorrt", "--device", "1", "--bundle", "out.tgz")
-    result = verb(*words)
-    assert (result.code, (tmp_path / "out.tgz").read_text()) == (0, "1")
-    assert "1/1 three-layers: done" in result.err
-    found = verb(*words, "--json").json
-    assert (found["answers"], found["archive"]) == (said["answers"], str(tmp_path / "out.tgz"))
-    said["answers"]["runs"] = False
-    assert verb(*words).code == 2
 
 
 def test_an_interrupt_of_the_imports_is_reported():

@@ -426,15 +426,6 @@ class ICudaEngine:
             self._tensors[output.name].shape = tuple(dims)
         self._input_names = [v.name for v in graph.input if v.name not in constants]
 
-    def serialize(self) -> IHostMemory:
-        layers = [[layer.name, layer.milliseconds] for layer in self._cost.layers]
-        plan = {
-            **self._plan,
-            "onnx": self._plan["path"],
-            "layers": layers,
-        }  # the format that the stand-in for trtexec reads
-        return IHostMemory(json.dumps(plan).encode())
-
     @property
     def num_io_tensors(self) -> int:
         return len(self._tensors)
