@@ -27,6 +27,7 @@ import numpy.typing as npt
 from qdqspec.backends.base import Capabilities
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
+from qdqspec.graph.ops import is_default
 from qdqspec.placement.space.completions import Completions, data_edges, edges_after, edges_before
 from qdqspec.placement.space.units import (
     Edge,
@@ -117,12 +118,13 @@ class PairEdges:
             numbers = [self._number(*choice) for choice in sorted(labels.items()) if choice[1] != "fp"]
         choices = np.array(numbers, np.int64)
         choices = self._ordered(self._before_floats(choices) if self._capabilities.carriers else choices)
-        covered = self._covered(choices)
+        floats = self._float_products(choices)
+        covered = self._covered(choices, floats)
         if completions and (added := completions.of(covered)):
             named = {self._choices[number][0] for number in added}
             kept = [number for number in choices.tolist() if self._choices[number][0] not in named]
             choices = self._ordered(np.array([*kept, *added], np.int64))
-            covered = self._covered(choices)
+            covered = self._covered(choices, floats)
         sites = self._sites(covered)
         ordered = tuple(map(self._choices.__getitem__, choices.tolist()))
         return Placement(sites=frozenset(sites), labels=ordered, listed=sites)
@@ -164,15 +166,16 @@ class PairEdges:
         ends = np.add.reduceat(np.where(covered, bits, 0), np.asarray(self._firsts)).tolist()
         return [tensor.site(some) for tensor, some in zip(self._tensors.values(), ends, strict=True) if some]
 
-    def _covered(self, choices: _Numbers) -> npt.NDArray[np.bool_]:
+    def _covered(self, choices: _Numbers, floats: _Numbers) -> npt.NDArray[np.bool_]:
         """The edges that have a pair: those read quantized, and those made quantized if no reader needs otherwise.
 
-        A reader may need another format, or float if the producer can omit its pair.
+        A reader may need another format, or float if the producer can omit its pair. ``floats`` are more edges that are
+        to be float.
         """
-        (_, reads), (makers, makes), (_, floats) = self._edges_of(choices)
+        (_, reads), (makers, makes), (_, own) = self._edges_of(choices)
         edges = np.asarray(self._edges)
         wanted = np.full(len(self._edge), _NOBODY)
-        wanted[floats] = _FLOAT
+        wanted[own] = wanted[floats] = _FLOAT
         wanted[edges[reads]] = reads
         theirs = wanted[edges[makes]]
         stays = (theirs == _FLOAT) & ~np.asarray(self._yields).astype(np.bool_)[makers]
@@ -192,12 +195,41 @@ class PairEdges:
 
     def _before_floats(self, choices: _Numbers) -> _Numbers:
         """The choices without those of units that quantize an edge which is to be float, and cannot omit its pair."""
+        more = self._float_products(choices)
         (readers, reads), (makers, makes), (_, floats) = self._edges_of(choices)
         is_float = np.zeros(len(self._edge), np.bool_)
-        is_float[floats] = True
+        is_float[floats] = is_float[more] = True
         edges, yields = np.asarray(self._edges), np.asarray(self._yields).astype(np.bool_)
         stays = makers[is_float[edges[makes]] & ~yields[makers]]
-        return np.setdiff1d(choices, np.concatenate([readers[is_float[edges[reads]]], stays]))
+        kept = np.setdiff1d(choices, np.concatenate([readers[is_float[edges[reads]]], stays]))
+        return kept if len(kept) == len(choices) else self._before_floats(kept)  # a product may now be float
+
+    def _float_products(self, choices: _Numbers) -> _Numbers:
+        """The edges before products of activations that no choice quantizes."""
+        quantized = {self._choices[number][0] for number in choices.tolist()} if self._products else ()
+        found = (edges for unit, edges in self._products if unit not in quantized)
+        return np.array([edge for edges in found for edge in edges], np.int64)
+
+    @cached_property
+    def _products(self) -> list[tuple[str, list[int]]]:
+        """The product of activations by unit, and the edges before it, if their pairs may be of several formats.
+
+        A kernel would compute it from both operands as they are, and there is none for operands of two formats.
+        """
+        return [(unit, [*map(self._model_edge, edges)]) for unit, edges in self.products()]
+
+    def products(self) -> Iterator[tuple[str, list[Edge]]]:
+        """The unit of each product of activations and its `float_edges`; none if it cannot be of two formats."""
+        model, carriers = self._model, self._capabilities.carriers
+        forms = (form for unit in self._units.values() for form in unit.forms if "in+out" in form.kinds)
+        if not carriers or len({form.choice.activation for form in forms}) < 2:
+            return
+        owner = {node: unit.id for unit in self._units.values() for node in unit.nodes}
+        for node in model.nodes:
+            if node.op_type == "MatMul" and is_default(node) and weight_input(model, node) is None:
+                own = data_edges(model, node)
+                before = [found for edge in own for found in edges_before(model, edge, carriers)]
+                yield owner.get(node.name, ""), before
 
     def float_edges(self, unit: Unit) -> Iterator[Edge]:
         """The edges without pairs if a unit reads floats: its own, and those from which pairs would move there."""
@@ -413,9 +445,11 @@ class SchemeSpace:
         ends = ((tensor, end) for tensor in unit.outputs for end in self.model.ends(tensor))
         return (*(edge for edge in ends if edge[1].node not in self._denied), *unit.out_edges)
 
-    def float_edges(self, unit: Unit) -> Iterator[Edge]:
-        """The edges without pairs if only the weight of a unit is quantized."""
-        return self._edges.float_edges(unit)
+    def float_edges(self, quantized: Mapping[str, Form]) -> Iterator[Edge]:
+        """The edges without pairs before units of which only the weight is quantized, and float products."""
+        alone = (self.by_id[name] for name, form in quantized.items() if form.choice.activation is None)
+        yield from (edge for unit in alone for edge in self._edges.float_edges(unit))
+        yield from (edge for unit, edges in self._edges.products() if unit not in quantized for edge in edges)
 
     def uniform(self, wanted: Label) -> dict[str, Label]:
         """The label for each unit that offers it; the others stay ``fp``."""
@@ -461,8 +495,7 @@ def labels_of(space: SchemeSpace, *placements: Placement) -> dict[str, Label]:
     """
     covered = {end: site.format for p in placements for site in p.sites for end in site.consumers}
     forms = {unit.id: form for unit in space.units if (form := _form(unit, covered)) is not None}
-    weights_alone = {name for name, form in forms.items() if form.choice.activation is None}
-    floats = {end for name in weights_alone for _, end in space.float_edges(space.by_id[name])}
+    floats = {end for _, end in space.float_edges(forms)}
     found = {name: _label(space, space.by_id[name], form, covered, floats) for name, form in forms.items()}
     return {name: label for name, label in found.items() if label != "fp"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -158,6 +160,31 @@ def test_no_pair_reaches_a_weight_only_unit_of_tensorrt() -> None:
         assert ("r" in kept, "t" in kept) == ((False, False) if name == "m1" else (True, True))
 
 
+PRODUCT = """<ir_version: 9, opset_import: ["": 19]> net (float[8,64] x) => (float[8,8] y, float[8,64] z) {
+  [q] a = MatMul(x, w0)  [k] b = MatMul(x, w1)  [t] c = Transpose(b)  [p] y = MatMul(a, c)  [m] d = MatMul(b, w1)
+  [n] z = Relu(d) }"""
+
+
+def product() -> SchemeSpace:
+    """A product of two products, one of them transposed, in two formats."""
+    proto = onnx.parser.parse_model(PRODUCT)
+    for name in ("w0", "w1"):
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones((64, 64), np.float32), name))
+    can = replace(tensorrt_capabilities((10, 0), (11, 4)), rules={})
+    return SchemeSpace(Model(proto), can, rules=QuantizeRules(format="int8+fp8"))
+
+
+def test_a_float_product_of_tensorrt_reads_no_pairs_where_they_may_be_of_two_formats() -> None:
+    """Its kernel would compute from both operands as they are, and refuses int8 and fp8."""
+    space, labels = product(), {"q": "in+out", "k": "fp8:in+out", "t": "fp8:in+out", "m": "fp8:in-only"}
+    placement = space.resolve(labels)
+    assert not sites(placement, "a") | sites(placement, "c")
+    assert sites(placement, "b") == {"fp8": {"m"}}
+    assert "t" not in dict(placement.labels)
+    quantized = space.resolve(labels | {"p": "in-only"})
+    assert sites(quantized, "a") == sites(quantized, "c") == {"int8": {"p"}}
+
+
 def test_a_unit_of_tensorrt_without_float_output_stays_float_before_a_weight_only_unit() -> None:
     space = attended()
     placement = space.resolve({"add": "in+out", "m2": "int4:in-only"})
@@ -200,7 +227,9 @@ def test_labels_of_a_placement_have_the_format_of_each_unit(labels: dict[str, st
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("space", [space_of("int8+fp8+int4"), attended()], ids=["fake", "tensorrt"])
+@pytest.mark.parametrize(
+    "space", [space_of("int8+fp8+int4"), attended(), product()], ids=["fake", "weights", "products"]
+)
 def test_the_labels_of_a_resolved_placement_reproduce_it(space: SchemeSpace, seed: int) -> None:
     random = np.random.default_rng(seed)
     placement = space.resolve({unit.id: str(random.choice(unit.labels)) for unit in space.units})
