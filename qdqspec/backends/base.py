@@ -73,8 +73,8 @@ class Capabilities:
     ``rounds_biases`` are ops whose float bias it then stores as integers, in steps of the data's scale times
     the weight's; ``blocked_axes[op_type]`` are the axes along which the op takes a
     two-dimensional weight in a blocked format; ``carriers`` are ops past which a pair reaches the kernel of an op with
-    a weight-only label, if that kernel takes only floats; none if it takes a pair too;
-    ``rules`` are the functions of the backend's placement
+    a weight-only label, where that kernel takes only floats, and a product only operands of one format; empty where
+    kernels take such pairs; ``rules`` are the functions of the backend's placement
     rules by name, in the order in which they are applied, for requirements of a compiler beyond single operators
     (`qdqspec.placement.space.units`); ``observes`` is false if outputs are returned too slowly for calibration: the
     default backend is used instead. ``computes`` is false on a simulated device: there
