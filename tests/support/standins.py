@@ -82,18 +82,9 @@ BEHAVIOURS = (
     _of(
         "tensorrt",
         "Builder, Builder.create_network, Builder.create_builder_config, Builder.create_optimization_profile, "
-        "Builder.build_serialized_network",
-        "builds a plan, or returns nothing and writes why to the log",
+        "Builder.build_serialized_network, OnnxParser, OnnxParser.num_errors, OnnxParser.parse_from_file",
+        "parses a file and builds a plan, or returns nothing and writes why to the log",
         _BINDINGS,
-    ),
-    _of(
-        "tensorrt",
-        "ParserError, ParserError.code, ParserError.desc, ParserError.node, ParserError.node_name, "
-        "ParserError.node_operator, ParserError.local_function_stack, OnnxParser, OnnxParser.num_errors, "
-        "OnnxParser.get_error, OnnxParser.parse_from_file, _refused",
-        "refuses zero points that are not zero, int32 behind DequantizeLinear, operators of unknown domains, and files "
-        "that are no model; lists every node refused",
-        "onnx-tensorrt 10.1, ModelImporter.cpp and the helper of QuantizeLinear and DequantizeLinear",
     ),
     _of(
         "tensorrt",
@@ -130,26 +121,26 @@ BEHAVIOURS = (
     _of(
         "tensorrt",
         "IPluginRegistry, IPluginRegistry.load_library, get_plugin_registry",
-        'refuses a library without getCreators: "SymbolAddress for getCreators could not be loaded"',
-        "github.com/NVIDIA/TensorRT issues 4051 and 4121",
+        "loads a library, here a function of ONNX operators",
+        _BINDINGS,
     ),
     _of("tensorrt", "init_libnvinfer_plugins", "takes a logger and a namespace", _BINDINGS),
     _of(
         "tensorrt",
-        "fault no-builder",
-        "the constructor of a builder raises TypeError",
-        "recorded, trt10.16-python-api-errors.log: pybind11::init(): factory function returned nullptr",
-    ),
-    _of(
-        "tensorrt",
-        "fault out-of-memory, fault short-of-memory, fault null-engine, fault slow-fp4",
-        "the builder's messages where memory ends, kernels are dropped for want of it, a node has no kernel, or the "
-        "GPU does not compute in FP4",
+        "fault out-of-memory, fault short-of-memory, fault slow-fp4",
+        "the builder's messages where memory ends, kernels are dropped for want of it, or the GPU does not compute in "
+        "FP4",
         "recorded messages, tests/data/tensorrt/samples/trtexec-messages.jsonl",
     ),
     _of(
         "tensorrt",
-        "fault silent-parser, fault null-runtime, fault null-context, fault failed-run, fault bad-plugin",
+        "fault crash-in-run",
+        "the process is killed by a signal while the engine runs",
+        "the compiler of TensorRT for RTX 1.7.1.116 crashes so (tests/unit/backends/test_rtx_build.py)",
+    ),
+    _of(
+        "tensorrt",
+        "fault null-runtime, fault null-context, fault failed-run",
         "a call returns nothing or false, with or without a line in the log",
         "recorded, trt10.16-python-api-errors.log",
     ),
@@ -209,9 +200,9 @@ BEHAVIOURS = (
     _of(
         "GPU",
         "Gpu, Gpu.allocate, Gpu.free, Gpu.read, Gpu.write, Gpu.queue, Gpu.spend, Gpu.deliver, Gpu.held_alone, Stream, "
-        "fault, break_down",
-        "runs work when it is queued; time passes only while something runs; dies or hangs at a stage on request",
-        "our own clock and memory; that compilers crash and hang: recorded assertions of Myelin",
+        "fault",
+        "runs work when it is queued; time passes only while something runs",
+        "our own clock and memory",
     ),
     _of(
         "trtexec",
@@ -278,7 +269,10 @@ def render() -> str:
         "# Stand-ins",
         "",
         "Tests of the backends `tensorrt` and `trtexec` run without a GPU, on stand-ins (test doubles) under",
-        "`tests/support`. This page lists the behaviours of the stand-ins, each with its source; one says where",
+        "`tests/support`: those that run and time engines, or concern an option that TensorRT 10 and 11 alone have.",
+        "What NVIDIA's parser and compiler do is tested with TensorRT for RTX, which needs no GPU",
+        "(`tests/unit/backends/test_rtx_build.py`).",
+        "This page lists the behaviours of the stand-ins, each with its source; one says where",
         "we observed a behaviour on a GPU. `tests/support/trt_on_gpu.py` runs the stand-in for TensorRT on a GPU.",
         "The page is generated from `tests/support/standins.py` by",
         "`pytest tests/unit/backends/test_standins.py --update-golden`. A test fails if a class, function or fault of",

@@ -9,9 +9,7 @@ import ctypes
 import fcntl
 import math
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,13 +104,3 @@ gpu = Gpu()
 def fault(name: str) -> bool:
     """Whether the test requests this fault."""
     return name in os.environ.get("FAKE_TRT", "").split(",")
-
-
-def break_down(stage: str) -> None:
-    """Crash or hang at a stage if the test requests it."""
-    if fault(f"crash-in-{stage}"):
-        sys.stderr.write("Assertion failed in the fake compiler\n")
-        sys.stderr.flush()
-        ctypes.string_at(0)
-    if fault(f"hang-in-{stage}"):
-        time.sleep(3600)

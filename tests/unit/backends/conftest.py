@@ -51,7 +51,7 @@ def tensorrt_version(request: pytest.FixtureRequest, install_tensorrt: Callable[
 
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """``fail("null-engine")`` makes the fake TensorRT fail in this way."""
+    """``fail("null-runtime")`` makes the fake TensorRT fail in this way."""
     return lambda name: monkeypatch.setenv("FAKE_TRT", name)
 
 

@@ -39,7 +39,7 @@ def test_the_build_limit_of_the_settings_applies_to_each_build() -> None:
     assert BuildOptions.of(Settings()).build_seconds == BUILD_SECONDS
 
 
-@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "onnxruntime-web"])
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "onnxruntime-web", "tensorrt-rtx"])
 def test_a_build_is_ended_at_its_limit(name: str, model: Path) -> None:
     with Isolated(name) as backend:
         found = backend.probe()
@@ -55,17 +55,6 @@ def test_a_build_that_hangs_is_ended_on_the_simulated_device(model: Path) -> Non
         error = ended(backend, model, BuildOptions(build_seconds=1.0, extra={"fake.hang": "build"}))
         assert "gave no answer to 'build' for 1 s and was ended" in error.what
         backend.build(model, BuildOptions()).close()
-
-
-def test_a_build_that_hangs_is_ended_on_tensorrt(
-    install_tensorrt: Callable[[str], None], model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_tensorrt("11.4.0.106")
-    monkeypatch.setenv("FAKE_TRT", "hang-in-parse")
-    with Isolated("tensorrt") as backend:
-        assert (
-            "gave no answer to 'build' for 3 s" in ended(backend, model, BuildOptions(build_seconds=3.0)).what
-        )
 
 
 def test_a_build_that_hangs_is_ended_on_trtexec(install_trtexec: Callable[..., object], model: Path) -> None:

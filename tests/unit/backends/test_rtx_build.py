@@ -26,8 +26,9 @@ from qdqspec.backends.tensorrt_rtx.options import RtxOptions, options_from
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.graph.model import Model
 from qdqspec.measurement.isolate import Isolated, IsolatedEngine
+from qdqspec.session import Session
 from qdqspec.testing.backends import BackendContract, small_model
-from qdqspec.types import InputShape, ShapeProfile
+from qdqspec.types import Case, Inputs, InputShape, ShapeProfile
 
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
 
@@ -383,7 +384,34 @@ def test_a_plugin_file_that_is_not_a_library_is_reported(
     assert said in what
 
 
-# ---- crashes and limits -------------------------------------------------------------------------
+def test_without_the_plugin_library_the_error_states_both_cures(tmp_path: Path):
+    require_rtx()
+    model = saved(
+        tmp_path / "m.onnx",
+        """g (float[1,16,12,12] x) => (float[1,16,12,12] y) {
+            [conv] a = Conv<pads = [1, 1, 1, 1]>(x, w)
+            [cap] y = plugins.SoftCap(a)
+        }""",
+        w=np.linspace(-1, 1, 16 * 16 * 9, dtype=np.float32).reshape(16, 16, 3, 3),
+    )
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 16, 12, 12), np.float32))
+    case = Case(id="default", model=model, inputs=Inputs(calibration=tmp_path / "data.npz"))
+    with (
+        Session(backend="tensorrt-rtx", root=tmp_path) as session,
+        pytest.raises(BackendError) as caught,
+    ):
+        session.tune(case)
+    said = str(caught.value)
+    assert "onnxruntime cannot run it" in said
+    assert (
+        "nor can tensorrt-rtx with activations for outputs (TensorRT refuses the model: SoftCap 'cap'" in said
+    )
+    assert "--qdq-plugin" in said
+    assert "inputs.scales" in said
+    assert "observer.onnx" not in said
+
+
+# ---- crashes ------------------------------------------------------------------------------------
 
 
 def test_a_crash_of_the_compiler_is_a_failed_build_with_its_log(rtx: Isolated, tmp_path: Path):
@@ -395,10 +423,3 @@ def test_a_crash_of_the_compiler_is_a_failed_build_with_its_log(rtx: Isolated, t
     assert "[TRT] [I] Compiler backend is used during engine build." in caught.value.what
     with opened(rtx, small(tmp_path / "m.onnx")) as engine:
         assert engine.layers()
-
-
-def test_a_build_that_takes_too_long_is_ended(tmp_path: Path):
-    require_rtx()
-    with Isolated("tensorrt-rtx", build_timeout=0.001) as backend, pytest.raises(BackendError) as caught:
-        opened(backend, small(tmp_path / "m.onnx"))
-    assert "gave no answer to 'build' for 0.001 s and was ended" in caught.value.what

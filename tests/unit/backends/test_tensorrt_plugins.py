@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.errors import BackendError, DataError
+from qdqspec.errors import DataError
 from qdqspec.measurement import bench
 from qdqspec.placement.scheme.scheme_file import read_scheme
 from qdqspec.session import Session
@@ -84,24 +84,6 @@ def test_ranges_are_calibrated_on_tensorrt_itself(
     (note,) = [warning for warning in found.warnings if "calibrated on" in warning]
     assert note.startswith("calibrated on tensorrt itself, since onnxruntime cannot run the model: ")
     assert "plugins:SoftCap" in note
-
-
-def test_without_the_plugin_library_the_error_states_both_cures(
-    case: Case, tmp_path: Path, install_tensorrt: Install
-):
-    install_tensorrt("10.16.1.11")
-    with (
-        Session(backend="tensorrt", root=tmp_path) as session,
-        pytest.raises(BackendError) as caught,
-    ):
-        session.tune(case)
-    said = str(caught.value)
-    assert "onnxruntime cannot run it" in said
-    assert "plugins:SoftCap" in said
-    assert "nor can tensorrt with activations for outputs (TensorRT refuses the model: SoftCap 'cap'" in said
-    assert "--qdq-plugin" in said
-    assert "inputs.scales" in said
-    assert "observer.onnx" not in said
 
 
 def test_a_calibration_cache_needs_no_run(
