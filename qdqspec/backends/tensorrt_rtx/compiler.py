@@ -132,7 +132,9 @@ class _Compiler:
 
 
 # Where the compiler refers to a name: 'x', constant (x), tensor x.
-_POINTED = re.compile(r"'([^']+)'|\b(?:constant|layer|node|operation|tensor) \(?([^\s(),']+)")
+_POINTED = re.compile(
+    r"'([^']+)'|\b(?:constant|layer|node|operation|tensor) \(?([^\s(),']+?)\.?(?=[\s(),']|$)"
+)
 _SEPARATORS = re.compile(r"\.?[\s'\"()\[\],;:=]+")
 # What the compiler adds to names of tensors and layers: x.1, x_myl0_3.
 _ADDED = re.compile(r"(\.\d+)?(_myl\d+(_\d+)?)?$")
@@ -145,7 +147,7 @@ def named_nodes(text: str, model: Model) -> Iterator[str]:
     refers to a name.
     """
     pointed = {name for match in _POINTED.finditer(text) for name in match.groups()}
-    for word in dict.fromkeys(_SEPARATORS.split(text)):
+    for word in dict.fromkeys(_SEPARATORS.split(text.rstrip("."))):
         for name in (word, _ADDED.sub("", word)):
             if name.isalnum() and word not in pointed and "_myl" not in word:
                 continue
