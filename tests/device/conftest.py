@@ -13,7 +13,7 @@ from qdqspec.errors import BackendError
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.plugin.options import settings_of
 
-GPU_BACKENDS = ("tensorrt", "trtexec")
+GPU_BACKENDS = ("tensorrt", "tensorrt-rtx", "trtexec")
 
 
 @pytest.fixture(scope="session")
@@ -36,10 +36,13 @@ def device(request: pytest.FixtureRequest, chosen: BuildOptions) -> Iterator[Iso
 
 
 @pytest.fixture(scope="session")
-def tensorrt(device: Isolated) -> Isolated:
-    """TensorRT's Python API, for tests of functions that trtexec does not offer."""
-    if device.name != "tensorrt":
+def tensorrt(device: Isolated, chosen: BuildOptions) -> Isolated:
+    """A product with TensorRT's Python API, for tests of functions that trtexec does not offer."""
+    if device.name == "trtexec":
         pytest.skip("this is about the Python API: pytest tests/device --qdq-backend=tensorrt")
+    found = device.probe(chosen)
+    if not device.capabilities(chosen).runs:
+        pytest.skip(f"{device.name} only builds on this machine: {found.facts['gpu']}")
     return device
 
 

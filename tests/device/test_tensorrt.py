@@ -69,6 +69,8 @@ def test_runs_are_recorded_as_cuda_graphs(
 def test_a_second_build_uses_kernels_of_the_timing_cache(
     tensorrt: Isolated, fitting: BuildOptions, squeezenet: Path, state: Path
 ):
+    if tensorrt.name != "tensorrt":
+        pytest.skip(f"{tensorrt.name} has no timing cache")
     hashes = []
     for _ in range(2):
         with closing(tensorrt.build(squeezenet, fitting)) as engine:
@@ -148,7 +150,9 @@ def test_a_search_selects_a_model_that_is_not_slower_than_the_reference(
     case = Case(id="default", model=model, inputs=Inputs(batch=32), tune=TuneRules(preset="quick"))
     here = {"output": tmp_path / "out", "cache_dir": tmp_path / "cache"}
     words = tuple(f"{word}={text}" for word, text in chosen.extra.items())
-    with closing(Session(backend="tensorrt", device=chosen.device, backend_option=words, **here)) as session:
+    with closing(
+        Session(backend=tensorrt.name, device=chosen.device, backend_option=words, **here)
+    ) as session:
         work = session.work(case)
         assert work.search.trials[0].ok, work.search.trials[0].error
         assert work.latency is not None

@@ -6,7 +6,9 @@ backend `tensorrt` run and time an engine on a GPU; that part has not been teste
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -23,15 +25,20 @@ from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.engine import TensorRtEngine, Timing
 from qdqspec.backends.tensorrt.layers import kernel_list_hash, parse_layers
 from qdqspec.backends.tensorrt.log import open_log
+from qdqspec.backends.tensorrt.run import Execution
 from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, Compiled, compile_model
 from qdqspec.backends.tensorrt_rtx.library import RTX, look
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
 from qdqspec.backends.tensorrt_rtx.options import OPTIONS, compute_capability, options_from
 from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.files import write_whole
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
     import tensorrt as trt
+
+# Warm-up of an engine: contexts agree if their medians of so many runs differ by this share at most.
+_RUNS, _ROUNDS, _AGREEMENT = 20, 10, 0.02
 
 
 class TensorRtRtx:
@@ -117,7 +124,11 @@ class CompiledEngine:
 
 
 class RtxEngine(TensorRtEngine):
-    """An engine on one GPU, built for it. Its kernels are compiled when it is loaded, not during the first runs."""
+    """An engine on one GPU, built for it. Not tested on a GPU.
+
+    Machine code is compiled where a context is created, not during its first runs (eager specialization), and kept in a
+    runtime cache that the builds of one run share. `bind` runs the model until two contexts take equally long.
+    """
 
     def _build(self, model: Path, options: BuildOptions, key: str, logger: trt.ILogger) -> BuiltEngine:
         import tensorrt as trt
@@ -135,7 +146,13 @@ class RtxEngine(TensorRtEngine):
         config = engine.create_runtime_config()
         strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
         config.dynamic_shapes_kernel_specialization_strategy = strategy
-        config.set_runtime_cache(config.create_runtime_cache())
+        cache = config.create_runtime_cache()
+        self._cache_file = (
+            None if options.fresh or not options.state else options.state / f"{key}.runtime-cache"
+        )
+        if self._cache_file is not None and self._cache_file.is_file():
+            cache.deserialize(self._cache_file.read_bytes())  # one of another driver or GPU is ignored
+        config.set_runtime_cache(cache)
         return BuiltEngine(
             engine=engine,
             runtime=runtime,
@@ -143,6 +160,29 @@ class RtxEngine(TensorRtEngine):
             facts=_facts(model, compiled, (CURRENT,)),
             notes=self._log.notes,
         )
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Fix the inputs as `TensorRtEngine.bind` does, and warm up until a second context agrees with the first."""
+        super().bind(feeds, profile)
+        bound = self._bound[profile]
+        with closing(self._open(feeds, profile)) as second:
+            bound.note = bound.note or self._warmed_up(bound.session, second)
+        if self._cache_file is not None:
+            cache = self._require_open().runtime_config.get_runtime_cache()
+            write_whole(self._cache_file, bytes(cache.serialize()), what="the runtime cache")
+
+    def _warmed_up(self, first: Execution, second: Execution) -> str:
+        """Run two contexts in turns until their medians agree; the note of samples if they do not."""
+        apart = 0.0
+        for _ in range(_ROUNDS):
+            medians = [
+                statistics.median(cuda.time_runs(self._stream, each.enqueue, _RUNS).device_ms)
+                for each in (first, second)
+            ]
+            apart = max(medians) / max(min(medians), 1e-6) - 1
+            if apart <= _AGREEMENT:
+                return ""
+        return f"two contexts of the engine differ by {apart:.0%} after {2 * _ROUNDS * _RUNS} runs"
 
     def _hash(self) -> str:
         return kernel_list_hash(self._kernels)
