@@ -14,6 +14,9 @@ from qdqspec.types import BuildEvidence, Evidence, EvidenceKind, Section, Verdic
 from qdqspec.types.requests import BuildRequest, Request
 from qdqspec.units import count_text, plain, share_text
 
+_ADVICE = (
+    "Allow more operators or a lower SQNR, or lower min_8bit. `qdqspec explain` names the kernels in float."
+)
 _SHOWN = 600  # characters of the backend's reason
 
 
@@ -75,7 +78,7 @@ class BuildsCheck:
             _problem(params, decisive) or _headline(params, builds),
             *_sections(builds),
             numbers={f"8bit.{build.target}": build.share for build in builds if build.share is not None},
-            advice=decisive.cure,
+            advice=decisive.cure or _ADVICE,
         )
 
 
@@ -98,8 +101,8 @@ def _headline(params: BuildsParams, builds: list[BuildEvidence]) -> str:
     targets = ", ".join(build.target for build in builds if build.target)
     counts = [build for build in builds if build.share is not None]
     least = min(counts, key=lambda build: build.share or 0.0, default=None)
-    narrow = f"; at least {least.narrow} of {least.heavy} heavy kernels in 8 bits" if least else ""
-    return f"{params.backend} builds it{f' for {targets}' if targets else ''}{narrow}; nothing was run"
+    narrow = f", {least.narrow} of {least.heavy} heavy kernels in 8 bits" if least else ""
+    return f"builds{f' for {targets}' if targets else f' with {params.backend}'}{narrow}; nothing ran"
 
 
 def _sections(builds: list[BuildEvidence]) -> tuple[Section, ...]:

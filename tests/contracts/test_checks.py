@@ -8,7 +8,7 @@ from sample_evidence import sample_culprits, sample_lint, sample_parity_search, 
 from qdqspec.registry import names
 from qdqspec.testing.checks import CheckContract
 from qdqspec.testing.records import cached_case, check_named, faster_case, params_of, sample_regression
-from qdqspec.types import Evidence, Interval, LatencyEvidence
+from qdqspec.types import BuildEvidence, Evidence, Interval, LatencyEvidence
 
 FASTER = faster_case().evidence
 DIGITS = cached_case().evidence
@@ -125,6 +125,52 @@ class TestLint(CheckContract):
     )
 
 
+def sample_builds(*builds: BuildEvidence) -> Evidence:
+    found = {f"{build.backend}:{build.target}": build for build in builds}
+    return replace(FASTER, builds=found)
+
+
+def rtx(target: str, narrow: int = 0, **facts: str) -> BuildEvidence:
+    counts = {"kernels": 49, "narrow": narrow, "heavy": 26} if narrow else {}
+    return BuildEvidence(backend="tensorrt-rtx", target=target, **facts, **counts)
+
+
+class TestBuilds(CheckContract):
+    check = check_named("builds")
+    passing = (
+        {"kind": "builds", "backend": "tensorrt-rtx", "for": ["SM86", "SM120"], "min_8bit": "80%"},
+        sample_builds(rtx("SM86", 24), rtx("SM120", 26)),
+    )
+    failing = (
+        {"kind": "builds", "backend": "tensorrt-rtx", "for": ["SM86", "SM120"]},
+        sample_builds(
+            rtx(
+                "SM86",
+                refused="the compiler refuses the model for SM86 at node 'fire2/concat_1': fp8 is not supported",
+                cure="leave the named node in float",
+            ),
+            rtx("SM120", 26),
+        ),
+    )
+    inconclusive = (
+        {"kind": "builds", "backend": "tensorrt-rtx", "for": "SM86"},
+        sample_builds(rtx("SM86", missing="it is not installed", cure="pip install 'qdqspec[tensorrt-rtx]'")),
+    )
+
+
+def test_too_few_heavy_kernels_in_8_bits_fail() -> None:
+    params = params_of("builds", backend="tensorrt-rtx", min_8bit=0.95, **{"for": ["SM86"]})
+    verdict = check_named("builds").judge(params, sample_builds(rtx("SM86", 24)))
+    assert verdict.outcome == "fail"
+    assert verdict.headline == "only 24 of 26 heavy kernels compute in 8 bits for SM86; asked 95.0 %"
+
+
+def test_a_missing_backend_is_skipped_with_the_command_that_installs_it() -> None:
+    values, evidence = TestBuilds.inconclusive
+    verdict = check_named("builds").judge(params_of(**values), evidence)
+    assert verdict.command == "pip install 'qdqspec[tensorrt-rtx]'"
+
+
 def test_every_check_has_a_contract() -> None:
     tested = {
         suite.passing[0]["kind"] for suite in CheckContract.__subclasses__() if "passing" in vars(suite)
@@ -146,6 +192,7 @@ def test_the_messages_of_checks(outcome: str, golden) -> None:
         TestSurvival,
         TestRegression,
         TestLint,
+        TestBuilds,
     ):
         verdict = suite().judged(outcome)
         lines += [f"{suite.passing[0]['kind']}: {verdict.headline}"]
