@@ -83,7 +83,7 @@ def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
 
     The hash of a model with fixed inputs is over the user's model and the values.
     """
-    loaded = _with_constant_weights(_without_calls(load_model(path)))
+    loaded = _with_separate_dimensions(_with_constant_weights(_without_calls(load_model(path))))
     if not values:
         return loaded
     fixed = fixed_arrays(loaded, values)
@@ -120,6 +120,28 @@ def _with_constant_weights(model: Model) -> Model:
         "the weights are graph inputs too, which a runtime does not optimize; they are constants in a copy of the "
         "model, which is the reference, and the model as given may be slower"
     )
+    return OwnCopy(model, proto, sha256=model.sha256, notes=[note])
+
+
+def _with_separate_dimensions(model: Model) -> Model:
+    """The model, or a copy if several dimensions of its inputs have the name ``?``, as some exporters write them.
+
+    Equal names state equal sizes. Compilers refuse to build such a model for other sizes.
+    """
+    ports = [*model.proto.graph.input, *model.proto.graph.output, *model.proto.graph.value_info]
+    places = [
+        (number, index)
+        for number, port in enumerate(ports)
+        for index, dim in enumerate(port.type.tensor_type.shape.dim)
+        if dim.dim_param == "?"
+    ]
+    if sum(number < len(model.proto.graph.input) for number, _ in places) < 2:
+        return model
+    proto = copy_model(model.proto)
+    ports = [*proto.graph.input, *proto.graph.output, *proto.graph.value_info]
+    for number, index in places:
+        ports[number].type.tensor_type.shape.dim[index].ClearField("dim_param")
+    note = "several dimensions have the name '?', which would make them equal; they have no name in a copy of the model"
     return OwnCopy(model, proto, sha256=model.sha256, notes=[note])
 
 

@@ -100,7 +100,9 @@ def find_covering(prepared: Prepared, resources: Resources, journal: BuildLogs) 
 def _reason(search: CoverageSearch, coverage: Coverage, least_db: float | None) -> str:
     """The reason why this placement was selected, or why none was."""
     lost = (
-        f"; {count_text(len(search.refused), 'unit')} stay in float by the backend" if search.refused else ""
+        f"; {count_text(len(search.refused), 'unit')} left in float because of the backend"
+        if search.refused
+        else ""
     )
     within = "" if least_db is None else f" within {least_db:g} dB"
     if not coverage.quantized:
