@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from qdqspec.spec.kinds import params_of
 from qdqspec.spec.models import spec_schema
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+DIFFERENCES = FOLDER.parents[1] / "tests" / "data" / "tensorrt" / "rtx-differences.json"
 _NOTE = "Generated from the code by `python tools/reference.py`."
 
 
@@ -39,12 +41,32 @@ def pages() -> dict[str, str]:
         "verbs-json.md": _page("The JSON of verbs", verb_fields()),
         "python.md": _page("Python names", python_names(_asked())),
         "placement-rules.md": _page("Placement rules", _placement_rules()),
+        "lint-and-compiler.md": _page("Lint and the compiler of TensorRT for RTX", _differences()),
     }
 
 
 def _page(title: str, lines: Iterator[str]) -> str:
     text = "\n".join([f"# {title}", "", _NOTE, "", *lines]) + "\n"
     return text.replace("\n\n\n", "\n\n")
+
+
+# ---- lint and compiler --------------------------------------------------------------------------
+
+
+def _differences() -> Iterator[str]:
+    reviewed = json.loads(DIFFERENCES.read_text(encoding="utf-8"))
+    targets = ", ".join(reviewed["capabilities"])
+    yield (
+        f"The models of the tests of [lint rules](lint.md) were built with {reviewed['compiler']} for {targets}, and linted for "
+        "`tensorrt-rtx-1`. A refusal by one side only is listed here, with the reason why it is accepted. `pytest -m integration` "
+        "fails for a difference that is not listed. Nothing was run: a model that builds is neither right nor fast for that reason."
+    )
+    yield from _heading(
+        "Differences", ("model", "rule", "refused by lint only", "refused by the compiler only", "reason")
+    )
+    for name, entry in reviewed["differences"].items():
+        sides = (", ".join(entry.get(side, [])) for side in ("lint", "compiler"))
+        yield f"| `{name}` | {entry['rule']} | {' | '.join(sides)} | {entry['reason']} |"
 
 
 # ---- spec ---------------------------------------------------------------------------------------

@@ -7,75 +7,24 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
+from trt_corpus import CASES, FP8, NEWER, QX, ROWS, RTX_CASES, SQUARES, pool
 
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model, rules_for
-from tests.unit.lint.test_tensorrt import (
-    CASES,
-    DW,
-    FP8,
-    IMAGE,
-    NEWER,
-    QX,
-    ROWS,
-    SQUARES,
-    Case,
-    attention,
-    four,
-    two,
-)
 
-F32 = np.float32
 TARGET = "tensorrt-rtx-1"
-E4M3 = ml_dtypes.float8_e4m3fn
 HELD = tuple(rule.id for rule in rules_for(TARGET))
-
-
-def kernel(*sides: int) -> Case:
-    weight = np.ones((16, 16, *sides)).astype(E4M3)
-    return "float[1,16,40,40] x", QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)", FP8 | {"w": weight}
-
-
-def pool(op: str, numbers: dict[str, np.ndarray]) -> Case:
-    return IMAGE, QX + f"y = {op}<kernel_shape = [2, 2]>(a)", numbers
-
-
-WHOLE = attention(q=True, p=True)
-DECONV = QX + "v = DequantizeLinear(w, s, z)  y = "
-# Rules that find other models than for TensorRT.
-OTHER: dict[str, tuple[Case, Case]] = {
-    "TRT008": (
-        (IMAGE, QX + DW + "y = Conv(a, v)", {"ws": np.full(8, 0.01, F32), "wz": np.zeros(8, np.int8)}),
-        (IMAGE, QX + DW.replace("axis = 0", "axis = 1") + "y = Conv(a, v)", {}),
-    ),
-    "TRT010": (
-        (
-            "float[4,96] x",
-            "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(x, v)",
-            four(96, 64),
-        ),
-        CASES["TRT010"][0],  # blocks of int8 build
-    ),
-    "TRT041": (kernel(3, 11), kernel(4, 8)),
-    "TRT043": (
-        (SQUARES, WHOLE, {}),
-        (SQUARES, WHOLE.replace("y =", "o =") + " " + two("r", "o") + "y = Neg(r)", {}),
-    ),
-    "TRT055": ((IMAGE, DECONV + "ConvTranspose(a, v)", {}), (IMAGE, DECONV + "Conv(a, v)", {})),
-    "TRT068": CASES["TRT008"],
-    "TRT069": (pool("MaxPool", FP8), pool("MaxPool", {})),
-}
 
 
 def ids(model: Model, **options: tuple[int, int]) -> set[str]:
     return {finding.id for finding in lint_model(model, TARGET, **options)}
 
 
-@pytest.mark.parametrize("name", [name for name in HELD if name in CASES | OTHER])
+@pytest.mark.parametrize("name", [name for name in HELD if name in CASES | RTX_CASES])
 def test_one_model_breaks_the_rule_and_a_similar_one_does_not(
     parsed: Callable[..., Model], name: str
 ) -> None:
-    (inputs, nodes, constants), good = (CASES | OTHER)[name]
+    (inputs, nodes, constants), good = (CASES | RTX_CASES)[name]
     opset = NEWER.get(name, 21)
     assert name in ids(parsed(inputs, "y", nodes, opset, **constants))
     inputs, nodes, constants = good
@@ -83,7 +32,7 @@ def test_one_model_breaks_the_rule_and_a_similar_one_does_not(
 
 
 def test_every_rule_has_a_model() -> None:
-    assert set(HELD) - (CASES | OTHER).keys() == {"TRT020", "TRT067"}
+    assert set(HELD) - (CASES | RTX_CASES).keys() == {"TRT020", "TRT067"}
     assert all(
         rule.source.startswith("measured with TensorRT for RTX 1.7.1.116") for rule in rules_for(TARGET)
     )
