@@ -57,9 +57,10 @@ def _differences() -> Iterator[str]:
     reviewed = json.loads(DIFFERENCES.read_text(encoding="utf-8"))
     targets = ", ".join(reviewed["capabilities"])
     yield (
-        f"The models of the tests of [lint rules](lint.md) were built with {reviewed['compiler']} for {targets}, and linted for "
-        "`tensorrt-rtx-1`. A refusal by one side only is listed here, with the reason why it is accepted. `pytest -m integration` "
-        "fails for a difference that is not listed. Nothing was run: a model that builds is neither right nor fast for that reason."
+        f"The models of the tests of [lint rules](lint.md) were built with {reviewed['compiler']} for {targets}, and "
+        "linted for `tensorrt-rtx-1`. A refusal by one side only is listed here, with the reason why it is accepted. "
+        "`pytest -m integration` fails for a difference that is not listed. Nothing was run: a model that builds is "
+        "neither right nor fast for that reason."
     )
     yield from _heading(
         "Differences", ("model", "rule", "refused by lint only", "refused by the compiler only", "reason")
