@@ -341,11 +341,19 @@ def case_to_json(record: CaseRecord) -> dict[str, Any]:
                 {**_fields(CheckPart, result.verdict, result), "verdict": result.verdict.outcome}
                 for result in record.results
             ),
-            # of the times; if none were taken, of the search's result
-            "provenance": latency.provenance if latency else search.provenance if search else Provenance(),
+            "provenance": _provenance(found),
         }
     )
     return _redacted(_data(part), found)
+
+
+def _provenance(found: Evidence) -> Provenance:
+    """The source of the times; if none were taken, of the search's result."""
+    if found.status == "untimed":
+        return Provenance(source="untimed")
+    if found.latency is not None:
+        return found.latency.provenance
+    return Provenance() if found.search is None else found.search.provenance
 
 
 def parity_to_json(parity: ParityEvidence) -> dict[str, Any]:

@@ -172,9 +172,9 @@ class DeviceKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The source of a number, and its age in seconds."""
+    """The source of a number, and its age in seconds; ``untimed`` if a placement was selected without times."""
 
-    source: Literal["measured", "cached", "replayed"] = "measured"
+    source: Literal["measured", "cached", "replayed", "untimed"] = "measured"
     age_seconds: float = 0.0
 
     @property
@@ -182,6 +182,7 @@ class Provenance:
         """``from the cache``."""
         words = {
             "measured": "measured",
+            "untimed": "not timed",
             "cached": "from the cache",
             "replayed": "from the journal of an earlier run",
         }

@@ -79,6 +79,7 @@ def test_a_placement_selected_by_coverage_has_no_time_anywhere(session: Session,
     record = result_json(session, case)
     assert record["status"] == "untimed"
     assert record["speedup"] is record["latency"] is record["tuned"] is record["reference"] is None
+    assert record["provenance"]["source"] == "untimed"
     assert record["search"]["coverage"]["quantized"] == found.search.coverage.quantized
     assert all(trial.ratio is None and not trial.samples.wall_ms for trial in found.search.trials)
     assert not any(layer.milliseconds for trial in found.search.trials for layer in trial.layers)
