@@ -51,14 +51,15 @@ def fold_graph(
         reads[part] |= {parts[maker.name] for maker in makers if maker is not None and maker.name in parts}
     formats = _formats(pairs, tuned)
     before, after = (_times(model, layers, parts) for layers in (reference, tuned))
+    times = [any(layer.milliseconds for layer in layers) for layers in (reference, tuned)]
     noise = _noise(errors, parts)
     return tuple(
         GraphPart(
             name=min((model.nodes[i] for i in group), key=lambda node: node.op_type not in ANCHORS).name,
             ops=dict(Counter(model.nodes[i].op_type for i in group)),
             formats=dict(Counter(formats[name] for i in group if (name := model.nodes[i].name) in formats)),
-            reference_ms=before.get(part, 0.0) if reference else None,
-            tuned_ms=after.get(part, 0.0) if tuned else None,
+            reference_ms=before.get(part, 0.0) if times[0] else None,
+            tuned_ms=after.get(part, 0.0) if times[1] else None,
             sqnr_db=min(-10 * math.log10(noise[part]), EXACT_DB) if noise.get(part) else None,
             inputs=tuple(sorted(reads[part] - {part})),
         )
@@ -143,16 +144,17 @@ def _joined(groups: Sequence[list[int]], most: int) -> list[list[int]]:
 def _formats(pairs: Iterable[PlacedPair], tuned: _Layers) -> dict[str, str]:
     """The format in which nodes compute: that of the activations they read, or else of their weights.
 
-    A node that a float kernel of the tuned model computes has none.
+    A node that only float kernels of the tuned model compute has none.
     """
     found: dict[str, str] = {}
     for pair in sorted(pairs, key=lambda pair: pair.site.weight):
         for end in pair.site.consumers:
             if not end.is_output:
                 found.setdefault(end.node, pair.site.format)
+    integer = {name for layer in tuned if layer.integer for name in layer.nodes}
     for layer in tuned:
         if not layer.integer and not layer.boundary:
-            for name in layer.nodes:
+            for name in set(layer.nodes) - integer:
                 found.pop(name, None)
         # an activation function in an integer kernel has no pair of its own
         elif layer.integer and (known := [found[name] for name in layer.nodes if name in found]):

@@ -115,10 +115,10 @@ def _quantile(values: Sequence[float], share: float) -> float:
 def search_chart(search: SearchResult) -> str:
     """The ratio of each candidate over its number, the best so far as a line, and the reference at 1.
 
-    Empty for fewer than two candidates.
+    Empty for fewer than two candidates, and if nothing was timed.
     """
     trials = [trial for trial in search.trials if trial.phase not in NOT_CANDIDATES]
-    if len(trials) < 2:
+    if len(trials) < 2 or search.coverage is not None:
         return ""
     ratios = [trial.ratio for trial in trials if trial.ok and trial.ratio is not None]
     top = min(max([1.1, *ratios]) * 1.05, 2.0)

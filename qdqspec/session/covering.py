@@ -66,7 +66,8 @@ def find_covering(prepared: Prepared, resources: Resources, journal: BuildLogs) 
         resources.report_step("rehearsing the placement of all pairs")
         if accuracy.admits(everything):
             prepared.keep_corrections(None, {}, finds=False)
-        resources.report_step("looking for corrections")
+        else:
+            resources.report_step("looking for corrections")
         if any(gain.taken for gain in prepared.corrections.gains):
             accuracy = opened.enter_context(_Accuracy(prepared, resources))
         folder = opened.enter_context(TemporaryFolder())
@@ -104,10 +105,10 @@ def _reason(search: CoverageSearch, coverage: Coverage, least_db: float | None) 
         if search.refused
         else ""
     )
-    within = "" if least_db is None else f" within {least_db:g} dB"
+    limit = "" if least_db is None else f" with an SQNR of at least {least_db:g} dB"
     if not coverage.quantized:
-        return f"no placement{within} that the backend builds quantizes a multiplication{lost}"
-    return f"{share_text(coverage.share)} of the multiplications are quantized{within}{lost}"
+        return f"no placement{limit} that the backend builds quantizes a multiplication{lost}"
+    return f"{share_text(coverage.share)} of the multiplications are quantized{limit}{lost}"
 
 
 class _Accuracy(Closing):

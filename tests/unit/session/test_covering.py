@@ -17,6 +17,7 @@ from rtx_installed import require_rtx
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import ConfigError
+from qdqspec.report.charts import layers_chart, search_chart
 from qdqspec.report.write import write_results
 from qdqspec.session import Session
 from qdqspec.spec.kinds import params_of
@@ -85,6 +86,13 @@ def test_a_placement_selected_by_coverage_has_no_time_anywhere(session: Session,
     assert not any(layer.milliseconds for trial in found.search.trials for layer in trial.layers)
 
 
+def test_no_chart_of_times_is_drawn(session: Session, case: Case) -> None:
+    found = evidence_of(session, case)
+    assert found.search is not None
+    assert search_chart(found.search) == layers_chart(found.graph) == ""
+    assert any(part.formats for part in found.graph)
+
+
 def test_checks_of_times_are_inconclusive_with_the_reason(session: Session, case: Case) -> None:
     verdicts = {each.kind: session.judge(case, each).verdict for each in case.checks}
     assert verdicts.pop("parity").outcome == "pass"
@@ -139,7 +147,7 @@ def test_no_accurate_placement_leaves_the_model_unchanged(session: Session, case
     strict = replace(case, tune=TuneRules(objective="coverage", min_sqnr_db=150.0))
     found = evidence_of(session, strict)
     assert found.status == "unchanged"
-    assert "no placement within 150 dB" in found.reason
+    assert "no placement with an SQNR of at least 150 dB" in found.reason
 
 
 # ---- a backend without a clock ------------------------------------------------------------------
