@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 import pytest
 from rtx_installed import require_rtx
-from trt_corpus import CASES, NEAR_MISSES, NEWER, RTX_CASES, parse
+from trt_corpus import CASES, IMPORTED, NEAR_MISSES, NEWER, RTX_CASES, parse
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt_rtx.options import compute_capability
@@ -36,6 +36,8 @@ def models() -> Iterator[tuple[str, Model]]:
         for rule, pair in cases.items():
             for kind, (inputs, nodes, constants) in zip(("bad", "good"), pair, strict=True):
                 yield f"{prefix}{rule}-{kind}", parse(inputs, "y", nodes, NEWER.get(rule, 21), **constants)
+    for op, (_, (inputs, nodes, constants)) in IMPORTED.items():
+        yield f"microsoft-{op}", parse(inputs, "y", nodes, **constants)
     for number, (rule, broken, (inputs, nodes, constants)) in enumerate(NEAR_MISSES):
         opset = 20 if "Gelu" in nodes else 21
         yield (

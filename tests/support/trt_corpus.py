@@ -402,3 +402,29 @@ RTX_CASES: dict[str, tuple[Case, Case]] = {
     "TRT068": CASES["TRT008"],
     "TRT069": (pool("MaxPool", FP8), pool("MaxPool", {})),
 }
+
+TOKENS = "float[1,8,64] x, float[1,8,64] k, float[1,8,64] n"
+CACHED = "float16[1,8,64] x, float16[1,8,32] k, float16[1,8,32] n, float16[1,2,8,16] pk, float16[1,2,8,16] pv"
+GAIN = {"g": np.ones(64, np.float32)}
+# Operators of ONNX Runtime with an importer in TensorRT for RTX, and the rule there that their model breaks, if any:
+# some importers need a plugin that the library does not have.
+IMPORTED: dict[str, tuple[set[str], Case]] = {
+    "MultiHeadAttention": (set(), (TOKENS, "y = com.microsoft.MultiHeadAttention<num_heads = 4>(x, k, n)", {})),
+    "SimplifiedLayerNormalization": (
+        set(), (TOKENS, "y = com.microsoft.SimplifiedLayerNormalization(x, g)", GAIN),
+    ),
+    "SkipSimplifiedLayerNormalization": (
+        set(), (TOKENS, "y = com.microsoft.SkipSimplifiedLayerNormalization(x, k, g)", GAIN),
+    ),
+    "GroupQueryAttention": (
+        {"TRT029"},
+        (CACHED, ("t, u, w = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2, scale = 0.25>"
+          "(x, k, n, pk, pv, last, total)  y = Cast<to = 1>(t)"),
+         {"last": np.array([7], np.int32), "total": np.array(8, np.int32)}),
+    ),
+    "MatMulNBits": (
+        {"TRT011"},
+        (CACHED, ("t = com.microsoft.MatMulNBits<K = 64, N = 32, bits = 4, block_size = 32>(x, w4, s4)  "
+          "y = Cast<to = 1>(t)"), {"w4": np.full((32, 2, 16), 0x88, np.uint8), "s4": np.ones(64, np.float16)}),
+    ),
+}  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
-from trt_corpus import CASES, FP8, NEWER, QX, ROWS, RTX_CASES, SQUARES, pool
+from trt_corpus import CASES, FP8, IMPORTED, NEWER, QX, ROWS, RTX_CASES, pool
 
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model, rules_for
@@ -63,13 +63,12 @@ def test_a_format_is_refused_below_its_compute_capability(
     assert found.severity == "refused"
 
 
-@pytest.mark.parametrize("op", ["GroupQueryAttention", "MultiHeadAttention", "MatMulNBits"])
-def test_operators_of_onnx_runtime_with_an_importer_are_not_reported(
+@pytest.mark.parametrize("op", IMPORTED)
+def test_operators_of_onnx_runtime_are_reported_if_they_need_a_plugin(
     parsed: Callable[..., Model], op: str
 ) -> None:
-    model = parsed(SQUARES, "y", f"y = com.microsoft.{op}(x, k, n)")
-    assert not ids(model)
-    assert {finding.id for finding in lint_model(model, "tensorrt-11")} <= {"TRT011", "TRT029"}
+    broken, (inputs, nodes, constants) = IMPORTED[op]
+    assert ids(parsed(inputs, "y", nodes, **constants)) == broken
 
 
 def test_an_average_pooling_is_float_in_both_formats(parsed: Callable[..., Model]) -> None:

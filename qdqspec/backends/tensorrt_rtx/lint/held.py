@@ -7,36 +7,29 @@ that its compiler does not have.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from qdqspec.backends.tensorrt.lint import importers, numbers, placement, sizes
 from qdqspec.backends.tensorrt.lint.compiler import MEASURED
 from qdqspec.backends.tensorrt.ops import dotted
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS, too_large_for_fp8
-from qdqspec.lint.rules import Find, Hit, also_for
+from qdqspec.lint.rules import Hit, also_for
 from qdqspec.lint.view import LAYOUT, View
 
 TARGETS = ("tensorrt-rtx-1",)
-_INTEGERS_IMPORTED = frozenset({"MatMulNBits"})
 _FOREIGN_IMPORTED = frozenset(
-    {
-        "GroupQueryAttention", "MultiHeadAttention", "QMoE", "SimplifiedLayerNormalization",
-        "SkipSimplifiedLayerNormalization",
-    }
-)  # fmt: skip
+    {"MultiHeadAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
+)
 # The first compute capability for which a format builds; MXFP8 is then computed in float.
 _BUILDS = FORMATS | {"mxfp8": FORMATS["fp8"]}
 
 
-def _but(find: Find, op_types: Collection[str]) -> Find:
-    """The function of a rule without operators of these types."""
-
-    def found(view: View) -> Iterator[Hit]:
-        return (hit for hit in find(view) if hit[0] is None or hit[0].op_type not in op_types)
-
-    found.__doc__ = f"{find.__doc__} Not of {', '.join(sorted(op_types))}."
-    return found
+def _foreign_operators(view: View) -> Iterator[Hit]:
+    """Operators of other domains without an importer, or whose importer needs a plugin that the library lacks."""
+    for node, problem in importers.foreign_operators(view):
+        if node is None or node.op_type not in _FOREIGN_IMPORTED:
+            yield node, problem
 
 
 def _large_kernels(view: View) -> Iterator[Hit]:
@@ -105,9 +98,7 @@ _held(
     cure="use whole blocks along the last or the last but one axis of a weight, and an even number of 4-bit numbers",
     find=numbers.misplaced_blocks,
 )
-_held(
-    "TRT011", "no importer, except of MatMulNBits", find=_but(numbers.integer_operators, _INTEGERS_IMPORTED)
-)
+_held("TRT011", 'no importer; that of MatMulNBits "failed to load MatMulNBits plugin"')
 _held("TRT013", '"The scale and zero point must have the same volume"')
 _held("TRT015", "initializers of E8M0 cannot be imported")
 _held("TRT018", '"has `zero_point` which is not an initializer"')
@@ -126,12 +117,12 @@ _held(
     find=_newer_formats,
 )
 _held("TRT025", "the parser does not support it")
-_held("TRT029", '"Plugin not found"', find=_but(importers.foreign_operators, _FOREIGN_IMPORTED))
 _held(
-    "TRT053",
-    "importers are found by the operator's type",
-    find=_but(importers.read_as_onnx, _FOREIGN_IMPORTED),
+    "TRT029",
+    '"Plugin not found"; the importer of GroupQueryAttention "failed to load GroupQueryAttention plugin"',
+    find=_foreign_operators,
 )
+_held("TRT053", "importers are found by the operator's type")
 _held("TRT060", "it is refused for its rank, its block, or an unknown extent")
 _held("TRT030", "the kernel is one of float")
 _held("TRT041", "fp8 kernels exist up to 32 elements, others are of float", find=_large_kernels)
