@@ -1,7 +1,7 @@
 """The backend `tensorrt-rtx`: engines that are built on any x86-64 machine, and timed where there is a GPU.
 
-Without a GPU an engine has a list of compiled kernels and nothing else: it neither runs nor is timed. The classes of
-backend `tensorrt` run and time an engine on a GPU; that part has not been tested on one.
+Without a GPU, or with option ``for``, an engine has a list of compiled kernels and nothing else: it neither runs nor
+is timed. The classes of backend `tensorrt` run and time an engine on a GPU; that part has not been tested on one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qdqspec.backends.tensorrt.run import Execution
 from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, Compiled, compile_model
 from qdqspec.backends.tensorrt_rtx.library import RTX, look
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
-from qdqspec.backends.tensorrt_rtx.options import OPTIONS, compute_capability, options_from
+from qdqspec.backends.tensorrt_rtx.options import DEFAULT, OPTIONS, compute_capability, options_from
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.files import write_whole
 from qdqspec.types import DeviceKey, LayerTime, Samples
@@ -58,42 +58,49 @@ class TensorRtRtx:
         found = look(options.device)
         if found.why:
             raise BackendUnavailableError(found.why, cure=found.install)
-        built_for = "-".join(options_from(options.extra).for_).lower()
-        device = slug_from_text(f"built for {built_for}") if found.no_gpu else found.slug
+        targets = built_for(options)
+        device = slug_from_text(f"built for {'-'.join(targets).lower()}") if targets else found.slug
         major, minor = parts(found.tensorrt)
         asked = {word: text for word, text in options.extra.items() if word.startswith(f"{self.name}.")}
         return DeviceKey(key=f"{device}-{self.name}-{major}.{minor}", details={**found.facts, **asked})
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
-        """The formats that all requested compute capabilities support; without a GPU nothing runs."""
-        wanted = [compute_capability(name) for name in options_from(options.extra).for_]
-        has_gpu = not look(options.device).no_gpu
-        return replace(capabilities(wanted), runs=has_gpu, has_clock=has_gpu)
+        """The formats that all requested compute capabilities support, or those of the GPU where engines run."""
+        targets = built_for(options)
+        wanted = [compute_capability(name) for name in targets] or [look(options.device).capability]
+        return replace(capabilities(wanted), runs=not targets, has_clock=not targets)
 
     def build(self, model: Path, options: BuildOptions) -> CompiledEngine | RtxEngine:
         """Build a model file; raise `BackendError` with the compiler's reasons on one line."""
         options_from(options.extra)  # an invalid option is reported before anything is loaded
         RTX.require()
         require_file(model)
-        if look(options.device).no_gpu:
+        if built_for(options):
             return CompiledEngine(model, options)
         cuda.select(options.device)
         return RtxEngine(model, options)
 
 
+def built_for(options: BuildOptions) -> tuple[str, ...]:
+    """The compute capabilities that engines are only built for; none if they run on the GPU here."""
+    wanted = options_from(options.extra).for_
+    return wanted or (DEFAULT if look(options.device).no_gpu else ())
+
+
 class CompiledEngine:
-    """An engine without a GPU: its kernels are known, and it does not run."""
+    """An engine that does not run here: its kernels are known."""
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
         self.model = model
         words = options_from(options.extra)
         log, logger = open_log()
         log.verbose = words.verbose
-        compiled = compile_model(model, words, options, log, logger, words.for_)
+        targets = built_for(options)
+        compiled = compile_model(model, words, options, log, logger, targets)
         self._kernels = compiled.kernels
         self.graph_hash = kernel_list_hash(self._kernels)
-        shared = Shared(options.state, f"{RTX.module}-{'-'.join(words.for_)}".lower())
-        shared.record({**_facts(model, compiled, words.for_), "graph_hash": self.graph_hash})
+        shared = Shared(options.state, f"{RTX.module}-{'-'.join(targets)}".lower())
+        shared.record({**_facts(model, compiled, targets), "graph_hash": self.graph_hash})
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:  # noqa: ARG002 - nothing runs
         """The compiled kernels in names of the model without Q/DQ; their times are 0."""
@@ -103,12 +110,12 @@ class CompiledEngine:
         """Accept inputs, which kernels do not depend on."""
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Raise `BackendError`: there is no GPU."""
+        """Raise `BackendError`: it does not run here."""
         del feeds
         self._refuse()
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
-        """Raise `BackendError`: there is no GPU."""
+        """Raise `BackendError`: it does not run here."""
         del runs, warmup, profile
         self._refuse()
 
@@ -117,9 +124,9 @@ class CompiledEngine:
 
     def _refuse(self) -> NoReturn:
         raise BackendError(
-            "the engine was built, and cannot run: this machine has no GPU",
+            "the engine was built for other GPUs than one of this machine, and does not run here",
             where=self.model,
-            cure="run it on a machine with the GPU",
+            cure="run it on a machine with the GPU, without tensorrt-rtx.for",
         )
 
 

@@ -30,9 +30,9 @@ class RtxOptions:
 
     for_: tuple[str, ...] = option(
         ValueType(expects="compute capabilities, separated by commas", read=_capabilities),
-        "GPUs that engines are built for, by compute capability.",
-        DEFAULT,
-        shown=",".join(DEFAULT),
+        "GPUs that engines are built for, by compute capability. With it they do not run here.",
+        (),
+        shown=f"the GPU here; without one {','.join(DEFAULT)}",
     )
     plugins: tuple[Path, ...] = plugin_libraries()
     cuda_graph: bool = option(SWITCH, "Whether runs are timed as CUDA graphs where possible.", True)

@@ -21,7 +21,9 @@ from onnx import numpy_helper
 from rtx_installed import require_rtx
 
 from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.backends.tensorrt.device import DeviceState
 from qdqspec.backends.tensorrt_rtx.compiler import named_nodes
+from qdqspec.backends.tensorrt_rtx.engine import TensorRtRtx, built_for
 from qdqspec.backends.tensorrt_rtx.options import RtxOptions, options_from
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.graph.model import Model
@@ -248,7 +250,7 @@ def test_an_engine_without_a_gpu_does_not_run(
 ):
     with opened(rtx, small(tmp_path / "m.onnx")) as engine:
         engine.bind(FEEDS)
-        with pytest.raises(BackendError, match="cannot run: this machine has no GPU"):
+        with pytest.raises(BackendError, match="does not run here"):
             ask(engine)
 
 
@@ -331,7 +333,30 @@ def test_words_and_numbers_of_a_text_are_not_names(tmp_path: Path):
 
 def test_options_have_defaults():
     assert options_from({"fake.seed": "1"}) == RtxOptions()
-    assert RtxOptions().for_ == ("SM86", "SM89", "SM120")
+    assert RtxOptions().for_ == ()
+
+
+GPU = DeviceState(tensorrt="1.7.1.116", gpu="NVIDIA RTX 4090", capability=(8, 9))
+
+
+@pytest.mark.parametrize(
+    ("state", "asked", "targets"),
+    [
+        (DeviceState(tensorrt="1.7.1.116", no_gpu="no driver"), "", ("SM86", "SM89", "SM120")),
+        (DeviceState(tensorrt="1.7.1.116", no_gpu="no driver"), "SM120", ("SM120",)),
+        (GPU, "", ()),
+        (GPU, "SM86,SM120", ("SM86", "SM120")),
+    ],
+)
+def test_engines_run_on_the_gpu_here_unless_other_gpus_are_named(
+    state: DeviceState, asked: str, targets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("qdqspec.backends.tensorrt_rtx.engine.look", lambda _: state)
+    options = BuildOptions(extra={"tensorrt-rtx.for": asked} if asked else {})
+    backend = TensorRtRtx()
+    assert built_for(options) == targets
+    assert backend.capabilities(options).runs == backend.capabilities(options).has_clock == (not targets)
+    assert ("built-for" in backend.device(options).key) == bool(targets)
 
 
 @pytest.mark.parametrize(
