@@ -44,6 +44,8 @@ class Result:
         parts = []
         if self.unchanged:
             parts.append(f"unchanged: {self.reason}")
+        elif self.evidence.status == "untimed":
+            parts.append(f"untimed: {self.reason}")
         elif latency is not None:
             parts.append(f"{ratio_text(latency.speedup.median)}x ({interval_text(latency.speedup)})")
         if parity is not None:
@@ -69,6 +71,11 @@ class Result:
     @property
     def latency(self) -> LatencyEvidence:
         """Reference and tuned model timed against each other. Raises `StateError` for a run without timing."""
+        if self.evidence.status == "untimed":
+            raise StateError(
+                "the placement was selected by its coverage, and not timed",
+                cure="use mode='measure' on a machine with the device, or another objective",
+            )
         if self.evidence.latency is None:
             raise StateError("this run took no timing", cure="use mode='run' or mode='measure'")
         return self.evidence.latency

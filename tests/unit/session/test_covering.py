@@ -16,7 +16,7 @@ from rtx_installed import require_rtx
 
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.engine import FakeDevice
-from qdqspec.errors import ConfigError
+from qdqspec.errors import ConfigError, StateError
 from qdqspec.report.charts import layers_chart, search_chart
 from qdqspec.report.write import write_results
 from qdqspec.session import Session
@@ -84,6 +84,13 @@ def test_a_placement_selected_by_coverage_has_no_time_anywhere(session: Session,
     assert record["search"]["coverage"]["quantized"] == found.search.coverage.quantized
     assert all(trial.ratio is None and not trial.samples.wall_ms for trial in found.search.trials)
     assert not any(layer.milliseconds for trial in found.search.trials for layer in trial.layers)
+
+
+def test_a_result_in_python_has_no_latency(session: Session, case: Case) -> None:
+    result = session.tune(case)
+    assert repr(result).startswith("Result(untimed: ")
+    with pytest.raises(StateError, match="selected by its coverage"):
+        _ = result.latency
 
 
 def test_no_chart_of_times_is_drawn(session: Session, case: Case) -> None:
