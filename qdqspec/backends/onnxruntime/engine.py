@@ -152,6 +152,10 @@ def cure_for(text: str) -> str | None:
     return next((cure for sign, cure in _CURES.items() if sign in text), None)
 
 
+_OPTIMIZER = (
+    "ONNX Runtime's optimizer breaks the model, which runs without it (--backend-option onnxruntime.optimization=off): "
+    "leave the nodes around the one that fails in float, or report it to ONNX Runtime"
+)
 _INSTALL = "pip install onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 _refusals = refusals_of(plainly, cure_for)
@@ -228,9 +232,25 @@ class OnnxRuntimeEngine(TimedEngine["ort.InferenceSession", dict[str, Array]]):
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
         session = self._require_open()
-        with _refusals(cannot_run(feeds), self.model):
-            values = session.run(self._outputs, dict(feeds))
+        try:
+            with _refusals(cannot_run(feeds), self.model):
+                values = session.run(self._outputs, dict(feeds))
+        except BackendError as error:
+            if error.cure == CHECK_INPUTS and self._runs_as_defined(feeds):
+                raise BackendError(error.what, where=self.model, cure=_OPTIMIZER) from None
+            raise
         return dict(zip(self._outputs, values, strict=True))
+
+    def _runs_as_defined(self, feeds: Mapping[str, Array]) -> bool:
+        """Whether the model runs on these inputs without optimization."""
+        extra = {**self._options.extra, "onnxruntime.optimization": AS_DEFINED}
+        try:
+            session = open_session(self.model, replace(self._options, extra=extra))
+            with _refusals("", self.model):
+                session.run(self._outputs, dict(feeds))
+        except BackendError:
+            return False
+        return True
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use; they are copied once."""

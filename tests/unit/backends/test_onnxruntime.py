@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from refused_models import pad_that_no_run_survives
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine, cure_for, plainly, program
@@ -344,3 +345,20 @@ def test_pairs_that_are_kept_are_computed_as_onnx_defines_them(tmp_path: Path) -
         BuildOptions(extra={"onnxruntime.optimization": "pairs-kept"})
     )
     assert "session.disable_quant_qdq" not in program(BuildOptions())
+
+
+def test_a_run_that_only_the_optimized_model_fails_names_the_optimizer(tmp_path: Path) -> None:
+    path = pad_that_no_run_survives(tmp_path / "pad.onnx")
+    feeds = {"x": np.ones((1, 32, 16, 16), np.float32)}
+    with closing(OnnxRuntime().build(path, BuildOptions())) as engine:
+        try:
+            engine.run(feeds)
+        except BackendError as error:
+            refused = error
+        else:
+            pytest.skip("this ONNX Runtime optimizes the model to one that runs")
+    assert "idx=4" in refused.what
+    assert str(refused.cure).startswith("ONNX Runtime's optimizer breaks the model")
+    with closing(OnnxRuntime().build(path, BuildOptions())) as engine, pytest.raises(BackendError) as wrong:
+        engine.run({"x": np.ones((1, 3, 16, 16), np.float32)})
+    assert wrong.value.cure == "check the names, types and shapes of the inputs"
