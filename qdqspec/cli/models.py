@@ -22,11 +22,11 @@ from qdqspec.cli.arguments import (
     values_option,
     verb,
 )
-from qdqspec.cli.output import FINE, WANTING, answer, conclude, refuse_input_as_output
+from qdqspec.cli.output import FINE, WANTING, answer, complain, conclude, refuse_input_as_output
 from qdqspec.collector import uncollected
 from qdqspec.config import hooks
 from qdqspec.config.settings import DEFAULT_BACKEND
-from qdqspec.errors import ConfigError, PlacementError
+from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.types import TRIALS, Inputs, RegionRules
 
 if TYPE_CHECKING:
@@ -135,7 +135,24 @@ def apply(arguments: argparse.Namespace) -> int:
     )
     notes = [*model.notes, *result.notes]
     pairs = _dequantized(Model(result.proto))
-    return conclude(arguments, f"{pairs} dequantized tensors in it", notes, {"pairs": pairs})
+    found = {"pairs": pairs, "warnings": _warnings_of(arguments.output)}
+    return conclude(arguments, f"{pairs} dequantized tensors in it", notes, found)
+
+
+def _warnings_of(written: Path) -> list[str]:
+    """What ONNX's checker says against a model that was written; also written to standard error."""
+    from qdqspec.graph.check import type_problem
+    from qdqspec.graph.model import load_model
+
+    try:
+        found = type_problem(load_model(written).proto)
+        problem = f"the model is not valid ONNX: {found}" if found else ""
+    except ModelError as error:
+        problem = error.what
+    warnings = [f"{written}: {problem}"] if problem else []
+    for warning in warnings:
+        complain(f"warning: {warning}")
+    return warnings
 
 
 @verb(
@@ -166,7 +183,8 @@ def strip(arguments: argparse.Namespace) -> int:
     inputs = [file for one in given for file in one.user_files]
     save_model(result.proto, arguments.output, inputs=inputs, base=require_path(model).parent)
     notes = [*model.notes, *result.notes]
-    return conclude(arguments, f"{removed} dequantized tensors removed", notes, {"pairs": removed})
+    found = {"pairs": removed, "warnings": _warnings_of(arguments.output)}
+    return conclude(arguments, f"{removed} dequantized tensors removed", notes, found)
 
 
 def _dequantized(model: Model) -> int:
@@ -263,10 +281,11 @@ def fold(arguments: argparse.Namespace) -> int:
     save_model(result.model.proto, arguments.output, inputs=model.user_files, base=base)
     left = sum(not node.is_marker for node in result.model.nodes)
     counts = {"folded": len(result.folded), "dead": len(result.unused), "nodes": left}
+    found = {**counts, "warnings": _warnings_of(arguments.output)}
     summary = (
         f"{counts['folded']} nodes folded and {counts['dead']} unread ones dropped, {counts['nodes']} left"
     )
-    return conclude(arguments, summary, result.notes, counts)
+    return conclude(arguments, summary, result.notes, found)
 
 
 def _capability(text: str) -> tuple[int, int]:

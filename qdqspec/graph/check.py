@@ -14,10 +14,10 @@ from math import prod
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, shape_inference
 
 from qdqspec.errors import ModelError
-from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, is_external, tensors
+from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, is_external, tensors, without_weights
 
 MOST_CALLS = 1_000_000  # nodes to which all calls of local functions may expand
 DEEPEST_CALLS = 100  # nesting depth of function calls
@@ -62,6 +62,18 @@ def check_model(proto: onnx.ModelProto, path: Path) -> None:
     except Exception as error:  # noqa: BLE001 - any C++ exception, also with messages that are not UTF-8
         what = f"the model is not valid ONNX: {first_line(error)}"
         raise ModelError(what, where=path, cure=_AGAIN) from None
+
+
+def type_problem(proto: onnx.ModelProto) -> str:
+    """The first problem in types and shapes that ONNX's checker finds beyond `check_model`; empty if there is none.
+
+    It is the strict inference of ``onnx.checker.check_model(..., full_check=True)``, on a copy without big weights.
+    """
+    try:
+        shape_inference.infer_shapes(without_weights(proto), check_type=True, strict_mode=True)
+    except Exception as error:  # noqa: BLE001 - see `check_model`
+        return " ".join(str(error).split()) or type(error).__name__
+    return ""
 
 
 def external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:

@@ -48,7 +48,7 @@ def pad_that_no_run_survives(path: Path) -> Path:
     """A Pad with ``axes`` between integer convolutions (onnxruntime#17760): ONNX Runtime 1.32 optimizes and loads it,
     and the run fails.
     """
-    text = f"""<ir_version: 9, opset_import: ["": 18]> g (float[1,{_CHANNELS},16,16] x) => (float[1,{_CHANNELS},14,14] y) {{
+    text = f"""<ir_version: 9, opset_import: ["": 18]> g (float[1,{_CHANNELS},16,16] x) => (float[a,b,c,d] y) {{
       {_CONVOLUTION.format(i=0, x="x")} m = Pad(o0, pads, , axes) {_CONVOLUTION.format(i=1, x="m")} y = Relu(o1) }}"""
     numbers = {
         "s": np.float32(0.05),

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import onnx
 import pytest
+from refused_models import mixed_float_types
 
 from qdqspec.graph.model import load_model
 
@@ -163,3 +164,20 @@ def test_the_file_of_external_weights_is_not_overwritten(verb, model, scheme, tm
     assert result.code == 2
     assert "the output would overwrite the input" in result.err
     assert (tmp_path / "net.bin").read_bytes() == before
+
+
+def test_a_written_model_that_is_not_valid_is_a_warning(verb, tmp_path):
+    """The float types of data and weight differ, also once the pairs are removed (Model-Optimizer#2314)."""
+    given = mixed_float_types(tmp_path / "mixed.onnx")
+    stripped = verb("strip", given, "-o", "float.onnx", "--json")
+    (warning,) = stripped.json["warnings"]
+    assert warning.startswith("float.onnx: the model is not valid ONNX: ")
+    assert "W has inconsistent type tensor(float)" in warning
+    assert f"warning: {warning}" in stripped.err
+    assert "warning: folded.onnx: the model is not valid ONNX: " in verb("fold", given, "-o", "folded.onnx").err
+
+
+def test_a_written_model_that_is_valid_has_no_warning(verb, model, scheme):
+    applied = verb("apply", model, scheme, "-o", "tuned.onnx", "--json")
+    assert (applied.json["warnings"], applied.err) == ([], "")
+    assert verb("strip", "tuned.onnx", "-o", "back.onnx").err == ""
