@@ -89,7 +89,8 @@ class Capabilities:
     if other backends may run on it too; only one run is timed there at a time. ``enforces_output_shapes`` if a
     run fails where an output has another shape than the model declares. ``runs`` is false where engines can only be
     built, because the machine has no device for them: then outputs are computed as ONNX defines them. ``has_clock`` is
-    false where nothing can be timed: then placements are selected by their coverage.
+    false where nothing can be timed: then placements are selected by their coverage. ``needs_shapes`` if a build fails
+    where the shape of an input is not known.
     """
 
     formats: tuple[str, ...]
@@ -120,6 +121,7 @@ class Capabilities:
     enforces_output_shapes: bool = False
     runs: bool = True
     has_clock: bool = True
+    needs_shapes: bool = False
     lacking: Mapping[str, str] = field(default_factory=dict)
     dynamic: Mapping[str, frozenset[str]] = field(default_factory=dict)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -35,20 +36,23 @@ class LintParams(CheckParams):
     strict: Switch = Field(
         False, description="Fail also on findings of severity slow, not only on refused ones."
     )
+    load: Switch = Field(
+        True, description="Load the model in the runtime of each target, where it is installed."
+    )
     ignore: tuple[Annotated[str, Field(pattern=r"^[A-Z]{3}\d{3}$")], ...] = Field(
         (), description="Ids of rules whose findings are accepted, such as TRT042."
     )
 
 
 class LintCheck:
-    """Judges the lint findings of the tuned model; no device is needed."""
+    """Judges the lint findings of the tuned model and its loads by installed runtimes; no device is needed."""
 
     Params: ClassVar[type[CheckParams]] = LintParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"lint"})
 
     def requests(self, params: LintParams) -> tuple[Request, ...]:
         """The findings for each target."""
-        return tuple(LintRequest(target=target) for target in params.target)
+        return tuple(LintRequest(target=target, load=params.load) for target in params.target)
 
     def judge(self, params: LintParams, evidence: Evidence) -> Verdict:
         """Pass if no target refuses anything, nor with ``strict`` runs anything slowly."""
@@ -69,6 +73,7 @@ class LintCheck:
             "fail" if wrong else "pass",
             _headline(params, wrong),
             *_sections(wrong or found),
+            *_loads({target: evidence.lint_loads.get(target, "") for target in params.target}),
             numbers={
                 severity: sum(f.severity == severity for _, f in found)
                 for severity in ("refused", "slow", "note")
@@ -100,6 +105,11 @@ def _sections(found: list[tuple[LintTarget, Finding]]) -> tuple[Section, ...]:
         rows.append(("", "", "", f"and {count_text(len(found) - _SHOWN, 'more finding')}", ""))
     headers = ("target", "rule", "severity", "node", "what")
     return (Section(title="Findings", headers=headers, rows=tuple(rows)),) if rows else ()
+
+
+def _loads(notes: Mapping[LintTarget, str]) -> tuple[Section, ...]:
+    rows = tuple((target, plain(note)) for target, note in notes.items() if note)
+    return (Section(title="Loads", headers=("target", "runtime"), rows=rows),) if rows else ()
 
 
 check = LintCheck()

@@ -25,6 +25,7 @@ from qdqspec.cli.arguments import (
 from qdqspec.cli.output import FINE, WANTING, answer, complain, conclude, refuse_input_as_output
 from qdqspec.collector import uncollected
 from qdqspec.config import hooks
+from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.types import TRIALS, Inputs, RegionRules
@@ -314,23 +315,43 @@ def _capability(text: str) -> tuple[int, int]:
     ),
     values_option(),
     switch("--all", "List all nodes of a rule, instead of five."),
+    switch("--no-load", "Judge by static rules and ONNX's checker only, and load the model in no runtime."),
+    options=("device", "threads", "build-limit", *BUILD_OPTIONS),
 )
 @uncollected()
 def lint(arguments: argparse.Namespace) -> int:
-    """List nodes that a target rejects or runs slowly. Exits 1 if it rejects one."""
-    from qdqspec.lint import lint_model
+    """List nodes that a target rejects or runs slowly. The runtime of the target loads the model if it is installed
+    here. Exits 1 if the target rejects one.
+    """
+    from qdqspec.backends.base import BuildOptions
     from qdqspec.lint.rules import findings_to_json, render_findings
+    from qdqspec.preparation.loading import lint_and_load
 
     if not arguments.target:
         known = ", ".join(hooks.all_names("lint_targets"))
         raise ConfigError("no target is given", cure=f"name one with --target, of: {known}")
     model = model_given(arguments.model, arguments.values)
-    found = {
-        target: lint_model(model, target, compute_capability=arguments.compute_capability)
+    options = BuildOptions.of(settings_from(arguments))
+    linted = {
+        target: lint_and_load(
+            model,
+            target,
+            options=options,
+            loads=not arguments.no_load,
+            compute_capability=arguments.compute_capability,
+        )
         for target in dict.fromkeys(arguments.target)
     }
+    found = {target: each.findings for target, each in linted.items()}
     most = 0 if arguments.all else 5
-    text = "\n\n".join(render_findings(target, findings, most=most) for target, findings in found.items())
-    answer(arguments, findings_to_json(found), text)
+    texts = (
+        render_findings(target, each.findings, most=most, judged=each.load.note)
+        for target, each in linted.items()
+    )
+    loads = {
+        target: {"runtime": each.load.runtime, "loaded": each.load.loaded, "note": each.load.note}
+        for target, each in linted.items()
+    }
+    answer(arguments, {**findings_to_json(found), "loads": loads}, "\n\n".join(texts))
     wanting = ("refused", "slow") if arguments.strict else ("refused",)
     return WANTING if any(f.severity in wanting for fs in found.values() for f in fs) else FINE

@@ -188,12 +188,17 @@ def _findings(view: View) -> Iterator[Finding]:
             )
 
 
-def render_findings(target: LintTarget, findings: Sequence[Finding], *, most: int = 5) -> str:
-    """Findings by rule, most severe first, ``most`` nodes each; all of them if ``most`` is 0."""
+def render_findings(
+    target: LintTarget, findings: Sequence[Finding], *, most: int = 5, judged: str = ""
+) -> str:
+    """Findings by rule, most severe first, ``most`` nodes each; all of them if ``most`` is 0.
+
+    ``judged`` states what judged the model beside the static rules.
+    """
     counts = Counter(finding.severity for finding in findings)
     counted = [f"{counts[severity]} {severity}" for severity in ("refused", "slow") if counts[severity]]
     counted += [count_text(counts["note"], "note")] if counts["note"] else []
-    lines = [f"{target}: {', '.join(counted) or 'nothing found'}"]
+    lines = [f"{target}: {', '.join(counted) or 'nothing found'}{judged and f'; {judged}'}"]
     for (severity, name), group in groupby(findings, key=lambda finding: (finding.severity, finding.id)):
         found = list(group)
         lines += ["", f"{severity} {name}: {found[0].title}"]

@@ -15,13 +15,13 @@ from qdqspec.baseline.store import Renewal
 from qdqspec.checks.base import AnyRequest, needs_of, requested, requests_of
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model, require_path
-from qdqspec.lint import lint_model
 from qdqspec.measurement.race import MIXED_LAUNCHES
 from qdqspec.measurement.store import Store
 from qdqspec.parity.metrics import accuracy_evidence
 from qdqspec.placement.read.survival import check_survival
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import profiles_of
+from qdqspec.preparation.loading import Linted, lint_and_load
 from qdqspec.preparation.resources import Resources
 from qdqspec.regions.folding import fold_graph
 from qdqspec.regions.search import find_regions
@@ -39,7 +39,6 @@ from qdqspec.types import (
     DeviceKey,
     Evidence,
     EvidenceKind,
-    Finding,
     GraphPart,
     LatencyEvidence,
     LintTarget,
@@ -111,6 +110,7 @@ class CaseWork:
         """The evidence of a finished search; the requested kinds are measured."""
         setup, search = self.setup, self.search
         self._needs.update(needs)
+        linted = self.linted if "lint" in needs else {}
         return replace(
             self.unsearched,
             search=search,
@@ -123,7 +123,8 @@ class CaseWork:
             size_bytes=self.sizes if "size" in needs else {},
             regression=self.gate.evidence if "regression" in needs else {},
             survival=self.survival if "survival" in needs else {},
-            lint=self.lint if "lint" in needs else {},
+            lint={target: each.findings for target, each in linted.items()},
+            lint_loads={target: each.load.note for target, each in linted.items()},
             builds=self.builds if "builds" in needs else {},
             figures=self.figures if "figures" in needs else {},
             profiles=setup.resources.options.profiles,
@@ -266,11 +267,19 @@ class CaseWork:
         return dict(self._figures)
 
     @cached_property
-    def lint(self) -> dict[LintTarget, tuple[Finding, ...]]:
-        """Lint findings on the tuned model, for the targets that checks request."""
-        targets = dict.fromkeys(request.target for request in self._requested(LintRequest))
-        tuned = load_model(self.finder.tuned_path) if targets else self.setup.given
-        return {target: lint_model(tuned, target) for target in targets}
+    def linted(self) -> dict[LintTarget, Linted]:
+        """Lint findings on the tuned model, and loads of it, for the targets that checks request."""
+        loads: dict[LintTarget, bool] = {}
+        for request in self._requested(LintRequest):
+            loads[request.target] = request.load or loads.get(request.target, False)
+        if not loads:
+            return {}
+        tuned, options = load_model(self.finder.tuned_path), self.setup.resources.options
+        feed = self.setup.prepared.loads[0].feeds
+        return {
+            target: lint_and_load(tuned, target, options=options, feed=feed, loads=asked)
+            for target, asked in loads.items()
+        }
 
     @cached_property
     def builds(self) -> dict[str, BuildEvidence]:

@@ -325,6 +325,9 @@ class Evidence:
     survival: Mapping[Optimizer, SurvivalEvidence] = field(default_factory=dict)
     regression: Mapping[str, RegressionEvidence] = field(default_factory=dict)  # by name of baseline entry
     lint: Mapping[LintTarget, tuple[Finding, ...]] = field(default_factory=dict)
+    lint_loads: Mapping[LintTarget, str] = field(
+        default_factory=dict
+    )  # which runtime loaded the model, or why none
     builds: Mapping[str, BuildEvidence] = field(default_factory=dict)  # of `BuildRequest`, by its key
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of `FigureRequest`, by its key
     profiles: tuple[ShapeProfile, ...] = ()  # the input shapes that were declared or follow from the data

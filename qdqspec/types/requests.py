@@ -30,10 +30,14 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintRequest:
-    """The lint findings on the tuned model for a target: ``Evidence.lint[target]``."""
+    """The lint findings on the tuned model for a target: ``Evidence.lint[target]``.
+
+    The runtime of the target loads the model if one of the requests has ``load``.
+    """
 
     kind: ClassVar[EvidenceKind] = "lint"
     target: LintTarget
+    load: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qdqspec.lint import Rule, rules_for
+from qdqspec.lint.loads import BY_LOADING
 from qdqspec.lint.rules import range_text
 
 
@@ -28,6 +29,10 @@ def render_rules() -> str:
         "`refused`: the target does not build the model, or computes it wrongly. `slow`: it costs time there. `note`:",
         "for information. An id never changes its meaning and is never used again. A rule that holds for targets with",
         "different sources has all of them.",
+        "",
+        "ONNX's checker judges a model for every target. The runtime of a target loads the model if it is installed in",
+        "the version of the target, unless `--no-load` or `load: false` is given. What they refuse has an id at the",
+        "end of this page. A refusal by the checker is a note if the runtime loads the model.",
     ]
     known: dict[str, list[Rule]] = {}
     for rule in rules_for():
@@ -46,6 +51,9 @@ def render_rules() -> str:
                 f"- source: {first.source}",
                 *(line for rule in others for line in _differences(rule, first)),
             ]
+    for finding in BY_LOADING:
+        lines += ["", f"## {finding.id}", "", f"{finding.title}.", "", f"- severity: {finding.severity}"]
+        lines += ["- targets: all", f"- cure: {finding.cure}", f"- source: {finding.source}"]
     return "\n".join(lines) + "\n"
 
 

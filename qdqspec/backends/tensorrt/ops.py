@@ -106,6 +106,7 @@ def capabilities_of(
         computes_in_half=True,
         hardware="gpu",
         lacking=lacking,
+        needs_shapes=True,
         observes=False,  # with every tensor an output nothing fuses, and one more engine must be built
     )
 

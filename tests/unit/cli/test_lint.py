@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from refused_models import mixed_float_types, pair_that_no_build_takes
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]> g (float[4,16] x) => (float[4,16] y) {
   q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Neg(a) }"""
@@ -73,3 +74,34 @@ def test_an_error_is_one_message(verb, model, words, message):
     result = verb("lint", model(np.int8(0)), *words)
     assert result.code == 2
     assert message in result.err
+
+
+def test_the_runtime_of_the_target_loads_the_model(verb, tmp_path):
+    """It refuses this one, whose nodes the static rules accept; without the option it is not loaded."""
+    path = pair_that_no_build_takes(tmp_path / "pair.onnx")
+    words = ["lint", path, "--target", "onnxruntime-cpu", "--json"]
+    unloaded = verb(*words, "--no-load")
+    assert unloaded.code == 0
+    assert "; static rules only, not loaded: not asked for" in unloaded.json["text"]
+    found = verb(*words)
+    load = found.json["loads"]["onnxruntime-cpu"]
+    if load["loaded"]:
+        pytest.skip("this ONNX Runtime optimizes the model to one that it can load")
+    assert found.code == 1
+    assert "refused RUN001" in found.json["text"]
+    assert load["note"] == f"{load['runtime']} refused it"
+    assert f"; {load['note']}\n" in found.json["text"]
+
+
+def test_a_target_without_its_runtime_says_so(verb, model):
+    """The target of a version that no machine has."""
+    result = verb("lint", model(np.int8(0)), "--target", "tensorrt-10.9", "--json")
+    load = result.json["loads"]["tensorrt-10.9"]
+    assert not load["loaded"]
+    assert load["note"].startswith("static rules only, not loaded: tensorrt")
+
+
+def test_onnx_checker_judges_a_model_for_a_target_without_its_runtime(verb, tmp_path):
+    result = verb("lint", mixed_float_types(tmp_path / "mixed.onnx"), "--target", "tensorrt-10.9")
+    assert result.code == 1
+    assert "refused ONX001" in result.out

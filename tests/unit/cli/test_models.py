@@ -174,7 +174,9 @@ def test_a_written_model_that_is_not_valid_is_a_warning(verb, tmp_path):
     assert warning.startswith("float.onnx: the model is not valid ONNX: ")
     assert "W has inconsistent type tensor(float)" in warning
     assert f"warning: {warning}" in stripped.err
-    assert "warning: folded.onnx: the model is not valid ONNX: " in verb("fold", given, "-o", "folded.onnx").err
+    assert (
+        "warning: folded.onnx: the model is not valid ONNX: " in verb("fold", given, "-o", "folded.onnx").err
+    )
 
 
 def test_a_written_model_that_is_valid_has_no_warning(verb, model, scheme):

@@ -1,0 +1,166 @@
+"""Lint with ONNX's checker, and with one load of the model by the runtime of each target that is installed here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qdqspec.arrays import Array, Shape
+from qdqspec.backends.base import PLAIN, Backend, BuildOptions
+from qdqspec.config import hooks
+from qdqspec.errors import BackendError, BackendUnavailableError, ModelError
+from qdqspec.graph.check import type_problem
+from qdqspec.graph.model import Model
+from qdqspec.graph.save import save_model
+from qdqspec.lint import lint_model
+from qdqspec.lint.loads import CHECKER, LOAD, RUN, named_node, with_refusals
+from qdqspec.measurement.isolate import Isolated
+from qdqspec.parity.data import random_feeds
+from qdqspec.parity.shapes import resolve_shapes, with_named_dimensions
+from qdqspec.temporary import TemporaryFolder
+from qdqspec.types import Finding, Inputs, InputShape, LintTarget, ShapeProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One load of a model by a runtime, in a process of its own. ``missing`` is why there was none."""
+
+    runtime: str = ""  # with its version
+    missing: str = ""
+    refusal: Finding | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the runtime took the model."""
+        return not self.missing and self.refusal is None
+
+    @property
+    def note(self) -> str:
+        """Who judged the model, in words."""
+        if self.missing:
+            return f"static rules only, not loaded: {self.missing}"
+        return f"{self.runtime} {'loaded' if self.loaded else 'refused'} it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linted:
+    """The findings of a target, and the load of the model by its runtime."""
+
+    findings: tuple[Finding, ...]
+    load: Load
+
+
+def lint_and_load(
+    model: Model,
+    target: LintTarget,
+    *,
+    options: BuildOptions = PLAIN,
+    feed: Mapping[str, Array] | None = None,
+    loads: bool = True,
+    compute_capability: tuple[int, int] | None = None,
+) -> Linted:
+    """The findings of `lint_model`, what ONNX's checker refuses, and what the runtime of the target refuses.
+
+    The runtime loads the model if this machine has it in the version of the target, and runs it once on ``feed``, by
+    default on random values, if a run without optimizations can tell a fault of the optimizer from wrong values.
+    Unless ``loads`` is set nothing is loaded. What the checker refuses is a note if the runtime loads the model.
+    Raises `ConfigError` for an unknown target.
+    """
+    found = lint_model(model, target, compute_capability=compute_capability)
+    load = load_for(model, target, options, feed) if loads else Load(missing="not asked for")
+    refusals = [] if load.refusal is None else [load.refusal]
+    if problem := type_problem(model.proto):
+        node = named_node(model, problem)
+        checked = replace(CHECKER, severity="note" if load.loaded else "refused", node=node, message=problem)
+        refusals.insert(0, checked)
+    return Linted(findings=with_refusals(found, refusals), load=load)
+
+
+def load_for(
+    model: Model, target: LintTarget, options: BuildOptions = PLAIN, feed: Mapping[str, Array] | None = None
+) -> Load:
+    """Load a model once, by the backend that a lint target belongs to."""
+    owner = hooks.owner_of(target)
+    with closing(Isolated(owner)) as backend:
+        found = backend.probe(options)
+        if not found.usable:
+            return Load(missing=found.why)
+        library, version = next(iter(found.facts.items()), (owner, ""))
+        version = version.partition("-")[0]
+        runtime = f"{library} {version}".strip()
+        wanted = target.rpartition("-")[2]
+        if wanted[:1].isdecimal() and not f"{version}.".startswith(f"{wanted}."):
+            return Load(missing=f"{runtime} is installed, not {wanted}")
+        shapes = _known_shapes(model) if feed is None else {name: v.shape for name, v in feed.items()}
+        if shapes is None and not options.profiles and backend.capabilities(options).needs_shapes:
+            return Load(missing=f"{runtime} needs the size of each dimension of its inputs")
+        if shapes and not options.profiles:
+            fixed = {name: InputShape.of(shape) for name, shape in shapes.items()}
+            options = replace(options, profiles=(ShapeProfile(shapes=fixed),))
+        if feed is None and shapes is not None:
+            feed = next(iter(random_feeds(model, shapes, 0, 1)))
+        with _file_of(model) as path:
+            started = time.monotonic()
+            try:
+                refusal = _refusal(model, path, backend, replace(options, state=None, hashed=False), feed)
+            except BackendUnavailableError as error:
+                return Load(missing=error.what)
+            if refusal is not None and time.monotonic() - started >= options.build_seconds:
+                return Load(missing=f"{runtime} took longer than {options.build_seconds:g} s")
+    return Load(runtime=runtime, refusal=refusal and replace(refusal, source=f"runtime: {runtime}"))
+
+
+def _known_shapes(model: Model) -> Mapping[str, Shape] | None:
+    """The shapes of a model's inputs, with 1 for a batch; ``None`` if another size is not known."""
+    try:
+        return resolve_shapes(model, with_named_dimensions(model, Inputs()))
+    except ModelError:
+        return None
+
+
+@contextmanager
+def _file_of(model: Model) -> Iterator[Path]:
+    if model.path is not None:
+        yield model.path
+        return
+    with TemporaryFolder() as folder:
+        save_model(model.proto, folder / "model.onnx")
+        yield folder / "model.onnx"
+
+
+def _refusal(
+    model: Model, path: Path, backend: Backend, options: BuildOptions, feed: Mapping[str, Array] | None
+) -> Finding | None:
+    """What the runtime refuses. A run is judged only if the same run without optimizations succeeds."""
+    plain = hooks.declaration_of(backend.name).as_defined
+    error = _tried(backend, path, options, None)
+    finding = LOAD
+    if error is None and plain and feed is not None:
+        error, finding = _tried(backend, path, options, feed), RUN
+    if error is None:
+        return None
+    unoptimized = replace(options, extra={**options.extra, **plain})
+    by_optimizer = bool(plain) and _tried(backend, path, unoptimized, feed) is None
+    if finding is RUN and not by_optimizer:
+        return None
+    cure = RUN.cure if by_optimizer else error.cure or finding.cure
+    words = " ".join(error.what.replace(str(path), "the model").split())
+    return replace(finding, node=named_node(model, words), message=words, cure=cure)
+
+
+def _tried(
+    backend: Backend, path: Path, options: BuildOptions, feed: Mapping[str, Array] | None
+) -> BackendError | None:
+    """The error of a load, and of a run if there are inputs."""
+    try:
+        with closing(backend.build(path, options)) as engine:
+            if feed is not None:
+                engine.run(feed)
+    except BackendUnavailableError:
+        raise
+    except BackendError as error:
+        return error
+    return None

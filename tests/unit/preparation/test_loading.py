@@ -1,0 +1,158 @@
+"""Lint with ONNX's checker and one load by the runtime of the target, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from refused_models import mixed_float_types, pad_that_no_run_survives, pair_that_no_build_takes
+
+from qdqspec.backends.base import Availability, BuildOptions
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.backends.tensorrt.engine import TensorRt
+from qdqspec.config import hooks
+from qdqspec.graph.model import Model, load_model
+from qdqspec.lint import lint_model
+from qdqspec.lint.loads import LOAD, named_node, with_refusals
+from qdqspec.preparation.loading import lint_and_load
+from qdqspec.testing.backends import small_model
+from qdqspec.types import Finding
+
+TARGET = "onnxruntime-cpu"
+
+
+def refused(model: Path | Model, target: str = TARGET) -> list[Finding]:
+    found = lint_and_load(load_model(model) if isinstance(model, Path) else model, target)
+    return [finding for finding in found.findings if finding.severity == "refused"]
+
+
+@pytest.mark.parametrize(
+    ("write", "rule", "words"),
+    [
+        (pair_that_no_build_takes, "RUN001", "output_dtype INT8 does not match"),
+        (pad_that_no_run_survives, "RUN002", "idx=4 must be within"),
+    ],
+)
+def test_what_only_the_optimized_model_fails_is_refused(
+    write: Callable[[Path], Path], rule: str, words: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "model.onnx")
+    found = refused(path)
+    if not found:
+        pytest.skip("this ONNX Runtime optimizes the model to one that runs")
+    (finding,) = found
+    assert finding.id == rule
+    assert words in finding.message
+    assert "\n" not in finding.message
+    assert str(tmp_path) not in finding.message
+    assert "without the runtime's optimizations" in finding.cure
+    assert finding.source.startswith("runtime: onnxruntime ")
+
+
+@pytest.mark.parametrize("target", hooks.all_names("lint_targets"))
+def test_a_node_of_two_float_types_is_refused_on_every_target_once(target: str, tmp_path: Path) -> None:
+    path = mixed_float_types(tmp_path / "mixed.onnx")
+    assert not [f for f in lint_model(load_model(path), target) if f.severity == "refused"]
+    nodes = [finding.node for finding in refused(path, target)]
+    assert nodes[0] == "Conv_y"
+    assert nodes.count("Conv_y") == 1
+
+
+def test_a_model_that_the_runtime_loads_is_not_refused_for_the_checker(tmp_path: Path) -> None:
+    """A wrong shape of an output: ONNX's checker refuses it, ONNX Runtime gives the right one."""
+    proto = small_model()
+    proto.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = 777
+    found = lint_and_load(Model(proto), TARGET)
+    assert found.load.loaded
+    assert [(f.id, f.severity) for f in found.findings if f.id == "ONX001"] == [("ONX001", "note")]
+    assert next(f.id for f in lint_and_load(Model(proto), TARGET, loads=False).findings) == "ONX001"
+
+
+def test_a_float_model_has_no_findings_and_says_what_loaded_it(models: Path) -> None:
+    found = lint_and_load(load_model(models / "digits_resnet.onnx"), TARGET)
+    assert found.findings == ()
+    assert found.load.note == f"onnxruntime {OnnxRuntime().probe().facts['onnxruntime']} loaded it"
+
+
+def test_a_model_is_not_loaded_where_the_runtime_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(pair_that_no_build_takes(tmp_path / "pair.onnx"))
+    missing = Availability(usable=False, why="onnxruntime is not installed")
+    monkeypatch.setattr(OnnxRuntime, "probe", lambda *_: missing)
+    found = lint_and_load(model, TARGET)
+    assert found.load.note == "static rules only, not loaded: onnxruntime is not installed"
+    assert found.findings == lint_model(model, TARGET)
+
+
+def test_a_model_is_not_loaded_where_it_is_not_asked_for(tmp_path: Path) -> None:
+    model = load_model(pair_that_no_build_takes(tmp_path / "pair.onnx"))
+    found = lint_and_load(model, TARGET, loads=False)
+    assert found.load.note == "static rules only, not loaded: not asked for"
+    assert found.findings == lint_model(model, TARGET)
+
+
+def test_another_version_of_the_runtime_does_not_judge_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Availability(usable=True, facts={"tensorrt": "11.0.1"})
+    monkeypatch.setattr(TensorRt, "probe", lambda *_: here)
+    model = Model(small_model())
+    assert lint_and_load(model, "tensorrt-10.9").load.missing == "tensorrt 11.0.1 is installed, not 10.9"
+    assert "is installed, not" not in lint_and_load(model, "tensorrt-11").load.missing
+
+
+def test_a_runtime_that_needs_shapes_is_left_out_where_they_are_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batched = load_model(pair_that_no_build_takes(tmp_path / "pair.onnx", rows="n"))
+    proto = onnx.load(tmp_path / "pair.onnx")
+    proto.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "k"
+    unknown = Model(proto)
+    assert lint_and_load(unknown, TARGET).load.missing == ""
+    capable = OnnxRuntime.capabilities
+    monkeypatch.setattr(
+        OnnxRuntime, "capabilities", lambda *words: replace(capable(*words), needs_shapes=True)
+    )
+    left_out = lint_and_load(unknown, TARGET).load
+    assert left_out.missing.endswith("needs the size of each dimension of its inputs")
+    assert left_out.refusal is None
+    assert lint_and_load(batched, TARGET).load.missing == ""
+
+
+def test_a_run_that_fails_without_optimizations_too_is_no_finding() -> None:
+    """Random values may be wrong for a model."""
+    model = Model(small_model())
+    found = lint_and_load(model, TARGET, feed={"x": np.ones((1, 2, 8, 8), np.float32)})
+    assert found.load.loaded
+
+
+def test_a_build_that_takes_too_long_is_not_a_refusal(tmp_path: Path) -> None:
+    model = load_model(mixed_float_types(tmp_path / "mixed.onnx"))
+    found = lint_and_load(model, TARGET, options=BuildOptions(build_seconds=1e-6))
+    assert found.load.missing.endswith("took longer than 1e-06 s")
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("(op_type:Conv, node name: Conv_0): W has inconsistent type", "Conv_0"),
+        ("Conv 'Conv_0': not supported", "Conv_0"),
+        ("Type Error: bound to different types in node (Conv_0).", "Conv_0"),
+        ("Node (Conv_0_q) Op (QuantizeLinear)", ""),
+        ("Conv_0", ""),
+    ],
+)
+def test_a_node_is_found_in_the_words_of_a_runtime(text: str, node: str) -> None:
+    proto = small_model()
+    proto.graph.node[0].name = "Conv_0"
+    assert named_node(Model(proto), text) == node
+
+
+def test_a_refusal_of_a_node_that_a_rule_refuses_is_not_listed_again() -> None:
+    rule = replace(LOAD, id="TRT001", node="conv")
+    slow = replace(rule, severity="slow", node="pool")
+    again, other, whole = (replace(LOAD, node=node) for node in ("conv", "pool", ""))
+    assert with_refusals([rule, slow], [again, other, whole]) == (rule, other, whole, slow)
