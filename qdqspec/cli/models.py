@@ -141,7 +141,7 @@ def apply(arguments: argparse.Namespace) -> int:
 
 
 def _warnings_of(written: Path) -> list[str]:
-    """What ONNX's checker says against a model that was written; also written to standard error."""
+    """Warnings of ONNX's checker about a model that was written; also written to standard error."""
     from qdqspec.graph.check import type_problem
     from qdqspec.graph.model import load_model
 

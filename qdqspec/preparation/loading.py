@@ -134,7 +134,7 @@ def _file_of(model: Model) -> Iterator[Path]:
 def _refusal(
     model: Model, path: Path, backend: Backend, options: BuildOptions, feed: Mapping[str, Array] | None
 ) -> Finding | None:
-    """What the runtime refuses. A run is judged only if the same run without optimizations succeeds."""
+    """The refusal of the runtime. A run is judged only if the same run without optimizations succeeds."""
     plain = hooks.declaration_of(backend.name).as_defined
     error = _tried(backend, path, options, None)
     finding = LOAD

@@ -93,7 +93,7 @@ def test_the_runtime_of_the_target_loads_the_model(verb, tmp_path):
     assert f"; {load['note']}\n" in found.json["text"]
 
 
-def test_a_target_without_its_runtime_says_so(verb, model):
+def test_a_target_without_its_runtime_has_a_note(verb, model):
     """The target of a version that no machine has."""
     result = verb("lint", model(np.int8(0)), "--target", "tensorrt-10.9", "--json")
     load = result.json["loads"]["tensorrt-10.9"]

@@ -37,7 +37,7 @@ def refused(model: Path | Model, target: str = TARGET) -> list[Finding]:
         (pad_that_no_run_survives, "RUN002", "idx=4 must be within"),
     ],
 )
-def test_what_only_the_optimized_model_fails_is_refused(
+def test_a_failure_of_the_optimized_model_alone_is_refused(
     write: Callable[[Path], Path], rule: str, words: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "model.onnx")
@@ -72,7 +72,7 @@ def test_a_model_that_the_runtime_loads_is_not_refused_for_the_checker(tmp_path:
     assert next(f.id for f in lint_and_load(Model(proto), TARGET, loads=False).findings) == "ONX001"
 
 
-def test_a_float_model_has_no_findings_and_says_what_loaded_it(models: Path) -> None:
+def test_a_float_model_has_no_findings_and_names_the_runtime(models: Path) -> None:
     found = lint_and_load(load_model(models / "digits_resnet.onnx"), TARGET)
     assert found.findings == ()
     assert found.load.note == f"onnxruntime {OnnxRuntime().probe().facts['onnxruntime']} loaded it"
