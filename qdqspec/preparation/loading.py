@@ -39,7 +39,7 @@ class Load:
 
     @property
     def note(self) -> str:
-        """Who judged the model, in words."""
+        """The runtime that judged the model, or the reason why none did."""
         if self.missing:
             return f"static rules only, not loaded: {self.missing}"
         return f"{self.runtime} {'loaded' if self.loaded else 'refused'} it"

@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.checks.lint import check as lint_check
 from qdqspec.session import Session
 from qdqspec.types import Case, CheckSpec, QuantizeRules, TuneRules
@@ -50,6 +51,21 @@ def test_the_tuned_model_is_linted_for_the_requested_targets(session: Session, c
     # The simulated device supports asymmetric uint8, TensorRT does not.
     assert result.verdict.outcome == "fail"
     assert result.verdict.headline.startswith("tensorrt-11 refuses x_QuantizeLinear: has zero point")
+    version = OnnxRuntime().probe().facts["onnxruntime"]
+    assert recorded.evidence.lint_loads["onnxruntime-cpu"] == f"onnxruntime {version} loaded it"
+    (loads,) = [section for section in result.verdict.sections if section.title == "Loads"]
+    assert dict(loads.rows) == recorded.evidence.lint_loads
+
+
+def test_the_tuned_model_is_not_loaded_if_no_check_asks_for_it(session: Session, case: Case) -> None:
+    params = {"kind": "lint", "target": "onnxruntime-cpu", "load": False}
+    check = CheckSpec(id="lint", kind="lint", params=lint_check.Params.model_validate(params))
+    unloaded = replace(case, checks=(check,))
+    session.judge(unloaded, check)
+    (recorded,) = session.record().cases
+    assert dict(recorded.evidence.lint_loads) == {
+        "onnxruntime-cpu": "static rules only, not loaded: not asked for"
+    }
 
 
 def test_an_unsupported_format_makes_a_case_unavailable(session: Session, case: Case) -> None:
