@@ -47,7 +47,9 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change in a pair: ``kind`` is format, scale, zero point, axis, storage, integers, bias or channels.
+    """One change in a pair: ``kind`` is chain, format, scale, zero point, axis, storage, integers, bias or channels.
+
+    A change of the chain is one of the pairs before it on the same values.
 
     ``low`` and ``high`` bound the relative change of a scale over its channels, such as -0.02 and 0.05.
     """
@@ -117,15 +119,11 @@ class _Side:
     @classmethod
     def of(cls, part: StrippedModel) -> _Side:
         at: dict[Consumer, FoundPair] = {}
-        void: dict[str, int] = {}
         for pair in find_pairs(part):
             for end in pair.ends:  # outputs by name: the models may have them in different orders
                 at[Consumer(f"graph output '{pair.tensor}'", 0) if end.is_output else end] = pair
             if pair.hidden:
                 at[Consumer(f"bodies that read '{pair.tensor}'", 0)] = pair
-            if pair.unread:
-                void[pair.tensor] = void.get(pair.tensor, 0) + 1
-                at[Consumer(f"another pair of '{pair.tensor}'", void[pair.tensor])] = pair
         equalized = equalizations_of(part.found.model.flat, part.stripped.constants)
         return cls(part.found.model, part.stripped, at, equalized)
 
@@ -152,7 +150,7 @@ def _compare(sides: tuple[_Side, ...], ends: list[Consumer]) -> PairDiff | None:
     changes = tuple(_changes(sides, before, after)) if before and after else ()
     if before and after and not changes:
         return None
-    named = ("graph output '", "bodies that read '", "another pair of '")
+    named = ("graph output '", "bodies that read '")
     return PairDiff(
         tensor=_name(sides, ends[0], before, after),
         readers=tuple(e.node if e.node.startswith(named) else f"{e.node}:{e.input}" for e in sorted(ends)),
@@ -189,6 +187,13 @@ def _facts(pair: FoundPair) -> PairFacts:
 
 
 def _changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> Iterator[Change]:
+    chains = before.chain, after.chain
+    counts = tuple(map(len, chains))
+    if counts[0] != counts[1] or not all(one.same(other) for one, other in zip(*chains, strict=True)):
+        first, second = (f"behind {count_text(count, 'other pair') if count else 'none'}" for count in counts)
+        if counts[0] == counts[1]:
+            second = f"behind {counts[1]} with other numbers"
+        yield Change(kind="chain", text=f"{first} > {second}")
     if before.numbers is None or after.numbers is None:
         if before.problem != after.problem:
             states = (pair.problem or "its numbers are constants" for pair in (before, after))

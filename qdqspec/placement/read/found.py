@@ -6,6 +6,7 @@ blocks as well as 8-bit channels.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,11 +89,22 @@ class FoundPair:
     numbers: Numbers | None
     problem: str = ""
     bias: str = ""  # the shift of the bias of the layer that reads this weight
+    earlier: FoundPair | None = None  # the pair whose dequantized values this one quantizes again
 
     @property
     def unread(self) -> bool:
         """Whether only another pair reads it."""
         return not (self.ends or self.hidden)
+
+    @property
+    def chain(self) -> tuple[FoundPair, ...]:
+        """The pairs before this one on the same values, the last first, without those that the next one repeats."""
+        found, pair = [], self
+        while (earlier := pair.earlier) is not None:
+            if earlier.numbers is None or not earlier.same(pair):  # else quantizing twice equals once
+                found.append(earlier)
+            pair = earlier
+        return tuple(found)
 
     def same(self, other: FoundPair) -> bool:
         """Whether both compute the same, or have no numbers for the same reason."""
@@ -104,10 +116,11 @@ class FoundPair:
 def find_pairs(apart: StrippedModel) -> tuple[FoundPair, ...]:
     """The pairs that were removed, in graph order; several readers of the same integers are one pair."""
     found: dict[tuple[str, str], list[FoundPair]] = {}
+    made: dict[str, FoundPair] = {}  # by the output of the DequantizeLinear
     for node in apart.found.model.nodes:
         scale = makes_scale(apart.found.model, node.outputs[0])
         if is_op(node, "DequantizeLinear") and node.index in apart.found.removed and not scale:
-            pair = _pair(apart, node)
+            pair = made[node.outputs[0]] = _pair(apart, node, made)
             alike = found.setdefault((pair.quantized, pair.tensor), [])
             for index, known in enumerate(alike):
                 if known.same(pair):
@@ -123,10 +136,11 @@ def find_pairs(apart: StrippedModel) -> tuple[FoundPair, ...]:
     return tuple(pair for alike in found.values() for pair in alike)
 
 
-def _pair(apart: StrippedModel, node: Node) -> FoundPair:
+def _pair(apart: StrippedModel, node: Node, made: Mapping[str, FoundPair]) -> FoundPair:
     model, after = apart.found.model, node.outputs[0]
     quantize = model.producer.get(node.inputs[0])
     stored = quantize is None or not is_op(quantize, "QuantizeLinear")
+    earlier = None if quantize is None or stored else made.get(quantize.inputs[0])
     tensor = after if node.index in apart.found.restorer.relus else apart.found.now(after)
     numbers, problem = _numbers_of(model, node, None if stored else quantize)
     # the readers that remain in the model without Q/DQ
@@ -143,6 +157,7 @@ def _pair(apart: StrippedModel, node: Node) -> FoundPair:
         numbers=numbers,
         problem=problem,
         bias=str((bias_record(node) or {}).get("shift", "")),
+        earlier=earlier,
     )
 
 

@@ -33,7 +33,9 @@ _INTEGER_KERNELS = frozenset({
     "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger",
     "MatMulNBits", "QAttention", "QGemm",
 })  # fmt: skip
-_SUPERSEDED = "is quantized again at once, with other numbers: only the last pair is kept"
+_SUPERSEDED = (
+    "is quantized again at once, with other numbers: the readers of the last pair get that pair only"
+)
 
 
 class _Kept(NamedTuple):
@@ -169,10 +171,7 @@ def _unknown_numbers(numbers: Numbers) -> str:
 
 
 def _partly_expressed(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
-    """Pairs that a site expresses only in part, or that another pair overrides."""
-    by_tensor: dict[str, list[FoundPair]] = {}
-    for pair in found:
-        by_tensor.setdefault(pair.tensor, []).append(pair)
+    """Pairs that a site expresses only in part, or that a later pair of a chain replaces."""
     for pair in found:
         if 0 < len(_consumers(pair)) < len(pair.ends):
             yield pair.tensor, "also makes a graph output, which is float after `apply`: it is a constant"
@@ -181,11 +180,7 @@ def _partly_expressed(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
                 pair.tensor,
                 "is also read in a body of If, Loop or Scan, which reads it in float after `apply`",
             )
-        # If each read pair of the tensor computes the same, quantizing twice equals once.
-        others = [other for other in by_tensor[pair.tensor] if not other.unread]
-        repeated = pair.numbers is not None and all(other.numbers and other.same(pair) for other in others)
-        if pair.unread and not repeated:
-            yield pair.tensor, _SUPERSEDED
+        yield from ((earlier.tensor, _SUPERSEDED) for earlier in pair.chain)
 
 
 def _placed(pair: FoundPair) -> PlacedPair:

@@ -86,6 +86,76 @@ def test_names_of_pairs_are_not_compared() -> None:
     assert found.equal == 1
 
 
+CHAINS = {
+    "read between": "u = DequantizeLinear(q, s, z)  o = Neg(d)",
+    "not read between": "o = Neg(x)",
+}
+
+
+def chain(between: str, second: bool, other: object = F32(0.25)) -> Model:
+    last = "p = QuantizeLinear(d, t, v)  e = DequantizeLinear(p, t, v)  y = Neg(e)"
+    alone = "p = QuantizeLinear(x, t, v)  e = DequantizeLinear(p, t, v)  y = Neg(e)"
+    first = "q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)"
+    return parsed(
+        f"g (float[2,2] x) => (float[2,2] y, float[2,2] o) {{ {first} {between} {last if second else alone} }}",
+        s=F32(0.5), z=np.uint8(3), t=other, v=np.int8(0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("between", CHAINS.values(), ids=CHAINS)
+def test_a_tensor_that_is_quantized_twice_differs_from_one_that_is_quantized_once(between: str) -> None:
+    twice, once = chain(between, second=True), chain(between, second=False)
+    for models, words in (
+        ((twice, once), "behind 1 other pair > behind none"),
+        ((once, twice), "> behind 1"),
+    ):
+        found = diff_models(*models)
+        assert [change.kind for pair in found.changed for change in pair.changes] == ["chain"]
+        assert words in render_text(found)
+        assert not found.added
+        assert not found.removed
+    assert diff_models(twice, chain(between, second=True)).same
+
+
+def test_the_numbers_of_each_pair_of_a_chain_are_compared() -> None:
+    first = chain("o = Neg(x)", second=True)
+    other = parsed(
+        """g (float[2,2] x) => (float[2,2] y, float[2,2] o) {
+            q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  o = Neg(x)
+            p = QuantizeLinear(d, t, v)  e = DequantizeLinear(p, t, v)  y = Neg(e) }""",
+        s=F32(0.75), z=np.uint8(3), t=F32(0.25), v=np.int8(0),
+    )  # fmt: skip
+    found = diff_models(first, other)
+    assert "behind 1 other pair > behind 1 with other numbers" in render_text(found)
+    assert [change.kind for pair in found.changed for change in pair.changes] == ["chain"]
+
+
+def test_a_pair_that_is_repeated_at_once_computes_the_same() -> None:
+    twice = parsed(
+        """g (float[2,2] x) => (float[2,2] y) {
+            q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
+            p = QuantizeLinear(d, s, z)  e = DequantizeLinear(p, s, z)  y = Neg(e) }""",
+        s=F32(0.5), z=np.uint8(3),
+    )  # fmt: skip
+    assert diff_models(pair(), twice).same
+
+
+def test_a_stored_weight_that_is_quantized_again_differs() -> None:
+    again = parsed(
+        """g (float[2] x) => (float[2] y) { w = DequantizeLinear(i, s)
+            q = QuantizeLinear(w, t, z)  v = DequantizeLinear(q, t, z)  y = Mul(x, v) }""",
+        i=np.array([1, 2], np.int8), s=F32(0.5), t=F32(0.75), z=np.int8(0),
+    )  # fmt: skip
+    once = parsed(
+        """g (float[2] x) => (float[2] y) {
+            q = QuantizeLinear(w, t, z)  v = DequantizeLinear(q, t, z)  y = Mul(x, v) }""",
+        w=np.array([0.5, 1], F32), t=F32(0.75), z=np.int8(0),
+    )  # fmt: skip
+    assert not diff_models(again, once).same
+    assert not diff_models(again, stored([1, 2])).same
+    assert diff_models(again, again).same
+
+
 def test_a_weight_rounded_to_integers_is_the_same_float_model() -> None:
     found = diff_models(floating([1.1, -2.2]), stored([2, -4]))
     assert not found.skeleton.differs
