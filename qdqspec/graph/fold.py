@@ -10,7 +10,7 @@ but not for an integer weight with a DequantizeLinear, so it must be done before
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -20,9 +20,10 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from qdqspec.arrays import Array
 from qdqspec.graph.flat import free_name
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import copied, copy_model, graphs_inside, refill, size_of
+from qdqspec.graph.trt import is_pair_op
 from qdqspec.units import list_text
 
 LIMIT_BYTES = 2**20  # limit for a result that is larger than its inputs
@@ -77,6 +78,30 @@ def fold_constants(
         folded += [_name_in(model, node) for node in work.folded]
         unused += [_name_in(model, node) for node in now.nodes if node.index in work.removed - computed]
         now = Model(work.smaller(), path=model.path)
+
+
+def with_constant_numbers(model: Model) -> Model:
+    """The model with scales, zero points and stored integers of Q and DQ as constants where constants determine them.
+
+    This decides for all readers of pairs what is constant: see `fold_constants`. A model without such computations is
+    returned unchanged. All other nodes keep their names.
+    """
+    computed: set[str] = set()
+    for node in model.nodes:
+        if node.op_type in QDQ_OPS and (is_default(node) or is_pair_op(node.proto)):
+            first = 0 if node.op_type == "DequantizeLinear" else 1
+            computed.update(name for name in node.inputs[first:] if name)
+    computed -= model.constants.keys()
+    makers = [model.producer[name] for name in computed if name in model.producer]
+    if all(maker.op_type in QUANTIZING or not is_default(maker) for maker in makers):
+        return model
+    folded = fold_constants(model, only=computed).model
+    if folded is model:
+        return model
+    named = {out: node.name for node in model.nodes for out in node.outputs if out}
+    found = Model(folded.flat, path=model.path)
+    found.nodes = tuple(replace(n, name=named[next(filter(None, n.outputs))]) for n in found.nodes)
+    return found
 
 
 def _ancestors(model: Model, tensors: Collection[str]) -> frozenset[int]:

@@ -128,12 +128,38 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def values_of_constants(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, TensorProto]]:
-    """The tensors that ``Constant`` nodes make, with their values."""
+    """The tensors that ``Constant`` nodes make, with their values; those of strings and sparse ones are left out."""
     for node in nodes:
         if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS:
-            yield from (
-                (node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value"
-            )
+            for attribute in node.attribute:
+                if (tensor := _value(attribute)) is not None:
+                    yield node.output[0], tensor
+
+
+def _value(attribute: onnx.AttributeProto) -> TensorProto | None:
+    """The tensor that an attribute of a ``Constant`` node gives; ``None`` for one that gives no numbers."""
+    kind, name = attribute.type, attribute.name
+    if kind == _TYPES.TENSOR and name == "value":
+        return attribute.t
+    if (kind, name) == (_TYPES.FLOAT, "value_float"):
+        return TensorProto(data_type=TensorProto.FLOAT, float_data=[attribute.f])
+    if (kind, name) == (_TYPES.FLOATS, "value_floats"):
+        values = attribute.floats
+        return TensorProto(data_type=TensorProto.FLOAT, dims=[len(values)], float_data=values)
+    if (kind, name) == (_TYPES.INT, "value_int"):
+        return TensorProto(data_type=TensorProto.INT64, int64_data=[attribute.i])
+    if (kind, name) == (_TYPES.INTS, "value_ints"):
+        return TensorProto(data_type=TensorProto.INT64, dims=[len(attribute.ints)], int64_data=attribute.ints)
+    return None
+
+
+def with_value(node: onnx.NodeProto, value: TensorProto) -> onnx.NodeProto:
+    """A ``Constant`` node with this value instead."""
+    changed = copied(node)
+    if all(attribute.name != "value" for attribute in changed.attribute):
+        refill(changed.attribute, [onnx.AttributeProto(name="value", type=_TYPES.TENSOR)])
+    next(attribute for attribute in changed.attribute if attribute.name == "value").t.CopyFrom(value)
+    return changed
 
 
 def is_external(tensor: TensorProto) -> bool:

@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from qdqspec.config.hooks import declaration_of, owner_of
 from qdqspec.graph.dynamic_kernels import QUANTIZE
+from qdqspec.graph.fold import with_constant_numbers
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import data_inputs, is_default, is_nearest
 from qdqspec.graph.trt import DOMAIN
@@ -86,7 +87,8 @@ class View:
     """Queries on one model that several rules share."""
 
     def __init__(self, model: Model, target: LintTarget, capability: tuple[int, int] | None = None) -> None:
-        self.model = model
+        self.model = with_constant_numbers(model)
+        self.computed = self.model.constants.keys() - model.constants.keys()  # by nodes, from constants
         self.target = target
         self.capability = capability
         self.versions = versions_of(target)  # of the target's runtime that are judged

@@ -120,10 +120,3 @@ def biases_before(model: Model, removed: Collection[int]) -> dict[str, TensorPro
             TensorProto.FromString(base64.b64decode(str(record["before"]))) if "before" in record else None
         )
     return found
-
-
-def with_value(node: onnx.NodeProto, value: TensorProto) -> onnx.NodeProto:
-    """A ``Constant`` node with this value instead."""
-    changed = copied(node)
-    next(a for a in changed.attribute if a.name == "value").t.CopyFrom(value)
-    return changed

@@ -27,7 +27,7 @@ from qdqspec.arrays import Array
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import SHAPE_SOURCES, is_default
-from qdqspec.graph.protos import copied, copy_model, metadata, refill
+from qdqspec.graph.protos import copied, copy_model, metadata, refill, values_of_constants, with_value
 from qdqspec.placement.edit.branches import Branch, find_branches, with_branches, without_branches
 from qdqspec.types import Placement
 
@@ -477,10 +477,10 @@ def _with_constants(flat: onnx.ModelProto, new: Mapping[str, Array]) -> onnx.Mod
         _stored(t, new[t.name]) if t.name in new else t for t in flat.graph.initializer
     )
     for node in flat.graph.node:
+        held = dict(values_of_constants([node])) if node.output[:1] and node.output[0] in new else {}
+        for name, value in held.items():
+            node = with_value(node, _stored(value, new[name]))
         proto.graph.node.append(node)
-        if node.op_type == "Constant" and node.output[0] in new:
-            value = next(a for a in proto.graph.node[-1].attribute if a.name == "value")
-            value.t.CopyFrom(_stored(value.t, new[node.output[0]]))
     return proto
 
 

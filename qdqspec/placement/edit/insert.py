@@ -34,6 +34,7 @@ from qdqspec.graph.protos import (
     names_read_inside,
     rename_tensors,
     tensors_in_nodes,
+    with_value,
 )
 from qdqspec.graph.trt import DOMAIN, VERSION, is_pair_op
 from qdqspec.graph.weights import WeightStore
@@ -53,7 +54,7 @@ from qdqspec.graph.wire import (
     parts_of,
     serialized,
 )  # fmt: skip
-from qdqspec.placement.edit.biases import BIAS_INPUT, CorrectedBias, with_value
+from qdqspec.placement.edit.biases import BIAS_INPUT, CorrectedBias
 from qdqspec.placement.edit.pairs import Pair, PairMaker, QuantSource, makes_output
 from qdqspec.quantize.formats import RUN_TIME
 from qdqspec.types import Consumer, Placement, Site

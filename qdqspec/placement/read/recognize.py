@@ -20,6 +20,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.arrays import Array
 from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE, with_pairs
+from qdqspec.graph.fold import with_constant_numbers
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import COPY_OPS, is_default
 from qdqspec.graph.protos import copied, is_external, metadata
@@ -45,7 +46,7 @@ def recognize(
 
     ``activations`` replaces it if only nodes have to be restored: a removed Relu or Clip, and what kernels replaced.
     """
-    model = with_pairs(model, reference or activations)
+    model = with_pairs(with_constant_numbers(model), reference or activations)
     found = Recognition(
         model, FloatWeights(model, reference), ActivationRestorer(model, activations or reference)
     )

@@ -25,10 +25,11 @@ from qdqspec.graph.protos import (
     names_read_inside,
     refill,
     rename_tensors,
+    with_value,
 )
 from qdqspec.graph.trt import DOMAIN, is_pair_op
 from qdqspec.graph.weights import tensor_bytes
-from qdqspec.placement.edit.biases import BIAS_INPUT, biases_before, with_value
+from qdqspec.placement.edit.biases import BIAS_INPUT, biases_before
 from qdqspec.placement.edit.equalize import products_of, restored
 from qdqspec.placement.edit.insert import RAISED_FROM, RaisedInputs, raised
 from qdqspec.placement.read.recognize import Recognition, recognize, within_reach

@@ -25,7 +25,7 @@ from onnx import TensorProto
 from qdqspec.config import hooks
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.flat import LEAVE, MARKERS
-from qdqspec.graph.fold import fold_constants
+from qdqspec.graph.fold import fold_constants, with_constant_numbers
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.graph.ops import SHAPE_SOURCES
 from qdqspec.graph.save import save_model
@@ -77,7 +77,7 @@ def _through(
             return SurvivalEvidence(optimizer=name, error=error.what, cure=error.cure or "")
         owner = hooks.owner_of(name)
         mapping = owner and hooks.declaration_of(owner).kernel_origins
-        optimized = Model(onnx.load(str(out), load_external_data=False), path=out)
+        optimized = with_constant_numbers(Model(onnx.load(str(out), load_external_data=False), path=out))
         after = _After(source, optimized, mapping or hooks.default().kernel_origins)
         results = [(pair, *after.result(pair, here)) for pair, here in pairs]
     return SurvivalEvidence(

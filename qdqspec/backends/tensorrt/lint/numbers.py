@@ -71,7 +71,8 @@ def zero_points(view: View) -> Iterator[Hit]:
 def computed_numbers(view: View) -> Iterator[Hit]:
     """A scale or zero point that is neither a constant nor dequantized from one."""
     for node, numbers in view.heads:
-        if numbers.scale is None or numbers.zero_point is None:
+        is_known = numbers.scale is not None and numbers.zero_point is not None
+        if not is_known or not view.computed.isdisjoint(node.inputs[1:]):
             yield node, "reads numbers that other nodes make"
 
 
@@ -86,8 +87,9 @@ def computed_numbers(view: View) -> Iterator[Hit]:
 def computed_zero_points(view: View) -> Iterator[Hit]:
     """A zero point that is neither a constant nor dequantized from one, with any scale."""
     for node, _ in view.heads:
-        if len(node.inputs) > 2 and node.inputs[2] and not is_constant(view.model, node.inputs[2:3]):
-            yield node, f"reads zero point '{node.inputs[2]}', which another node makes"
+        zero_point = node.input_at(2)
+        if zero_point in view.computed or not is_constant(view.model, (zero_point,)):
+            yield node, f"reads zero point '{zero_point}', which another node makes"
 
 
 @rule(

@@ -13,9 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from random_models import ranges_for
 
-from qdqspec.graph.fold import fold_weights
+from qdqspec.graph.fold import fold_weights, with_constant_numbers
 from qdqspec.graph.model import Model, load_model
+from qdqspec.lint import lint_model
+from qdqspec.lint.view import View
 from qdqspec.placement.edit.insert import insert_qdq
+from qdqspec.placement.read.diff import diff_models
 from qdqspec.placement.read.import_qdq import Imported, import_placement, placement_for
 from qdqspec.placement.read.strip import strip_qdq
 from qdqspec.placement.scheme.scheme_file import SchemeNumbers, apply_scheme, write_scheme
@@ -251,6 +254,70 @@ def test_numbers_from_constant_nodes_and_another_domain() -> None:
     assert (pair.site.consumers, pair.site.format) == ((Consumer("Mul#1", 0),), "int8")
 
 
+def int8(name: str, made: str) -> str:
+    return f"{made} {name} = Cast<to = 3>({name}_wide)"
+
+
+CONSTANT_NUMBERS = {
+    "value_float": "t = Constant<value_float = 0.5>() k = Constant<value_floats = [0.25, 0.5]>()",
+    "identity": "t = Identity(s) i = Constant<value_floats = [0.25, 0.5]>() k = Identity(i)",
+    "computed": "t = Mul(two, quarter) i = Add(row, row) f = Constant<value_ints = [-1]>() k = Reshape(i, f)",
+    "cast": "h = Cast<to = 10>(s) t = Cast<to = 1>(h) i = Cast<to = 10>(ends) k = Cast<to = 1>(i)",
+}
+CONSTANT_ZEROS = {
+    "value_int": int8("z", "z_wide = Constant<value_int = 3>()")
+    + int8("v", "v_wide = Constant<value_ints = [0, 0]>()"),
+    "identity": "z = Identity(three) o = Identity(zeros) v = Identity(o)",
+    "expanded": "z = Squeeze(threes) n = Constant<value_ints = [2]>() v = ConstantOfShape<value = int8[1] {0}>(n)",
+}
+
+
+@pytest.mark.parametrize("zeros", CONSTANT_ZEROS.values(), ids=CONSTANT_ZEROS)
+@pytest.mark.parametrize("scales", CONSTANT_NUMBERS.values(), ids=CONSTANT_NUMBERS)
+def test_numbers_that_constants_determine_are_constants(scales: str, zeros: str) -> None:
+    text = """g (float[2,2] x) => (float[2,2] y) {{ {numbers}
+        q = QuantizeLinear(x, t, z)  a = DequantizeLinear(q, t, z)
+        {stored} w = DequantizeLinear<axis = 1>(stored, k, v)  [product] y = MatMul(a, w) }}"""
+    own = {
+        "s": np.array(0.5, F32), "two": np.array(2, F32), "quarter": np.array(0.25, F32), "three": np.array(3, np.int8),
+        "row": np.array([[0.125, 0.25]], F32), "ends": np.array([0.25, 0.5], F32), "threes": np.array([3], np.int8),
+        "zeros": np.zeros(2, np.int8), "integers": np.array([[1, 2], [3, 4]], np.int8),
+    }  # fmt: skip
+    made = parsed(text.format(numbers=scales + zeros, stored="stored = Identity(integers)"), **own)
+    plain = parsed(
+        text.format(numbers="", stored=""),
+        t=np.array(0.5, F32), z=np.array(3, np.int8), k=np.array([0.25, 0.5], F32), v=np.zeros(2, np.int8),
+        stored=np.array([[1, 2], [3, 4]], np.int8),
+    )  # fmt: skip
+    imported = import_placement(made)
+    assert imported.notes == ()
+    assert {(pair.scale, pair.zero_point) for pair in imported.pairs} == {
+        ((0.5,), (3,)),
+        ((0.25, 0.5), (0, 0)),
+    }
+    assert diff_models(made, plain).same
+    stripped = strip_qdq(made)
+    assert stripped.notes == strip_qdq(plain).notes
+    assert [node.op_type for node in stripped.proto.graph.node] == ["MatMul"]
+    assert View(made, "onnxruntime-cpu").pairs[0][1].same_scale(View(plain, "onnxruntime-cpu").pairs[0][1])
+    findings = [
+        [(found.id, found.message) for found in lint_model(model, "onnxruntime-cpu")]
+        for model in (made, plain)
+    ]
+    assert findings[0] == findings[1]
+
+
+def test_other_nodes_keep_their_names_where_scales_become_constants() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y) { t = Identity(s)  q = QuantizeLinear(x, t)
+            a = DequantizeLinear(q, t)  y = Neg(a) }""",
+        s=np.array(0.5, F32),
+    )
+    known = with_constant_numbers(model)
+    assert [node.name for node in known.nodes] == ["QuantizeLinear#0", "DequantizeLinear#1", "Neg#1"]
+    assert known.consumers["a"] == (Consumer("Neg#1", 0),)
+
+
 def test_a_repeated_pair_is_merged_and_a_different_second_pair_is_reported() -> None:
     text = """g (float[4] x) => (float[4] y) {{
         q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
@@ -287,7 +354,7 @@ def test_the_loss_of_an_earlier_pair_of_a_chain_is_noted(first: str) -> None:
 
 UNSAYABLE = {
     "computed": (
-        """g (float[4] x) => (float[4] y) { t = Add(s, s)
+        """g (float[4] x) => (float[4] y) { t = ReduceMax<keepdims = 0>(x)
            q = QuantizeLinear(x, t, z)  a = DequantizeLinear(q, t, z)  y = Neg(a) }""",
         ONE,
         "is computed",
