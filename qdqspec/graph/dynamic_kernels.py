@@ -59,6 +59,9 @@ _INTEGERS = (TensorProto.INT8, TensorProto.UINT8)
 _QATTENTION_INPUTS = 9
 _LSTM_INPUTS = 8  # of ONNX's operator; scales and zero points follow them
 _LINEAR = ("MatMul", "Gemm")
+# Size of the blocks in which a weight of two directions has a scale for each row: all blocks of a row have the same
+# scale. It is the largest of a format of integers, so that a row has few.
+_ROW_BLOCK = 256
 
 
 def with_kernels(flat: onnx.ModelProto) -> onnx.ModelProto:
@@ -158,9 +161,11 @@ class _Lowering:
         return found if found is not None and found.op_type == QUANTIZE else None
 
     def _weight(self, node: onnx.NodeProto, index: int) -> onnx.NodeProto | None:
-        """The DequantizeLinear of stored 8-bit integers, with one scale a tensor or channel."""
+        """The DequantizeLinear of stored 8-bit integers, with one scale a tensor or channel, of LSTM also in blocks."""
         found = self._producer.get(node.input[index])
-        if found is None or found.op_type != "DequantizeLinear" or attribute_of(found, "block_size", 0):
+        if found is None or found.op_type != "DequantizeLinear":
+            return None
+        if attribute_of(found, "block_size", 0) and node.op_type != "LSTM":
             return None
         known = all(name in self._constants for name in found.input if name)
         return found if known and self._constants[found.input[0]].data_type in _INTEGERS else None
@@ -183,10 +188,19 @@ class _Lowering:
     def _rows(self, weight: onnx.NodeProto) -> tuple[int, ...]:
         """The shape of the kernel's scales: one a direction, or one a direction and row; empty for another one."""
         directions, rows, _ = self._constants[weight.input[0]].dims
+        if attribute_of(weight, "block_size", 0):
+            return (directions, rows) if self._has_equal_blocks(weight) else ()
         count, axis = int(np.prod(self._constants[weight.input[1]].dims)), attribute_of(weight, "axis", 1)
         if count == 1 or (axis == 0 and count == directions):
             return (directions,)
         return (1, rows) if (directions, axis, count) == (1, 1, rows) else ()
+
+    def _has_equal_blocks(self, weight: onnx.NodeProto) -> bool:
+        """Whether blocks along the last axis have the same scale and zero point in each row."""
+        if attribute_of(weight, "axis", 1) not in (2, -1):
+            return False
+        numbers = (numpy_helper.to_array(self._constants[name]) for name in weight.input[1:])
+        return all((values == values[..., :1]).all() for values in numbers)
 
     def _linear(self, node: onnx.NodeProto, pair: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         weight = self._producer[node.input[1]]
@@ -253,6 +267,8 @@ class _Lowering:
         given = weight.input[2:3]
         zero = numpy_helper.to_array(self._constants[given[0]]) if given else np.zeros((), kind)
         names = []
+        if attribute_of(weight, "block_size", 0):
+            scale, zero = (values[..., :1] if values.ndim else values for values in (scale, zero))
         for values, what in ((scale, "scale"), (zero, "zero_point")):
             name = self._names.free(f"{node.name or node.output[0]}_{part}_{what}")
             values = np.broadcast_to(values.reshape(-1), shape) if values.size == 1 else values.reshape(shape)
@@ -614,11 +630,15 @@ class _Raising:
         directions, rows, depth = (self._changed.get(stored) or self._constants[stored]).dims
         shape: tuple[int, ...] = (directions,)
         axis = block = 0
+        blocks = 1
         if len(self._constants[scale].dims) > 1:  # one for each row; of two directions, only blocks are these
-            shape, axis, block = ((rows,), 1, 0) if directions == 1 else ((directions, rows, 1), 2, depth)
+            shape, axis = (rows,), 1
+            if directions > 1:
+                shape, axis, block, blocks = (directions, rows, 1), 2, _ROW_BLOCK, -(-depth // _ROW_BLOCK)
         for name in (scale, zero):
-            values = numpy_helper.to_array(self._constants[name])
-            self._changed[name] = numpy_helper.from_array(np.array(values.reshape(shape), order="C"), name)
+            values = numpy_helper.to_array(self._constants[name]).reshape(shape)
+            values = np.repeat(values, blocks, axis=-1) if blocks > 1 else values
+            self._changed[name] = numpy_helper.from_array(np.array(values, order="C"), name)
         return self._dequantize([stored, scale, zero], axis, carried, block)
 
     # ---- QAttention -------------------------------------------------------------------------------

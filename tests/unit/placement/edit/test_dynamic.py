@@ -44,11 +44,13 @@ def _tensor(name: str, *shape: int) -> TensorProto:
     return numpy_helper.from_array(_random.standard_normal(shape).astype(np.float32), name)
 
 
-def _model(nodes: list[onnx.NodeProto], weights: list[TensorProto], opset: int = 17) -> Model:
+def _model(
+    nodes: list[onnx.NodeProto], weights: list[TensorProto], opset: int = 17, width: int = _WIDTH
+) -> Model:
     graph = helper.make_graph(
         nodes,
         "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1, _WIDTH])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1, width])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         weights,
     )
@@ -80,7 +82,7 @@ def _gemm(transposed: bool, bias: bool) -> Model:
     return _model(nodes, [_tensor("w", *shape), *([_tensor("bias", 5)] if bias else [])])
 
 
-def _lstm(directions: int) -> Model:
+def _lstm(directions: int, width: int = _WIDTH) -> Model:
     rows = 4 * _HIDDEN
     attributes = {"hidden_size": _HIDDEN} | ({"direction": "bidirectional"} if directions > 1 else {})
     nodes = [
@@ -88,11 +90,11 @@ def _lstm(directions: int) -> Model:
         helper.make_node("Relu", ["h"], ["y"], "relu"),
     ]
     weights = [
-        _tensor("W", directions, rows, _WIDTH),
+        _tensor("W", directions, rows, width),
         _tensor("R", directions, rows, _HIDDEN),
         _tensor("B", directions, 2 * rows),
     ]
-    return _model(nodes, weights)
+    return _model(nodes, weights, width=width)
 
 
 def _full_lstm() -> Model:
@@ -201,9 +203,9 @@ def _inserted(model: Model, weights: str = "integer") -> onnx.ModelProto:
     return insert_qdq(model, placement, numbers, floating=floating(placement.sites, weights)).proto
 
 
-def _run(proto: onnx.ModelProto) -> npt.NDArray[np.float32]:
+def _run(proto: onnx.ModelProto, width: int = _WIDTH) -> npt.NDArray[np.float32]:
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = np.random.default_rng(0).standard_normal((3, 1, _WIDTH)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((3, 1, width)).astype(np.float32)
     return np.asarray(session.run(["y"], {"x": x})[0])
 
 
@@ -311,6 +313,30 @@ def test_diff_reports_tensors_quantized_at_run_time() -> None:
     assert [pair.after.dynamic for pair in found.added if pair.after and pair.tensor == "x"] == [True]
     assert not found.skeleton.differs
     assert diff_models(Model(_inserted(model)), Model(_inserted(model))).same
+
+
+@pytest.mark.parametrize("width", [24, 32, 256, 300])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_an_lstm_with_a_scale_for_each_row_comes_back(directions: int, width: int, tmp_path: Path) -> None:
+    model = _lstm(directions, width)
+    onnx.save(model.proto, tmp_path / "float.onnx")
+    quantize_dynamic(
+        tmp_path / "float.onnx", tmp_path / "int8.onnx", per_channel=True, weight_type=QuantType.QInt8
+    )
+    quantized = load_model(tmp_path / "int8.onnx")
+    imported = import_placement(quantized, model)
+    assert imported.notes == ()
+    write_scheme(tmp_path / "scheme.json", imported.placement, imported.pairs, "imported")
+    applied = Model(apply_scheme(model, tmp_path / "scheme.json").proto)
+    (kernel,) = (node for node in applied.nodes if node.op_type == "DynamicQuantizeLSTM")
+    (before,) = (node for node in quantized.nodes if node.op_type == "DynamicQuantizeLSTM")
+    for index in (8, 10):
+        np.testing.assert_array_equal(
+            applied.array(kernel.inputs[index]), quantized.array(before.inputs[index])
+        )
+    np.testing.assert_array_equal(_run(applied.proto, width), _run(quantized.proto, width))
+    found = diff_models(quantized, applied)
+    assert [*found.added, *found.removed, *found.changed] == []
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
