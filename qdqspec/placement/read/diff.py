@@ -22,6 +22,7 @@ from qdqspec.arrays import Array
 from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model, Node
 from qdqspec.placement.edit.equalize import Equalization, ScaledConstant, equalizations_of, scaled
+from qdqspec.placement.read.align import aligned
 from qdqspec.placement.read.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.read.recognize import along
 from qdqspec.placement.read.strip import StrippedModel, strip_with_parts
@@ -89,7 +90,7 @@ class QdqDiff:
 
 def diff_models(a: Model, b: Model) -> QdqDiff:
     """Compare two models, either or both with Q/DQ, made by any tool."""
-    parts = strip_with_parts(a, activations=b), strip_with_parts(b, activations=a)
+    parts = aligned(strip_with_parts(a, activations=b), strip_with_parts(b, activations=a))
     sides = tuple(_Side.of(part) for part in parts)
     groups: dict[tuple[int, int], list[Consumer]] = {}
     for end in dict.fromkeys((*sides[0].at, *sides[1].at)):

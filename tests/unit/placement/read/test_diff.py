@@ -11,8 +11,9 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.given import inlined
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.read.diff import diff_models, render_text, to_json
+from qdqspec.placement.read.diff import SkeletonDiff, diff_models, render_text, to_json
 
 DATA = Path(__file__).parents[3] / "data"
 F32 = np.float32
@@ -84,6 +85,49 @@ def test_names_of_pairs_are_not_compared() -> None:
     found = diff_models(pair(), renamed)
     assert found.same
     assert found.equal == 1
+
+
+FUNCTION = """<ir_version: 8, opset_import: ["": 17, "my": 1]>
+g (float[n,4] x, bool c) => (float[n,4] y) <float[4] v = {1.0, 2.0, 3.0, 4.0}, float[4] w = {4.0, 3.0, 2.0, 1.0}> {
+  CALL
+  a = Mul(f, v)  b = Mul(f, w)
+  i = If (c) < then_branch = yes () => (t) { t = Neg(a) }, else_branch = no () => (e) { e = Abs(b) } >
+  y = Add(i, a)
+}
+<domain: "my", opset_import: ["": 17]> f (x) => (y) { BODY }"""
+CALLS = {
+    "function": ("f = my.f(x)", "s = Sigmoid(x)  y = Mul(x, s)"),
+    "pair inside": (
+        "f = my.f(x)",
+        """k = Constant<value_float = 0.5>() q = QuantizeLinear(x, k) d = DequantizeLinear(q, k)
+            s = Sigmoid(d)  y = Mul(x, s)""",
+    ),
+    "inlined": ("s = Sigmoid(x)  f = Mul(x, s)", "y = Neg(x)"),
+    "named": ("[call] f = my.f(x)", "[one] s = Sigmoid(x)  [two] y = Mul(x, s)"),
+}
+
+
+@pytest.mark.parametrize("other", CALLS)
+@pytest.mark.parametrize("one", CALLS)
+def test_numbers_of_unnamed_nodes_are_no_difference(one: str, other: str) -> None:
+    models = []
+    for call, body in (CALLS[one], CALLS[other]):
+        proto = inlined(onnx.parser.parse_model(FUNCTION.replace("CALL", call).replace("BODY", body)))
+        del proto.functions[:], proto.opset_import[1:]
+        models.append(Model(proto))
+    found = diff_models(*models)
+    assert found.skeleton == SkeletonDiff()
+    assert found.same == (("pair inside" in (one, other)) == (one == other == "pair inside"))
+
+
+def test_an_unnamed_node_that_was_added_renumbers_no_other() -> None:
+    text = "g (float[2] x) => (float[2] y) {{ a = Exp(x) {} }}"
+    one = parsed(text.format("b = Neg(a)  y = Mul(b, w)"), w=np.array([1, 2], F32))
+    other = parsed(text.format("c = Abs(a)  b = Neg(c)  y = Mul(b, w)"), w=np.array([1, 2], F32))
+    skeleton = diff_models(one, other).skeleton
+    assert skeleton == SkeletonDiff(added=("Abs#1",), changed=("'Neg#1': reads a > c",))
+    swapped = parsed(text.format("b = Neg(a)  y = Mul(w, b)"), w=np.array([1, 2], F32))
+    assert diff_models(one, swapped).skeleton.differs
 
 
 CHAINS = {
