@@ -172,20 +172,22 @@ def _warnings_of(written: Path) -> list[str]:
 @uncollected()
 def strip(arguments: argparse.Namespace) -> int:
     """Remove every Q/DQ pair from a model."""
-    from qdqspec.graph.model import require_path
+    from qdqspec.graph.model import Model, require_path
     from qdqspec.graph.save import save_model
     from qdqspec.placement.read.strip import strip_qdq
 
     model = model_given(arguments.model)
     reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
-    removed = _dequantized(model)
     result = strip_qdq(model, reference)
+    left = _dequantized(Model(result.proto, path=model.path))
+    removed = _dequantized(model) - left
     given = (model, *(() if reference is None else (reference,)))
     inputs = [file for one in given for file in one.user_files]
     save_model(result.proto, arguments.output, inputs=inputs, base=require_path(model).parent)
     notes = [*model.notes, *result.notes]
-    found = {"pairs": removed, "warnings": _warnings_of(arguments.output)}
-    return conclude(arguments, f"{removed} dequantized tensors removed", notes, found)
+    summary = f"{removed} dequantized tensors removed{f', {left} left' if left else ''}"
+    found = {"pairs": removed, "left": left, "warnings": _warnings_of(arguments.output)}
+    return conclude(arguments, summary, notes, found)
 
 
 def _dequantized(model: Model) -> int:
@@ -194,9 +196,10 @@ def _dequantized(model: Model) -> int:
     Operators of integers and floats count as the pairs that they replace.
     """
     from qdqspec.graph.dynamic_kernels import with_pairs
+    from qdqspec.graph.fold import with_constant_numbers
     from qdqspec.placement.read.recognize import is_op, makes_scale
 
-    model = with_pairs(model)
+    model = with_pairs(with_constant_numbers(model))
     made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))
     return sum(not makes_scale(model, node.outputs[0]) for node in made)
 

@@ -18,7 +18,13 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.placement.edit.equalize import Equalization, ScaledValues, equalizations_of
 from qdqspec.placement.read.found import FoundPair, Numbers, find_pairs
-from qdqspec.placement.read.strip import NOT_REMOVED, RELU_INSERTED, StrippedModel, strip_with_parts
+from qdqspec.placement.read.strip import (
+    KERNELS_KEPT,
+    NOT_REMOVED,
+    RELU_INSERTED,
+    StrippedModel,
+    strip_with_parts,
+)
 from qdqspec.placement.scheme.match import Matcher, positions
 from qdqspec.placement.scheme.scheme_file import params_of
 from qdqspec.quantize.corrections import rounding_text
@@ -29,10 +35,6 @@ from qdqspec.units import count_text, names_text
 
 _TINY = float(np.finfo(np.float32).tiny)
 _MOST_STEPS = 127  # of a rounding, which takes a byte
-_INTEGER_KERNELS = frozenset({
-    "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger",
-    "MatMulNBits", "QAttention", "QGemm",
-})  # fmt: skip
 _SUPERSEDED = (
     "is quantized again at once, with other numbers: the readers of the last pair get that pair only"
 )
@@ -231,16 +233,9 @@ def _kept(apart: StrippedModel, found: Iterable[FoundPair], placed: Iterable[Pla
 
 
 def _left(apart: StrippedModel) -> Iterator[str]:
-    yield from (note for note in apart.notes if note.startswith(NOT_REMOVED))
+    yield from (note for note in apart.notes if note.startswith((NOT_REMOVED, KERNELS_KEPT)))
     if apart.found.restorer.relus:
         yield from (note for note in apart.notes if note.startswith(RELU_INSERTED))
-    other = [
-        node.name
-        for node in apart.stripped.nodes
-        if node.op_type.startswith("QLinear") or node.op_type in _INTEGER_KERNELS
-    ]
-    if other:
-        yield f"not Q/DQ, but operators that compute in integers themselves, {names_text(other)}: left as they are"
     trt = [node.name for node in apart.stripped.nodes if node.domain == DOMAIN]
     if trt:
         yield f"operators of domain trt, {names_text(trt)}: left as they are"

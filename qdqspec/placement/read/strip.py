@@ -38,6 +38,19 @@ from qdqspec.units import names_text
 
 RELU_INSERTED = "a Relu was inserted"  # prefix of a note on it
 NOT_REMOVED = "not removed"  # prefix of a note on Q/DQ that is kept
+KERNELS_KEPT = "not Q/DQ, but operators that compute in integers themselves"  # prefix of a note
+_KERNEL_PREFIXES = ("ConvInteger", "DynamicQuantize", "MatMulInteger", "QLinear", "QOrdered")
+_KERNELS = frozenset(
+    {
+        "GatherBlockQuantized",
+        "MatMulBnb4",
+        "MatMulNBits",
+        "QAttention",
+        "QEmbedLayerNormalization",
+        "QGemm",
+        "QMoE",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +282,11 @@ class _Stripping:
         """Notes for the reader."""
         for reason, nodes in self.found.left.items():
             yield f"{NOT_REMOVED}, {names_text(nodes)}: {reason}"
+        kept = [node for node in self.found.model.nodes if node.index not in self.found.removed]
+        kernels = [n for n in kept if n.op_type in _KERNELS or n.op_type.startswith(_KERNEL_PREFIXES)]
+        if kernels:
+            kinds = ", ".join(dict.fromkeys(node.op_type for node in kernels))
+            yield f"{KERNELS_KEPT}, {kinds}, {names_text([n.name for n in kernels])}: left as they are"
         bodies = (body for node in self.found.model.nodes for body in graphs_inside(node.proto))
         graphs = (graph for body in bodies for graph in all_graphs(body))
         for holder in (*graphs, *self.found.model.proto.functions):

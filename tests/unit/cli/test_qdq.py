@@ -49,6 +49,38 @@ def test_pairs_of_integer_operators_are_counted_and_described(verb, tmp_path) ->
     assert "uint8, scales found at run time\n" in described
 
 
+QUANTIZED_OPERATORS = {
+    "QLinearConv": "QLinearConv(q, s, z, w, s, z, s, z)",
+    "QLinearMatMul": "QLinearMatMul(q, s, z, v, s, z, s, z)",
+    "QLinearAdd": "com.microsoft.QLinearAdd(q, s, z, q, s, z, s, z)",
+    "QGemm": "com.microsoft.QGemm(q, s, z, v, s, z, bias, s, z)",
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED_OPERATORS)
+def test_strip_counts_what_it_removed_and_names_operators_that_it_keeps(verb, tmp_path, name) -> None:
+    shape = "1,4,4,4" if name == "QLinearConv" else "4,4"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[{shape}] x) => (float[{shape}] y) {{
+            f = QuantizeLinear(x, s, z)  e = DequantizeLinear(f, s, z)  a = Neg(e)
+            q = QuantizeLinear(a, s, z)  [integers] c = {QUANTIZED_OPERATORS[name]}
+            y = DequantizeLinear(c, s, z) }}"""
+    )
+    constants = {
+        "s": np.float32(0.5), "z": np.uint8(128), "w": np.ones((4, 4, 1, 1), np.uint8), "v": np.ones((4, 4), np.uint8),
+        "bias": np.zeros(4, np.int32),
+    }  # fmt: skip
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items())
+    onnx.save(model, tmp_path / "net.onnx")
+    stripped = verb("strip", "net.onnx", "-o", "float.onnx")
+    assert "float.onnx: 1 dequantized tensors removed, 1 left" in stripped.out
+    kept = f"operators that compute in integers themselves, {name}, 1: 'integers': left as they are"
+    assert kept in stripped.out
+    assert kept in verb("import", "net.onnx", "-o", "scheme.json").out
+    again = verb("strip", "float.onnx", "-o", "again.onnx", "--json")
+    assert (again.json["pairs"], again.json["left"]) == (0, 1)
+
+
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp8"])
 def test_blocks_along_any_axis_are_equal_after_strip_import_and_apply(verb, tmp_path, name) -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[4,64] x) => (float[4,64] y) { y = MatMul(x, w) }'
