@@ -10,7 +10,7 @@ import math
 import numbers
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,9 +21,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.arrays import Array
+from qdqspec.arrays import Array, Shape
 from qdqspec.backends.base import Engine
 from qdqspec.errors import ConfigError, DataError, QdqspecError
+from qdqspec.graph.declared import allows
 from qdqspec.parity.data import Dataset
 from qdqspec.parity.gate import Runs, outputs_of
 from qdqspec.registry import did_you_mean
@@ -69,39 +70,47 @@ def tally_named(name: str) -> Tally | None:
     return MeanIoU() if name == "miou" else None
 
 
-def fitting_metric(labels: Array) -> str:
-    """The first built-in metric for such labels; empty if there is none."""
-    for name in BUILT_IN:
-        tally = tally_named(name)
-        assert tally is not None
-        try:
-            tally.require(labels)
-        except DataError:
-            continue
-        return name
-    return ""
+def fitting_metric(labels: Array, output: Sequence[int | None] | None) -> str:
+    """The built-in metric for such labels and an output of this shape; empty if there is none."""
+    if not np.issubdtype(labels.dtype, np.integer):
+        return ""
+    if labels.ndim == 1:
+        return "top1"
+    if output is None or len(output) != labels.ndim + 1:
+        return ""
+    places = {"top1": output[1:-1], "miou": output[2:]}
+    order = ("top1", "miou") if labels.ndim == 2 else ("miou", "top1")  # tokens, else pixels
+    return next((name for name in order if allows(places[name], labels.shape[1:])), "")
 
 
 class TopKAccuracy:
     """The share of samples whose label is among the ``k`` highest scores.
 
-    Earlier classes win ties, NaN is wrong; axes after the second are flattened into it.
+    Earlier classes win ties, NaN is wrong; axes after the second are flattened into it. With several labels per sample,
+    as one for each token, it is the share of these, without negative ones.
     """
 
     def __init__(self, k: int) -> None:
         self._k = k
         self._right: list[Right] = []
+        self._by_place = False
 
     def require(self, labels: Array) -> None:
-        """Require one class number per sample."""
-        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        """Require class numbers."""
+        if not np.issubdtype(labels.dtype, np.integer):
             raise DataError(
                 f"labels are {labels.dtype} of shape {list(labels.shape)}, not class numbers",
                 cure="give one integer a sample, or use a metric of your own (fixture qdq_metrics)",
             )
 
     def add(self, scores: Array, labels: Array) -> None:
-        """Add class scores ``[batch, classes]`` and class numbers ``[batch]``."""
+        """Add class scores ``[batch, classes]`` and class numbers ``[batch]``, or ``[batch, ..., classes]`` and
+        ``[batch, ...]``.
+        """
+        if labels.ndim > 1:
+            _require_places(labels, scores.shape[:-1])
+            self._by_place = True
+            scores, labels = scores[labels >= 0], labels[labels >= 0]
         flat = scores.reshape(len(scores), -1).astype(np.float64)
         _check_classes(labels, flat.shape[1])
         order = np.argsort(-flat, axis=1, kind="stable")[:, : self._k]
@@ -110,13 +119,14 @@ class TopKAccuracy:
 
     @property
     def value(self) -> float:
-        """Share of right samples."""
-        return float(self.right.mean())
+        """Share of right labels; NaN if none counts."""
+        right = np.concatenate(self._right)
+        return float(right.mean()) if right.size else math.nan
 
     @property
-    def right(self) -> Right:
-        """Which samples are right."""
-        return np.concatenate(self._right)
+    def right(self) -> Right | None:
+        """Which samples are right; ``None`` with several labels per sample."""
+        return None if self._by_place else np.concatenate(self._right)
 
 
 class MeanIoU:
@@ -141,12 +151,7 @@ class MeanIoU:
 
     def add(self, scores: Array, labels: Array) -> None:
         """Add scores ``[batch, classes, ...]`` and class numbers ``[batch, ...]`` of the same positions."""
-        places = (len(scores), *scores.shape[2:])
-        if labels.shape != places:
-            raise DataError(
-                f"the output has scores for places {list(places)}, and the labels have {list(labels.shape)}",
-                cure="give one integer for each place of the output, samples first",
-            )
+        _require_places(labels, (len(scores), *scores.shape[2:]))
         classes = scores.shape[1]
         unknown = np.isnan(scores.astype(np.float64)).any(axis=1)
         seen = np.where(unknown, classes, scores.argmax(axis=1))
@@ -166,6 +171,14 @@ class MeanIoU:
             return float("nan")
         occurs = self._either > 0
         return float((self._both[occurs] / self._either[occurs]).mean())
+
+
+def _require_places(labels: Array, places: Shape) -> None:
+    if labels.shape != places:
+        raise DataError(
+            f"the output has scores for places {list(places)}, and the labels have {list(labels.shape)}",
+            cure="give one integer for each place of the output, samples first",
+        )
 
 
 def _check_classes(labels: Array, classes: int) -> None:

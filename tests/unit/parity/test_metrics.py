@@ -64,7 +64,7 @@ def test_equal_scores_count_as_one_class() -> None:
         ("top1", [1, 0, 3], None, "label 3 is no class of a model with 3 scores"),
         ("top1", [1, -1, 0], None, "label -1 is no class"),
         ("top1", [0.5, 1, 2], None, "labels are float64 of shape"),
-        ("top1", [[1, 0, 2]], None, r"labels are int64 of shape \[1, 3\]"),
+        ("top1", [[1], [0], [2]], None, r"scores for places \[3\], and the labels have \[3, 1\]"),
         ("top1", [], None, "labels are float64"),
     ],
 )
@@ -107,6 +107,12 @@ def test_an_unknown_metric_is_an_error_with_the_nearest_name() -> None:
 
 
 # ---- mean intersection over union ---------------------------------------------------------------
+
+
+def test_top1_of_tokens_is_the_share_of_labels_that_are_not_negative() -> None:
+    scores = np.array([[[3, 1], [1, 3]], [[3, 1], [3, 1]]], np.float32)
+    found = evaluate("top1", [{"y": scores}], np.array([[0, 0], [0, -100]]))
+    assert (found.value, found.samples, found.right) == (2 / 3, 2, None)
 
 
 def test_mean_iou_of_a_worked_example() -> None:
